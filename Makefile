@@ -1,0 +1,40 @@
+# Everything happens in .venv; the only things needed beforehand are Python 3.11+, git and make.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test test-all lint bench clean
+.DELETE_ON_ERROR:
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Pencil needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+
+.venv/.ready: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/.dev: .venv/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: .venv/.dev
+
+demo: .venv/.ready
+	$(BIN)/pencil demo
+
+test: .venv/.dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
+
+test-all: .venv/.dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: .venv/.dev
+	$(BIN)/python benchmarks/decode.py
+
+clean:
+	rm -rf .venv build dist

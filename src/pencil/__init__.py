@@ -1,0 +1,33 @@
+"""Pencil: transformers from pencil arithmetic to production."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# name -> module; torch loads only when one of these is first used
+_LAZY = {
+    "GPT": "models.gpt",
+    "GPTConfig": "models.gpt",
+    "Probe": "core.probe",
+    "Cache": "core.cache",
+    "Span": "core.span",
+    "attend": "core.attention",
+    "configure": "models",
+    "create": "models",
+    "complete": "generate",
+    "stream": "generate",
+    "load": "runs",
+}
+
+__all__ = ["__version__", *_LAZY]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

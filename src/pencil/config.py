@@ -1,0 +1,108 @@
+"""Settings as frozen dataclasses: built from tables, overridden by dotted words, written as TOML."""
+
+import dataclasses
+import difflib
+import json
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class UserError(ValueError):
+    """Something the user can mend: one sentence that names the file, the value and the mend."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """" (did you mean x?)", or the list when nothing is near."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, 1, 0.5)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+
+
+def build(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """The dataclass from a table of plain values, each checked against its field's type."""
+    hints = get_type_hints(kind)
+    for name in values:
+        if name not in hints:
+            raise UserError(f"{where}{name} is not a setting; {nearest(name, hints)}")
+    return kind(**{name: coerce(value, hints[name], where + name) for name, value in values.items()})
+
+
+def coerce(value: Any, kind: Any, name: str) -> Any:
+    """The value as the type says, from TOML's types or from the command line's words; refused when it does not fit."""
+    options = get_args(kind) if get_origin(kind) is types.UnionType else (kind,)
+    if value is None or (isinstance(value, str) and value.lower() == "none" and type(None) in options):
+        if type(None) in options:
+            return None
+        raise UserError(f"{name} cannot be none")
+    for option in options:
+        if option is not type(None) and (fit := _fit(value, option)) is not None:
+            return fit
+    wanted = " or ".join(_say(option) for option in options if option is not type(None))
+    raise UserError(f"{name} must be {wanted}, not {value!r}")
+
+
+def _say(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, get_args(kind)))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(kind, str(kind))
+
+
+def _fit(value: Any, kind: Any) -> Any:
+    if get_origin(kind) is Literal:
+        return value if value in get_args(kind) else None
+    if kind is bool:
+        words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+        return value if isinstance(value, bool) else words.get(value.lower()) if isinstance(value, str) else None
+    if isinstance(value, bool):
+        return None
+    if kind is str:
+        return value if isinstance(value, str) else None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    if kind is int:
+        return int(number) if number == int(number) else None
+    return number
+
+
+def overrides(words: list[str], sections: Iterable[str]) -> dict[str, dict[str, str]]:
+    """`--model.depth 6 --train.lr=3e-4` as {"model": {"depth": "6"}, "train": {"lr": "3e-4"}}."""
+    found: dict[str, dict[str, str]] = {section: {} for section in sections}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        section, dot, field = name.removeprefix("--").partition(".")
+        if not word.startswith("--") or not dot:
+            raise UserError(f"{word} is not understood; settings look like --model.depth 6 or --train.lr 3e-4")
+        if section not in found:
+            raise UserError(f"{name} is not a setting; {nearest(section, found)}")
+        if not equals:
+            if not rest:
+                raise UserError(f"{name} needs a value")
+            value = rest.pop(0)
+        found[section][field.replace("-", "_")] = value
+    return found
+
+
+def to_toml(tables: Mapping[str, Any]) -> str:
+    """Tables of plain values, or dataclasses, as TOML; a value that is None is left out."""
+    lines = []
+    for name, table in tables.items():
+        table = dataclasses.asdict(table) if dataclasses.is_dataclass(table) else table
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, float) and value == value and abs(value) != float("inf"):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,83 @@
+"""The KV cache: keys and values preallocated, with the index and coords of each slot. The caller owns it."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor
+
+from .masks import NOWHERE
+from .span import Span
+
+
+class LayerCache:
+    """One block's keys and values."""
+
+    def __init__(self, keys: Float[Tensor, "B g L d"], values: Float[Tensor, "B g L d"]):
+        self.keys, self.values = keys, values
+
+    def write(
+        self, slots: slice, k: Float[Tensor, "B g T d"], v: Float[Tensor, "B g T d"]
+    ) -> tuple[Float[Tensor, "B g S d"], Float[Tensor, "B g S d"]]:
+        """Keep k and v in these slots; give back everything kept so far."""
+        # a cache holds values, not their history
+        self.keys[:, :, slots] = k.detach()
+        self.values[:, :, slots] = v.detach()
+        return self.keys[:, :, : slots.stop], self.values[:, :, : slots.stop]
+
+
+class Cache:
+    """All blocks' keys and values, and where each slot's token stands."""
+
+    def __init__(
+        self,
+        layers: int,
+        batch: int,
+        kv_heads: int,
+        length: int,
+        head_width: int,
+        *,
+        axes: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
+        store = torch.zeros(2, layers, batch, kv_heads, length, head_width, device=device, dtype=dtype)
+        self.layers = [LayerCache(store[0, i], store[1, i]) for i in range(layers)]
+        self.index = torch.full((batch, length), NOWHERE, device=device)
+        self.coords: Num[Tensor, "B L a"] = torch.zeros(batch, length, axes, device=device, dtype=torch.long)
+        self.used = 0  # slots filled, the same in every row
+        self.even = True  # every row holds tokens 0 … used−1: no padding anywhere
+
+    def __getitem__(self, layer: int) -> LayerCache:
+        return self.layers[layer]
+
+    @property
+    def length(self) -> int:
+        return self.index.shape[1]
+
+    def next(self, count: int) -> Span:
+        """The span of the next `count` tokens: each row goes on where its own last token stood."""
+        steps = torch.arange(count, device=self.index.device)
+        if self.even:
+            return Span.of((self.used + steps)[None], start=self.used)
+        held = self.index[:, : self.used]
+        last = held.masked_fill(held >= NOWHERE, -1).amax(1, keepdim=True)
+        return Span.of(last + 1 + steps)
+
+    def place(self, span: Span) -> Span:
+        """Give the span's tokens the next free slots, and let them face every slot filled so far."""
+        count = span.index.shape[1]
+        slots = slice(self.used, self.used + count)
+        if slots.stop > self.length:
+            raise ValueError(f"the cache holds {self.length} tokens, {self.used} are in it, and {count} more came")
+        self.index[:, slots] = span.index
+        self.coords[:, slots] = span.coords.to(self.coords.dtype)
+        self.even = self.even and span.start == self.used
+        self.used = slots.stop
+        return replace(
+            span,
+            key_index=self.index[:, : slots.stop],
+            key_coords=self.coords[:, : slots.stop],
+            start=span.start if self.even else None,
+            slots=slots,
+        )

@@ -1,0 +1,85 @@
+"""The parts inside a block that look at one token at a time: norms and MLPs."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .probe import OFF, Off
+
+
+class LayerNorm(nn.Module):
+    """(x − mean)/√(var + ε)·γ + β over the last axis, with the population variance."""
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+
+class RMSNorm(nn.Module):
+    """x/√(mean of squares + ε)·γ over the last axis."""
+
+    def __init__(self, width: int, eps: float = 1e-5):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+
+def gelu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """x·Φ(x), exact."""
+    return F.gelu(x)
+
+
+def gelu_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """GPT-2's GELU: Φ(x) approximated through tanh."""
+    return F.gelu(x, approximate="tanh")
+
+
+class MLP(nn.Module):
+    """activation(x W₁ + b₁) W₂ + b₂."""
+
+    NAMES = {
+        "pre": ("B T F", "U", "X̂ W₁ + b₁"),
+        "act": ("B T F", "G", "GELU(U)"),
+        "out": ("B T D", "M", "G W₂ + b₂"),
+    }
+
+    def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = gelu, bias: bool = True):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width, bias=bias)
+        self.activation = activation
+
+    def forward(self, x: Float[Tensor, "B T D"], probe: Off = OFF) -> Float[Tensor, "B T D"]:
+        act = probe("act", self.activation(probe("pre", self.up(x))))
+        return probe("out", self.down(act))
+
+
+class GatedMLP(nn.Module):
+    """(activation(x W_gate) ∘ x W_up) W_down, as in LLaMA."""
+
+    NAMES = {
+        "gate": ("B T F", "U", "X̂ W_gate"),
+        "up": ("B T F", "U′", "X̂ W_up"),
+        "act": ("B T F", "G", "SiLU(U) ∘ U′"),
+        "out": ("B T D", "M", "G W_down"),
+    }
+
+    def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = F.silu, bias: bool = False):
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, hidden, bias=bias), nn.Linear(width, hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+        self.activation = activation
+
+    def forward(self, x: Float[Tensor, "B T D"], probe: Off = OFF) -> Float[Tensor, "B T D"]:
+        gate, up = probe("gate", self.gate(x)), probe("up", self.up(x))
+        return probe("out", self.down(probe("act", self.activation(gate) * up)))

@@ -1,0 +1,113 @@
+"""Position schemes: how a model learns where a token stands, at up to three moments.
+
+A scheme may add a stamp to the input, turn the queries and keys, or bias the scores; each moment defaults to nothing,
+and `Positions` itself is the scheme that says nothing. A model takes any scheme as data.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor, nn
+
+from .probe import OFF, Off
+from .span import Span
+
+
+class Positions(nn.Module):
+    """No positions; and the three moments every scheme chooses from."""
+
+    scale: float | None = None
+
+    def stamp(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"] | None:
+        """Moment one: what is added to the input."""
+        return None
+
+    def angles(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T p"] | None:
+        """Moment two: how far each pair of channels of q and k is turned."""
+        return None
+
+    def bias(self, span: Span) -> Callable[[Tensor], Tensor] | None:
+        """Moment three: what is added to the scores, as a function of q."""
+        return None
+
+    def forward(self, x: Float[Tensor, "B T D"], span: Span, probe: Off = OFF) -> tuple[Float[Tensor, "B T D"], Span]:
+        """The stamped input, and the span with its turn and bias worked out once for all blocks."""
+        stamp, angles = self.stamp(span.coords), self.angles(span.coords)
+        if stamp is not None:
+            x = x + probe("stamp", stamp.to(x.dtype))
+        turn = None
+        if angles is not None:
+            angles = probe("angles", angles)[:, None]
+            turn = angles.cos().float(), angles.sin().float()
+        return x, replace(span, turn=turn, bias=self.bias(span), scale=self.scale)
+
+
+class Learned(Positions):
+    """A table of trained stamps, one row a seat: P in X⁰ = E[t] + P."""
+
+    NAMES = {"stamp": ("B T D", "P", "table[seat]")}
+
+    def __init__(self, context: int, width: int):
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(context, width))
+        nn.init.normal_(self.table, std=0.02)
+
+    def stamp(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"]:
+        return self.table[coords[..., 0]]
+
+
+class SinCos(Positions):
+    """Fixed waves: channel 2i is sin(seat/base^(2i/D)), channel 2i+1 its cosine; n axes share the channels evenly."""
+
+    NAMES = {"stamp": ("B T D", "P", "sin, cos (seat / base^(2i/D))")}
+
+    def __init__(self, width: int, axes: int = 1, base: float = 10000.0):
+        super().__init__()
+        if width % 2:
+            raise ValueError(f"sine and cosine come in pairs, so the width must be even, not {width}")
+        self.pairs, self.base = share(width // 2, axes), base
+
+    def stamp(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"]:
+        angles = turn_angles(coords, self.pairs, self.base)
+        return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2).float()
+
+
+class Rope(Positions):
+    """Rotations: pair i of q and k (channels i and i + d/2) is turned by seat·base^(−i/n); n axes share the pairs."""
+
+    NAMES = {"angles": ("B T d/2", "θ", "seat · base^(−2i/d)")}
+
+    def __init__(self, head_width: int, axes: int = 1, base: float = 10000.0):
+        super().__init__()
+        if head_width % 2 or head_width // 2 < axes:
+            raise ValueError(f"a head of width {head_width} has no pair of channels to turn for each of {axes} axes")
+        self.pairs, self.base = share(head_width // 2, axes), base
+
+    def angles(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T p"]:
+        return turn_angles(coords, self.pairs, self.base)
+
+
+def share(pairs: int, axes: int) -> tuple[int, ...]:
+    """Pairs of channels per axis, as evenly as they go; the first axes take what is left over."""
+    return tuple(pairs // axes + (axis < pairs % axes) for axis in range(axes))
+
+
+def turn_angles(coords: Num[Tensor, "B T a"], pairs: tuple[int, ...], base: float) -> Float[Tensor, "B T p"]:
+    """seat·base^(−i/n) for each axis's n pairs, in float64 where the device has it: at seat 5,000 float32 is off by 4e-4."""
+    exact = torch.float32 if coords.device.type == "mps" else torch.float64
+    parts = []
+    for axis, n in enumerate(pairs):
+        frequency = base ** (-torch.arange(n, device=coords.device, dtype=exact) / n)
+        parts.append(coords[..., axis, None].to(exact) * frequency)
+    return torch.cat(parts, -1)
+
+
+def rotate(
+    x: Float[Tensor, "B h T d"], turn: tuple[Float[Tensor, "#B 1 T p"], Float[Tensor, "#B 1 T p"]]
+) -> Float[Tensor, "B h T d"]:
+    """Turn each pair (x_i, x_{i+d/2}) by its angle, given as (cosines, sines)."""
+    cos, sin = turn
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)

@@ -1,0 +1,49 @@
+"""Span: where the tokens of one call stand, and what they may look at."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int, Num
+from torch import Tensor
+
+from .masks import Mask, Seen
+
+
+@dataclass(frozen=True)
+class Span:
+    """Queries and the keys they face.
+
+    `index` is a token's place in the sequence (read by masks and the cache); `coords` its place in the world, one axis
+    for text, two for pictures, three for video (read by stamps, rotations and biases).
+    """
+
+    index: Int[Tensor, "#B T"]
+    coords: Num[Tensor, "#B T a"]
+    key_index: Int[Tensor, "#B S"]
+    key_coords: Num[Tensor, "#B S a"]
+    start: int | None = None  # known when every row is start, start+1, … and its keys are 0, 1, …
+    slots: slice | None = None  # where a cache keeps these tokens
+    seen: Seen | None = None
+    turn: tuple[Float[Tensor, "#B 1 T p"], Float[Tensor, "#B 1 T p"]] | None = None
+    bias: Callable[[Tensor], Float[Tensor, "#B #h T S"]] | None = None
+    scale: float | None = None
+
+    @staticmethod
+    def whole(length: int, *, coords: Num[Tensor, "#B T a"] | None = None, device: torch.device | None = None):
+        """A sequence seen from its first token to its last; by default its coords are its index."""
+        return Span.of(torch.arange(length, device=device)[None], coords, start=0)
+
+    @staticmethod
+    def of(index: Int[Tensor, "#B T"], coords: Num[Tensor, "#B T a"] | None = None, start: int | None = None):
+        """Tokens at these places that look at one another."""
+        coords = index[..., None] if coords is None else coords
+        return Span(index, coords, index, coords, start)
+
+    def across(self, keys: "Span") -> "Span":
+        """These tokens looking at another sequence: cross-attention."""
+        return Span(self.index, self.coords, keys.index, keys.coords)
+
+    def under(self, mask: Mask) -> "Span":
+        """The same span with the mask worked out, once for all blocks."""
+        return replace(self, seen=mask.over(self.index, self.key_index, self.start))
