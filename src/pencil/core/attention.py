@@ -106,6 +106,7 @@ class Attention(nn.Module):
         "z": ("B h T d", "H", "A V"),
         "out": ("B T D", "O", "H W_O"),
     }
+    WEIGHTS = {"qkv.weight": "W_Q W_K W_V", "qkv.bias": "b_Q b_K b_V", "out.weight": "W_O", "out.bias": "b_O"}
 
     def __init__(
         self,

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 class Tokens(nn.Module):
     """The table E: token id to vector, and, when the head is tied to it, vector back to logits."""
 
+    WEIGHTS = {"weight": "E"}
+
     def __init__(self, vocab: int, width: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, width))

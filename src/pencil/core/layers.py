@@ -13,6 +13,8 @@ from .probe import OFF, Off
 class LayerNorm(nn.Module):
     """(x − mean)/√(var + ε)·γ + β over the last axis, with the population variance."""
 
+    WEIGHTS = {"weight": "γ", "bias": "β"}
+
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
         super().__init__()
         self.eps = eps
@@ -25,6 +27,8 @@ class LayerNorm(nn.Module):
 
 class RMSNorm(nn.Module):
     """x/√(mean of squares + ε)·γ over the last axis."""
+
+    WEIGHTS = {"weight": "γ"}
 
     def __init__(self, width: int, eps: float = 1e-5):
         super().__init__()
@@ -53,6 +57,7 @@ class MLP(nn.Module):
         "act": ("B T F", "G", "GELU(U)"),
         "out": ("B T D", "M", "G W₂ + b₂"),
     }
+    WEIGHTS = {"up.weight": "W₁", "up.bias": "b₁", "down.weight": "W₂", "down.bias": "b₂"}
 
     def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = gelu, bias: bool = True):
         super().__init__()
@@ -73,6 +78,7 @@ class GatedMLP(nn.Module):
         "act": ("B T F", "G", "SiLU(U) ∘ U′"),
         "out": ("B T D", "M", "G W_down"),
     }
+    WEIGHTS = {"gate.weight": "W_gate", "up.weight": "W_up", "down.weight": "W_down"}
 
     def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = F.silu, bias: bool = False):
         super().__init__()

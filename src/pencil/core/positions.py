@@ -48,6 +48,7 @@ class Learned(Positions):
     """A table of trained stamps, one row a seat: P in X⁰ = E[t] + P."""
 
     NAMES = {"stamp": ("B T D", "P", "table[seat]")}
+    WEIGHTS = {"table": "P"}
 
     def __init__(self, context: int, width: int):
         super().__init__()

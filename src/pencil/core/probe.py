@@ -85,3 +85,12 @@ def declared(model: nn.Module) -> dict[str, Name]:
         for name, entry in getattr(module, "NAMES", {}).items():
             names[f"{path}.{name}" if path else name] = Name(*entry)
     return names
+
+
+def symbols(model: nn.Module) -> dict[str, str]:
+    """The symbol of every learned tensor, from the modules' `WEIGHTS` tables."""
+    return {
+        f"{path}.{name}" if path else name: symbol
+        for path, module in model.named_modules()
+        for name, symbol in getattr(module, "WEIGHTS", {}).items()
+    }

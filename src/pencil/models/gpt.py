@@ -100,10 +100,13 @@ class GPT(nn.Module):
     """Tokens to logits; the parts are chosen by the config's data, the trunk is the loop in `forward`."""
 
     NAMES = {
-        "embed": ("B T D", "E[t]", "rows of E"),
+        "embed": ("B T D", "E[t]", "the tokens' rows of E"),
+        "input": ("B T D", "X⁰", "E[t] + P"),
         "norm": ("B T D", "X_f", "Norm(X)"),
         "logits": ("B T V", "Z", "X_f Eᵀ, or X_f W_vocab + b"),
     }
+
+    WEIGHTS = {"head.weight": "W_vocab", "head.bias": "b_vocab"}
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -149,6 +152,10 @@ class GPT(nn.Module):
         length = c.context if length is None else length
         return Cache(c.depth, batch, heads, length, c.head_width, device=like.device, dtype=like.dtype)
 
+    def example(self, batch: int = 1) -> tuple[Int[Tensor, "B T"]]:
+        """Inputs of the largest shape the model takes."""
+        return (torch.zeros(batch, self.config.context, dtype=torch.long, device=self.tokens.weight.device),)
+
     def forward(
         self,
         tokens: Int[Tensor, "B T"],
@@ -169,7 +176,7 @@ class GPT(nn.Module):
         x = probe("embed", self.tokens(tokens))
         x, span = self.positions(x, span, probe / "positions")
         span = span.under(self.mask)
-        x = self.drop(x)
+        x = self.drop(probe("input", x))
         for i, block in enumerate(self.blocks):
             x = block(x, span, None if cache is None else cache[i], probe / f"blocks.{i}")
         x = probe("norm", self.norm(x[:, -1:] if last else x))

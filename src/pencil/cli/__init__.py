@@ -1,0 +1,1 @@
+"""The verbs: thin, each a few lines over the library."""

@@ -1,0 +1,46 @@
+"""The `pencil` command: its verbs, and how it fails: one sentence and exit status 2."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+from rich.console import Console
+
+from .. import __version__
+from ..config import UserError
+from . import looking, training, using
+
+app = App(
+    name="pencil",
+    help="Transformers from pencil arithmetic to production.",
+    version=__version__,
+    help_epilogue="Settings are dotted: --model.depth 6 --train.lr 3e-4. A failure is one sentence; --debug shows where.",
+)
+app.command(training.demo)
+app.command(training.train)
+app.command(training.resume)
+app.command(using.sample)
+app.command(using.evaluate, name="eval")
+app.command(looking.shapes)
+app.command(looking.doctor)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command line; every failure the user can mend is one sentence."""
+    words = list(sys.argv[1:] if words is None else words)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        sys.exit(app(words, exit_on_error=False, print_error=False) or 0)
+    except (UserError, CycloptsError) as error:
+        if debug:
+            raise
+        Console(stderr=True).print(f"pencil: {error}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        # the reader of our output left: say nothing more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""What models learn from, as files, folders, standard input, or embedded in the package."""

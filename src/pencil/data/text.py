@@ -1,0 +1,251 @@
+"""Text corpora: found, checked, hashed, cut into tokens once, and memory-mapped; none is ever held whole in memory."""
+
+import codecs
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ..config import UserError, nearest
+from .builtin import TEXTS
+from .tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, Tokenizer, digest, from_name, read_json, train_bpe
+
+CHUNK = 1 << 20
+
+
+def cache_folder() -> Path:
+    """Where work that can be done again is kept: $PENCIL_CACHE, or the user's cache folder."""
+    base = os.environ.get("PENCIL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pencil"
+    folder = Path(base)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write the cache folder {folder} ({error.strerror}); set PENCIL_CACHE") from None
+    return folder
+
+
+@dataclass
+class Corpus:
+    """Texts in a fixed order, read in pieces; `hash` is of their contents."""
+
+    name: str
+    files: list[Path] = field(default_factory=list)
+    text: str | None = None
+    skipped: list[tuple[Path, str]] = field(default_factory=list)
+    hash: str = ""
+
+    def documents(self) -> Iterator[Iterator[str]]:
+        """Each document as an iterator of its pieces."""
+        if self.text is not None:
+            yield iter([self.text])
+        for path in self.files:
+            yield _pieces(path)
+
+    def pieces(self) -> Iterator[str]:
+        for document in self.documents():
+            yield from document
+
+
+def _pieces(path: Path) -> Iterator[str]:
+    """The file's text, cut where a line ends so that no tokenizer's merge is cut."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    kept = ""
+    with path.open("rb") as file:
+        while block := file.read(CHUNK):
+            kept += decoder.decode(block)
+            cut = kept.rfind("\n") + 1
+            if cut:
+                yield kept[:cut]
+                kept = kept[cut:]
+        kept += decoder.decode(b"", final=True)
+    if kept:
+        yield kept
+
+
+def _check(path: Path, sha: "hashlib._Hash") -> str | None:
+    """Read the file once, into the hash; what is wrong with it as text, or None."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    size = 0
+    with path.open("rb") as file:
+        while block := file.read(CHUNK):
+            if 0 in block:
+                return f"binary data (a zero byte at {size + block.index(0)})"
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError as error:
+                return f"not UTF-8 text (byte {error.object[error.start]:#04x} near {size + error.start})"
+            sha.update(block)
+            size += len(block)
+    try:
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return "not UTF-8 text (it ends within a character)"
+    return None if size else "empty"
+
+
+def find(data: str) -> Corpus:
+    """The corpus a --data names: embedded, standard input ("-"), a file, or a folder."""
+    if data in TEXTS:
+        text = TEXTS[data]()
+        return Corpus(data, text=text, hash=hashlib.sha256(text.encode()).hexdigest())
+    if data == "-":
+        return _from_stdin()
+    path = Path(data).expanduser()
+    if path.is_file():
+        sha = hashlib.sha256()
+        try:
+            fault = _check(path, sha)
+        except OSError as error:
+            raise UserError(f"{data} cannot be read: {error.strerror}") from None
+        if fault:
+            raise UserError(f"{data} cannot be trained on: {fault}")
+        return Corpus(path.stem, [path], hash=sha.hexdigest())
+    if path.is_dir():
+        return _from_folder(path)
+    raise UserError(f"there is no file or folder {data}, and no embedded text of that name; {nearest(data, TEXTS)}")
+
+
+def _from_folder(folder: Path) -> Corpus:
+    corpus = Corpus(folder.resolve().name or "root")
+    sha = hashlib.sha256()
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        for name in sorted(n for n in names if not n.startswith(".")):
+            path = Path(root) / name
+            if not path.is_file():
+                continue
+            mine = hashlib.sha256()
+            try:
+                fault = _check(path, mine)
+            except OSError as error:
+                fault = f"unreadable ({error.strerror})"
+            if fault:
+                corpus.skipped.append((path, fault))
+            else:
+                corpus.files.append(path)
+                sha.update(mine.digest())
+    if not corpus.files:
+        named = f"; skipped {corpus.skipped[0][0].name}: {corpus.skipped[0][1]}" if corpus.skipped else ""
+        raise UserError(f"{folder} holds no text file{named}")
+    corpus.hash = sha.hexdigest()
+    return corpus
+
+
+def _from_stdin() -> Corpus:
+    """Standard input can be read once, so it is kept in the cache under its hash."""
+    folder = cache_folder()
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="stdin-", delete=False) as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    spool, sha = Path(file.name), hashlib.sha256()
+    fault = _check(spool, sha)
+    if fault:
+        spool.unlink()
+        raise UserError(f"standard input cannot be trained on: {fault}")
+    kept = folder / f"text-{sha.hexdigest()[:32]}.txt"
+    spool.replace(kept)
+    return Corpus("stdin", [kept], hash=sha.hexdigest())
+
+
+@dataclass
+class TextData:
+    """A corpus as token ids: the first nine tenths to train on, the last to be judged by."""
+
+    corpus: Corpus
+    tokenizer: Tokenizer
+    ids: np.ndarray
+
+    @property
+    def split(self) -> int:
+        return int(len(self.ids) * 0.9)
+
+    @property
+    def train(self) -> np.ndarray:
+        return self.ids[: self.split]
+
+    @property
+    def val(self) -> np.ndarray:
+        return self.ids[self.split :]
+
+    @cached_property
+    def val_bytes(self) -> int:
+        lengths, val = self.tokenizer.byte_lengths, self.val
+        return sum(int(lengths[val[i : i + CHUNK]].sum()) for i in range(0, len(val), CHUNK))
+
+
+def make_tokenizer(corpus: Corpus, name: str, vocab: int) -> Tokenizer:
+    """The tokenizer of that name for this corpus; a trained one is kept in the cache by the corpus's hash."""
+    if name == "byte":
+        return ByteTokenizer()
+    if name == "char":
+        characters: set[str] = set()
+        for piece in corpus.pieces():
+            characters.update(piece)
+        if len(corpus.files) > 1:
+            characters.add("\n")
+        return CharTokenizer(characters)
+    if name != "bpe":
+        return from_name(name)
+    kept = cache_folder() / f"bpe-{corpus.hash[:32]}-{vocab}.json"
+    if kept.is_file():
+        try:
+            return read_json(kept.read_text(encoding="utf-8"), str(kept))
+        except UserError:
+            kept.unlink()
+    tokenizer = train_bpe(corpus.pieces(), vocab)
+    _write_aside(kept, tokenizer.to_json().encode())
+    return tokenizer
+
+
+def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
+    """The corpus's ids, memory-mapped; made once for a content and a tokenizer. uint16 when every id fits."""
+    dtype = np.dtype(np.uint16 if tokenizer.vocab <= 1 << 16 else np.uint32)
+    key = hashlib.sha256(f"{corpus.hash} {digest(tokenizer)}".encode()).hexdigest()[:32]
+    kept = cache_folder() / f"tokens-{key}.{dtype.name}"
+    if not kept.is_file():
+        with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=kept.name, delete=False) as file:
+            try:
+                for ids in _encoded(corpus, tokenizer):
+                    file.write(ids.astype(dtype).tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+        Path(file.name).replace(kept)
+    if not kept.stat().st_size:
+        return np.zeros(0, dtype)
+    return np.memmap(kept, dtype=dtype, mode="r")
+
+
+def _encoded(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    many = len(corpus.files) > 1
+    if isinstance(tokenizer, BPETokenizer) and tokenizer.end is not None:
+        between = np.array([tokenizer.end])
+    else:
+        between = tokenizer.encode("\n") if many else np.zeros(0, np.int32)
+    for document in corpus.documents():
+        for piece in document:
+            yield tokenizer.encode(piece)
+        if many:
+            yield between
+
+
+def _write_aside(path: Path, content: bytes) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
+        file.write(content)
+    Path(file.name).replace(path)
+
+
+def load(data: str, tokenizer: str | Tokenizer = "char", vocab: int = 4096) -> TextData:
+    """The data, its tokenizer and its ids."""
+    corpus = find(data)
+    if isinstance(tokenizer, str):
+        tokenizer = make_tokenizer(corpus, tokenizer, vocab)
+    return TextData(corpus, tokenizer, tokenize(corpus, tokenizer))

@@ -1,0 +1,114 @@
+"""Optimizers: Muon for the matrices inside blocks, AdamW for the rest; or AdamW alone."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ..core.attention import Attention
+from .settings import TrainConfig
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised by Newton–Schulz: each matrix moves by a step of even strength in every direction.
+
+    Matrices of one shape are worked together. The products run in bfloat16 on CUDA and in float32 elsewhere: torch's
+    own Muon is bfloat16 everywhere, which a CPU without bfloat16 units pays for thirtyfold. `parts` cuts a joined
+    matrix (query, key, value) into the matrices it is made of.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float = 0.02,
+        weight_decay: float = 0.0,
+        momentum: float = 0.95,
+        parts: dict[nn.Parameter, list[int]] | None = None,
+    ):
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum))
+        self.parts = parts or {}
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            same_shape: dict[tuple, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["momentum"] = torch.zeros_like(p)
+                state["momentum"].lerp_(p.grad, 1 - group["momentum"])
+                update = p.grad.lerp(state["momentum"], group["momentum"])
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                sizes = self.parts.get(p, [p.shape[0]])
+                for part, change in zip(p.split(sizes), update.split(sizes), strict=True):
+                    same_shape[tuple(part.shape)].append((part, change))
+            for (rows, columns), pairs in same_shape.items():
+                stacked = orthogonalise(torch.stack([change for _, change in pairs]))
+                rate = group["lr"] * max(1, rows / columns) ** 0.5
+                torch._foreach_add_([part for part, _ in pairs], list(stacked.unbind()), alpha=-rate)
+
+
+def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
+    """Push every singular value of each matrix towards one: five steps of the quintic Newton–Schulz iteration."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+def make_optimizers(model: nn.Module, config: TrainConfig) -> dict[str, torch.optim.Optimizer]:
+    """The optimizers by name; decay falls on matrices only."""
+    named = dict(model.named_parameters())
+    inside = {n: p for n, p in named.items() if p.ndim == 2 and n.startswith("blocks.")} if config.optimizer == "muon" else {}
+    rest = [p for n, p in named.items() if n not in inside]
+    decayed, plain = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
+    device = next(iter(named.values())).device.type
+    groups = [dict(params=decayed, weight_decay=config.weight_decay), dict(params=plain, weight_decay=0.0)]
+    optimizers: dict[str, torch.optim.Optimizer] = {
+        "adamw": torch.optim.AdamW(
+            [g for g in groups if g["params"]],
+            lr=config.lr,
+            betas=(0.9, config.beta2),
+            fused=device in ("cuda", "cpu", "mps"),
+        )
+    }
+    if inside:
+        joined = {m.qkv.weight: m.sizes for m in model.modules() if isinstance(m, Attention)}
+        optimizers["muon"] = Muon(inside.values(), config.muon_lr, config.weight_decay, parts=joined)
+    for optimizer in optimizers.values():
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"]
+    return optimizers
+
+
+def state_tensors(model: nn.Module, optimizers: dict[str, torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """Every tensor the optimizers remember, under the name of the parameter it belongs to."""
+    names = {p: n for n, p in model.named_parameters()}
+    return {
+        f"optim.{kind}.{names[p]}.{key}": value
+        for kind, optimizer in optimizers.items()
+        for p, state in optimizer.state.items()
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_state_tensors(
+    model: nn.Module, optimizers: dict[str, torch.optim.Optimizer], tensors: dict[str, Tensor]
+) -> None:
+    """The inverse of `state_tensors`."""
+    named = dict(model.named_parameters())
+    for full, value in tensors.items():
+        kind, _, rest = full.removeprefix("optim.").partition(".")
+        name, _, key = rest.rpartition(".")
+        parameter = named[name]
+        # AdamW counts its steps on the device only when fused; it keeps them as float32 scalars either way
+        optimizers[kind].state[parameter][key] = value.to(parameter.device)

@@ -1,0 +1,114 @@
+"""What a run says of itself: metrics.jsonl, the loss plot, the model card, and a logger if one is asked for."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config import UserError
+
+
+class Metrics:
+    """One object a line, flushed as it is written; on resume, what came after the checkpoint is cut off."""
+
+    def __init__(self, run: Path, after: int, logger: str = "none"):
+        self.path = run / "metrics.jsonl"
+        kept = [line for line in self.read(run) if line["step"] <= after] if after else []
+        self.path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        self.file = self.path.open("a", encoding="utf-8")
+        self.log = open_logger(logger, run)
+
+    @staticmethod
+    def read(run: Path) -> list[dict[str, Any]]:
+        path = run / "metrics.jsonl"
+        lines = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                break  # a line cut short by a kill is the last
+        return lines
+
+    def write(self, **values: Any) -> None:
+        self.file.write(json.dumps(values) + "\n")
+        self.file.flush()
+        self.log(values)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def open_logger(name: str, run: Path):
+    """A function that takes one line of metrics and hands it to TensorBoard or trackio."""
+    if name == "none":
+        return lambda values: None
+    try:
+        if name == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
+
+            board = SummaryWriter(str(run / "tensorboard"))
+
+            def to_board(values: Mapping[str, Any]) -> None:
+                for key, value in values.items():
+                    if key != "step":
+                        board.add_scalar(key, value, values["step"])
+                board.flush()
+
+            return to_board
+        import trackio  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise UserError(f"{name} is not installed; pip install 'pencil-transformers[{name}]'") from None
+    trackio.init(project=run.parent.name, name=run.name)
+    return lambda values: trackio.log({k: v for k, v in values.items() if k != "step"}, step=values["step"])
+
+
+def plot_losses(run: Path) -> Path:
+    """loss.png: training and validation loss against the step."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lines = Metrics.read(run)
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for key, label, style in (("train_loss", "training", {"color": "#999999", "linewidth": 1}),
+                              ("val_loss", "validation", {"color": "#0072b2", "marker": "o", "markersize": 3})):  # fmt: skip
+        points = [(line["step"], line[key]) for line in lines if key in line]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=f"{label} (last {points[-1][1]:.3f})", **style)
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title=run.name)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    path = run / "loss.png"
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def model_card(run: Path, config: Mapping[str, Any], parameters: int, best: Mapping[str, Any]) -> str:
+    """README.md of a run: what it is, how good it is, how to use it."""
+    facts, train = config["run"], config["train"]
+    measures = "\n".join(f"| {key} | {value:.4f} |" for key, value in best.items() if isinstance(value, float))
+    return f"""# {run.name}
+
+A {facts["family"]} of {parameters:,} parameters, trained by Pencil {facts["pencil"]} on `{facts["data"]}`
+(tokenizer: {facts["tokenizer"]}; preset: {facts["preset"]}; {train["steps"]} steps; seed {train["seed"]}).
+
+| measure on held-out data | value |
+|---|---|
+{measures}
+
+The weights in `model.safetensors` are those of step {best.get("step")}, the best by validation.
+
+```
+pencil sample {run}
+pencil eval {run}
+pencil resume {run}
+```
+
+```python
+import pencil
+model, tokenizer, run = pencil.load("{run}")
+```
+
+`config.toml` has every setting, `metrics.jsonl` every measurement, `loss.png` the curve, `samples/` what it wrote on the way.
+"""

@@ -1,0 +1,64 @@
+"""How a run is trained: one frozen dataclass, and what each preset changes in it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..config import UserError
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of a run; "auto" is decided by the device."""
+
+    steps: int = 2000
+    batch: int = 12
+    accumulate: int = 1
+    optimizer: Literal["muon", "adamw"] = "muon"
+    lr: float = 3e-3
+    muon_lr: float = 0.02
+    min_lr: float = 0.1  # of the peak, at the end
+    beta2: float = 0.99
+    weight_decay: float = 0.1
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup: int = 100
+    clip: float = 1.0
+    seed: int = 1337
+    eval_every: int = 250
+    eval_batches: int = 50
+    save_every: int = 250
+    keep: int = 2
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
+    logger: Literal["none", "tensorboard", "trackio"] = "none"
+
+    def __post_init__(self):
+        for name in ("steps", "batch", "accumulate", "eval_every", "eval_batches", "save_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("warmup", "weight_decay", "lr", "muon_lr", "min_lr", "clip", "seed"):
+            if not getattr(self, name) >= 0:
+                raise UserError(f"train.{name} cannot be negative, not {getattr(self, name)}")
+        if self.keep < 2:
+            raise UserError(f"train.keep must be at least 2, so that one good checkpoint always stands, not {self.keep}")
+        if not 0 <= self.beta2 < 1:
+            raise UserError(f"train.beta2 must be at least 0 and under 1, not {self.beta2}")
+
+
+_GPT2 = dict(
+    optimizer="adamw", lr=6e-4, batch=12, accumulate=40, warmup=2000, steps=600_000, beta2=0.95, save_every=1000
+)
+
+PRESETS: dict[str, dict[str, dict]] = {
+    "gpt": {
+        "nano": dict(),
+        "nanogpt": dict(optimizer="adamw", lr=1e-3),
+        "small": dict(batch=16),
+        "shakespeare": dict(batch=64, steps=1500, eval_every=125, save_every=500),
+        "llama-nano": dict(),
+        "gpt2": _GPT2,
+        "gpt2-medium": _GPT2 | dict(lr=3e-4),
+        "gpt2-large": _GPT2 | dict(lr=2.5e-4),
+        "gpt2-xl": _GPT2 | dict(lr=2e-4),
+    }
+}
