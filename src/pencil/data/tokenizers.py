@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..config import UserError, nearest
 END = "<|endoftext|>"
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """What every tokenizer does; `end` is the id that ends a text, where there is one."""
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ class Preview(NamedTuple):
     content: bytes
 
 
+@runtime_checkable
 class Task(Protocol):
     """Everything the training loop needs to know of a family."""
 

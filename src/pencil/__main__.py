@@ -1,0 +1,5 @@
+"""python -m pencil."""
+
+from .cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""Other people's checkpoints to ours and back: names and layouts, nothing else."""

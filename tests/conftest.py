@@ -1,0 +1,65 @@
+"""Shared by the suite: a private cache, one thread a worker, the golden numbers, and one small trained run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# kernels with two threads on a busy machine can be ten times slower than with one
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("suite", deadline=None, print_blob=True)
+settings.load_profile("suite")
+
+HERE = Path(__file__).parent
+TEXT = "".join(f"line {i}: the pencil draws {i * 7 % 13} strips, and the reader counts {i * 5 % 11} of them.\n" for i in range(400))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "proof(name, family): a row of the proofs table in docs/proofs.md")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory):
+    os.environ["PENCIL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def golden():
+    return {entry["id"]: entry for entry in json.loads((HERE / "golden.json").read_text())}
+
+
+@pytest.fixture(scope="session")
+def notes(tmp_path_factory):
+    """A text file to train on."""
+    path = tmp_path_factory.mktemp("notes") / "notes.txt"
+    path.write_text(TEXT)
+    return path
+
+
+TINY = ["--model.width", "24", "--model.heads", "3", "--model.depth", "2", "--model.context", "31"]
+
+
+@pytest.fixture(scope="session")
+def run(notes, tmp_path_factory):
+    """A small run trained by the command line: read it, do not write into it."""
+    path = tmp_path_factory.mktemp("runs") / "notes-gpt"
+    pencil("train", "gpt", "--data", notes, "--out", path, *TINY, "--train.steps", "30", "--train.eval_every", "15",
+           "--train.save_every", "10", "--train.batch", "7", "--train.warmup", "3")  # fmt: skip
+    return path
+
+
+def pencil(*words, code=0, stdin=None, cwd=None):
+    """Run the command in a process of its own; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pencil", *map(str, words)], capture_output=True, text=True, input=stdin, cwd=cwd, timeout=240
+    )
+    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done

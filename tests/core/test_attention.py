@@ -1,0 +1,131 @@
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from pencil.core.attention import Attention, attend
+from pencil.core.masks import causal, full, padding, prefix, window
+from pencil.core.probe import Probe
+from pencil.core.span import Span
+
+B, H, G, T, S, D = 2, 6, 3, 5, 7, 11
+
+
+def by_hand(q, k, v, allowed=None, bias=None, scale=None):
+    """The formula, cell by cell, in float64."""
+    q, k, v = q.double(), k.double(), v.double()
+    out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=torch.float64)
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            g = h // (q.shape[1] // k.shape[1])
+            for t in range(q.shape[2]):
+                seen = [s for s in range(k.shape[2]) if allowed is None or allowed[b, h, t, s]]
+                scores = torch.tensor(
+                    [q[b, h, t] @ k[b, g, s] * (scale or q.shape[-1] ** -0.5) + (0 if bias is None else bias[b, h, t, s]) for s in seen],
+                    dtype=torch.float64,
+                )
+                for s, weight in zip(seen, (scores - scores.max()).exp() if seen else [], strict=True):
+                    out[b, h, t] += weight / (scores - scores.max()).exp().sum() * v[b, g, s]
+    return out
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10**6), groups=st.sampled_from([1, 2, 3, 6]), masked=st.booleans(), biased=st.booleans())
+def test_both_routes_are_the_formula_even_for_a_row_that_sees_nothing(seed, groups, masked, biased):
+    torch.manual_seed(seed)
+    q, k, v = torch.randn(B, H, T, D), torch.randn(B, H // groups, S, D), torch.randn(B, H // groups, S, D)
+    allowed = torch.rand(B, H, T, S) < 0.4 if masked else None
+    if masked:
+        allowed[0, :, 2] = False
+    bias = torch.randn(B, H, T, S) if biased else None
+    expected = by_hand(q, k, v, allowed, bias, scale=0.37)
+    probe = Probe()
+    for route in (attend(q, k, v, allowed, bias, 0.37), attend(q, k, v, allowed, bias, 0.37, probe=probe)):
+        torch.testing.assert_close(route.double(), expected, atol=1e-5, rtol=1e-5)
+        if masked:
+            assert (route[0, :, 2] == 0).all()
+    assert set(probe.values) == {"scores", "pattern"}
+    if masked:
+        assert probe.values["scores"][0, :, 2].isneginf().all()
+        assert (probe.values["pattern"][0, :, 2] == 0).all()
+
+
+@pytest.mark.parametrize("mask", [full, causal, prefix(3), window(2), causal & window(2), full & padding])
+def test_gradients_agree_between_the_routes(mask):
+    torch.manual_seed(3)
+    first = [torch.randn(B, h, S, D, requires_grad=True) for h in (H, G, G)]
+    second = [t.detach().clone().requires_grad_() for t in first]
+    seen = mask.over(torch.arange(S)[None], start=0)
+    weight = torch.randn(B, H, S, D)
+    (attend(*first, seen) * weight).sum().backward()
+    (attend(*second, seen, probe=Probe()) * weight).sum().backward()
+    for a, b in zip(first, second, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_a_blind_row_has_no_nan_gradient_in_either_route():
+    allowed = torch.ones(T, S, dtype=torch.bool)
+    allowed[1] = False
+    for probe in ((), (Probe(),)):
+        q, k, v = (torch.randn(1, 1, n, D, requires_grad=True) for n in (T, S, S))
+        attend(q, k, v, allowed[None, None], None, None, 0.0, *probe).sum().backward()
+        assert all(t.grad.isfinite().all() for t in (q, k, v))
+        assert (q.grad[0, 0, 1] == 0).all()
+
+
+def exact(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("head", [1, 2])
+def test_the_heads_of_the_worked_vit_example(golden, head):
+    """The 4×4 picture's two heads: scores, pattern and weighted sum."""
+    inputs = golden["004-head1-qkv"]["inputs"]
+    q, k, v = (exact(inputs["Z0"]) @ exact(inputs[f"W_{part}{head}"]) for part in "QKV")
+    probe = Probe()
+    z = attend(q[None, None], k[None, None], v[None, None], probe=probe)
+    found = {"scores": probe.values["scores"], "attn": probe.values["pattern"], "out": z}
+    for name, value in found.items():
+        expected = exact(golden[f"004-head{head}-{name}"]["expected"][name])
+        torch.testing.assert_close(value[0, 0], expected, atol=1e-8, rtol=1e-8)
+
+
+def test_pencil_attention_with_want_have_and_give(golden):
+    inputs, expected = golden["000-kata3-attention"]["inputs"], golden["000-kata3-attention"]["expected"]
+    probe = Probe()
+    z = attend(*(exact(inputs[name])[None, None] for name in ("WANT", "HAVE", "GIVE")), probe=probe)
+    torch.testing.assert_close(probe.values["scores"][0, 0], exact(expected["scaled"]), atol=1e-8, rtol=0)
+    torch.testing.assert_close(probe.values["pattern"][0, 0], exact(expected["weights"]), atol=1e-8, rtol=0)
+    torch.testing.assert_close(z[0, 0], exact(expected["output"]), atol=1e-8, rtol=0)
+
+
+def test_agrees_with_torch_multihead_attention():
+    torch.manual_seed(0)
+    ours, theirs = Attention(21, 3), torch.nn.MultiheadAttention(21, 3, batch_first=True)
+    theirs.in_proj_weight.data, theirs.in_proj_bias.data = ours.qkv.weight.data, ours.qkv.bias.data
+    theirs.out_proj.weight.data, theirs.out_proj.bias.data = ours.out.weight.data, ours.out.bias.data
+    x, memory = torch.randn(B, T, 21), torch.randn(B, S, 21)
+    torch.testing.assert_close(ours(x, Span.whole(T).under(full)), theirs(x, x, x)[0], atol=1e-5, rtol=1e-5)
+    crossing = Span.whole(T).across(Span.whole(S)).under(full)
+    expected = theirs(x, memory, memory)[0]
+    torch.testing.assert_close(ours(x, crossing, source=memory), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours(x, crossing, source=ours.read(memory)), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_joined_product_has_its_three_named_views():
+    attention = Attention(30, 6, kv_heads=2, bias=False)
+    assert [w.shape for w in (attention.w_q, attention.w_k, attention.w_v)] == [(30, 30), (10, 30), (10, 30)]
+    with torch.no_grad():
+        attention.w_k.fill_(7.0)
+    assert (attention.qkv.weight[30:40] == 7).all()
+    x = torch.randn(B, T, 30)
+    probe = Probe("k")
+    attention(x, Span.whole(T).under(causal), probe=probe)
+    torch.testing.assert_close(probe.values["k"].transpose(1, 2).flatten(-2), x @ attention.w_k.T)
+
+
+def test_heads_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="do not divide"):
+        Attention(10, 3)
+    with pytest.raises(ValueError, match="cannot serve"):
+        Attention(12, 6, kv_heads=4)
