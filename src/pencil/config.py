@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import math
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -62,11 +63,11 @@ def _fit(value: Any, kind: Any) -> Any:
         return value if isinstance(value, str) else None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+        if kind is float:
+            return number if math.isfinite(number) else None
+        return int(value) if isinstance(value, (int, str)) and str(value).strip("+-").isdigit() else int(number) if number.is_integer() else None
+    except (TypeError, ValueError, OverflowError):
         return None
-    if kind is int:
-        return int(number) if number == int(number) else None
-    return number
 
 
 def overrides(words: list[str], sections: Iterable[str]) -> dict[str, dict[str, str]]:

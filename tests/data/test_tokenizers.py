@@ -1,0 +1,81 @@
+import json
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from pencil.config import UserError
+from pencil.data.tokenizers import ByteTokenizer, CharTokenizer, from_name, read_json, train_bpe
+
+TEXT = "The pencil draws a strip; the strip has a seat. naïve café, 日本, 👍!\n\n  def f(x):\n\treturn x\n" * 20
+BPE = train_bpe([TEXT], 300)
+
+
+@given(st.text())
+def test_bytes_and_bpe_give_any_text_back(text):
+    for tokenizer in (ByteTokenizer(), BPE):
+        ids = tokenizer.encode(text).tolist()
+        assert tokenizer.decode(ids) == text
+        assert sum(tokenizer.byte_lengths[i] for i in ids) == len(text.encode())
+
+
+@given(st.text(alphabet=TEXT))
+def test_characters_give_their_text_back(text):
+    tokenizer = CharTokenizer(TEXT)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids.tolist()) == text
+    assert len(ids) == len(text)
+    assert tokenizer.byte_lengths[ids].sum() == len(text.encode())
+
+
+def test_a_strange_character_is_named():
+    with pytest.raises(UserError, match="'ß' is not among the 3 characters"):
+        CharTokenizer("abc").encode("abßc")
+    with pytest.raises(UserError, match="'👍'"):
+        CharTokenizer("abc").encode("👍")
+
+
+def test_bpe_learns_merges_within_its_size_and_can_end_a_text():
+    assert 257 <= BPE.vocab <= 300
+    assert len(BPE.encode(TEXT)) < len(TEXT.encode()) / 2
+    assert BPE.decode([BPE.end]) == "<|endoftext|>"
+    assert BPE.byte_lengths[BPE.end] == 0
+    with pytest.raises(UserError, match="at least 257"):
+        train_bpe([TEXT], 100)
+
+
+def test_long_text_is_encoded_as_the_library_encodes_it_whole():
+    text = TEXT * 60
+    assert len(text) > 1 << 16
+    assert np.array_equal(BPE.encode(text), BPE.inner.encode(text).ids)
+
+
+@pytest.mark.parametrize("tokenizer", [CharTokenizer(TEXT), ByteTokenizer(), BPE], ids=lambda t: t.kind)
+def test_each_is_read_back_from_its_json(tokenizer, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(tokenizer.to_json(), encoding="utf-8")
+    for again in (read_json(path.read_text(encoding="utf-8"), "x"), from_name(str(path))):
+        assert again.kind == tokenizer.kind
+        assert again.vocab == tokenizer.vocab
+        assert np.array_equal(again.encode(TEXT), tokenizer.encode(TEXT))
+
+
+def test_the_saved_bpe_is_a_plain_file_of_the_tokenizers_library(tmp_path):
+    from tokenizers import Tokenizer
+
+    path = tmp_path / "tokenizer.json"
+    path.write_text(BPE.to_json())
+    assert Tokenizer.from_file(str(path)).encode("the strip").ids == BPE.encode("the strip").tolist()
+
+
+@pytest.mark.parametrize("name, words", [("bqe", "did you mean bpe"), ("nowhere.json", "no tokenizer file"), ("gpt2", "hub")])
+def test_a_tokenizer_that_is_not_to_be_had(name, words):
+    with pytest.raises(UserError, match=words):
+        from_name(name)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "{\"kind\": \"char\"}", json.dumps({"model": {"type": "BPE"}})])
+def test_a_file_that_is_no_tokenizer_is_refused(text):
+    with pytest.raises(UserError, match="is not a tokenizer"):
+        read_json(text, "x.json")

@@ -1,0 +1,193 @@
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from pencil.config import UserError
+from pencil.data.tokenizers import ByteTokenizer, CharTokenizer
+from pencil.generate import Generation, Sampling, complete, penalise, probabilities, stream
+from pencil.models import create
+from pencil.models.gpt import GPTConfig
+
+SCHEMES = ["learned", "sincos", "rope", "none"]
+
+
+def model(context=23, vocab=41, positions="rope"):
+    torch.manual_seed(0)
+    made = create("gpt", GPTConfig(vocab=vocab, context=context, width=24, depth=2, heads=2, positions=positions)).eval()
+    with torch.no_grad():
+        for p in made.parameters():
+            p.add_(torch.randn_like(p) * 0.2)
+    return made
+
+
+def grow(net, prompts, new, how=None, **options):
+    made = Generation(net, prompts, new, how, **options)
+    rows = [[] for _ in prompts]
+    for step in made:
+        for row, token in zip(rows, step, strict=True):
+            if token is not None:
+                row.append(token)
+    return rows, made.reasons
+
+
+@pytest.mark.parametrize("positions", SCHEMES)
+def test_greedy_is_the_argmax_of_the_whole_sequence_each_time(positions):
+    net = model(positions=positions)
+    (row,), reasons = grow(net, [[5, 3, 8]], 15, Sampling(temperature=0))
+    ids = [5, 3, 8]
+    with torch.no_grad():
+        for token in row:
+            assert token == int(net(torch.tensor([ids]))[0, -1].argmax())
+            ids.append(token)
+    assert len(row) == 15
+    assert reasons == ["length"]
+
+
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(st.integers(1, 13), min_size=2, max_size=5), positions=st.sampled_from(SCHEMES),
+    slide=st.booleans(), seed=st.integers(0, 99), temperature=st.sampled_from([0.0, 0.7, 1.3]),
+)  # fmt: skip
+def test_many_prompts_of_different_lengths_give_the_same_text_as_one_by_one(lengths, positions, slide, seed, temperature):
+    net = model(positions=positions)
+    prompts = [torch.randint(0, 41, (n,), generator=torch.Generator().manual_seed(i)).tolist() for i, n in enumerate(lengths)]
+    how = Sampling(temperature, top_p=0.9, seed=seed)
+    together, reasons = grow(net, prompts, 27, how, slide=slide)
+    for i, prompt in enumerate(prompts):
+        (alone,), (reason,) = grow(net, [prompt], 27, how, slide=slide)
+        assert together[i] == alone
+        assert reasons[i] == reason
+
+
+@pytest.mark.parametrize("slide", [False, True])
+def test_cached_and_uncached_write_the_same(slide):
+    net = model()
+    how = Sampling(0.9, top_k=7, repetition_penalty=1.3, seed=3)
+    assert grow(net, [[1, 2], [3]], 40, how, slide=slide) == grow(net, [[1, 2], [3]], 40, how, slide=slide, cached=False)
+
+
+def test_a_full_context_stops_or_slides():
+    net = model(context=11)
+    (row,), reasons = grow(net, [[1, 2, 3]], 50)
+    assert reasons == ["context"]
+    assert len(row) == 9  # eight fill the context, and the full context still says what comes next
+    (row,), reasons = grow(net, [[1, 2, 3]], 50, slide=True)
+    assert reasons == ["length"]
+    assert len(row) == 50
+
+
+def test_the_same_seed_writes_the_same_and_samples_differ():
+    net = model()
+    how = Sampling(seed=5)
+    assert grow(net, [[1]], 12, how) == grow(net, [[1]], 12, how)
+    assert grow(net, [[1]], 12, how) != grow(net, [[1]], 12, Sampling(seed=6))
+    rows, _ = grow(net, [[1], [1]], 12, how, samples=[0, 1])
+    assert rows[0] != rows[1]
+    assert grow(net, [[1]], 12, how)[0][0] == rows[0]
+
+
+def test_the_end_token_ends_a_row_and_the_others_go_on():
+    net = model()
+    (first, second), _ = grow(net, [[1], [2]], 12, Sampling(0))
+    rows, reasons = grow(net, [[1], [2]], 12, Sampling(0), end=first[3])
+    cut = first.index(first[3]) + 1
+    assert rows[0] == first[:cut]
+    assert reasons[0] == "end"
+    if first[3] not in second:
+        assert rows[1] == second
+        assert reasons[1] == "length"
+
+
+logit_rows = st.lists(st.floats(-9, 9), min_size=7, max_size=7)
+
+
+@given(row=logit_rows, temperature=st.floats(0.1, 3), k=st.integers(1, 9), p=st.floats(0.05, 1), m=st.floats(0, 1))
+def test_what_may_be_drawn_is_what_the_cuts_allow(row, temperature, k, p, m):
+    logits = torch.tensor([row])
+    even = (logits.double() / temperature).softmax(-1)[0]
+    order = even.argsort(descending=True, stable=True)
+    cut = probabilities(logits, Sampling(temperature, top_k=k))[0]
+    assert int((cut > 0).sum()) <= k
+    assert float(cut.sum()) == pytest.approx(1)
+    nucleus = probabilities(logits, Sampling(temperature, top_p=p))[0]
+    kept = nucleus > 0
+    assert float(even[kept].sum()) >= p - 1e-9
+    assert float(even[kept].sum() - even[kept].min()) < p + 1e-9  # no smaller set would do
+    floor = probabilities(logits, Sampling(temperature, min_p=m))[0] > 0
+    assert torch.equal(floor, even >= m * even.max()) or (even - m * even.max()).abs().min() < 1e-12
+    assert kept[order[0]]
+    assert floor[order[0]]
+
+
+def test_draws_follow_the_distribution():
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    p = probabilities(logits, Sampling())[0]
+
+    class Fixed(torch.nn.Linear):
+        config = GPTConfig(vocab=4, context=2, width=2, heads=1, depth=1)
+
+        def forward(self, tokens, *_, **__):
+            return logits.expand(len(tokens), 1, 4)
+
+    rows, _ = grow(Fixed(1, 1), [[0]] * 3000, 1, Sampling(), samples=range(3000), cached=False)
+    counts = torch.bincount(torch.tensor(rows)[:, 0], minlength=4) / 3000
+    assert (counts - p).abs().max() < 0.03
+
+
+def test_repetition_penalty_makes_what_was_said_less_likely():
+    logits = torch.tensor([[2.0, -1.0, 0.5]])
+    assert penalise(logits, [[0, 1, 0]], 2.0).tolist() == [[1.0, -2.0, 0.5]]
+    assert logits.tolist() == [[2.0, -1.0, 0.5]]
+
+
+class Parrot(torch.nn.Module):
+    """Says a fixed text, one byte after another, whatever it is asked."""
+
+    config = GPTConfig(vocab=256, context=4096, width=2, heads=1, depth=1)
+
+    def __init__(self, text):
+        super().__init__()
+        self.said = text.encode()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, tokens, *_, **__):
+        logits = torch.zeros(len(tokens), 1, 256)
+        logits[:, :, self.said[min(tokens.shape[1] - 1, len(self.said) - 1)]] = 99
+        return logits
+
+
+@pytest.mark.parametrize("text", ["héllo wörld", "日本語です", "a👍b", "plain"])
+def test_streamed_pieces_are_whole_characters_and_join_to_the_text(text):
+    pieces = [p[0] for p in stream(Parrot(text), ByteTokenizer(), ["x"], len(text.encode()), Sampling(0), cached=False)]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("stop, expected", [(["stop"], "go on, "), (["ops"], "go on, st"), (["zz"], "go on, stops here"),
+                                            (["here", "on"], "go ")])  # fmt: skip
+def test_a_stop_string_ends_the_text_before_itself_and_none_of_it_is_shown(stop, expected):
+    text = "go on, stops here"
+    reasons = []
+    pieces = stream(Parrot(text), ByteTokenizer(), ["x"], len(text), Sampling(0), stop=stop, cached=False, reasons=reasons)
+    assert "".join(p[0] for p in pieces) == expected
+    assert reasons == ["stop" if expected != text else "length"]
+
+
+def test_complete_takes_texts():
+    tokenizer = CharTokenizer("abcdefghijklmnopqrstuvwxyz ,.")
+    net = model(vocab=tokenizer.vocab)
+    one, two = complete(net, tokenizer, ["the cat", "a"], 9, Sampling(0.5))
+    assert len(one) == len(two) == 9
+
+
+@pytest.mark.parametrize("prompt, words", [([], "empty"), ([1] * 24, "24 tokens and the context holds 23"), ([41], "outside the vocabulary")])
+def test_prompts_that_cannot_be_used_are_refused(prompt, words):
+    with pytest.raises(UserError, match=words):
+        Generation(model(), [prompt], 5)
+
+
+@pytest.mark.parametrize("values", [dict(temperature=-1), dict(top_k=0), dict(top_p=0), dict(top_p=1.5), dict(min_p=2), dict(repetition_penalty=0)])
+def test_sampling_out_of_range_is_refused(values):
+    with pytest.raises(UserError, match="must be at least"):
+        Sampling(**values)
