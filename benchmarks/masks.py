@@ -30,7 +30,7 @@ def check() -> None:
             seen = mask.over(torch.arange(length, device="cuda")[None], start=0)
             results = {}
             for route, dtype, probe in (("exact", torch.float64, [Probe()]), ("fused", torch.float32, []), ("bf16", torch.bfloat16, [])):
-                q, k, v = (t.to(dtype).requires_grad_() for t in base)
+                q, k, v = (t.detach().clone().to(dtype).requires_grad_() for t in base)
                 z = attend(q, k, v, seen, None, None, 0.0, *probe)
                 z.backward(weight.to(dtype))
                 results[route] = [t.double() for t in (z, q.grad, k.grad, v.grad)]

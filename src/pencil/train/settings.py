@@ -16,7 +16,7 @@ class TrainConfig:
     optimizer: Literal["muon", "adamw"] = "muon"
     lr: float = 3e-3
     muon_lr: float = 0.02
-    min_lr: float = 0.1  # of the peak, at the end
+    min_lr: float = 0.0  # of the peak, at the end
     beta2: float = 0.99
     weight_decay: float = 0.1
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
@@ -46,15 +46,15 @@ class TrainConfig:
 
 
 _GPT2 = dict(
-    optimizer="adamw", lr=6e-4, batch=12, accumulate=40, warmup=2000, steps=600_000, beta2=0.95, save_every=1000
+    optimizer="adamw", lr=6e-4, min_lr=0.1, batch=12, accumulate=40, warmup=2000, steps=600_000, beta2=0.95, save_every=1000
 )
 
 PRESETS: dict[str, dict[str, dict]] = {
     "gpt": {
         "nano": dict(),
-        "nanogpt": dict(optimizer="adamw", lr=1e-3),
+        "nanogpt": dict(optimizer="adamw", lr=1e-3, min_lr=0.1),
         "small": dict(batch=16),
-        "shakespeare": dict(batch=64, steps=1500, eval_every=125, save_every=500),
+        "shakespeare": dict(batch=64, steps=1250, eval_every=125, save_every=500),
         "llama-nano": dict(),
         "gpt2": _GPT2,
         "gpt2-medium": _GPT2 | dict(lr=3e-4),

@@ -1,0 +1,272 @@
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY, pencil
+from safetensors import safe_open
+
+from pencil.config import UserError, build
+from pencil.data import text
+from pencil.models import configure
+from pencil.runs import Run, load
+from pencil.train import checkpoint, losses
+from pencil.train.loop import Trainer, pick_device
+from pencil.train.report import Metrics
+from pencil.train.settings import TrainConfig
+from pencil.train.tasks import Task, TextTask, random_of
+
+SIZES = dict(width=24, heads=3, depth=2, context=31, dropout=0.1)
+
+
+def trainer(folder, notes, run=None, **settings):
+    data = text.load(str(notes), "char")
+    config = build(TrainConfig, {"steps": 12, "batch": 5, "eval_every": 6, "save_every": 4, "warmup": 2, **settings})
+    sizes = configure("gpt", "nano", vocab=data.tokenizer.vocab, **SIZES)
+    facts = {"family": "gpt", "preset": "nano", "data": str(notes), "tokenizer": "char", "pencil": "test"}
+    run = run or Run.create(folder, {"run": facts, "model": sizes, "train": config}, data.tokenizer)
+    return Trainer(TextTask(data, sizes, config.batch, config.seed), run, config)
+
+
+def bits(folder, step):
+    """SHA-256 of every tensor, of the weights in place, and of what was measured."""
+    kept = checkpoint.read(folder, step)
+    found = {n: hashlib.sha256(t.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() if t.ndim else t.item() for n, t in kept.tensors.items()}
+    lines = [{k: v for k, v in line.items() if k not in ("rate", "time")} for line in Metrics.read(folder)]
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        placed = {n: file.get_tensor(n).tolist() for n in file.keys()}  # noqa: SIM118
+        return found, placed, file.metadata(), lines
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_run_cut_anywhere_goes_on_to_the_same_bits(tmp_path, notes, optimizer):
+    trainer(tmp_path / "whole", notes, optimizer=optimizer).train()
+    expected = bits(tmp_path / "whole", 12)
+    for cut in (1, 5, 8):
+        folder = tmp_path / f"cut-{cut}"
+        first = trainer(folder, notes, optimizer=optimizer)
+        update = first.update
+
+        def stop_after(first=first, update=update, cut=cut):
+            seen = update()
+            if first.step == cut:
+                os.kill(os.getpid(), signal.SIGINT)
+            return seen
+
+        first.update = stop_after
+        outcome = first.train()
+        assert (outcome.finished, outcome.step) == (False, cut)
+        torch.manual_seed(99)  # whatever the state of the generator, the rest is the same
+        second = trainer(folder, notes, run=Run.open(folder), optimizer=optimizer)
+        assert second.train().finished
+        assert bits(folder, 12) == expected
+
+
+def test_a_batch_is_a_function_of_seed_and_step_alone(notes):
+    data = text.load(str(notes), "char")
+    task = TextTask(data, configure("gpt", "nano", vocab=data.tokenizer.vocab, **SIZES), 5, 3)
+    assert isinstance(task, Task)
+    later = task.batch(7)
+    for step in range(7):
+        task.batch(step)
+    assert all(torch.equal(a, b) for a, b in zip(later, task.batch(7), strict=True))
+    assert not torch.equal(later[0], task.batch(8)[0])
+    assert not torch.equal(later[0], task.batch(7, 1)[0])
+    assert not torch.equal(later[0], TextTask(data, task.config, 5, 4).batch(7)[0])
+    assert torch.equal(later[0][:, 1:], later[1][:, :-1])
+    assert random_of(1, 2).integers(1 << 60) == random_of(1, 2).integers(1 << 60)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, notes):
+    made = trainer(tmp_path / "a", notes, accumulate=3)
+    made.model.eval()
+    whole = [torch.cat(parts) for parts in zip(*(made.task.batch(0, m) for m in range(3)), strict=True)]
+    made.task.loss(made.model, tuple(whole)).backward()
+    expected = {n: p.grad.clone() for n, p in made.model.named_parameters()}
+    made.model.zero_grad()
+    for micro in range(3):
+        (made.task.loss(made.model, made.task.batch(0, micro)) / 3).backward()
+    for name, p in made.model.named_parameters():
+        torch.testing.assert_close(p.grad, expected[name], atol=1e-6, rtol=1e-4)
+    assert made.update() == 3 * 5 * 31
+
+
+@pytest.mark.parametrize("poison", ["loss", "gradient"])
+def test_a_loss_or_gradient_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, notes, poison):
+    made = trainer(tmp_path / "a", notes)
+    clean = made.task.loss
+
+    def poisoned(model, batch):
+        loss = clean(model, batch)
+        if model.training and made.step == 9:
+            return loss * float("nan") if poison == "loss" else loss + 0 * (model.norm.weight / 0).sum().clamp(max=1)
+        return loss
+
+    made.loss = lambda batch: poisoned(made.model, batch)
+    with pytest.raises(UserError, match=r"stopped at step 10: .*; the checkpoint of step 8 is kept"):
+        made.train()
+    kept, faults = checkpoint.latest(tmp_path / "a")
+    assert kept.step == 8
+    assert not faults
+    assert all(t.isfinite().all() for t in kept.tensors.values())
+    assert load(tmp_path / "a").model is not None
+
+
+def test_what_a_run_leaves(run):
+    names = {p.name for p in run.iterdir() if not p.name.startswith(".")}
+    assert names == {"config.toml", "metrics.jsonl", "tokenizer.json", "README.md", "loss.png", "samples",
+                     "model.safetensors", "manifest.json", "checkpoints"}  # fmt: skip
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in (run / "samples").iterdir()) == [f"step-{s:08d}.txt" for s in (0, 15, 30)]
+    assert checkpoint.saved(run) == [20, 30]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "val_loss" in line] == [0, 15, 30]
+    assert [line["step"] for line in lines if "train_loss" in line] == [10, 20, 30]
+    assert all({"lr", "rate", "time"} <= set(line) for line in lines if "train_loss" in line)
+
+
+def test_training_learns_and_the_best_weights_are_in_place(run):
+    lines = Metrics.read(run)
+    losses_ = {line["step"]: line["val_loss"] for line in lines if "val_loss" in line}
+    assert losses_[30] < losses_[0] - 0.5
+    with safe_open(run / "model.safetensors", "pt") as file:
+        facts = file.metadata()
+    best = min(losses_, key=losses_.get)
+    assert facts["step"] == str(best)
+    assert float(facts["val_loss"]) == losses_[best]
+    assert facts["family"] == "gpt"
+
+
+def test_evaluation_is_the_mean_over_the_held_out_text(tmp_path, notes):
+    made = trainer(tmp_path / "a", notes)
+    made.model.eval()
+    ids = torch.tensor(made.task.data.val.astype("int64"))
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 31, 31):
+            window = ids[start : start + 32]
+            total += float(losses.next_token(made.model(window[None, :-1]), window[None, 1:])) * 31
+            count += 31
+    measures = made.task.evaluate(made.model)
+    assert measures["val_loss"] == pytest.approx(total / count, abs=1e-5)
+    assert measures["perplexity"] == pytest.approx(2.718281828 ** measures["val_loss"], rel=1e-5)
+    text_bytes = len(made.task.data.tokenizer.decode(ids.tolist()).encode())
+    assert measures["bits_per_byte"] == pytest.approx(measures["val_loss"] / 0.6931471806 * len(ids) / text_bytes, rel=1e-5)
+
+
+def start(folder, notes, steps=100_000):
+    words = ["train", "gpt", "--data", notes, "--out", folder, *TINY, "--train.steps", steps, "--train.save_every", "5",
+             "--train.eval_every", "50", "--train.eval_batches", "1"]  # fmt: skip
+    return subprocess.Popen([sys.executable, "-m", "pencil", *map(str, words)], stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(folder, step, process):
+    for _ in range(600):
+        if any(s >= step for s in checkpoint.saved(folder)):
+            return
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.1)
+    pytest.fail("no checkpoint came")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, notes, how):
+    folder = tmp_path / "a"
+    process = start(folder, notes)
+    wait_for(folder, 5, process)
+    process.send_signal(how)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    step = checkpoint.saved(folder)[-1]
+    assert f"Stopped after step {step}, and saved" in said
+    assert f"pencil resume {folder}" in said
+    assert load(folder).model is not None
+
+
+def test_a_run_killed_with_no_warning_resumes_and_ends_as_one_never_killed(tmp_path, notes):
+    rng = random.Random(0)
+    for name in ("killed", "whole"):
+        pencil("train", "gpt", "--data", notes, "--out", tmp_path / name, *TINY, "--train.steps", "1")
+        run = Run.open(tmp_path / name)
+        longer = {**run.config["train"], "steps": 60, "save_every": 5, "eval_every": 10, "eval_batches": 1}
+        run.write_config({**run.config, "train": longer})
+        for old in checkpoint.saved(tmp_path / name):
+            checkpoint._remove(checkpoint.folder_of(tmp_path / name, old))
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-m", "pencil", "resume", str(tmp_path / "killed")], stderr=subprocess.DEVNULL)
+        begun = checkpoint.saved(tmp_path / "killed")
+        while checkpoint.saved(tmp_path / "killed") == begun and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 0.3))
+        process.kill()
+        process.wait()
+    pencil("resume", tmp_path / "killed")
+    pencil("resume", tmp_path / "whole")
+    assert bits(tmp_path / "killed", 60) == bits(tmp_path / "whole", 60)
+
+
+def test_two_writers_are_not_let_in(tmp_path, notes):
+    made = trainer(tmp_path / "a", notes)
+    with made.run.writing():
+        code = f"from pencil.runs import Run; from pathlib import Path\nwith Run(Path({str(tmp_path / 'a')!r})).writing(): pass"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "is being written by another process" in done.stderr
+
+
+def tmpfs(folder: Path, size: str):
+    folder.mkdir()
+    if os.name != "posix" or os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system to fill")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True).returncode:
+        pytest.skip("this machine does not allow mounting a small file system to fill")
+
+
+def test_a_full_disk_stops_in_a_sentence_and_the_previous_checkpoint_loads(tmp_path, notes):
+    disk = tmp_path / "disk"
+    tmpfs(disk, "2m")
+    try:
+        words = ("train", "gpt", "--data", notes, "--out", disk / "run", *TINY, "--model.width", "48", "--train.eval_every",
+                 "4", "--train.save_every", "4", "--train.steps", "40", "--train.eval_batches", "1", "--train.keep", "99")  # fmt: skip
+        said = pencil(*words, code=2).stderr
+        assert "the disk is full" in said
+        assert f"pencil resume {disk / 'run'}" in said
+        assert "Traceback" not in said
+        kept, faults = checkpoint.latest(disk / "run")
+        assert kept.step >= 4
+        assert f"the checkpoint of step {kept.step} is whole" in said
+        assert not faults
+        assert not list((disk / "run" / "checkpoints").glob(".tmp-*"))
+        assert load(disk / "run").model is not None
+    finally:
+        subprocess.run(["umount", str(disk)], check=False)
+
+
+def test_tensorboard_by_one_setting(tmp_path, notes):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    trainer(tmp_path / "a", notes, logger="tensorboard", steps=10).train()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "a" / "tensorboard"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("train_loss")] == [10]
+    assert [e.step for e in events.Scalars("val_loss")] == [0, 6, 10]
+
+
+def test_a_logger_that_is_not_installed_is_named(tmp_path, notes, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(UserError, match=r"trackio is not installed; pip install 'pencil-transformers\[trackio\]'"):
+        trainer(tmp_path / "a", notes, logger="trackio").train()
+
+
+def test_devices():
+    assert pick_device("cpu").type == "cpu"
+    for name in ("cuda:99", "nonsense"):
+        with pytest.raises(UserError, match=f"device {name} is not to be had"):
+            pick_device(name)
