@@ -222,10 +222,16 @@ def stream(
     cached: bool = True,
     reasons: list[str] | None = None,
 ) -> Iterator[list[str]]:
-    """Each step's new text, one piece a prompt; `reasons`, if given, is filled with why each row ended."""
+    """Each step's new text, one piece a prompt; `reasons`, if given, is filled with why each row ended.
+
+    What cannot be done is refused before the first piece.
+    """
     ids = [tokenizer.encode(prompt).tolist() for prompt in prompts]
     grown = Generation(model, ids, new, how, samples=samples, end=tokenizer.end, slide=slide, cached=cached)
-    texts = [_Text(tokenizer, stop) for _ in prompts]
+    return _pieces(grown, tokenizer, [_Text(tokenizer, stop) for _ in prompts], [] if reasons is None else reasons)
+
+
+def _pieces(grown: Generation, tokenizer: Tokenizer, texts: list[_Text], reasons: list[str]) -> Iterator[list[str]]:
     for step in grown:
         pieces = [""] * len(texts)
         for i, token in enumerate(step):
@@ -235,8 +241,7 @@ def stream(
                     grown.reasons[i] = "stop"
         yield pieces
     yield ["" if reason == "stop" else text.rest() for text, reason in zip(texts, grown.reasons, strict=True)]
-    if reasons is not None:
-        reasons[:] = [reason or "length" for reason in grown.reasons]
+    reasons[:] = [reason or "length" for reason in grown.reasons]
 
 
 def complete(model: torch.nn.Module, tokenizer: Tokenizer, prompts: Sequence[str], *args, **options) -> list[str]:

@@ -107,7 +107,7 @@ class Run:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             if not force:
                 raise UserError(f"{path} already holds another run; choose another --out, or --force to replace it")
-            held = Run(path)
+            held = Run.open(path)
             with held.writing():
                 aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
                 path.rename(aside)

@@ -245,7 +245,7 @@ def test_a_full_disk_stops_in_a_sentence_and_the_previous_checkpoint_loads(tmp_p
         assert not list((disk / "run" / "checkpoints").glob(".tmp-*"))
         assert load(disk / "run").model is not None
     finally:
-        subprocess.run(["umount", str(disk)], check=False)
+        subprocess.run(["umount", "--lazy", str(disk)], check=False)
 
 
 def test_tensorboard_by_one_setting(tmp_path, notes):

@@ -17,7 +17,7 @@ def train(
     family: str,
     /,
     *settings: Settings,
-    data: str = "pydoc",
+    data: Annotated[str, Parameter(allow_leading_hyphen=True)] = "pydoc",
     tokenizer: str | None = None,
     vocab: int = 4096,
     preset: str | None = None,
@@ -156,13 +156,13 @@ def demo(*, out: Path | None = None) -> int:
     from ..generate import Sampling, stream
     from ..runs import load
 
-    _say("A GPT learns to write like Python's own documentation, one character at a time, from nothing.")
-    run, task, config = prepare("gpt", "pydoc", "char", 0, "nano", DEMO_MODEL, DEMO_TRAIN, out=out)
+    _say("A GPT learns, from nothing, to write like Python's own documentation; about a minute on two cores.")
+    run, task, config = prepare("gpt", "pydoc", "bpe", 1024, "nano", DEMO_MODEL, DEMO_TRAIN, out=out)
     model = task.build()
     sizes = run.config["model"]
     _say(
         f"{sum(p.numel() for p in model.parameters()):,} numbers to learn: {sizes['depth']} blocks of width "
-        f"{sizes['width']}, on {len(task.data.train):,} characters, with {torch.get_num_threads()} threads."
+        f"{sizes['width']}, from {len(task.data.train):,} tokens, with {torch.get_num_threads()} threads."
     )
     status = _go(run, task, config)
     if status:
@@ -171,19 +171,18 @@ def demo(*, out: Path | None = None) -> int:
     prompt = 'The "while" statement'
     _say("\nWhat it writes, read as it decodes (the first words are ours):\n")
     sys.stdout.write(prompt)
-    new = 600
-    for piece in stream(loaded.model, loaded.tokenizer, [prompt], new, Sampling(0.7, top_p=0.95), slide=True):
+    for piece in stream(loaded.model, loaded.tokenizer, [prompt], 250, Sampling(0.7, top_p=0.95), slide=True):
         sys.stdout.write(piece[0])
         sys.stdout.flush()
     sys.stdout.write("\n")
     _say(f"\nThe run     {run.path}\nIts curve   {run.path / 'loss.png'}\nIts samples {run.path / 'samples'}")
-    _say(f"Go on:      pencil sample {run.path} --prompt \"import\" --temperature 0.8 --slide")
+    _say(f"Go on:      pencil sample {run.path} --prompt \"The\" --temperature 0.8 --slide")
     _say("Your text:  pencil train gpt --data notes/ --tokenizer bpe --preset small")
     return 0
 
 
-DEMO_MODEL: dict[str, Any] = {"context": 128}
-DEMO_TRAIN: dict[str, Any] = {"steps": 600, "batch": 16, "eval_every": 150, "eval_batches": 10, "save_every": 300}
+DEMO_MODEL: dict[str, Any] = {}
+DEMO_TRAIN: dict[str, Any] = {"steps": 300, "eval_every": 100, "eval_batches": 8, "save_every": 100, "warmup": 30}
 
 
 def _go(run: Any, task: Any, config: Any) -> int:

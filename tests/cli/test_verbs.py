@@ -1,0 +1,151 @@
+"""The verbs as a user types them."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import TEXT, TINY, pencil
+
+from pencil.cli.main import main
+
+
+@pytest.fixture
+def type_in(capsys, monkeypatch, tmp_path):
+    """Run a command line in this process, in an empty folder; what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words, code=0):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        shown = capsys.readouterr()
+        assert (ended.value.code or 0) == code, shown.err
+        return shown
+
+    return call
+
+
+QUICK = [*TINY, "--train.steps", "4", "--train.eval_batches", "1", "--train.batch", "3"]
+
+
+def test_the_story_of_a_run(type_in, tmp_path, notes):
+    said = type_in("train", "gpt", "--data", notes, "--tokenizer", "bpe", "--vocab", 300, "--preset", "small", *QUICK)
+    assert "the run is in runs/notes-gpt" in said.err
+    assert (tmp_path / "runs" / "notes-gpt" / "model.safetensors").is_file()
+    said = type_in("sample", "runs/notes-gpt", "--prompt", "line 3", "--temperature", 0.8, "--top-p", 0.95, "--new", 9)
+    assert said.out.startswith("line 3")
+    assert len(said.out) > len("line 3\n")
+    lines = dict(line.split() for line in type_in("eval", "runs/notes-gpt").out.splitlines())
+    assert set(lines) == {"val_loss", "perplexity", "bits_per_byte"}
+    again = json.loads(type_in("eval", "runs/notes-gpt", "--json").out)
+    assert {k: round(v, 6) for k, v in again.items()} == {k: float(v) for k, v in lines.items()}
+    assert "has made all its 4 steps" in type_in("resume", "runs/notes-gpt").err
+    assert "Trained 7 steps" in type_in("resume", "runs/notes-gpt", "--train.steps", 7).err
+    assert "steps = 7" in (tmp_path / "runs" / "notes-gpt" / "config.toml").read_text()
+    type_in("eval", "runs/notes-gpt")
+    said = type_in("train", "gpt", "--data", notes, *QUICK)
+    assert "the run is in runs/notes-gpt-2" in said.err
+
+
+def test_a_folder_names_what_it_skipped(type_in, tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "a.txt").write_text(TEXT)
+    (folder / "b.bin").write_bytes(b"\0\1\2")
+    said = type_in("train", "gpt", "--data", "notes/", *QUICK)
+    assert re.search(r"skipped .*b\.bin: binary data", said.err)
+    assert "runs/notes-gpt" in said.err
+
+
+def test_standard_input_trains_evaluates_and_resumes(tmp_path):
+    said = pencil("train", "gpt", "--data", "-", *QUICK, stdin=TEXT, cwd=tmp_path)
+    assert "runs/stdin-gpt" in said.stderr
+    assert "val_loss" in pencil("eval", "runs/stdin-gpt", cwd=tmp_path).stdout
+
+
+def test_sampling_options(type_in, run, tmp_path):
+    one = type_in("sample", run, "--prompt", "line", "--seed", 4, "--new", 12).out
+    assert one == type_in("sample", run, "--prompt", "line", "--seed", 4, "--new", 12).out
+    assert one != type_in("sample", run, "--prompt", "line", "--seed", 5, "--new", 12).out
+    both = type_in("sample", run, "--prompt", "line", "--prompt", "the pencil", "--seed", 4, "--new", 12).out
+    assert both.split("\n" + "-" * 40 + "\n")[0] + "\n" == one
+    many = type_in("sample", run, "--prompt", "line", "--seed", 4, "--new", 12, "--count", 3).out
+    assert len(set(many.split("\n" + "-" * 40 + "\n"))) == 3
+    full = type_in("sample", run, "--prompt", "line", "--new", 99)
+    assert "the context of 31 tokens is full; --slide goes on" in full.err
+    slid = type_in("sample", run, "--prompt", "line", "--new", 99, "--slide")
+    assert len(slid.out) == len("line") + 99 + 1
+    assert not slid.err
+    type_in("sample", run, "--prompt", "line", "--out", tmp_path / "text.txt")
+    assert (tmp_path / "text.txt").read_text().startswith("line")
+    assert type_in("sample", run, "--new", 5).out.strip("\n") != ""
+    stopped = type_in("sample", run, "--prompt", "line", "--new", 25, "--temperature", 0, "--stop", " ").out
+    assert " " not in stopped
+
+
+def test_text_streams_as_it_decodes(run):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pencil", "sample", str(run), "--prompt", "line", "--new", "4000", "--slide"],
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout.read(8).startswith(b"line")  # some of it is there long before all of it
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.stdout.close()
+    process.wait(timeout=30)
+
+
+@pytest.mark.parametrize("what", ["gpt2", "nano", "llama-nano"])
+def test_shapes_of_a_preset(type_in, what, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    shown = type_in("shapes", what, "--batch", 3).out
+    for symbol in ("E[t]", "X⁰", "X̃", "Q", "K", "V", "S", "A", "H", "O", "X′", "X̂", "U", "G", "M", "X_f", "Z"):
+        assert re.search(rf"^ *{re.escape(symbol)} ", shown, re.M), symbol
+    if what == "gpt2":
+        assert "124,439,808 parameters" in shown
+        assert "3×12×1024×1024" in shown
+        assert "W_Q W_K W_V" in shown
+
+
+def test_shapes_of_a_run(type_in, run):
+    assert "1×3×31×31" in type_in("shapes", run).out
+
+
+def test_doctor_names_what_is_here_and_what_is_missing(type_in):
+    shown = type_in("doctor").out
+    for word in ("python", "torch", "device", "threads", "cache"):
+        assert re.search(rf"^{word} +\S", shown, re.M)
+
+
+def test_help_and_version(type_in):
+    from pencil import __version__
+
+    shown = type_in("--help").out
+    for verb in ("demo", "train", "resume", "sample", "eval", "shapes", "doctor"):
+        assert verb in shown
+    assert __version__ in type_in("--version").out
+
+
+def test_the_demo_tells_the_whole_story(monkeypatch, type_in, tmp_path):
+    from pencil.cli import training
+
+    monkeypatch.setattr(training, "DEMO_TRAIN", {**training.DEMO_TRAIN, "steps": 3, "eval_batches": 1})
+    monkeypatch.setattr(training, "DEMO_MODEL", {"width": 16, "depth": 1, "context": 32})
+    said = type_in("demo")
+    assert said.out.startswith('The "while" statement')
+    assert len(said.out) > 250
+    for name in ("runs/pydoc-gpt", "loss.png", "samples"):
+        assert name in said.err
+    assert (tmp_path / "runs" / "pydoc-gpt" / "loss.png").is_file()
+
+
+def test_the_python_way(run):
+    import pencil as library
+
+    model, tokenizer, opened = library.load(run)
+    (text,) = library.complete(model, tokenizer, ["line 1"], 7)
+    assert len(text) == 7
+    assert opened.path == run
