@@ -1,6 +1,6 @@
 """Attention under each mask on one GPU: every route against float64, then its time beside the causal kernel's.
 
-    python benchmarks/masks.py
+python benchmarks/masks.py
 """
 
 import sys
@@ -29,13 +29,19 @@ def check() -> None:
             weight = torch.randn(2, 6, length, 64, device="cuda")
             seen = mask.over(torch.arange(length, device="cuda")[None], start=0)
             results = {}
-            for route, dtype, probe in (("exact", torch.float64, [Probe()]), ("fused", torch.float32, []), ("bf16", torch.bfloat16, [])):
+            for route, dtype, probe in (
+                ("exact", torch.float64, [Probe()]),
+                ("fused", torch.float32, []),
+                ("bf16", torch.bfloat16, []),
+            ):
                 q, k, v = (t.detach().clone().to(dtype).requires_grad_() for t in base)
                 z = attend(q, k, v, seen, None, None, 0.0, *probe)
                 z.backward(weight.to(dtype))
                 results[route] = [t.double() for t in (z, q.grad, k.grad, v.grad)]
             for route in ("fused", "bf16"):
-                errors = [((a - b).norm() / b.norm()).item() for a, b in zip(results[route], results["exact"], strict=True)]
+                errors = [
+                    ((a - b).norm() / b.norm()).item() for a, b in zip(results[route], results["exact"], strict=True)
+                ]
                 print(f"{name:8} groups {groups}  {seen.route:7} {route:6} relative error {max(errors):.1e}")
                 worst = max(worst, max(errors) if route == "fused" else 0)
     allowed = torch.rand(2, 6, 40, 50, device="cuda") < 0.4
@@ -65,20 +71,23 @@ def milliseconds(call, repeats: int = 50) -> float:
 
 
 def time_routes() -> None:
+    torch.compiler.reset()
     batch, heads, length, width = 32, 12, 512, 64
-    q, k, v = (torch.randn(batch, heads, length, width, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in "qkv")
+    q, k, v = (
+        torch.randn(batch, heads, length, width, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in "qkv"
+    )
     weight = torch.randn_like(q)
     index = torch.arange(length, device="cuda")[None]
 
     def step(seen: Seen):
         def call():
-            attend(q, k, v, seen).backward(weight)
+            torch.autograd.grad(attend(q, k, v, seen), (q, k, v), weight)
 
         return call
 
     def floor():
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(weight)
+            torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), weight)
 
     base = milliseconds(floor)
     print(f"\n{batch}×{heads}×{length}×{width} bf16, forward and backward; the causal flash kernel {base:.3f} ms = 1")

@@ -26,7 +26,9 @@ def estimates(task, model, draws: int = 100) -> tuple[float, float]:
     losses = []
     for start in np.array_split(starts, 20):
         tokens, targets = (t.to(device) for t in task._windows(ids, start))
-        losses.append(torch.nn.functional.cross_entropy(model(tokens).transpose(1, 2), targets, reduction="none").mean(1).cpu())
+        losses.append(
+            torch.nn.functional.cross_entropy(model(tokens).transpose(1, 2), targets, reduction="none").mean(1).cpu()
+        )
     windows = torch.cat(losses).numpy()
     means = [windows[rng.integers(0, len(windows), 240)].mean() for _ in range(draws)]
     return float(np.mean(means)), float(np.std(means))

@@ -1,6 +1,6 @@
 """How long a newcomer waits: `import pencil` and `pencil --help`, medians of ten, beside a bare Python.
 
-    python benchmarks/startup.py
+python benchmarks/startup.py
 """
 
 import subprocess

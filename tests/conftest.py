@@ -19,7 +19,9 @@ settings.register_profile("suite", deadline=None, print_blob=True)
 settings.load_profile("suite")
 
 HERE = Path(__file__).parent
-TEXT = "".join(f"line {i}: the pencil draws {i * 7 % 13} strips, and the reader counts {i * 5 % 11} of them.\n" for i in range(400))
+TEXT = "".join(
+    f"line {i}: the pencil draws {i * 7 % 13} strips, and the reader counts {i * 5 % 11} of them.\n" for i in range(400)
+)
 
 
 def pytest_configure(config):
@@ -59,7 +61,12 @@ def run(notes, tmp_path_factory):
 def pencil(*words, code=0, stdin=None, cwd=None):
     """Run the command in a process of its own; what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "pencil", *map(str, words)], capture_output=True, text=True, input=stdin, cwd=cwd, timeout=240
+        [sys.executable, "-m", "pencil", *map(str, words)],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        cwd=cwd,
+        timeout=240,
     )
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

@@ -60,4 +60,9 @@ def test_toml_reads_back_what_was_written(table):
 
 
 def test_dataclasses_are_written_without_what_is_not_set():
-    assert tomllib.loads(to_toml({"model": Sizes()}))["model"] == {"depth": 1, "rate": 0.5, "tied": True, "kind": "plain"}
+    assert tomllib.loads(to_toml({"model": Sizes()}))["model"] == {
+        "depth": 1,
+        "rate": 0.5,
+        "tied": True,
+        "kind": "plain",
+    }

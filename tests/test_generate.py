@@ -14,7 +14,9 @@ SCHEMES = ["learned", "sincos", "rope", "none"]
 
 def model(context=23, vocab=41, positions="rope"):
     torch.manual_seed(0)
-    made = create("gpt", GPTConfig(vocab=vocab, context=context, width=24, depth=2, heads=2, positions=positions)).eval()
+    made = create(
+        "gpt", GPTConfig(vocab=vocab, context=context, width=24, depth=2, heads=2, positions=positions)
+    ).eval()
     with torch.no_grad():
         for p in made.parameters():
             p.add_(torch.randn_like(p) * 0.2)
@@ -49,9 +51,13 @@ def test_greedy_is_the_argmax_of_the_whole_sequence_each_time(positions):
     lengths=st.lists(st.integers(1, 13), min_size=2, max_size=5), positions=st.sampled_from(SCHEMES),
     slide=st.booleans(), seed=st.integers(0, 99), temperature=st.sampled_from([0.0, 0.7, 1.3]),
 )  # fmt: skip
-def test_many_prompts_of_different_lengths_give_the_same_text_as_one_by_one(lengths, positions, slide, seed, temperature):
+def test_many_prompts_of_different_lengths_give_the_same_text_as_one_by_one(
+    lengths, positions, slide, seed, temperature
+):
     net = model(positions=positions)
-    prompts = [torch.randint(0, 41, (n,), generator=torch.Generator().manual_seed(i)).tolist() for i, n in enumerate(lengths)]
+    prompts = [
+        torch.randint(0, 41, (n,), generator=torch.Generator().manual_seed(i)).tolist() for i, n in enumerate(lengths)
+    ]
     how = Sampling(temperature, top_p=0.9, seed=seed)
     together, reasons = grow(net, prompts, 27, how, slide=slide)
     for i, prompt in enumerate(prompts):
@@ -64,7 +70,9 @@ def test_many_prompts_of_different_lengths_give_the_same_text_as_one_by_one(leng
 def test_cached_and_uncached_write_the_same(slide):
     net = model()
     how = Sampling(0.9, top_k=7, repetition_penalty=1.3, seed=3)
-    assert grow(net, [[1, 2], [3]], 40, how, slide=slide) == grow(net, [[1, 2], [3]], 40, how, slide=slide, cached=False)
+    assert grow(net, [[1, 2], [3]], 40, how, slide=slide) == grow(
+        net, [[1, 2], [3]], 40, how, slide=slide, cached=False
+    )
 
 
 def test_a_full_context_stops_or_slides():
@@ -169,9 +177,18 @@ def test_streamed_pieces_are_whole_characters_and_join_to_the_text(text):
 def test_a_stop_string_ends_the_text_before_itself_and_none_of_it_is_shown(stop, expected):
     text = "go on, stops here"
     reasons = []
-    pieces = stream(Parrot(text), ByteTokenizer(), ["x"], len(text), Sampling(0), stop=stop, cached=False, reasons=reasons)
+    pieces = stream(
+        Parrot(text), ByteTokenizer(), ["x"], len(text), Sampling(0), stop=stop, cached=False, reasons=reasons
+    )
     assert "".join(p[0] for p in pieces) == expected
     assert reasons == ["stop" if expected != text else "length"]
+
+
+def test_ids_of_a_padded_vocabulary_are_never_drawn():
+    tokenizer = CharTokenizer("abc")
+    text = complete(model(vocab=41), tokenizer, ["ab"], 20, Sampling(3.0))[0]
+    assert len(text) == 20
+    assert set(text) <= set("abc")
 
 
 def test_complete_takes_texts():
@@ -181,13 +198,18 @@ def test_complete_takes_texts():
     assert len(one) == len(two) == 9
 
 
-@pytest.mark.parametrize("prompt, words", [([], "empty"), ([1] * 24, "24 tokens and the context holds 23"), ([41], "outside the vocabulary")])
+@pytest.mark.parametrize(
+    "prompt, words", [([], "empty"), ([1] * 24, "24 tokens and the context holds 23"), ([41], "outside the vocabulary")]
+)
 def test_prompts_that_cannot_be_used_are_refused(prompt, words):
     with pytest.raises(UserError, match=words):
         Generation(model(), [prompt], 5)
 
 
-@pytest.mark.parametrize("values", [dict(temperature=-1), dict(top_k=0), dict(top_p=0), dict(top_p=1.5), dict(min_p=2), dict(repetition_penalty=0)])
+@pytest.mark.parametrize(
+    "values",
+    [dict(temperature=-1), dict(top_k=0), dict(top_p=0), dict(top_p=1.5), dict(min_p=2), dict(repetition_penalty=0)],
+)
 def test_sampling_out_of_range_is_refused(values):
     with pytest.raises(UserError, match="must be at least"):
         Sampling(**values)

@@ -16,7 +16,7 @@ class UserError(ValueError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """" (did you mean x?)", or the list when nothing is near."""
+    """ " (did you mean x?)", or the list when nothing is near."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, 1, 0.5)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
@@ -55,7 +55,16 @@ def _fit(value: Any, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         return value if value in get_args(kind) else None
     if kind is bool:
-        words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+        words = {
+            "true": True,
+            "yes": True,
+            "on": True,
+            "1": True,
+            "false": False,
+            "no": False,
+            "off": False,
+            "0": False,
+        }
         return value if isinstance(value, bool) else words.get(value.lower()) if isinstance(value, str) else None
     if isinstance(value, bool):
         return None
@@ -65,7 +74,13 @@ def _fit(value: Any, kind: Any) -> Any:
         number = float(value)
         if kind is float:
             return number if math.isfinite(number) else None
-        return int(value) if isinstance(value, (int, str)) and str(value).strip("+-").isdigit() else int(number) if number.is_integer() else None
+        return (
+            int(value)
+            if isinstance(value, (int, str)) and str(value).strip("+-").isdigit()
+            else int(number)
+            if number.is_integer()
+            else None
+        )
     except (TypeError, ValueError, OverflowError):
         return None
 
@@ -94,7 +109,7 @@ def to_toml(tables: Mapping[str, Any]) -> str:
     """Tables of plain values, or dataclasses, as TOML; a value that is None is left out."""
     lines = []
     for name, table in tables.items():
-        table = dataclasses.asdict(table) if dataclasses.is_dataclass(table) else table
+        table = dataclasses.asdict(table) if dataclasses.is_dataclass(table) else table  # pyright: ignore[reportArgumentType]
         lines.append(f"[{name}]")
         lines += [f"{key} = {_toml(value)}" for key, value in table.items() if value is not None]
         lines.append("")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -71,22 +72,24 @@ class Generation:
     """Rows of tokens growing together: iterate for each step's new tokens (None in a row that has ended).
 
     Every row has its own stream of random numbers and its own place in the context, so it grows as it would alone.
+    The model takes (tokens, span, cache, last=True), has `config.context` and `config.vocab`, and makes its `new_cache`.
     `reasons` says why each row ended: "length", "context", "end" or "stop".
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: Any,
         prompts: Sequence[Sequence[int]],
         new: int,
         how: Sampling | None = None,
         *,
         samples: Sequence[int] | None = None,
         end: int | None = None,
+        vocab: int | None = None,
         slide: bool = False,
         cached: bool = True,
     ):
-        context, vocab = model.config.context, model.config.vocab
+        context, vocab = int(model.config.context), int(vocab or model.config.vocab)
         for prompt in prompts:
             if not prompt:
                 raise UserError("the prompt is empty: give at least one token to go on from")
@@ -95,7 +98,7 @@ class Generation:
             if not 0 <= min(prompt) <= max(prompt) < vocab:
                 raise UserError(f"token {max(prompt)} is outside the vocabulary of {vocab}")
         self.model, self.new, self.how = model, new, how or Sampling()
-        self.context, self.end, self.slide, self.cached = context, end, slide, cached
+        self.context, self.vocab, self.end, self.slide, self.cached = context, vocab, end, slide, cached
         self.device = next(model.parameters()).device
         self.rows = [list(map(int, prompt)) for prompt in prompts]  # what each row sees: slides may shorten it
         self.reasons: list[str | None] = [None] * len(self.rows)
@@ -113,10 +116,9 @@ class Generation:
 
     def __iter__(self) -> Iterator[list[int | None]]:
         for made in range(self.new):
-            logits = self._logits()
+            logits = self._logits()[:, : self.vocab]  # a padded vocabulary has ids that stand for nothing
             chosen: list[int | None] = [
-                None if reason else token
-                for token, reason in zip(self._choose(logits), self.reasons, strict=True)
+                None if reason else token for token, reason in zip(self._choose(logits), self.reasons, strict=True)
             ]
             for i, token in enumerate(chosen):
                 if token is not None:
@@ -174,7 +176,9 @@ class Generation:
             return logits.argmax(-1).tolist()
         ladder = probabilities(logits.cpu(), self.how).cumsum(-1)
         draws = torch.tensor([[torch.rand((), generator=g, dtype=torch.float64).item()] for g in self.random])
-        return torch.searchsorted(ladder, draws * ladder[:, -1:], right=True).clamp(max=ladder.shape[1] - 1)[:, 0].tolist()
+        return (
+            torch.searchsorted(ladder, draws * ladder[:, -1:], right=True).clamp(max=ladder.shape[1] - 1)[:, 0].tolist()
+        )
 
 
 class _Text:
@@ -210,7 +214,7 @@ class _Text:
 
 
 def stream(
-    model: torch.nn.Module,
+    model: Any,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     new: int = 256,
@@ -227,7 +231,9 @@ def stream(
     What cannot be done is refused before the first piece.
     """
     ids = [tokenizer.encode(prompt).tolist() for prompt in prompts]
-    grown = Generation(model, ids, new, how, samples=samples, end=tokenizer.end, slide=slide, cached=cached)
+    grown = Generation(
+        model, ids, new, how, samples=samples, end=tokenizer.end, vocab=tokenizer.vocab, slide=slide, cached=cached
+    )
     return _pieces(grown, tokenizer, [_Text(tokenizer, stop) for _ in prompts], [] if reasons is None else reasons)
 
 
@@ -244,6 +250,6 @@ def _pieces(grown: Generation, tokenizer: Tokenizer, texts: list[_Text], reasons
     reasons[:] = [reason or "length" for reason in grown.reasons]
 
 
-def complete(model: torch.nn.Module, tokenizer: Tokenizer, prompts: Sequence[str], *args, **options) -> list[str]:
+def complete(model: Any, tokenizer: Tokenizer, prompts: Sequence[str], *args, **options) -> list[str]:
     """What the model writes after each prompt, whole; takes what `stream` takes."""
     return ["".join(row) for row in zip(*stream(model, tokenizer, prompts, *args, **options), strict=True)]

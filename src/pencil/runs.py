@@ -71,9 +71,8 @@ def read_tensors(path: Path, wanted: Mapping[str, tuple[int, ...]] | None = None
             names = set(file.keys())
             if wanted is not None:
                 for name in sorted(names ^ set(wanted)):
-                    raise UserError(
-                        f"{path} is of another model: {name} is {'not in it' if name in wanted else 'not in this model'}"
-                    )
+                    where = "not in it" if name in wanted else "not in this model"
+                    raise UserError(f"{path} is of another model: {name} is {where}")
                 for name, shape in wanted.items():
                     found = tuple(file.get_slice(name).get_shape())
                     if found != tuple(shape):
@@ -153,7 +152,7 @@ class Run:
         self.__dict__.pop("config", None)
 
     def _replace(self, name: str, content: bytes) -> None:
-        """Replace a file of the manifest; between the renames either file may be found, so both are allowed till then."""
+        """Replace a file of the manifest; between the renames either may be found, so both are allowed till then."""
         path, manifest = self.path / name, self.path / "manifest.json"
         new = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         files = {n: [fingerprint(self.path / n)] for n in MANIFEST if (self.path / n).is_file()}
@@ -182,7 +181,7 @@ class Run:
             if fingerprint(file) not in entries:
                 raise UserError(f"{file} is damaged or was changed: it does not match manifest.json")
 
-    def load_model(self, device: torch.device | str = "cpu") -> nn.Module:
+    def load_model(self, device: torch.device | str = "cpu") -> Any:
         """The run's model with its best weights, ready to be used."""
         path = self.path / WEIGHTS
         if not path.is_file():
@@ -223,7 +222,7 @@ def choose_path(name: str, root: Path = Path("runs")) -> Path:
 class Loaded(NamedTuple):
     """A run opened for use."""
 
-    model: nn.Module
+    model: Any
     tokenizer: Tokenizer
     run: Run
 

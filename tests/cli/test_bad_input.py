@@ -3,10 +3,16 @@
 import shutil
 
 import pytest
-from conftest import TEXT, TINY, pencil
 from test_verbs import QUICK, type_in  # noqa: F401
 
-BAD_FILES = {"empty.txt": b"", "binary.txt": b"ab\0cd", "latin.txt": "café au lait".encode("latin-1"), "short.txt": b"too short"}
+from conftest import TEXT, TINY, pencil
+
+BAD_FILES = {
+    "empty.txt": b"",
+    "binary.txt": b"ab\0cd",
+    "latin.txt": "café au lait".encode("latin-1"),
+    "short.txt": b"too short",
+}
 
 
 @pytest.fixture
@@ -56,7 +62,9 @@ def test_unknown_families_and_verbs(fails):
 def test_a_run_is_never_overwritten_unasked(fails, type_in, notes, tmp_path):  # noqa: F811
     type_in("train", "gpt", "--data", notes, "--name", "mine", *QUICK)
     weights = (tmp_path / "runs" / "mine" / "model.safetensors").read_bytes()
-    assert "the name mine is already taken by runs/mine" in fails("train", "gpt", "--data", notes, "--name", "mine", *QUICK)
+    assert "the name mine is already taken by runs/mine" in fails(
+        "train", "gpt", "--data", notes, "--name", "mine", *QUICK
+    )
     assert "already holds another run" in fails("train", "gpt", "--data", notes, "--out", "runs/mine", *QUICK)
     assert (tmp_path / "runs" / "mine" / "model.safetensors").read_bytes() == weights
     (tmp_path / "letters").mkdir()
@@ -124,7 +132,9 @@ def test_weights_of_another_model(fails, type_in, copy, notes):  # noqa: F811
 
 
 def test_a_checkpoint_of_another_model(fails, type_in, copy, notes):  # noqa: F811
-    type_in("train", "gpt", "--data", notes, "--name", "other", *QUICK, "--model.width", "36", "--train.save_every", "2")
+    type_in(
+        "train", "gpt", "--data", notes, "--name", "other", *QUICK, "--model.width", "36", "--train.save_every", "2"
+    )
     shutil.rmtree(copy / "checkpoints")
     shutil.copytree("runs/other/checkpoints", copy / "checkpoints")
     assert "is a checkpoint of another model" in fails("resume", copy)
@@ -138,7 +148,9 @@ def test_data_that_changed_under_a_run(fails, type_in, tmp_path):  # noqa: F811
     assert "tale.txt has changed since" in fails("eval", "runs/tale-gpt")
 
 
-@pytest.mark.parametrize("text, said", [("[run", "cannot be read"), ("[run]\n", "has no [model]"), ("", "has no [run]")])
+@pytest.mark.parametrize(
+    "text, said", [("[run", "cannot be read"), ("[run]\n", "has no [model]"), ("", "has no [run]")]
+)
 def test_a_config_that_cannot_be_read(fails, copy, text, said):
     (copy / "config.toml").write_text(text)
     assert "config.toml is damaged or was changed" in fails("sample", copy)

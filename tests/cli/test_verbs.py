@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import TEXT, TINY, pencil
 
+from conftest import TEXT, TINY, pencil
 from pencil.cli.main import main
 
 

@@ -21,7 +21,11 @@ def by_hand(q, k, v, allowed=None, bias=None, scale=None):
             for t in range(q.shape[2]):
                 seen = [s for s in range(k.shape[2]) if allowed is None or allowed[b, h, t, s]]
                 scores = torch.tensor(
-                    [q[b, h, t] @ k[b, g, s] * (scale or q.shape[-1] ** -0.5) + (0 if bias is None else bias[b, h, t, s]) for s in seen],
+                    [
+                        q[b, h, t] @ k[b, g, s] * (scale or q.shape[-1] ** -0.5)
+                        + (0 if bias is None else bias[b, h, t, s])
+                        for s in seen
+                    ],
                     dtype=torch.float64,
                 )
                 for s, weight in zip(seen, (scores - scores.max()).exp() if seen else [], strict=True):

@@ -27,7 +27,9 @@ def test_a_stamp_further_on_is_a_rotation_of_this_one(golden):
     scheme = SinCos(entry["inputs"]["d"])
     pos, k = entry["inputs"]["pos"], entry["inputs"]["k"]
     here, there = scheme.stamp(coords([pos], [pos + k]))[0].double()
-    torch.testing.assert_close(torch.tensor(entry["expected"]["R_k"], dtype=torch.float64) @ here, there, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor(entry["expected"]["R_k"], dtype=torch.float64) @ here, there, atol=1e-6, rtol=0
+    )
 
 
 def test_sine_stamps_stay_exact_at_far_seats():

@@ -69,13 +69,15 @@ def test_the_saved_bpe_is_a_plain_file_of_the_tokenizers_library(tmp_path):
     assert Tokenizer.from_file(str(path)).encode("the strip").ids == BPE.encode("the strip").tolist()
 
 
-@pytest.mark.parametrize("name, words", [("bqe", "did you mean bpe"), ("nowhere.json", "no tokenizer file"), ("gpt2", "hub")])
+@pytest.mark.parametrize(
+    "name, words", [("bqe", "did you mean bpe"), ("nowhere.json", "no tokenizer file"), ("gpt2", "hub")]
+)
 def test_a_tokenizer_that_is_not_to_be_had(name, words):
     with pytest.raises(UserError, match=words):
         from_name(name)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "{\"kind\": \"char\"}", json.dumps({"model": {"type": "BPE"}})])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "char"}', json.dumps({"model": {"type": "BPE"}})])
 def test_a_file_that_is_no_tokenizer_is_refused(text):
     with pytest.raises(UserError, match="is not a tokenizer"):
         read_json(text, "x.json")

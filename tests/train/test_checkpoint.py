@@ -64,7 +64,9 @@ def test_every_flip_truncation_and_stray_file_is_refused_and_the_one_before_is_u
             kept, faults = checkpoint.latest(tmp_path)
         except UserError:
             pytest.fail("the whole one was not used")
-        same = json.loads(whole) == _loads(damaged) if path.suffix == ".json" and path.name == "manifest.json" else False
+        same = (
+            json.loads(whole) == _loads(damaged) if path.suffix == ".json" and path.name == "manifest.json" else False
+        )
         assert kept.step == 1 or same, (path.name, trial)
         caught += kept.step == 1
         if kept.step == 1:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, pencil
 from safetensors import safe_open
 
+from conftest import TINY, pencil
 from pencil.config import UserError, build
 from pencil.data import text
 from pencil.models import configure
@@ -38,7 +38,10 @@ def trainer(folder, notes, run=None, **settings):
 def bits(folder, step):
     """SHA-256 of every tensor, of the weights in place, and of what was measured."""
     kept = checkpoint.read(folder, step)
-    found = {n: hashlib.sha256(t.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() if t.ndim else t.item() for n, t in kept.tensors.items()}
+    found = {
+        n: hashlib.sha256(t.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() if t.ndim else t.item()
+        for n, t in kept.tensors.items()
+    }
     lines = [{k: v for k, v in line.items() if k not in ("rate", "time")} for line in Metrics.read(folder)]
     with safe_open(folder / "model.safetensors", "pt") as file:
         placed = {n: file.get_tensor(n).tolist() for n in file.keys()}  # noqa: SIM118
@@ -99,7 +102,9 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, notes):
 
 
 @pytest.mark.parametrize("poison", ["loss", "gradient"])
-def test_a_loss_or_gradient_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, notes, poison):
+def test_a_loss_or_gradient_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(
+    tmp_path, notes, poison
+):
     made = trainer(tmp_path / "a", notes)
     clean = made.task.loss
 
@@ -158,7 +163,9 @@ def test_evaluation_is_the_mean_over_the_held_out_text(tmp_path, notes):
     assert measures["val_loss"] == pytest.approx(total / count, abs=1e-5)
     assert measures["perplexity"] == pytest.approx(2.718281828 ** measures["val_loss"], rel=1e-5)
     text_bytes = len(made.task.data.tokenizer.decode(ids.tolist()).encode())
-    assert measures["bits_per_byte"] == pytest.approx(measures["val_loss"] / 0.6931471806 * len(ids) / text_bytes, rel=1e-5)
+    assert measures["bits_per_byte"] == pytest.approx(
+        measures["val_loss"] / 0.6931471806 * len(ids) / text_bytes, rel=1e-5
+    )
 
 
 def start(folder, notes, steps=100_000):
@@ -200,7 +207,9 @@ def test_a_run_killed_with_no_warning_resumes_and_ends_as_one_never_killed(tmp_p
         for old in checkpoint.saved(tmp_path / name):
             checkpoint._remove(checkpoint.folder_of(tmp_path / name, old))
     for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-m", "pencil", "resume", str(tmp_path / "killed")], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pencil", "resume", str(tmp_path / "killed")], stderr=subprocess.DEVNULL
+        )
         begun = checkpoint.saved(tmp_path / "killed")
         while checkpoint.saved(tmp_path / "killed") == begun and process.poll() is None:
             time.sleep(0.02)
@@ -224,7 +233,9 @@ def tmpfs(folder: Path, size: str):
     folder.mkdir()
     if os.name != "posix" or os.geteuid() != 0:
         pytest.skip("only root may mount a small file system to fill")
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True
+    ).returncode:
         pytest.skip("this machine does not allow mounting a small file system to fill")
 
 

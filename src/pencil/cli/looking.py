@@ -52,8 +52,9 @@ def shapes(what: str, /, *, batch: int = 1) -> int:
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False)
 
-    say(f"{what}: {family}, {sum(map(prod, parameters.values())):,} parameters, {config.depth} blocks, positions {config.positions}")
-    say("B batch · T tokens · S tokens seen · D width · h heads · g key-value heads · d head width · F hidden · V vocabulary")
+    count = sum(map(prod, parameters.values()))
+    say(f"{what}: {family}, {count:,} parameters, {config.depth} blocks, positions {config.positions}")
+    say("B batch · T tokens · S tokens seen · D width · h heads · g key-value heads · d head width · F hidden")
 
     def show(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
         table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)

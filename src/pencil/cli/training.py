@@ -176,7 +176,7 @@ def demo(*, out: Path | None = None) -> int:
         sys.stdout.flush()
     sys.stdout.write("\n")
     _say(f"\nThe run     {run.path}\nIts curve   {run.path / 'loss.png'}\nIts samples {run.path / 'samples'}")
-    _say(f"Go on:      pencil sample {run.path} --prompt \"The\" --temperature 0.8 --slide")
+    _say(f'Go on:      pencil sample {run.path} --prompt "The" --temperature 0.8 --slide')
     _say("Your text:  pencil train gpt --data notes/ --tokenizer bpe --preset small")
     return 0
 

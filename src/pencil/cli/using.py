@@ -74,9 +74,7 @@ def sample(
     prompts = [text for text in given for _ in range(count)]
     samples = [k for _ in given for k in range(count)]
     reasons: list[str] = []
-    pieces = stream(
-        model, tokenizer, prompts, new, how, stop=stop or (), samples=samples, slide=slide, reasons=reasons
-    )
+    pieces = stream(model, tokenizer, prompts, new, how, stop=stop or (), samples=samples, slide=slide, reasons=reasons)
     if len(prompts) == 1 and out is None:
         sys.stdout.write(prompts[0] if prompt else "")
         for piece in pieces:
@@ -105,7 +103,9 @@ def _beginning(tokenizer) -> str:
     return "\n" if tokenizer.kind == "byte" or "\n" in tokenizer.characters else tokenizer.decode([0])
 
 
-def evaluate(run: Path, /, *, as_json: Annotated[bool, Parameter(name="--json", negative=())] = False, device: str = "auto") -> int:
+def evaluate(
+    run: Path, /, *, as_json: Annotated[bool, Parameter(name="--json", negative=())] = False, device: str = "auto"
+) -> int:
     """Measure a run on its held-out data: loss, perplexity, bits per byte; one name and value a line.
 
     Parameters

@@ -32,7 +32,7 @@ class Seen:
 
     @staticmethod
     def dense(allowed: Bool[Tensor, "#B #h #T S"]) -> "Seen":
-        """A query that sees nothing is `blind`: kernels differ on it, so it is let see all, and its sum zeroed after."""
+        """A query that sees nothing is `blind`: kernels differ on it, so it is let see all, and zeroed after."""
         blind = ~allowed.any(-1, keepdim=True)
         return Seen("dense", lambda: allowed, allowed | blind, blind)
 
@@ -92,9 +92,7 @@ padding = Mask("padding", lambda q, k: k < NOWHERE, lambda n: "all")
 def prefix(count: int) -> Mask:
     """The first `count` tokens see each other; every later one sees all before it."""
     reach = {0: "causal", 1: "causal"}.get(count)
-    return Mask(
-        f"prefix({count})", lambda q, k: (k <= q) | (k < count), lambda n: "all" if n and n <= count else reach
-    )
+    return Mask(f"prefix({count})", lambda q, k: (k <= q) | (k < count), lambda n: "all" if n and n <= count else reach)
 
 
 def window(count: int) -> Mask:

@@ -96,7 +96,7 @@ def share(pairs: int, axes: int) -> tuple[int, ...]:
 
 
 def turn_angles(coords: Num[Tensor, "B T a"], pairs: tuple[int, ...], base: float) -> Float[Tensor, "B T p"]:
-    """seat·base^(−i/n) for each axis's n pairs, in float64 where the device has it: at seat 5,000 float32 is off by 4e-4."""
+    """seat·base^(−i/n) for each axis's n pairs; in float64 where there is one (float32 is 4e-4 off at seat 5,000)."""
     exact = torch.float32 if coords.device.type == "mps" else torch.float64
     parts = []
     for axis, n in enumerate(pairs):

@@ -19,8 +19,11 @@ END = "<|endoftext|>"
 class Tokenizer(Protocol):
     """What every tokenizer does; `end` is the id that ends a text, where there is one."""
 
-    kind: str
-    end: int | None
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def end(self) -> int | None: ...
 
     @property
     def vocab(self) -> int: ...

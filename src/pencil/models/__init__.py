@@ -37,7 +37,7 @@ def configure(name: str, preset: str | None = None, **values: Any) -> Any:
     return build(kind.config, kind.presets[preset] | values, "model.")
 
 
-def create(name: str, config: Mapping[str, Any] | Any) -> nn.Module:
+def create(name: str, config: Mapping[str, Any] | Any) -> Any:
     """The model of a family from its config, or from a table of its values."""
     kind = family(name)
     return kind.model(build(kind.config, config, "model.") if isinstance(config, Mapping) else config)

@@ -168,17 +168,16 @@ class GPT(nn.Module):
 
         Without a span the tokens stand one after another, after what the cache holds.
         """
-        if span is None:
-            count = tokens.shape[1]
-            span = Span.whole(count, device=tokens.device) if cache is None else cache.next(count)
+        count = tokens.shape[1]
+        here = span or (Span.whole(count, device=tokens.device) if cache is None else cache.next(count))
         if cache is not None:
-            span = cache.place(span)
+            here = cache.place(here)
         x = probe("embed", self.tokens(tokens))
-        x, span = self.positions(x, span, probe / "positions")
-        span = span.under(self.mask)
+        x, here = self.positions(x, here, probe / "positions")
+        here = here.under(self.mask)
         x = self.drop(probe("input", x))
         for i, block in enumerate(self.blocks):
-            x = block(x, span, None if cache is None else cache[i], probe / f"blocks.{i}")
+            x = block(x, here, None if cache is None else cache[i], probe / f"blocks.{i}")
         x = probe("norm", self.norm(x[:, -1:] if last else x))
         return probe("logits", self.tokens.logits(x) if self.head is None else self.head(x))
 

@@ -2,6 +2,7 @@
 
 import errno
 import math
+import os
 import platform
 import signal
 import threading
@@ -78,6 +79,9 @@ class Trainer:
     def __init__(self, task: Task, run: Run, config: TrainConfig):
         self.task, self.run, self.config = task, run, config
         self.device = pick_device(config.device)
+        if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
         self._seed(0)
         self.model = task.build().to(self.device)
         self.optimizers = make_optimizers(self.model, config)

@@ -24,13 +24,13 @@ class Muon(torch.optim.Optimizer):
         lr: float = 0.02,
         weight_decay: float = 0.0,
         momentum: float = 0.95,
-        parts: dict[nn.Parameter, list[int]] | None = None,
+        parts: dict[Tensor, list[int]] | None = None,
     ):
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum))
         self.parts = parts or {}
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         for group in self.param_groups:
             same_shape: dict[tuple, list[tuple[Tensor, Tensor]]] = defaultdict(list)
             for p in group["params"]:
@@ -48,7 +48,8 @@ class Muon(torch.optim.Optimizer):
             for (rows, columns), pairs in same_shape.items():
                 stacked = orthogonalise(torch.stack([change for _, change in pairs]))
                 rate = group["lr"] * max(1, rows / columns) ** 0.5
-                torch._foreach_add_([part for part, _ in pairs], list(stacked.unbind()), alpha=-rate)
+                for (part, _), change in zip(pairs, stacked, strict=True):
+                    part.add_(change, alpha=-rate)
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -67,7 +68,11 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 def make_optimizers(model: nn.Module, config: TrainConfig) -> dict[str, torch.optim.Optimizer]:
     """The optimizers by name; decay falls on matrices only."""
     named = dict(model.named_parameters())
-    inside = {n: p for n, p in named.items() if p.ndim == 2 and n.startswith("blocks.")} if config.optimizer == "muon" else {}
+    inside = (
+        {n: p for n, p in named.items() if p.ndim == 2 and n.startswith("blocks.")}
+        if config.optimizer == "muon"
+        else {}
+    )
     rest = [p for n, p in named.items() if n not in inside]
     decayed, plain = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
     device = next(iter(named.values())).device.type
@@ -91,7 +96,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> dict[str, torch.op
 
 def state_tensors(model: nn.Module, optimizers: dict[str, torch.optim.Optimizer]) -> dict[str, Tensor]:
     """Every tensor the optimizers remember, under the name of the parameter it belongs to."""
-    names = {p: n for n, p in model.named_parameters()}
+    names: dict[Tensor, str] = {p: n for n, p in model.named_parameters()}
     return {
         f"optim.{kind}.{names[p]}.{key}": value
         for kind, optimizer in optimizers.items()

@@ -71,8 +71,11 @@ def plot_losses(run: Path) -> Path:
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for key, label, style in (("train_loss", "training", {"color": "#999999", "linewidth": 1}),
-                              ("val_loss", "validation", {"color": "#0072b2", "marker": "o", "markersize": 3})):  # fmt: skip
+    curves = (
+        ("train_loss", "training", {"color": "#999999", "linewidth": 1}),
+        ("val_loss", "validation", {"color": "#0072b2", "marker": "o", "markersize": 3}),
+    )
+    for key, label, style in curves:
         points = [(line["step"], line[key]) for line in lines if key in line]
         if points:
             axes.plot(*zip(*points, strict=True), label=f"{label} (last {points[-1][1]:.3f})", **style)
@@ -110,5 +113,5 @@ import pencil
 model, tokenizer, run = pencil.load("{run}")
 ```
 
-`config.toml` has every setting, `metrics.jsonl` every measurement, `loss.png` the curve, `samples/` what it wrote on the way.
+`config.toml` has every setting, `metrics.jsonl` every measurement, `loss.png` the curve, `samples/` what it wrote.
 """

@@ -30,6 +30,7 @@ class TrainConfig:
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
+    deterministic: bool = False  # on CUDA: the same bits every time, at some cost in speed; a CPU always gives them
     logger: Literal["none", "tensorboard", "trackio"] = "none"
 
     def __post_init__(self):
@@ -40,13 +41,23 @@ class TrainConfig:
             if not getattr(self, name) >= 0:
                 raise UserError(f"train.{name} cannot be negative, not {getattr(self, name)}")
         if self.keep < 2:
-            raise UserError(f"train.keep must be at least 2, so that one good checkpoint always stands, not {self.keep}")
+            raise UserError(
+                f"train.keep must be at least 2, so that one good checkpoint always stands, not {self.keep}"
+            )
         if not 0 <= self.beta2 < 1:
             raise UserError(f"train.beta2 must be at least 0 and under 1, not {self.beta2}")
 
 
 _GPT2 = dict(
-    optimizer="adamw", lr=6e-4, min_lr=0.1, batch=12, accumulate=40, warmup=2000, steps=600_000, beta2=0.95, save_every=1000
+    optimizer="adamw",
+    lr=6e-4,
+    min_lr=0.1,
+    batch=12,
+    accumulate=40,
+    warmup=2000,
+    steps=600_000,
+    beta2=0.95,
+    save_every=1000,
 )
 
 PRESETS: dict[str, dict[str, dict]] = {

@@ -80,7 +80,9 @@ class TextTask:
 
     def batch(self, step: int, micro: int = 0) -> Batch:
         ids = self.data.train
-        return self._windows(ids, random_of(self.seed, step, micro).integers(0, len(ids) - self.config.context, self.size))
+        return self._windows(
+            ids, random_of(self.seed, step, micro).integers(0, len(ids) - self.config.context, self.size)
+        )
 
     def count(self, batch: Batch) -> int:
         return batch[0].numel()

@@ -39,7 +39,11 @@ def pairs(depth: int) -> Iterator[tuple[str, str]]:
 def config_from(theirs: Mapping[str, Any]) -> GPTConfig:
     """Our config from their config.json."""
     activation = ACTIVATIONS.get(theirs.get("activation_function", "gelu_new"))
-    if activation is None or theirs.get("scale_attn_by_inverse_layer_idx") or not theirs.get("scale_attn_weights", True):
+    if (
+        activation is None
+        or theirs.get("scale_attn_by_inverse_layer_idx")
+        or not theirs.get("scale_attn_weights", True)
+    ):
         raise UserError("this GPT-2 has an activation or an attention scale that ours does not")
     return GPTConfig(
         vocab=theirs["vocab_size"],
@@ -49,7 +53,7 @@ def config_from(theirs: Mapping[str, Any]) -> GPTConfig:
         heads=theirs["n_head"],
         hidden=theirs.get("n_inner"),
         eps=theirs.get("layer_norm_epsilon", 1e-5),
-        activation=activation,
+        activation=activation,  # pyright: ignore[reportArgumentType]
         bias=True,
         positions="learned",
     )
