@@ -72,7 +72,7 @@ class Generation:
     """Rows of tokens growing together: iterate for each step's new tokens (None in a row that has ended).
 
     Every row has its own stream of random numbers and its own place in the context, so it grows as it would alone.
-    The model takes (tokens, span, cache, last=True), has `config.context` and `config.vocab`, and makes its `new_cache`.
+    The model takes (tokens, span, cache, last=True), has a config with context and vocab, and makes its `new_cache`.
     `reasons` says why each row ended: "length", "context", "end" or "stop".
     """
 

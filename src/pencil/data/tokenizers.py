@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -56,7 +55,7 @@ class CharTokenizer:
     def vocab(self) -> int:
         return len(self.characters)
 
-    @cached_property
+    @property
     def byte_lengths(self) -> np.ndarray:
         return np.array([len(c.encode()) for c in self.characters])
 
@@ -80,7 +79,7 @@ class ByteTokenizer:
 
     kind, end, vocab = "byte", None, 256
 
-    @cached_property
+    @property
     def byte_lengths(self) -> np.ndarray:
         return np.ones(256, dtype=np.int64)
 
@@ -107,7 +106,7 @@ class BPETokenizer:
     def vocab(self) -> int:
         return self.inner.get_vocab_size()
 
-    @cached_property
+    @property
     def byte_lengths(self) -> np.ndarray:
         lengths = np.zeros(self.vocab, dtype=np.int64)
         for token, i in self.inner.get_vocab().items():
