@@ -62,6 +62,7 @@ def milliseconds(call, repeats: int = 50) -> float:
     times = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
+        torch.cuda._sleep(10_000_000)  # keep the GPU busy while the calls queue up: kernels are timed, not launches
         begin.record()
         call()
         end.record()
