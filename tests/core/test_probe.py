@@ -27,3 +27,27 @@ def test_an_edit_replaces_the_value_and_keeps_nothing_else():
     assert (probe / "attn")("scores", torch.ones(2)).sum() == 2
     assert (probe / "attn").wants("pattern")
     assert not probe.values
+
+
+def test_every_public_function_of_the_core_says_its_shapes():
+    import importlib
+    import inspect
+    import pkgutil
+
+    import pencil.core
+
+    silent = []
+    for info in pkgutil.iter_modules(pencil.core.__path__):
+        module = importlib.import_module(f"pencil.core.{info.name}")
+        if info.name == "probe":  # names any value, whatever its shape
+            continue
+        for owner in [module, *(c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__)]:
+            for name, function in vars(owner).items():
+                function = getattr(function, "__func__", getattr(function, "fget", function))
+                if name.startswith("_") or not inspect.isfunction(function) or function.__name__ == "<lambda>":
+                    continue
+                said = inspect.signature(function)
+                hints = [p.annotation for n, p in said.parameters.items() if n not in ("self", "cls")] + [said.return_annotation]
+                if any(hint in (inspect.Parameter.empty, torch.Tensor) for hint in hints):
+                    silent.append(f"{module.__name__}.{name}")
+    assert not silent

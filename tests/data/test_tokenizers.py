@@ -81,3 +81,14 @@ def test_a_tokenizer_that_is_not_to_be_had(name, words):
 def test_a_file_that_is_no_tokenizer_is_refused(text):
     with pytest.raises(UserError, match="is not a tokenizer"):
         read_json(text, "x.json")
+
+
+def test_gpt2s_tokenizer_is_the_hubs_file(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    path = tmp_path / "tokenizer.json"
+    path.write_text(BPE.to_json())
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *words: asked.append(words) or str(path))
+    assert from_name("gpt2").vocab == BPE.vocab
+    assert asked == [("openai-community/gpt2", "tokenizer.json")]

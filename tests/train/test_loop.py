@@ -281,3 +281,17 @@ def test_devices():
     for name in ("cuda:99", "nonsense"):
         with pytest.raises(UserError, match=f"device {name} is not to be had"):
             pick_device(name)
+
+
+def test_trackio_by_one_setting(tmp_path, notes, monkeypatch):
+    """A stand-in with trackio's two calls: the real one is a large optional package."""
+    import types
+
+    logged = []
+    stand_in = types.SimpleNamespace(
+        init=lambda project, name: logged.append((project, name)), log=lambda values, step: logged.append((step, set(values)))
+    )
+    monkeypatch.setitem(sys.modules, "trackio", stand_in)
+    trainer(tmp_path / "a", notes, logger="trackio", steps=10).train()
+    assert logged[0] == (tmp_path.name, "a")
+    assert (10, {"train_loss", "lr", "rate", "time"}) in logged

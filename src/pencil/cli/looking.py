@@ -57,9 +57,9 @@ def shapes(what: str, /, *, batch: int = 1) -> int:
     say("B batch · T tokens · S tokens seen · D width · h heads · g key-value heads · d head width · F hidden")
 
     def show(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-        table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
+        table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
         for column in columns:
-            table.add_column(column, no_wrap=True)
+            table.add_column(column, overflow="fold")
         for row in rows:
             # the stack is shown once, as block ℓ
             if not row[-1].startswith("blocks.") or row[-1].startswith("blocks.0."):

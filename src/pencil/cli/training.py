@@ -1,5 +1,6 @@
 """train, resume and demo."""
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -171,13 +172,13 @@ def demo(*, out: Path | None = None) -> int:
     prompt = 'The "while" statement'
     _say("\nWhat it writes, read as it decodes (the first words are ours):\n")
     sys.stdout.write(prompt)
-    for piece in stream(loaded.model, loaded.tokenizer, [prompt], 250, Sampling(0.7, top_p=0.95), slide=True):
+    for piece in stream(loaded.model, loaded.tokenizer, [prompt], 250, Sampling(0.6, top_p=0.95), slide=True):
         sys.stdout.write(piece[0])
         sys.stdout.flush()
     sys.stdout.write("\n")
     _say(f"\nThe run     {run.path}\nIts curve   {run.path / 'loss.png'}\nIts samples {run.path / 'samples'}")
-    _say(f'Go on:      pencil sample {run.path} --prompt "The" --temperature 0.8 --slide')
-    _say("Your text:  pencil train gpt --data notes/ --tokenizer bpe --preset small")
+    _say(f'Go on:      {_command()} sample {run.path} --prompt "The" --temperature 0.8 --slide')
+    _say(f"Your text:  {_command()} train gpt --data notes/ --tokenizer bpe --preset small")
     return 0
 
 
@@ -191,12 +192,17 @@ def _go(run: Any, task: Any, config: Any) -> int:
 
     outcome = Trainer(task, run, config).train()
     if not outcome.finished:
-        _say(f"Stopped after step {outcome.step}, and saved. Go on with:\n  pencil resume {run.path}")
+        _say(f"Stopped after step {outcome.step}, and saved. Go on with:\n  {_command()} resume {run.path}")
         return 130
     best = outcome.best
     _say(f"Trained {outcome.step} steps in {outcome.seconds:.1f} s; best val_loss {best['val_loss']:.4f} at step "
          f"{best['step']}; the run is in {run.path}")  # fmt: skip
     return 0
+
+
+def _command() -> str:
+    """What the user types to run this program: its bare name where the shell would find it."""
+    return "pencil" if shutil.which("pencil") or not sys.argv[0].endswith("pencil") else sys.argv[0]
 
 
 def _say(line: str) -> None:

@@ -62,7 +62,7 @@ class Learned(Positions):
 class SinCos(Positions):
     """Fixed waves: channel 2i is sin(seat/base^(2i/D)), channel 2i+1 its cosine; n axes share the channels evenly."""
 
-    NAMES = {"stamp": ("B T D", "P", "sin, cos (seat / base^(2i/D))")}
+    NAMES = {"stamp": ("B T D", "P", "sin, cos of seat·ω_i")}
 
     def __init__(self, width: int, axes: int = 1, base: float = 10000.0):
         super().__init__()

@@ -30,12 +30,14 @@ class Span:
     scale: float | None = None
 
     @staticmethod
-    def whole(length: int, *, coords: Num[Tensor, "#B T a"] | None = None, device: torch.device | None = None):
+    def whole(
+        length: int, *, coords: Num[Tensor, "#B T a"] | None = None, device: torch.device | None = None
+    ) -> "Span":
         """A sequence seen from its first token to its last; by default its coords are its index."""
         return Span.of(torch.arange(length, device=device)[None], coords, start=0)
 
     @staticmethod
-    def of(index: Int[Tensor, "#B T"], coords: Num[Tensor, "#B T a"] | None = None, start: int | None = None):
+    def of(index: Int[Tensor, "#B T"], coords: Num[Tensor, "#B T a"] | None = None, start: int | None = None) -> "Span":
         """Tokens at these places that look at one another."""
         coords = index[..., None] if coords is None else coords
         return Span(index, coords, index, coords, start)

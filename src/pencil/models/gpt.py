@@ -100,10 +100,10 @@ class GPT(nn.Module):
     """Tokens to logits; the parts are chosen by the config's data, the trunk is the loop in `forward`."""
 
     NAMES = {
-        "embed": ("B T D", "E[t]", "the tokens' rows of E"),
-        "input": ("B T D", "X⁰", "E[t] + P"),
+        "embed": ("B T D", "E[t]", "rows of E"),
+        "input": ("B T D", "X⁰", "E[t] (+ P)"),
         "norm": ("B T D", "X_f", "Norm(X)"),
-        "logits": ("B T V", "Z", "X_f Eᵀ, or X_f W_vocab + b"),
+        "logits": ("B T V", "Z", "X_f Eᵀ or X_f W + b"),
     }
 
     WEIGHTS = {"head.weight": "W_vocab", "head.bias": "b_vocab"}

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..core.attention import Attention
@@ -52,7 +53,7 @@ class Muon(torch.optim.Optimizer):
                     part.add_(change, alpha=-rate)
 
 
-def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
+def orthogonalise(matrices: Float[Tensor, "n r c"], steps: int = 5) -> Float[Tensor, "n r c"]:
     """Push every singular value of each matrix towards one: five steps of the quintic Newton–Schulz iteration."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()

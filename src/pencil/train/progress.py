@@ -26,7 +26,8 @@ class Bar:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.progress.stop()
+        if self.console.is_terminal:
+            self.progress.stop()
 
     def update(self, step: int, loss: float, rate: float) -> None:
         note = f"loss {loss:.4f}  {rate:,.0f} {self.unit}/s"
