@@ -46,6 +46,8 @@ def test_every_public_function_of_the_core_says_its_shapes():
                 function = getattr(function, "__func__", getattr(function, "fget", function))
                 if name.startswith("_") or not inspect.isfunction(function) or function.__name__ == "<lambda>":
                     continue
+                if function.__module__ != module.__name__:
+                    continue
                 said = inspect.signature(function)
                 hints = [p.annotation for n, p in said.parameters.items() if n not in ("self", "cls")] + [said.return_annotation]
                 if any(hint in (inspect.Parameter.empty, torch.Tensor) for hint in hints):
