@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 
 from pencil.config import UserError
-from pencil.data.tokenizers import ByteTokenizer, CharTokenizer
-from pencil.generate import Generation, Sampling, complete, penalise, probabilities, stream
+from pencil.data.tokenizers import ByteTokenizer, CharTokenizer, train_bpe
+from pencil.generate import Generation, Sampling, _Text, complete, penalise, probabilities, stream
 from pencil.models import create
 from pencil.models.gpt import GPTConfig
 
@@ -83,6 +83,15 @@ def test_a_full_context_stops_or_slides():
     (row,), reasons = grow(net, [[1, 2, 3]], 50, slide=True)
     assert reasons == ["length"]
     assert len(row) == 50
+
+
+def test_the_smallest_context_slides_too():
+    assert len(grow(model(context=1), [[1]], 9, slide=True)[0][0]) == 9
+
+
+def test_a_temperature_near_nothing_is_greedy():
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    assert probabilities(logits, Sampling(1e-320)).argmax() == 1
 
 
 def test_the_same_seed_writes_the_same_and_samples_differ():
@@ -170,6 +179,21 @@ def test_streamed_pieces_are_whole_characters_and_join_to_the_text(text):
     pieces = [p[0] for p in stream(Parrot(text), ByteTokenizer(), ["x"], len(text.encode()), Sampling(0), cached=False)]
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("vocab", [257, 290, 320])
+def test_byte_pairs_that_end_within_a_character_are_streamed_whole(vocab):
+    text = "日本語の文章は、とても長いです。" * 3
+    tokenizer = train_bpe([text * 9], vocab)
+    shown = _Text(tokenizer, ())
+    pieces = [shown.add(int(token))[0] for token in tokenizer.encode(text)] + [shown.rest()]
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_what_is_no_character_is_shown_as_such():
+    shown = _Text(ByteTokenizer(), ())
+    assert "".join(shown.add(b)[0] for b in b"a\xff\xffb\xe3") + shown.rest() == "a\ufffd\ufffdb\ufffd"
 
 
 @pytest.mark.parametrize("stop, expected", [(["stop"], "go on, "), (["ops"], "go on, st"), (["zz"], "go on, stops here"),

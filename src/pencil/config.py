@@ -96,7 +96,8 @@ def overrides(words: list[str], sections: Iterable[str]) -> dict[str, dict[str, 
         if not word.startswith("--") or not dot:
             raise UserError(f"{word} is not understood; settings look like --model.depth 6 or --train.lr 3e-4")
         if section not in found:
-            raise UserError(f"{name} is not a setting; {nearest(section, found)}")
+            only = " and ".join(f"--{section}" for section in found)
+            raise UserError(f"{name} is not understood: only {only} settings can change here")
         if not equals:
             if not rest:
                 raise UserError(f"{name} needs a value")
@@ -121,4 +122,4 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, float) and value == value and abs(value) != float("inf"):
         return repr(value)
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has no bare delete

@@ -33,16 +33,18 @@ class Sampling:
                 upper = "" if high == math.inf else f" and at most {high:g}"
                 raise UserError(f"{name.replace('_', '-')} must be at least {low:g}{upper}, not {value}")
 
-        within("temperature", 0, math.inf)
+        within("temperature", 0, 1e6)
         within("top_k", 1, math.inf)
         within("top_p", 1e-9, 1)
+        within("seed", 0, math.inf)
         within("min_p", 0, 1)
         within("repetition_penalty", 1e-9, math.inf)
 
 
 def probabilities(logits: Float[Tensor, "B V"], how: Sampling) -> Float[Tensor, "B V"]:
     """The distribution the next token is drawn from, after temperature and every cut."""
-    p = (logits.double() / how.temperature).softmax(-1)
+    logits = logits.double()
+    p = ((logits - logits.amax(-1, keepdim=True)) / how.temperature).softmax(-1)
     order = p.sort(-1, descending=True)
     sorted_p, keep = order.values, torch.ones_like(order.values, dtype=torch.bool)
     if how.top_k is not None:
@@ -95,8 +97,9 @@ class Generation:
                 raise UserError("the prompt is empty: give at least one token to go on from")
             if len(prompt) > context:
                 raise UserError(f"the prompt has {len(prompt)} tokens and the context holds {context}; shorten it")
-            if not 0 <= min(prompt) <= max(prompt) < vocab:
-                raise UserError(f"token {max(prompt)} is outside the vocabulary of {vocab}")
+            for token in prompt:
+                if not 0 <= token < vocab:
+                    raise UserError(f"token {token} is outside the vocabulary of {vocab}")
         self.model, self.new, self.how = model, new, how or Sampling()
         self.context, self.vocab, self.end, self.slide, self.cached = context, vocab, end, slide, cached
         self.device = next(model.parameters()).device
@@ -139,7 +142,7 @@ class Generation:
                 if not self.slide:
                     self.finish(i, "context")
                 else:
-                    del row[: len(row) - self.context // 2]
+                    del row[: len(row) - max(1, self.context // 2)]
                     self.cache = None
 
     @torch.no_grad()
@@ -187,17 +190,20 @@ class _Text:
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
         self.tokenizer, self.stop = tokenizer, stop
         self.waiting: list[int] = []
+        self.told = 0  # characters of the waiting tokens already passed on
         self.held = ""
 
     def add(self, token: int) -> tuple[str, bool]:
         """What may be shown now, and whether a stop string was met."""
         self.waiting.append(token)
         text = self.tokenizer.decode(self.waiting)
-        # half a character decodes to U+FFFD; four bytes are always enough to know
-        if text.endswith("\ufffd") and len(self.waiting) < 4:
-            return "", False
-        self.waiting.clear()
-        self.held += text
+        # half a character at the end decodes to U+FFFD: what stands before it is sure, it itself waits for its rest
+        half = text.endswith("\ufffd")
+        sure = text[:-1] if half else text
+        self.held += sure[self.told :]
+        self.told = len(sure) if half else 0
+        if not half:
+            self.waiting.clear()
         met = [at for word in self.stop if (at := self.held.find(word)) >= 0]
         if met:
             shown, self.held = self.held[: min(met)], ""
@@ -208,9 +214,8 @@ class _Text:
         return shown, False
 
     def rest(self) -> str:
-        rest = self.held + (self.tokenizer.decode(self.waiting) if self.waiting else "")
-        self.held, self.waiting = "", []
-        return rest
+        rest = self.tokenizer.decode(self.waiting)[self.told :] if self.waiting else ""
+        return self.held + rest
 
 
 def stream(

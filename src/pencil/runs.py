@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-import os
 import shutil
 import struct
 import tomllib
-import uuid
 from collections.abc import Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,44 +18,11 @@ from torch import Tensor, nn
 
 from .config import UserError, to_toml
 from .data.tokenizers import Tokenizer, read_json
+from .files import beside, fingerprint, sweep, write_aside
 from .models import create
 
 WEIGHTS = "model.safetensors"
 MANIFEST = ("config.toml", "tokenizer.json", WEIGHTS)
-
-
-def flush_folder(folder: Path) -> None:
-    """Make a rename in this folder outlast a power cut, where the system can."""
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def write_flushed(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_aside(path: Path, content: bytes) -> None:
-    """Replace a file whole, or leave it as it was."""
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        write_flushed(aside, content)
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    flush_folder(path.parent)
-
-
-def fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def read_tensors(path: Path, wanted: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
@@ -101,20 +66,23 @@ class Run:
         return run
 
     @staticmethod
-    def create(path: Path, config: Mapping[str, Any], tokenizer: Tokenizer, force: bool = False) -> "Run":
+    def create(path: Path, config: Mapping[str, Any], tokenizer: Tokenizer | None, force: bool = False) -> "Run":
         """A new folder for a run; one that holds anything is never written into without `force`."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file; --out is the folder of a run")
+        if path.exists() and any(path.iterdir()):
             if not force:
                 raise UserError(f"{path} already holds another run; choose another --out, or --force to replace it")
             held = Run.open(path)
             with held.writing():
-                aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+                aside = beside(path)
                 path.rename(aside)
             shutil.rmtree(aside)
         try:
             (path / "samples").mkdir(parents=True)
             write_aside(path / "config.toml", to_toml(config).encode())
-            write_aside(path / "tokenizer.json", tokenizer.to_json().encode())
+            if tokenizer is not None:
+                write_aside(path / "tokenizer.json", tokenizer.to_json().encode())
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
         return Run(path)
@@ -207,6 +175,8 @@ class Run:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UserError(f"{self.path} is being written by another process") from None
+            sweep(self.path)
+            sweep(self.path / "samples")
             yield
 
 
@@ -223,11 +193,12 @@ class Loaded(NamedTuple):
     """A run opened for use."""
 
     model: Any
-    tokenizer: Tokenizer
+    tokenizer: Any  # None where a family has no words
     run: Run
 
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> Loaded:
     """Open a run: its model, its tokenizer and its folder."""
     run = Run.open(path)
-    return Loaded(run.load_model(device), run.tokenizer, run)
+    worded = (run.path / "tokenizer.json").is_file()
+    return Loaded(run.load_model(device), run.tokenizer if worded else None, run)

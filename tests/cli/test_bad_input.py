@@ -44,7 +44,7 @@ def fails(type_in, tmp_path):  # noqa: F811
     (["--train.steps", "many"], "train.steps must be a whole number, not 'many'"),
     (["--train.optimizer", "sgd"], "train.optimizer must be one of muon, adamw, not 'sgd'"),
     (["--train.device", "tpu"], "device tpu is not to be had here"),
-    (["--tokenizer", "chars"], "chars is not a tokenizer; did you mean char?"),
+    (["--tokenizer", "chars"], "did you mean char?"),
     (["--model.vocab", "7"], "model.vocab 7 is smaller than the tokenizer's"),
     (["--wat", "7"], "--wat"),
 ])  # fmt: skip
@@ -138,6 +138,56 @@ def test_a_checkpoint_of_another_model(fails, type_in, copy, notes):  # noqa: F8
     shutil.rmtree(copy / "checkpoints")
     shutil.copytree("runs/other/checkpoints", copy / "checkpoints")
     assert "is a checkpoint of another model" in fails("resume", copy)
+
+
+def test_a_checkpoint_of_the_same_shapes_but_another_model(fails, type_in, copy, notes):  # noqa: F811
+    type_in("train", "gpt", "--data", notes, "--name", "other", *QUICK, "--model.rope_base", "500")
+    shutil.rmtree(copy / "checkpoints")
+    shutil.copytree("runs/other/checkpoints", copy / "checkpoints")
+    assert "is a checkpoint of another model" in fails("resume", copy, "--train.steps", "99")
+
+
+def test_a_change_that_cannot_be_gone_on_with_leaves_the_run_as_it_was(fails, copy):
+    config = (copy / "config.toml").read_bytes()
+    more = ("--train.steps", "99")
+    assert "is trained with muon, and cannot go on with adamw" in fails(
+        "resume", copy, *more, "--train.optimizer", "adamw"
+    )
+    assert "device cuda:9 is not to be had" in fails("resume", copy, *more, "--train.device", "cuda:9")
+    assert "only --train settings can change" in fails("resume", copy, "--model.width", "64")
+    assert (copy / "config.toml").read_bytes() == config
+
+
+def test_places_that_cannot_be_written(fails, run, notes, tmp_path):
+    assert "there is no folder nowhere" in fails("sample", run, "--out", "nowhere/x.txt")
+    assert "is a folder" in fails("sample", run, "--out", tmp_path)
+    (tmp_path / "file").touch()
+    assert "file" in fails("train", "gpt", "--data", notes, "--out", "file/run", *QUICK)
+    assert "file is a file" in fails("train", "gpt", "--data", notes, "--out", "file", *QUICK)
+    assert "not UTF-8" in fails("sample", run, "--prompt", "a\udcff")
+
+
+@pytest.mark.parametrize("words", [("--model.width", 1 << 24), ("--train.batch", 10**8), ("--model.width", 4 * 10**10)])
+def test_a_model_that_does_not_fit_in_memory(fails, notes, words, tmp_path):
+    assert "needs about" in fails("train", "gpt", "--data", notes, *words)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--data", ""], "--data is empty"), (["--name", ""], "--name must be"), (["--name", ".."], "--name must be"),
+    (["--name", "a/b"], "--name must be"), (["--model.eps", "-1"], "model.eps must be above 0"),
+    (["--model.rope_base", "0"], "model.rope_base must be above 0"),
+])  # fmt: skip
+def test_values_that_make_no_sense(fails, words, said):
+    assert said in fails("train", "gpt", *words)
+
+
+def test_small_things_that_make_no_sense(fails, run):
+    assert "--batch must be at least 1" in fails("shapes", "nano", "--batch", "0")
+    assert "--stop cannot be empty" in fails("sample", run, "--stop", "")
+    assert "--count must be at least 1" in fails("sample", run, "--count", "0")
+    assert "temperature must be" in fails("sample", run, "--temperature", "inf")
+    assert "seed must be" in fails("sample", run, "--seed", "-1")
 
 
 def test_data_that_changed_under_a_run(fails, type_in, tmp_path):  # noqa: F811

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_the_story_of_a_run(type_in, tmp_path, notes):
     assert set(lines) == {"val_loss", "perplexity", "bits_per_byte"}
     again = json.loads(type_in("eval", "runs/notes-gpt", "--json").out)
     assert {k: round(v, 6) for k, v in again.items()} == {k: float(v) for k, v in lines.items()}
-    assert "has made all its 4 steps" in type_in("resume", "runs/notes-gpt").err
+    assert "has made 4 steps, and 4 were asked for" in type_in("resume", "runs/notes-gpt").err
     assert "Trained 7 steps" in type_in("resume", "runs/notes-gpt", "--train.steps", 7).err
     assert "steps = 7" in (tmp_path / "runs" / "notes-gpt" / "config.toml").read_text()
     type_in("eval", "runs/notes-gpt")
@@ -64,6 +65,23 @@ def test_standard_input_trains_evaluates_and_resumes(tmp_path):
     said = pencil("train", "gpt", "--data", "-", *QUICK, stdin=TEXT, cwd=tmp_path)
     assert "runs/stdin-gpt" in said.stderr
     assert "val_loss" in pencil("eval", "runs/stdin-gpt", cwd=tmp_path).stdout
+    assert "Trained 6 steps" in pencil("resume", "runs/stdin-gpt", "--train.steps", 6, cwd=tmp_path).stderr
+    assert not list((tmp_path / "runs" / "stdin-gpt").glob(".*.*"))
+
+
+def test_a_run_is_used_from_any_folder(type_in, tmp_path, monkeypatch):
+    (tmp_path / "tale.txt").write_text(TEXT)
+    type_in("train", "gpt", "--data", "tale.txt", *QUICK)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "val_loss" in type_in("eval", "../runs/tale-gpt").out
+
+
+def test_every_setting_can_be_listed(type_in, tmp_path):
+    shown = tomllib.loads(type_in("train", "gpt", "--preset", "llama-nano", "--settings").out)
+    assert shown["model"]["kv_heads"] == 2
+    assert shown["train"]["optimizer"] == "muon"
+    assert not list(tmp_path.iterdir())
 
 
 def test_sampling_options(type_in, run, tmp_path):

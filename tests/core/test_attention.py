@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -5,6 +7,7 @@ from hypothesis import given, settings
 
 from pencil.core.attention import Attention, attend
 from pencil.core.masks import causal, full, padding, prefix, window
+from pencil.core.positions import Rope, rotate
 from pencil.core.probe import Probe
 from pencil.core.span import Span
 
@@ -126,6 +129,34 @@ def test_the_joined_product_has_its_three_named_views():
     probe = Probe("k")
     attention(x, Span.whole(T).under(causal), probe=probe)
     torch.testing.assert_close(probe.values["k"].transpose(1, 2).flatten(-2), x @ attention.w_k.T)
+
+
+def test_keys_turn_by_their_own_places_in_cross_attention():
+    torch.manual_seed(1)
+    attention, rope = Attention(24, 3), Rope(8)
+    x, memory = torch.randn(B, T, 24), torch.randn(B, S, 24)
+    here, there = Span.whole(T), Span.whole(S)
+    _, turned = rope(x, here)
+    _, keys = rope(memory, there)
+    crossing = replace(here.across(there), turn=turned.turn, key_turn=keys.turn).under(full)
+    q = rotate(attention.split_heads(x @ attention.w_q.T + attention.qkv.bias[:24]), turned.turn)
+    k, v = attention.read(memory)
+    z = attend(q, rotate(k, keys.turn), v)
+    expected = attention.out(z.transpose(1, 2).flatten(-2))
+    torch.testing.assert_close(attention(x, crossing, source=memory), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [causal, prefix(3), causal & window(2)])
+def test_a_bias_joins_any_mask_once_for_all_blocks(mask):
+    bias = torch.randn(1, 3, T, T)
+    span = replace(Span.whole(T), bias=lambda q: bias).under(mask)
+    assert span.seen.route == "dense"
+    attention, x = Attention(24, 3), torch.randn(B, T, 24)
+    probe = Probe()
+    torch.testing.assert_close(attention(x, span), attention(x, span, probe=probe), atol=1e-5, rtol=1e-5)
+    scores = probe.values["q"] @ probe.values["k"].mT / 8**0.5 + bias
+    seen = mask.over(torch.arange(T)[None]).matrix().expand_as(scores)
+    torch.testing.assert_close(probe.values["scores"][seen], scores[seen], atol=1e-5, rtol=1e-5)
 
 
 def test_heads_that_do_not_fit_are_refused():

@@ -3,7 +3,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from pencil.core.masks import NOWHERE, causal, full, padding, prefix, window
+from pencil.core.attention import attend
+from pencil.core.masks import NOWHERE, Mask, causal, full, padding, prefix, window
 
 
 def table(mask, n):
@@ -53,9 +54,32 @@ def test_routes(mask, route):
 
 
 def test_one_new_token_needs_no_mask_and_a_ragged_batch_needs_one():
-    assert causal.over(torch.tensor([[9]]), torch.arange(10)[None], start=9).route == "all"
+    for mask, route in ((causal, "all"), (prefix(4), "all"), (causal & padding, "all"), (causal & window(3), "dense")):
+        seen = mask.over(torch.tensor([[9]]), torch.arange(10)[None], start=9)
+        assert seen.route == route
+        claimed = torch.ones(1, 10, dtype=torch.bool) if route == "all" else seen.allowed
+        assert torch.equal(claimed.expand(1, 1, 1, 10), table(mask, 10)[9].expand(1, 1, 1, 10))
     assert causal.over(torch.tensor([[9]]), torch.arange(10)[None]).route == "dense"
     assert causal.over(torch.arange(5, 9)[None], torch.arange(9)[None], start=5).route == "dense"
+
+
+def test_full_needs_no_mask_across_two_sequences():
+    assert full.over(torch.arange(5)[None], torch.arange(9)[None]).route == "all"
+
+
+def test_masks_are_told_apart_by_what_they_are_not_by_their_names():
+    one, two = Mask("mine", lambda q, k: k <= q), Mask("mine", lambda q, k: k < q)
+    assert one != two
+    assert prefix(3) is prefix(3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the block route runs on CUDA")
+@pytest.mark.parametrize("mask", [prefix(97), causal & window(61)])
+def test_the_block_route_is_the_predicate(mask):
+    seen = mask.over(torch.arange(251, device="cuda")[None], start=0)
+    assert seen.route == "blocks"
+    q, k, v = (torch.randn(2, 3, 251, 64, device="cuda") for _ in "qkv")
+    torch.testing.assert_close(attend(q, k, v, seen), attend(q, k, v, seen.matrix()), atol=1e-4, rtol=1e-4)
 
 
 def test_padding_costs_one_row_not_a_square():

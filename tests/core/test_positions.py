@@ -13,20 +13,22 @@ def coords(*places):
 
 def turn_of(rope, places):
     angles = rope.angles(places)[:, None]
-    return angles.cos().float(), angles.sin().float()
+    return angles.cos(), angles.sin()
 
 
 def test_sine_and_cosine_stamps_are_the_worked_ones(golden):
     for entry, key, width in (("000-kata2-stamps", "stamps", 4), ("003-positional-encoding-code", "pe", 8)):
         stamp = SinCos(width).stamp(torch.arange(4)[None, :, None])[0]
-        torch.testing.assert_close(stamp, torch.tensor(golden[entry]["expected"][key]), atol=1e-7, rtol=1e-6)
+        torch.testing.assert_close(
+            stamp, torch.tensor(golden[entry]["expected"][key], dtype=torch.float64), atol=1e-8, rtol=0
+        )
 
 
 def test_a_stamp_further_on_is_a_rotation_of_this_one(golden):
     entry = golden["002-rotation"]
     scheme = SinCos(entry["inputs"]["d"])
     pos, k = entry["inputs"]["pos"], entry["inputs"]["k"]
-    here, there = scheme.stamp(coords([pos], [pos + k]))[0].double()
+    here, there = scheme.stamp(coords([pos], [pos + k]))[0]
     torch.testing.assert_close(
         torch.tensor(entry["expected"]["R_k"], dtype=torch.float64) @ here, there, atol=1e-6, rtol=0
     )
@@ -34,9 +36,9 @@ def test_a_stamp_further_on_is_a_rotation_of_this_one(golden):
 
 def test_sine_stamps_stay_exact_at_far_seats():
     """float32 angles would be off by 4e-4 here."""
-    stamp = SinCos(512).stamp(torch.tensor([[[4999]]]))[0, 0, :2].double()
+    stamp = SinCos(512).stamp(torch.tensor([[[4999]]]))[0, 0, :2]
     angle = torch.tensor(4999.0, dtype=torch.float64)
-    torch.testing.assert_close(stamp, torch.stack((angle.sin(), angle.cos())), atol=1e-7, rtol=0)
+    torch.testing.assert_close(stamp, torch.stack((angle.sin(), angle.cos())), atol=1e-12, rtol=0)
 
 
 def test_rotated_scores_are_the_worked_ones(golden):
@@ -94,3 +96,19 @@ def test_widths_that_cannot_be_paired_are_refused():
     for make in (lambda: SinCos(5), lambda: Rope(7), lambda: Rope(2, axes=3)):
         with pytest.raises(ValueError):
             make()
+
+
+def test_channels_past_the_pairs_stay_as_they_are():
+    x = torch.randn(1, 2, 3, 10)
+    turn = turn_of(Rope(6), torch.arange(3)[None, :, None])
+    turned = rotate(x, turn)
+    assert torch.equal(turned[..., 6:], x[..., 6:])
+    torch.testing.assert_close(turned[..., :6], rotate(x[..., :6], turn))
+
+
+def test_a_double_model_turns_and_stamps_in_double():
+    x = torch.randn(1, 5, 12, dtype=torch.float64)
+    _, span = Rope(6)(x, Span.whole(5))
+    assert span.turn[0].dtype == torch.float64
+    stamped, _ = SinCos(12)(torch.zeros_like(x), Span.whole(5))
+    assert float(stamped[0, 4, 0]) == float(torch.tensor(4.0, dtype=torch.float64).sin())

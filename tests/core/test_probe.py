@@ -41,7 +41,10 @@ def test_every_public_function_of_the_core_says_its_shapes():
         module = importlib.import_module(f"pencil.core.{info.name}")
         if info.name == "probe":  # names any value, whatever its shape
             continue
-        for owner in [module, *(c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__)]:
+        for owner in [
+            module,
+            *(c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__),
+        ]:
             for name, function in vars(owner).items():
                 function = getattr(function, "__func__", getattr(function, "fget", function))
                 if name.startswith("_") or not inspect.isfunction(function) or function.__name__ == "<lambda>":
@@ -49,7 +52,9 @@ def test_every_public_function_of_the_core_says_its_shapes():
                 if function.__module__ != module.__name__:
                     continue
                 said = inspect.signature(function)
-                hints = [p.annotation for n, p in said.parameters.items() if n not in ("self", "cls")] + [said.return_annotation]
+                hints = [p.annotation for n, p in said.parameters.items() if n not in ("self", "cls")] + [
+                    said.return_annotation
+                ]
                 if any(hint in (inspect.Parameter.empty, torch.Tensor) for hint in hints):
                     silent.append(f"{module.__name__}.{name}")
     assert not silent

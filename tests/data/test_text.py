@@ -1,4 +1,5 @@
 import io
+import shutil
 import sys
 import tracemalloc
 
@@ -37,6 +38,36 @@ def test_a_folder_is_read_in_order_and_what_is_not_text_is_named(tmp_path):
     assert {(p.name, why.split(" (")[0]) for p, why in data.corpus.skipped} == {
         ("photo.png", "binary data"), ("latin.txt", "not UTF-8 text"), ("empty.txt", "empty")
     }  # fmt: skip
+
+
+def test_a_folder_does_not_read_the_runs_it_holds(tmp_path, run):
+    shutil.copytree(run, tmp_path / "runs" / "mine")
+    (tmp_path / "a.txt").write_text("words")
+    corpus = text.find(str(tmp_path))
+    assert [p.name for p in corpus.files] == ["a.txt"]
+    assert corpus.skipped == [(tmp_path / "runs" / "mine", "a run, not a text")]
+
+
+def test_one_document_ends_with_the_end_token_too(tmp_path):
+    (tmp_path / "a.txt").write_text("this is text " * 30)
+    data = text.load(str(tmp_path / "a.txt"), "bpe", 270)
+    assert data.ids[-1] == data.tokenizer.end
+
+
+def test_every_file_of_a_folder_teaches_the_tokenizer(tmp_path):
+    for i in range(300):
+        (tmp_path / f"{i:03}.txt").write_text("first words here\n" if i < 290 else "zygomorphic zygomorphic\n" * 9)
+    tokenizer = text.load(str(tmp_path), "bpe", 400).tokenizer
+    assert len(tokenizer.encode(" zygomorphic")) == 1
+
+
+def test_a_text_without_lines_is_read_in_pieces(tmp_path):
+    path = tmp_path / "one-line.txt"
+    path.write_text("word " * 1_500_000)
+    corpus = text.find(str(path))
+    sizes = [len(piece) for piece in corpus.pieces()]
+    assert sum(sizes) == 7_500_000
+    assert max(sizes) <= 2 * text.CHUNK
 
 
 def test_documents_end_with_the_end_token_in_bpe(tmp_path):
@@ -93,7 +124,8 @@ def test_ids_are_cached_by_content_and_tokenizer(tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
     path.write_text("abd" * 40)
-    assert not np.array_equal(text.load(str(path), "char").ids, first.ids) or first.tokenizer.characters != "abd"
+    changed = text.load(str(path), "char")
+    assert changed.tokenizer.decode(changed.ids[:3].tolist()) == "abd"
     assert len(list((tmp_path / "cache").glob("tokens-*"))) == 2
 
 
@@ -126,7 +158,7 @@ def test_an_interrupted_tokenization_leaves_nothing_behind(tmp_path, monkeypatch
 def test_a_corpus_is_never_held_whole_in_memory(tmp_path):
     path = tmp_path / "large.txt"
     line = "the quick brown fox jumps over the lazy dog, again and again\n"
-    path.write_text(line * (48_000_000 // len(line)))
+    path.write_text(line * (96_000_000 // len(line)))
     tracemalloc.start()
     data = text.load(str(path), "byte")
     peak = tracemalloc.get_traced_memory()[1]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from pencil.config import UserError
-from pencil.data.tokenizers import ByteTokenizer, CharTokenizer, from_name, read_json, train_bpe
+from pencil.data.tokenizers import ByteTokenizer, CharTokenizer, from_name, pieces, read_json, train_bpe
 
 TEXT = "The pencil draws a strip; the strip has a seat. naïve café, 日本, 👍!\n\n  def f(x):\n\treturn x\n" * 20
 BPE = train_bpe([TEXT], 300)
@@ -45,10 +45,28 @@ def test_bpe_learns_merges_within_its_size_and_can_end_a_text():
         train_bpe([TEXT], 100)
 
 
-def test_long_text_is_encoded_as_the_library_encodes_it_whole():
-    text = TEXT * 60
-    assert len(text) > 1 << 16
+@pytest.mark.parametrize("between", ["", "\n\nSecond paragraph", "\n   indented", "\r\n\r\n", " y" * 50_000])
+def test_long_text_is_encoded_as_the_library_encodes_it_whole(between):
+    text = (TEXT + between) * 60
+    assert len(list(pieces([text], 1 << 15))) > 1
     assert np.array_equal(BPE.encode(text), BPE.inner.encode(text).ids)
+
+
+@given(st.lists(st.text(alphabet="ab \n"), max_size=30), st.integers(2, 9))
+def test_pieces_join_to_the_text_however_it_comes(blocks, size):
+    made = list(pieces(blocks, size))
+    assert "".join(made) == "".join(blocks)
+    assert all(len(piece) <= 2 * size for piece in made)
+    assert made == list(pieces(["".join(blocks)], size))
+
+
+def test_a_tokenizer_that_is_not_byte_level_is_refused():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    inner = Tokenizer(models.BPE({"a": 0}, []))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    with pytest.raises(UserError, match="only byte-level BPE"):
+        read_json(inner.to_str(), "x.json")
 
 
 @pytest.mark.parametrize("tokenizer", [CharTokenizer(TEXT), ByteTokenizer(), BPE], ids=lambda t: t.kind)

@@ -32,6 +32,16 @@ def test_what_is_written_is_read_and_the_newest_two_are_kept(tmp_path):
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step-00000020", "step-00000030"]
 
 
+def test_damaged_later_checkpoints_do_not_crowd_out_a_whole_one(tmp_path):
+    write(tmp_path, 100)
+    for step in (200, 300):
+        (write(tmp_path, step, keep=9) / "state.json").write_text("{}")
+    assert checkpoint.latest(tmp_path)[0].step == 100
+    write(tmp_path, 150)
+    assert checkpoint.saved(tmp_path) == [100, 150]
+    assert checkpoint.latest(tmp_path)[0].step == 150
+
+
 def test_a_run_without_checkpoints_has_none(tmp_path):
     assert checkpoint.latest(tmp_path) == (None, [])
 

@@ -289,7 +289,8 @@ def test_trackio_by_one_setting(tmp_path, notes, monkeypatch):
 
     logged = []
     stand_in = types.SimpleNamespace(
-        init=lambda project, name: logged.append((project, name)), log=lambda values, step: logged.append((step, set(values)))
+        init=lambda project, name: logged.append((project, name)),
+        log=lambda values, step: logged.append((step, set(values))),
     )
     monkeypatch.setitem(sys.modules, "trackio", stand_in)
     trainer(tmp_path / "a", notes, logger="trackio", steps=10).train()

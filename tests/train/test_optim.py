@@ -30,7 +30,7 @@ def test_muon_is_torch_muon_but_for_its_bfloat16():
         a.step()
         b.step()
         for p, q, was in zip(mine, theirs, before, strict=True):
-            assert (p - q).norm() < 0.05 * (p - was).norm() * (step + 1)
+            assert (p - q).norm() < 0.03 * (p - was).norm() * (step + 1)
 
 
 def test_a_joined_matrix_is_orthogonalised_part_by_part():

@@ -31,6 +31,8 @@ def shapes(what: str, /, *, batch: int = 1) -> int:
     from ..models import FAMILIES, configure, create
     from ..runs import Run
 
+    if batch < 1:
+        raise UserError(f"--batch must be at least 1, not {batch}")
     presets = {preset: name for name, kind in FAMILIES.items() for preset in kind.presets}
     if what in presets:
         family = presets[what]

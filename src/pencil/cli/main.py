@@ -32,15 +32,27 @@ def main(words: Sequence[str] | None = None) -> None:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        sys.exit(app(words, exit_on_error=False, print_error=False) or 0)
+        status = app(words, exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+        sys.exit(status or 0)
     except (UserError, CycloptsError) as error:
         if debug:
             raise
-        Console(stderr=True).print(f"pencil: {error}", highlight=False, markup=False, soft_wrap=True)
+        _say(str(error))
         sys.exit(2)
-    except BrokenPipeError:
-        # the reader of our output left: say nothing more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except OSError as error:
+        if debug:
+            raise
+        if isinstance(error, BrokenPipeError):
+            # the reader of our output left: say nothing more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+        where = f"{error.filename}: " if error.filename else ""
+        _say(f"{where}{error.strerror or error}")
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _say(sentence: str) -> None:
+    Console(stderr=True).print(f"pencil: {sentence}", highlight=False, markup=False, soft_wrap=True)

@@ -1,7 +1,9 @@
 """train, resume and demo."""
 
+import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +11,8 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from .. import __version__
-from ..config import UserError, build, overrides
+from ..config import UserError, build, overrides, to_toml
+from ..data.builtin import TEXTS
 
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 
@@ -25,6 +28,7 @@ def train(
     name: str | None = None,
     out: Path | None = None,
     force: Annotated[bool, Parameter(negative=())] = False,
+    settings_only: Annotated[bool, Parameter(name="--settings", negative=())] = False,
 ) -> int:
     """Train a model on your data; Ctrl-C saves and says how to go on.
 
@@ -46,8 +50,13 @@ def train(
         The run's folder, anywhere.
     force
         Replace a run that is already there.
+    settings_only
+        List every --model and --train setting with its value here, and train nothing.
     """
     chosen = overrides(list(settings), ("model", "train"))
+    if settings_only:
+        print(to_toml(_settings(family, preset, chosen["model"], chosen["train"])))
+        return 0
     run, task, config = prepare(
         family, data, tokenizer, vocab, preset, chosen["model"], chosen["train"], name, out, force
     )
@@ -72,33 +81,68 @@ def prepare(
     from ..models import family as find_family
     from ..runs import Run, choose_path
     from ..train.loop import pick_device
-    from ..train.settings import PRESETS, TrainConfig
     from ..train.tasks import TextTask
 
     preset = preset or find_family(family).default
-    configure(family, preset, **model)  # refuse a bad setting before reading a large corpus
-    config = build(TrainConfig, PRESETS[family][preset] | train, "train.")
-    pick_device(config.device)
-    if name and (out or "/" in name):
-        raise UserError("--name is a name under runs/; with --out the folder is its own name")
+    wanted, config = _settings(family, preset, model, train).values()  # refused before a large corpus is read
+    if pick_device(config.device).type == "cpu":
+        _check_memory(wanted if "vocab" in model else replace(wanted, vocab=256), config.batch)
+    if name is not None and (out or not name.strip(".") or set(name) & set("/\\\n")):
+        raise UserError("--name must be a plain name under runs/, without --out; a folder elsewhere is given by --out")
     if name and (Path("runs") / name).exists() and not force:
         raise UserError(f"the name {name} is already taken by {Path('runs') / name}; choose another, or --force")
     tokenizer = tokenizer or ("gpt2" if preset.startswith("gpt2") else "char")
     corpus = text.load(data, tokenizer, vocab)
     for path, fault in corpus.corpus.skipped:
         _say(f"skipped {path}: {fault}")
-    size = int(model.get("vocab", corpus.tokenizer.vocab))
+    size = wanted.vocab if "vocab" in model else corpus.tokenizer.vocab
     if size < corpus.tokenizer.vocab:
         raise UserError(f"model.vocab {size} is smaller than the tokenizer's {corpus.tokenizer.vocab}")
     sizes = configure(family, preset, **{**model, "vocab": size})
     task = TextTask(corpus, sizes, config.batch, config.seed)
     path = out or (Path("runs") / name if name else choose_path(f"{corpus.corpus.name}-{family}"))
     facts = {
-        "family": family, "preset": preset, "data": data, "data_hash": corpus.corpus.hash,
+        "family": family, "preset": preset, "data": data, "data_path": _whole(data), "data_hash": corpus.corpus.hash,
         "tokenizer": corpus.tokenizer.kind, "pencil": __version__,
     }  # fmt: skip
     run = Run.create(path, {"run": facts, "model": sizes, "train": config}, corpus.tokenizer, force)
     return run, task, config
+
+
+def _settings(family: str, preset: str | None, model: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
+    """The model's and the training's settings: a preset, and what is said over it."""
+    from ..models import configure
+    from ..models import family as find_family
+    from ..train.settings import PRESETS, TrainConfig
+
+    preset = preset or find_family(family).default
+    sizes = configure(family, preset, **model)
+    return {"model": sizes, "train": build(TrainConfig, PRESETS[family][preset] | train, "train.")}
+
+
+def _check_memory(sizes: Any, batch: int) -> None:
+    """Refuse what cannot fit: weights, gradients and two moments, and the least a batch needs, against all there is."""
+    from ..models.gpt import parameters
+
+    tokens = batch * sizes.context
+    try:
+        needed = 16 * parameters(sizes) + 4 * tokens * (sizes.vocab + 8 * sizes.width * sizes.depth)
+    except RuntimeError:  # so large that its bytes cannot be counted
+        needed = 1 << 63
+    if not hasattr(os, "sysconf"):
+        return
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise UserError(
+            f"this training needs about {needed / 1e9:,.0f} GB of memory and the machine has {there / 1e9:,.0f}; "
+            "try a smaller --train.batch, --model.width or --model.context"
+        )
+
+
+def _whole(data: str) -> str:
+    """Where the data is, from any working folder: a path in full, the name of an embedded text as it is."""
+    path = Path(data).expanduser()
+    return str(path.resolve()) if path.exists() and data not in TEXTS else data
 
 
 def resume(run: Path, /, *settings: Settings) -> int:
@@ -119,11 +163,8 @@ def resume(run: Path, /, *settings: Settings) -> int:
     task = restore_task(held, config.batch, config.seed)
     steps = checkpoint.saved(held.path)
     if steps and steps[-1] >= config.steps:
-        _say(f"{run} has made all its {config.steps} steps; --train.steps {2 * config.steps} would go on")
+        _say(f"{run} has made {steps[-1]} steps, and {config.steps} were asked for; a larger --train.steps goes on")
         return 0
-    if changed:
-        with held.writing():
-            held.write_config({**held.config, "train": config})
     return _go(held, task, config)
 
 
@@ -134,7 +175,7 @@ def restore_task(run: Any, batch: int, seed: int):
     from ..train.tasks import TextTask
 
     facts = run.config["run"]
-    source = facts["data"]
+    source = facts["data_path"]
     if source == "-":
         source = str(text.cache_folder() / f"text-{facts['data_hash'][:32]}.txt")
     corpus = text.find(source)
@@ -190,7 +231,15 @@ def _go(run: Any, task: Any, config: Any) -> int:
     """Train to the end, or to the interruption; say where things are."""
     from ..train.loop import Trainer
 
-    outcome = Trainer(task, run, config).train()
+    try:
+        outcome = Trainer(task, run, config).train()
+    except RuntimeError as error:
+        # torch says so in its own words on each device
+        if "memory" not in str(error).lower():
+            raise
+        raise UserError(
+            "there is not enough memory; try a smaller --train.batch, --model.width or --model.context"
+        ) from None
     if not outcome.finished:
         _say(f"Stopped after step {outcome.step}, and saved. Go on with:\n  {_command()} resume {run.path}")
         return 130

@@ -67,10 +67,22 @@ def sample(
     from ..train.loop import pick_device
 
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-    if new < 1 or count < 1:
-        raise UserError(f"--new and --count must be at least 1, not {min(new, count)}")
-    model, tokenizer, _ = load(run, pick_device(device))
+    for name, value in (("--new", new), ("--count", count)):
+        if value < 1:
+            raise UserError(f"{name} must be at least 1, not {value}")
+    if stop and "" in stop:
+        raise UserError("--stop cannot be empty: every text begins with nothing")
+    if out is not None and out.is_dir():
+        raise UserError(f"{out} is a folder; --out is the file to write")
+    if out is not None and not out.parent.is_dir():
+        raise UserError(f"there is no folder {out.parent} to write {out.name} in")
+    model, tokenizer, opened = load(run, pick_device(device))
+    if tokenizer is None:
+        raise UserError(f"{opened.path} has no tokenizer.json")
     given = [sys.stdin.read() if text == "-" else text for text in prompt or [_beginning(tokenizer)]]
+    for text in given:
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise UserError("the prompt is not UTF-8 text")
     prompts = [text for text in given for _ in range(count)]
     samples = [k for _ in given for k in range(count)]
     reasons: list[str] = []

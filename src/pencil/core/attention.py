@@ -99,8 +99,8 @@ class Attention(nn.Module):
 
     NAMES = {
         "q": ("B h T d", "Q", "X̃ W_Q"),
-        "k": ("B g T d", "K", "X̃ W_K"),
-        "v": ("B g T d", "V", "X̃ W_V"),
+        "k": ("B g S d", "K", "X̃ W_K"),
+        "v": ("B g S d", "V", "X̃ W_V"),
         "scores": ("B h T S", "S", "Q Kᵀ/√d + M"),
         "pattern": ("B h T S", "A", "softmax(S)"),
         "z": ("B h T d", "H", "A V"),
@@ -167,7 +167,9 @@ class Attention(nn.Module):
             q = self.split_heads(F.linear(x, self.w_q, bias))
             k, v = self.read(source) if isinstance(source, Tensor) else source
         if span.turn is not None:
-            q, k = rotate(q, span.turn), rotate(k, span.turn)
+            q = rotate(q, span.turn)
+        if span.key_turn is not None:
+            k = rotate(k, span.key_turn)
         q, k, v = probe("q", q), probe("k", k), probe("v", v)
         if cache is not None and span.slots is not None:
             k, v = cache.write(span.slots, k, v)

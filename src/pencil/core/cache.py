@@ -44,7 +44,7 @@ class Cache:
         store = torch.zeros(2, layers, batch, kv_heads, length, head_width, device=device, dtype=dtype)
         self.layers = [LayerCache(store[0, i], store[1, i]) for i in range(layers)]
         self.index = torch.full((batch, length), NOWHERE, device=device)
-        self.coords: Num[Tensor, "B L a"] = torch.zeros(batch, length, axes, device=device, dtype=torch.long)
+        self.coords: Num[Tensor, "B L a"] = torch.zeros(batch, length, axes, device=device)
         self.used = 0  # slots filled, the same in every row
         self.even = True  # every row holds tokens 0 … used−1: no padding anywhere
 

@@ -15,10 +15,10 @@ class LayerNorm(nn.Module):
 
     WEIGHTS = {"weight": "γ", "bias": "β"}
 
-    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, scale: bool = True):
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight = nn.Parameter(torch.ones(width)) if scale else None
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
@@ -53,9 +53,9 @@ class MLP(nn.Module):
     """activation(x W₁ + b₁) W₂ + b₂."""
 
     NAMES = {
-        "pre": ("B T F", "U", "X̂ W₁ + b₁"),
+        "pre": ("B T F", "U", "X̂ W₁ (+ b₁)"),
         "act": ("B T F", "G", "GELU(U)"),
-        "out": ("B T D", "M", "G W₂ + b₂"),
+        "out": ("B T D", "M", "G W₂ (+ b₂)"),
     }
     WEIGHTS = {"up.weight": "W₁", "up.bias": "b₁", "down.weight": "W₂", "down.bias": "b₂"}
 

@@ -5,7 +5,7 @@ form that says the same thing exactly: no mask at all, the kernel's own causal f
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -37,13 +37,19 @@ class Seen:
         return Seen("dense", lambda: allowed, allowed | blind, blind)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Mask:
-    """A named predicate; `reach` says what it becomes over n tokens 0 … n−1: "all", "causal" or neither (None)."""
+    """A named predicate, and what is known of it, so that the cheapest exact form can be chosen.
+
+    `reach` says what it becomes over n tokens 0 … n−1: "all", "causal" or neither (None); `behind`, whether each token
+    sees all before it; `always`, whether it refuses nothing at all, not even a token that stands nowhere.
+    """
 
     name: str
-    sees: Callable[[Indices, Indices], Bool[Tensor, "..."]] = field(compare=False)
-    reach: Callable[[int], str | None] = field(compare=False, default=lambda n: None)
+    sees: Callable[[Indices, Indices], Bool[Tensor, "..."]]
+    reach: Callable[[int], str | None] = lambda n: None
+    behind: bool = False
+    always: bool = False
 
     def __call__(self, query: Indices, key: Indices) -> Bool[Tensor, "..."]:
         return self.sees(query, key)
@@ -53,7 +59,13 @@ class Mask:
             both = {self.reach(n), other.reach(n)}
             return None if None in both else "causal" if "causal" in both else "all"
 
-        return Mask(f"{self.name} & {other.name}", lambda q, k: self.sees(q, k) & other.sees(q, k), reach)
+        return Mask(
+            f"{self.name} & {other.name}",
+            lambda q, k: self.sees(q, k) & other.sees(q, k),
+            reach,
+            self.behind and other.behind,
+            self.always and other.always,
+        )
 
     def over(
         self, index: Int[Tensor, "#B T"], key_index: Int[Tensor, "#B S"] | None = None, start: int | None = None
@@ -65,9 +77,12 @@ class Mask:
         def matrix() -> Bool[Tensor, "#B 1 #T S"]:
             return self(index[:, None, :, None], keys[:, None, None, :])
 
+        if self.always:
+            return Seen("all", matrix)
         if start is not None:
             reach = self.reach(total)
-            if reach == "all" or (reach == "causal" and count == 1):
+            # the last token of all sees everything that stands behind it
+            if reach == "all" or (self.behind and count == 1):
                 return Seen("all", matrix)
             if reach == "causal" and start == 0:
                 return Seen("causal", matrix)
@@ -84,17 +99,24 @@ def _blocks(mask: Mask, total: int, device: torch.device) -> Any:
     return create_block_mask(lambda b, h, q, k: mask(q, k), None, None, total, total, device=device)
 
 
-full = Mask("full", lambda q, k: k == k, lambda n: "all")
-causal = Mask("causal", lambda q, k: k <= q, lambda n: "causal")
-padding = Mask("padding", lambda q, k: k < NOWHERE, lambda n: "all")
+full = Mask("full", lambda q, k: k == k, lambda n: "all", behind=True, always=True)
+causal = Mask("causal", lambda q, k: k <= q, lambda n: "causal", behind=True)
+padding = Mask("padding", lambda q, k: k < NOWHERE, lambda n: "all", behind=True)
 
 
+@lru_cache
 def prefix(count: int) -> Mask:
     """The first `count` tokens see each other; every later one sees all before it."""
-    reach = {0: "causal", 1: "causal"}.get(count)
-    return Mask(f"prefix({count})", lambda q, k: (k <= q) | (k < count), lambda n: "all" if n and n <= count else reach)
+    few = "causal" if count < 2 else None
+    return Mask(
+        f"prefix({count})",
+        lambda q, k: (k <= q) | (k < count),
+        lambda n: "all" if n and n <= count else few,
+        behind=True,
+    )
 
 
+@lru_cache
 def window(count: int) -> Mask:
     """A token sees only those fewer than `count` steps away; joined with causal, the last `count` up to itself."""
     return Mask(f"window({count})", lambda q, k: (q - k).abs() < count, lambda n: "all" if n <= count else None)

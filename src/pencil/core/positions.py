@@ -39,9 +39,9 @@ class Positions(nn.Module):
             x = x + probe("stamp", stamp.to(x.dtype))
         turn = None
         if angles is not None:
-            angles = probe("angles", angles)[:, None]
-            turn = angles.cos().float(), angles.sin().float()
-        return x, replace(span, turn=turn, bias=self.bias(span), scale=self.scale)
+            angles, exact = probe("angles", angles)[:, None], torch.promote_types(x.dtype, torch.float32)
+            turn = angles.cos().to(exact), angles.sin().to(exact)
+        return x, replace(span, turn=turn, key_turn=turn, bias=self.bias(span), scale=self.scale)
 
 
 class Learned(Positions):
@@ -72,7 +72,7 @@ class SinCos(Positions):
 
     def stamp(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"]:
         angles = turn_angles(coords, self.pairs, self.base)
-        return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2).float()
+        return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
 
 
 class Rope(Positions):
@@ -108,7 +108,9 @@ def turn_angles(coords: Num[Tensor, "B T a"], pairs: tuple[int, ...], base: floa
 def rotate(
     x: Float[Tensor, "B h T d"], turn: tuple[Float[Tensor, "#B 1 T p"], Float[Tensor, "#B 1 T p"]]
 ) -> Float[Tensor, "B h T d"]:
-    """Turn each pair (x_i, x_{i+d/2}) by its angle, given as (cosines, sines)."""
+    """Turn each pair (x_i, x_{i+p}) by its angle, given as (cosines, sines); later channels stay as they are."""
     cos, sin = turn
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
+    pairs = cos.shape[-1]
+    a, b, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
+    turned = torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
+    return torch.cat((turned, rest), -1) if rest.shape[-1] else turned

@@ -25,7 +25,8 @@ class Span:
     start: int | None = None  # known when every row is start, start+1, … and its keys are 0, 1, …
     slots: slice | None = None  # where a cache keeps these tokens
     seen: Seen | None = None
-    turn: tuple[Float[Tensor, "#B 1 T p"], Float[Tensor, "#B 1 T p"]] | None = None
+    turn: tuple[Float[Tensor, "#B 1 T p"], Float[Tensor, "#B 1 T p"]] | None = None  # of the queries
+    key_turn: tuple[Float[Tensor, "#B 1 n p"], Float[Tensor, "#B 1 n p"]] | None = None  # of the keys this call makes
     bias: Callable[[Tensor], Float[Tensor, "#B #h T S"]] | None = None
     scale: float | None = None
 
@@ -43,9 +44,13 @@ class Span:
         return Span(index, coords, index, coords, start)
 
     def across(self, keys: "Span") -> "Span":
-        """These tokens looking at another sequence: cross-attention."""
-        return Span(self.index, self.coords, keys.index, keys.coords)
+        """These tokens looking at another sequence: cross-attention; no turn or bias comes along."""
+        return Span(self.index, self.coords, keys.index, keys.coords, scale=self.scale)
 
     def under(self, mask: Mask) -> "Span":
         """The same span with the mask worked out, once for all blocks."""
-        return replace(self, seen=mask.over(self.index, self.key_index, self.start))
+        seen = mask.over(self.index, self.key_index, self.start)
+        # a bias is added to a dense mask, so that is worked out here too, once
+        if self.bias is not None and seen.route not in ("all", "dense"):
+            seen = Seen.dense(seen.matrix())
+        return replace(self, seen=seen)

@@ -14,10 +14,22 @@ from pathlib import Path
 import numpy as np
 
 from ..config import UserError, nearest
+from ..files import write_aside
 from .builtin import TEXTS
-from .tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, Tokenizer, digest, from_name, read_json, train_bpe
+from .tokenizers import (
+    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    digest,
+    from_name,
+    pieces,
+    read_json,
+    train_bpe,
+)
 
 CHUNK = 1 << 20
+FORMAT = 1  # of what the cache holds: a change in how texts become tokens raises it
 
 
 def cache_folder() -> Path:
@@ -46,27 +58,19 @@ class Corpus:
         if self.text is not None:
             yield iter([self.text])
         for path in self.files:
-            yield _pieces(path)
+            yield pieces(_blocks(path), CHUNK)
 
     def pieces(self) -> Iterator[str]:
         for document in self.documents():
             yield from document
 
 
-def _pieces(path: Path) -> Iterator[str]:
-    """The file's text, cut where a line ends so that no tokenizer's merge is cut."""
+def _blocks(path: Path) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    kept = ""
     with path.open("rb") as file:
         while block := file.read(CHUNK):
-            kept += decoder.decode(block)
-            cut = kept.rfind("\n") + 1
-            if cut:
-                yield kept[:cut]
-                kept = kept[cut:]
-        kept += decoder.decode(b"", final=True)
-    if kept:
-        yield kept
+            yield decoder.decode(block)
+    yield decoder.decode(b"", final=True)
 
 
 def _check(path: Path, sha: "hashlib._Hash") -> str | None:
@@ -92,6 +96,8 @@ def _check(path: Path, sha: "hashlib._Hash") -> str | None:
 
 def find(data: str) -> Corpus:
     """The corpus a --data names: embedded, standard input ("-"), a file, or a folder."""
+    if not data:
+        raise UserError("--data is empty; give a file, a folder, - or an embedded text")
     if data in TEXTS:
         text = TEXTS[data]()
         return Corpus(data, text=text, hash=hashlib.sha256(text.encode()).hexdigest())
@@ -117,6 +123,13 @@ def _from_folder(folder: Path) -> Corpus:
     sha = hashlib.sha256()
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
+        for name in [
+            f
+            for f in folders
+            if (Path(root) / f / "config.toml").is_file() and (Path(root) / f / "manifest.json").is_file()
+        ]:
+            folders.remove(name)
+            corpus.skipped.append((Path(root) / name, "a run, not a text"))
         for name in sorted(n for n in names if not n.startswith(".")):
             path = Path(root) / name
             if not path.is_file():
@@ -192,21 +205,21 @@ def make_tokenizer(corpus: Corpus, name: str, vocab: int) -> Tokenizer:
         return CharTokenizer(characters)
     if name != "bpe":
         return from_name(name)
-    kept = cache_folder() / f"bpe-{corpus.hash[:32]}-{vocab}.json"
+    kept = cache_folder() / f"bpe-{FORMAT}-{corpus.hash[:32]}-{vocab}.json"
     if kept.is_file():
         try:
             return read_json(kept.read_text(encoding="utf-8"), str(kept))
         except UserError:
             kept.unlink()
     tokenizer = train_bpe(corpus.pieces(), vocab)
-    _write_aside(kept, tokenizer.to_json().encode())
+    write_aside(kept, tokenizer.to_json().encode())
     return tokenizer
 
 
 def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
     """The corpus's ids, memory-mapped; made once for a content and a tokenizer. uint16 when every id fits."""
     dtype = np.dtype(np.uint16 if tokenizer.vocab <= 1 << 16 else np.uint32)
-    key = hashlib.sha256(f"{corpus.hash} {digest(tokenizer)}".encode()).hexdigest()[:32]
+    key = hashlib.sha256(f"{FORMAT} {corpus.hash} {digest(tokenizer)}".encode()).hexdigest()[:32]
     kept = cache_folder() / f"tokens-{key}.{dtype.name}"
     if not kept.is_file():
         with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=kept.name, delete=False) as file:
@@ -225,22 +238,15 @@ def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _encoded(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    many = len(corpus.files) > 1
+    """Every document's ids, each closed by the end token, or by a line's end where there is none and more than one."""
     if isinstance(tokenizer, BPETokenizer) and tokenizer.end is not None:
-        between = np.array([tokenizer.end])
+        close = np.array([tokenizer.end])
     else:
-        between = tokenizer.encode("\n") if many else np.zeros(0, np.int32)
+        close = tokenizer.encode("\n" if len(corpus.files) > 1 else "")
     for document in corpus.documents():
         for piece in document:
             yield tokenizer.encode(piece)
-        if many:
-            yield between
-
-
-def _write_aside(path: Path, content: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-        file.write(content)
-    Path(file.name).replace(path)
+        yield close
 
 
 def load(data: str, tokenizer: str | Tokenizer = "char", vocab: int = 4096) -> TextData:

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from itertools import islice
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -115,9 +116,8 @@ class BPETokenizer:
         return lengths
 
     def encode(self, text: str) -> np.ndarray:
-        # pieces that begin a line after a line's end meet no merge across the cut, and are encoded side by side
-        pieces = [text[a:b] for a, b in _cuts(text, 1 << 16)]
-        encoded = self.inner.encode_batch_fast(pieces, add_special_tokens=False)
+        # encoded side by side, on as many threads as there are
+        encoded = self.inner.encode_batch_fast(list(pieces([text], 1 << 15)), add_special_tokens=False)
         return np.concatenate([np.asarray(e.ids, dtype=np.int32) for e in encoded] or [np.zeros(0, np.int32)])
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -127,18 +127,37 @@ class BPETokenizer:
         return self.inner.to_str(pretty=True)
 
 
-def _cuts(text: str, size: int) -> Iterable[tuple[int, int]]:
-    begin = 0
-    while begin < len(text):
-        end = min(begin + size, len(text))
-        while end < len(text) and not (text[end - 1] == "\n" and not text[end].isspace()):
-            end += 1
-        yield begin, end
-        begin = end
+_LINE, _WORD = re.compile(r"(?<=\S)\n(?=\S)"), re.compile(r"(?<=\S)(?= \S)")
 
 
-def train_bpe(pieces: Iterable[str], vocab: int) -> BPETokenizer:
-    """A byte-level BPE of at most `vocab` ids, learned from up to 256 million characters of the pieces."""
+def pieces(blocks: Iterable[str], size: int) -> Iterator[str]:
+    """The text of the blocks in pieces of `size` to twice `size` characters, cut where no byte-level merge reaches
+    across: after a line's end between two letters, else before a single space; anywhere only if there is neither."""
+    kept = ""
+    for block in blocks:
+        kept += block
+        begin = 0
+        while len(kept) - begin > 2 * size:
+            low, high = begin + size, begin + 2 * size
+            cut = _LINE.search(kept, low, high) or _WORD.search(kept, low, high)
+            end = cut.end() if cut else high
+            yield kept[begin:end]
+            begin = end
+        kept = kept[begin:]
+    if kept:
+        yield kept
+
+
+def _budget(texts: Iterable[str], characters: int) -> Iterator[str]:
+    for text in texts:
+        yield text[:characters]
+        characters -= len(text)
+        if characters <= 0:
+            return
+
+
+def train_bpe(texts: Iterable[str], vocab: int) -> BPETokenizer:
+    """A byte-level BPE of at most `vocab` ids, learned from the first 256 million characters of the texts."""
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -153,7 +172,7 @@ def train_bpe(pieces: Iterable[str], vocab: int) -> BPETokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    inner.train_from_iterator(islice(pieces, 256), trainer)
+    inner.train_from_iterator(_budget(texts, 256_000_000), trainer)
     return BPETokenizer(inner)
 
 
@@ -167,9 +186,13 @@ def read_json(text: str, where: str) -> Tokenizer:
             return ByteTokenizer()
         from tokenizers import Tokenizer as Inner
 
-        return BPETokenizer(Inner.from_str(text))
+        inner = Inner.from_str(text)
+        byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
     except Exception as error:  # the library raises bare Exceptions
         raise UserError(f"{where} is not a tokenizer: {error}") from None
+    if not byte_level:
+        raise UserError(f"{where} does not decode to bytes; only byte-level BPE, as GPT-2's, can be used")
+    return BPETokenizer(inner)
 
 
 def from_name(name: str) -> Tokenizer:
@@ -181,10 +204,11 @@ def from_name(name: str) -> Tokenizer:
         return read_json(path.read_text(encoding="utf-8"), name)
     if name != "gpt2":
         known = ("char", "byte", "bpe", "gpt2")
-        raise UserError(f"{name} is not a tokenizer; {nearest(name, known)}, or the path of a tokenizer.json")
+        raise UserError(f"{name} is not a tokenizer, nor the path of a tokenizer.json; {nearest(name, known)}")
     try:
         from huggingface_hub import hf_hub_download
 
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
         path = hf_hub_download("openai-community/gpt2", "tokenizer.json")
     except Exception as error:
         raise UserError(

@@ -47,6 +47,9 @@ class GPTConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"model.{name} must be at least 1, not {value}")
+        for name in ("eps", "rope_base"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"model.{name} must be above 0, not {getattr(self, name)}")
         if self.width % self.heads:
             fits = [n for n in range(1, self.width + 1) if self.width % n == 0]
             near = sorted(sorted(fits, key=lambda n: abs(n - self.heads))[:3])

@@ -10,7 +10,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..config import UserError
-from ..runs import fingerprint, flush_folder, read_tensors, write_flushed
+from ..files import fingerprint, flush_folder, write_flushed
+from ..runs import read_tensors
 
 SHARD_BYTES = 2 << 30
 
@@ -28,7 +29,7 @@ def folder_of(run: Path, step: int) -> Path:
 
 
 def write(run: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], keep: int = 2) -> Path:
-    """Keep this step; the earlier checkpoints are untouched until it stands, then all but the newest `keep` go."""
+    """Keep this step; the others are untouched until it stands, then all but the newest `keep` up to it go."""
     final = folder_of(run, step)
     aside = final.with_name(f".tmp-{uuid.uuid4().hex}")
     try:
@@ -47,7 +48,10 @@ def write(run: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    for old in saved(run)[:-keep]:
+    # a later step than the one just written is damaged, or of a course not taken: it must not crowd out a whole one
+    steps = saved(run)
+    here = steps.index(step) + 1
+    for old in steps[: max(0, here - keep)] + steps[here:]:
         _remove(folder_of(run, old))
     for stale in final.parent.glob(".tmp-*"):
         shutil.rmtree(stale, ignore_errors=True)

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..config import UserError
-from ..runs import Run, write_aside
+from ..files import write_aside
+from ..runs import Run
 from . import checkpoint
 from .optim import load_state_tensors, make_optimizers, state_tensors
 from .progress import Bar
@@ -159,6 +160,7 @@ class Trainer:
     def save(self) -> None:
         tensors = {f"model.{name}": t for name, t in self.model.state_dict().items()}
         state = {
+            "of": self._identity(), "optimizer": self.config.optimizer,
             "best": self.best, "pending": self.pending, "seconds": self.seconds,
             "threads": torch.get_num_threads(), "device": self.device.type,
             "versions": {"pencil": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -167,6 +169,11 @@ class Trainer:
             self.run.path, self.step, tensors | state_tensors(self.model, self.optimizers), state, self.config.keep
         )
 
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint must be of to be gone on from: the same model on the same data."""
+        facts = self.run.config["run"]
+        return {"family": facts["family"], "data": facts.get("data_hash"), "model": self.run.config["model"]}
+
     def restore(self) -> list[str]:
         """Go back to the newest whole checkpoint; what the user should know about it."""
         kept, notes = checkpoint.latest(self.run.path)
@@ -174,8 +181,11 @@ class Trainer:
             return notes
         weights = {n.removeprefix("model."): t for n, t in kept.tensors.items() if n.startswith("model.")}
         expected = {n: t.shape for n, t in self.model.state_dict().items()}
-        if {n: t.shape for n, t in weights.items()} != expected:
+        if {n: t.shape for n, t in weights.items()} != expected or kept.state.get("of") != self._identity():
             raise UserError(f"{checkpoint.folder_of(self.run.path, kept.step)} is a checkpoint of another model")
+        if kept.state["optimizer"] != self.config.optimizer:
+            was = kept.state["optimizer"]
+            raise UserError(f"{self.run.path} is trained with {was}, and cannot go on with {self.config.optimizer}")
         self.model.load_state_dict(weights)
         load_state_tensors(
             self.model, self.optimizers, {n: t for n, t in kept.tensors.items() if n.startswith("optim.")}
@@ -211,6 +221,8 @@ class Trainer:
         for line in notes:
             bar.say(line)
         metrics = Metrics(self.run.path, start, config.logger)
+        if asdict(config) != self.run.config["train"]:
+            self.run.write_config({**self.run.config, "train": config})
         seen, busy = 0, 0.0
         with interruptible() as asked, bar:
             while True:

@@ -70,9 +70,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> dict[str, torch.op
     """The optimizers by name; decay falls on matrices only."""
     named = dict(model.named_parameters())
     inside = (
-        {n: p for n, p in named.items() if p.ndim == 2 and n.startswith("blocks.")}
-        if config.optimizer == "muon"
-        else {}
+        {n: p for n, p in named.items() if p.ndim == 2 and ".blocks." in f".{n}"} if config.optimizer == "muon" else {}
     )
     rest = [p for n, p in named.items() if n not in inside]
     decayed, plain = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]

@@ -1,11 +1,13 @@
 """What a run says of itself: metrics.jsonl, the loss plot, the model card, and a logger if one is asked for."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..config import UserError
+from ..files import write_aside
 
 
 class Metrics:
@@ -13,8 +15,9 @@ class Metrics:
 
     def __init__(self, run: Path, after: int, logger: str = "none"):
         self.path = run / "metrics.jsonl"
-        kept = [line for line in self.read(run) if line["step"] <= after] if after else []
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        kept = "".join(json.dumps(line) + "\n" for line in self.read(run) if after and line["step"] <= after)
+        if not self.path.is_file() or self.path.read_text(encoding="utf-8") != kept:
+            write_aside(self.path, kept.encode())
         self.file = self.path.open("a", encoding="utf-8")
         self.log = open_logger(logger, run)
 
@@ -79,7 +82,7 @@ def plot_losses(run: Path) -> Path:
         points = [(line["step"], line[key]) for line in lines if key in line]
         if points:
             axes.plot(*zip(*points, strict=True), label=f"{label} (last {points[-1][1]:.3f})", **style)
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=run.name)
+    axes.set(xlabel="step", ylabel="loss (nats)", title=run.name)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     path = run / "loss.png"
@@ -94,7 +97,7 @@ def model_card(run: Path, config: Mapping[str, Any], parameters: int, best: Mapp
     return f"""# {run.name}
 
 A {facts["family"]} of {parameters:,} parameters, trained by Pencil {facts["pencil"]} on `{facts["data"]}`
-(tokenizer: {facts["tokenizer"]}; preset: {facts["preset"]}; {train["steps"]} steps; seed {train["seed"]}).
+(tokenizer: {facts.get("tokenizer", "none")}; preset: {facts["preset"]}; {train["steps"]} steps; seed {train["seed"]}).
 
 | measure on held-out data | value |
 |---|---|
@@ -103,9 +106,9 @@ A {facts["family"]} of {parameters:,} parameters, trained by Pencil {facts["penc
 The weights in `model.safetensors` are those of step {best.get("step")}, the best by validation.
 
 ```
-pencil sample {run}
-pencil eval {run}
-pencil resume {run}
+pencil sample {shlex.quote(str(run))}
+pencil eval {shlex.quote(str(run))}
+pencil resume {shlex.quote(str(run))}
 ```
 
 ```python

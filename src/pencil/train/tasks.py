@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from ..data.text import TextData
-from ..generate import Sampling, stream
+from ..generate import Generation, Sampling
 from ..models import create
 from .losses import next_token
 
@@ -110,7 +110,9 @@ class TextTask:
     def preview(self, model: nn.Module) -> Preview:
         """What the model writes after the first words it is judged by."""
         tokenizer = self.data.tokenizer
-        prompt = tokenizer.decode(self.data.val[: min(16, self.config.context)].tolist())
-        new = min(256, self.config.context)
-        text = "".join(piece[0] for piece in stream(model, tokenizer, [prompt], new, Sampling(0.8, top_p=0.95)))
-        return Preview(".txt", (prompt + text + "\n").encode())
+        ids = self.data.val[: min(16, self.config.context)].tolist()
+        grown = Generation(
+            model, [ids], 256, Sampling(0.8, top_p=0.95), end=tokenizer.end, vocab=tokenizer.vocab, slide=True
+        )
+        new = [token for (token,) in grown if token is not None]
+        return Preview(".txt", (tokenizer.decode(ids + new) + "\n").encode())
