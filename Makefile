@@ -34,6 +34,7 @@ lint: .venv/.dev
 	$(BIN)/pyright
 
 bench: .venv/.dev
+	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/decode.py
 
 clean:
