@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pencil.cli.training import prepare
 from pencil.train.loop import Trainer
+from pencil.train.start import new_run
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def main() -> None:
     for preset in options.presets:
         for seed in options.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                run, task, config = prepare(
+                run, task, config = new_run(
                     "gpt", options.text, "char", 0, preset, {},
                     {"steps": 2000, "batch": 12, "seed": seed, "eval_every": 500}, out=Path(folder) / "run",
                 )  # fmt: skip

@@ -1,18 +1,14 @@
 """train, resume and demo."""
 
-import os
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from .. import __version__
 from ..config import UserError, build, overrides, to_toml
-from ..data.builtin import TEXTS
 
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 
@@ -54,95 +50,17 @@ def train(
         List every --model and --train setting with its value here, and train nothing.
     """
     chosen = overrides(list(settings), ("model", "train"))
+    from ..train.start import new_run, settings_of
+
     if settings_only:
-        print(to_toml(_settings(family, preset, chosen["model"], chosen["train"])))
+        print(to_toml(settings_of(family, preset, chosen["model"], chosen["train"])))
         return 0
-    run, task, config = prepare(
+    run, task, config = new_run(
         family, data, tokenizer, vocab, preset, chosen["model"], chosen["train"], name, out, force
     )
-    return _go(run, task, config)
-
-
-def prepare(
-    family: str,
-    data: str,
-    tokenizer: str | None,
-    vocab: int,
-    preset: str | None,
-    model: dict[str, Any],
-    train: dict[str, Any],
-    name: str | None = None,
-    out: Path | None = None,
-    force: bool = False,
-):
-    """Check everything, read the data, and only then make the run's folder."""
-    from ..data import text
-    from ..models import configure
-    from ..models import family as find_family
-    from ..runs import Run, choose_path
-    from ..train.loop import pick_device
-    from ..train.tasks import TextTask
-
-    preset = preset or find_family(family).default
-    wanted, config = _settings(family, preset, model, train).values()  # refused before a large corpus is read
-    if pick_device(config.device).type == "cpu":
-        _check_memory(wanted if "vocab" in model else replace(wanted, vocab=256), config.batch)
-    if name is not None and (out or not name.strip(".") or set(name) & set("/\\\n")):
-        raise UserError("--name must be a plain name under runs/, without --out; a folder elsewhere is given by --out")
-    if name and (Path("runs") / name).exists() and not force:
-        raise UserError(f"the name {name} is already taken by {Path('runs') / name}; choose another, or --force")
-    tokenizer = tokenizer or ("gpt2" if preset.startswith("gpt2") else "char")
-    corpus = text.load(data, tokenizer, vocab)
-    for path, fault in corpus.corpus.skipped:
+    for path, fault in task.data.corpus.skipped:
         _say(f"skipped {path}: {fault}")
-    size = wanted.vocab if "vocab" in model else corpus.tokenizer.vocab
-    if size < corpus.tokenizer.vocab:
-        raise UserError(f"model.vocab {size} is smaller than the tokenizer's {corpus.tokenizer.vocab}")
-    sizes = configure(family, preset, **{**model, "vocab": size})
-    task = TextTask(corpus, sizes, config.batch, config.seed)
-    path = out or (Path("runs") / name if name else choose_path(f"{corpus.corpus.name}-{family}"))
-    facts = {
-        "family": family, "preset": preset, "data": data, "data_path": _whole(data), "data_hash": corpus.corpus.hash,
-        "tokenizer": corpus.tokenizer.kind, "pencil": __version__,
-    }  # fmt: skip
-    run = Run.create(path, {"run": facts, "model": sizes, "train": config}, corpus.tokenizer, force)
-    return run, task, config
-
-
-def _settings(family: str, preset: str | None, model: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
-    """The model's and the training's settings: a preset, and what is said over it."""
-    from ..models import configure
-    from ..models import family as find_family
-    from ..train.settings import PRESETS, TrainConfig
-
-    preset = preset or find_family(family).default
-    sizes = configure(family, preset, **model)
-    return {"model": sizes, "train": build(TrainConfig, PRESETS[family][preset] | train, "train.")}
-
-
-def _check_memory(sizes: Any, batch: int) -> None:
-    """Refuse what cannot fit: weights, gradients and two moments, and the least a batch needs, against all there is."""
-    from ..models.gpt import parameters
-
-    tokens = batch * sizes.context
-    try:
-        needed = 16 * parameters(sizes) + 4 * tokens * (sizes.vocab + 8 * sizes.width * sizes.depth)
-    except RuntimeError:  # so large that its bytes cannot be counted
-        needed = 1 << 63
-    if not hasattr(os, "sysconf"):
-        return
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise UserError(
-            f"this training needs about {needed / 1e9:,.0f} GB of memory and the machine has {there / 1e9:,.0f}; "
-            "try a smaller --train.batch, --model.width or --model.context"
-        )
-
-
-def _whole(data: str) -> str:
-    """Where the data is, from any working folder: a path in full, the name of an embedded text as it is."""
-    path = Path(data).expanduser()
-    return str(path.resolve()) if path.exists() and data not in TEXTS else data
+    return _go(run, task, config)
 
 
 def resume(run: Path, /, *settings: Settings) -> int:
@@ -156,33 +74,17 @@ def resume(run: Path, /, *settings: Settings) -> int:
     from ..runs import Run
     from ..train import checkpoint
     from ..train.settings import TrainConfig
+    from ..train.start import task_of
 
     held = Run.open(run)
     changed = overrides(list(settings), ("train",))["train"]
     config = build(TrainConfig, held.config["train"] | changed, "train.")
-    task = restore_task(held, config.batch, config.seed)
+    task = task_of(held, config.batch, config.seed)
     steps = checkpoint.saved(held.path)
     if steps and steps[-1] >= config.steps:
         _say(f"{run} has made {steps[-1]} steps, and {config.steps} were asked for; a larger --train.steps goes on")
         return 0
     return _go(held, task, config)
-
-
-def restore_task(run: Any, batch: int, seed: int):
-    """The task of a run, on the data it was trained on; data that has changed since is refused."""
-    from ..data import text
-    from ..models import configure
-    from ..train.tasks import TextTask
-
-    facts = run.config["run"]
-    source = facts["data_path"]
-    if source == "-":
-        source = str(text.cache_folder() / f"text-{facts['data_hash'][:32]}.txt")
-    corpus = text.find(source)
-    if corpus.hash != facts["data_hash"]:
-        raise UserError(f"{facts['data']} has changed since {run.path} was trained on it")
-    data = text.TextData(corpus, run.tokenizer, text.tokenize(corpus, run.tokenizer))
-    return TextTask(data, configure(run.family, facts.get("preset"), **run.config["model"]), batch, seed)
 
 
 def demo(*, out: Path | None = None) -> int:
@@ -197,9 +99,10 @@ def demo(*, out: Path | None = None) -> int:
 
     from ..generate import Sampling, stream
     from ..runs import load
+    from ..train.start import new_run
 
     _say("A GPT learns, from nothing, to write like Python's own documentation; about a minute on two cores.")
-    run, task, config = prepare("gpt", "pydoc", "bpe", 1024, "nano", DEMO_MODEL, DEMO_TRAIN, out=out)
+    run, task, config = new_run("gpt", "pydoc", "bpe", 1024, "nano", DEMO_MODEL, DEMO_TRAIN, out=out)
     model = task.build()
     sizes = run.config["model"]
     _say(

@@ -131,11 +131,11 @@ def evaluate(
     """
     from ..runs import Run
     from ..train.loop import pick_device
-    from .training import restore_task
+    from ..train.start import task_of
 
     held = Run.open(run)
     model = held.load_model(pick_device(device))
-    task = restore_task(held, batch=32, seed=0)
+    task = task_of(held, batch=32, seed=0)
     measures = task.evaluate(model)
     if as_json:
         print(json.dumps(measures))
