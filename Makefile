@@ -15,6 +15,8 @@ BIN := .venv/bin
 
 .venv/.dev: .venv/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# timm asks for torchvision, whose package-index build does not load beside a CPU torch; the tests do without it
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps timm
 	@touch $@
 
 setup: .venv/.dev

@@ -6,7 +6,7 @@ import json
 import math
 import types
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def build(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 def coerce(value: Any, kind: Any, name: str) -> Any:
     """The value as the type says, from TOML's types or from the command line's words; refused when it does not fit."""
-    options = get_args(kind) if get_origin(kind) is types.UnionType else (kind,)
+    options = get_args(kind) if get_origin(kind) in (types.UnionType, Union) else (kind,)
     if value is None or (isinstance(value, str) and value.lower() == "none" and type(None) in options):
         if type(None) in options:
             return None
@@ -48,12 +48,16 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
 def _say(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return "whole numbers like " + "x".join(("16", "24", "32")[: len(get_args(kind))]) + ", or one for all"
     return {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(kind, str(kind))
 
 
 def _fit(value: Any, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         return value if value in get_args(kind) else None
+    if get_origin(kind) is tuple:
+        return _fit_each(value, get_args(kind))
     if kind is bool:
         words = {
             "true": True,
@@ -83,6 +87,18 @@ def _fit(value: Any, kind: Any) -> Any:
         )
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def _fit_each(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Several values as one: [16, 24], "16x24", or 16 for all of them."""
+    parts = (
+        value if isinstance(value, (list, tuple)) else value.lower().split("x") if isinstance(value, str) else [value]
+    )
+    parts = list(parts) * len(kinds) if len(parts) == 1 else parts
+    if len(parts) != len(kinds):
+        return None
+    fits = tuple(_fit(part, kind) for part, kind in zip(parts, kinds, strict=True))
+    return None if None in fits else fits
 
 
 def overrides(words: list[str], sections: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -1,7 +1,7 @@
 """Generation: prefill and cached decode in one path, sampling, and text streamed as it is made."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,8 @@ class Generation:
     """Rows of tokens growing together: iterate for each step's new tokens (None in a row that has ended).
 
     Every row has its own stream of random numbers and its own place in the context, so it grows as it would alone.
-    The model takes (tokens, span, cache, last=True), has a config with context and vocab, and makes its `new_cache`.
+    The model takes (tokens, span=, cache=, last=True), has a config with context and vocab, and makes its `new_cache`;
+    `given` is what it reads besides, with the first tokens and never again: a picture, one a row.
     `reasons` says why each row ended: "length", "context", "end" or "stop".
     """
 
@@ -90,6 +91,7 @@ class Generation:
         vocab: int | None = None,
         slide: bool = False,
         cached: bool = True,
+        given: Mapping[str, Tensor] | None = None,
     ):
         context, vocab = int(model.config.context), int(vocab or model.config.vocab)
         for prompt in prompts:
@@ -102,6 +104,7 @@ class Generation:
                     raise UserError(f"token {token} is outside the vocabulary of {vocab}")
         self.model, self.new, self.how = model, new, how or Sampling()
         self.context, self.vocab, self.end, self.slide, self.cached = context, vocab, end, slide, cached
+        self.given = dict(given or {})
         self.device = next(model.parameters()).device
         self.rows = [list(map(int, prompt)) for prompt in prompts]  # what each row sees: slides may shorten it
         self.reasons: list[str | None] = [None] * len(self.rows)
@@ -151,8 +154,9 @@ class Generation:
             return self._prefill()
         index = [NOWHERE if reason else len(row) - 1 for row, reason in zip(self.rows, self.reasons, strict=True)]
         tokens = torch.tensor([[row[-1]] for row in self.rows], device=self.device)
-        span = self.cache.next(1) if self.cache.even and NOWHERE not in index else self._span([[i] for i in index])
-        return self.model(tokens, span, self.cache, last=True)[:, -1]
+        # where nothing is padded the model knows where the next token stands
+        span = None if self.cache.even and NOWHERE not in index else self._span([[i] for i in index])
+        return self.model(tokens, span=span, cache=self.cache, last=True)[:, -1]
 
     def _prefill(self) -> Float[Tensor, "B V"]:
         """Read every row at once, shorter ones padded on the left by tokens that stand nowhere."""
@@ -166,7 +170,7 @@ class Generation:
         if self.cached:
             room = min(self.new, self.context - min(map(len, rows)))
             self.cache = self.model.new_cache(len(rows), longest + room)
-        return self.model(tokens, span, self.cache, last=True)[:, -1]
+        return self.model(tokens, span=span, cache=self.cache, last=True, **self.given)[:, -1]
 
     def _span(self, index: list[list[int]]) -> Span:
         places = torch.tensor(index, device=self.device)
@@ -230,15 +234,18 @@ def stream(
     slide: bool = False,
     cached: bool = True,
     reasons: list[str] | None = None,
+    begin: int | None = None,
+    given: Mapping[str, Tensor] | None = None,
 ) -> Iterator[list[str]]:
     """Each step's new text, one piece a prompt; `reasons`, if given, is filled with why each row ended.
 
-    What cannot be done is refused before the first piece.
+    What cannot be done is refused before the first piece. `begin` is a token set before every prompt.
     """
-    ids = [tokenizer.encode(prompt).tolist() for prompt in prompts]
+    ids = [([] if begin is None else [begin]) + tokenizer.encode(prompt).tolist() for prompt in prompts]
     grown = Generation(
-        model, ids, new, how, samples=samples, end=tokenizer.end, vocab=tokenizer.vocab, slide=slide, cached=cached
-    )
+        model, ids, new, how, samples=samples, end=tokenizer.end, vocab=tokenizer.vocab, slide=slide, cached=cached,
+        given=given,
+    )  # fmt: skip
     return _pieces(grown, tokenizer, [_Text(tokenizer, stop) for _ in prompts], [] if reasons is None else reasons)
 
 

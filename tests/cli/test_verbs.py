@@ -116,16 +116,23 @@ def test_text_streams_as_it_decodes(run):
     process.wait(timeout=30)
 
 
-@pytest.mark.parametrize("what", ["gpt2", "nano", "llama-nano"])
+@pytest.mark.parametrize("what", ["gpt2", "gpt:nano", "llama-nano", "b/16", "captioner:nano", "seed"])
 def test_shapes_of_a_preset(type_in, what, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     shown = type_in("shapes", what, "--batch", 3).out
-    for symbol in ("E[t]", "X⁰", "X̃", "Q", "K", "V", "S", "A", "H", "O", "X′", "X̂", "U", "G", "M", "X_f", "Z"):
+    own = ("X_patch", "I", "Z⁰", "y", "z_cls") if what == "b/16" else ("E[t]", "X⁰")
+    if what in ("seed", "captioner:nano"):
+        own = ("X_patch", "I", "I⁰", "E[t]", "X_txt⁰", "X⁰", "X_f,txt")
+    for symbol in (*own, "X̃", "Q", "K", "V", "S", "A", "H", "O", "X′", "X̂", "U", "G", "M", "Z"):
         assert re.search(rf"^ *{re.escape(symbol)} ", shown, re.M), symbol
     if what == "gpt2":
         assert "124,439,808 parameters" in shown
         assert "3×12×1024×1024" in shown
         assert "W_Q W_K W_V" in shown
+
+
+def test_a_preset_of_several_families_must_be_named_in_full(refused):
+    assert "gpt:nano, vit:nano or captioner:nano" in refused("shapes", "nano")
 
 
 def test_shapes_of_a_run(type_in, run):
@@ -150,14 +157,18 @@ def test_help_and_version(type_in):
 def test_the_demo_tells_the_whole_story(monkeypatch, type_in, tmp_path):
     from pencil.cli import training
 
-    monkeypatch.setattr(training, "DEMO_TRAIN", {**training.DEMO_TRAIN, "steps": 3, "eval_batches": 1})
-    monkeypatch.setattr(training, "DEMO_MODEL", {"width": 16, "depth": 1, "context": 32})
+    monkeypatch.setattr(training, "DEMO", {**training.DEMO, "steps": 3, "batch": 5})
     said = type_in("demo")
-    assert said.out.startswith('The "while" statement')
-    assert len(said.out) > 250
-    for name in ("runs/pydoc-gpt", "loss.png", "samples"):
-        assert name in said.err
-    assert (tmp_path / "runs" / "pydoc-gpt" / "loss.png").is_file()
+    assert "held-out pictures (exact_match 0." in said.err
+    assert said.out.count("\n") > 4 * 16  # four pictures, drawn in the terminal
+    run = tmp_path / "runs" / "scenes-captioner"
+    assert str(run.relative_to(tmp_path)) in said.err
+    for name in ("loss.png", "eval/attention-1.png", "eval/mistakes.png", "eval/picture.png"):
+        assert (run / name).stat().st_size > 100
+    command = next(line for line in said.err.splitlines() if line.startswith("Go on"))
+    words = command.partition("sample")[2].split()
+    type_in("sample", *words)
+    assert (tmp_path / "look.png").is_file()
 
 
 def test_the_python_way(run):

@@ -41,13 +41,15 @@ def test_the_cheapest_route_says_the_same_as_the_predicate(n, count, size):
     for mask in (full, causal, padding, prefix(count), window(size), causal & window(size), prefix(count) & padding):
         seen = mask.over(index, start=0)
         said = {"all": torch.ones(n, n, dtype=torch.bool), "causal": torch.ones(n, n, dtype=torch.bool).tril()}
+        said["prefix"] = said["causal"].clone()
+        said["prefix"][: seen.first, : seen.first] = True
         claimed = said.get(seen.route, seen.allowed)
         assert torch.equal(claimed.expand(1, 1, n, n), table(mask, n).expand(1, 1, n, n)), (mask.name, seen.route)
 
 
 @pytest.mark.parametrize("mask, route", [
     (full, "all"), (causal, "causal"), (prefix(0), "causal"), (prefix(99), "all"), (causal & window(99), "causal"),
-    (prefix(3), "dense"), (causal & window(3), "dense"), (full & padding, "all"),
+    (prefix(3), "prefix"), (prefix(3) & causal, "dense"), (causal & window(3), "dense"), (full & padding, "all"),
 ])  # fmt: skip
 def test_routes(mask, route):
     assert mask.over(torch.arange(17)[None], start=0).route == route

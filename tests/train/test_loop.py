@@ -21,7 +21,8 @@ from pencil.train import checkpoint, losses
 from pencil.train.loop import Trainer, pick_device
 from pencil.train.report import Metrics
 from pencil.train.settings import TrainConfig
-from pencil.train.tasks import Task, TextTask, random_of
+from pencil.train.tasks import Task, random_of
+from pencil.train.texts import TextTask
 
 SIZES = dict(width=24, heads=3, depth=2, context=31, dropout=0.1)
 

@@ -20,29 +20,33 @@ def shapes(what: str, /, *, batch: int = 1) -> int:
     Parameters
     ----------
     what
-        A preset (gpt2, nano, …) or a run's folder.
+        A preset (gpt2, b/16, or captioner:nano where families share a name), or a run's folder.
     batch
         How many sequences at once: the B of the shapes.
     """
     import torch
 
     from ..config import UserError, nearest
-    from ..core.probe import Probe, declared, symbols
+    from ..core.probe import LEGEND, Probe, declared, symbols
     from ..models import FAMILIES, configure, create
     from ..runs import Run
 
     if batch < 1:
         raise UserError(f"--batch must be at least 1, not {batch}")
-    presets = {preset: name for name, kind in FAMILIES.items() for preset in kind.presets}
-    if what in presets:
-        family = presets[what]
-        config = configure(family, what)
+    presets = {f"{name}:{preset}": (name, preset) for name, kind in FAMILIES.items() for preset in kind.presets}
+    alike = [full for full in presets if full.endswith(f":{what}")]
+    if len(alike) > 1:
+        raise UserError(f"{what} is a preset of several families; say {', '.join(alike[:-1])} or {alike[-1]}")
+    if what in presets or alike:
+        family, preset = presets[alike[0] if alike else what]
+        config = configure(family, preset)
     elif Path(what).is_dir():
         held = Run.open(what)
         family = held.family
         config = configure(family, None, **held.config["model"])
     else:
-        raise UserError(f"{what} is neither a preset nor a run's folder; {nearest(what, presets)}")
+        words = {preset for pair in presets.items() for preset in (pair[0], pair[1][1])}
+        raise UserError(f"{what} is neither a preset nor a run's folder; {nearest(what, words)}")
     with torch.device("meta"):
         model = create(family, config)
     probe = Probe()
@@ -56,7 +60,8 @@ def shapes(what: str, /, *, batch: int = 1) -> int:
 
     count = sum(map(prod, parameters.values()))
     say(f"{what}: {family}, {count:,} parameters, {config.depth} blocks, positions {config.positions}")
-    say("B batch · T tokens · S tokens seen · D width · h heads · g key-value heads · d head width · F hidden")
+    letters = {letter for name in probe.values for letter in names[name].axes.split()}
+    say(" · ".join(f"{letter} {meaning}" for letter, meaning in LEGEND.items() if letter in letters))
 
     def show(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
         table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
@@ -103,6 +108,8 @@ def doctor() -> int:
         "tensorboard": ("tensorboard", "--train.logger tensorboard"),
         "trackio": ("trackio", "--train.logger trackio"),
         "transformers": ("transformers", "comparison with other people's models"),
+        "timm": ("timm", "comparison with other people's models"),
+        "datasets": ("datasets", "--data hub:OWNER/NAME"),
     }
     console = Console(soft_wrap=True)
     for name, value in facts.items():

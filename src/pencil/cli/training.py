@@ -1,5 +1,6 @@
 """train, resume and demo."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ def train(
     family: str,
     /,
     *settings: Settings,
-    data: Annotated[str, Parameter(allow_leading_hyphen=True)] = "pydoc",
+    data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     tokenizer: str | None = None,
     vocab: int = 4096,
     preset: str | None = None,
@@ -31,15 +32,18 @@ def train(
     Parameters
     ----------
     family
-        What to train: gpt.
+        What to train: gpt (text), vit (picture to label) or captioner (picture to text).
     data
-        A text file, a folder of them, "-" for standard input, or pydoc (Python's own documentation, embedded).
+        gpt: a text file, a folder of them, "-" for standard input, or pydoc (embedded). vit: digits (embedded), a
+        folder with one folder a class, or of MNIST's idx files. captioner: scenes or scenes-hard (embedded), or a
+        folder of pictures with metadata.jsonl (file_name and text a line). Pictures also as hub:OWNER/NAME.
     tokenizer
-        char, byte, bpe (trained on the data), gpt2, or the path of a tokenizer.json.
+        Of text: char, byte, bpe (trained on the data), gpt2, or the path of a tokenizer.json.
     vocab
         How many ids a trained bpe may have.
     preset
-        nano, nanogpt, small, shakespeare, llama-nano, gpt2, gpt2-medium, gpt2-large, gpt2-xl.
+        gpt: nano, nanogpt, small, shakespeare, llama-nano, gpt2, gpt2-medium, gpt2-large, gpt2-xl. vit: nano, small,
+        ti/16, s/16, b/16, b/32, l/16. captioner: nano, seed, small, base.
     name
         The run's name under runs/; DATA-FAMILY when not given.
     out
@@ -58,8 +62,6 @@ def train(
     run, task, config = new_run(
         family, data, tokenizer, vocab, preset, chosen["model"], chosen["train"], name, out, force
     )
-    for path, fault in task.data.corpus.skipped:
-        _say(f"skipped {path}: {fault}")
     return _go(run, task, config)
 
 
@@ -79,7 +81,7 @@ def resume(run: Path, /, *settings: Settings) -> int:
     held = Run.open(run)
     changed = overrides(list(settings), ("train",))["train"]
     config = build(TrainConfig, held.config["train"] | changed, "train.")
-    task = task_of(held, config.batch, config.seed)
+    task = task_of(held, config)
     steps = checkpoint.saved(held.path)
     if steps and steps[-1] >= config.steps:
         _say(f"{run} has made {steps[-1]} steps, and {config.steps} were asked for; a larger --train.steps goes on")
@@ -88,52 +90,87 @@ def resume(run: Path, /, *settings: Settings) -> int:
 
 
 def demo(*, out: Path | None = None) -> int:
-    """The whole story on this machine: train a small GPT on embedded text, then let it write.
+    """The whole story on this machine: a model learns to say what it sees, then describes pictures it never saw.
 
     Parameters
     ----------
     out
-        The run's folder; runs/pydoc-gpt when not given, or the next free name.
+        The run's folder; runs/scenes-captioner when not given, or the next free name.
     """
     import torch
 
-    from ..generate import Sampling, stream
     from ..runs import load
     from ..train.start import new_run
 
-    _say("A GPT learns, from nothing, to write like Python's own documentation; about a minute on two cores.")
-    run, task, config = new_run("gpt", "pydoc", "bpe", 1024, "nano", DEMO_MODEL, DEMO_TRAIN, out=out)
-    model = task.build()
+    _say("A model learns, from nothing, to say what stands where in a picture; about a minute and a half on two cores.")
+    run, task, config = new_run("captioner", "scenes", train=DEMO, out=out)
     sizes = run.config["model"]
     _say(
-        f"{sum(p.numel() for p in model.parameters()):,} numbers to learn: {sizes['depth']} blocks of width "
-        f"{sizes['width']}, from {len(task.data.train):,} tokens, with {torch.get_num_threads()} threads."
+        f"{sum(p.numel() for p in task.build().parameters()):,} numbers to learn: {sizes['depth']} blocks of width "
+        f"{sizes['width']}, from {task.about()}, with {torch.get_num_threads()} threads.\n"
+        "A picture is cut into strips; the words follow the strips in one stream, and each word looks at all of them."
     )
     status = _go(run, task, config)
     if status:
         return status
-    loaded = load(run.path)
-    prompt = 'The "while" statement'
-    _say("\nWhat it writes, read as it decodes (the first words are ours):\n")
-    sys.stdout.write(prompt)
-    for piece in stream(loaded.model, loaded.tokenizer, [prompt], 250, Sampling(0.6, top_p=0.95), slide=True):
-        sys.stdout.write(piece[0])
-        sys.stdout.flush()
-    sys.stdout.write("\n")
-    _say(f"\nThe run     {run.path}\nIts curve   {run.path / 'loss.png'}\nIts samples {run.path / 'samples'}")
-    _say(f'Go on:      {_command()} sample {run.path} --prompt "The" --temperature 0.8 --slide')
-    _say(f"Your text:  {_command()} train gpt --data notes/ --tokenizer bpe --preset small")
+    model = load(run.path).model
+    measures, files = task.report(model, run.path / "eval")
+    _say("\nPictures it has never seen, in combinations and handwriting it has never seen, and what it says of them:\n")
+    shown = task.data.test.pictures[:4]
+    for picture, said, meant in zip(shown, task.caption(model, shown), task.data.test.targets, strict=False):
+        _beside(picture, [said, "" if said == meant else f"(is: {meant})"])
+    share, held = measures["exact_match"], len(task.data.test)
+    _say(f"Right to the last word: {share:.1%} of {held:,} held-out pictures (exact_match {share:.4f}).")
+    _say(
+        f"\nThe run         {run.path}\nWhere it looked {files[-1].parent}/attention-*.png\nIts mistakes    {files[0]}"
+    )
+    from ..files import write_aside
+
+    one = run.path / "eval" / "picture.png"
+    write_aside(one, _as_png(shown[0]))
+    _say(f"Go on:          {_command()} sample {run.path} --image {one} --attention look.png")
+    _say(f"Your pictures:  {_command()} train captioner --data album/   (album/ has pictures and metadata.jsonl)")
+    _say(f"Your text:      {_command()} train gpt --data notes/ --tokenizer bpe --preset small")
     return 0
 
 
-DEMO_MODEL: dict[str, Any] = {}
-DEMO_TRAIN: dict[str, Any] = {"steps": 300, "eval_every": 100, "eval_batches": 8, "save_every": 100, "warmup": 30}
+DEMO: dict[str, Any] = {"steps": 700, "eval_every": 350, "eval_batches": 4, "save_every": 350, "warmup": 50}
+
+
+def _beside(picture: Any, words: list[str]) -> None:
+    """A picture drawn in the terminal, and words to the right of its middle."""
+    from ..draw import terminal
+
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    lines = terminal(picture, colour)
+    first = (len(lines) - len(words)) // 2
+    for i, line in enumerate(lines):
+        text = words[i - first] if 0 <= i - first < len(words) else ""
+        sys.stdout.write(f"  {line}  {text}".rstrip() + "\n")
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def _as_png(picture: Any) -> bytes:
+    import io
+
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0)).save(out, "PNG")
+    return out.getvalue()
+
+
+SHOWN = 20  # names of unusable files told one by one
 
 
 def _go(run: Any, task: Any, config: Any) -> int:
     """Train to the end, or to the interruption; say where things are."""
     from ..train.loop import Trainer
 
+    told = task.skipped()
+    for name, fault in told[:SHOWN]:
+        _say(f"skipped {name}: {fault}")
     try:
         outcome = Trainer(task, run, config).train()
     except RuntimeError as error:
@@ -143,12 +180,19 @@ def _go(run: Any, task: Any, config: Any) -> int:
         raise UserError(
             "there is not enough memory; try a smaller --train.batch, --model.width or --model.context"
         ) from None
+    later = task.skipped()[len(told) :]
+    for name, fault in later[:SHOWN]:
+        _say(f"skipped {name}: {fault}")
+    if lost := len(told) + len(later):
+        _say(f"{lost} file{'s' if lost > 1 else ''} of the data could not be used.")
     if not outcome.finished:
         _say(f"Stopped after step {outcome.step}, and saved. Go on with:\n  {_command()} resume {run.path}")
         return 130
     best = outcome.best
-    _say(f"Trained {outcome.step} steps in {outcome.seconds:.1f} s; best val_loss {best['val_loss']:.4f} at step "
-         f"{best['step']}; the run is in {run.path}")  # fmt: skip
+    told_first = "" if task.headline == "val_loss" else f"{task.headline} {best[task.headline]:.4f}, "
+    kept = "best " if task.chooses else ""
+    _say(f"Trained {outcome.step} steps in {outcome.seconds:.1f} s; {kept}{told_first}val_loss {best['val_loss']:.4f} "
+         f"at step {best['step']}; the run is in {run.path}")  # fmt: skip
     return 0
 
 

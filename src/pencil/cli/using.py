@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,9 @@ def sample(
     prompt: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative=())] = None,
     count: int = 1,
     new: int = 256,
-    temperature: float = 0.8,
+    image: Annotated[list[Path] | None, Parameter(negative=())] = None,
+    attention: Path | None = None,
+    temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
@@ -29,7 +32,7 @@ def sample(
     device: str = "auto",
     out: Path | None = None,
 ) -> int:
-    """Let a trained model write; one text streams as it is decoded.
+    """Let a trained model write, or say what a picture shows; one text streams as it is decoded.
 
     Parameters
     ----------
@@ -37,12 +40,16 @@ def sample(
         The run's folder.
     prompt
         What to go on from; give it again for several texts, or - to read it from standard input.
+    image
+        The picture a vit names or a captioner describes; may be given again.
+    attention
+        Write a picture of where the model looked, for each word it said, to this PNG file.
     count
         How many texts for each prompt.
     new
         How many tokens to write at most.
     temperature
-        Under 1 bolder on the likely, over 1 wilder; 0 takes the likeliest always.
+        Under 1 bolder on the likely, over 1 wilder; 0 takes the likeliest always. 0.8 for text, 0 for captions.
     top_k
         Draw only from the k likeliest tokens.
     top_p
@@ -62,50 +69,91 @@ def sample(
     out
         Write the texts to this file instead of showing them.
     """
-    from ..generate import Sampling, stream
+    from ..generate import Sampling
     from ..runs import load
     from ..train.loop import pick_device
 
-    how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    how = Sampling(0.8 if temperature is None else temperature, top_k, top_p, min_p, repetition_penalty, seed)
     for name, value in (("--new", new), ("--count", count)):
         if value < 1:
             raise UserError(f"{name} must be at least 1, not {value}")
     if stop and "" in stop:
         raise UserError("--stop cannot be empty: every text begins with nothing")
-    if out is not None and out.is_dir():
-        raise UserError(f"{out} is a folder; --out is the file to write")
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"there is no folder {out.parent} to write {out.name} in")
-    model, tokenizer, opened = load(run, pick_device(device))
-    if tokenizer is None:
-        raise UserError(f"{opened.path} has no tokenizer.json")
-    given = [sys.stdin.read() if text == "-" else text for text in prompt or [_beginning(tokenizer)]]
-    for text in given:
+    for name, path in (("--out", out), ("--attention", attention)):
+        if path is not None and path.is_dir():
+            raise UserError(f"{path} is a folder; {name} is the file to write")
+        if path is not None and not path.parent.is_dir():
+            raise UserError(f"there is no folder {path.parent} to write {path.name} in")
+    loaded = load(run, pick_device(device))
+    family = loaded.run.family
+    if family == "gpt" and (image or attention):
+        raise UserError(f"{run} is a gpt, which reads no picture: --image and --attention are for vit and captioner")
+    if family != "gpt" and not image:
+        raise UserError(f"{run} is a {family}, which looks at a picture: give one by --image")
+    for text in prompt or ():
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             raise UserError("the prompt is not UTF-8 text")
-    prompts = [text for text in given for _ in range(count)]
-    samples = [k for _ in given for k in range(count)]
+    if family == "vit":
+        from .pictures import name_pictures
+
+        if prompt:
+            raise UserError(f"{run} is a vit, which says a label: it takes no --prompt")
+        return name_pictures(loaded, image or [], attention, out)
+    given = [sys.stdin.read() if text == "-" else text for text in prompt or [""]]
+    if family == "captioner":
+        from .pictures import describe
+
+        how = replace(how, temperature=temperature or 0.0)  # the likeliest words, unless asked otherwise
+        return describe(loaded, image or [], given, new, how, stop or [], count, attention, out)
+    return _write(loaded, given if prompt else None, new, how, stop or [], count, slide, out)
+
+
+def _write(loaded, given: list[str] | None, new: int, how, stop: list[str], count: int, slide: bool, out: Path | None):
+    """A text model goes on from its prompts."""
+    from ..generate import stream
+
+    model, tokenizer, opened = loaded
+    if tokenizer is None:
+        raise UserError(f"{opened.path} has no tokenizer.json")
+    begun = given or [_beginning(tokenizer)]
+    prompts = [text for text in begun for _ in range(count)]
+    samples = [k for _ in begun for k in range(count)]
     reasons: list[str] = []
-    pieces = stream(model, tokenizer, prompts, new, how, stop=stop or (), samples=samples, slide=slide, reasons=reasons)
+    pieces = stream(model, tokenizer, prompts, new, how, stop=stop, samples=samples, slide=slide, reasons=reasons)
+    shown = prompts if given else [""] * len(prompts)
     if len(prompts) == 1 and out is None:
-        sys.stdout.write(prompts[0] if prompt else "")
-        for piece in pieces:
-            sys.stdout.write(piece[0])
-            sys.stdout.flush()
-        sys.stdout.write("\n")
+        flow(shown[0], pieces)
     else:
-        texts = list(prompts) if prompt else [""] * len(prompts)
-        for step in pieces:
-            texts = [text + piece for text, piece in zip(texts, step, strict=True)]
-        whole = ("\n" + "-" * 40 + "\n").join(texts) + "\n"
-        if out is None:
-            sys.stdout.write(whole)
-        else:
-            out.write_text(whole, encoding="utf-8")
+        tell(whole(shown, pieces), out)
     if "context" in reasons:
         note = f"(stopped: the context of {model.config.context} tokens is full; --slide goes on)"
         Console(stderr=True).print(note, highlight=False, markup=False)
     return 0
+
+
+def flow(prompt: str, pieces) -> None:
+    """One text, shown as it is written."""
+    sys.stdout.write(prompt)
+    for piece in pieces:
+        sys.stdout.write(piece[0])
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def whole(prompts: list[str], pieces) -> list[str]:
+    texts = list(prompts)
+    for step in pieces:
+        texts = [text + piece for text, piece in zip(texts, step, strict=True)]
+    return texts
+
+
+def tell(texts: list[str], out: Path | None, between: str = "\n" + "-" * 40 + "\n") -> None:
+    """Several texts, or any to a file."""
+    content = between.join(texts) + "\n"
+    if out is None:
+        sys.stdout.write(content)
+    else:
+        out.write_text(content, encoding="utf-8")
 
 
 def _beginning(tokenizer) -> str:
@@ -116,9 +164,17 @@ def _beginning(tokenizer) -> str:
 
 
 def evaluate(
-    run: Path, /, *, as_json: Annotated[bool, Parameter(name="--json", negative=())] = False, device: str = "auto"
+    run: Path,
+    /,
+    *,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    device: str = "auto",
+    out: Path | None = None,
 ) -> int:
-    """Measure a run on its held-out data: loss, perplexity, bits per byte; one name and value a line.
+    """Measure a run on its held-out data, one name and value a line; of pictures also as pictures.
+
+    A gpt: loss, perplexity, bits per byte. A vit: accuracy, over all and per class, the confusion matrix and the worst
+    mistakes. A captioner: exact matches, the mistakes, and where it looked.
 
     Parameters
     ----------
@@ -128,18 +184,26 @@ def evaluate(
         The same as one JSON object.
     device
         auto, cpu, cuda or mps.
+    out
+        The folder to write pictures of the result into; eval/ in the run's own when not given.
     """
+    from ..config import build
     from ..runs import Run
     from ..train.loop import pick_device
+    from ..train.settings import TrainConfig
     from ..train.start import task_of
 
     held = Run.open(run)
+    if out is not None and out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; --out is the folder for the pictures of the result")
     model = held.load_model(pick_device(device))
-    task = task_of(held, batch=32, seed=0)
-    measures = task.evaluate(model)
+    task = task_of(held, build(TrainConfig, {**held.config["train"], "batch": 32}, "train."))
+    measures, files = task.report(model, out or held.path / "eval")
     if as_json:
         print(json.dumps(measures))
     else:
         for name, value in measures.items():
             print(f"{name} {value:.6f}")
+    for path in files:
+        Console(stderr=True).print(str(path), highlight=False, markup=False, soft_wrap=True)
     return 0

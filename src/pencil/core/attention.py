@@ -1,6 +1,7 @@
 """Attention in all its roles: self, cross, grouped heads; one place with two routes."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +63,8 @@ def _fused(q, k, v, seen: Seen | None, bias, scale: float, dropout: float):
         return F.scaled_dot_product_attention(
             q, k, v, is_causal=route == "causal", scale=scale, dropout_p=dropout, enable_gqa=grouped
         )
+    if seen is not None and route == "prefix" and bias is None:
+        return _in_two(q, k, v, seen.first, scale, dropout, grouped)
     if seen is None or route == "all":
         allowed, blind = None, None
     else:
@@ -71,6 +74,16 @@ def _fused(q, k, v, seen: Seen | None, bias, scale: float, dropout: float):
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
     z = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=scale, dropout_p=dropout, enable_gqa=grouped)
     return z if blind is None else z.masked_fill(blind, 0)
+
+
+def _in_two(q, k, v, first: int, scale: float, dropout: float, grouped: bool):
+    """A prefix without a square mask: the first tokens among themselves, then the rest, over all that stands behind."""
+    given: dict[str, Any] = dict(scale=scale, dropout_p=dropout, enable_gqa=grouped)
+    head = F.scaled_dot_product_attention(q[:, :, :first], k[:, :, :first], v[:, :, :first], **given)
+    rest = q.shape[2] - first
+    behind = torch.ones(rest, k.shape[2], dtype=torch.bool, device=q.device).tril(first)
+    tail = F.scaled_dot_product_attention(q[:, :, first:], k, v, attn_mask=behind, **given)
+    return torch.cat((head, tail), 2)
 
 
 def _flex(q, k, v, blocks, scale: float, grouped: bool):

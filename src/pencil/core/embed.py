@@ -1,9 +1,15 @@
-"""What turns the world into tokens: words, one row of a table each."""
+"""What turns the world into tokens: words, one row of a table each; pictures and videos, one strip a patch."""
+
+from collections.abc import Callable, Sequence
+from math import prod
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from .patches import cut, swap
+from .probe import OFF, Off
 
 
 class Tokens(nn.Module):
@@ -22,3 +28,48 @@ class Tokens(nn.Module):
     def logits(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         """X Eᵀ."""
         return F.linear(x, self.weight)
+
+
+class Patches(nn.Module):
+    """Strips of a picture, each through one matrix: the same as a convolution whose kernel and stride are the patch.
+
+    `swap` is the second of the three moves that cut; it is an argument so that it can be left out, to see what breaks.
+    """
+
+    NAMES = {
+        "strips": ("B N c", "X_patch", "glue(swap(fold(picture)))"),
+        "out": ("B N D", "I", "X_patch W_patch + b_patch"),
+    }
+    WEIGHTS = {"proj.weight": "W_patch", "proj.bias": "b_patch"}
+
+    def __init__(
+        self,
+        channels: int,
+        patch: Sequence[int],
+        width: int,
+        bias: bool = True,
+        swap: Callable[[Tensor], Tensor] = swap,
+    ):
+        super().__init__()
+        self.channels, self.patch, self.swap = channels, tuple(patch), swap
+        self.proj = nn.Linear(channels * prod(patch), width, bias=bias)
+
+    def forward(self, picture: Float[Tensor, "B C *sides"], probe: Off = OFF) -> Float[Tensor, "B N D"]:
+        if picture.shape[1] != self.channels:
+            raise ValueError(f"the pictures have {picture.shape[1]} channels and the model takes {self.channels}")
+        strips = probe("strips", cut(picture, self.patch, self.swap))
+        return probe("out", self.proj(strips))
+
+
+class Project(nn.Module):
+    """One matrix from one width to another."""
+
+    NAMES = {"out": ("B N D", "I′", "I W_proj + b_proj")}
+    WEIGHTS = {"map.weight": "W_proj", "map.bias": "b_proj"}
+
+    def __init__(self, narrow: int, width: int, bias: bool = True):
+        super().__init__()
+        self.map = nn.Linear(narrow, width, bias=bias)
+
+    def forward(self, x: Float[Tensor, "B N E"], probe: Off = OFF) -> Float[Tensor, "B N D"]:
+        return probe("out", self.map(x))

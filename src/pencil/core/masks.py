@@ -1,7 +1,8 @@
 """Masks: who may see whom, as elementwise predicates of (query index, key index), joined by &.
 
 The same predicate serves the plain route, a dense mask and FlexAttention's mask_mod. `Mask.over` picks the cheapest
-form that says the same thing exactly: no mask at all, the kernel's own causal flag, blocks, or a dense matrix.
+form that says the same thing exactly: no mask at all, the kernel's own causal flag, a
+prefix in two parts, blocks, or a dense matrix.
 """
 
 from collections.abc import Callable
@@ -24,11 +25,12 @@ Indices = Int[Tensor, "..."]
 class Seen:
     """Which keys each query sees, in the form the fused route wants."""
 
-    route: str  # "all", "causal", "blocks" or "dense"
+    route: str  # "all", "causal", "prefix", "blocks" or "dense"
     matrix: Callable[[], Bool[Tensor, "#B #h #T S"]]
     allowed: Bool[Tensor, "#B #h #T S"] | None = None
     blind: Bool[Tensor, "#B #h #T 1"] | None = None
     blocks: Any = None
+    first: int = 0  # of the route "prefix": how many tokens see each other
 
     @staticmethod
     def dense(allowed: Bool[Tensor, "#B #h #T S"]) -> "Seen":
@@ -42,7 +44,8 @@ class Mask:
     """A named predicate, and what is known of it, so that the cheapest exact form can be chosen.
 
     `reach` says what it becomes over n tokens 0 … n−1: "all", "causal" or neither (None); `behind`, whether each token
-    sees all before it; `always`, whether it refuses nothing at all, not even a token that stands nowhere.
+    sees all before it; `always`, whether it refuses nothing at all, not even a token that stands nowhere;
+    `first`, how many tokens see one another where all the later ones are causal.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Mask:
     reach: Callable[[int], str | None] = lambda n: None
     behind: bool = False
     always: bool = False
+    first: int = 0
 
     def __call__(self, query: Indices, key: Indices) -> Bool[Tensor, "..."]:
         return self.sees(query, key)
@@ -89,6 +93,8 @@ class Mask:
             # the block kernel is compiled for each length, which pays in training, not for one prompt
             if start == 0 and index.is_cuda and torch.is_grad_enabled():
                 return Seen("blocks", matrix, blocks=_blocks(self, total, index.device))
+            if start == 0 and self.first:
+                return Seen("prefix", matrix, first=self.first)
         return Seen.dense(matrix())
 
 
@@ -113,6 +119,7 @@ def prefix(count: int) -> Mask:
         lambda q, k: (k <= q) | (k < count),
         lambda n: "all" if n and n <= count else few,
         behind=True,
+        first=count,
     )
 
 

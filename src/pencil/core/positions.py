@@ -4,10 +4,12 @@ A scheme may add a stamp to the input, turn the queries and keys, or bias the sc
 and `Positions` itself is the scheme that says nothing. A model takes any scheme as data.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
@@ -45,18 +47,37 @@ class Positions(nn.Module):
 
 
 class Learned(Positions):
-    """A table of trained stamps, one row a seat: P in X⁰ = E[t] + P."""
+    """A table of trained stamps, one row a seat: P in X⁰ = E[t] + P.
+
+    Seats on a grid are numbered in reading order; `before` rows stand ahead of the first, for tokens that have no place
+    on it (the class token sits at −1).
+    """
 
     NAMES = {"stamp": ("B T D", "P", "table[seat]")}
     WEIGHTS = {"table": "P"}
 
-    def __init__(self, context: int, width: int):
+    def __init__(self, seats: int | Sequence[int], width: int, before: int = 0):
         super().__init__()
-        self.table = nn.Parameter(torch.empty(context, width))
+        self.grid, self.before = (seats,) if isinstance(seats, int) else tuple(seats), before
+        self.table = nn.Parameter(torch.empty(before + prod(self.grid), width))
         nn.init.normal_(self.table, std=0.02)
 
     def stamp(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"]:
-        return self.table[coords[..., 0]]
+        seat = coords[..., 0]
+        for axis, size in enumerate(self.grid[1:], 1):
+            seat = seat * size + coords[..., axis]
+        return self.table[seat + self.before if self.before else seat]
+
+    def resampled(self, grid: Sequence[int]) -> Float[Tensor, "n D"]:
+        """The table for a grid of another size: the same stamps, stretched as a picture is, by bicubic curves."""
+        first, rest = self.table[: self.before], self.table[self.before :]
+        if tuple(grid) == self.grid:
+            return self.table
+        if len(self.grid) != 2:
+            raise ValueError("only the table of a picture can be stretched")
+        picture = rest.T.unflatten(1, self.grid)[None].float()
+        stretched = F.interpolate(picture, tuple(grid), mode="bicubic", align_corners=False)
+        return torch.cat((first, stretched[0].flatten(1).T.to(rest.dtype)))
 
 
 class SinCos(Positions):

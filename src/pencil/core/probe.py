@@ -1,15 +1,19 @@
-"""Looking inside: a probe is told the name of each value where it is computed, and may keep it or edit it.
-
-Letters for axes, used in every shape of the project:
-B batch · T tokens (queries) · S tokens seen (keys) · D width · h heads · g key-value heads · d head width ·
-F hidden width of the MLP · V vocabulary · a axes of the world a token stands in · L slots of a cache.
-"""
+"""Looking inside: a probe is told the name of each value where it is computed, and may keep it or edit it."""
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from torch import Tensor, nn
+
+# letters for axes, used in every shape of the project
+LEGEND = {
+    "B": "batch", "T": "tokens", "S": "tokens seen", "t": "text tokens", "M": "picture tokens", "N": "strips",
+    "C": "channels", "c": "numbers in a strip", "E": "width of a strip before its projection", "D": "width",
+    "h": "heads", "g": "key-value heads", "d": "head width", "F": "hidden width of the MLP",
+    "V": "vocabulary", "K": "classes",
+    "a": "axes of the world a token stands in", "L": "slots of a cache",
+}  # fmt: skip
 
 
 class Off:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
@@ -47,6 +48,29 @@ class Span:
         """These tokens looking at another sequence: cross-attention; no turn or bias comes along."""
         return Span(self.index, self.coords, keys.index, keys.coords, scale=self.scale)
 
+    def then(self, other: "Span") -> "Span":
+        """These tokens and, after them, the other's, as one sequence; a world of fewer axes is filled up with zeros."""
+        index = _side_by_side(self.index, other.index)
+        axes = max(self.coords.shape[-1], other.coords.shape[-1])
+        mine, theirs = (F.pad(s.coords, (0, axes - s.coords.shape[-1])) for s in (self, other))
+        coords = _side_by_side(mine, theirs)
+        known, turn = self.turn or other.turn, None
+        if known is not None:
+            cos, sin = (
+                _side_by_side(a, b, 2) for a, b in zip(self.turned_like(known), other.turned_like(known), strict=True)
+            )
+            turn = cos, sin
+        # known only when the other's first token is the one after this one's last
+        on = self.start is not None and other.start == self.start + self.index.shape[1]
+        return Span(index, coords, index, coords, self.start if on else None, turn=turn, key_turn=turn)
+
+    def turned_like(self, known: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """This span's turn; where it has none, an angle of 0 for as many pairs of channels as another's has."""
+        if self.turn is not None:
+            return self.turn
+        still = known[0][:1, :, :1].expand(-1, -1, self.index.shape[1], -1)
+        return torch.ones_like(still), torch.zeros_like(still)
+
     def under(self, mask: Mask) -> "Span":
         """The same span with the mask worked out, once for all blocks."""
         seen = mask.over(self.index, self.key_index, self.start)
@@ -54,3 +78,9 @@ class Span:
         if self.bias is not None and seen.route not in ("all", "dense"):
             seen = Seen.dense(seen.matrix())
         return replace(self, seen=seen)
+
+
+def _side_by_side(a: Tensor, b: Tensor, dim: int = 1) -> Tensor:
+    """Joined along `dim`; a batch of one stands for all."""
+    rows = max(a.shape[0], b.shape[0])
+    return torch.cat([t.expand(rows, *t.shape[1:]) for t in (a, b)], dim)

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,9 @@ from ..files import write_aside
 from .builtin import TEXTS
 from .tokenizers import (
     BPETokenizer,
-    ByteTokenizer,
-    CharTokenizer,
     Tokenizer,
     digest,
-    from_name,
+    learn,
     pieces,
     read_json,
     train_bpe,
@@ -194,17 +193,8 @@ class TextData:
 
 def make_tokenizer(corpus: Corpus, name: str, vocab: int) -> Tokenizer:
     """The tokenizer of that name for this corpus; a trained one is kept in the cache by the corpus's hash."""
-    if name == "byte":
-        return ByteTokenizer()
-    if name == "char":
-        characters: set[str] = set()
-        for piece in corpus.pieces():
-            characters.update(piece)
-        if len(corpus.files) > 1:
-            characters.add("\n")
-        return CharTokenizer(characters)
     if name != "bpe":
-        return from_name(name)
+        return learn(name, chain(corpus.pieces(), "\n" if len(corpus.files) > 1 else ""), vocab)
     kept = cache_folder() / f"bpe-{FORMAT}-{corpus.hash[:32]}-{vocab}.json"
     if kept.is_file():
         try:

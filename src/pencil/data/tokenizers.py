@@ -41,12 +41,13 @@ class Tokenizer(Protocol):
 
 
 class CharTokenizer:
-    """One id a character, of those the corpus holds."""
+    """One id a character, of those the corpus holds; `ended` adds one more, that ends a text."""
 
-    kind, end = "char", None
+    kind = "char"
 
-    def __init__(self, characters: Iterable[str]):
+    def __init__(self, characters: Iterable[str], ended: bool = False):
         self.characters = sorted(set(characters))
+        self.end = len(self.characters) if ended else None
         codes = np.array([ord(c) for c in self.characters])
         self._codes = codes
         self._table = np.full(int(codes.max(initial=0)) + 2, -1, dtype=np.int32)
@@ -54,44 +55,54 @@ class CharTokenizer:
 
     @property
     def vocab(self) -> int:
-        return len(self.characters)
+        return len(self.characters) + (self.end is not None)
 
     @property
     def byte_lengths(self) -> np.ndarray:
-        return np.array([len(c.encode()) for c in self.characters])
+        return np.array([len(c.encode()) for c in self.characters] + [0] * (self.end is not None))
 
     def encode(self, text: str) -> np.ndarray:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
         ids = self._table[np.minimum(codes, len(self._table) - 1)]
         if (ids < 0).any():
             stranger = chr(int(codes[ids < 0][0]))
-            raise UserError(f"{stranger!r} is not among the {self.vocab} characters this model was trained on")
+            raise UserError(
+                f"{stranger!r} is not among the {len(self.characters)} characters this model was trained on"
+            )
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self.characters[i] for i in ids)
+        return "".join(END if i == self.end else self.characters[i] for i in ids)
 
     def to_json(self) -> str:
-        return json.dumps({"kind": "char", "characters": "".join(self.characters)}, ensure_ascii=False)
+        content: dict[str, Any] = {"kind": "char", "characters": "".join(self.characters)}
+        return json.dumps(content | ({} if self.end is None else {"ended": True}), ensure_ascii=False)
 
 
 class ByteTokenizer:
-    """One id a byte: any text, no training, 256 ids."""
+    """One id a byte: any text, no training, 256 ids; `ended` adds one more, that ends a text."""
 
-    kind, end, vocab = "byte", None, 256
+    kind = "byte"
+
+    def __init__(self, ended: bool = False):
+        self.end = 256 if ended else None
+
+    @property
+    def vocab(self) -> int:
+        return 256 + (self.end is not None)
 
     @property
     def byte_lengths(self) -> np.ndarray:
-        return np.ones(256, dtype=np.int64)
+        return np.array([1] * 256 + [0] * (self.end is not None), dtype=np.int64)
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return bytes(int(i) for i in ids).decode(errors="replace")
+        return b"".join(END.encode() if i == self.end else bytes([int(i)]) for i in ids).decode(errors="replace")
 
     def to_json(self) -> str:
-        return json.dumps({"kind": "byte"})
+        return json.dumps({"kind": "byte"} | ({} if self.end is None else {"ended": True}))
 
 
 class BPETokenizer:
@@ -176,14 +187,26 @@ def train_bpe(texts: Iterable[str], vocab: int) -> BPETokenizer:
     return BPETokenizer(inner)
 
 
+def learn(name: str, texts: Iterable[str], vocab: int, ended: bool = False) -> Tokenizer:
+    """The tokenizer of that name for these texts; `ended` asks for an id that ends a text, which BPE has anyway."""
+    if name == "byte":
+        return ByteTokenizer(ended)
+    if name == "char":
+        characters: set[str] = set()
+        for text in texts:
+            characters.update(text)
+        return CharTokenizer(characters, ended)
+    return train_bpe(texts, vocab) if name == "bpe" else from_name(name)
+
+
 def read_json(text: str, where: str) -> Tokenizer:
     """A tokenizer.json of ours or of the `tokenizers` library."""
     try:
         content = json.loads(text)
         if content.get("kind") == "char":
-            return CharTokenizer(content["characters"])
+            return CharTokenizer(content["characters"], bool(content.get("ended")))
         if content.get("kind") == "byte":
-            return ByteTokenizer()
+            return ByteTokenizer(bool(content.get("ended")))
         from tokenizers import Tokenizer as Inner
 
         inner = Inner.from_str(text)

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..config import UserError, build, nearest
-from .gpt import GPT, GPTConfig
-from .gpt import PRESETS as GPT_PRESETS
+from . import captioner, gpt, vit
+from .parts import parameters as count_parameters
 
 
 class Family(NamedTuple):
@@ -19,7 +19,11 @@ class Family(NamedTuple):
     default: str
 
 
-FAMILIES = {"gpt": Family(GPTConfig, GPT, GPT_PRESETS, "nano")}
+FAMILIES = {
+    "gpt": Family(gpt.GPTConfig, gpt.GPT, gpt.PRESETS, "nano"),
+    "vit": Family(vit.ViTConfig, vit.ViT, vit.PRESETS, "nano"),
+    "captioner": Family(captioner.CaptionerConfig, captioner.Captioner, captioner.PRESETS, "nano"),
+}
 
 
 def family(name: str) -> Family:
@@ -28,16 +32,26 @@ def family(name: str) -> Family:
     return FAMILIES[name]
 
 
-def configure(name: str, preset: str | None = None, **values: Any) -> Any:
-    """The config of a family: a preset, with these values over it."""
+def preset_of(name: str, preset: str | None) -> dict:
+    """The values of a family's preset, by default its first choice."""
     kind = family(name)
     preset = preset or kind.default
     if preset not in kind.presets:
         raise UserError(f"{preset} is not a preset of {name}; {nearest(preset, kind.presets)}")
-    return build(kind.config, kind.presets[preset] | values, "model.")
+    return kind.presets[preset]
+
+
+def configure(name: str, preset: str | None = None, **values: Any) -> Any:
+    """The config of a family: a preset, with these values over it."""
+    return build(family(name).config, preset_of(name, preset) | values, "model.")
 
 
 def create(name: str, config: Mapping[str, Any] | Any) -> Any:
     """The model of a family from its config, or from a table of its values."""
     kind = family(name)
     return kind.model(build(kind.config, config, "model.") if isinstance(config, Mapping) else config)
+
+
+def parameters(name: str, config: Any) -> int:
+    """How many numbers a model learns, without allocating it."""
+    return count_parameters(lambda: create(name, config))

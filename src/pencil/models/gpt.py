@@ -1,25 +1,18 @@
 """GPT: text in, the next token's logits out; pre-norm, as GPT-2 and nanoGPT write it."""
 
-import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ..config import UserError
-from ..core.attention import Attention
-from ..core.blocks import Block
 from ..core.cache import Cache
 from ..core.embed import Tokens
-from ..core.layers import MLP, GatedMLP, LayerNorm, RMSNorm, gelu, gelu_tanh
 from ..core.masks import causal
-from ..core.positions import Learned, Positions, Rope, SinCos
 from ..core.probe import OFF, Off
 from ..core.span import Span
+from .parts import block_maker, check_positions, check_sizes, initialise, norm_maker, positions_of
 
 
 @dataclass(frozen=True)
@@ -43,27 +36,8 @@ class GPTConfig:
     tied: bool = True
 
     def __post_init__(self):
-        for name in ("vocab", "context", "width", "depth", "heads", "hidden", "kv_heads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"model.{name} must be at least 1, not {value}")
-        for name in ("eps", "rope_base"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"model.{name} must be above 0, not {getattr(self, name)}")
-        if self.width % self.heads:
-            fits = [n for n in range(1, self.width + 1) if self.width % n == 0]
-            near = sorted(sorted(fits, key=lambda n: abs(n - self.heads))[:3])
-            raise UserError(
-                f"model.heads {self.heads} does not divide model.width {self.width}; {', '.join(map(str, near))} would"
-            )
-        if self.heads % (self.kv_heads or self.heads):
-            raise UserError(f"model.kv_heads {self.kv_heads} does not divide model.heads {self.heads}")
-        if self.positions == "rope" and self.head_width % 2:
-            raise UserError(f"rotations turn pairs of channels, so the head width must be even, not {self.head_width}")
-        if self.positions == "sincos" and self.width % 2:
-            raise UserError(f"sine and cosine come in pairs, so model.width must be even, not {self.width}")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"model.dropout must be at least 0 and under 1, not {self.dropout}")
+        check_sizes(self)
+        check_positions(self.positions, self, 1)
 
     @property
     def head_width(self) -> int:
@@ -114,39 +88,15 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = c = config
-        norm = {
-            "layer": partial(LayerNorm, c.width, c.eps, c.bias),
-            "rms": partial(RMSNorm, c.width, c.eps),
-        }[c.norm]
-        mlp = {
-            "gelu": partial(MLP, c.width, c.mlp_width, gelu, c.bias),
-            "gelu-tanh": partial(MLP, c.width, c.mlp_width, gelu_tanh, c.bias),
-            "swiglu": partial(GatedMLP, c.width, c.mlp_width, F.silu, c.bias),
-        }[c.activation]
-        attention = partial(Attention, c.width, c.heads, c.kv_heads, bias=c.bias, dropout=c.dropout)
         self.mask = causal
         self.tokens = Tokens(c.vocab, c.width)
-        self.positions = {
-            "learned": partial(Learned, c.context, c.width),
-            "sincos": partial(SinCos, c.width),
-            "rope": partial(Rope, c.head_width, base=c.rope_base),
-            "none": Positions,
-        }[c.positions]()
+        self.positions = positions_of(c.positions, c, (c.context,))
         self.drop = nn.Dropout(c.dropout)
-        self.blocks = nn.ModuleList(Block(attention, mlp, norm, c.dropout) for _ in range(c.depth))
-        self.norm = norm()
+        block = block_maker(c)
+        self.blocks = nn.ModuleList(block() for _ in range(c.depth))
+        self.norm = norm_maker(c)()
         self.head = None if c.tied else nn.Linear(c.width, c.vocab, bias=c.bias)
-        self.initialise()
-
-    def initialise(self) -> None:
-        """GPT-2's: normal(0.02), zero biases, and what writes to the trunk scaled down by √(2·depth)."""
-        for name, parameter in self.named_parameters():
-            if name.endswith(("attn.out.weight", "mlp.down.weight")):
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.depth))
-            elif parameter.ndim == 2:
-                nn.init.normal_(parameter, std=0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+        initialise(self, c.depth)
 
     def new_cache(self, batch: int, length: int | None = None) -> Cache:
         """An empty cache for this model, on its device and in its dtype."""
@@ -183,9 +133,3 @@ class GPT(nn.Module):
             x = block(x, here, None if cache is None else cache[i], probe / f"blocks.{i}")
         x = probe("norm", self.norm(x[:, -1:] if last else x))
         return probe("logits", self.tokens.logits(x) if self.head is None else self.head(x))
-
-
-def parameters(config: GPTConfig) -> int:
-    """How many numbers the model learns, without allocating it."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in GPT(config).parameters())

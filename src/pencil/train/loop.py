@@ -20,6 +20,7 @@ from ..config import UserError
 from ..files import write_aside
 from ..runs import Run
 from . import checkpoint
+from .ahead import Ahead
 from .optim import load_state_tensors, make_optimizers, state_tensors
 from .progress import Bar
 from .report import Metrics, model_card, plot_losses
@@ -93,6 +94,7 @@ class Trainer:
         self.loss = torch.compile(loss) if compiled else loss
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
+        self.batch = Ahead(task.batch, config.accumulate, config.steps) if task.slow else task.batch
         self.step = 0
         self.seconds = 0.0
         self.best: dict[str, Any] = {}
@@ -109,7 +111,7 @@ class Trainer:
         self.model.train()
         losses, seen = [], 0
         for micro in range(self.config.accumulate):
-            batch = self.task.batch(self.step, micro)
+            batch = self.batch(self.step, micro)
             seen += self.task.count(batch)
             if self.device.type == "cuda":
                 batch = tuple(t.pin_memory().to(self.device, non_blocking=True) for t in batch)
@@ -151,8 +153,8 @@ class Trainer:
             return self.task.evaluate(self.model, self.config.eval_batches)
 
     def keep_best(self, measures: dict[str, float]) -> None:
-        """The weights that sample and eval read are the best by validation."""
-        if measures["val_loss"] < self.best.get("val_loss", math.inf):
+        """The weights that sample and eval read: the best by validation; the last where the test would choose them."""
+        if not self.task.chooses or measures["val_loss"] < self.best.get("val_loss", math.inf):
             self.best = {"step": self.step, **measures}
             facts = {"family": self.task.family, "weights": "model", "pencil": __version__, **self.best}
             self.run.write_weights(self.model, facts)
@@ -256,9 +258,11 @@ class Trainer:
                     bar.update(self.step, loss, seen / busy)
                     self.pending, seen, busy = [], 0, 0.0
         metrics.close()
+        if isinstance(self.batch, Ahead):
+            self.batch.close()
         plot_losses(self.run.path)
         parameters = sum(p.numel() for p in self.model.parameters())
-        card = model_card(self.run.path, self.run.config, parameters, self.best)
+        card = model_card(self.run.path, self.run.config, parameters, self.best, self.task.chooses)
         write_aside(self.run.path / "README.md", card.encode())
         return Outcome(self.step, self.step >= config.steps, self.best, self.seconds)
 

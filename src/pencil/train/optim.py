@@ -60,8 +60,11 @@ def orthogonalise(matrices: Float[Tensor, "n r c"], steps: int = 5) -> Float[Ten
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    if not x.is_cuda:
+        x = x.contiguous()
     for _ in range(steps):
-        gram = x @ x.mT
+        # a CPU multiplies by a transposed view at half the speed of a copy
+        gram = x @ (x.mT if x.is_cuda else x.mT.contiguous())
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
 

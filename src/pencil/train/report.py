@@ -90,23 +90,26 @@ def plot_losses(run: Path) -> Path:
     return path
 
 
-def model_card(run: Path, config: Mapping[str, Any], parameters: int, best: Mapping[str, Any]) -> str:
+def model_card(run: Path, config: Mapping[str, Any], parameters: int, best: Mapping[str, Any], chosen: bool) -> str:
     """README.md of a run: what it is, how good it is, how to use it."""
     facts, train = config["run"], config["train"]
+    needs = {"vit": " --image picture.png", "captioner": " --image picture.png"}.get(facts["family"], "")
+    worded = f"tokenizer: {facts['tokenizer']}; " if "tokenizer" in facts else ""
+    which = "the best by validation" if chosen else "the last: none were chosen by the data above"
     measures = "\n".join(f"| {key} | {value:.4f} |" for key, value in best.items() if isinstance(value, float))
     return f"""# {run.name}
 
 A {facts["family"]} of {parameters:,} parameters, trained by Pencil {facts["pencil"]} on `{facts["data"]}`
-(tokenizer: {facts.get("tokenizer", "none")}; preset: {facts["preset"]}; {train["steps"]} steps; seed {train["seed"]}).
+(preset: {facts["preset"]}; {worded}{train["steps"]} steps; seed {train["seed"]}).
 
 | measure on held-out data | value |
 |---|---|
 {measures}
 
-The weights in `model.safetensors` are those of step {best.get("step")}, the best by validation.
+The weights in `model.safetensors` are those of step {best.get("step")}, {which}.
 
 ```
-pencil sample {shlex.quote(str(run))}
+pencil sample {shlex.quote(str(run))}{needs}
 pencil eval {shlex.quote(str(run))}
 pencil resume {shlex.quote(str(run))}
 ```

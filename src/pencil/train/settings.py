@@ -32,6 +32,11 @@ class TrainConfig:
     compile: Literal["auto", "on", "off"] = "auto"
     deterministic: bool = False  # on CUDA: the same bits every time, at some cost in speed; a CPU always gives them
     logger: Literal["none", "tensorboard", "trackio"] = "none"
+    # of pictures; where one is not given, the data says what suits it
+    flip: bool | None = None  # left and right, half the time
+    crop: float | None = None  # the smallest share of the area a crop may keep
+    randaugment: int | None = None  # small changes of form or colour a picture
+    mixup: float | None = None  # two pictures blended, by a weight from Beta(mixup, mixup)
 
     def __post_init__(self):
         for name in ("steps", "batch", "accumulate", "eval_every", "eval_batches", "save_every"):
@@ -40,6 +45,11 @@ class TrainConfig:
         for name in ("warmup", "weight_decay", "lr", "muon_lr", "min_lr", "clip", "seed"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"train.{name} cannot be negative, not {getattr(self, name)}")
+        for name in ("randaugment", "mixup"):
+            if (getattr(self, name) or 0) < 0:
+                raise UserError(f"train.{name} cannot be negative, not {getattr(self, name)}")
+        if self.crop is not None and not 0 < self.crop <= 1:
+            raise UserError(f"train.crop must be above 0 and at most 1 (the whole picture), not {self.crop}")
         if self.keep < 2:
             raise UserError(
                 f"train.keep must be at least 2, so that one good checkpoint always stands, not {self.keep}"
@@ -47,6 +57,8 @@ class TrainConfig:
         if not 0 <= self.beta2 < 1:
             raise UserError(f"train.beta2 must be at least 0 and under 1, not {self.beta2}")
 
+
+AUGMENTATIONS = ("flip", "crop", "randaugment", "mixup")
 
 _GPT2 = dict(
     optimizer="adamw",
@@ -60,6 +72,9 @@ _GPT2 = dict(
     save_every=1000,
 )
 
+_PICTURES = dict(batch=64, steps=2000, weight_decay=0.05)
+_VIT = dict(batch=128, steps=50_000, lr=1e-3, warmup=1000, weight_decay=0.1, eval_every=1000, save_every=1000)
+
 PRESETS: dict[str, dict[str, dict]] = {
     "gpt": {
         "nano": dict(),
@@ -71,5 +86,11 @@ PRESETS: dict[str, dict[str, dict]] = {
         "gpt2-medium": _GPT2 | dict(lr=3e-4),
         "gpt2-large": _GPT2 | dict(lr=2.5e-4),
         "gpt2-xl": _GPT2 | dict(lr=2e-4),
-    }
+    },
+    "vit": {
+        "nano": _PICTURES,
+        "small": _PICTURES,
+        **{name: _VIT for name in ("ti/16", "s/16", "b/16", "b/32", "l/16")},
+    },
+    "captioner": {"nano": _PICTURES, "seed": _PICTURES, "small": _PICTURES, "base": _VIT},
 }

@@ -1,21 +1,25 @@
 """How a run begins, and how its task is found again: everything is checked before the first file is written."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..config import UserError, build
-from ..data import text
 from ..data.builtin import TEXTS
-from ..models import configure
+from ..data.images import EMBEDDED
+from ..models import configure, parameters
 from ..models import family as find_family
-from ..models.gpt import parameters
 from ..runs import Run, choose_path
 from .loop import pick_device
+from .pictures import CaptionTask, LabelTask
 from .settings import PRESETS, TrainConfig
-from .tasks import TextTask
+from .tasks import Asked
+from .texts import TextTask
+
+TASKS: dict[str, Any] = {"gpt": TextTask, "vit": LabelTask, "captioner": CaptionTask}
+USUAL = {"gpt": "pydoc", "vit": "digits", "captioner": "scenes"}  # data, when none is named
+NAMED = {*TEXTS, *EMBEDDED["label"], *EMBEDDED["caption"]}
 
 
 def settings_of(family: str, preset: str | None, model: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
@@ -27,69 +31,69 @@ def settings_of(family: str, preset: str | None, model: dict[str, Any], train: d
 
 def new_run(
     family: str,
-    data: str,
-    tokenizer: str | None,
-    vocab: int,
-    preset: str | None,
-    model: dict[str, Any],
-    train: dict[str, Any],
+    data: str | None = None,
+    tokenizer: str | None = None,
+    vocab: int = 4096,
+    preset: str | None = None,
+    model: dict[str, Any] | None = None,
+    train: dict[str, Any] | None = None,
     name: str | None = None,
     out: Path | None = None,
     force: bool = False,
-) -> tuple[Run, TextTask, TrainConfig]:
+) -> tuple[Run, Any, TrainConfig]:
     """Check everything, read the data, and only then make the run's folder."""
-    preset = preset or find_family(family).default
-    wanted, config = settings_of(family, preset, model, train).values()  # refused before a large corpus is read
-    if pick_device(config.device).type == "cpu":
-        check_memory(wanted if "vocab" in model else replace(wanted, vocab=256), config.batch)
+    preset, model, train = preset or find_family(family).default, model or {}, train or {}
+    data = USUAL[family] if data is None else data
+    # what the data will settle is left at its smallest, so that nothing that may yet fit is refused
+    least = {"gpt": {"vocab": 256}, "vit": {}, "captioner": {"vocab": 257}}[family]
+    config: TrainConfig = settings_of(family, preset, model, train)["train"]  # refused before a large corpus is read
+    on_cpu = pick_device(config.device).type == "cpu"
+    if on_cpu and family == "gpt":
+        check_memory(family, configure(family, preset, **{**least, **model}), config.batch)
     if name is not None and (out or not name.strip(".") or set(name) & set("/\\\n")):
         raise UserError("--name must be a plain name under runs/, without --out; a folder elsewhere is given by --out")
     if name and (Path("runs") / name).exists() and not force:
         raise UserError(f"the name {name} is already taken by {Path('runs') / name}; choose another, or --force")
-    found = text.load(data, tokenizer or ("gpt2" if preset.startswith("gpt2") else "char"), vocab)
-    size = wanted.vocab if "vocab" in model else found.tokenizer.vocab
-    if size < found.tokenizer.vocab:
-        raise UserError(f"model.vocab {size} is smaller than the tokenizer's {found.tokenizer.vocab}")
-    sizes = configure(family, preset, **{**model, "vocab": size})
-    task = TextTask(found, sizes, config.batch, config.seed)
-    path = out or (Path("runs") / name if name else choose_path(f"{found.corpus.name}-{family}"))
+    begun = TASKS[family].begin(Asked(family, data, preset, tokenizer, vocab, model, train), config)
+    if on_cpu:
+        check_memory(family, begun.sizes, begun.config.batch)
+    path = out or (Path("runs") / name if name else choose_path(f"{begun.name}-{family}"))
     facts = {
-        "family": family, "preset": preset, "data": data, "data_path": whole_path(data),
-        "data_hash": found.corpus.hash, "tokenizer": found.tokenizer.kind, "pencil": __version__,
+        "family": family, "preset": preset, "data": data, "data_path": whole_path(data), "data_hash": begun.hash,
+        **begun.facts, "pencil": __version__,
     }  # fmt: skip
-    return Run.create(path, {"run": facts, "model": sizes, "train": config}, found.tokenizer, force), task, config
+    settings = {"run": facts, "model": begun.sizes, "train": begun.config}
+    return Run.create(path, settings, begun.tokenizer, force), begun.task, begun.config
 
 
-def task_of(run: Run, batch: int, seed: int) -> TextTask:
+def task_of(run: Run, config: TrainConfig) -> Any:
     """The task of a run, on the data it was trained on; data that has changed since is refused."""
     facts = run.config["run"]
-    source = facts["data_path"]
-    if source == "-":
-        source = str(text.cache_folder() / f"text-{facts['data_hash'][:32]}.txt")
-    corpus = text.find(source)
-    if corpus.hash != facts["data_hash"]:
+    task = TASKS[find_family(run.family) and run.family].again(run, facts["data_path"], config)
+    if task.hash != facts["data_hash"]:
         raise UserError(f"{facts['data']} has changed since {run.path} was trained on it")
-    data = text.TextData(corpus, run.tokenizer, text.tokenize(corpus, run.tokenizer))
-    return TextTask(data, configure(run.family, facts.get("preset"), **run.config["model"]), batch, seed)
+    return task
 
 
 def whole_path(data: str) -> str:
-    """Where the data is, from any working folder: a path in full, the name of an embedded text as it is."""
+    """Where the data is, from any working folder: a path in full, the name of embedded data as it is."""
     path = Path(data).expanduser()
-    return str(path.resolve()) if path.exists() and data not in TEXTS else data
+    return str(path.resolve()) if path.exists() and data not in NAMED else data
 
 
-def check_memory(sizes: Any, batch: int) -> None:
+def check_memory(family: str, config: Any, batch: int) -> None:
     """Refuse what cannot fit: weights, gradients and two moments, and the least a batch needs, against all there is."""
     if not hasattr(os, "sysconf"):
         return
+    sizes = config.sizes
+    words = sizes.get("t", sizes["T"]) * sizes.get("V", 0)
     try:
-        needed = 16 * parameters(sizes) + 4 * batch * sizes.context * (sizes.vocab + 8 * sizes.width * sizes.depth)
+        needed = 16 * parameters(family, config) + 4 * batch * (words + 8 * sizes["T"] * config.width * config.depth)
     except RuntimeError:  # so large that its bytes cannot be counted
         needed = 1 << 63
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         raise UserError(
             f"this training needs about {needed / 1e9:,.0f} GB of memory and the machine has {there / 1e9:,.0f}; "
-            "try a smaller --train.batch, --model.width or --model.context"
+            f"try a smaller --train.batch, --model.width or --model.{'context' if 'V' in sizes else 'image_size'}"
         )

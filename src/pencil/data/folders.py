@@ -1,0 +1,172 @@
+"""Pictures in folders: one folder a class, or an album with metadata.jsonl; with train/ and test/, or split here."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..config import UserError
+from .images import MOST_PIXELS, SPLITS, FileExamples, PictureData, Skipped, Target, check_classes, metadata
+
+ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"))
+PHOTOS = dict(flip=True, crop=0.5, randaugment=1)
+
+
+def from_folder(folder: Path, want: str) -> PictureData:
+    """The data set in a folder; pictures that are broken are left out and named."""
+    parts = {e.name: SPLITS[e.name] for e in os.scandir(folder) if e.is_dir() and e.name in SPLITS}
+    split = {name: folder / given for given, name in sorted(parts.items())} if "train" in parts.values() else {}
+    if split and "test" not in split:
+        raise UserError(f"{folder} has train/ but no test/ or val/ beside it")
+    skipped: Skipped = []
+    rows = {name: _rows(path, want) for name, path in (split or {"all": folder}).items()}
+    checked = {name: [row for row in found if _sound(row[0], skipped)] for name, found in rows.items()}
+    if not any(checked.values()):
+        first = f"; {Path(skipped[0][0]).name}: {skipped[0][1]}" if skipped else ""
+        raise UserError(f"{folder} holds no picture that can be read{first}")
+    everything = [row for found in checked.values() for row in found]
+    classes = check_classes((str(target) for _, target in everything), str(folder)) if want == "label" else ()
+    if not split:
+        held, kept = _hold_out(everything)
+        checked = {"train": kept, "test": held}
+    for name, found in checked.items():
+        if not found:
+            raise UserError(f"{folder} has too few pictures: none is left to {'judge by' if name == 'test' else name}")
+    absent = sorted(set(classes) - {str(target) for _, target in checked["train"]})
+    if absent:
+        raise UserError(f"{folder} has no training picture of {', '.join(absent[:3])}; each class needs at least two")
+
+    def examples(name: str) -> FileExamples:
+        found = checked[name]
+        targets: list[Target] = [classes.index(str(t)) for _, t in found] if classes else [str(t) for _, t in found]
+        return FileExamples([path for path, _ in found], targets, skipped)
+
+    return PictureData(
+        folder.resolve().name or "root",
+        _hash(folder, everything),
+        examples("train"),
+        examples("test"),
+        classes,
+        dict(image_size=(64, 64), channels=1 if all(_grey(path) for path, _ in everything[:64]) else 3, patch=(8, 8)),
+        # a caption says left and right, so its picture is not mirrored
+        PHOTOS if want == "label" else dict(crop=0.9),
+        skipped=skipped,
+    )
+
+
+def _rows(folder: Path, want: str) -> list[tuple[Path, Any]]:
+    table = folder / "metadata.jsonl"
+    if table.is_file():
+        return _album(table, want)
+    if want == "caption":
+        raise UserError(f'{folder} has no metadata.jsonl; one line a picture: {{"file_name": …, "text": …}}')
+    return _class_folders(folder)
+
+
+def _pictures(folder: Path) -> list[Path]:
+    """Every picture under a folder, in order."""
+    found = []
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}")
+
+    for root, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        found += [Path(root) / n for n in sorted(names) if Path(n).suffix.lower() in ENDINGS and not n.startswith(".")]
+    return found
+
+
+def _class_folders(folder: Path) -> list[tuple[Path, str]]:
+    every = _pictures(folder)
+    loose = [path for path in every if path.parent == folder]
+    if loose:
+        raise UserError(
+            f"{folder} has {_count(loose, 'picture')} without a label ({_names(loose)}): put each in the folder of its "
+            "class, or write a metadata.jsonl with file_name and label"
+        )
+    return [(path, path.relative_to(folder).parts[0]) for path in every]
+
+
+def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
+    folder, rows, missing = table.parent, [], []
+    for number, row in metadata(table):
+        value = row.get("label") if want == "label" else row.get("text", row.get("caption"))
+        if not isinstance(value, (str, int)) or isinstance(value, bool) or not str(value).strip():
+            key = "label" if want == "label" else "text"
+            raise UserError(f"{table}, line {number}: {row['file_name']} has no {key}")
+        path = folder / row["file_name"]
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{table}, line {number}: {row['file_name']} lies outside the folder")
+        if path.is_file():
+            rows.append((path, value))
+        else:
+            missing.append(path)
+    named = {path for path, _ in rows}
+    over = [path for path in _pictures(folder) if path not in named]
+    if missing:
+        raise UserError(f"{table} has lines for {_count(missing, 'picture')} not there ({_names(missing)})")
+    if over:
+        raise UserError(f"{folder} has {_count(over, 'picture')} without a line in metadata.jsonl ({_names(over)})")
+    return rows
+
+
+def _count(things: Sequence[Any], what: str) -> str:
+    return f"{len(things)} {what}{'s' if len(things) > 1 else ''}"
+
+
+def _names(paths: Sequence[Path]) -> str:
+    return ", ".join(path.name for path in paths[:3]) + (", …" if len(paths) > 3 else "")
+
+
+def _sound(path: Path, skipped: Skipped) -> bool:
+    """Whether a file begins like a picture of a bearable size; what its end is like shows when it is decoded."""
+    try:
+        if not path.stat().st_size:
+            fault = "empty (0 bytes)"
+        else:
+            with Image.open(path) as image:
+                large = image.width * image.height > MOST_PIXELS
+                fault = f"{image.width}×{image.height} pixels: taken for a decompression bomb" if large else None
+    except Image.DecompressionBombError:
+        fault = "taken for a decompression bomb"
+    except OSError as error:
+        fault = error.strerror or "not a picture Pillow can read"
+    except Exception as error:  # Pillow's readers of headers raise all kinds
+        fault = str(error)
+    if fault:
+        skipped.append((str(path), fault))
+    return not fault
+
+
+def _grey(path: Path) -> bool:
+    with Image.open(path) as image:
+        return image.mode in ("1", "L", "LA", "I;16", "I")
+
+
+def _hold_out(rows: list[Any]) -> tuple[list[Any], list[Any]]:
+    """A random tenth by a fixed seed, at least one; with labels, of each class."""
+    groups: dict[Any, list[Any]] = {}
+    labels = len({target for _, target in rows}) * 2 <= len(rows)
+    for row in rows:
+        groups.setdefault(row[1] if labels else None, []).append(row)
+    held, kept = [], []
+    for group in groups.values():
+        order = np.random.Generator(np.random.Philox(key=0)).permutation(len(group))
+        count = max(1, round(len(group) / 10)) if len(group) > 1 else 0
+        held += [group[i] for i in sorted(order[:count])]
+        kept += [group[i] for i in sorted(order[count:])]
+    return held, kept
+
+
+def _hash(folder: Path, rows: list[Any]) -> str:
+    """Of every name, target, size and first bytes: enough to notice another data set without reading all of it."""
+    sha = hashlib.sha256()
+    for path, target in rows:
+        with path.open("rb") as file:
+            head = file.read(4096)
+        sha.update(repr((path.relative_to(folder).as_posix(), target, path.stat().st_size)).encode() + head)
+    return sha.hexdigest()

@@ -1,0 +1,348 @@
+"""Pictures with a label or a caption each: embedded, idx files, folders, the hub; decoded off the training thread."""
+
+import gzip
+import hashlib
+import json
+import os
+import struct
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from ..config import UserError, nearest
+from .augment import Look, bent, fit, shrunk, upright, vary
+from .builtin import Scenes, digits
+
+MOST_PIXELS = 89_478_485  # of one picture: a small file that unpacks to more is taken for a bomb
+KEEP_BYTES = 1 << 30  # of decoded pictures, so that most data sets are decoded once
+EMBEDDED = {"label": ("digits",), "caption": ("scenes", "scenes-hard")}
+SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
+
+Target = Any  # a class's number, or a caption
+Skipped = list[tuple[str, str]]
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """A list of pictures with their targets."""
+
+    targets: list[Target]
+
+    def __len__(self) -> int: ...
+
+    def take(
+        self, which: Iterable[int], look: Look, rng: np.random.Generator | None = None
+    ) -> tuple[np.ndarray, list[Target]]:
+        """Pictures (n, C, H, W) as bytes, and their targets; with a generator varied as the look says.
+
+        One that cannot be decoded is named in `skipped`, and left out, or replaced by the next when training.
+        """
+        ...
+
+
+@dataclass
+class PictureData:
+    """A data set: what to train on, what to be judged by, and the sizes it suggests to a model that leaves them."""
+
+    name: str
+    hash: str
+    train: Any  # Examples, or Scenes, which are drawn
+    test: Examples
+    classes: tuple[str, ...] = ()
+    native: dict[str, Any] = field(default_factory=dict)
+    augment: dict[str, Any] = field(default_factory=dict)
+    pace: dict[str, Any] = field(default_factory=dict)  # training settings that suit it
+    skipped: Skipped = field(default_factory=list)
+    # a test set others report on is never used to choose weights; a part the user's own data lent may be
+    chosen_by: bool = True
+    familiar: Examples | None = None  # unseen pictures of combinations that were seen
+
+    def captions(self) -> Iterable[str]:
+        """Texts to learn a tokenizer from."""
+        if isinstance(self.train, Scenes):
+            return self.train.draw(np.random.Generator(np.random.Philox(key=1)), 4000)[1]
+        return map(str, self.train.targets)
+
+
+class ArrayExamples:
+    """Pictures that are in memory already."""
+
+    def __init__(self, pictures: np.ndarray, targets: Sequence[Target]):
+        self.pictures, self.targets = pictures, list(targets)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def take(self, which, look, rng=None):
+        which = np.asarray(list(which), dtype=np.int64)
+        rows = self.pictures[which]
+        targets = [self.targets[i] for i in which]
+        if rows.shape[1:] == (look.channels, *look.size):
+            if rng is None or not look.varied:
+                return rows, targets
+            if look.crop == 1 and not look.flip:
+                return bent(rows, look.randaugment, rng), targets
+        images = [
+            Image.fromarray(row[0] if len(row) == 1 else row.transpose(1, 2, 0)).convert(look.mode) for row in rows
+        ]
+        return np.stack(list(_finish(images, look, rng))), targets
+
+
+class FileExamples:
+    """Pictures in files (or in a hub's table), decoded when asked for, and kept small while there is room."""
+
+    def __init__(self, sources: Sequence[Any], targets: Sequence[Target], skipped: Skipped):
+        self.sources, self.targets, self.skipped = list(sources), list(targets), skipped
+        self.kept: dict[tuple[int, Look], Image.Image] = {}
+        self.room, self.lock = KEEP_BYTES, threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def take(self, which, look, rng=None):
+        found = list(_pool().map(lambda i: self._find(i, look.plain, rng is not None), which))
+        found = [pair for pair in found if pair is not None]
+        images = [image for image, _ in found]
+        pictures = list(_finish(images, look, rng))
+        empty = np.zeros((0, look.channels, *look.size), np.uint8)
+        return np.stack(pictures) if pictures else empty, [self.targets[i] for _, i in found]
+
+    def _find(self, i: int, look: Look, replace: bool) -> tuple[Image.Image, int] | None:
+        for step in range(len(self) if replace else 1):
+            at = (i + step) % len(self)
+            image = self._decode(at, look)
+            if image is not None:
+                return image, at
+        if replace:
+            raise UserError(f"none of the {len(self)} pictures can be decoded; the first: {self.skipped[0][1]}")
+        return None
+
+    def _decode(self, i: int, look: Look) -> Image.Image | None:
+        key = (i, look)
+        if key in self.kept:
+            return self.kept[key]
+        source = self.sources[i]
+        try:
+            image = shrunk(decode(source, look), look.size)
+        except Exception as error:  # Pillow's decoders raise all kinds
+            with self.lock:
+                fault = (str(getattr(source, "name", None) or source), _fault(error))
+                if fault not in self.skipped:
+                    self.skipped.append(fault)
+            return None
+        with self.lock:
+            size = image.width * image.height * look.channels
+            if size <= self.room and key not in self.kept:
+                self.room -= size
+                self.kept[key] = image
+        return image
+
+
+@lru_cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="decode")
+
+
+def _finish(images: Sequence[Image.Image], look: Look, rng: np.random.Generator | None) -> Iterable[np.ndarray]:
+    """Each picture at its size, as bytes with its channels first; each varied by random numbers of its own."""
+    seeds = [0] * len(images) if rng is None else rng.integers(1 << 62, size=len(images)).tolist()
+
+    def one(image: Image.Image, seed: int) -> np.ndarray:
+        if rng is None or not look.varied:
+            image = fit(image, look.size)
+        else:
+            image = vary(image, look, np.random.Generator(np.random.Philox(key=seed)))
+        array = np.asarray(image)
+        return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+
+    return _pool().map(one, images, seeds) if len(images) > 8 else map(one, images, seeds)
+
+
+def decode(source: Any, look: Look) -> Image.Image:
+    """A picture from a file or from bytes, upright and with the look's channels; too large a one is refused."""
+    with Image.open(source if isinstance(source, Path) else source.open()) as image:
+        _check_pixels(image)
+        # a JPEG can be decoded at a half, a quarter or an eighth of its size at once
+        image.draft(look.mode, (2 * look.size[1], 2 * look.size[0]))
+        return upright(image, look.mode)
+
+
+def _check_pixels(image: Image.Image) -> None:
+    if image.width * image.height > MOST_PIXELS:
+        raise UserError(
+            f"{image.width}×{image.height} pixels is more than {MOST_PIXELS:,}: taken for a decompression bomb"
+        )
+
+
+def _fault(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not a picture Pillow can read"
+    return str(error) or type(error).__name__
+
+
+def open_picture(path: str | Path, look: Look) -> np.ndarray:
+    """One picture from a file (C, H, W), as bytes; what is wrong with it is a sentence."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"there is no picture {path}" if not path.is_dir() else f"{path} is a folder, not a picture")
+    if not path.stat().st_size:
+        raise UserError(f"{path} is empty (0 bytes)")
+    try:
+        return next(iter(_finish([decode(path, look)], look.plain, None)))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except Exception as error:
+        raise UserError(f"{path} cannot be read as a picture: {_fault(error)}") from None
+
+
+def load(data: str, want: str) -> PictureData:
+    """The data set a --data names, with labels or captions as wanted."""
+    if data in EMBEDDED["label"] + EMBEDDED["caption"]:
+        if data not in EMBEDDED[want]:
+            has = "labels" if data in EMBEDDED["label"] else "captions"
+            raise UserError(f"{data} has {has}, and {want}s are needed; try {EMBEDDED[want][0]}")
+        return _digits() if data == "digits" else _scenes(data)
+    if data.startswith("hub:"):
+        from .hub import from_hub
+
+        return from_hub(data.removeprefix("hub:"), want)
+    if not data:
+        raise UserError(f"--data is empty; give a folder or {' or '.join(EMBEDDED[want])}")
+    path = Path(data).expanduser()
+    if path.is_file():
+        size = "an empty file" if not path.stat().st_size else "a file"
+        raise UserError(f"{data} is {size}; pictures come in a folder")
+    if not path.is_dir():
+        known = nearest(data, EMBEDDED[want])
+        raise UserError(f"there is no folder {data}, and no embedded pictures of that name; {known}")
+    try:
+        names = sorted(entry.name for entry in os.scandir(path))
+    except OSError as error:
+        raise UserError(f"{data} cannot be read: {error.strerror}") from None
+    if any("images" in name and "idx3" in name for name in names):
+        return _from_idx(path, names, want)
+    from .folders import from_folder
+
+    return from_folder(path, want)
+
+
+def _digits() -> PictureData:
+    pictures, labels, held = digits()
+    return PictureData(
+        "digits",
+        hashlib.sha256(pictures.tobytes() + labels.tobytes() + held.tobytes()).hexdigest(),
+        ArrayExamples(pictures[~held], labels[~held].tolist()),
+        ArrayExamples(pictures[held], labels[held].tolist()),
+        tuple(map(str, range(10))),
+        dict(image_size=(8, 8), channels=1, patch=(2, 2)),
+        chosen_by=False,
+    )
+
+
+def _scenes(name: str) -> PictureData:
+    scenes = Scenes(hard=name == "scenes-hard")
+
+    def fixed(key: int, count: int, held_out: bool) -> ArrayExamples:
+        return ArrayExamples(*scenes.draw(np.random.Generator(np.random.Philox(key=key)), count, True, held_out))
+
+    test = fixed(2, 1000, True)
+    return PictureData(
+        name,
+        hashlib.sha256(test.pictures.tobytes() + "\n".join(map(str, test.targets)).encode()).hexdigest(),
+        scenes,
+        test,
+        native=dict(image_size=(scenes.canvas, scenes.canvas), channels=1, patch=(4, 4)),
+        chosen_by=False,
+        familiar=fixed(3, 1000, False),
+    )
+
+
+def _from_idx(folder: Path, names: list[str], want: str) -> PictureData:
+    """MNIST and its kin: four idx files, gzipped or not."""
+    if want != "label":
+        raise UserError(f"{folder} holds idx files, which have labels; a captioner needs a folder with metadata.jsonl")
+    parts, sha = [], hashlib.sha256()
+    for split in ("train", "t10k"):
+        arrays = []
+        for what in ("images-idx3", "labels-idx1"):
+            found = [name for name in names if split in name and what in name]
+            if not found:
+                raise UserError(f"{folder} has no {split}-{what}-ubyte file, with or without .gz")
+            arrays.append(read_idx(folder / found[0]))
+            sha.update(arrays[-1].tobytes())
+        pictures, labels = arrays
+        if len(pictures) != len(labels):
+            raise UserError(f"{folder} has {len(pictures)} {split} pictures and {len(labels)} labels")
+        parts.append(ArrayExamples(pictures[:, None], labels.astype(np.int64).tolist()))
+    side = parts[0].pictures.shape[2:]
+    count = 1 + max(max(part.targets) for part in parts)
+    patch = next(p for p in (4, 7, 5, 3, 2, 1) if not side[0] % p and not side[1] % p)
+    check_classes([str(t) for t in parts[0].targets], str(folder))
+    return PictureData(
+        _idx_name(folder, names),
+        sha.hexdigest(),
+        parts[0],
+        parts[1],
+        tuple(map(str, range(count))),
+        dict(image_size=side, channels=1, patch=(patch, patch)),
+        dict(randaugment=2),
+        chosen_by=False,
+    )
+
+
+def _idx_name(folder: Path, names: list[str]) -> str:
+    """mnist for mnist-train-images…, else the folder's name."""
+    (first, *_) = [name for name in names if "train" in name and "images-idx3" in name]
+    return first.partition("train")[0].strip("-_.") or folder.resolve().name
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """An idx file of bytes: its sizes stand in its head."""
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" and content else content
+        zero, kind, axes = struct.unpack(">HBB", content[:4])
+        shape = struct.unpack(f">{axes}I", content[4 : 4 + 4 * axes])
+    except (OSError, EOFError, struct.error) as error:
+        why = "it is empty (0 bytes)" if not path.stat().st_size else str(error)
+        raise UserError(f"{path} cannot be read: {why}") from None
+    body = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
+    if zero or kind != 8 or body.size != np.prod(shape):
+        raise UserError(f"{path} is not an idx file of bytes, or is cut short")
+    return body.reshape(shape)
+
+
+def check_classes(labels: Iterable[str], where: str) -> tuple[str, ...]:
+    """The classes in order; one alone cannot be told from anything."""
+    classes = tuple(sorted(set(labels)))
+    if len(classes) < 2:
+        only = f"only one class, {classes[0]}" if classes else "no class"
+        raise UserError(f"{where} has {only}; a classifier needs at least two (one folder a class)")
+    return classes
+
+
+def metadata(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+    """The lines of a metadata.jsonl, numbered."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not any(line.strip() for line in lines):
+        raise UserError(f"{path} is empty")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or not isinstance(row.get("file_name"), str):
+            raise UserError(f"{path}, line {number}: not a JSON object with a file_name")
+        yield number, row

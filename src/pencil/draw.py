@@ -1,0 +1,122 @@
+"""Drawing: pictures in a terminal, contact sheets, confusion matrices, and where a model looked."""
+
+import io
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+RAMP = " .:-=+*#%@"
+GOOD, BAD = "#0072b2", "#d55e00"  # told apart by every eye
+
+
+def terminal(picture: np.ndarray, colour: bool, width: int = 32) -> list[str]:
+    """A picture (C, H, W) of bytes as lines of text: two dots a letter in colour, else two letters a dot."""
+    step = max(1, -(-picture.shape[2] // width))
+    picture = picture[:, ::step, ::step]
+    grey = picture.mean(0)
+    if not colour:
+        levels = (grey / 256 * len(RAMP)).astype(int)
+        return ["".join(RAMP[v] * 2 for v in row) for row in levels]
+    dots = np.broadcast_to(picture, (3, *picture.shape[1:])).transpose(1, 2, 0)
+    if len(dots) % 2:
+        dots = np.concatenate((dots, np.zeros_like(dots[:1])))
+    lines = []
+    for upper, lower in zip(dots[::2], dots[1::2], strict=True):
+        cells = (
+            f"\x1b[38;2;{';'.join(map(str, a))}m\x1b[48;2;{';'.join(map(str, b))}m▀"
+            for a, b in zip(upper.tolist(), lower.tolist(), strict=True)
+        )
+        lines.append("".join(cells) + "\x1b[0m")
+    return lines
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _png(figure: Any) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110)
+    return out.getvalue()
+
+
+def _show(axes: Any, picture: np.ndarray) -> None:
+    shown = picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0)
+    axes.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    axes.set(xticks=[], yticks=[])
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib does not take for mathematics."""
+    return text.replace("$", r"\$")
+
+
+def sheet(pictures: Sequence[np.ndarray], lines: Sequence[str], right: Sequence[bool], title: str = "") -> bytes:
+    """A contact sheet: each picture with its line, framed by whether it is right."""
+    across = min(8, max(1, len(pictures)))
+    letters = 15
+    texts = ["\n".join("\n".join(textwrap.wrap(part, letters)) for part in line.split("\n")) for line in lines]
+    tallest = max((text.count("\n") + 1 for text in texts), default=1)
+    down = -(-len(pictures) // across)
+    figure = _figure(max(4.0, 1.35 * across), 0.5 + down * (1.25 + 0.15 * tallest) if pictures else 0.8)
+    figure.suptitle(_plain(title), fontsize=10)
+    for i, (picture, text, fine) in enumerate(zip(pictures, texts, right, strict=True)):
+        axes = figure.add_subplot(down, across, i + 1)
+        _show(axes, picture)
+        axes.set_title(_plain(text), fontsize=7.5, color=GOOD if fine else BAD)
+        for side in axes.spines.values():
+            side.set(color=GOOD if fine else BAD, linewidth=1.5)
+    return _png(figure)
+
+
+def confusion(matrix: np.ndarray, names: Sequence[str], title: str = "") -> bytes:
+    """Rows are what a picture is, columns what it was taken for; numbers where there are few enough to read."""
+    size = len(names)
+    side = min(14.0, max(4.0, 1.2 + 0.42 * size))
+    figure = _figure(side, side)
+    axes = figure.add_subplot()
+    share = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    few = size <= 30
+    axes.set(xlabel="taken for", ylabel="is", title=_plain(title))
+    if few:
+        axes.set_xticks(range(size), [_plain(n) for n in names], rotation=90 if max(map(len, names)) > 2 else 0)
+        axes.set_yticks(range(size), [_plain(n) for n in names])
+        for row in range(size):
+            for column in range(size):
+                if matrix[row, column]:
+                    shade = "white" if share[row, column] > 0.5 else "black"
+                    axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=8, color=shade)
+    return _png(figure)
+
+
+def overlays(picture: np.ndarray, words: Sequence[str], looks: np.ndarray) -> bytes:
+    """The picture, then once for each word, lit where the model looked as it said it; the share of attention below."""
+    across = min(6, len(words) + 1)
+    down = -(-(len(words) + 1) // across)
+    height, width = picture.shape[1:]
+    figure = _figure(1.7 * across, 2.05 * down)
+    plain = figure.add_subplot(down, across, 1)
+    _show(plain, picture)
+    plain.set_title("the picture", fontsize=9)
+    for i, (word, look) in enumerate(zip(words, looks, strict=True)):
+        axes = figure.add_subplot(down, across, i + 2)
+        _show(axes, picture)
+        axes.imshow(
+            look,
+            cmap="inferno",
+            alpha=0.6,
+            vmin=0,
+            vmax=look.max() or 1,
+            extent=(-0.5, width - 0.5, height - 0.5, -0.5),
+        )
+        axes.set_title(_plain(word), fontsize=9)
+        axes.set_xlabel(f"{look.sum():.0%} on the picture", fontsize=7)
+    return _png(figure)

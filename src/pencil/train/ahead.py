@@ -1,0 +1,28 @@
+"""Batches made ahead of time, on another thread: decoding pictures need not keep the training waiting."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+
+class Ahead:
+    """Calls `make(step, micro)` a few steps early; what comes back is the same as if it had been called now."""
+
+    def __init__(self, make: Callable[[int, int], Any], accumulate: int, steps: int, ahead: int = 4):
+        self.make, self.accumulate, self.steps, self.ahead = make, accumulate, steps, ahead
+        self.pool = ThreadPoolExecutor(2, thread_name_prefix="ahead")
+        self.waiting: dict[tuple[int, int], Future] = {}
+
+    def __call__(self, step: int, micro: int) -> Any:
+        for key in islice(self._from(step, micro), self.ahead):
+            if key not in self.waiting:
+                self.waiting[key] = self.pool.submit(self.make, *key)
+        return self.waiting.pop((step, micro)).result()
+
+    def _from(self, step: int, micro: int) -> Iterator[tuple[int, int]]:
+        for at in range(step * self.accumulate + micro, self.steps * self.accumulate):
+            yield divmod(at, self.accumulate)
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
