@@ -1,9 +1,13 @@
 """Shared by the suite: a private cache, one thread a worker, the golden numbers, and one small trained run."""
 
+import importlib
+import importlib.machinery
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -37,6 +41,50 @@ def private_cache(tmp_path_factory):
 @pytest.fixture
 def golden():
     return {entry["id"]: entry for entry in json.loads((HERE / "golden.json").read_text())}
+
+
+# what timm imports of torchvision, which a vision transformer never calls
+TORCHVISION = ["", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".datasets", ".models",
+               ".models.feature_extraction", ".utils"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def timm():
+    """timm; where torchvision is missing, empty modules stand in for it, but only while timm is imported."""
+    if importlib.util.find_spec("timm") is None:
+        pytest.skip("timm is not installed")
+    stand_ins = {}
+    if importlib.util.find_spec("torchvision") is None:
+        for ending in TORCHVISION:
+            name = f"torchvision{ending}"
+            stand_ins[name] = module = types.ModuleType(name)
+            module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+            module.__path__ = []
+            module.__getattr__ = _empty_class
+            outer, _, inner = name.rpartition(".")
+            if outer:
+                setattr(stand_ins[outer], inner, module)
+    sys.modules.update(stand_ins)
+    try:
+        return importlib.import_module("timm")
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
+
+
+class _Empty(type):
+    """A class with nothing in it, whose members (timm lists those of an enumeration) are their own names."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+def _empty_class(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Empty(name, (), {})
 
 
 @pytest.fixture(scope="session")

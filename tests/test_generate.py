@@ -222,6 +222,53 @@ def test_complete_takes_texts():
     assert len(one) == len(two) == 9
 
 
+class Witness(torch.nn.Module):
+    """A model that writes down what it was given besides its tokens, and says the same whatever it is."""
+
+    config = GPTConfig(vocab=41, context=11, width=24, depth=2, heads=2)
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.saw = model(context=11), []
+
+    def new_cache(self, *sizes):
+        return self.inner.new_cache(*sizes)
+
+    def forward(self, tokens, picture=None, **options):
+        self.saw.append((tokens.tolist(), picture))
+        return self.inner(tokens, **options)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_is_given_comes_with_the_first_tokens_and_with_no_later_ones(cached):
+    net, picture = Witness(), torch.zeros(2, 3, 5, 7)
+    rows, _ = grow(net, [[1, 2], [3]], 5, Sampling(0), given={"picture": picture}, cached=cached)
+    assert len(net.saw) == 5
+    if cached:
+        assert [seen is picture for _, seen in net.saw] == [True] + [False] * 4
+        assert [seen is None for _, seen in net.saw] == [False] + [True] * 4
+    else:  # with nothing remembered, everything is read each time
+        assert all(seen is picture for _, seen in net.saw)
+    assert rows == grow(model(context=11), [[1, 2], [3]], 5, Sampling(0))[0]
+
+
+def test_what_is_given_is_read_again_only_when_the_context_slides():
+    net, picture = Witness(), torch.zeros(1, 3, 5, 7)
+    grow(net, [[1, 2]], 20, Sampling(0), given={"picture": picture}, slide=True)
+    for tokens, seen in net.saw:
+        assert (seen is picture) == (len(tokens[0]) > 1)
+    assert sum(seen is picture for _, seen in net.saw) > 1
+
+
+def test_begin_is_set_before_every_prompt_and_makes_an_empty_one_do():
+    tokenizer, net = CharTokenizer("abcdefghijklmnopqrstuvwxyz ,."), Witness()
+    complete(net, tokenizer, ["", "ab"], 1, Sampling(0), begin=17)
+    a, b = tokenizer.encode("ab").tolist()
+    assert net.saw[0][0] == [[0, 0, 17], [17, a, b]]
+    with pytest.raises(UserError, match="empty"):
+        complete(net, tokenizer, ["", "ab"], 1, Sampling(0))
+
+
 @pytest.mark.parametrize(
     "prompt, words", [([], "empty"), ([1] * 24, "24 tokens and the context holds 23"), ([41], "outside the vocabulary")]
 )

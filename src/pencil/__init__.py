@@ -3,12 +3,16 @@
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # name -> module; torch loads only when one of these is first used
 _LAZY = {
     "GPT": "models.gpt",
     "GPTConfig": "models.gpt",
+    "ViT": "models.vit",
+    "ViTConfig": "models.vit",
+    "Captioner": "models.captioner",
+    "CaptionerConfig": "models.captioner",
     "Probe": "core.probe",
     "Cache": "core.cache",
     "Span": "core.span",

@@ -2,6 +2,7 @@
 
 import io
 import textwrap
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +44,10 @@ def _figure(width: float, height: float) -> Any:
 
 def _png(figure: Any) -> bytes:
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=110)
+    with warnings.catch_warnings():
+        # a letter the font lacks, or a name too long for its place, is no concern of the user's
+        warnings.simplefilter("ignore")
+        figure.savefig(out, format="png", dpi=110)
     return out.getvalue()
 
 

@@ -1,10 +1,17 @@
 """Every failure is one sentence on standard error and exit status 2, and nothing is lost."""
 
+import json
+import os
+import re
 import shutil
 
+import numpy as np
 import pytest
+from PIL import Image
+from test_picture_verbs import SMALL, described, named  # noqa: F401
 from test_verbs import QUICK, type_in  # noqa: F401
 
+from albums import album, idx, idx_bytes, photos, picture, write_rows
 from conftest import TEXT, TINY, pencil
 
 BAD_FILES = {
@@ -225,3 +232,308 @@ def test_one_sentence_from_a_process_of_its_own(tmp_path):
     assert done.stderr.count("\n") == 1
     assert not done.stdout
     assert not list(tmp_path.iterdir())
+
+
+# of pictures
+
+
+@pytest.mark.parametrize(
+    "size, patch", [("16", "5"), ("8x15", "4"), ("30x20", "8"), ("24x36", "16"), ("30x20", "8x5"), ("7", "16")]
+)
+def test_a_patch_that_does_not_divide_the_picture_and_what_would(fails, size, patch):
+    words = ("train", "vit", "--model.image_size", size, "--model.patch", patch)
+    said = fails(*words)
+    found = re.search(
+        r"model\.patch (\d+)×(\d+) does not divide a picture of (\d+)×(\d+); a patch of (.+) would, "
+        r"or a model\.image_size of (.+)$",
+        said,
+    )
+    assert found, said
+    patches, sides = [int(found[1]), int(found[2])], [int(found[3]), int(found[4])]
+    assert any(side % part for side, part in zip(sides, patches, strict=True))
+
+    def pair(word):
+        both = [int(side) for side in re.split("[x×]", word)]
+        return both * 2 if len(both) == 1 else both
+
+    # each is typed as it stands in the sentence
+    for better in re.split(", | or ", found[5]):
+        assert not any(side % part for side, part in zip(sides, pair(better), strict=True)), f"{said}: {better}"
+    for better in re.split(", | or ", found[6]):
+        assert not any(side % part for side, part in zip(pair(better), patches, strict=True)), f"{said}: {better}"
+
+
+@pytest.mark.parametrize("words, said", [
+    (["vit", "--model.channels", "5"], "model.channels cannot be 5"),
+    (["captioner", "--model.channels", "2"], "model.channels cannot be 2"),
+    (["vit", "--model.patch", "0"], "model.patch must be at least 1"),
+    (["vit", "--model.image_size", "8x8x8"], "model.image_size must be whole numbers like 16x24"),
+    (["vit", "--model.classes", "7"], "model.classes 7 is fewer than the 10 classes of digits"),
+    (["vit", "--data", "scenes"], "scenes has captions, and labels are needed; try digits"),
+    (["captioner", "--data", "digits"], "digits has labels, and captions are needed; try scenes"),
+    (["vit", "--data", "digit"], "did you mean digits?"),
+    (["vit", "--data", ""], "--data is empty"),
+    (["vit", "--data", "empty.txt"], "empty.txt is an empty file; pictures come in a folder"),
+    (["captioner", "--data", "short.txt"], "short.txt is a file; pictures come in a folder"),
+    (["vit", "--tokenizer", "bpe"], "--tokenizer is for text"),
+    (["gpt", "--train.flip", "true"], "train.flip is for pictures, and gpt reads text"),
+    (["gpt", "--train.mixup", "0.2"], "train.mixup is for pictures"),
+    (["captioner", "--train.mixup", "0.2"], "train.mixup blends two labels"),
+    (["vit", "--train.mixup", "-1"], "train.mixup cannot be negative"),
+    (["vit", "--train.crop", "0"], "train.crop must be above 0"),
+    (["vit", "--train.flip", "perhaps"], "train.flip must be true or false"),
+    (["vit", "--preset", "b/61"], "b/61 is not a preset of vit; did you mean b/16?"),
+    (["captioner", "--preset", "gpt2"], "gpt2 is not a preset of captioner"),
+    (["captioner", "--model.context", "3"], "captions of scenes will not fit into model.context 3"),
+    (["captioner", "--model.vocab", "9"], "model.vocab 9 is smaller than the tokenizer's"),
+    (["captioner", "--vocab", "100"], "--vocab must be at least 257"),
+    (["captioner", "--tokenizer", "bqe"], "did you mean bpe?"),
+])  # fmt: skip
+def test_training_on_pictures_that_cannot_begin(fails, tmp_path, words, said):
+    assert said in fails("train", *words)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_folders_without_pictures(fails, tmp_path):
+    (tmp_path / "bare").mkdir()
+    assert "bare holds no picture" in fails("train", "vit", "--data", "bare")
+    assert "bare has no metadata.jsonl" in fails("train", "captioner", "--data", "bare")
+    (tmp_path / "words" / "a").mkdir(parents=True)
+    (tmp_path / "words" / "a" / "note.txt").write_text(TEXT)
+    assert "words holds no picture" in fails("train", "vit", "--data", "words")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_pictures_none_of_which_can_be_read(fails, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "a.png").write_text("words")
+    said = fails("train", "vit", "--data", "photos")
+    assert "photos holds no picture that can be read; a.png: not a picture Pillow can read" in said
+
+
+def test_one_class_alone(fails, tmp_path):
+    photos(tmp_path / "photos", {"cat": 5})
+    assert "photos has only one class, cat; a classifier needs at least two" in fails(
+        "train", "vit", "--data", "photos"
+    )
+
+
+def test_a_class_of_which_there_is_nothing_to_train_on(fails, tmp_path):
+    photos(tmp_path / "photos" / "train", {"cat": 3, "dog": 2})
+    photos(tmp_path / "photos" / "test", {"cat": 1, "emu": 2})
+    assert "no training picture of emu" in fails("train", "vit", "--data", "photos")
+    shutil.rmtree(tmp_path / "photos" / "test")
+    assert "photos has train/ but no test/ or val/" in fails("train", "vit", "--data", "photos")
+
+
+def test_pictures_without_a_label_are_counted_and_named(fails, tmp_path):
+    photos(tmp_path / "photos")
+    for i in range(5):
+        picture(tmp_path / "photos" / f"loose{i}.png", seed=50 + i)
+    said = fails("train", "vit", "--data", "photos")
+    assert "photos has 5 pictures without a label (loose0.png, loose1.png, loose2.png, …)" in said
+
+
+@pytest.mark.parametrize("family, key", [("captioner", "text"), ("vit", "label")])
+def test_an_album_whose_lines_and_pictures_differ(fails, tmp_path, family, key):
+    folder = album(tmp_path / "album", [f"kind {i % 2}" for i in range(8)], key)
+    (folder / "p03.png").unlink()
+    (folder / "p06.png").unlink()
+    said = fails("train", family, "--data", "album")
+    assert "metadata.jsonl has lines for 2 pictures not there (p03.png, p06.png)" in said
+    picture(folder / "p03.png")
+    picture(folder / "p06.png")
+    picture(folder / "deep" / "extra.png")
+    assert "album has 1 picture without a line in metadata.jsonl (extra.png)" in fails(
+        "train", family, "--data", "album"
+    )
+
+
+@pytest.mark.parametrize("line, said", [
+    ("words", "line 3: not a JSON object with a file_name"),
+    ("[1, 2]", "line 3: not a JSON object with a file_name"),
+    ('{"text": "a dot"}', "line 3: not a JSON object with a file_name"),
+    ('{"file_name": 7, "text": "a dot"}', "line 3: not a JSON object with a file_name"),
+    ('{"file_name": "p00.png"}', "line 3: p00.png has no text"),
+    ('{"file_name": "p00.png", "text": "  "}', "line 3: p00.png has no text"),
+    ('{"file_name": "p00.png", "text": null}', "line 3: p00.png has no text"),
+    ('{"file_name": "../secret.png", "text": "a dot"}', "line 3: ../secret.png lies outside the folder"),
+    ('{"file_name": "/etc/passwd", "text": "a dot"}', "line 3: /etc/passwd lies outside the folder"),
+    ('{"file_name": "way/out.png", "text": "a dot"}', "line 3: way/out.png lies outside the folder"),
+    ('{"file_name": "a\\u0000b.png", "text": "a dot"}', "line 3: "),
+    ('{"file_name": "' + "a" * 5000 + '.png", "text": "a dot"}', "aaa"),
+    ("[" * 100_000, "line 3: not a JSON object with a file_name"),
+])  # fmt: skip
+def test_lines_of_metadata_that_cannot_be_used(fails, tmp_path, line, said):
+    folder = album(tmp_path / "album", ["a dot"] * 5)
+    picture(tmp_path / "secret.png")
+    (tmp_path / "outside").mkdir()
+    picture(tmp_path / "outside" / "out.png")
+    (folder / "way").symlink_to(tmp_path / "outside")
+    lines = (folder / "metadata.jsonl").read_text().splitlines()
+    (folder / "metadata.jsonl").write_text("\n".join([lines[0], "", line, *lines[1:]]))
+    assert said in fails("train", "captioner", "--data", "album")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_metadata_that_cannot_be_read(fails, tmp_path):
+    folder = album(tmp_path / "album")
+    (folder / "metadata.jsonl").write_bytes(b"")
+    assert "metadata.jsonl is empty" in fails("train", "captioner", "--data", "album")
+    (folder / "metadata.jsonl").write_bytes("café".encode("latin-1"))
+    assert "metadata.jsonl cannot be read" in fails("train", "captioner", "--data", "album")
+    write_rows(folder, [{"file_name": f"p{i:02}.png", "text": "a dot"} for i in range(12)])
+    assert "line 1: p00.png has no label" in fails("train", "vit", "--data", "album")
+
+
+def test_captions_longer_than_the_context_are_counted(fails, tmp_path):
+    album(tmp_path / "album", ["a dot"] * 9 + ["many words " * 7] * 6)
+    words = ("train", "captioner", "--data", "album", "--tokenizer", "byte", "--model.context")
+    said = fails(*words, 31)
+    assert "pencil: 6 captions of album will not fit into model.context 31: the longest needs 78" in said
+    assert "“many words many" in said
+    # those that are only judged by are too long as well
+    album(tmp_path / "split" / "train", ["a dot"] * 5)
+    album(tmp_path / "split" / "test", ["a dot", "many words " * 7])
+    said = fails("train", "captioner", "--data", "split", "--tokenizer", "byte", "--model.context", 31)
+    assert "pencil: 1 caption of split" in said
+
+
+def test_one_picture_alone_cannot_also_be_judged_by(fails, tmp_path):
+    album(tmp_path / "album", ["a dot"])
+    assert "album has too few pictures" in fails("train", "captioner", "--data", "album")
+
+
+def spoil(name, content):
+    def write(folder):
+        (folder / name).write_bytes(content)
+
+    return write
+
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+SQUARES = idx_bytes(np.zeros((5, 6, 9), np.uint8))
+
+
+@pytest.mark.parametrize("change, said", [
+    (spoil(LABELS, b""), "train-labels-idx1-ubyte cannot be read: it is empty (0 bytes)"),
+    (spoil(IMAGES, b""), "train-images-idx3-ubyte cannot be read: it is empty (0 bytes)"),
+    (spoil(IMAGES, SQUARES), "has 5 train pictures and 23 labels"),
+    (spoil(IMAGES, SQUARES[:-1]), f"bytes, and holds {len(SQUARES) - 17}"),
+    (spoil(IMAGES, SQUARES[:9]), "train-images-idx3-ubyte"),
+    (spoil(IMAGES, SQUARES[:16]), "train-images-idx3-ubyte"),
+    (spoil(IMAGES, b"not idx at all"), "is not an idx file of bytes with 3 axes"),
+    (spoil(IMAGES, b"\0\0\x0d" + SQUARES[3:]), "is not an idx file of bytes"),
+    (spoil(IMAGES, b"\0\0\x08\x03" + b"\xff" * 12), "bytes, and holds 0"),
+    (spoil(IMAGES, idx_bytes(np.zeros(23, np.uint8))), "train-images-idx3-ubyte"),
+    (spoil(LABELS, idx_bytes(np.zeros((23, 2), np.uint8))), "train-labels-idx1-ubyte"),
+    (spoil(LABELS, idx_bytes(np.zeros(23, np.uint8))), "only one class, 0"),
+    (lambda folder: (folder / LABELS).unlink(), "has no train-labels-idx1-ubyte file"),
+    (lambda folder: (folder / "t10k-images-idx3-ubyte").unlink(), "has no t10k-images-idx3-ubyte file"),
+    (lambda folder: idx(folder, train=0), "idx"),
+])  # fmt: skip
+def test_idx_files_that_cannot_be_used(fails, tmp_path, change, said):
+    idx(tmp_path / "idx")
+    change(tmp_path / "idx")
+    assert said in fails("train", "vit", "--data", "idx")
+
+
+def test_idx_files_of_which_the_packing_is_broken(fails, tmp_path):
+    idx(tmp_path / "idx", packed=True)
+    path = tmp_path / "idx" / (IMAGES + ".gz")
+    whole = path.read_bytes()
+    for content in (b"", b"plain", whole[:-9], whole[:-8] + b"\0" * 8, whole[:10] + b"\7" + whole[11:]):
+        path.write_bytes(content)
+        assert "train-images-idx3-ubyte.gz cannot be read" in fails("train", "vit", "--data", "idx")
+    assert "have labels; a captioner needs a folder with metadata.jsonl" in fails("train", "captioner", "--data", "idx")
+
+
+@pytest.mark.parametrize("at", [".", "cat"])
+def test_a_folder_that_cannot_be_read(fails, tmp_path, monkeypatch, at):
+    photos(tmp_path / "photos")
+    closed, scandir = (tmp_path / "photos" / at).resolve(), os.scandir
+
+    def guarded(path="."):
+        if os.path.realpath(path) == str(closed):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    said = fails("train", "vit", "--data", "photos")
+    assert "photos" in said
+    assert "cannot be read: Permission denied" in said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_a_folder_closed_to_its_reader(fails, tmp_path):
+    photos(tmp_path / "photos")
+    (tmp_path / "photos" / "cat").chmod(0)
+    try:
+        assert "cannot be read: Permission denied" in fails("train", "vit", "--data", "photos")
+    finally:
+        (tmp_path / "photos" / "cat").chmod(0o755)
+
+
+def test_pictures_that_cannot_be_shown(fails, named, described, tmp_path):  # noqa: F811
+    (tmp_path / "note.png").write_text("words")
+    cases = {
+        "nowhere.png": "there is no picture nowhere.png",
+        "empty.txt": "empty.txt is empty (0 bytes)",
+        "note.png": "note.png cannot be read as a picture: not a picture Pillow can read",
+        ".": "is a folder, not a picture",
+    }
+    for run in (named, described):
+        for name, said in cases.items():
+            assert said in fails("sample", run, "--image", name)
+
+
+def test_what_each_family_needs_to_look_at(fails, named, described, run, tmp_path):  # noqa: F811
+    one, two = (picture(tmp_path / name, seed=3) for name in ("one.png", "two.png"))
+    assert "is a vit, which looks at a picture: give one by --image" in fails("sample", named)
+    assert "is a captioner, which looks at a picture: give one by --image" in fails("sample", described)
+    assert "is a gpt, which reads no picture" in fails("sample", run, "--image", one)
+    assert "is a gpt, which reads no picture" in fails("sample", run, "--attention", "look.png")
+    assert "it takes no --prompt" in fails("sample", named, "--image", one, "--prompt", "a")
+    for held in (named, described):
+        words = ("sample", held, "--image", one, "--image", two, "--attention", "look.png")
+        assert "--attention shows one picture, and 2 were given" in fails(*words)
+        assert "there is no folder nowhere" in fails("sample", held, "--image", one, "--attention", "nowhere/look.png")
+        assert "is a folder" in fails("sample", held, "--image", one, "--attention", ".")
+        assert "is a file" in fails("eval", held, "--out", one)
+    long = ("sample", described, "--image", one, "--prompt", "ab " * 99)
+    assert "tokens and the context holds" in fails(*long)
+    assert not (tmp_path / "look.png").exists()
+
+
+def test_picture_data_that_changed_under_a_run(fails, type_in, tmp_path):  # noqa: F811
+    photos(tmp_path / "photos")
+    type_in("train", "vit", "--data", "photos", *SMALL, "--model.image_size", "16")
+    picture(tmp_path / "photos" / "cat" / "0.png", seed=991)
+    assert "photos has changed since" in fails("resume", "runs/photos-vit", "--train.steps", 9)
+    assert "photos has changed since" in fails("eval", "runs/photos-vit")
+    shutil.rmtree(tmp_path / "photos")
+    assert "there is no folder" in fails("eval", "runs/photos-vit")
+
+
+def test_a_picture_model_that_does_not_fit_in_memory(fails, tmp_path):
+    assert "needs about" in fails(
+        "train", "vit", "--model.image_size", "1048576", "--model.patch", "8", "--model.width", 1 << 16
+    )
+    assert "needs about" in fails("train", "captioner", "--train.batch", 10**9)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_picture_that_unpacks_to_too_much_is_refused(fails, named, tmp_path, monkeypatch):  # noqa: F811
+    from pencil.data import images
+
+    monkeypatch.setattr(images, "MOST_PIXELS", 1000)
+    Image.new("L", (101, 67)).save(tmp_path / "large.png")
+    assert "large.png: 101×67 pixels is more than 1,000" in fails("sample", named, "--image", "large.png")
+
+
+def test_every_line_of_metadata_is_one_line(type_in, tmp_path):  # noqa: F811
+    """A line of JSON may hold marks that other programs break lines at."""
+    album(tmp_path / "album", ["one\u2028two", "three\x85four", "five\u2029six", "a dot"])
+    assert json.loads((tmp_path / "album" / "metadata.jsonl").read_text().split("\n")[0])
+    type_in("train", "captioner", "--data", "album", *SMALL, "--model.image_size", "16")

@@ -131,8 +131,11 @@ def test_shapes_of_a_preset(type_in, what, monkeypatch):
         assert "W_Q W_K W_V" in shown
 
 
-def test_a_preset_of_several_families_must_be_named_in_full(refused):
-    assert "gpt:nano, vit:nano or captioner:nano" in refused("shapes", "nano")
+def test_a_preset_of_several_families_must_be_named_in_full(type_in):
+    said = type_in("shapes", "nano", code=2)
+    assert "gpt:nano, vit:nano or captioner:nano" in said.err
+    assert said.err.count("\n") == 1
+    assert not said.out
 
 
 def test_shapes_of_a_run(type_in, run):

@@ -70,6 +70,44 @@ def test_gradients_agree_between_the_routes(mask):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-5, rtol=1e-5)
 
 
+@settings(max_examples=60)
+@given(total=st.integers(1, 13), near=st.integers(-13, 2), groups=st.sampled_from([1, 2, 6]), data=st.data())
+def test_a_prefix_in_two_parts_is_the_prefix_whole(total, near, groups, data):
+    """Values and gradients of the fused route against the formula, with prefixes up to and past the last token."""
+    first = max(0, total + near)
+    seen = prefix(first).over(torch.arange(total)[None], start=0)
+    assert seen.route == ("all" if first >= total or total == 1 else "causal" if first < 2 else "prefix")
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    one = [torch.randn(B, n, total, d, requires_grad=True) for n, d in ((H, D), (H // groups, D), (H // groups, 5))]
+    two = [t.detach().double().requires_grad_() for t in one]
+    weight = torch.randn(B, H, total, 5)
+    fast = attend(*one, seen, scale=0.37)
+    allowed = torch.tensor([[key <= query or key < first for key in range(total)] for query in range(total)])
+    scores = two[0] @ two[1].repeat_interleave(groups, 1).mT * 0.37
+    slow = scores.masked_fill(~allowed, -torch.inf).softmax(-1) @ two[2].repeat_interleave(groups, 1)
+    torch.testing.assert_close(fast.double(), slow, atol=1e-5, rtol=1e-5)
+    (fast * weight).sum().backward()
+    (slow * weight).sum().backward()
+    for a, b in zip(one, two, strict=True):
+        torch.testing.assert_close(a.grad.double(), b.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_a_prefix_observed_is_the_prefix_fast():
+    torch.manual_seed(5)
+    q, k, v = torch.randn(B, H, 13, D), torch.randn(B, G, 13, D), torch.randn(B, G, 13, D)
+    seen = prefix(7).over(torch.arange(13)[None], start=0)
+    assert (seen.route, seen.first, seen.allowed) == ("prefix", 7, None)
+    probe = Probe()
+    torch.testing.assert_close(attend(q, k, v, seen), attend(q, k, v, seen, probe=probe), atol=1e-5, rtol=1e-5)
+    pattern = probe.values["pattern"]
+    assert (pattern[:, :, :7, 7:] == 0).all()
+    assert (pattern[:, :, :7, :7] > 0).all()
+    bias = torch.randn(1, H, 13, 13)
+    torch.testing.assert_close(
+        attend(q, k, v, seen, bias), attend(q, k, v, seen, bias, probe=Probe()), atol=1e-5, rtol=1e-5
+    )
+
+
 def test_a_blind_row_has_no_nan_gradient_in_either_route():
     allowed = torch.ones(T, S, dtype=torch.bool)
     allowed[1] = False

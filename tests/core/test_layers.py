@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
 from pencil.core.embed import Tokens
 from pencil.core.layers import MLP, GatedMLP, LayerNorm, RMSNorm, gelu, gelu_tanh
@@ -34,6 +35,27 @@ def test_both_gelus():
     tanh = x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2
     torch.testing.assert_close(gelu_tanh(x), tanh)
     assert (gelu(x) - gelu_tanh(x)).abs().max() > 1e-5
+
+
+def test_gelus_own_gradient_is_the_derivative():
+    """Once and twice, against small steps in float64, where torch's exact one is the reference too."""
+    torch.manual_seed(0)
+    x = (torch.randn(5, 7, dtype=torch.float64) * 3).requires_grad_()
+    assert torch.equal(gelu(x), F.gelu(x))
+    assert torch.autograd.gradcheck(gelu, (x,))
+    assert torch.autograd.gradgradcheck(gelu, (x,))
+
+
+def test_gelus_own_gradient_is_torchs():
+    x = torch.cat([torch.linspace(-9, 9, 1001), torch.tensor([0.0, -0.0, 40.0, -40.0, 1e4, -1e4, 1e30, -1e30])])
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    weight = torch.randn_like(x)
+    (gelu(ours) * weight).sum().backward()
+    (F.gelu(theirs) * weight).sum().backward()
+    assert ours.grad.isfinite().all()
+    assert ours.grad.dtype == torch.float32
+    torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
+    assert torch.equal(gelu(x), F.gelu(x))  # no gradient wanted
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -48,7 +48,11 @@ def test_without_the_swap_a_strip_is_no_square(golden):
     """The mistake of the page: the flat line read straight, four dots a strip."""
     picture, patch = picture_of(golden["000-kata1-patchify"])
     wrong = cut(picture, patch, swap=lambda folded: folded)
-    assert wrong[0].tolist() == picture.flatten().reshape(4, 4).tolist() == golden["000-kata1-patchify"]["expected"]["no_swap_strips"]
+    assert (
+        wrong[0].tolist()
+        == picture.flatten().reshape(4, 4).tolist()
+        == golden["000-kata1-patchify"]["expected"]["no_swap_strips"]
+    )
     broken = Patches(1, patch, 5, swap=lambda folded: folded)
     whole = Patches(1, patch, 5)
     whole.load_state_dict(broken.state_dict())
@@ -92,7 +96,9 @@ def test_each_strip_is_the_square_that_stands_there(data, channels):
         assert torch.equal(strip, square.flatten(1))
 
 
-@pytest.mark.parametrize("axes, sides, patch", [(2, (15, 28), (5, 7)), (2, (12, 12), (4, 4)), (3, (6, 10, 21), (2, 5, 7))])
+@pytest.mark.parametrize(
+    "axes, sides, patch", [(2, (15, 28), (5, 7)), (2, (12, 12), (4, 4)), (3, (6, 10, 21), (2, 5, 7))]
+)
 def test_patches_equal_a_convolution_with_the_same_weights(axes, sides, patch):
     torch.manual_seed(0)
     embed = Patches(3, patch, 11)

@@ -92,6 +92,38 @@ def test_learned_stamps_are_rows_of_the_table():
     assert torch.equal(scheme.stamp(coords([2], [6], [0]))[0], scheme.table[[2, 6, 0]])
 
 
+def test_seats_on_a_grid_are_rows_of_the_table_in_reading_order():
+    """Three rows of five, the first row of the table for what stands before them."""
+    scheme = Learned((3, 5), 7, before=1)
+    assert scheme.table.shape == (16, 7)
+    places = [[0, -1], [0, 0], [0, 4], [1, 0], [2, 3], [2, 4]]
+    rows = [0] + [1 + row * 5 + column for row, column in places[1:]]
+    assert rows == [0, 1, 5, 6, 14, 15]
+    assert torch.equal(scheme.stamp(coords(*places))[0], scheme.table[rows])
+    film = Learned((2, 3, 5), 7)
+    assert torch.equal(film.stamp(coords([1, 2, 3], [0, 1, 4]))[0], film.table[[1 * 15 + 2 * 5 + 3, 9]])
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_a_table_is_stretched_as_a_picture_and_what_stands_before_it_is_kept(before):
+    torch.manual_seed(0)
+    scheme = Learned((3, 5), 7, before)
+    assert scheme.resampled((3, 5)) is scheme.table
+    stretched = scheme.resampled((5, 2))
+    assert stretched.shape == (before + 10, 7)
+    assert torch.equal(stretched[:before], scheme.table[:before])
+    for channel in range(7):
+        grid = scheme.table[before:, channel].reshape(1, 1, 3, 5)
+        expected = torch.nn.functional.interpolate(grid, (5, 2), mode="bicubic", align_corners=False)
+        torch.testing.assert_close(stretched[before:, channel].reshape(1, 1, 5, 2), expected)
+
+
+def test_only_the_table_of_a_picture_is_stretched():
+    for seats in (7, (2, 3, 5)):
+        with pytest.raises(ValueError, match="only the table of a picture"):
+            Learned(seats, 3).resampled((3, 5))
+
+
 def test_widths_that_cannot_be_paired_are_refused():
     for make in (lambda: SinCos(5), lambda: Rope(7), lambda: Rope(2, axes=3)):
         with pytest.raises(ValueError):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from pencil.config import UserError
-from pencil.data.tokenizers import ByteTokenizer, CharTokenizer, from_name, pieces, read_json, train_bpe
+from pencil.data.tokenizers import ByteTokenizer, CharTokenizer, from_name, learn, pieces, read_json, train_bpe
 
 TEXT = "The pencil draws a strip; the strip has a seat. naïve café, 日本, 👍!\n\n  def f(x):\n\treturn x\n" * 20
 BPE = train_bpe([TEXT], 300)
@@ -110,3 +110,30 @@ def test_gpt2s_tokenizer_is_the_hubs_file(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *words: asked.append(words) or str(path))
     assert from_name("gpt2").vocab == BPE.vocab
     assert asked == [("openai-community/gpt2", "tokenizer.json")]
+
+
+@pytest.mark.parametrize("name", ["char", "byte", "bpe"])
+def test_every_learned_tokenizer_can_end_a_text(name):
+    tokenizer = learn(name, [TEXT], 300, ended=True)
+    assert tokenizer.end == {"char": len(set(TEXT)), "byte": 256}.get(name, tokenizer.end)
+    assert 0 <= tokenizer.end < tokenizer.vocab
+    assert len(tokenizer.byte_lengths) == tokenizer.vocab
+    assert tokenizer.byte_lengths[tokenizer.end] == 0
+    ids = tokenizer.encode(TEXT).tolist()
+    assert tokenizer.end not in ids  # no letter stands for it
+    assert tokenizer.decode(ids) == TEXT
+    assert tokenizer.decode([*ids, tokenizer.end]) == TEXT + "<|endoftext|>"
+    again = read_json(tokenizer.to_json(), "x")
+    assert (again.end, again.vocab, again.kind) == (tokenizer.end, tokenizer.vocab, name)
+    assert again.encode(TEXT).tolist() == ids
+
+
+def test_an_end_is_not_there_unless_asked_for():
+    assert learn("char", [TEXT], 0).end is None
+    assert learn("byte", [TEXT], 0).end is None
+    assert learn("char", [TEXT], 0).vocab == len(set(TEXT))
+    assert "ended" not in json.loads(learn("byte", [], 0).to_json())
+
+
+def test_characters_are_learned_from_every_text():
+    assert learn("char", ["ab", "bc", "", "d"], 0).characters == list("abcd")

@@ -204,6 +204,7 @@ def evaluate(
     else:
         for name, value in measures.items():
             print(f"{name} {value:.6f}")
-    for path in files:
-        Console(stderr=True).print(str(path), highlight=False, markup=False, soft_wrap=True)
+    lost = [f"skipped {name}: {fault}" for name, fault in task.skipped()]
+    for line in [*lost, *map(str, files)]:
+        Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
     return 0

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Num
 from torch import Tensor
 
@@ -70,12 +71,15 @@ class Cache:
         slots = slice(self.used, self.used + count)
         if slots.stop > self.length:
             raise ValueError(f"the cache holds {self.length} tokens, {self.used} are in it, and {count} more came")
+        # a world of fewer axes is filled up with zeros, as when spans are joined
+        coords = F.pad(span.coords, (0, self.coords.shape[-1] - span.coords.shape[-1]))
         self.index[:, slots] = span.index
-        self.coords[:, slots] = span.coords.to(self.coords.dtype)
+        self.coords[:, slots] = coords.to(self.coords.dtype)
         self.even = self.even and span.start == self.used
         self.used = slots.stop
         return replace(
             span,
+            coords=coords,
             key_index=self.index[:, : slots.stop],
             key_coords=self.coords[:, : slots.stop],
             start=span.start if self.even else None,

@@ -83,12 +83,16 @@ class Name(NamedTuple):
 
 
 def declared(model: nn.Module) -> dict[str, Name]:
-    """Every name the model can fire, in order of the modules' paths: their `NAMES` tables, joined."""
-    names = {}
+    """Every name the model can fire, in order of the modules' paths: their `NAMES` tables, joined.
+
+    `INNER` of a module says more exactly what a part of it computes there, if that part computes it.
+    """
+    names, inner = {}, {}
     for path, module in model.named_modules():
-        for name, entry in getattr(module, "NAMES", {}).items():
-            names[f"{path}.{name}" if path else name] = Name(*entry)
-    return names
+        place = f"{path}." if path else ""
+        names |= {place + name: Name(*entry) for name, entry in getattr(module, "NAMES", {}).items()}
+        inner |= {place + name: Name(*entry) for name, entry in getattr(module, "INNER", {}).items()}
+    return {name: inner.get(name, entry) for name, entry in names.items()}
 
 
 def symbols(model: nn.Module) -> dict[str, str]:

@@ -38,7 +38,8 @@ def upright(image: Image.Image, mode: str) -> Image.Image:
     if image.mode.startswith("I"):
         # 16-bit greys are clipped by Pillow's own conversion
         array = np.asarray(image, dtype=np.float64)
-        image = Image.fromarray(np.round(array / (257 if array.max(initial=0) > 255 else 1)).astype(np.uint8))
+        wide = image.mode.startswith("I;16") or array.max(initial=0) > 255
+        image = Image.fromarray(np.clip(np.round(array / (257 if wide else 1)), 0, 255).astype(np.uint8))
     if "A" in image.getbands() or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

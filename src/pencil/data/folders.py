@@ -55,6 +55,7 @@ def from_folder(folder: Path, want: str) -> PictureData:
         # a caption says left and right, so its picture is not mirrored
         PHOTOS if want == "label" else dict(crop=0.9),
         skipped=skipped,
+        chosen_by="test" not in parts,
     )
 
 

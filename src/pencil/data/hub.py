@@ -3,7 +3,7 @@
 import hashlib
 import io
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..config import UserError
 from .folders import PHOTOS
@@ -17,7 +17,7 @@ class Cell:
         self.table, self.row, self.column = table, row, column
         self.name = f"row {row}"
 
-    def open(self) -> BinaryIO:
+    def open(self) -> io.BufferedIOBase:
         cell = self.table[self.row][self.column]
         return io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else Path(cell["path"]).open("rb")
 
@@ -33,7 +33,8 @@ def from_hub(name: str, want: str) -> PictureData:
     try:
         found = datasets.load_dataset(name)
     except Exception as error:  # the package raises many kinds, each with a sentence of its own
-        raise UserError(f"hub:{name} cannot be loaded: {str(error).splitlines()[0]}") from None
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"hub:{name} cannot be loaded: {why}") from None
     features = next(iter(found.values())).features
     pictures = [key for key, kind in features.items() if isinstance(kind, datasets.Image)]
     kind = datasets.ClassLabel if want == "label" else datasets.Value
@@ -53,6 +54,9 @@ def from_hub(name: str, want: str) -> PictureData:
 
     def examples(table: Any) -> FileExamples:
         values: list[Target] = list(table[target])
+        without = [i for i, value in enumerate(values) if value in (None, "", -1)]
+        if without:
+            raise UserError(f"hub:{name} has {len(without)} pictures without a {want}, the first in row {without[0]}")
         undecoded = table.cast_column(column, datasets.Image(decode=False))
         return FileExamples([Cell(undecoded, i, column) for i in range(len(table))], values, skipped)
 
@@ -61,4 +65,6 @@ def from_hub(name: str, want: str) -> PictureData:
     native = dict(image_size=(64, 64), channels=3, patch=(8, 8))
     augment = PHOTOS if want == "label" else dict(crop=0.9)
     short = name.rstrip("/").split("/")[-1]
-    return PictureData(short, sha, parts[0], parts[1], names, native, augment, skipped=skipped)
+    return PictureData(
+        short, sha, parts[0], parts[1], names, native, augment, skipped=skipped, chosen_by="test" not in found
+    )

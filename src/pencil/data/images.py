@@ -6,10 +6,12 @@ import json
 import os
 import struct
 import threading
+import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -107,7 +109,7 @@ class FileExamples:
         return len(self.sources)
 
     def take(self, which, look, rng=None):
-        found = list(_pool().map(lambda i: self._find(i, look.plain, rng is not None), which))
+        found = list(_pool().map(lambda i: self._find(i, look.plain, rng is not None), map(int, which)))
         found = [pair for pair in found if pair is not None]
         images = [image for image, _ in found]
         pictures = list(_finish(images, look, rng))
@@ -133,7 +135,7 @@ class FileExamples:
             image = shrunk(decode(source, look), look.size)
         except Exception as error:  # Pillow's decoders raise all kinds
             with self.lock:
-                fault = (str(getattr(source, "name", None) or source), _fault(error))
+                fault = (str(source if isinstance(source, Path) else source.name), _fault(error))
                 if fault not in self.skipped:
                     self.skipped.append(fault)
             return None
@@ -184,7 +186,7 @@ def _check_pixels(image: Image.Image) -> None:
 def _fault(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not a picture Pillow can read"
-    return str(error) or type(error).__name__
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def open_picture(path: str | Path, look: Look) -> np.ndarray:
@@ -271,11 +273,11 @@ def _from_idx(folder: Path, names: list[str], want: str) -> PictureData:
     parts, sha = [], hashlib.sha256()
     for split in ("train", "t10k"):
         arrays = []
-        for what in ("images-idx3", "labels-idx1"):
+        for what, axes in (("images-idx3", 3), ("labels-idx1", 1)):
             found = [name for name in names if split in name and what in name]
             if not found:
                 raise UserError(f"{folder} has no {split}-{what}-ubyte file, with or without .gz")
-            arrays.append(read_idx(folder / found[0]))
+            arrays.append(read_idx(folder / found[0], axes))
             sha.update(arrays[-1].tobytes())
         pictures, labels = arrays
         if len(pictures) != len(labels):
@@ -303,19 +305,23 @@ def _idx_name(folder: Path, names: list[str]) -> str:
     return first.partition("train")[0].strip("-_.") or folder.resolve().name
 
 
-def read_idx(path: Path) -> np.ndarray:
+def read_idx(path: Path, axes: int) -> np.ndarray:
     """An idx file of bytes: its sizes stand in its head."""
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" and content else content
-        zero, kind, axes = struct.unpack(">HBB", content[:4])
-        shape = struct.unpack(f">{axes}I", content[4 : 4 + 4 * axes])
-    except (OSError, EOFError, struct.error) as error:
-        why = "it is empty (0 bytes)" if not path.stat().st_size else str(error)
-        raise UserError(f"{path} cannot be read: {why}") from None
-    body = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
-    if zero or kind != 8 or body.size != np.prod(shape):
-        raise UserError(f"{path} is not an idx file of bytes, or is cut short")
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not content:
+        raise UserError(f"{path} cannot be read: it is empty (0 bytes)")
+    head = 4 + 4 * axes
+    body = np.frombuffer(content[head:], np.uint8)
+    # two zeros, 8 for bytes, and how many axes; then the size of each
+    if content[:4] != bytes((0, 0, 8, axes)) or len(content) < head:
+        raise UserError(f"{path} is not an idx file of bytes with {axes} axes")
+    shape = struct.unpack(f">{axes}I", content[4:head])
+    if body.size != prod(shape) or not body.size:
+        raise UserError(f"{path} says it holds {'×'.join(map(str, shape))} bytes, and holds {body.size}")
     return body.reshape(shape)
 
 
@@ -331,7 +337,7 @@ def check_classes(labels: Iterable[str], where: str) -> tuple[str, ...]:
 def metadata(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     """The lines of a metadata.jsonl, numbered."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if not any(line.strip() for line in lines):
@@ -341,8 +347,9 @@ def metadata(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
-        if not isinstance(row, dict) or not isinstance(row.get("file_name"), str):
+        row = row if isinstance(row, dict) else {}
+        if not isinstance(row.get("file_name"), str) or "\0" in row["file_name"]:
             raise UserError(f"{path}, line {number}: not a JSON object with a file_name")
         yield number, row

@@ -93,9 +93,9 @@ class CaptionerConfig:
 
 # a preset without an image_size takes size, channels and patch from the data
 PRESETS: dict[str, dict] = {
-    "nano": dict(),
-    "seed": dict(mask="causal", positions="learned", delimiters=False, types=False, bias=True),
-    "small": dict(width=192, depth=6, heads=6),
+    "nano": dict(width=80, depth=3, heads=4, hidden=160),
+    "seed": dict(mask="causal", positions="learned", delimiters=False, types=False, bias=True, heads=1),
+    "small": dict(width=192, depth=6, heads=6, dropout=0.2),
     "base": dict(image_size=(224, 224), channels=3, patch=(16, 16), width=768, depth=12, heads=12, context=64),
 }
 
@@ -110,6 +110,13 @@ class Captioner(nn.Module):
         "input": ("B T D", "X⁰", "[I⁰; X_txt⁰]"),
         "norm": ("B t D", "X_f,txt", "Norm(X)[N:]"),
         "logits": ("B t V", "Z", "X_f,txt Eᵀ or X_f,txt W + b"),
+    }
+    INNER = {
+        "positions.stamp": ("B t D", "P_txt", "stamp of each seat of the text"),
+        "positions.angles": ("B t d/2", "θ_txt", "seat · base^(−2i/d)"),
+        "picture_positions.stamp": ("B N D", "P_img", "stamp of each row and column"),
+        "picture_positions.angles": ("B N d/2", "θ_img", "row, column · base^(−4i/d)"),
+        "patches.out": ("B N E", "I", "X_patch W_patch + b_patch"),
     }
     WEIGHTS = {"types": "T_img T_txt", "marks": "[IMG] [/IMG]", "head.weight": "W_vocab", "head.bias": "b_vocab"}
 
@@ -163,7 +170,8 @@ class Captioner(nn.Module):
         count = tokens.shape[1]
         if span is not None or begins:
             here = span or Span.whole(count, device=tokens.device)
-            here = replace(here, index=here.index + c.before, start=None if here.start is None else c.before)
+            start = None if here.start is None else here.start + c.before
+            here = replace(here, index=here.index + c.before, start=start)
         else:
             here = cache.next(count)  # pyright: ignore[reportOptionalMemberAccess]
             here = replace(here, coords=here.coords - c.before)

@@ -85,14 +85,18 @@ def check_picture(c: Any) -> None:
     for name in ("image_size", "patch"):
         if min(getattr(c, name)) < 1:
             raise UserError(f"model.{name} must be at least 1, not {by(getattr(c, name))}")
-    for side, patch in zip(c.image_size, c.patch, strict=True):
-        if side % patch:
-            near = ", ".join(map(str, _divisors_near(side, patch)))
-            sizes = f"{side // patch * patch} or {(side // patch + 1) * patch}" if side > patch else f"{patch}"
-            raise UserError(
-                f"model.patch {by(c.patch)} does not divide a picture of {by(c.image_size)}; a patch of {near} would, "
-                f"or a model.image_size of {sizes}"
-            )
+    if not any(side % patch for side, patch in zip(c.image_size, c.patch, strict=True)):
+        return
+    if len(set(c.patch)) == 1:
+        near = ", ".join(map(str, _divisors_near(math.gcd(*c.image_size), c.patch[0])))
+    else:
+        near = by([_divisors_near(side, patch)[-1] for side, patch in zip(c.image_size, c.patch, strict=True)])
+    sides = [str(-(-side // patch) * patch) for side, patch in zip(c.image_size, c.patch, strict=True)]
+    larger = "x".join(sides if len(set(sides)) > 1 else sides[:1])
+    raise UserError(
+        f"model.patch {by(c.patch)} does not divide a picture of {by(c.image_size)}; a patch of {near} would, or a "
+        f"model.image_size of {larger}"
+    )
 
 
 def _divisors_near(whole: int, wanted: int) -> list[int]:

@@ -7,7 +7,7 @@ import platform
 import signal
 import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -94,7 +94,9 @@ class Trainer:
         self.loss = torch.compile(loss) if compiled else loss
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
-        self.batch = Ahead(task.batch, config.accumulate, config.steps) if task.slow else task.batch
+        # an accelerator should not wait for its next batch; a CPU has the work to do itself, unless it is decoding
+        ahead = task.slow or self.device.type != "cpu"
+        self.batch = Ahead(task.batch, config.accumulate, config.steps) if ahead else task.batch
         self.step = 0
         self.seconds = 0.0
         self.best: dict[str, Any] = {}
@@ -202,7 +204,7 @@ class Trainer:
 
     def train(self) -> Outcome:
         """Go on to the last step, or until interrupted; everything the run folder holds is written on the way."""
-        with self.run.writing():
+        with self.run.writing(), closing(self.batch) if isinstance(self.batch, Ahead) else nullcontext():
             try:
                 return self._train()
             except OSError as error:
@@ -258,8 +260,6 @@ class Trainer:
                     bar.update(self.step, loss, seen / busy)
                     self.pending, seen, busy = [], 0, 0.0
         metrics.close()
-        if isinstance(self.batch, Ahead):
-            self.batch.close()
         plot_losses(self.run.path)
         parameters = sum(p.numel() for p in self.model.parameters())
         card = model_card(self.run.path, self.run.config, parameters, self.best, self.task.chooses)

@@ -1,5 +1,8 @@
 """The tasks of picture models: say what a picture shows, by a label or in words."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +49,11 @@ class PictureTask:
         """The model's config: the preset, what it leaves open as the data suggests, and what was asked for."""
         preset = preset_of(asked.family, asked.preset)
         suggested = {} if "image_size" in preset else dict(data.native)
-        if "image_size" in asked.model and "patch" not in asked.model:
-            suggested.pop("patch", None)
-            probe = configure(asked.family, None, patch=1, image_size=asked.model["image_size"])
-            usual = data.native.get("patch", (8, 8))
-            fits = [p for p in (*usual, 16, 8, 4, 7, 2, 1) if not any(side % p for side in probe.image_size)]
-            suggested |= {"patch": fits[0]} if "image_size" not in preset else {}
         return configure(asked.family, asked.preset, **{**suggested, **found, **asked.model})
 
     @classmethod
     def settings_for(cls, asked: Asked, data: images.PictureData, config: TrainConfig) -> TrainConfig:
         """The training's settings with the pace and the augmentations that suit the data, unless they were given."""
-        from dataclasses import replace
-
         suggested = {**data.pace, **data.augment}
         return replace(config, **{name: value for name, value in suggested.items() if name not in asked.train})
 
@@ -68,7 +63,7 @@ class PictureTask:
 
     @property
     def slow(self) -> bool:
-        return isinstance(self.data.train, images.FileExamples) or self.look.varied
+        return isinstance(self.data.train, images.FileExamples)
 
     @property
     def hash(self) -> str:
@@ -182,7 +177,8 @@ class LabelTask(PictureTask):
                 measures[f"accuracy.{name.replace(' ', '_')}"] = right
         size = len(self.data.classes)
         matrix = torch.zeros(size, size, dtype=torch.long)
-        matrix.index_put_((labels, guessed.clamp(max=size - 1)), torch.ones_like(labels), accumulate=True)
+        named = guessed < size  # a model may have room for more classes than there are names
+        matrix.index_put_((labels[named], guessed[named]), torch.ones_like(labels[named]), accumulate=True)
         wrong = (guessed != labels).nonzero()[:, 0]
         surest = wrong[said[wrong, guessed[wrong]].argsort(descending=True)][:40].tolist()
         title = f"{len(wrong)} of {len(labels)} wrong: the mistakes it was surest of"
@@ -237,11 +233,10 @@ class CaptionTask(PictureTask):
         self.end: int = tokenizer.end
         self.length = 1 + longest(data, tokenizer)
         if self.length > sizes.context:
-            over = [t for t in data.captions() if 1 + len(tokenizer.encode(t)) > sizes.context]
-            first = f"; the first begins “{over[0][:40]}”" if over else ""
+            over = [t for t in every_caption(data) if 1 + len(tokenizer.encode(t)) > sizes.context]
             raise UserError(
-                f"{len(over)} captions of {data.name} are longer than model.context {sizes.context} (the longest needs "
-                f"{self.length}){first}"
+                f"{len(over)} {'captions' if len(over) > 1 else 'caption'} of {data.name} will not fit into "
+                f"model.context {sizes.context}: the longest needs {self.length}; the first begins “{over[0][:40]}”"
             )
 
     def tokens(self, captions: list[str]) -> tuple[Tensor, Tensor]:
@@ -328,8 +323,13 @@ def overlay(model: Any, tokenizer: Tokenizer, picture: np.ndarray, said: str) ->
 
 
 def longest(data: images.PictureData, tokenizer: Tokenizer) -> int:
-    """Tokens of the longest caption, of all there are or of many that were drawn."""
-    return max(len(tokenizer.encode(text)) for text in (*data.captions(), *map(str, data.test.targets)))
+    """Tokens of the longest caption."""
+    return max(len(tokenizer.encode(text)) for text in every_caption(data))
+
+
+def every_caption(data: images.PictureData) -> Iterator[str]:
+    """All there are, or many that were drawn."""
+    return chain(data.captions(), map(str, data.test.targets))
 
 
 def _captions(rows: list[Any], title: str) -> bytes:

@@ -72,7 +72,8 @@ _GPT2 = dict(
     save_every=1000,
 )
 
-_PICTURES = dict(batch=64, steps=2000, weight_decay=0.05)
+_LABELS = dict(batch=64, steps=2000, muon_lr=0.01, weight_decay=0.05)
+_CAPTIONS = dict(batch=64, steps=2000, weight_decay=0.2)
 _VIT = dict(batch=128, steps=50_000, lr=1e-3, warmup=1000, weight_decay=0.1, eval_every=1000, save_every=1000)
 
 PRESETS: dict[str, dict[str, dict]] = {
@@ -88,9 +89,14 @@ PRESETS: dict[str, dict[str, dict]] = {
         "gpt2-xl": _GPT2 | dict(lr=2e-4),
     },
     "vit": {
-        "nano": _PICTURES,
-        "small": _PICTURES,
+        "nano": _LABELS,
+        "small": _LABELS | dict(batch=256, steps=3000, eval_every=500, save_every=500),
         **{name: _VIT for name in ("ti/16", "s/16", "b/16", "b/32", "l/16")},
     },
-    "captioner": {"nano": _PICTURES, "seed": _PICTURES, "small": _PICTURES, "base": _VIT},
+    "captioner": {
+        "nano": _CAPTIONS,
+        "seed": _CAPTIONS,
+        "small": _CAPTIONS | dict(batch=128, steps=4000, eval_every=1000, save_every=1000),
+        "base": _VIT,
+    },
 }

@@ -1,6 +1,7 @@
 """How a run begins, and how its task is found again: everything is checked before the first file is written."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from .texts import TextTask
 
 TASKS: dict[str, Any] = {"gpt": TextTask, "vit": LabelTask, "captioner": CaptionTask}
 USUAL = {"gpt": "pydoc", "vit": "digits", "captioner": "scenes"}  # data, when none is named
-NAMED = {*TEXTS, *EMBEDDED["label"], *EMBEDDED["caption"]}
+NAMED = {"gpt": tuple(TEXTS), "vit": EMBEDDED["label"], "captioner": EMBEDDED["caption"]}
 
 
 def settings_of(family: str, preset: str | None, model: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
@@ -59,8 +60,8 @@ def new_run(
         check_memory(family, begun.sizes, begun.config.batch)
     path = out or (Path("runs") / name if name else choose_path(f"{begun.name}-{family}"))
     facts = {
-        "family": family, "preset": preset, "data": data, "data_path": whole_path(data), "data_hash": begun.hash,
-        **begun.facts, "pencil": __version__,
+        "family": family, "preset": preset, "data": data, "data_path": whole_path(data, NAMED[family]),
+        "data_hash": begun.hash, **begun.facts, "pencil": __version__,
     }  # fmt: skip
     settings = {"run": facts, "model": begun.sizes, "train": begun.config}
     return Run.create(path, settings, begun.tokenizer, force), begun.task, begun.config
@@ -75,10 +76,11 @@ def task_of(run: Run, config: TrainConfig) -> Any:
     return task
 
 
-def whole_path(data: str) -> str:
+def whole_path(data: str, embedded: Sequence[str]) -> str:
     """Where the data is, from any working folder: a path in full, the name of embedded data as it is."""
-    path = Path(data).expanduser()
-    return str(path.resolve()) if path.exists() and data not in NAMED else data
+    hub, bare = data.startswith("hub:"), data.removeprefix("hub:")
+    path = Path(bare).expanduser()
+    return f"{'hub:' * hub}{path.resolve()}" if path.exists() and data not in embedded else data
 
 
 def check_memory(family: str, config: Any, batch: int) -> None:

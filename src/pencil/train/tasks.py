@@ -29,7 +29,7 @@ class Task(Protocol):
     unit: str  # what the rate counts
     headline: str  # the measure to tell first
     chooses: bool  # whether the weights kept are the best by validation, or the last
-    slow: bool  # whether batches are worth making ahead, on other threads
+    slow: bool  # whether batches are worth making ahead even where the training needs every core
 
     def build(self) -> nn.Module: ...
 

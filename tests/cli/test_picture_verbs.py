@@ -1,0 +1,230 @@
+"""The verbs as a user types them, on pictures."""
+
+import io
+import json
+import re
+import tomllib
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_verbs import type_in  # noqa: F401
+
+from albums import album, cut_short, idx, photos, picture
+from pencil.cli.main import main
+from pencil.data.builtin import digits
+from pencil.runs import load
+from pencil.train.report import Metrics
+
+SMALL = ["--model.width", "24", "--model.depth", "1", "--model.heads", "3", "--train.steps", "3", "--train.batch", "5",
+         "--train.eval_batches", "1", "--train.warmup", "1"]  # fmt: skip
+
+
+def trained(tmp_path_factory, *words):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, words), *SMALL, "--out", str(folder)])
+    assert not ended.value.code
+    return folder
+
+
+@pytest.fixture(scope="session")
+def named(tmp_path_factory):
+    """A small vit of digits: read it, do not write into it."""
+    return trained(tmp_path_factory, "train", "vit", "--data", "digits")
+
+
+@pytest.fixture(scope="session")
+def described(tmp_path_factory):
+    """A small captioner of scenes: read it, do not write into it."""
+    return trained(tmp_path_factory, "train", "captioner", "--data", "scenes")
+
+
+@pytest.fixture
+def digit(tmp_path):
+    path = tmp_path / "digit.png"
+    Image.fromarray(digits()[0][3, 0]).save(path)
+    return path
+
+
+def is_png(path):
+    with Image.open(io.BytesIO(path.read_bytes())) as image:
+        image.load()
+        assert image.format == "PNG"
+        assert min(image.size) > 50
+    return True
+
+
+def values(out):
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in out.splitlines())}
+
+
+def test_the_story_of_a_vit_on_digits(type_in, tmp_path):  # noqa: F811
+    said = type_in("train", "vit", "--data", "digits", *SMALL)
+    assert "the run is in runs/digits-vit" in said.err
+    assert "best" not in said.err  # a test set does not choose the weights
+    run = tmp_path / "runs" / "digits-vit"
+    config = tomllib.loads((run / "config.toml").read_text())
+    assert config["run"]["classes"] == [str(d) for d in range(10)]
+    assert config["model"]["image_size"] == [8, 8]
+    assert config["model"]["patch"] == [2, 2]
+    assert not (run / "tokenizer.json").exists()
+    assert is_png(run / "samples" / "step-00000003.png")
+    assert is_png(run / "loss.png")
+    said = type_in("eval", "runs/digits-vit")
+    found = values(said.out)
+    assert set(found) == {"val_loss", "accuracy", *(f"accuracy.{d}" for d in range(10))}
+    _, labels, held = digits()
+    share = np.bincount(labels[held]) / held.sum()
+    assert found["accuracy"] == pytest.approx(sum(share[d] * found[f"accuracy.{d}"] for d in range(10)), abs=1e-5)
+    for name in ("confusion.png", "mistakes.png"):
+        assert is_png(run / "eval" / name)
+        assert f"runs/digits-vit/eval/{name}" in said.err
+    again = json.loads(type_in("eval", "runs/digits-vit", "--json", "--out", "seen").out)
+    assert {k: round(v, 6) for k, v in again.items()} == found
+    assert is_png(tmp_path / "seen" / "confusion.png")
+    assert "Trained 5 steps" in type_in("resume", "runs/digits-vit", "--train.steps", 5).err
+    assert "runs/digits-vit-2" in type_in("train", "vit", *SMALL).err
+
+
+def test_the_card_of_a_picture_run(named, described):
+    for run, family, data, headline in (
+        (named, "vit", "digits", "accuracy"), (described, "captioner", "scenes", "exact_match")
+    ):  # fmt: skip
+        card = (run / "README.md").read_text()
+        model = load(run).model
+        assert f"A {family} of {sum(p.numel() for p in model.parameters()):,} parameters" in card
+        assert f"on `{data}`" in card
+        assert re.search(rf"\| {headline} \| [01]\.\d{{4}} \|", card)
+        assert "none were chosen by the data above" in card
+        assert f"pencil sample {run} --image picture.png" in card
+        assert ("tokenizer: bpe" in card) == (family == "captioner")
+
+
+def test_a_vit_names_pictures(type_in, named, digit, tmp_path):  # noqa: F811
+    lines = values(type_in("sample", named, "--image", digit).out)
+    assert len(lines) == 5
+    assert set(lines) <= {str(d) for d in range(10)}
+    assert 0.5 - 1e-3 <= sum(lines.values()) <= 1 + 1e-3  # five of ten, the likeliest
+    assert list(lines.values()) == sorted(lines.values(), reverse=True)
+    picture(tmp_path / "odd one.jpg", size=(31, 17))
+    two = type_in("sample", named, "--image", digit, "--image", tmp_path / "odd one.jpg").out.splitlines()
+    assert two[0] == str(digit)
+    assert two[6] == str(tmp_path / "odd one.jpg")
+    assert values("\n".join(two[1:6])) == pytest.approx(lines, abs=2e-4)
+    shown = type_in("sample", named, "--image", digit, "--attention", "look.png", "--out", "names.txt")
+    assert not shown.out
+    assert values((tmp_path / "names.txt").read_text()) == lines
+    assert is_png(tmp_path / "look.png")
+
+
+def test_a_captioner_describes_pictures(type_in, described, digit, tmp_path):  # noqa: F811
+    text = type_in("sample", described, "--image", digit, "--new", 9).out
+    assert text.endswith("\n")
+    assert text == type_in("sample", described, "--image", digit, "--new", 9, "--seed", 3).out  # the likeliest words
+    begun = type_in("sample", described, "--image", digit, "--prompt", "a two", "--new", 5).out
+    assert begun.startswith("a two")
+    type_in("sample", described, "--image", digit, "--new", 9, "--out", "words.txt", "--attention", "look.png")
+    assert (tmp_path / "words.txt").read_text() == text
+    assert is_png(tmp_path / "look.png")
+    other = picture(tmp_path / "other.png", seed=4, size=(40, 20))
+    both = type_in("sample", described, "--image", digit, "--image", other, "--new", 9).out
+    assert both.startswith(f"{digit}: {text.rstrip()}")
+    assert f"\n{other}: " in both
+    many = type_in("sample", described, "--image", digit, "--count", 3, "--temperature", 2, "--new", 9).out
+    assert len(set(many.splitlines())) == 3
+
+
+def test_the_story_of_a_captioner_on_scenes(type_in, described, tmp_path):  # noqa: F811
+    said = type_in("eval", described, "--out", "seen")
+    found = values(said.out)
+    assert set(found) == {"val_loss", "exact_match", "exact_match_familiar"}
+    assert 0 <= found["exact_match"] <= 1
+    for name in ("mistakes.png", "attention-1.png", "attention-3.png"):
+        assert is_png(tmp_path / "seen" / name)
+    assert not (described / "eval").exists()
+    assert is_png(described / "samples" / "step-00000003.png")
+
+
+def test_a_folder_of_photos(type_in, tmp_path):  # noqa: F811
+    photos(tmp_path / "photos", {"cat": 8, "wild dog": 6, "a[b]": 4})
+    size = ["--model.image_size", "16", "--model.patch", "8"]
+    said = type_in("train", "vit", "--data", "photos/", *SMALL, *size)
+    assert "runs/photos-vit" in said.err
+    assert "; best accuracy" in said.err
+    config = tomllib.loads((tmp_path / "runs" / "photos-vit" / "config.toml").read_text())
+    assert config["run"]["classes"] == ["a[b]", "cat", "wild dog"]
+    assert config["model"]["classes"] == 3
+    assert config["model"]["channels"] == 3
+    assert config["train"]["flip"] is True
+    found = values(type_in("eval", "runs/photos-vit").out)
+    assert set(found) == {"val_loss", "accuracy", "accuracy.cat", "accuracy.wild_dog", "accuracy.a[b]"}
+    names = values(type_in("sample", "runs/photos-vit", "--image", "photos/cat/0.png").out)
+    assert set(names) == {"cat", "wild dog", "a[b]"}
+    assert sum(names.values()) == pytest.approx(1, abs=2e-4)
+    assert "Trained 4 steps" in type_in("resume", "runs/photos-vit", "--train.steps", 4).err
+
+
+def test_idx_files_train(type_in, tmp_path):  # noqa: F811
+    idx(tmp_path / "mine", prefix="leaves-", packed=True)
+    said = type_in("train", "vit", "--data", "mine", *SMALL)
+    assert "runs/leaves-vit" in said.err
+    config = tomllib.loads((tmp_path / "runs" / "leaves-vit" / "config.toml").read_text())
+    assert config["model"]["image_size"] == [6, 9]
+    assert config["model"]["classes"] == 3
+    assert set(values(type_in("eval", "runs/leaves-vit").out)) == {
+        "val_loss", "accuracy", "accuracy.0", "accuracy.1", "accuracy.2"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe", "char", "byte"])
+def test_an_album_trains_evaluates_describes_and_resumes(type_in, tmp_path, tokenizer):  # noqa: F811
+    album(tmp_path / "album")
+    size = ["--model.image_size", "16", "--tokenizer", tokenizer, "--vocab", 290]
+    said = type_in("train", "captioner", "--data", "album", *SMALL, *size)
+    assert "runs/album-captioner" in said.err
+    config = tomllib.loads((tmp_path / "runs" / "album-captioner" / "config.toml").read_text())
+    assert "flip" not in config["train"]  # a caption says left and right
+    assert config["run"]["tokenizer"] == tokenizer
+    assert set(values(type_in("eval", "runs/album-captioner").out)) == {"val_loss", "exact_match"}
+    assert is_png(tmp_path / "runs" / "album-captioner" / "eval" / "attention-1.png")
+    begun = type_in("sample", "runs/album-captioner", "--image", "album/p00.png", "--prompt", "a bar", "--new", 4).out
+    assert begun.startswith("a bar")
+    assert "Trained 4 steps" in type_in("resume", "runs/album-captioner", "--train.steps", 4).err
+    assert [line["step"] for line in Metrics.read(tmp_path / "runs" / "album-captioner") if "val_loss" in line] == [
+        0,
+        3,
+        4,
+    ]
+
+
+def test_broken_pictures_are_named_and_counted_and_the_training_goes_on(type_in, tmp_path):  # noqa: F811
+    photos(tmp_path / "photos")
+    (tmp_path / "photos" / "cat" / "fake.png").write_text("words")
+    (tmp_path / "photos" / "dog" / "none.gif").touch()
+    cut = [cut_short(tmp_path / "photos" / name) for name in ("cat/a.jpg", "cat/b.jpg", "dog/a.jpg", "dog/b.jpg")]
+    said = type_in("train", "vit", "--data", "photos", *SMALL, "--model.image_size", "16", "--train.batch", 19)
+    assert re.search(r"^skipped photos/cat/fake\.png: not a picture", said.err, re.M)
+    assert re.search(r"^skipped photos/dog/none\.gif: empty \(0 bytes\)", said.err, re.M)
+    for path in cut:  # namesakes in other folders are others
+        name = re.escape(str(path.relative_to(tmp_path)))
+        assert len(re.findall(rf"^skipped {name}: .*truncated", said.err, re.M)) == 1
+    assert re.search(r"^6 files of the data could not be used\.$", said.err, re.M)
+    assert "Trained 3 steps" in said.err
+    found = values(type_in("eval", "runs/photos-vit").out)
+    assert "accuracy.dog" in found
+
+
+def test_a_picture_run_is_used_from_any_folder(type_in, tmp_path, monkeypatch):  # noqa: F811
+    photos(tmp_path / "photos")
+    type_in("train", "vit", "--data", "photos", *SMALL, "--model.image_size", "16")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "accuracy" in type_in("eval", "../runs/photos-vit").out
+
+
+def test_every_setting_of_pictures_can_be_listed(type_in):  # noqa: F811
+    shown = tomllib.loads(type_in("train", "vit", "--preset", "b/16", "--settings").out)
+    assert shown["model"]["image_size"] == [224, 224]
+    assert shown["train"]["batch"] == 128
+    assert "context" in tomllib.loads(type_in("train", "captioner", "--settings").out)["model"]

@@ -1,0 +1,604 @@
+"""The captioner against the formulas written out, and against its ViT and GPT halves; the proofs of every family."""
+
+import math
+import subprocess
+import sys
+
+import hypothesis.strategies as st
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pencil.config import UserError
+from pencil.core.masks import NOWHERE
+from pencil.core.probe import Probe, declared
+from pencil.core.span import Span
+from pencil.generate import Generation, Sampling
+from pencil.models import configure, create, parameters
+from pencil.models.captioner import PRESETS, CaptionerConfig, attention_maps
+from pencil.models.gpt import GPTConfig
+from pencil.models.vit import ViTConfig
+from pencil.train.losses import next_token
+from pencil.train.optim import make_optimizers
+from pencil.train.settings import TrainConfig
+
+SCHEMES = ["learned", "sincos", "rope", "none"]
+SIZES = dict(image_size=(6, 10), channels=3, patch=(2, 5), vocab=101, context=11, width=42, depth=2, heads=3, hidden=53)
+KINDS = {
+    "nano": dict(),
+    "seed": dict(mask="causal", positions="learned", delimiters=False, types=False, bias=True),
+    "waves": dict(mask="causal", positions="sincos", tied=False, bias=True, types=False, picture_width=19),
+    "still": dict(positions="none", picture_positions="learned", tied=False, delimiters=False, activation="gelu-tanh"),
+    "llama": dict(positions="rope", picture_positions="none", norm="rms", activation="swiglu", kv_heads=1, types=False),
+    "turned": dict(mask="causal", positions="learned", picture_positions="rope", bias=True, picture_width=47, kv_heads=1),
+    "mixed": dict(positions="sincos", picture_positions="rope", delimiters=False, types=False, kv_heads=3, eps=1e-3),
+    "words": dict(positions="rope", picture_positions="sincos", bias=True, tied=False, rope_base=7.0),
+}  # fmt: skip
+
+
+def tiny(**values):
+    torch.manual_seed(0)
+    model = create("captioner", CaptionerConfig(**{**SIZES, **values})).eval()
+    with torch.no_grad():  # a fresh model's scores are nearly even: make the differences matter
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.2)
+    return model
+
+
+def tokens(*shape, vocab=101):
+    return torch.randint(0, vocab, shape, generator=torch.Generator().manual_seed(7))
+
+
+def pictures(count, channels=3, height=6, width=10):
+    return torch.randn(count, channels, height, width, generator=torch.Generator().manual_seed(5))
+
+
+# the model once more, from its weights and its config's words alone: one sequence, one head at a time
+
+
+def waves(place, pairs, base):
+    """The angles of one place: the axes share the pairs, the first taking what is left over."""
+    angles = []
+    for axis, seat in enumerate(place):
+        n = pairs // len(place) + (1 if axis < pairs % len(place) else 0)
+        angles += [seat * base ** (-i / n) for i in range(n)]
+    return torch.tensor(angles, dtype=torch.float64)
+
+
+def stamped(x, scheme, table, seat, place):
+    if scheme == "learned":
+        return x + table[seat]
+    if scheme == "sincos":
+        angles = waves(place, len(x) // 2, 10000.0)
+        return x + torch.stack([angles.sin(), angles.cos()], 1).flatten()
+    return x
+
+
+def normed(x, w, name, c):
+    gain, shift = w[f"{name}.weight"], w.get(f"{name}.bias", 0)
+    if c.norm == "rms":
+        return x / (x.square().mean(-1, keepdim=True) + c.eps).sqrt() * gain
+    mean = x.mean(-1, keepdim=True)
+    return (x - mean) / ((x - mean).square().mean(-1, keepdim=True) + c.eps).sqrt() * gain + shift
+
+
+def mapped(x, w, name):
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
+
+
+def activated(x, w, name, c):
+    if c.activation == "swiglu":
+        gate = mapped(x, w, f"{name}.gate")
+        return mapped(gate / (1 + (-gate).exp()) * mapped(x, w, f"{name}.up"), w, f"{name}.down")
+    u = mapped(x, w, f"{name}.up")
+    if c.activation == "gelu-tanh":
+        g = u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3))) / 2
+    else:
+        g = u * (1 + torch.erf(u / math.sqrt(2))) / 2
+    return mapped(g, w, f"{name}.down")
+
+
+def by_hand(model, text, image):
+    """The logits of one text after one picture."""
+    c, w = model.config, model.state_dict()
+    d, (ph, pw) = c.width // c.heads, c.patch
+    rows, columns = c.image_size[0] // ph, c.image_size[1] // pw
+    picture_scheme, half = c.picture_positions or c.positions, d // 2
+    sequence, turns = [], []
+
+    def add(x, kind, angles):
+        sequence.append(x + w["types"][kind] if c.types else x)
+        turns.append(torch.zeros(half, dtype=torch.float64) if angles is None else angles)
+
+    if c.delimiters:
+        add(w["marks"][0], 0, None)
+    for row in range(rows):
+        for column in range(columns):
+            square = image[:, row * ph : (row + 1) * ph, column * pw : (column + 1) * pw]
+            x = mapped(square.flatten(), w, "patches.proj")
+            if c.picture_width:
+                x = mapped(x, w, "project.map")
+            place = (row, column)
+            x = stamped(x, picture_scheme, w.get("picture_positions.table"), row * columns + column, place)
+            add(x, 0, waves(place, half, c.rope_base) if picture_scheme == "rope" else None)
+    if c.delimiters:
+        add(w["marks"][1], 0, None)
+    before = len(sequence)
+    for seat, token in enumerate(text.tolist()):
+        x = stamped(w["tokens.weight"][token], c.positions, w.get("positions.table"), seat, (seat,))
+        add(x, 1, waves((seat,), half, c.rope_base) if c.positions == "rope" else None)
+    x, total = torch.stack(sequence), len(sequence)
+
+    def seen(query, key):
+        return key <= query or (c.mask == "prefix" and key < before)
+
+    def turned(head):
+        out = torch.empty_like(head)
+        for t, angle in enumerate(turns):
+            a, b = head[t, :half], head[t, half:]
+            out[t, :half], out[t, half:] = a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()
+        return out
+
+    groups = c.kv_heads or c.heads
+    for i in range(c.depth):
+        joined = mapped(normed(x, w, f"blocks.{i}.attn_norm", c), w, f"blocks.{i}.attn.qkv")
+        out = []
+        for h in range(c.heads):
+            g = h // (c.heads // groups)
+            at = [h * d, c.heads * d + g * d, (c.heads + groups) * d + g * d]
+            q, k, v = (joined[:, start : start + d] for start in at)
+            q, k = turned(q), turned(k)
+            head = torch.zeros(total, d, dtype=torch.float64)
+            for t in range(total):
+                keys = [s for s in range(total) if seen(t, s)]
+                weights = (k[keys] @ q[t] / math.sqrt(d)).exp()
+                head[t] = weights / weights.sum() @ v[keys]
+            out.append(head)
+        x = x + mapped(torch.cat(out, 1), w, f"blocks.{i}.attn.out")
+        x = x + activated(normed(x, w, f"blocks.{i}.mlp_norm", c), w, f"blocks.{i}.mlp", c)
+    x = normed(x[before:], w, "norm", c)
+    return x @ w["tokens.weight"].T if c.tied else mapped(x, w, "head")
+
+
+@pytest.mark.proof("parity with a reference on random weights", "captioner")
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_the_formulas_written_out(kind):
+    model, ids, picture = tiny(**KINDS[kind]).double(), tokens(2, 7), pictures(2).double()
+    with torch.no_grad():
+        found = model(ids, picture)
+        expected = torch.stack([by_hand(model, *pair) for pair in zip(ids, picture, strict=True)])
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.proof("parity with a reference on random weights", "captioner")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_its_picture_half_is_a_vit_of_the_same_weights(scheme):
+    """The words never reach the strips, so the strips' half of every block is the ViT's."""
+    model = tiny(positions=scheme, types=False, delimiters=False, bias=True, eps=1e-6)
+    twin = create("vit", ViTConfig(
+        **{name: SIZES[name] for name in ("image_size", "channels", "patch", "width", "depth", "heads", "hidden")},
+        positions=scheme, pool="mean",
+    )).eval()  # fmt: skip
+    ours = {name.replace("picture_positions", "positions"): t for name, t in model.state_dict().items()
+            if not name.startswith(("positions", "tokens"))}  # fmt: skip
+    missing = twin.load_state_dict(ours, strict=False)
+    assert not missing.unexpected_keys
+    assert set(missing.missing_keys) == {"head.weight", "head.bias"}
+    mine, theirs = Probe("blocks.*.post"), Probe("blocks.*.post")
+    model(tokens(2, 7), pictures(2), probe=mine)
+    twin(pictures(2), probe=theirs)
+    assert len(mine.values) == len(theirs.values) == 2
+    for name, value in theirs.values.items():
+        torch.testing.assert_close(mine.values[name][:, :6], value, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.proof("parity with a reference on random weights", "captioner")
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("mask", ["causal", "prefix"])
+def test_its_text_half_is_a_gpt_of_the_same_weights(scheme, mask):
+    """With every score of a word for a strip struck out, the words are alone."""
+    model = tiny(positions=scheme, mask=mask, types=False, kv_heads=1)
+    twin = create("gpt", GPTConfig(
+        **{name: SIZES[name] for name in ("vocab", "context", "width", "depth", "heads", "hidden")},
+        positions=scheme, kv_heads=1, rope_base=100.0,
+    )).eval()  # fmt: skip
+    ours = {name: t for name, t in model.state_dict().items() if not name.startswith(("p", "marks"))}
+    if scheme == "learned":
+        ours["positions.table"] = model.positions.table
+    twin.load_state_dict(ours)
+    before = model.config.before
+
+    def strike_out(scores):
+        scores = scores.clone()
+        scores[:, :, before:, :before] = -torch.inf
+        return scores
+
+    ids = tokens(2, 11)
+    alone = model(ids, pictures(2), probe=Probe(edit={"blocks.*.attn.scores": strike_out}))
+    torch.testing.assert_close(alone, twin(ids), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(model(ids, pictures(2)), alone, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.proof("declared names = fired names", "captioner")
+def test_declared_names_are_fired_with_their_declared_shapes(kind):
+    model = tiny(**KINDS[kind])
+    probe = Probe()
+    model(tokens(2, 11), pictures(2), probe=probe)
+    names = declared(model)
+    assert set(probe.values) == set(names)
+    sizes = {"B": 2, **model.config.sizes}
+    for name, value in probe.values.items():
+        expected = [sizes[axis] for axis in names[name].axes.split()]
+        assert list(value.shape) in (expected, [1, *expected[1:]]), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.proof("observed = fast, values and gradients", "captioner")
+def test_observing_changes_neither_the_answer_nor_the_gradients(kind):
+    model, ids, picture = tiny(**KINDS[kind]), tokens(2, 11), pictures(2)
+    fast = model(ids, picture)
+    next_token(fast, ids).backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    observed = model(ids, picture, probe=Probe())
+    next_token(observed, ids).backward()
+    torch.testing.assert_close(fast, observed, atol=1e-5, rtol=1e-5)
+    for name, p in model.named_parameters():
+        assert p.grad.any(), name
+        torch.testing.assert_close(p.grad, gradients[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "captioner")
+@settings(max_examples=80)
+@given(data=st.data(), kind=st.sampled_from(sorted(KINDS)))
+def test_cached_equals_uncached_under_any_chunking(data, kind):
+    """The picture comes with the first chunk, and with no other."""
+    model, picture = tiny(**KINDS[kind]), pictures(2)
+    total = data.draw(st.integers(1, 11))
+    ids = tokens(2, total)
+    cache = model.new_cache(2, data.draw(st.integers(total, 13)))
+    pieces, at = [], 0
+    with torch.no_grad():
+        while at < total:
+            step = data.draw(st.integers(1, total - at))
+            pieces.append(model(ids[:, at : at + step], None if at else picture, cache=cache))
+            at += step
+        torch.testing.assert_close(torch.cat(pieces, 1), model(ids, picture), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "captioner")
+@settings(max_examples=40)
+@given(lengths=st.lists(st.integers(1, 7), min_size=2, max_size=4), steps=st.integers(1, 4),
+       kind=st.sampled_from(sorted(KINDS)), right=st.booleans())  # fmt: skip
+def test_a_batch_of_mixed_lengths_equals_each_row_alone(lengths, steps, kind, right):
+    model, picture = tiny(**KINDS[kind]), pictures(len(lengths))
+    longest = max(lengths)
+    rows = tokens(len(lengths), longest + steps)
+    index = torch.full((len(lengths), longest), NOWHERE)
+    ids = torch.zeros(len(lengths), longest, dtype=torch.long)
+    for i, n in enumerate(lengths):  # padding may stand on either side
+        place = slice(0, n) if right else slice(longest - n, longest)
+        index[i, place] = torch.arange(n)
+        ids[i, place] = rows[i, :n]
+    cache = model.new_cache(len(lengths), longest + steps)
+    with torch.no_grad():
+        model(ids, picture, Span.of(index, index.masked_fill(index >= NOWHERE, 0)[..., None]), cache)
+        for step in range(steps):
+            new = torch.stack([rows[i, n + step] for i, n in enumerate(lengths)])[:, None]
+            together = model(new, cache=cache)[:, -1]
+        for i, n in enumerate(lengths):
+            alone = model(rows[i : i + 1, : n + steps], picture[i : i + 1])[:, -1]
+            torch.testing.assert_close(together[i : i + 1], alone, atol=1e-5, rtol=1e-5)
+
+
+def test_a_cache_holds_the_same_places_however_the_tokens_came():
+    """Strips at (row, column), the delimiters at (0, 0), and words at (seat, 0)."""
+    model, ids, picture = tiny(), tokens(2, 7), pictures(2)
+    whole, pieces = model.new_cache(2, 7), model.new_cache(2, 7)
+    with torch.no_grad():
+        model(ids, picture, cache=whole)
+        for at in range(7):
+            model(ids[:, at : at + 1], None if at else picture, cache=pieces)
+    words = [[seat, 0] for seat in range(7)]
+    places = [[0, 0], [0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1], [0, 0], *words]
+    for cache in (whole, pieces):
+        assert cache.index.tolist() == [list(range(15))] * 2
+        assert cache.coords.tolist() == [places] * 2
+
+
+def grow(model, prompts, new, how=None, **options):
+    made = Generation(model, prompts, new, how, **options)
+    for _ in made:
+        pass
+    return made.rows, made.reasons
+
+
+@pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "captioner")
+@settings(max_examples=12)
+@given(lengths=st.lists(st.integers(1, 7), min_size=2, max_size=3), kind=st.sampled_from(sorted(KINDS)),
+       temperature=st.sampled_from([0.0, 1.3]), end=st.sampled_from([None, 17]))  # fmt: skip
+def test_prompts_of_different_lengths_and_pictures_grow_as_each_would_alone(lengths, kind, temperature, end):
+    model, picture = tiny(**KINDS[kind]), pictures(len(lengths))
+    prompts = [row[:n].tolist() for row, n in zip(tokens(len(lengths), 7), lengths, strict=True)]
+    how = Sampling(temperature, seed=3)
+    together, reasons = grow(model, prompts, 9, how, end=end, given={"picture": picture})
+    for i, prompt in enumerate(prompts):
+        its = {"picture": picture[i : i + 1]}
+        (alone,), (reason,) = grow(model, [prompt], 9, how, end=end, given=its, cached=i > 0)
+        assert together[i] == alone
+        assert reasons[i] == reason
+
+
+def test_another_picture_gives_other_words():
+    model, how = tiny(), Sampling(0)
+    rows, _ = grow(model, [[1], [1]], 9, how, given={"picture": pictures(2)})
+    assert rows[0] != rows[1]
+
+
+def test_the_picture_is_read_once_however_much_is_said(monkeypatch):
+    model, count = tiny(context=13), 0
+    read = model.patches.forward
+
+    def counted(*args, **options):
+        nonlocal count
+        count += 1
+        return read(*args, **options)
+
+    monkeypatch.setattr(model.patches, "forward", counted)
+    (row,), _ = grow(model, [[1, 2]], 10, given={"picture": pictures(1)})
+    assert len(row) == 12
+    assert count == 1
+
+
+def test_a_picture_given_again_or_never_is_refused():
+    model, ids, picture = tiny(), tokens(2, 3), pictures(2)
+    cache = model.new_cache(2)
+    for first in (None, cache):
+        with pytest.raises(ValueError, match="read once"):
+            model(ids, cache=first)
+    with torch.no_grad():
+        model(ids, picture, cache=cache)
+    with pytest.raises(ValueError, match="read once"):
+        model(ids, picture, cache=cache)
+    assert cache.used == 8 + 3
+
+
+def test_a_picture_of_another_shape_is_refused_with_both_shapes_named():
+    with pytest.raises(ValueError, match="3×10×6 .* takes 3×6×10"):
+        tiny()(tokens(1, 2), torch.zeros(1, 3, 10, 6))
+
+
+def test_only_the_last_logits_when_asked():
+    model, ids = tiny(), tokens(2, 7)
+    torch.testing.assert_close(model(ids, pictures(2), last=True), model(ids, pictures(2))[:, -1:])
+
+
+@pytest.mark.parametrize("mask", ["causal", "prefix"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_who_sees_whom(scheme, mask):
+    """A word never sees a later one, a strip never sees a word, and strips see later strips only under the prefix."""
+    model, ids, picture = tiny(positions=scheme, mask=mask, delimiters=False), tokens(1, 11), pictures(1)
+
+    def inside(ids, picture):
+        probe = Probe("blocks.1.post")
+        with torch.no_grad():
+            logits = model(ids, picture, probe=probe)
+        return probe.values["blocks.1.post"], logits
+
+    before, logits = inside(ids, picture)
+    other = ids.clone()
+    other[0, 5:] = (other[0, 5:] + 1) % 101
+    after, said = inside(other, picture)
+    assert torch.equal(before[:, :11], after[:, :11])  # 6 strips and 5 words
+    assert torch.equal(logits[:, :5], said[:, :5])
+    assert not torch.equal(logits[:, 5], said[:, 5])
+
+    changed = picture.clone()
+    changed[:, :, 4:, 5:] += 1  # the last of the six strips
+    after, said = inside(ids, changed)
+    assert not torch.equal(logits[:, 0], said[:, 0])
+    for strip in range(5):
+        assert torch.equal(before[:, strip], after[:, strip]) == (mask == "causal"), strip
+
+
+class Squares(TorchDispatchMode):
+    """Counts the tensors made whose last two sides are both `size`."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.count = size, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for value in tree_leaves(made):
+            if isinstance(value, torch.Tensor) and value.shape[-2:] == (self.size, self.size):
+                self.count += 1
+        return made
+
+
+@pytest.mark.parametrize("kv_heads, training", [(3, False), (1, False), (3, True)])
+def test_a_prefix_needs_no_square_of_all_tokens(kv_heads, training):
+    model = tiny(kv_heads=kv_heads, dropout=0.1).train(training)
+    tokens_in_all = 8 + 11
+    here = Span.whole(tokens_in_all).under(model.mask)
+    assert here.seen.route == "prefix"
+    assert here.seen.first == 8
+    assert here.seen.allowed is None
+    with Squares(tokens_in_all) as fast:
+        next_token(model(tokens(2, 11), pictures(2)), tokens(2, 11)).backward()
+    assert fast.count == 0
+    with Squares(tokens_in_all) as observed:
+        model(tokens(2, 11), pictures(2), probe=Probe())
+    assert observed.count > 0  # the plain route does build it, and is seen to
+
+
+COMPILED = """
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from pencil.models import create
+from pencil.models.captioner import CaptionerConfig
+for kind in {kinds}:
+    torch.manual_seed(0)
+    model = create("captioner", CaptionerConfig(**{sizes}, **kind)).eval()
+    ids, picture = torch.randint(0, 101, (2, 11)), torch.randn(2, 3, 6, 10)
+    graphs = CompileCounterWithBackend("aot_eager")
+    fast = torch.compile(model, fullgraph=True, backend=graphs)(ids, picture)
+    assert graphs.frame_count == 1
+    torch.testing.assert_close(fast, model(ids, picture), atol=1e-5, rtol=1e-5)
+    torch._dynamo.reset()
+print("whole")
+"""
+
+
+@pytest.mark.proof("one compiled graph, no breaks", "captioner")
+def test_the_model_compiles_to_one_graph():
+    """In a process of its own: shape checking is off there."""
+    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("nano", "seed", "turned")], sizes=SIZES)
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
+
+
+GOLDEN_LOSSES = {
+    ("nano", "muon"): [4.67292, 4.47168, 4.29744, 4.13767, 3.99477, 3.86196, 3.73382, 3.61145, 3.48615, 3.3628],
+    ("seed", "adamw"): [4.63522, 4.36704, 4.18624, 4.04702, 3.91302, 3.78531, 3.66652, 3.54887, 3.4306, 3.31342],
+    ("turned", "muon"): [4.65531, 4.42659, 4.26061, 4.10625, 3.96064, 3.83868, 3.71565, 3.59135, 3.46632, 3.3428],
+}
+
+
+def ten_steps(kind, optimizer):
+    torch.manual_seed(1234)
+    model = create("captioner", CaptionerConfig(**SIZES, **KINDS[kind]))
+    optimizers = make_optimizers(model, TrainConfig(optimizer=optimizer))
+    ids, picture = tokens(5, 12), pictures(5)
+    losses = []
+    for _ in range(10):
+        loss = next_token(model(ids[:, :-1], picture), ids[:, 1:])
+        loss.backward()
+        for o in optimizers.values():
+            o.step()
+            o.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("kind, optimizer", [("nano", "muon"), ("seed", "adamw"), ("turned", "muon")])
+@pytest.mark.proof("golden ten-step loss", "captioner")
+def test_ten_steps_of_training_give_the_same_losses_as_ever(kind, optimizer):
+    assert ten_steps(kind, optimizer) == pytest.approx(GOLDEN_LOSSES[kind, optimizer], abs=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_names_have_the_shapes_of_the_notation(golden, tied):
+    """Part II of the notation, at its own sizes; one head, so the head axis is 1."""
+    entry = golden["001-vit-shapes"]
+    size, shape = entry["inputs"], entry["expected"]
+    config = configure(
+        "captioner", "seed", image_size=(size["H"], size["W"]), channels=size["C"], patch=(size["P"], size["P"]),
+        vocab=size["V"], context=size["T"], width=size["D"], depth=size["L"], heads=1, hidden=size["d_ff"], tied=tied,
+    )  # fmt: skip
+    model, probe = create("captioner", config), Probe()
+    model(
+        tokens(size["B"], size["T"], vocab=size["V"]), pictures(size["B"], size["C"], size["H"], size["W"]), probe=probe
+    )
+    assert config.sizes["N"] == size["N"]
+    assert config.sizes["S"] == size["S"]
+    symbols = {"X_patch": "X_patch", "I": "I", "I⁰": "I0", "X_txt⁰": "X_txt0", "X⁰": "X0", "X̃": "Xtilde", "Q": "Q", "K": "K",
+               "V": "V", "S": "scores", "A": "A", "H": "H", "O": "O", "X′": "Xprime", "X̂": "Xhat", "U": "U", "G": "G",
+               "M": "M_mlp", "X": "X_l", "X_f,txt": "X_f_txt", "Z": "Z_tied" if tied else "Z_untied"}  # fmt: skip
+    names, seen = declared(model), set()
+    for name, value in probe.values.items():
+        if (symbol := names[name].symbol) in symbols:
+            squeezed = value.squeeze(1) if value.ndim == 4 else value
+            assert list(squeezed.shape) == shape[symbols[symbol]], name
+            seen.add(symbol)
+    assert seen == set(symbols)
+
+
+@pytest.mark.parametrize("mask, name", [("causal", "causal"), ("prefix", "bidirectional_vision")])
+def test_its_masks_are_those_of_the_notation(golden, mask, name):
+    entry = golden["001-masks"]
+    model = tiny(image_size=(4, 10), mask=mask, delimiters=False, context=entry["inputs"]["T"])
+    count = entry["inputs"]["N"] + entry["inputs"]["T"]
+    index = torch.arange(count)
+    allowed = model.mask(index[:, None], index)
+    expected = torch.tensor([[float(cell) for cell in row] for row in entry["expected"][name]])
+    assert torch.equal(allowed, expected == 0)
+    probe = Probe("blocks.0.attn.pattern")
+    with torch.no_grad():  # even scores: each token looks at all it may see alike
+        model.blocks[0].attn.qkv.weight.zero_()
+        model(tokens(1, 3), pictures(1, 3, 4, 10), probe=probe)
+    even = {"causal": "uniform_attention_causal", "prefix": "uniform_attention_bidirectional"}[mask]
+    for head in probe.values["blocks.0.attn.pattern"][0]:
+        torch.testing.assert_close(head, torch.tensor(entry["expected"][even]), atol=1e-6, rtol=0)
+
+
+def test_begun_by_a_token_every_word_is_predicted_even_the_first(golden):
+    """Read from the text alone and shifted by one, the first word would have no loss; with a token before it, it has."""
+    entry = golden["001-head-supervision"]
+    words, begin = [5, 7, 11], 2
+    model = tiny(image_size=(4, 10), delimiters=False, types=False, tied=False)
+    shifted = model(torch.tensor([words]), pictures(1, 3, 4, 10))[:, :-1]
+    assert shifted.shape[1] == len(entry["expected"]["targets_predicted_text_index_1based"]) == 2
+    read, say = torch.tensor([[begin, *words]]), torch.tensor([[*words, begin]])
+    logits = model(read, pictures(1, 3, 4, 10))
+    losses = F.cross_entropy(logits[0], say[0], reduction="none")
+    assert len(losses) == len(words) + 1
+    assert next_token(logits, say).item() == pytest.approx(losses.mean().item())
+    # the first word's own loss asks for that word at the token before it, and teaches how the picture is read
+    asked, patches = torch.autograd.grad(losses[0], (logits, model.patches.proj.weight))
+    assert (asked[0, 0] < 0).nonzero().tolist() == [[words[0]]]
+    assert not asked[0, 1:].any()
+    assert patches.any()
+
+
+def test_the_begin_token_and_the_picture_reach_the_model_through_text():
+    from pencil.data.tokenizers import CharTokenizer
+    from pencil.generate import complete
+
+    tokenizer, picture = CharTokenizer("abcdefghijklmnopqrstuvwxyz ,."), pictures(2)
+    model = tiny(vocab=tokenizer.vocab, context=17)
+    begun = complete(model, tokenizer, ["", "ab"], 9, Sampling(0), begin=3, given={"picture": picture})
+    for i, prompt in enumerate(("", "ab")):
+        ids = [3, *tokenizer.encode(prompt).tolist()]
+        (row,), _ = grow(model, [ids], 9, Sampling(0), given={"picture": picture[i : i + 1]})
+        assert begun[i] == tokenizer.decode(row[len(ids) :])
+
+
+@pytest.mark.parametrize("delimiters", [True, False])
+def test_attention_maps_are_the_recorded_pattern(delimiters):
+    model, ids, picture, probe = tiny(delimiters=delimiters), tokens(2, 7), pictures(2), Probe()
+    model(ids, picture, probe=probe)
+    maps = attention_maps(model, picture, ids)
+    assert maps.shape == (2, 7, 3, 2)
+    patterns = [probe.values[f"blocks.{i}.attn.pattern"].detach() for i in range(2)]
+    for word in range(7):
+        for row in range(3):
+            for column in range(2):
+                at = (model.config.before + word, int(delimiters) + row * 2 + column)
+                expected = sum(pattern[:, :, at[0], at[1]].sum(1) for pattern in patterns) / 6
+                torch.testing.assert_close(maps[:, word, row, column], expected)
+    assert (maps.sum((2, 3)) <= 1 + 1e-6).all()
+
+
+def test_every_preset_builds():
+    for preset in PRESETS:
+        assert parameters("captioner", configure("captioner", preset)) > 0
+
+
+@pytest.mark.parametrize("values, words", [
+    (dict(width=100, heads=3), "heads 3 does not divide"),
+    (dict(heads=4, kv_heads=3), "kv_heads 3 does not divide"),
+    (dict(width=6, heads=3), "at least 4, not 2"),
+    (dict(width=6, heads=3, positions="learned", picture_positions="rope"), "at least 4, not 2"),
+    (dict(width=9, heads=3), "even"),
+    (dict(width=21, heads=3, positions="sincos"), "even"),
+    (dict(picture_width=0), "picture_width must be at least 1"),
+    (dict(context=0), "context must be at least 1"),
+    (dict(patch=(5, 4)), "does not divide a picture"),
+])  # fmt: skip
+def test_sizes_that_do_not_fit_are_refused_in_a_sentence(values, words):
+    with pytest.raises(UserError, match=words):
+        CaptionerConfig(**values)

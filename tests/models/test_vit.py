@@ -1,0 +1,441 @@
+"""ViT against transformers and timm on random weights, the proofs every family carries, and the worked example."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from pencil.config import UserError
+from pencil.core.patches import cut, join
+from pencil.core.probe import Probe, declared
+from pencil.models import configure, create, parameters
+from pencil.models.vit import PRESETS, ViTConfig, attention_maps
+from pencil.train.optim import make_optimizers
+from pencil.train.settings import TrainConfig
+from pencil.weights import vit
+
+SCHEMES = ["learned", "sincos", "rope", "none"]
+SIZES = dict(image_size=(6, 25), channels=2, patch=(2, 5), classes=11, width=42, depth=2, heads=3, hidden=53)
+KINDS = {
+    "class": dict(),
+    "mean": dict(pool="mean", positions="sincos", activation="gelu-tanh"),
+    "turned": dict(positions="rope", norm="rms", activation="swiglu", bias=False),
+    "none": dict(pool="mean", positions="none"),
+}
+
+
+def tiny(**values):
+    torch.manual_seed(0)
+    return stirred(create("vit", ViTConfig(**{**SIZES, **values})).eval())
+
+
+def stirred(model):
+    """A fresh model's scores are nearly even: make the differences matter."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.2)
+    return model
+
+
+def pictures(count, channels=2, height=6, width=25):
+    return torch.randn(count, channels, height, width, generator=torch.Generator().manual_seed(7))
+
+
+HF_SIZES = [
+    dict(hidden_size=33, num_attention_heads=3, num_hidden_layers=2, intermediate_size=53, image_size=(14, 15),
+         patch_size=(7, 5), num_channels=2, num_labels=11),
+    dict(hidden_size=35, num_attention_heads=7, num_hidden_layers=3, intermediate_size=29, image_size=15, patch_size=3,
+         num_channels=1, num_labels=5, hidden_act="gelu_new", layer_norm_eps=1e-3),
+    dict(hidden_size=26, num_attention_heads=1, num_hidden_layers=5, intermediate_size=37, image_size=(6, 22),
+         patch_size=(6, 2), num_channels=3, num_labels=17),
+]  # fmt: skip
+
+
+def hf_model(sizes):
+    from transformers import ViTConfig as HFConfig
+    from transformers import ViTForImageClassification
+
+    torch.manual_seed(1)
+    theirs = stirred(ViTForImageClassification(HFConfig(**sizes, initializer_range=0.3)).eval())
+    config = vit.config_from(theirs.config.to_dict())
+    picture = pictures(3, config.channels, *config.image_size)
+    return theirs, config, picture
+
+
+@pytest.mark.proof("parity with a reference on random weights", "vit")
+@pytest.mark.parametrize("sizes", HF_SIZES)
+def test_logits_equal_transformers_vit(sizes, tmp_path):
+    """From a model in memory and from its file, whose names differ."""
+    theirs, config, picture = hf_model(sizes)
+    theirs.save_pretrained(tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    assert set(held) != set(theirs.state_dict())
+    for tensors in (theirs.state_dict(), held):
+        ours = create("vit", config).eval()
+        ours.load_state_dict(vit.from_hf(tensors, config.depth))
+        with torch.no_grad():
+            torch.testing.assert_close(ours(picture), theirs(picture).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", HF_SIZES)
+def test_what_is_written_for_transformers_is_what_its_own_file_holds(sizes, tmp_path):
+    from transformers import ViTForImageClassification
+
+    theirs, config, picture = hf_model(sizes)
+    theirs.save_pretrained(tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    back = vit.to_hf(vit.from_hf(theirs.state_dict(), config.depth), config)
+    assert set(back) == set(held)
+    assert all(torch.equal(back[name], tensor) for name, tensor in held.items())
+
+    ours = stirred(create("vit", config).eval())  # other numbers, into the same folder
+    save_file(vit.to_hf(ours.state_dict(), config), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded, found = ViTForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(picture).logits, ours(picture), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.proof("parity with a reference on random weights", "vit")
+@pytest.mark.parametrize("config", [
+    ViTConfig(image_size=(14, 15), channels=2, patch=(7, 5), classes=11, width=33, depth=2, heads=3, hidden=53),
+    ViTConfig(image_size=(6, 39), channels=1, patch=(2, 13), classes=7, width=35, depth=3, heads=7, hidden=29),
+    ViTConfig(image_size=(10, 10), channels=3, patch=(5, 5), classes=3, width=26, depth=5, heads=1, hidden=37),
+])  # fmt: skip
+def test_logits_equal_timms_vision_transformer(timm, config):
+    torch.manual_seed(2)
+    theirs = stirred(timm.models.VisionTransformer(
+        img_size=config.image_size, patch_size=config.patch, in_chans=config.channels, num_classes=config.classes,
+        embed_dim=config.width, depth=config.depth, num_heads=config.heads, mlp_ratio=config.hidden / config.width,
+    ).eval())  # fmt: skip
+    ours = create("vit", config).eval()
+    ours.load_state_dict(vit.from_timm(theirs.state_dict(), config.depth))
+    picture = pictures(3, config.channels, *config.image_size)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(picture), theirs(picture), atol=1e-5, rtol=1e-5)
+    back = vit.to_timm(ours.state_dict(), config)
+    assert set(back) == set(theirs.state_dict())
+    assert all(torch.equal(back[name], tensor) for name, tensor in theirs.state_dict().items())
+    theirs.load_state_dict(back)
+
+
+@pytest.mark.parametrize(
+    "extra", [dict(init_values=0.1), dict(qk_norm=True), dict(class_token=False, global_pool="avg")]
+)
+def test_a_timm_model_of_another_kind_is_refused(timm, extra):
+    theirs = timm.models.VisionTransformer(img_size=6, patch_size=3, embed_dim=14, depth=1, num_heads=1, **extra)
+    with pytest.raises(UserError, match="plain vision transformers with a class token"):
+        vit.from_timm(theirs.state_dict(), 1)
+
+
+@pytest.mark.parametrize("values", [dict(pool="mean"), dict(positions="rope"), dict(bias=False), dict(norm="rms")])
+def test_a_model_other_libraries_cannot_hold_is_not_written_for_them(values):
+    model = tiny(**values)
+    for write in (vit.to_hf, vit.to_timm):
+        with pytest.raises(UserError, match="class token, a learned table"):
+            write(model.state_dict(), model.config)
+
+
+@pytest.mark.parametrize("values", [dict(hidden_act="relu"), dict(qkv_bias=False)])
+def test_a_transformers_config_of_another_kind_is_refused(values):
+    from transformers import ViTConfig as HFConfig
+
+    with pytest.raises(UserError, match="ours does not"):
+        vit.config_from(HFConfig(**values).to_dict())
+
+
+@pytest.mark.parametrize("preset, count", [
+    ("ti/16", 5_717_416), ("s/16", 22_050_664), ("b/16", 86_567_656), ("b/32", 88_224_232), ("l/16", 304_326_632),
+])  # fmt: skip
+def test_parameter_counts_are_the_published_ones(preset, count):
+    assert parameters("vit", configure("vit", preset)) == count
+
+
+def test_every_preset_builds():
+    for preset in PRESETS:
+        assert parameters("vit", configure("vit", preset)) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.proof("declared names = fired names", "vit")
+def test_declared_names_are_fired_with_their_declared_shapes(kind):
+    model = tiny(**KINDS[kind])
+    probe = Probe()
+    model(pictures(2), probe=probe)
+    names = declared(model)
+    assert set(probe.values) == set(names)
+    sizes = {"B": 2, **model.config.sizes}
+    for name, value in probe.values.items():
+        expected = [sizes[axis] for axis in names[name].axes.split()]
+        assert list(value.shape) in (expected, [1, *expected[1:]]), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.proof("observed = fast, values and gradients", "vit")
+def test_observing_changes_neither_the_answer_nor_the_gradients(kind):
+    model, picture, labels = tiny(**KINDS[kind]), pictures(2), torch.tensor([3, 10])
+    fast = model(picture)
+    F.cross_entropy(fast, labels).backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    observed = model(picture, probe=Probe())
+    F.cross_entropy(observed, labels).backward()
+    torch.testing.assert_close(fast, observed, atol=1e-5, rtol=1e-5)
+    for name, p in model.named_parameters():
+        assert p.grad.any(), name
+        torch.testing.assert_close(p.grad, gradients[name], atol=1e-5, rtol=1e-4)
+
+
+COMPILED = """
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from pencil.models import create
+from pencil.models.vit import ViTConfig
+for kind in {kinds}:
+    torch.manual_seed(0)
+    model = create("vit", ViTConfig(**{sizes}, **kind)).eval()
+    picture = torch.randn(2, 2, 6, 25)
+    graphs = CompileCounterWithBackend("aot_eager")
+    fast = torch.compile(model, fullgraph=True, backend=graphs)(picture)
+    assert graphs.frame_count == 1
+    torch.testing.assert_close(fast, model(picture), atol=1e-5, rtol=1e-5)
+    torch._dynamo.reset()
+print("whole")
+"""
+
+
+@pytest.mark.proof("one compiled graph, no breaks", "vit")
+def test_the_model_compiles_to_one_graph():
+    """In a process of its own: shape checking is off there."""
+    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("class", "mean", "turned")], sizes=SIZES)
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
+
+
+GOLDEN_LOSSES = {
+    ("class", "adamw"): [2.44191, 2.31467, 2.23278, 2.00874, 1.85536, 1.75937, 1.65075, 1.56746, 1.47716, 1.389],
+    ("class", "muon"): [2.44191, 2.3323, 2.26312, 2.15214, 1.92131, 1.7257, 1.63916, 1.50824, 1.4266, 1.32025],
+    ("turned", "muon"): [2.39814, 2.29423, 2.17138, 1.99515, 1.77855, 1.58104, 1.44737, 1.34619, 1.25564, 1.15676],
+}
+
+
+def ten_steps(kind, optimizer):
+    torch.manual_seed(1234)
+    model = create("vit", ViTConfig(**SIZES, **KINDS[kind]))
+    optimizers = make_optimizers(model, TrainConfig(optimizer=optimizer))
+    picture, labels = pictures(13), torch.arange(13) % 11
+    losses = []
+    for _ in range(10):
+        loss = F.cross_entropy(model(picture), labels)
+        loss.backward()
+        for o in optimizers.values():
+            o.step()
+            o.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("kind, optimizer", [("class", "adamw"), ("class", "muon"), ("turned", "muon")])
+@pytest.mark.proof("golden ten-step loss", "vit")
+def test_ten_steps_of_training_give_the_same_losses_as_ever(kind, optimizer):
+    assert ten_steps(kind, optimizer) == pytest.approx(GOLDEN_LOSSES[kind, optimizer], abs=1e-4)
+
+
+def shuffled(picture, patch=(2, 5)):
+    """The same squares in another order."""
+    strips = cut(picture, patch)
+    order = torch.randperm(strips.shape[1], generator=torch.Generator().manual_seed(3))
+    assert (order != torch.arange(len(order))).any()
+    return join(strips[:, order], picture.shape[2:], patch)
+
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_only_without_positions_does_the_order_of_the_strips_not_matter(scheme, pool):
+    model, picture = tiny(positions=scheme, pool=pool), pictures(2)
+    with torch.no_grad():
+        same = torch.allclose(model(picture), model(shuffled(picture)), atol=1e-5, rtol=1e-5)
+    assert same == (scheme == "none")
+
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_the_token_that_is_read_is_the_first_or_the_mean_of_all(pool):
+    model, probe = tiny(pool=pool), Probe("norm", "pooled", "logits")
+    model(pictures(2), probe=probe)
+    final = probe.values["norm"]
+    assert final.shape[1] == 15 + (pool == "class")
+    read = final[:, 0] if pool == "class" else final.sum(1) / 15
+    torch.testing.assert_close(probe.values["pooled"], read)
+    torch.testing.assert_close(probe.values["logits"], read @ model.head.weight.T + model.head.bias)
+
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_resized_to_its_own_size_a_model_is_itself_and_to_another_it_runs(scheme, pool):
+    model = tiny(positions=scheme, pool=pool)
+    same = model.resized((6, 25))
+    with torch.no_grad():
+        assert torch.equal(same(pictures(2)), model(pictures(2)))
+        larger = model.resized((14, 35))
+        assert larger.config.grid == (7, 7)
+        assert larger(pictures(2, height=14, width=35)).shape == (2, 11)
+    assert not larger.training
+    for name, tensor in model.state_dict().items():
+        if name != "positions.table":
+            assert torch.equal(larger.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+@pytest.mark.parametrize("size", [(14, 35), (4, 10), (2, 65)])
+def test_a_learned_table_is_stretched_as_a_picture_is(size, pool):
+    model = tiny(pool=pool)
+    first, rows, columns = int(pool == "class"), size[0] // 2, size[1] // 5
+    table, stretched = model.positions.table.detach(), model.resized(size).positions.table.detach()
+    assert stretched.shape == (first + rows * columns, 42)
+    assert torch.equal(stretched[:first], table[:first])
+    for channel in range(42):
+        grid = table[first:, channel].reshape(1, 1, 3, 5)
+        expected = F.interpolate(grid, (rows, columns), mode="bicubic", align_corners=False)
+        found = stretched[first:, channel].reshape(1, 1, rows, columns)
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_turns_and_waves_at_a_new_size_are_those_of_a_model_made_for_it():
+    for scheme in ("rope", "sincos"):
+        model = tiny(positions=scheme)
+        made = create("vit", ViTConfig(**{**SIZES, "image_size": (14, 35), "positions": scheme})).eval()
+        made.load_state_dict(model.state_dict())
+        picture = pictures(2, height=14, width=35)
+        assert torch.equal(model.resized((14, 35))(picture), made(picture))
+
+
+@pytest.mark.parametrize("shape", [(2, 25, 6), (3, 6, 25), (2, 6, 30)])
+def test_a_picture_of_another_shape_is_refused_with_both_shapes_named(shape):
+    with pytest.raises(ValueError, match=f"{shape[0]}×{shape[1]}×{shape[2]} .* takes 2×6×25"):
+        tiny()(torch.zeros(1, *shape))
+
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_attention_maps_are_the_recorded_pattern(pool):
+    model, picture, probe = tiny(pool=pool), pictures(2), Probe()
+    model(picture, probe=probe)
+    maps = attention_maps(model, picture)
+    assert maps.shape == (2, 3, 5)
+    pattern = probe.values["blocks.1.attn.pattern"].detach()
+    for row in range(3):
+        for column in range(5):
+            strip = row * 5 + column
+            if pool == "class":
+                expected = pattern[:, :, 0, 1 + strip].sum(1) / 3
+            else:
+                expected = pattern[:, :, :, strip].sum((1, 2)) / (3 * 15)
+            torch.testing.assert_close(maps[:, row, column], expected)
+    totals = maps.sum((1, 2))
+    assert (totals <= 1 + 1e-6).all()
+    if pool == "mean":
+        torch.testing.assert_close(totals, torch.ones(2))
+    else:
+        torch.testing.assert_close(totals, 1 - pattern[:, :, 0, 0].mean(1))
+
+
+def test_an_edit_reaches_the_logits():
+    picture = pictures(2)
+    edited = tiny()(picture, probe=Probe(edit={"blocks.1.attn.z": lambda z: z.index_fill(1, torch.tensor([1]), 0)}))
+    by_weight = tiny()
+    by_weight.blocks[1].attn.out.weight.data[:, 14:28] = 0
+    torch.testing.assert_close(edited, by_weight(picture), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(edited, tiny()(picture), atol=1e-3)
+
+
+@pytest.mark.parametrize("values, words", [
+    (dict(width=100, heads=3), "heads 3 does not divide"),
+    (dict(width=30, heads=2, positions="rope"), "even"),
+    (dict(width=6, heads=3, positions="rope"), "at least 4, not 2"),
+    (dict(width=21, heads=3, positions="sincos"), "even"),
+    (dict(width=2, heads=1, positions="sincos"), "at least 4, not 2"),
+    (dict(patch=(0, 4)), "patch must be at least 1"),
+    (dict(image_size=(0, 4)), "image_size must be at least 1"),
+    (dict(classes=0), "classes must be at least 1"),
+    (dict(channels=0), "channels must be at least 1"),
+    (dict(dropout=1.0), "dropout"),
+])  # fmt: skip
+def test_sizes_that_do_not_fit_are_refused_in_a_sentence(values, words):
+    with pytest.raises(UserError, match=words):
+        ViTConfig(**values)
+
+
+@pytest.mark.parametrize(
+    "image, patch", [((28, 28), (5, 5)), ((6, 25), (4, 5)), ((6, 25), (2, 7)), ((3, 3), (7, 7)), ((28, 30), (8, 8))]
+)
+def test_a_patch_that_does_not_divide_the_picture_is_refused_and_what_would_is_named(image, patch):
+    with pytest.raises(UserError, match="does not divide a picture") as refusal:
+        ViTConfig(image_size=image, patch=patch)
+    said = re.search(r"a patch of ([\d, ×]+) would, or a model.image_size of ([\dx]+)$", str(refusal.value))
+    for named in said[1].split(", "):
+        configure("vit", image_size=image, patch=named)
+    configure("vit", image_size=said[2], patch=patch)
+
+
+@pytest.mark.parametrize("image, patch", [((28, 30), 8), ((30, 28), 8), ((224, 160), 24)])
+def test_a_patch_named_for_a_picture_of_two_sides_divides_both(image, patch):
+    """A square patch is mended by a square patch."""
+    with pytest.raises(UserError, match="does not divide a picture") as refusal:
+        ViTConfig(image_size=image, patch=(patch, patch))
+    for named in map(int, re.search(r"a patch of ([\d, ]+) would", str(refusal.value))[1].split(", ")):
+        assert [side % named for side in image] == [0, 0], str(refusal.value)
+
+
+def exact(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_the_worked_example_from_the_picture_to_the_residual(golden):
+    """The 4×4 picture through the whole model; the example has no norms and no MLP, so those are set to do nothing."""
+    sizes, weights = golden["004-patchify"]["expected"], golden["004-head1-qkv"]["inputs"]
+    model = create("vit", ViTConfig(
+        image_size=(4, 4), patch=(2, 2), width=sizes["D"], heads=sizes["heads"], depth=1, hidden=7, classes=3,
+    )).double()  # fmt: skip
+    block = model.blocks[0]
+    block.attn_norm = block.mlp_norm = model.norm = nn.Identity()
+    with torch.no_grad():
+        model.patches.proj.weight.copy_(exact(golden["004-embed"]["inputs"]["E"]))
+        model.class_token.copy_(exact(golden["004-Z0"]["inputs"]["z_cls"]))
+        model.positions.table.copy_(exact(golden["004-Z0"]["inputs"]["P"]))
+        block.attn.w_q.copy_(torch.cat([exact(weights["W_Q1"]), exact(weights["W_Q2"])], 1).T)
+        block.attn.w_k.copy_(torch.cat([exact(weights["W_K1"]), exact(weights["W_K2"])], 1).T)
+        block.attn.w_v.copy_(torch.cat([exact(weights["W_V1"]), exact(weights["W_V2"])], 1).T)
+        block.attn.out.weight.copy_(exact(golden["004-msa"]["inputs"]["W_O"]).T)
+        block.mlp.down.weight.zero_()
+    probe = Probe()
+    model(exact(golden["004-patchify"]["inputs"]["image"])[None, None], probe=probe)
+    found = {name: value[0] for name, value in probe.values.items()}
+    assert found["tokens"].shape == (sizes["tokens"], sizes["D"])
+    for name, entry, key in [
+        ("patches.strips", "004-patchify", "patches"),
+        ("patches.out", "004-embed", "z"),
+        ("input", "004-Z0", "Z0"),
+        ("blocks.0.attn.out", "004-msa", "msa_out"),
+        ("blocks.0.mid", "004-residual", "Z_after_msa"),
+        ("blocks.0.post", "004-residual", "Z_after_msa"),
+    ]:
+        torch.testing.assert_close(found[name], exact(golden[entry]["expected"][key]), atol=1e-8, rtol=0)
+    for head in (1, 2):
+        queries = exact(golden[f"004-head{head}-qkv"]["expected"][f"Q{head}"])
+        torch.testing.assert_close(found["blocks.0.attn.q"][head - 1], queries, atol=1e-8, rtol=0)
+        for name, key in (("scores", "scores"), ("pattern", "attn"), ("z", "out")):
+            expected = exact(golden[f"004-head{head}-{key}"]["expected"][key])
+            torch.testing.assert_close(found[f"blocks.0.attn.{name}"][head - 1], expected, atol=1e-8, rtol=1e-8)
+
+
+def test_nothing_is_left_of_what_stood_in_for_torchvision(timm):
+    """transformers asks whether torchvision is there, and would believe it."""
+    if importlib.util.find_spec("torchvision") is not None:
+        pytest.skip("torchvision itself is installed")
+    assert timm.__version__
+    assert not [name for name in sys.modules if name.partition(".")[0] == "torchvision"]

@@ -1,0 +1,433 @@
+import io
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+
+from albums import album, photos
+from pencil import draw
+from pencil.config import build
+from pencil.data import images
+from pencil.data.images import ArrayExamples
+from pencil.data.tokenizers import learn
+from pencil.runs import Run, load
+from pencil.train import checkpoint
+from pencil.train.loop import Trainer
+from pencil.train.pictures import CaptionTask, LabelTask
+from pencil.train.report import Metrics
+from pencil.train.settings import TrainConfig
+from pencil.train.start import new_run, task_of
+from pencil.train.tasks import Asked, Task, in_turn
+
+SIZES = dict(width=24, heads=3, depth=1)
+PACE = dict(steps=7, batch=5, eval_every=3, save_every=2, warmup=2, eval_batches=1)
+
+
+def begin(family, data, model=None, **train):
+    """The task the command line would make."""
+    train = {**PACE, **train}
+    model = {**SIZES, **(model or {})}
+    task = {"vit": LabelTask, "captioner": CaptionTask}[family]
+    return task.begin(Asked(family, str(data), "nano", model=model, train=train), build(TrainConfig, train)).task
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return photos(tmp_path / "photos", {"cat": 9, "dog": 8})
+
+
+@pytest.fixture
+def tales(tmp_path):
+    return album(tmp_path / "album")
+
+
+SMALL = dict(image_size="16")
+CASES = {
+    "digits": ("vit", {}, {}),
+    "digits, bent": ("vit", {}, dict(randaugment=2)),
+    "digits, mixed": ("vit", {}, dict(mixup=0.4)),
+    "photos": ("vit", SMALL, dict(mixup=0.4)),
+    "scenes": ("captioner", {}, {}),
+    "album": ("captioner", SMALL, {}),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request, folder, tales):
+    family, model, train = CASES[request.param]
+    data = {"photos": folder, "album": tales}.get(request.param, request.param.split(",")[0])
+    return lambda **more: begin(family, data, model, **{**train, **more})
+
+
+def same(one, two):
+    return len(one) == len(two) and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_a_batch_of_pictures_is_a_function_of_seed_and_step_alone(case):
+    task = case()
+    assert isinstance(task, Task)
+    later = task.batch(4)
+    for step in (2, 0, 1, 3):
+        task.batch(step)
+    assert same(later, task.batch(4))
+    assert same(later, case().batch(4))
+    assert not same(later, task.batch(5))
+    assert not same(later, case(seed=4).batch(4))
+    two = case(accumulate=2)
+    assert not same(two.batch(4), two.batch(4, 1))
+    assert task.count(later) == 5 == len(later[0])
+    assert later[0].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_every_example_comes_once_an_epoch(accumulate):
+    pictures = np.arange(30, dtype=np.uint8)[:, None, None, None] * np.ones((1, 1, 8, 8), np.uint8)
+    held = ArrayExamples(pictures, [i % 3 for i in range(30)])
+    data = images.PictureData("counted", "x", held, held, tuple("abc"))
+    config = build(TrainConfig, {**PACE, "batch": 5, "accumulate": accumulate})
+    sizes = begin("vit", "digits").config
+    task = LabelTask(data, sizes, config)
+    steps = 30 // 5 // accumulate
+    orders = []
+    for epoch in range(3):
+        seen = [
+            (int(row[0, 0, 0]), int(label))
+            for step in range(epoch * steps, (epoch + 1) * steps) for micro in range(accumulate)
+            for row, label in zip(*task.batch(step, micro), strict=True)
+        ]  # fmt: skip
+        assert sorted(seen) == [(i, i % 3) for i in range(30)]
+        orders.append(seen)
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_an_epoch_may_end_within_a_batch():
+    got = [i for step in range(11) for i in in_turn(3, step * 7, 7, 11)]
+    for epoch in range(7):
+        assert sorted(got[11 * epoch : 11 * epoch + 11]) == list(range(11))
+
+
+def test_pictures_keep_their_labels_through_augmentation(tmp_path):
+    for name, value in (("dark", 10), ("light", 240)):
+        for i in range(9):
+            path = tmp_path / "two" / name / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (20, 20), value).save(path)
+    task = begin("vit", tmp_path / "two", SMALL, crop=0.5, flip=True, randaugment=0)
+    for step in range(5):
+        rows, labels = task.batch(step)
+        assert [int(row.float().mean() > 128) for row in rows] == labels.tolist()
+
+
+def test_what_is_read_and_what_is_to_be_said(tales):
+    task = begin("captioner", tales, SMALL)
+    captions = ["a dot number 3", "a cup"]
+    read, say = task.tokens(captions)
+    assert read.shape == say.shape == (2, task.length)
+    for row, target, caption in zip(read, say, captions, strict=True):
+        ids = task.tokenizer.encode(caption).tolist()
+        n = len(ids)
+        assert row[0] == task.end
+        assert row[1 : n + 1].tolist() == ids
+        assert target[:n].tolist() == ids  # the first word is to be said too
+        assert target[n] == task.end
+        assert (target[n + 1 :] == -100).all()
+        assert torch.equal(target[:n], row[1 : n + 1])
+    whole = max(task.data.captions(), key=lambda text: len(task.tokenizer.encode(text)))
+    assert (task.tokens([whole])[1] >= 0).all()  # the longest is not cut
+
+
+def test_the_loss_of_captions_by_hand(tales):
+    task = begin("captioner", tales, SMALL)
+    torch.manual_seed(0)
+    model = task.build().eval()
+    pictures, read, say = task.batch(1)
+    with torch.no_grad():
+        found = float(task.loss(model, (pictures, read, say)))
+        total, count = 0.0, 0
+        for picture_, row, targets in zip(pictures, read, say, strict=True):
+            n = int((targets >= 0).sum())
+            x = picture_[None].float() / 127.5 - 1
+            likely = model(row[None, :n], x).log_softmax(-1)[0]  # without the padding at all
+            for at in range(n):
+                total -= float(likely[at, targets[at]])
+                count += 1
+    assert found == pytest.approx(total / count, rel=1e-5)
+
+
+def test_the_loss_of_labels_by_hand():
+    task = begin("vit", "digits")
+    torch.manual_seed(0)
+    model = task.build().eval()
+    pictures, labels = task.batch(2)
+    with torch.no_grad():
+        likely = model(pictures.float() / 127.5 - 1).softmax(-1)
+        expected = -sum(math.log(likely[i, label]) for i, label in enumerate(labels)) / len(labels)
+        assert float(task.loss(model, (pictures, labels))) == pytest.approx(expected, rel=1e-5)
+
+
+def test_two_pictures_and_their_labels_are_blended_alike():
+    task = begin("vit", "digits", mixup=0.4)
+    torch.manual_seed(0)
+    model = task.build().eval()
+    pictures, labels, share = task.batch(2)
+    assert 0 <= float(share) <= 1
+    assert len({float(task.batch(step)[2]) for step in range(9)}) == 9
+    seen = []
+    with torch.no_grad():
+        plain = task.loss(model, (pictures, labels))
+        assert float(task.loss(model, (pictures, labels, torch.tensor(1.0)))) == pytest.approx(float(plain), rel=1e-6)
+        watch = model.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        mixed = float(task.loss(model, (pictures, labels, torch.tensor(0.3))))
+        watch.remove()
+        x = pictures.float() / 127.5 - 1
+        partners = list(reversed(range(len(x))))
+        blend = torch.stack([0.3 * x[i] + 0.7 * x[j] for i, j in enumerate(partners)])
+        torch.testing.assert_close(seen[0], blend)
+        likely = model(blend).log_softmax(-1)
+        expected = -sum(
+            0.3 * float(likely[i, labels[i]]) + 0.7 * float(likely[i, labels[j]]) for i, j in enumerate(partners)
+        ) / len(x)
+    assert mixed == pytest.approx(expected, rel=1e-5)
+
+
+class Oracle(nn.Module):
+    """Knows every picture by heart, but takes those in `mistaken` for another class."""
+
+    def __init__(self, held, classes, mistaken=()):
+        super().__init__()
+        self.nothing = nn.Parameter(torch.zeros(1))
+        self.classes = classes
+        self.known = {
+            row.tobytes(): (t + 1) % classes if i in mistaken else t
+            for i, (row, t) in enumerate(zip(held.pictures, held.targets, strict=True))
+        }
+
+    def forward(self, x):
+        rows = ((x + 1) * 127.5).round().to(torch.uint8).numpy()
+        return 50 * F.one_hot(torch.tensor([self.known[row.tobytes()] for row in rows]), self.classes).float()
+
+
+def is_png(path):
+    with Image.open(io.BytesIO(path.read_bytes())) as image:
+        image.load()
+        return image.format == "PNG"
+
+
+def test_a_perfect_classifier_is_right_about_everything(tmp_path):
+    task = begin("vit", "digits")
+    oracle = Oracle(task.data.test, 10)
+    measures, files = task.report(oracle, tmp_path / "deep" / "eval")
+    assert measures.pop("val_loss") == pytest.approx(0, abs=1e-6)
+    assert measures == {"accuracy": 1.0, **{f"accuracy.{d}": 1.0 for d in range(10)}}
+    assert {path.name for path in files} == {"confusion.png", "mistakes.png"}
+    assert all(map(is_png, files))
+    assert task.evaluate(oracle, 1)["accuracy"] == 1
+    assert task.preview(oracle).suffix == ".png"
+    assert task.preview(oracle).content.startswith(b"\x89PNG")
+
+
+def test_the_confusion_matrix_counts_every_mistake(tmp_path, monkeypatch):
+    task = begin("vit", "digits")
+    targets, mistaken = task.data.test.targets, (0, 1, 2, 50, 100, 358)
+    drawn, sheets = [], []
+    confusion, sheet = draw.confusion, draw.sheet
+    monkeypatch.setattr(draw, "confusion", lambda *a: drawn.append(a) or confusion(*a))
+    monkeypatch.setattr(draw, "sheet", lambda *a: sheets.append(a) or sheet(*a))
+    measures, _ = task.report(Oracle(task.data.test, 10, mistaken), tmp_path)
+    expected = np.zeros((10, 10), int)
+    for i, target in enumerate(targets):
+        expected[target, (target + 1) % 10 if i in mistaken else target] += 1
+    matrix, names, _ = drawn[0]
+    assert np.array_equal(matrix, expected)
+    assert list(names) == list("0123456789")
+    assert measures["accuracy"] == pytest.approx(1 - 6 / 359)
+    for d in range(10):
+        assert measures[f"accuracy.{d}"] == pytest.approx(expected[d, d] / expected[d].sum())
+    pictures, lines, right, title = sheets[0]
+    assert sorted(p.tobytes() for p in pictures) == sorted(task.data.test.pictures[i].tobytes() for i in mistaken)
+    assert not any(right)
+    assert "6 of 359 wrong" in title
+    wanted = sorted(f"{(targets[i] + 1) % 10} (100%)\nis {targets[i]}" for i in mistaken)
+    assert sorted(lines) == wanted
+
+
+def test_a_perfect_captioner_is_right_to_the_last_word(tmp_path, monkeypatch):
+    task = begin("captioner", "scenes")
+    torch.manual_seed(0)
+    model = task.build().eval()
+    for part in (task.data.test, task.data.familiar):
+        part.pictures, part.targets = part.pictures[:7], part.targets[:7]
+    known = {
+        row.tobytes(): target
+        for part in (task.data.test, task.data.familiar) for row, target in zip(part.pictures, part.targets, strict=True)
+    }  # fmt: skip
+    monkeypatch.setattr(CaptionTask, "caption", lambda self, model, rows: [known[row.tobytes()] for row in rows])
+    measures, files = task.report(model, tmp_path)
+    assert measures["exact_match"] == measures["exact_match_familiar"] == 1
+    assert {path.name for path in files} == {"mistakes.png", *(f"attention-{i}.png" for i in (1, 2, 3))}
+    assert all(map(is_png, files))
+    known[task.data.test.pictures[2].tobytes()] += " or so"
+    measures, _ = task.report(model, tmp_path)
+    assert measures["exact_match"] == pytest.approx(6 / 7)
+
+
+def test_a_caption_is_the_likeliest_words_one_by_one():
+    task = begin("captioner", "scenes")
+    torch.manual_seed(3)
+    model = task.build().eval()
+    nn.init.normal_(model.tokens.weight, std=0.5)
+    rows = task.data.test.pictures[:3]
+    said = task.caption(model, rows)
+    for row, text in zip(rows, said, strict=True):
+        ids = [task.end]
+        x = torch.from_numpy(row[None]).float() / 127.5 - 1
+        with torch.no_grad():
+            while len(ids) < task.config.context:
+                following = int(model(torch.tensor([ids]), x)[0, -1].argmax())
+                if following == task.end:
+                    break
+                ids.append(following)
+        assert text == task.tokenizer.decode(ids[1:]).strip()
+
+
+def test_evaluation_leaves_out_what_cannot_be_decoded(folder):
+    task = begin("vit", folder, SMALL)
+    whole = len(task.data.test)
+    path = task.data.test.sources[0]
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    said, labels, shown = task._judge(task.build(), None)
+    assert len(said) == len(labels) == len(shown) == whole - 1
+    assert labels.tolist() == task.data.test.targets[1:]
+    assert [name for name, _ in task.skipped()] == [str(path)]
+
+
+def test_the_data_suggests_sizes_and_settings_and_is_overruled(folder):
+    task = begin("vit", folder)
+    assert (task.config.image_size, task.config.channels, task.config.patch) == ((64, 64), 3, (8, 8))
+    assert task.look == images.Look((64, 64), 3, True, 0.5, 1)
+    task = begin("vit", folder, dict(image_size="21x14", patch=7, channels=1), flip=False, crop=1.0, randaugment=0)
+    assert task.config.image_size == (21, 14)
+    assert task.config.grid == (3, 2)
+    assert not task.look.varied
+    assert task.batch(0)[0].shape == (5, 1, 21, 14)
+
+
+def run_of(tmp_path, name, family, data, model=None, **train):
+    return new_run(family, str(data), model={**SIZES, **(model or {})}, train={**PACE, **train}, out=tmp_path / name)
+
+
+def tensors(folder, step):
+    kept = checkpoint.read(folder, step)
+    lines = [{k: v for k, v in line.items() if k not in ("rate", "time")} for line in Metrics.read(folder)]
+    return {name: t.tolist() for name, t in kept.tensors.items()}, lines
+
+
+@pytest.mark.parametrize("which", ["digits", "scenes", "photos", "album"])
+def test_a_picture_run_cut_anywhere_goes_on_to_the_same_bits(tmp_path, folder, tales, which):
+    family, model, _ = CASES[which]
+    data = {"photos": folder, "album": tales}.get(which, which)
+    more = dict(mixup=0.4, accumulate=2) if family == "vit" else {}
+    more["randaugment"] = 1 if which == "digits" else 0 if which == "scenes" else 2
+    model = {**model, "dropout": 0.1}
+    run, task, config = run_of(tmp_path, "whole", family, data, model, **more)
+    assert task.slow == (which in ("photos", "album"))  # only decoding is worth a thread of its own
+    Trainer(task, run, config).train()
+    expected = tensors(tmp_path / "whole", 7)
+    run, task, config = run_of(tmp_path, "cut", family, data, model, **more)
+    first = Trainer(task, run, config)
+    update = first.update
+
+    def stop_after():
+        seen = update()
+        if first.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return seen
+
+    first.update = stop_after
+    assert not first.train().finished
+    torch.manual_seed(99)
+    run = Run.open(tmp_path / "cut")
+    config = build(TrainConfig, run.config["train"])
+    assert Trainer(task_of(run, config), run, config).train().finished
+    assert tensors(tmp_path / "cut", 7) == expected
+
+
+def test_the_batches_made_ahead_are_those_made_now(tmp_path, folder):
+    run, task, config = run_of(tmp_path, "a", "vit", folder, SMALL, accumulate=2)
+    trainer = Trainer(task, run, config)
+    assert trainer.batch is not task.batch
+    for step in range(4):
+        for micro in range(2):
+            assert same(trainer.batch(step, micro), task.batch(step, micro))
+    trainer.batch.close()
+
+
+@pytest.mark.parametrize("which", ["digits", "photos"])
+def test_a_test_set_never_chooses_the_weights_and_held_out_pictures_of_ones_own_do(
+    tmp_path, folder, which, monkeypatch
+):
+    run, task, config = run_of(tmp_path, "a", "vit", {"photos": folder}.get(which, which), CASES[which][1])
+    assert task.chooses == (which == "photos")
+    trainer = Trainer(task, run, config)
+    losses = iter([5.0, 1.0, 3.0, 4.0])  # at steps 0, 3, 6 and 7
+    seen = {}
+
+    def evaluate(model, batches=None):
+        seen[trainer.step] = {n: t.clone() for n, t in model.state_dict().items()}
+        return {"val_loss": next(losses), "accuracy": 0.5}
+
+    monkeypatch.setattr(task, "evaluate", evaluate)
+    outcome = trainer.train()
+    kept = 3 if which == "photos" else 7
+    assert outcome.best["step"] == kept
+    weights = load(tmp_path / "a").model.state_dict()
+    assert all(torch.equal(weights[name], t) for name, t in seen[kept].items())
+    assert any(not torch.equal(seen[3][name], t) for name, t in seen[7].items())
+
+
+def test_a_small_vit_learns_digits(tmp_path):
+    run, task, config = run_of(
+        tmp_path,
+        "a",
+        "vit",
+        "digits",
+        dict(dropout=0),
+        steps=120,
+        batch=64,
+        muon_lr=0.02,
+        eval_every=120,
+        save_every=120,
+    )
+    before = task.evaluate(task.build().eval())["accuracy"]
+    Trainer(task, run, config).train()
+    after = task.evaluate(load(tmp_path / "a").model)["accuracy"]
+    assert after > max(0.6, before + 0.3)
+
+
+def test_a_tokenizer_of_ones_own_must_end_a_text(tales):
+    data = images.load(str(tales), "caption")
+    sizes = begin("captioner", tales, SMALL).config
+    with pytest.raises(ValueError, match="has no <|endoftext|>"):
+        CaptionTask(data, sizes, build(TrainConfig, PACE), learn("char", data.captions(), 0))
+
+
+def test_more_classes_than_there_are_names_for(tmp_path, folder, monkeypatch):
+    drawn, confusion = [], draw.confusion
+    monkeypatch.setattr(draw, "confusion", lambda *a: drawn.append(a[0]) or confusion(*a))
+    task = begin("vit", folder, dict(image_size="16", classes=5))
+    torch.manual_seed(1)
+    model = task.build().eval()
+    nn.init.zeros_(model.head.weight)
+    with torch.no_grad():
+        model.head.bias.copy_(torch.tensor([0.0, 0, 0, 0, 9]))
+    measures, files = task.report(model, tmp_path / "eval")
+    assert measures["accuracy"] == measures["accuracy.cat"] == measures["accuracy.dog"] == 0
+    assert all(map(is_png, files))
+    assert np.trace(drawn[0]) == 0  # a class without a name is not the last that has one
