@@ -11,7 +11,8 @@ from albums import album, cut_short, idx, photos, picture, write_rows
 from pencil.config import UserError
 from pencil.data import folders, images
 from pencil.data.augment import Look
-from pencil.data.images import ArrayExamples, FileExamples, open_picture, read_idx
+from pencil.data.idx import read_idx
+from pencil.data.images import ArrayExamples, FileExamples, open_picture
 
 GREY, COLOUR = Look((16, 24), 1), Look((16, 24), 3)
 

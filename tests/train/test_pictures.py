@@ -18,8 +18,9 @@ from pencil.data.images import ArrayExamples
 from pencil.data.tokenizers import learn
 from pencil.runs import Run, load
 from pencil.train import checkpoint
+from pencil.train.captions import CaptionTask
 from pencil.train.loop import Trainer
-from pencil.train.pictures import CaptionTask, LabelTask
+from pencil.train.pictures import LabelTask
 from pencil.train.report import Metrics
 from pencil.train.settings import TrainConfig
 from pencil.train.start import new_run, task_of

@@ -16,7 +16,7 @@ from ..generate import Sampling, stream
 from ..models import vit
 from ..models.parts import numbers
 from ..runs import Loaded
-from ..train.pictures import overlay
+from ..train.captions import overlay
 from .using import flow, tell, whole
 
 

@@ -134,7 +134,7 @@ def demo(*, out: Path | None = None) -> int:
     return 0
 
 
-DEMO: dict[str, Any] = {"steps": 700, "eval_every": 350, "eval_batches": 4, "save_every": 350, "warmup": 50}
+DEMO: dict[str, Any] = {"steps": 1000, "eval_every": 250, "eval_batches": 2, "save_every": 500}
 
 
 def _beside(picture: Any, words: list[str]) -> None:

@@ -107,7 +107,8 @@ class Attention(nn.Module):
     """Queries look at keys and take a weighted sum of values.
 
     Queries, keys and values come from one joined product; W_Q, W_K and W_V are views of it. `source` makes it
-    cross-attention: another sequence, or its keys and values already read by `read`.
+    cross-attention: another sequence, or its keys and values already read by `read`. `dropout` drops cells of the
+    pattern, each by itself; `key_dropout` drops keys, for all queries alike, which every fused kernel can do.
     """
 
     NAMES = {
@@ -129,6 +130,7 @@ class Attention(nn.Module):
         head_width: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
+        key_dropout: float = 0.0,
     ):
         super().__init__()
         self.heads, self.kv_heads = heads, kv_heads or heads
@@ -140,7 +142,7 @@ class Attention(nn.Module):
         self.sizes = [count * self.head_width for count in (heads, self.kv_heads, self.kv_heads)]
         self.qkv = nn.Linear(width, sum(self.sizes), bias=bias)
         self.out = nn.Linear(self.sizes[0], width, bias=bias)
-        self.dropout = dropout
+        self.dropout, self.key_dropout = dropout, key_dropout
 
     @property
     def w_q(self) -> Float[Tensor, "hd D"]:
@@ -184,6 +186,8 @@ class Attention(nn.Module):
         if span.key_turn is not None:
             k = rotate(k, span.key_turn)
         q, k, v = probe("q", q), probe("k", k), probe("v", v)
+        if self.key_dropout and self.training:
+            v = v * F.dropout(torch.ones_like(v[..., :1]), self.key_dropout)
         if cache is not None and span.slots is not None:
             k, v = cache.write(span.slots, k, v)
         bias = None if span.bias is None else span.bias(q)

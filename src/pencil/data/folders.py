@@ -1,8 +1,9 @@
 """Pictures in folders: one folder a class, or an album with metadata.jsonl; with train/ and test/, or split here."""
 
 import hashlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from ..config import UserError
-from .images import MOST_PIXELS, SPLITS, FileExamples, PictureData, Skipped, Target, check_classes, metadata
+from .images import MOST_PIXELS, SPLITS, FileExamples, PictureData, Skipped, Target, check_classes
 
 ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"))
 PHOTOS = dict(flip=True, crop=0.5, randaugment=1)
@@ -94,7 +95,7 @@ def _class_folders(folder: Path) -> list[tuple[Path, str]]:
 
 def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
     folder, rows, missing = table.parent, [], []
-    for number, row in metadata(table):
+    for number, row in _metadata(table):
         value = row.get("label") if want == "label" else row.get("text", row.get("caption"))
         if not isinstance(value, (str, int)) or isinstance(value, bool) or not str(value).strip():
             key = "label" if want == "label" else "text"
@@ -113,6 +114,27 @@ def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
     if over:
         raise UserError(f"{folder} has {_count(over, 'picture')} without a line in metadata.jsonl ({_names(over)})")
     return rows
+
+
+def _metadata(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+    """The lines of a metadata.jsonl, numbered."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not any(line.strip() for line in lines):
+        raise UserError(f"{path} is empty")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        row = row if isinstance(row, dict) else {}
+        if not isinstance(row.get("file_name"), str) or "\0" in row["file_name"]:
+            raise UserError(f"{path}, line {number}: not a JSON object with a file_name")
+        yield number, row
 
 
 def _count(things: Sequence[Any], what: str) -> str:

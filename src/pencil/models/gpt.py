@@ -92,7 +92,7 @@ class GPT(nn.Module):
         self.tokens = Tokens(c.vocab, c.width)
         self.positions = positions_of(c.positions, c, (c.context,))
         self.drop = nn.Dropout(c.dropout)
-        block = block_maker(c)
+        block = block_maker(c, cells=True)
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))
         self.norm = norm_maker(c)()
         self.head = None if c.tied else nn.Linear(c.width, c.vocab, bias=c.bias)

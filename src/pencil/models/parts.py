@@ -27,14 +27,16 @@ def norm_maker(c: Any) -> Callable[[], nn.Module]:
     return partial(LayerNorm, c.width, c.eps, c.bias)
 
 
-def block_maker(c: Any) -> Callable[[], Block]:
-    """The pre-norm block with the config's attention, MLP and norm."""
+def block_maker(c: Any, cells: bool = False) -> Callable[[], Block]:
+    """The pre-norm block with the config's attention, MLP and norm; what dropout drops of the pattern is whole keys,
+    or, as in GPT-2, single cells."""
     mlp = {
         "gelu": partial(MLP, c.width, c.mlp_width, gelu, c.bias),
         "gelu-tanh": partial(MLP, c.width, c.mlp_width, gelu_tanh, c.bias),
         "swiglu": partial(GatedMLP, c.width, c.mlp_width, F.silu, c.bias),
     }[c.activation]
-    attention = partial(Attention, c.width, c.heads, getattr(c, "kv_heads", None), bias=c.bias, dropout=c.dropout)
+    dropped = {"dropout" if cells else "key_dropout": c.dropout}
+    attention = partial(Attention, c.width, c.heads, getattr(c, "kv_heads", None), bias=c.bias, **dropped)
     return partial(Block, attention, mlp, norm_maker(c), c.dropout)
 
 

@@ -1,8 +1,6 @@
 """The tasks of picture models: say what a picture shows, by a label or in words."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,10 @@ from ..config import UserError
 from ..data import images
 from ..data.augment import Look
 from ..data.builtin import Scenes
-from ..data.tokenizers import Tokenizer, learn
 from ..files import write_aside
-from ..generate import Generation, Sampling
 from ..models import configure, create, preset_of
-from ..models.captioner import attention_maps
 from ..models.parts import numbers
 from ..runs import Run
-from .losses import next_token
 from .settings import TrainConfig
 from .tasks import Asked, Batch, Begun, Preview, in_turn, random_of
 
@@ -82,7 +76,7 @@ class PictureTask:
     def count(self, batch: Batch) -> int:
         return len(batch[0])
 
-    def _draw(self, step: int, micro: int) -> tuple[np.ndarray, list[Any]]:
+    def draw(self, step: int, micro: int) -> tuple[np.ndarray, list[Any]]:
         """The pictures of a step and their targets, varied as the look says."""
         rng, size = random_of(self.train.seed, step, micro), self.train.batch
         if isinstance(self.data.train, Scenes):
@@ -90,7 +84,7 @@ class PictureTask:
         first = (step * self.train.accumulate + micro) * size
         return self.data.train.take(in_turn(self.train.seed, first, size, len(self.data.train)), self.look, rng)
 
-    def _judged(self, examples: images.Examples, batches: int | None):
+    def judged(self, examples: images.Examples, batches: int | None):
         """Held-out pictures and their targets, a few at a time: all of them, or as many as `batches` batches hold."""
         total = len(examples) if batches is None else min(len(examples), batches * self.train.batch)
         which = np.linspace(0, len(examples) - 1, total).astype(int)
@@ -109,6 +103,8 @@ class LabelTask(PictureTask):
     def begin(cls, asked: Asked, config: TrainConfig) -> Begun:
         if asked.tokenizer is not None:
             raise UserError("--tokenizer is for text, and vit writes none")
+        if config.word_dropout is not None:
+            raise UserError("train.word_dropout is for captions, and vit reads no words")
         data = images.load(asked.data, cls.want)
         config = cls.settings_for(asked, data, config)
         sizes = cls.sizes_for(asked, data, {"classes": len(data.classes)})
@@ -126,7 +122,7 @@ class LabelTask(PictureTask):
             )
 
     def batch(self, step: int, micro: int = 0) -> Batch:
-        pictures, labels = self._draw(step, micro)
+        pictures, labels = self.draw(step, micro)
         batch = torch.from_numpy(np.ascontiguousarray(pictures)), torch.tensor(labels)
         if not self.train.mixup:
             return batch
@@ -147,7 +143,7 @@ class LabelTask(PictureTask):
         """Log-probabilities, labels and pictures of the held-out part."""
         device = next(model.parameters()).device
         said, labels, shown = [], [], []
-        for pictures, targets in self._judged(self.data.test, batches):
+        for pictures, targets in self.judged(self.data.test, batches):
             said.append(model(numbers(torch.from_numpy(pictures).to(device))).float().log_softmax(-1).cpu())
             labels += targets
             shown.append(pictures)
@@ -186,7 +182,7 @@ class LabelTask(PictureTask):
             "confusion.png": draw.confusion(matrix.numpy(), self.data.classes, self.data.name),
             "mistakes.png": self._sheet(said, labels, pictures, surest, title),
         }
-        return measures, _write(folder, files)
+        return measures, write_all(folder, files)
 
     def _sheet(self, said: Tensor, labels: Tensor, pictures: np.ndarray, which: Any, title: str = "") -> bytes:
         names, guessed = (*self.data.classes, *map(str, range(len(self.data.classes), said.shape[1]))), said.argmax(-1)
@@ -199,145 +195,7 @@ class LabelTask(PictureTask):
         return draw.sheet([pictures[i] for i in which], lines, marks, title or self.data.name)
 
 
-class CaptionTask(PictureTask):
-    """Say in words what a picture shows. A text begins and ends with the tokenizer's end."""
-
-    family, want, headline = "captioner", "caption", "exact_match"
-
-    @classmethod
-    def begin(cls, asked: Asked, config: TrainConfig) -> Begun:
-        data = images.load(asked.data, cls.want)
-        if config.mixup:
-            raise UserError("train.mixup blends two labels; two captions cannot be blended")
-        config = cls.settings_for(asked, data, config)
-        tokenizer = learn(asked.tokenizer or "bpe", data.captions(), asked.vocab, ended=True)
-        found: dict[str, Any] = {"vocab": tokenizer.vocab}
-        if "context" not in preset_of(asked.family, asked.preset):
-            found["context"] = max(16, -(-(longest(data, tokenizer) + 1) // 8) * 8)
-        sizes = cls.sizes_for(asked, data, found)
-        if sizes.vocab < tokenizer.vocab:
-            raise UserError(f"model.vocab {sizes.vocab} is smaller than the tokenizer's {tokenizer.vocab}")
-        task = cls(data, sizes, config, tokenizer)
-        return Begun(task, data.name, data.hash, sizes, config, tokenizer, {"tokenizer": tokenizer.kind})
-
-    @classmethod
-    def again(cls, run: Run, source: str, config: TrainConfig) -> "CaptionTask":
-        sizes = configure(run.family, None, **run.config["model"])
-        return cls(images.load(source, cls.want), sizes, config, run.tokenizer)
-
-    def __init__(self, data: images.PictureData, sizes: Any, config: TrainConfig, tokenizer: Tokenizer):
-        super().__init__(data, sizes, config)
-        self.tokenizer = tokenizer
-        if tokenizer.end is None:
-            raise UserError("the tokenizer has no <|endoftext|>, which begins and ends a caption")
-        self.end: int = tokenizer.end
-        self.length = 1 + longest(data, tokenizer)
-        if self.length > sizes.context:
-            over = [t for t in every_caption(data) if 1 + len(tokenizer.encode(t)) > sizes.context]
-            raise UserError(
-                f"{len(over)} {'captions' if len(over) > 1 else 'caption'} of {data.name} will not fit into "
-                f"model.context {sizes.context}: the longest needs {self.length}; the first begins “{over[0][:40]}”"
-            )
-
-    def tokens(self, captions: list[str]) -> tuple[Tensor, Tensor]:
-        """What is read, begun by the end token, and what is to be said, closed by it; the rest is not judged."""
-        read = torch.full((len(captions), self.length), self.end)
-        say = torch.full((len(captions), self.length), -100)
-        for i, caption in enumerate(captions):
-            ids = torch.from_numpy(self.tokenizer.encode(caption)[: self.length - 1].astype(np.int64))
-            read[i, 1 : 1 + len(ids)] = ids
-            say[i, : len(ids)], say[i, len(ids)] = ids, self.end
-        return read, say
-
-    def batch(self, step: int, micro: int = 0) -> Batch:
-        pictures, captions = self._draw(step, micro)
-        return torch.from_numpy(np.ascontiguousarray(pictures)), *self.tokens(captions)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        pictures, read, say = batch
-        return next_token(model(read, numbers(pictures)), say)
-
-    @torch.no_grad()
-    def caption(self, model: nn.Module, pictures: np.ndarray) -> list[str]:
-        """The likeliest words for each picture."""
-        device = next(model.parameters()).device
-        x = numbers(torch.from_numpy(np.ascontiguousarray(pictures)).to(device))
-        grown = Generation(
-            model, [[self.end]] * len(pictures), self.config.context - 1, Sampling(0), end=self.end,
-            vocab=self.tokenizer.vocab, given={"picture": x},
-        )  # fmt: skip
-        for _ in grown:
-            pass
-        return [self.tokenizer.decode([t for t in row[1:] if t != self.end]).strip() for row in grown.rows]
-
-    @torch.no_grad()
-    def _judge(self, model: nn.Module, examples: images.Examples, batches: int | None):
-        """The loss, and (picture, said, meant) for each."""
-        device = next(model.parameters()).device
-        total, rows = 0.0, []
-        for pictures, captions in self._judged(examples, batches):
-            batch = tuple(t.to(device) for t in (torch.from_numpy(pictures), *self.tokens(captions)))
-            total += float(self.loss(model, batch)) * len(pictures)
-            rows += zip(pictures, self.caption(model, pictures), (c.strip() for c in captions), strict=True)
-        if not rows:
-            raise UserError(f"none of the held-out pictures of {self.data.name} can be decoded")
-        return total / len(rows), rows
-
-    def _measures(self, model: nn.Module, batches: int | None) -> tuple[dict[str, float], list[Any]]:
-        loss, rows = self._judge(model, self.data.test, batches)
-        return {"val_loss": loss, "exact_match": float(np.mean([said == meant for _, said, meant in rows]))}, rows
-
-    def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
-        return self._measures(model, batches)[0]
-
-    def preview(self, model: nn.Module) -> Preview:
-        _, rows = self._judge(model, self.data.test, 1)
-        return Preview(".png", _captions(rows[:20], self.data.name))
-
-    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
-        """Exact matches; wrong captions as a contact sheet; and where the model looked, word by word."""
-        measures, rows = self._measures(model, None)
-        if self.data.familiar is not None:
-            _, seen = self._judge(model, self.data.familiar, None)
-            measures["exact_match_familiar"] = float(np.mean([said == meant for _, said, meant in seen]))
-        wrong = [row for row in rows if row[1] != row[2]]
-        title = f"{len(wrong)} of {len(rows)} captions differ" + (f"; the first {min(40, len(wrong))}" if wrong else "")
-        files = {"mistakes.png": _captions(wrong[:40], title)}
-        for i, (picture, said, _) in enumerate(rows[:3], 1):
-            files[f"attention-{i}.png"] = self.overlay(model, picture, said)
-        return measures, _write(folder, files)
-
-    def overlay(self, model: nn.Module, picture: np.ndarray, said: str) -> bytes:
-        """Where the model looked as it said each word."""
-        return overlay(model, self.tokenizer, picture, said)
-
-
-def overlay(model: Any, tokenizer: Tokenizer, picture: np.ndarray, said: str) -> bytes:
-    """A picture of a picture, once for each word of its caption, lit where the model looked as it said it."""
-    ids = [tokenizer.end, *tokenizer.encode(said).tolist()][: model.config.context]
-    device = next(model.parameters()).device
-    x = numbers(torch.from_numpy(np.ascontiguousarray(picture[None])).to(device))
-    looks = attention_maps(model, x, torch.tensor([ids], device=device))[0].float().cpu().numpy()
-    words = [tokenizer.decode([token]).strip() or "·" for token in ids[1:]]
-    return draw.overlays(picture, words, looks[: len(words)])
-
-
-def longest(data: images.PictureData, tokenizer: Tokenizer) -> int:
-    """Tokens of the longest caption."""
-    return max(len(tokenizer.encode(text)) for text in every_caption(data))
-
-
-def every_caption(data: images.PictureData) -> Iterator[str]:
-    """All there are, or many that were drawn."""
-    return chain(data.captions(), map(str, data.test.targets))
-
-
-def _captions(rows: list[Any], title: str) -> bytes:
-    lines = [said if said == meant else f"{said}\nis {meant}" for _, said, meant in rows]
-    return draw.sheet([row[0] for row in rows], lines, [said == meant for _, said, meant in rows], title)
-
-
-def _write(folder: Path, files: dict[str, bytes]) -> list[Path]:
+def write_all(folder: Path, files: dict[str, bytes]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         write_aside(folder / name, content)

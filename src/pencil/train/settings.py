@@ -37,6 +37,7 @@ class TrainConfig:
     crop: float | None = None  # the smallest share of the area a crop may keep
     randaugment: int | None = None  # small changes of form or colour a picture
     mixup: float | None = None  # two pictures blended, by a weight from Beta(mixup, mixup)
+    word_dropout: float | None = None  # of captions: the share of words hidden, so that the picture must be looked at
 
     def __post_init__(self):
         for name in ("steps", "batch", "accumulate", "eval_every", "eval_batches", "save_every"):
@@ -50,6 +51,8 @@ class TrainConfig:
                 raise UserError(f"train.{name} cannot be negative, not {getattr(self, name)}")
         if self.crop is not None and not 0 < self.crop <= 1:
             raise UserError(f"train.crop must be above 0 and at most 1 (the whole picture), not {self.crop}")
+        if not 0 <= (self.word_dropout or 0) < 1:
+            raise UserError(f"train.word_dropout must be at least 0 and under 1, not {self.word_dropout}")
         if self.keep < 2:
             raise UserError(
                 f"train.keep must be at least 2, so that one good checkpoint always stands, not {self.keep}"
@@ -58,7 +61,7 @@ class TrainConfig:
             raise UserError(f"train.beta2 must be at least 0 and under 1, not {self.beta2}")
 
 
-AUGMENTATIONS = ("flip", "crop", "randaugment", "mixup")
+AUGMENTATIONS = ("flip", "crop", "randaugment", "mixup", "word_dropout")
 
 _GPT2 = dict(
     optimizer="adamw",
@@ -96,7 +99,7 @@ PRESETS: dict[str, dict[str, dict]] = {
     "captioner": {
         "nano": _CAPTIONS,
         "seed": _CAPTIONS,
-        "small": _CAPTIONS | dict(batch=128, steps=4000, eval_every=1000, save_every=1000),
+        "small": _CAPTIONS | dict(steps=4000, eval_every=1000, save_every=1000),
         "base": _VIT,
     },
 }

@@ -12,8 +12,9 @@ from ..data.images import EMBEDDED
 from ..models import configure, parameters
 from ..models import family as find_family
 from ..runs import Run, choose_path
+from .captions import CaptionTask
 from .loop import pick_device
-from .pictures import CaptionTask, LabelTask
+from .pictures import LabelTask
 from .settings import PRESETS, TrainConfig
 from .tasks import Asked
 from .texts import TextTask

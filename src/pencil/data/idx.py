@@ -1,0 +1,72 @@
+"""Pictures in idx files, as MNIST and its kin come."""
+
+import gzip
+import hashlib
+import struct
+import zlib
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from ..config import UserError
+from .images import ArrayExamples, PictureData, check_classes
+
+
+def from_idx(folder: Path, names: list[str], want: str) -> PictureData:
+    """MNIST and its kin: four idx files, gzipped or not."""
+    if want != "label":
+        raise UserError(f"{folder} holds idx files, which have labels; a captioner needs a folder with metadata.jsonl")
+    parts, sha = [], hashlib.sha256()
+    for split in ("train", "t10k"):
+        arrays = []
+        for what, axes in (("images-idx3", 3), ("labels-idx1", 1)):
+            found = [name for name in names if split in name and what in name]
+            if not found:
+                raise UserError(f"{folder} has no {split}-{what}-ubyte file, with or without .gz")
+            arrays.append(read_idx(folder / found[0], axes))
+            sha.update(arrays[-1].tobytes())
+        pictures, labels = arrays
+        if len(pictures) != len(labels):
+            raise UserError(f"{folder} has {len(pictures)} {split} pictures and {len(labels)} labels")
+        parts.append(ArrayExamples(pictures[:, None], labels.astype(np.int64).tolist()))
+    side = parts[0].pictures.shape[2:]
+    count = 1 + max(max(part.targets) for part in parts)
+    patch = next(p for p in (4, 7, 5, 3, 2, 1) if not side[0] % p and not side[1] % p)
+    check_classes([str(t) for t in parts[0].targets], str(folder))
+    return PictureData(
+        _idx_name(folder, names),
+        sha.hexdigest(),
+        parts[0],
+        parts[1],
+        tuple(map(str, range(count))),
+        dict(image_size=side, channels=1, patch=(patch, patch)),
+        dict(randaugment=2),
+        chosen_by=False,
+    )
+
+
+def _idx_name(folder: Path, names: list[str]) -> str:
+    """mnist for mnist-train-images…, else the folder's name."""
+    (first, *_) = [name for name in names if "train" in name and "images-idx3" in name]
+    return first.partition("train")[0].strip("-_.") or folder.resolve().name
+
+
+def read_idx(path: Path, axes: int) -> np.ndarray:
+    """An idx file of bytes: its sizes stand in its head."""
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" and content else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not content:
+        raise UserError(f"{path} cannot be read: it is empty (0 bytes)")
+    head = 4 + 4 * axes
+    body = np.frombuffer(content[head:], np.uint8)
+    # two zeros, 8 for bytes, and how many axes; then the size of each
+    if content[:4] != bytes((0, 0, 8, axes)) or len(content) < head:
+        raise UserError(f"{path} is not an idx file of bytes with {axes} axes")
+    shape = struct.unpack(f">{axes}I", content[4:head])
+    if body.size != prod(shape) or not body.size:
+        raise UserError(f"{path} says it holds {'×'.join(map(str, shape))} bytes, and holds {body.size}")
+    return body.reshape(shape)
