@@ -197,6 +197,27 @@ def test_a_bias_joins_any_mask_once_for_all_blocks(mask):
     torch.testing.assert_close(probe.values["scores"][seen], scores[seen], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("mask", [full, causal, prefix(3)])
+def test_key_dropout_drops_the_same_keys_for_every_query_in_both_routes(mask):
+    """A cell of the pattern counts for nothing or for more, and which it is depends on its key alone."""
+    torch.manual_seed(0)
+    attention, x = Attention(24, 3, key_dropout=0.4), torch.randn(B, 29, 24)
+    span, probe = Span.whole(29).under(mask), Probe()
+    torch.manual_seed(7)
+    fast = attention(x, span)
+    torch.manual_seed(7)
+    torch.testing.assert_close(attention(x, span, probe=probe), fast, atol=1e-5, rtol=1e-5)
+    pattern, v, z = (probe.values[name] for name in ("pattern", "v", "z"))
+    torch.manual_seed(7)
+    kept = (torch.nn.functional.dropout(torch.ones_like(v[..., :1]), 0.4) > 0).float()
+    assert 0 < kept.mean() < 1
+    torch.testing.assert_close(z, pattern @ (v * kept / 0.6), atol=1e-5, rtol=1e-5)
+    attention.eval()
+    plain = Attention(24, 3).eval()
+    plain.load_state_dict(attention.state_dict())
+    assert torch.equal(attention(x, span), plain(x, span))
+
+
 def test_heads_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="do not divide"):
         Attention(10, 3)

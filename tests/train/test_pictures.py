@@ -432,3 +432,16 @@ def test_more_classes_than_there_are_names_for(tmp_path, folder, monkeypatch):
     assert measures["accuracy"] == measures["accuracy.cat"] == measures["accuracy.dog"] == 0
     assert all(map(is_png, files))
     assert np.trace(drawn[0]) == 0  # a class without a name is not the last that has one
+
+
+def test_hidden_words_are_read_as_the_end_and_still_to_be_said(tales):
+    plain, hiding = begin("captioner", tales), begin("captioner", tales, word_dropout=0.5)
+    hidden = total = 0
+    for step in range(7):
+        (pictures, read, say), (same_pictures, less, same_say) = plain.batch(step), hiding.batch(step)
+        assert torch.equal(pictures, same_pictures)
+        assert torch.equal(say, same_say)
+        changed = less != read
+        assert (less[changed] == plain.end).all()
+        hidden, total = hidden + changed.sum().item(), total + (read != plain.end).sum().item()
+    assert 0.3 < hidden / total < 0.7
