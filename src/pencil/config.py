@@ -6,6 +6,7 @@ import json
 import math
 import types
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -22,13 +23,26 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
 
 
+def in_full(path: str) -> Path:
+    """The path with a ~ at its beginning written out."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{path} is nowhere: {error}") from None
+
+
 def build(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """The dataclass from a table of plain values, each checked against its field's type."""
+    return kind(**fitted(kind, values, where))
+
+
+def fitted(kind: type, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """The values as the dataclass's fields want them; unknown names and wrong types are refused, sizes not yet."""
     hints = get_type_hints(kind)
     for name in values:
         if name not in hints:
             raise UserError(f"{where}{name} is not a setting; {nearest(name, hints)}")
-    return kind(**{name: coerce(value, hints[name], where + name) for name, value in values.items()})
+    return {name: coerce(value, hints[name], where + name) for name, value in values.items()}
 
 
 def coerce(value: Any, kind: Any, name: str) -> Any:

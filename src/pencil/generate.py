@@ -178,7 +178,9 @@ class Generation:
 
     def _choose(self, logits: Float[Tensor, "B V"]) -> list[int]:
         if self.how.repetition_penalty != 1:
-            logits = penalise(logits, self.rows, self.how.repetition_penalty)
+            # to end is no repetition
+            rows = [[token for token in row if token != self.end] for row in self.rows]
+            logits = penalise(logits, rows, self.how.repetition_penalty)
         if self.how.temperature == 0:
             return logits.argmax(-1).tolist()
         ladder = probabilities(logits.cpu(), self.how).cumsum(-1)

@@ -77,7 +77,7 @@ def test_a_broken_picture_of_a_table_is_named(datasets, tmp_path):
     shown, targets = data.train.take(range(4), LOOK, np.random.default_rng(0))
     assert shown[:, 0, 0, 0].tolist() == [10, 30, 30, 40]
     assert targets == [0, 0, 0, 1]
-    assert data.skipped == [("row 1", "not a picture Pillow can read")]
+    assert data.skipped == [("train row 1", "not a picture Pillow can read")]
 
 
 def test_tables_that_cannot_be_used(datasets, tmp_path):

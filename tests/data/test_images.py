@@ -9,7 +9,7 @@ from PIL import Image
 
 from albums import album, cut_short, idx, photos, picture, write_rows
 from pencil.config import UserError
-from pencil.data import folders, images
+from pencil.data import images
 from pencil.data.augment import Look
 from pencil.data.idx import read_idx
 from pencil.data.images import ArrayExamples, FileExamples, open_picture
@@ -249,8 +249,7 @@ def spoiled(tmp_path):
 
 
 def test_broken_pictures_are_left_out_and_named(tmp_path, monkeypatch):
-    for module in (images, folders):
-        monkeypatch.setattr(module, "MOST_PIXELS", 64 * 48)
+    monkeypatch.setattr(images, "MOST_PIXELS", 64 * 48)
     data = images.load(str(spoiled(tmp_path)), "label")
     faults = {Path(name).name: why for name, why in data.skipped}
     assert set(faults) == {"03.png", "04.png", "08.png"}  # a missing end shows later

@@ -23,7 +23,7 @@ from pencil.train.loop import Trainer
 from pencil.train.pictures import LabelTask
 from pencil.train.report import Metrics
 from pencil.train.settings import TrainConfig
-from pencil.train.start import new_run, task_of
+from pencil.train.start import new_run, settings_of, task_of
 from pencil.train.tasks import Asked, Task, in_turn
 
 SIZES = dict(width=24, heads=3, depth=1)
@@ -303,7 +303,7 @@ def test_evaluation_leaves_out_what_cannot_be_decoded(folder):
     path = task.data.test.sources[0]
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    said, labels, shown = task._judge(task.build(), None)
+    ((said, labels, shown),) = task._judge(task.build(), None)
     assert len(said) == len(labels) == len(shown) == whole - 1
     assert labels.tolist() == task.data.test.targets[1:]
     assert [name for name, _ in task.skipped()] == [str(path)]
@@ -445,3 +445,23 @@ def test_hidden_words_are_read_as_the_end_and_still_to_be_said(tales):
         assert (less[changed] == plain.end).all()
         hidden, total = hidden + changed.sum().item(), total + (read != plain.end).sum().item()
     assert 0.3 < hidden / total < 0.7
+
+
+def test_scenes_are_drawn_at_the_size_and_in_the_channels_the_model_takes():
+    task = begin("captioner", "scenes", dict(image_size="32x24", patch=8, channels=3))
+    pictures, _, _ = task.batch(0)
+    assert pictures.shape[1:] == (3, 32, 24)
+    plain, _, _ = begin("captioner", "scenes").batch(0)
+    assert plain.shape[1:] == (1, 16, 16)
+
+
+def test_sizes_are_judged_against_the_data_not_against_a_default(tmp_path, folder):
+    """8 does not divide 28, and need not."""
+    model = dict(patch="8")
+    _, task, _ = new_run("vit", "digits", model=model, train=dict(device="cpu"), out=tmp_path / "run")
+    assert task.config.grid == (1, 1)
+    settings = settings_of("vit", "digits", None, {}, {})
+    assert settings["model"].image_size == (8, 8)
+    assert settings["train"].steps == task.data.pace["steps"]
+    # a preset with sizes of its own keeps its own pace
+    assert settings_of("vit", "digits", "ti/16", {}, {})["train"].steps == 50_000

@@ -64,8 +64,8 @@ def describe(
     """What the model says of each picture, going on from each prompt."""
     model, tokenizer, _ = loaded
     shown, x = _open(loaded, paths)
-    _one_only(paths, attention)
     rows = [(i, prompt, k) for i in range(len(paths)) for prompt in prompts for k in range(count)]
+    _one_only(rows, attention)
     begun = [prompt for _, prompt, _ in rows]
     pieces = stream(
         model, tokenizer, begun, new, how, stop=stop, samples=[k for *_, k in rows], begin=tokenizer.end,
@@ -82,6 +82,6 @@ def describe(
     return 0
 
 
-def _one_only(paths: Sequence[Path], attention: Path | None) -> None:
-    if attention and len(paths) > 1:
-        raise UserError(f"--attention shows one picture, and {len(paths)} were given")
+def _one_only(asked: Sequence[Any], attention: Path | None) -> None:
+    if attention and len(asked) > 1:
+        raise UserError(f"--attention shows one picture and what was said of it, and {len(asked)} were asked for")

@@ -57,7 +57,7 @@ def train(
     from ..train.start import new_run, settings_of
 
     if settings_only:
-        print(to_toml(settings_of(family, preset, chosen["model"], chosen["train"])))
+        print(to_toml(settings_of(family, data, preset, chosen["model"], chosen["train"])))
         return 0
     run, task, config = new_run(
         family, data, tokenizer, vocab, preset, chosen["model"], chosen["train"], name, out, force
@@ -99,6 +99,7 @@ def demo(*, out: Path | None = None) -> int:
     """
     import torch
 
+    from ..files import write_aside
     from ..runs import load
     from ..train.start import new_run
 
@@ -124,8 +125,6 @@ def demo(*, out: Path | None = None) -> int:
     _say(
         f"\nThe run         {run.path}\nWhere it looked {files[-1].parent}/attention-*.png\nIts mistakes    {files[0]}"
     )
-    from ..files import write_aside
-
     one = run.path / "eval" / "picture.png"
     write_aside(one, _as_png(shown[0]))
     _say(f"Go on:          {_command()} sample {run.path} --image {one} --attention look.png")
@@ -173,12 +172,13 @@ def _go(run: Any, task: Any, config: Any) -> int:
         _say(f"skipped {name}: {fault}")
     try:
         outcome = Trainer(task, run, config).train()
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         # torch says so in its own words on each device
-        if "memory" not in str(error).lower():
+        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
         raise UserError(
-            "there is not enough memory; try a smaller --train.batch, --model.width or --model.context"
+            "there is not enough memory; try a smaller --train.batch, --model.width or "
+            + ("--model.context" if task.unit == "tokens" else "--model.image_size")
         ) from None
     later = task.skipped()[len(told) :]
     for name, fault in later[:SHOWN]:

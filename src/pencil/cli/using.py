@@ -93,8 +93,15 @@ def sample(
     for text in prompt or ():
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             raise UserError("the prompt is not UTF-8 text")
+    if family != "gpt" and slide:
+        raise UserError(f"--slide is for long texts, which a {family} does not write")
     if family == "vit":
         from .pictures import name_pictures
+
+        drawing = {"--temperature": temperature, "--top-k": top_k, "--top-p": top_p, "--min-p": min_p, "--stop": stop}
+        for name, value in {**drawing, "--count": count if count > 1 else None}.items():
+            if value is not None:
+                raise UserError(f"{run} is a vit, which says a label: it takes no {name}")
 
         if prompt:
             raise UserError(f"{run} is a vit, which says a label: it takes no --prompt")
@@ -160,7 +167,7 @@ def _beginning(tokenizer) -> str:
     """Something to start from when no prompt is given: the end of the text before, or a new line."""
     if tokenizer.end is not None:
         return tokenizer.decode([tokenizer.end])
-    return "\n" if tokenizer.kind == "byte" or "\n" in tokenizer.characters else tokenizer.decode([0])
+    return "\n" if "\n" in getattr(tokenizer, "characters", "\n") else tokenizer.decode([0])
 
 
 def evaluate(

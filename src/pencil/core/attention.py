@@ -1,6 +1,7 @@
 """Attention in all its roles: self, cross, grouped heads; one place with two routes."""
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -57,13 +58,14 @@ def _plain(q, k, v, seen: Seen | None, bias, scale: float, dropout: float, probe
 def _fused(q, k, v, seen: Seen | None, bias, scale: float, dropout: float):
     grouped = q.shape[1] != k.shape[1]
     route = "all" if seen is None else seen.route
-    if seen is not None and route == "blocks" and bias is None and not dropout:
+    # the block kernel takes no heads narrower than 16, and drops no cells
+    if seen is not None and route == "blocks" and bias is None and not dropout and q.shape[-1] >= 16:
         return _flex(q, k, v, seen.blocks, scale, grouped)
     if route in ("all", "causal") and bias is None:
         return F.scaled_dot_product_attention(
             q, k, v, is_causal=route == "causal", scale=scale, dropout_p=dropout, enable_gqa=grouped
         )
-    if seen is not None and route == "prefix" and bias is None:
+    if seen is not None and seen.first and bias is None:
         return _in_two(q, k, v, seen.first, scale, dropout, grouped)
     if seen is None or route == "all":
         allowed, blind = None, None
@@ -94,13 +96,9 @@ def _flex(q, k, v, blocks, scale: float, grouped: bool):
     return call(q, k, v, block_mask=blocks, scale=scale, enable_gqa=grouped)
 
 
-_COMPILED = {}
-
-
+@lru_cache
 def _compiled(function):
-    if function not in _COMPILED:
-        _COMPILED[function] = torch.compile(function, dynamic=False)
-    return _COMPILED[function]
+    return torch.compile(function, dynamic=False)
 
 
 class Attention(nn.Module):

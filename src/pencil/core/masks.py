@@ -1,8 +1,8 @@
 """Masks: who may see whom, as elementwise predicates of (query index, key index), joined by &.
 
 The same predicate serves the plain route, a dense mask and FlexAttention's mask_mod. `Mask.over` picks the cheapest
-form that says the same thing exactly: no mask at all, the kernel's own causal flag, a
-prefix in two parts, blocks, or a dense matrix.
+form that says the same thing exactly: no mask at all, the kernel's own causal flag, a prefix in two parts, blocks, or a
+dense matrix.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Seen:
     allowed: Bool[Tensor, "#B #h #T S"] | None = None
     blind: Bool[Tensor, "#B #h #T 1"] | None = None
     blocks: Any = None
-    first: int = 0  # of the route "prefix": how many tokens see each other
+    first: int = 0  # how many tokens see each other where all the later ones are causal
 
     @staticmethod
     def dense(allowed: Bool[Tensor, "#B #h #T S"]) -> "Seen":
@@ -92,7 +92,7 @@ class Mask:
                 return Seen("causal", matrix)
             # the block kernel is compiled for each length, which pays in training, not for one prompt
             if start == 0 and index.is_cuda and torch.is_grad_enabled():
-                return Seen("blocks", matrix, blocks=_blocks(self, total, index.device))
+                return Seen("blocks", matrix, blocks=_blocks(self, total, index.device), first=self.first)
             if start == 0 and self.first:
                 return Seen("prefix", matrix, first=self.first)
         return Seen.dense(matrix())

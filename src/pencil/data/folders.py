@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image
 
 from ..config import UserError
-from .images import MOST_PIXELS, SPLITS, FileExamples, PictureData, Skipped, Target, check_classes
+from . import images
+from .images import SPLITS, FileExamples, PictureData, Skipped, Target, check_classes, pool
 
 ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"))
 PHOTOS = dict(flip=True, crop=0.5, randaugment=1)
@@ -20,19 +21,23 @@ PHOTOS = dict(flip=True, crop=0.5, randaugment=1)
 def from_folder(folder: Path, want: str) -> PictureData:
     """The data set in a folder; pictures that are broken are left out and named."""
     parts = {e.name: SPLITS[e.name] for e in os.scandir(folder) if e.is_dir() and e.name in SPLITS}
-    split = {name: folder / given for given, name in sorted(parts.items())} if "train" in parts.values() else {}
+    # test/ is judged by if it is there, else val/ under one of its names
+    split = {name: folder / given for given, name in sorted(parts.items(), key=lambda part: part[0] == "test")}
+    split = split if "train" in split else {}
     if split and "test" not in split:
         raise UserError(f"{folder} has train/ but no test/ or val/ beside it")
     skipped: Skipped = []
     rows = {name: _rows(path, want) for name, path in (split or {"all": folder}).items()}
-    checked = {name: [row for row in found if _sound(row[0], skipped)] for name, found in rows.items()}
+    sound = {path: fault for found in rows.values() for path, fault in _faults([path for path, _ in found])}
+    skipped += [(str(path), fault) for path, fault in sound.items() if fault]
+    checked = {name: [row for row in found if not sound[row[0]]] for name, found in rows.items()}
     if not any(checked.values()):
         first = f"; {Path(skipped[0][0]).name}: {skipped[0][1]}" if skipped else ""
         raise UserError(f"{folder} holds no picture that can be read{first}")
     everything = [row for found in checked.values() for row in found]
     classes = check_classes((str(target) for _, target in everything), str(folder)) if want == "label" else ()
     if not split:
-        held, kept = _hold_out(everything)
+        held, kept = _hold_out(everything, want)
         checked = {"train": kept, "test": held}
     for name, found in checked.items():
         if not found:
@@ -43,16 +48,18 @@ def from_folder(folder: Path, want: str) -> PictureData:
 
     def examples(name: str) -> FileExamples:
         found = checked[name]
-        targets: list[Target] = [classes.index(str(t)) for _, t in found] if classes else [str(t) for _, t in found]
+        number = {name: i for i, name in enumerate(classes)}
+        targets: list[Target] = [number[str(t)] if classes else str(t) for _, t in found]
         return FileExamples([path for path, _ in found], targets, skipped)
 
+    some = [path for path, _ in everything[:: max(1, len(everything) // 64)]]
     return PictureData(
         folder.resolve().name or "root",
         _hash(folder, everything),
         examples("train"),
         examples("test"),
         classes,
-        dict(image_size=(64, 64), channels=1 if all(_grey(path) for path, _ in everything[:64]) else 3, patch=(8, 8)),
+        dict(image_size=(64, 64), channels=1 if all(_grey(path) for path in some) else 3, patch=(8, 8)),
         # a caption says left and right, so its picture is not mirrored
         PHOTOS if want == "label" else dict(crop=0.9),
         skipped=skipped,
@@ -90,7 +97,15 @@ def _class_folders(folder: Path) -> list[tuple[Path, str]]:
             f"{folder} has {_count(loose, 'picture')} without a label ({_names(loose)}): put each in the folder of its "
             "class, or write a metadata.jsonl with file_name and label"
         )
-    return [(path, path.relative_to(folder).parts[0]) for path in every]
+    rows = [(path, path.relative_to(folder).parts[0]) for path in every]
+    named = {name for _, name in rows}
+    bare = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name not in named | {".git"}]
+    bare = [path for path in bare if not path.name.startswith(".")]
+    if rows and bare:
+        raise UserError(f"{folder} has {_count(bare, 'class folder')} without a picture ({_names(bare)})")
+    for path, name in rows:
+        _check_text(name, path)
+    return rows
 
 
 def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
@@ -100,6 +115,7 @@ def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
         if not isinstance(value, (str, int)) or isinstance(value, bool) or not str(value).strip():
             key = "label" if want == "label" else "text"
             raise UserError(f"{table}, line {number}: {row['file_name']} has no {key}")
+        _check_text(str(value), f"{table}, line {number}")
         path = folder / row["file_name"]
         if not path.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{table}, line {number}: {row['file_name']} lies outside the folder")
@@ -145,43 +161,48 @@ def _names(paths: Sequence[Path]) -> str:
     return ", ".join(path.name for path in paths[:3]) + (", …" if len(paths) > 3 else "")
 
 
-def _sound(path: Path, skipped: Skipped) -> bool:
-    """Whether a file begins like a picture of a bearable size; what its end is like shows when it is decoded."""
+def _check_text(text: str, where: object) -> None:
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise UserError(f"{where}: {text!r} is not text that can be written as UTF-8")
+
+
+def _faults(paths: Sequence[Path]) -> Iterable[tuple[Path, str | None]]:
+    """What is wrong with each file; what its end is like shows only when it is decoded."""
+    return zip(paths, pool().map(_fault_of, paths), strict=True)
+
+
+def _fault_of(path: Path) -> str | None:
     try:
         if not path.stat().st_size:
-            fault = "empty (0 bytes)"
-        else:
-            with Image.open(path) as image:
-                large = image.width * image.height > MOST_PIXELS
-                fault = f"{image.width}×{image.height} pixels: taken for a decompression bomb" if large else None
+            return "empty (0 bytes)"
+        with Image.open(path, formats=images.FORMATS) as image:
+            large = image.width * image.height > images.MOST_PIXELS
+            return f"{image.width}×{image.height} pixels: taken for a decompression bomb" if large else None
     except Image.DecompressionBombError:
-        fault = "taken for a decompression bomb"
+        return "taken for a decompression bomb"
     except OSError as error:
-        fault = error.strerror or "not a picture Pillow can read"
+        return error.strerror or "not a picture Pillow can read"
     except Exception as error:  # Pillow's readers of headers raise all kinds
-        fault = str(error)
-    if fault:
-        skipped.append((str(path), fault))
-    return not fault
+        return str(error) or type(error).__name__
 
 
 def _grey(path: Path) -> bool:
-    with Image.open(path) as image:
+    with Image.open(path, formats=images.FORMATS) as image:
         return image.mode in ("1", "L", "LA", "I;16", "I")
 
 
-def _hold_out(rows: list[Any]) -> tuple[list[Any], list[Any]]:
-    """A random tenth by a fixed seed, at least one; with labels, of each class."""
-    groups: dict[Any, list[Any]] = {}
-    labels = len({target for _, target in rows}) * 2 <= len(rows)
+def _hold_out(rows: list[Any], want: str) -> tuple[list[Any], list[Any]]:
+    """A random tenth by a fixed seed, at least one, of each class; all captions of a picture stay together."""
+    groups: dict[Any, dict[Path, list[Any]]] = {}
     for row in rows:
-        groups.setdefault(row[1] if labels else None, []).append(row)
+        groups.setdefault(row[1] if want == "label" else None, {}).setdefault(row[0], []).append(row)
     held, kept = [], []
     for group in groups.values():
-        order = np.random.Generator(np.random.Philox(key=0)).permutation(len(group))
-        count = max(1, round(len(group) / 10)) if len(group) > 1 else 0
-        held += [group[i] for i in sorted(order[:count])]
-        kept += [group[i] for i in sorted(order[count:])]
+        paths = list(group)
+        order = np.random.Generator(np.random.Philox(key=0)).permutation(len(paths)).tolist()
+        count = max(1, round(len(paths) / 10)) if len(paths) > 1 else 0
+        held += [row for i in sorted(order[:count]) for row in group[paths[i]]]
+        kept += [row for i in sorted(order[count:]) for row in group[paths[i]]]
     return held, kept
 
 

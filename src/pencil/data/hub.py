@@ -13,9 +13,8 @@ from .images import FileExamples, PictureData, Skipped, Target, check_classes
 class Cell:
     """One picture of a table, read when it is decoded."""
 
-    def __init__(self, table: Any, row: int, column: str):
-        self.table, self.row, self.column = table, row, column
-        self.name = f"row {row}"
+    def __init__(self, table: Any, row: int, column: str, name: str):
+        self.table, self.row, self.column, self.name = table, row, column, name
 
     def open(self) -> io.BufferedIOBase:
         cell = self.table[self.row][self.column]
@@ -37,34 +36,43 @@ def from_hub(name: str, want: str) -> PictureData:
         raise UserError(f"hub:{name} cannot be loaded: {why}") from None
     features = next(iter(found.values())).features
     pictures = [key for key, kind in features.items() if isinstance(kind, datasets.Image)]
-    kind = datasets.ClassLabel if want == "label" else datasets.Value
-    targets = [k for k, f in features.items() if isinstance(f, kind) and (want == "label" or f.dtype == "string")]
+    if want == "label":
+        targets = [key for key, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
+    else:
+        words = [key for key, kind in features.items() if getattr(kind, "dtype", None) == "string"]
+        targets = [key for key in ("text", "caption") if key in words] or (words if len(words) == 1 else [])
     if not pictures or not targets:
         raise UserError(f"hub:{name} has columns {', '.join(features)}: no picture with a {want} among them")
     column, target = pictures[0], targets[0]
     names = tuple(map(str, features[target].names)) if want == "label" else ()
-    test = next((found[key] for key in ("test", "validation", "valid", "val") if key in found), None)
-    train = found.get("train", next(iter(found.values())))
-    if test is None:
-        halves = train.train_test_split(test_size=0.1, seed=0)
-        train, test = halves["train"], halves["test"]
-    if want == "label":
-        check_classes([str(names[i]) for i in set(train[target])], f"hub:{name}")
     skipped: Skipped = []
 
-    def examples(table: Any) -> FileExamples:
+    def examples(part: str, table: Any) -> FileExamples:
         values: list[Target] = list(table[target])
-        without = [i for i, value in enumerate(values) if value in (None, "", -1)]
+        without = sum(value in (None, "", -1) for value in values)
         if without:
-            raise UserError(f"hub:{name} has {len(without)} pictures without a {want}, the first in row {without[0]}")
-        undecoded = table.cast_column(column, datasets.Image(decode=False))
-        return FileExamples([Cell(undecoded, i, column) for i in range(len(table))], values, skipped)
+            raise UserError(f"the {part} part of hub:{name} has {without} pictures without a {want}")
+        bare = table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+        return FileExamples([Cell(bare, i, column, f"{part} row {i}") for i in range(len(table))], values, skipped)
 
-    parts = examples(train), examples(test)
-    sha = hashlib.sha256(repr([part.targets for part in parts]).encode()).hexdigest()
-    native = dict(image_size=(64, 64), channels=3, patch=(8, 8))
-    augment = PHOTOS if want == "label" else dict(crop=0.9)
-    short = name.rstrip("/").split("/")[-1]
+    # some publish a test part without its labels
+    judged = [key for key in ("test", "validation", "valid", "val") if key in found and "train" in found]
+    judged = [key for key in judged if -1 not in set(found[key][target])] or judged
+    if judged:
+        parts = {"train": found["train"], judged[0]: found[judged[0]]}
+    else:
+        parts = dict(next(iter(found.values())).train_test_split(test_size=0.1, seed=0))
+    train, test = (examples(str(part), table) for part, table in parts.items())
+    if want == "label":
+        check_classes([str(names[i]) for i in set(train.targets)], f"hub:{name}")
     return PictureData(
-        short, sha, parts[0], parts[1], names, native, augment, skipped=skipped, chosen_by="test" not in found
+        name.rstrip("/").split("/")[-1],
+        hashlib.sha256(repr([train.targets, test.targets]).encode()).hexdigest(),
+        train,
+        test,
+        names,
+        dict(image_size=(64, 64), channels=3, patch=(8, 8)),
+        PHOTOS if want == "label" else dict(crop=0.9),
+        skipped=skipped,
+        chosen_by="test" not in judged[:1],
     )

@@ -12,6 +12,8 @@ import numpy as np
 from ..config import UserError
 from .images import ArrayExamples, PictureData, check_classes
 
+MOST_BYTES = 1 << 32  # of one file, unpacked
+
 
 def from_idx(folder: Path, names: list[str], want: str) -> PictureData:
     """MNIST and its kin: four idx files, gzipped or not."""
@@ -53,20 +55,19 @@ def _idx_name(folder: Path, names: list[str]) -> str:
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
-    """An idx file of bytes: its sizes stand in its head."""
+    """An idx file of bytes: its sizes stand in its head, and no more than they say is unpacked."""
+    if not path.stat().st_size:
+        raise UserError(f"{path} cannot be read: it is empty (0 bytes)")
     try:
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" and content else content
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            magic, sizes = file.read(4), file.read(4 * axes)
+            # two zeros, 8 for bytes, and how many axes; then the size of each
+            if magic != bytes((0, 0, 8, axes)) or len(sizes) < 4 * axes:
+                raise UserError(f"{path} is not an idx file of bytes with {axes} axes")
+            shape = struct.unpack(f">{axes}I", sizes)
+            body = file.read(min(prod(shape), MOST_BYTES) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    if not content:
-        raise UserError(f"{path} cannot be read: it is empty (0 bytes)")
-    head = 4 + 4 * axes
-    body = np.frombuffer(content[head:], np.uint8)
-    # two zeros, 8 for bytes, and how many axes; then the size of each
-    if content[:4] != bytes((0, 0, 8, axes)) or len(content) < head:
-        raise UserError(f"{path} is not an idx file of bytes with {axes} axes")
-    shape = struct.unpack(f">{axes}I", content[4:head])
-    if body.size != prod(shape) or not body.size:
-        raise UserError(f"{path} says it holds {'×'.join(map(str, shape))} bytes, and holds {body.size}")
-    return body.reshape(shape)
+    if len(body) != prod(shape) or not body:
+        raise UserError(f"{path} says it holds {'×'.join(map(str, shape))} bytes, and does not")
+    return np.frombuffer(body, np.uint8).reshape(shape)

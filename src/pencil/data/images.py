@@ -13,12 +13,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from ..config import UserError, nearest
+from ..config import UserError, in_full, nearest
 from .augment import Look, bent, fit, shrunk, upright, vary
 from .builtin import Scenes, digits
 
 MOST_PIXELS = 89_478_485  # of one picture: a small file that unpacks to more is taken for a bomb
-KEEP_BYTES = 1 << 30  # of decoded pictures, so that most data sets are decoded once
+KEEP_BYTES = 1 << 29  # of decoded pictures in each part, so that most data sets are decoded once
+# what people keep pictures in; others (some run programs of their own to decode) are not opened, whatever their name
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 EMBEDDED = {"label": ("digits",), "caption": ("scenes", "scenes-hard")}
 SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
 
@@ -98,13 +100,14 @@ class FileExamples:
     def __init__(self, sources: Sequence[Any], targets: Sequence[Target], skipped: Skipped):
         self.sources, self.targets, self.skipped = list(sources), list(targets), skipped
         self.kept: dict[tuple[int, Look], Image.Image] = {}
+        self.broken: set[int] = set()
         self.room, self.lock = KEEP_BYTES, threading.Lock()
 
     def __len__(self) -> int:
         return len(self.sources)
 
     def take(self, which, look, rng=None):
-        found = list(_pool().map(lambda i: self._find(i, look.plain, rng is not None), map(int, which)))
+        found = list(pool().map(lambda i: self._find(i, look.plain, rng is not None), map(int, which)))
         found = [pair for pair in found if pair is not None]
         images = [image for image, _ in found]
         pictures = list(_finish(images, look, rng))
@@ -125,17 +128,19 @@ class FileExamples:
         key = (i, look)
         if key in self.kept:
             return self.kept[key]
+        if i in self.broken:
+            return None
         source = self.sources[i]
         try:
             image = shrunk(decode(source, look), look.size)
         except Exception as error:  # Pillow's decoders raise all kinds
             with self.lock:
-                fault = (str(source if isinstance(source, Path) else source.name), _fault(error))
-                if fault not in self.skipped:
-                    self.skipped.append(fault)
+                if i not in self.broken:
+                    self.broken.add(i)
+                    self.skipped.append((str(source if isinstance(source, Path) else source.name), _fault(error)))
             return None
         with self.lock:
-            size = image.width * image.height * look.channels
+            size = image.width * image.height * (1 if look.channels == 1 else 4)  # Pillow keeps colours in four bytes
             if size <= self.room and key not in self.kept:
                 self.room -= size
                 self.kept[key] = image
@@ -143,7 +148,7 @@ class FileExamples:
 
 
 @lru_cache
-def _pool() -> ThreadPoolExecutor:
+def pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="decode")
 
 
@@ -159,12 +164,12 @@ def _finish(images: Sequence[Image.Image], look: Look, rng: np.random.Generator 
         array = np.asarray(image)
         return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
-    return _pool().map(one, images, seeds) if len(images) > 8 else map(one, images, seeds)
+    return pool().map(one, images, seeds) if len(images) > 8 else map(one, images, seeds)
 
 
 def decode(source: Any, look: Look) -> Image.Image:
     """A picture from a file or from bytes, upright and with the look's channels; too large a one is refused."""
-    with Image.open(source if isinstance(source, Path) else source.open()) as image:
+    with Image.open(source if isinstance(source, Path) else source.open(), formats=FORMATS) as image:
         _check_pixels(image)
         # a JPEG can be decoded at a half, a quarter or an eighth of its size at once
         image.draft(look.mode, (2 * look.size[1], 2 * look.size[0]))
@@ -212,7 +217,7 @@ def load(data: str, want: str) -> PictureData:
         return from_hub(data.removeprefix("hub:"), want)
     if not data:
         raise UserError(f"--data is empty; give a folder or {' or '.join(EMBEDDED[want])}")
-    path = Path(data).expanduser()
+    path = in_full(data)
     if path.is_file():
         size = "an empty file" if not path.stat().st_size else "a file"
         raise UserError(f"{data} is {size}; pictures come in a folder")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config import UserError, nearest
+from ..config import UserError, in_full, nearest
 from ..files import write_aside
 from .builtin import TEXTS
 from .tokenizers import (
@@ -102,7 +102,7 @@ def find(data: str) -> Corpus:
         return Corpus(data, text=text, hash=hashlib.sha256(text.encode()).hexdigest())
     if data == "-":
         return _from_stdin()
-    path = Path(data).expanduser()
+    path = in_full(data)
     if path.is_file():
         sha = hashlib.sha256()
         try:

@@ -24,7 +24,8 @@ Scheme = Literal["learned", "sincos", "rope", "none"]
 class CaptionerConfig:
     """Sizes and choices; `context` is how many text tokens fit after the picture.
 
-    `positions` are the text's; `picture_positions` the picture's, the same scheme along two axes unless given.
+    `positions` are the text's; `picture_positions` the picture's, the same scheme along two axes unless given. `bias`
+    is that of norms, blocks and head; the strips' projection always has one.
     """
 
     image_size: tuple[int, int] = (16, 16)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -148,7 +148,7 @@ class ViT(nn.Module):
         return other.train(self.training)
 
 
-def check_shape(picture: Tensor, c) -> None:
+def check_shape(picture: Tensor, c: Any) -> None:
     """Refuse a picture of another shape than the model's, naming both."""
     if tuple(picture.shape[1:]) != (c.channels, *c.image_size):
         raise ValueError(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from ..models.captioner import attention_maps
 from ..models.parts import numbers
 from ..runs import Run
 from .losses import next_token
-from .pictures import PictureTask, write_all
+from .pictures import SHOWN, PictureTask, write_all
 from .settings import TrainConfig
 from .tasks import Asked, Batch, Begun, Preview, random_of
 
@@ -72,7 +72,9 @@ class CaptionTask(PictureTask):
         read = np.full((len(captions), self.length), self.end, np.int64)
         say = np.full((len(captions), self.length), -100, np.int64)
         for i, caption in enumerate(captions):
-            ids = self.encoded(caption)[: self.length - 1]
+            ids = self.encoded(caption)
+            if len(ids) >= self.length:
+                raise UserError(f"a caption of {len(ids)} tokens is longer than any seen before: “{caption[:40]}”")
             read[i, 1 : 1 + len(ids)] = ids
             say[i, : len(ids)], say[i, len(ids)] = ids, self.end
         return torch.from_numpy(read), torch.from_numpy(say)
@@ -104,45 +106,50 @@ class CaptionTask(PictureTask):
         return [self.tokenizer.decode([t for t in row[1:] if t != self.end]).strip() for row in grown.rows]
 
     @torch.no_grad()
-    def _judge(self, model: nn.Module, examples: images.Examples, batches: int | None):
-        """The loss, and (picture, said, meant) for each."""
+    def _judge(self, model: nn.Module, examples: images.Examples, batches: int | None) -> "Judged":
+        """The loss a token, how many captions are right to the last word, and some pictures to show."""
         device = next(model.parameters()).device
-        total, rows = 0.0, []
+        total, tokens, right, count, first, wrong = 0.0, 0, 0, 0, [], []
         for pictures, captions in self.judged(examples, batches):
             batch = tuple(t.to(device) for t in (torch.from_numpy(pictures), *self.tokens(captions)))
-            total += float(self.loss(model, batch)) * len(pictures)
-            rows += zip(pictures, self.caption(model, pictures), (c.strip() for c in captions), strict=True)
-        if not rows:
-            raise UserError(f"none of the held-out pictures of {self.data.name} can be decoded")
-        return total / len(rows), rows
-
-    def _measures(self, model: nn.Module, batches: int | None) -> tuple[dict[str, float], list[Any]]:
-        loss, rows = self._judge(model, self.data.test, batches)
-        return {"val_loss": loss, "exact_match": float(np.mean([said == meant for _, said, meant in rows]))}, rows
+            judged = int((batch[2] >= 0).sum())
+            total, tokens = total + float(self.loss(model, batch)) * judged, tokens + judged
+            rows = list(zip(pictures, self.caption(model, pictures), (c.strip() for c in captions), strict=True))
+            right, count = right + sum(said == meant for _, said, meant in rows), count + len(rows)
+            first += rows[: 20 - len(first)]
+            wrong += [row for row in rows if row[1] != row[2]][: SHOWN - len(wrong)]
+        return Judged(total / tokens, right, count, first, wrong)
 
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
-        return self._measures(model, batches)[0]
+        judged = self._judge(model, self.data.test, batches)
+        return {"val_loss": judged.loss, "exact_match": judged.right / judged.total}
 
     def preview(self, model: nn.Module) -> Preview:
-        _, rows = self._judge(model, self.data.test, 1)
-        return Preview(".png", _captions(rows[:20], self.data.name))
+        return Preview(".png", _captions(self._judge(model, self.data.test, 1).first, self.data.name))
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
         """Exact matches; wrong captions as a contact sheet; and where the model looked, word by word."""
-        measures, rows = self._measures(model, None)
+        folder.mkdir(parents=True, exist_ok=True)
+        judged = self._judge(model, self.data.test, None)
+        measures = {"val_loss": judged.loss, "exact_match": judged.right / judged.total}
         if self.data.familiar is not None:
-            _, seen = self._judge(model, self.data.familiar, None)
-            measures["exact_match_familiar"] = float(np.mean([said == meant for _, said, meant in seen]))
-        wrong = [row for row in rows if row[1] != row[2]]
-        title = f"{len(wrong)} of {len(rows)} captions differ" + (f"; the first {min(40, len(wrong))}" if wrong else "")
-        files = {"mistakes.png": _captions(wrong[:40], title)}
-        for i, (picture, said, _) in enumerate(rows[:3], 1):
-            files[f"attention-{i}.png"] = self.overlay(model, picture, said)
+            seen = self._judge(model, self.data.familiar, None)
+            measures["exact_match_familiar"] = seen.right / seen.total
+        title = f"{judged.total - judged.right} of {judged.total} captions differ"
+        files = {"mistakes.png": _captions(judged.wrong, f"{title}; the first {SHOWN}" if judged.wrong else title)}
+        for i, (picture, said, _) in enumerate(judged.first[:3], 1):
+            files[f"attention-{i}.png"] = overlay(model, self.tokenizer, picture, said)
         return measures, write_all(folder, files)
 
-    def overlay(self, model: nn.Module, picture: np.ndarray, said: str) -> bytes:
-        """Where the model looked as it said each word."""
-        return overlay(model, self.tokenizer, picture, said)
+
+class Judged(NamedTuple):
+    """What came of judging: the rows are (picture, said, meant)."""
+
+    loss: float
+    right: int
+    total: int
+    first: list[Any]
+    wrong: list[Any]
 
 
 def overlay(model: Any, tokenizer: Tokenizer, picture: np.ndarray, said: str) -> bytes:

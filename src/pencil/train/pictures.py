@@ -1,5 +1,6 @@
 """The tasks of picture models: say what a picture shows, by a label or in words."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from .settings import TrainConfig
 from .tasks import Asked, Batch, Begun, Preview, in_turn, random_of
 
 JUDGED = 256  # pictures at a time
+SHOWN = 40  # mistakes on a sheet
 
 
 class PictureTask:
@@ -48,7 +50,8 @@ class PictureTask:
     @classmethod
     def settings_for(cls, asked: Asked, data: images.PictureData, config: TrainConfig) -> TrainConfig:
         """The training's settings with the pace and the augmentations that suit the data, unless they were given."""
-        suggested = {**data.pace, **data.augment}
+        pace = {} if "image_size" in preset_of(asked.family, asked.preset) else data.pace
+        suggested = {**pace, **data.augment}
         return replace(config, **{name: value for name, value in suggested.items() if name not in asked.train})
 
     @property
@@ -80,7 +83,8 @@ class PictureTask:
         """The pictures of a step and their targets, varied as the look says."""
         rng, size = random_of(self.train.seed, step, micro), self.train.batch
         if isinstance(self.data.train, Scenes):
-            return self.data.train.draw(rng, size)
+            drawn = self.data.train.draw(rng, size)
+            return images.ArrayExamples(*drawn).take(range(size), self.look, rng)
         first = (step * self.train.accumulate + micro) * size
         return self.data.train.take(in_turn(self.train.seed, first, size, len(self.data.train)), self.look, rng)
 
@@ -88,10 +92,14 @@ class PictureTask:
         """Held-out pictures and their targets, a few at a time: all of them, or as many as `batches` batches hold."""
         total = len(examples) if batches is None else min(len(examples), batches * self.train.batch)
         which = np.linspace(0, len(examples) - 1, total).astype(int)
+        found = False
         for i in range(0, total, JUDGED):
             pictures, targets = examples.take(which[i : i + JUDGED], self.look.plain)
             if len(pictures):
+                found = True
                 yield pictures, targets
+        if not found:
+            raise UserError(f"none of the held-out pictures of {self.data.name} can be decoded")
 
 
 class LabelTask(PictureTask):
@@ -139,64 +147,63 @@ class LabelTask(PictureTask):
         return share * F.cross_entropy(logits, labels) + (1 - share) * F.cross_entropy(logits, labels.flip(0))
 
     @torch.no_grad()
-    def _judge(self, model: nn.Module, batches: int | None) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Log-probabilities, labels and pictures of the held-out part."""
+    def _judge(self, model: nn.Module, batches: int | None) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
+        """Log-probabilities, labels and pictures of the held-out part, a few at a time."""
         device = next(model.parameters()).device
-        said, labels, shown = [], [], []
         for pictures, targets in self.judged(self.data.test, batches):
-            said.append(model(numbers(torch.from_numpy(pictures).to(device))).float().log_softmax(-1).cpu())
-            labels += targets
-            shown.append(pictures)
-        if not said:
-            raise UserError(f"none of the held-out pictures of {self.data.name} can be decoded")
-        return torch.cat(said), torch.tensor(labels), np.concatenate(shown)
+            said = model(numbers(torch.from_numpy(pictures).to(device))).float().log_softmax(-1).cpu()
+            yield said, torch.tensor(targets), pictures
 
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
-        said, labels, _ = self._judge(model, batches)
-        return self._measures(said, labels)
+        return self._measures([part[:2] for part in self._judge(model, batches)])[0]
 
-    def _measures(self, said: Tensor, labels: Tensor) -> dict[str, float]:
-        accuracy = (said.argmax(-1) == labels).double().mean().item()
-        return {"val_loss": F.nll_loss(said, labels).item(), "accuracy": accuracy}
+    def _measures(self, parts: list[tuple[Tensor, Tensor]]) -> tuple[dict[str, float], Tensor, Tensor]:
+        said, labels = (torch.cat(each) for each in zip(*parts, strict=True))
+        guessed = said.argmax(-1)
+        accuracy = (guessed == labels).double().mean().item()
+        return {"val_loss": F.nll_loss(said, labels).item(), "accuracy": accuracy}, guessed, labels
 
     def preview(self, model: nn.Module) -> Preview:
-        said, labels, pictures = self._judge(model, 1)
-        return Preview(".png", self._sheet(said, labels, pictures, range(min(24, len(labels)))))
+        said, labels, pictures = next(self._judge(model, 1))
+        shown = [(said[i], int(labels[i]), pictures[i]) for i in range(min(24, len(labels)))]
+        return Preview(".png", self._sheet(shown, self.data.name))
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
         """Accuracy over all and per class; the confusion matrix, and the mistakes the model was surest of."""
-        said, labels, pictures = self._judge(model, None)
-        measures, guessed = self._measures(said, labels), said.argmax(-1)
+        folder.mkdir(parents=True, exist_ok=True)
+        parts, surest = [], []
+        for said, labels, pictures in self._judge(model, None):
+            parts.append((said, labels))
+            wrong = (said.argmax(-1) != labels).nonzero()[:, 0].tolist()
+            surest += [(said[i], int(labels[i]), pictures[i].copy()) for i in wrong]
+            surest = sorted(surest, key=lambda one: -one[0].max().item())[:SHOWN]
+        measures, guessed, labels = self._measures(parts)
         for i, name in enumerate(self.data.classes):
             if (labels == i).any():
-                right = (guessed[labels == i] == i).double().mean().item()
-                measures[f"accuracy.{name.replace(' ', '_')}"] = right
+                measures[f"accuracy.{name.replace(' ', '_')}"] = (guessed[labels == i] == i).double().mean().item()
         size = len(self.data.classes)
         matrix = torch.zeros(size, size, dtype=torch.long)
         named = guessed < size  # a model may have room for more classes than there are names
         matrix.index_put_((labels[named], guessed[named]), torch.ones_like(labels[named]), accumulate=True)
-        wrong = (guessed != labels).nonzero()[:, 0]
-        surest = wrong[said[wrong, guessed[wrong]].argsort(descending=True)][:40].tolist()
-        title = f"{len(wrong)} of {len(labels)} wrong: the mistakes it was surest of"
+        title = f"{int((guessed != labels).sum())} of {len(labels)} wrong: the mistakes it was surest of"
         files = {
             "confusion.png": draw.confusion(matrix.numpy(), self.data.classes, self.data.name),
-            "mistakes.png": self._sheet(said, labels, pictures, surest, title),
+            "mistakes.png": self._sheet(surest, title),
         }
         return measures, write_all(folder, files)
 
-    def _sheet(self, said: Tensor, labels: Tensor, pictures: np.ndarray, which: Any, title: str = "") -> bytes:
-        names, guessed = (*self.data.classes, *map(str, range(len(self.data.classes), said.shape[1]))), said.argmax(-1)
-        lines = [
-            f"{names[guessed[i]]} ({said[i].exp().max():.0%})"
-            + ("" if guessed[i] == labels[i] else f"\nis {names[labels[i]]}")
-            for i in which
-        ]
-        marks = [bool(guessed[i] == labels[i]) for i in which]
-        return draw.sheet([pictures[i] for i in which], lines, marks, title or self.data.name)
+    def _sheet(self, shown: list[tuple[Tensor, int, np.ndarray]], title: str) -> bytes:
+        names = dict(enumerate(self.data.classes))
+        lines, right = [], []
+        for said, label, _ in shown:
+            guess = int(said.argmax())
+            right.append(guess == label)
+            truth = "" if guess == label else f"\nis {names[label]}"
+            lines.append(f"{names.get(guess, guess)} ({said.exp().max():.0%}){truth}")
+        return draw.sheet([picture for *_, picture in shown], lines, right, title)
 
 
 def write_all(folder: Path, files: dict[str, bytes]) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         write_aside(folder / name, content)
     return [folder / name for name in files]

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..config import UserError, build
+from ..config import UserError, build, fitted
 from ..data.builtin import TEXTS
 from ..data.images import EMBEDDED
-from ..models import configure, parameters
+from ..models import configure, parameters, preset_of
 from ..models import family as find_family
 from ..runs import Run, choose_path
 from .captions import CaptionTask
@@ -24,11 +24,22 @@ USUAL = {"gpt": "pydoc", "vit": "digits", "captioner": "scenes"}  # data, when n
 NAMED = {"gpt": tuple(TEXTS), "vit": EMBEDDED["label"], "captioner": EMBEDDED["caption"]}
 
 
-def settings_of(family: str, preset: str | None, model: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
-    """The model's and the training's settings: a preset, and what is said over it."""
+def train_config(family: str, preset: str, train: dict[str, Any]) -> TrainConfig:
+    """The training's settings: a preset's, and what is said over them."""
+    preset_of(family, preset)
+    return build(TrainConfig, PRESETS[family][preset] | train, "train.")
+
+
+def settings_of(
+    family: str, data: str | None, preset: str | None, model: dict[str, Any], train: dict[str, Any]
+) -> dict[str, Any]:
+    """The model's and the training's settings as a run would have them; a text need not be read for that."""
     preset = preset or find_family(family).default
-    sizes = configure(family, preset, **model)
-    return {"model": sizes, "train": build(TrainConfig, PRESETS[family][preset] | train, "train.")}
+    config = train_config(family, preset, train)
+    if family == "gpt":
+        return {"model": configure(family, preset, **model), "train": config}
+    begun = TASKS[family].begin(Asked(family, data or USUAL[family], preset, None, 4096, model, train), config)
+    return {"model": begun.sizes, "train": begun.config}
 
 
 def new_run(
@@ -46,12 +57,14 @@ def new_run(
     """Check everything, read the data, and only then make the run's folder."""
     preset, model, train = preset or find_family(family).default, model or {}, train or {}
     data = USUAL[family] if data is None else data
-    # what the data will settle is left at its smallest, so that nothing that may yet fit is refused
-    least = {"gpt": {"vocab": 256}, "vit": {}, "captioner": {"vocab": 257}}[family]
-    config: TrainConfig = settings_of(family, preset, model, train)["train"]  # refused before a large corpus is read
+    # refused before a large corpus is read; what only the data can settle is judged when it has
+    config = train_config(family, preset, train)
+    fitted(find_family(family).config, model, "model.")
     on_cpu = pick_device(config.device).type == "cpu"
-    if on_cpu and family == "gpt":
-        check_memory(family, configure(family, preset, **{**least, **model}), config.batch)
+    if family == "gpt":
+        sizes = configure(family, preset, **{"vocab": 256, **model})
+        if on_cpu:
+            check_memory(family, sizes, config.batch)
     if name is not None and (out or not name.strip(".") or set(name) & set("/\\\n")):
         raise UserError("--name must be a plain name under runs/, without --out; a folder elsewhere is given by --out")
     if name and (Path("runs") / name).exists() and not force:
@@ -71,7 +84,8 @@ def new_run(
 def task_of(run: Run, config: TrainConfig) -> Any:
     """The task of a run, on the data it was trained on; data that has changed since is refused."""
     facts = run.config["run"]
-    task = TASKS[find_family(run.family) and run.family].again(run, facts["data_path"], config)
+    find_family(run.family)  # refused by name if there is none
+    task = TASKS[run.family].again(run, facts["data_path"], config)
     if task.hash != facts["data_hash"]:
         raise UserError(f"{facts['data']} has changed since {run.path} was trained on it")
     return task

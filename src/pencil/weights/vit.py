@@ -122,7 +122,10 @@ def from_timm(tensors: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
     if "cls_token" not in tensors or any("gamma" in name or "q_norm" in name for name in tensors):
         raise UserError("only timm's plain vision transformers with a class token can be taken over")
     tables = {"class_token": tensors["cls_token"], "positions.table": tensors["pos_embed"][0]}
-    return tables | _renamed(tensors, timm_pairs(depth))
+    ours = tables | _renamed(tensors, timm_pairs(depth))
+    if len(ours) != len(tensors):
+        raise UserError(f"timm's model has {len(tensors)} tensors, and ours has a place for {len(ours)} of them")
+    return ours
 
 
 def to_timm(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
@@ -145,5 +148,6 @@ def _back(tensors: Mapping[str, Tensor], pairs: Iterator[tuple[str, str]], confi
 
 
 def _check(config: ViTConfig) -> None:
-    if config.pool != "class" or config.positions != "learned" or not config.bias or config.norm != "layer":
+    plain = config.norm == "layer" and config.bias and config.activation != "swiglu"
+    if config.pool != "class" or config.positions != "learned" or not plain:
         raise UserError("only a ViT with a class token, a learned table and biases can be written for other libraries")
