@@ -96,7 +96,7 @@ class CaptionerConfig:
 PRESETS: dict[str, dict] = {
     "nano": dict(width=80, depth=3, heads=4, hidden=160),
     "seed": dict(mask="causal", positions="learned", delimiters=False, types=False, bias=True, heads=1),
-    "small": dict(width=128, depth=4, heads=4, hidden=256, dropout=0.1),
+    "small": dict(width=192, depth=6, heads=6, dropout=0.2),
     "base": dict(image_size=(224, 224), channels=3, patch=(16, 16), width=768, depth=12, heads=12, context=64),
 }
 
@@ -134,7 +134,7 @@ class Captioner(nn.Module):
         self.types = nn.Parameter(torch.empty(2, c.width)) if c.types else None
         self.marks = nn.Parameter(torch.empty(2, c.width)) if c.delimiters else None
         self.drop = nn.Dropout(c.dropout)
-        block = block_maker(c)
+        block = block_maker(c, cells=True)
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))
         self.norm = norm_maker(c)()
         self.head = None if c.tied else nn.Linear(c.width, c.vocab, bias=c.bias)

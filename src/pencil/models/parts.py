@@ -28,8 +28,10 @@ def norm_maker(c: Any) -> Callable[[], nn.Module]:
 
 
 def block_maker(c: Any, cells: bool = False) -> Callable[[], Block]:
-    """The pre-norm block with the config's attention, MLP and norm; what dropout drops of the pattern is whole keys,
-    or, as in GPT-2, single cells."""
+    """The pre-norm block with the config's attention, MLP and norm.
+
+    What dropout takes from the pattern is whole keys, or, as in GPT-2, single `cells`, which a CPU pays dearly for.
+    """
     mlp = {
         "gelu": partial(MLP, c.width, c.mlp_width, gelu, c.bias),
         "gelu-tanh": partial(MLP, c.width, c.mlp_width, gelu_tanh, c.bias),

@@ -51,8 +51,8 @@ class PictureTask:
     def settings_for(cls, asked: Asked, data: images.PictureData, config: TrainConfig) -> TrainConfig:
         """The training's settings with the pace and the augmentations that suit the data, unless they were given."""
         pace = {} if "image_size" in preset_of(asked.family, asked.preset) else data.pace
-        suggested = {**pace, **data.augment}
-        return replace(config, **{name: value for name, value in suggested.items() if name not in asked.train})
+        suggested = {name: value for name, value in data.augment.items() if getattr(config, name) is None}
+        return replace(config, **{n: v for n, v in {**suggested, **pace}.items() if n not in asked.train})
 
     @property
     def chooses(self) -> bool:
