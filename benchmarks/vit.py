@@ -54,7 +54,9 @@ def main():
     x = torch.randn(3, 3, *ours.config.image_size)
     with torch.no_grad():
         apart = (ours(x) - theirs(x)).abs().max().item()
-    print(f"{asked.model}: {sum(p.numel() for p in ours.parameters()):,} parameters; float32 logits differ by {apart:.1e}")
+    print(
+        f"{asked.model}: {sum(p.numel() for p in ours.parameters()):,} parameters; float32 logits differ by {apart:.1e}"
+    )
     ours, theirs = ours.to(device, dtype), theirs.to(device, dtype)
     for batch in asked.batch:
         torch.compiler.reset()

@@ -10,6 +10,7 @@ import numpy as np
 
 RAMP = " .:-=+*#%@"
 GOOD, BAD = "#0072b2", "#d55e00"  # told apart by every eye
+ORANGE = (1.0, 0.5, 0.05)
 
 
 def terminal(picture: np.ndarray, colour: bool, width: int = 32) -> list[str]:
@@ -70,7 +71,8 @@ def sheet(pictures: Sequence[np.ndarray], lines: Sequence[str], right: Sequence[
     tallest = max((text.count("\n") + 1 for text in texts), default=1)
     down = -(-len(pictures) // across)
     figure = _figure(max(4.0, 1.35 * across), 0.5 + down * (1.25 + 0.15 * tallest) if pictures else 0.8)
-    figure.suptitle(_plain(title), fontsize=10)
+    key = " (blue right, orange wrong)" if len(set(right)) > 1 else ""
+    figure.suptitle(_plain(title + key), fontsize=10)
     for i, (picture, text, fine) in enumerate(zip(pictures, texts, right, strict=True)):
         axes = figure.add_subplot(down, across, i + 1)
         _show(axes, picture)
@@ -110,17 +112,14 @@ def overlays(picture: np.ndarray, words: Sequence[str], looks: np.ndarray) -> by
     plain = figure.add_subplot(down, across, 1)
     _show(plain, picture)
     plain.set_title("the picture", fontsize=9)
+    plain.set_xlabel("orange: looked at", fontsize=7)
     for i, (word, look) in enumerate(zip(words, looks, strict=True)):
         axes = figure.add_subplot(down, across, i + 2)
         _show(axes, picture)
-        axes.imshow(
-            look,
-            cmap="inferno",
-            alpha=0.6,
-            vmin=0,
-            vmax=look.max() or 1,
-            extent=(-0.5, width - 0.5, height - 0.5, -0.5),
-        )
+        # one colour, stronger where it looked more: it shows on black and on white
+        lit = np.zeros((*look.shape, 4))
+        lit[..., :3], lit[..., 3] = ORANGE, 0.75 * look / (look.max() or 1)
+        axes.imshow(lit, extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="nearest")
         axes.set_title(_plain(word), fontsize=9)
         axes.set_xlabel(f"{look.sum():.0%} on the picture", fontsize=7)
     return _png(figure)

@@ -67,3 +67,14 @@ def test_text_that_cannot_be_written_is_refused(tmp_path):
 def test_a_home_that_does_not_exist_is_a_sentence():
     with pytest.raises(UserError, match="is nowhere"):
         images.load("~nosuchuser/x", "label")
+
+
+def test_a_byte_order_mark_and_foreign_line_ends_are_taken(tmp_path):
+    album(tmp_path, [f"dot {i}" for i in range(7)])
+    path = tmp_path / "metadata.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    data = images.load(str(tmp_path), "caption")
+    assert sorted([*data.train.targets, *data.test.targets]) == [f"dot {i}" for i in range(7)]
+    path.write_bytes(path.read_text(encoding="utf-8-sig").encode("utf-16"))
+    with pytest.raises(UserError, match="it is not UTF-8 text"):
+        images.load(str(tmp_path), "caption")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from torch import nn
 from torch.nn import functional as F
 
@@ -353,6 +354,8 @@ def test_a_picture_run_cut_anywhere_goes_on_to_the_same_bits(tmp_path, folder, t
 
     first.update = stop_after
     assert not first.train().finished
+    with safe_open(tmp_path / "cut" / "model.safetensors", "pt") as file:
+        assert file.metadata()["step"] == "3"  # a run cut short is used as it stands
     torch.manual_seed(99)
     run = Run.open(tmp_path / "cut")
     config = build(TrainConfig, run.config["train"])

@@ -24,3 +24,9 @@ def test_warmup_stable_decay():
 def test_constant():
     config = TrainConfig(warmup=0, schedule="constant")
     assert {factor(s, config) for s in range(0, 2000, 100)} == {1.0}
+
+
+def test_a_short_run_reaches_its_full_rate():
+    config = TrainConfig(steps=60, warmup=100)
+    assert max(factor(s, config) for s in range(60)) == 1
+    assert factor(0, config) == pytest.approx(1 / 13)

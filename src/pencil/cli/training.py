@@ -54,14 +54,18 @@ def train(
         List every --model and --train setting with its value here, and train nothing.
     """
     chosen = overrides(list(settings), ("model", "train"))
+    from ..models import parameters
+    from ..train.loop import pick_device
     from ..train.start import new_run, settings_of
 
     if settings_only:
-        print(to_toml(settings_of(family, data, preset, chosen["model"], chosen["train"])))
+        print(to_toml(settings_of(family, data, preset, chosen["model"], chosen["train"], tokenizer, vocab)))
         return 0
     run, task, config = new_run(
         family, data, tokenizer, vocab, preset, chosen["model"], chosen["train"], name, out, force
     )
+    count = parameters(family, task.config)
+    _say(f"A {family} of {count:,} parameters, from {task.about()}; on {pick_device(config.device).type}.")
     return _go(run, task, config)
 
 

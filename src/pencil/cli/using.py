@@ -19,7 +19,7 @@ def sample(
     prompt: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative=())] = None,
     count: int = 1,
     new: int = 256,
-    image: Annotated[list[Path] | None, Parameter(negative=())] = None,
+    image: Annotated[list[Path] | None, Parameter(negative=(), consume_multiple=True)] = None,
     attention: Path | None = None,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -41,7 +41,7 @@ def sample(
     prompt
         What to go on from; give it again for several texts, or - to read it from standard input.
     image
-        The picture a vit names or a captioner describes; may be given again.
+        The picture, or pictures, a vit names or a captioner describes.
     attention
         Write a picture of where the model looked, for each word it said, to this PNG file.
     count

@@ -135,9 +135,10 @@ def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
 def _metadata(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     """The lines of a metadata.jsonl, numbered."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise UserError(f"{path} cannot be read: {why}") from None
     if not any(line.strip() for line in lines):
         raise UserError(f"{path} is empty")
     for number, line in enumerate(lines, 1):

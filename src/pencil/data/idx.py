@@ -43,7 +43,7 @@ def from_idx(folder: Path, names: list[str], want: str) -> PictureData:
         parts[1],
         tuple(map(str, range(count))),
         dict(image_size=side, channels=1, patch=(patch, patch)),
-        dict(randaugment=2),
+        dict(randaugment=1),
         chosen_by=False,
     )
 

@@ -21,6 +21,7 @@ MOST_PIXELS = 89_478_485  # of one picture: a small file that unpacks to more is
 KEEP_BYTES = 1 << 29  # of decoded pictures in each part, so that most data sets are decoded once
 # what people keep pictures in; others (some run programs of their own to decode) are not opened, whatever their name
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+Image.MAX_IMAGE_PIXELS = None  # the limit above is checked instead, before anything is unpacked, and says so itself
 EMBEDDED = {"label": ("digits",), "caption": ("scenes", "scenes-hard")}
 SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
 
@@ -245,8 +246,8 @@ def _digits() -> PictureData:
         ArrayExamples(pictures[~held], labels[~held].tolist()),
         ArrayExamples(pictures[held], labels[held].tolist()),
         tuple(map(str, range(10))),
-        dict(image_size=(8, 8), channels=1, patch=(2, 2)),
-        pace=dict(steps=700, eval_every=175, save_every=350),
+        dict(image_size=(8, 8), channels=1, patch=(2, 2), dropout=0.15),
+        pace=dict(steps=700, eval_every=175, save_every=350, muon_lr=0.01),
         chosen_by=False,
     )
 

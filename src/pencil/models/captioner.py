@@ -109,7 +109,7 @@ class Captioner(nn.Module):
         "embed": ("B t D", "E[t]", "rows of E"),
         "text": ("B t D", "X_txt⁰", "E[t] + P_txt + T_txt"),
         "input": ("B T D", "X⁰", "[I⁰; X_txt⁰]"),
-        "norm": ("B t D", "X_f,txt", "Norm(X)[N:]"),
+        "norm": ("B t D", "X_f,txt", "Norm(X)[M:]"),
         "logits": ("B t V", "Z", "X_f,txt Eᵀ or X_f,txt W + b"),
     }
     INNER = {

@@ -77,7 +77,7 @@ def _published(patch: int, width: int, depth: int, heads: int) -> dict:
 
 # a preset without an image_size takes size, channels and patch from the data
 PRESETS: dict[str, dict] = {
-    "nano": dict(width=64, depth=4, heads=4, dropout=0.15),
+    "nano": dict(width=64, depth=4, heads=4),
     "small": dict(width=192, depth=6, heads=6, dropout=0.1),
     "ti/16": _published(16, 192, 12, 3),
     "s/16": _published(16, 384, 12, 6),

@@ -136,7 +136,11 @@ class CaptionTask(PictureTask):
             seen = self._judge(model, self.data.familiar, None)
             measures["exact_match_familiar"] = seen.right / seen.total
         title = f"{judged.total - judged.right} of {judged.total} captions differ"
-        files = {"mistakes.png": _captions(judged.wrong, f"{title}; the first {SHOWN}" if judged.wrong else title)}
+        files = {
+            "mistakes.png": _captions(
+                judged.wrong, f"{title}; the first {SHOWN}" if judged.total - judged.right > SHOWN else title
+            )
+        }
         for i, (picture, said, _) in enumerate(judged.first[:3], 1):
             files[f"attention-{i}.png"] = overlay(model, self.tokenizer, picture, said)
         return measures, write_all(folder, files)
@@ -173,5 +177,5 @@ def every_caption(data: images.PictureData) -> Iterator[str]:
 
 
 def _captions(rows: list[Any], title: str) -> bytes:
-    lines = [said if said == meant else f"{said}\nis {meant}" for _, said, meant in rows]
+    lines = [said if said == meant else f"{said or '(nothing)'}\nis {meant}" for _, said, meant in rows]
     return draw.sheet([row[0] for row in rows], lines, [said == meant for _, said, meant in rows], title)

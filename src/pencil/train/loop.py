@@ -158,8 +158,15 @@ class Trainer:
         """The weights that sample and eval read: the best by validation; the last where the test would choose them."""
         if not self.task.chooses or measures["val_loss"] < self.best.get("val_loss", math.inf):
             self.best = {"step": self.step, **measures}
-            facts = {"family": self.task.family, "weights": "model", "pencil": __version__, **self.best}
-            self.run.write_weights(self.model, facts)
+            self.run.write_weights(self.model, {**self._facts(), **self.best})
+
+    def keep_untold(self) -> None:
+        """A run cut short is used as it stands where no measurement says otherwise."""
+        if self.step and (not self.task.chooses or not self.best.get("step")):
+            self.run.write_weights(self.model, {**self._facts(), "step": self.step})
+
+    def _facts(self) -> dict[str, Any]:
+        return {"family": self.task.family, "weights": "model", "pencil": __version__}
 
     def save(self) -> None:
         tensors = {f"model.{name}": t for name, t in self.model.state_dict().items()}
@@ -242,6 +249,8 @@ class Trainer:
                 if fresh and self.step and (last or asked.is_set() or self.step % config.save_every == 0):
                     self.look()
                     self.save()
+                if asked.is_set() and not last:
+                    self.keep_untold()
                 if last or asked.is_set():
                     break
                 begun = time.perf_counter()

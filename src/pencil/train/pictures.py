@@ -67,8 +67,9 @@ class PictureTask:
         return self.data.hash
 
     def about(self) -> str:
-        made = "made on the fly" if isinstance(self.data.train, Scenes) else f"{len(self.data.train):,}"
-        return f"pictures of {self.config.image_size[0]}×{self.config.image_size[1]}, {made}"
+        made = "made on the fly" if isinstance(self.data.train, Scenes) else f"{len(self.data.train):,} to train on"
+        size, held = "×".join(map(str, self.config.image_size)), len(self.data.test)
+        return f"pictures of {self.data.name} at {size}, {made}, {held:,} to be judged by"
 
     def skipped(self) -> list[tuple[str, str]]:
         return list(self.data.skipped)
@@ -185,7 +186,8 @@ class LabelTask(PictureTask):
         matrix = torch.zeros(size, size, dtype=torch.long)
         named = guessed < size  # a model may have room for more classes than there are names
         matrix.index_put_((labels[named], guessed[named]), torch.ones_like(labels[named]), accumulate=True)
-        title = f"{int((guessed != labels).sum())} of {len(labels)} wrong: the mistakes it was surest of"
+        wrong = int((guessed != labels).sum())
+        title = f"{wrong} of {len(labels)} wrong" + (": the mistakes it was surest of" if wrong else "")
         files = {
             "confusion.png": draw.confusion(matrix.numpy(), self.data.classes, self.data.name),
             "mistakes.png": self._sheet(surest, title),

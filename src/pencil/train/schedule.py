@@ -7,9 +7,10 @@ from .settings import TrainConfig
 
 def factor(step: int, config: TrainConfig) -> float:
     """Warm up linearly, then follow the cosine, stay and decay (wsd: the last fifth, linearly), or stay."""
-    if step < config.warmup:
-        return (step + 1) / (config.warmup + 1)
-    along = (step - config.warmup) / max(1, config.steps - config.warmup)
+    warmup = min(config.warmup, config.steps // 5)  # a short run must reach its full rate too
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    along = (step - warmup) / max(1, config.steps - warmup)
     if config.schedule == "cosine":
         return config.min_lr + (1 - config.min_lr) * (1 + math.cos(math.pi * min(1.0, along))) / 2
     if config.schedule == "wsd":

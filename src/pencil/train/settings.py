@@ -75,7 +75,7 @@ _GPT2 = dict(
     save_every=1000,
 )
 
-_LABELS = dict(batch=64, steps=2000, muon_lr=0.01, weight_decay=0.05)
+_LABELS = dict(batch=64, steps=3200, weight_decay=0.05)
 _CAPTIONS = dict(batch=64, steps=2000, weight_decay=0.2)
 _VIT = dict(batch=128, steps=50_000, lr=1e-3, warmup=1000, weight_decay=0.1, eval_every=1000, save_every=1000)
 
@@ -93,7 +93,7 @@ PRESETS: dict[str, dict[str, dict]] = {
     },
     "vit": {
         "nano": _LABELS,
-        "small": _LABELS | dict(batch=256, steps=3000, eval_every=500, save_every=500),
+        "small": _LABELS | dict(batch=256, steps=3000, eval_every=500, save_every=500, muon_lr=0.01, randaugment=2),
         **{name: _VIT for name in ("ti/16", "s/16", "b/16", "b/32", "l/16")},
     },
     "captioner": {

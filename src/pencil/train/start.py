@@ -31,14 +31,20 @@ def train_config(family: str, preset: str, train: dict[str, Any]) -> TrainConfig
 
 
 def settings_of(
-    family: str, data: str | None, preset: str | None, model: dict[str, Any], train: dict[str, Any]
+    family: str,
+    data: str | None,
+    preset: str | None,
+    model: dict[str, Any],
+    train: dict[str, Any],
+    tokenizer: str | None = None,
+    vocab: int = 4096,
 ) -> dict[str, Any]:
     """The model's and the training's settings as a run would have them; a text need not be read for that."""
     preset = preset or find_family(family).default
     config = train_config(family, preset, train)
     if family == "gpt":
         return {"model": configure(family, preset, **model), "train": config}
-    begun = TASKS[family].begin(Asked(family, data or USUAL[family], preset, None, 4096, model, train), config)
+    begun = TASKS[family].begin(Asked(family, data or USUAL[family], preset, tokenizer, vocab, model, train), config)
     return {"model": begun.sizes, "train": begun.config}
 
 
@@ -85,6 +91,8 @@ def task_of(run: Run, config: TrainConfig) -> Any:
     """The task of a run, on the data it was trained on; data that has changed since is refused."""
     facts = run.config["run"]
     find_family(run.family)  # refused by name if there is none
+    if "data_path" not in facts or "data_hash" not in facts:
+        raise UserError(f"{run.path} does not say where its data is: it was made by Pencil {facts.get('pencil', '?')}")
     task = TASKS[run.family].again(run, facts["data_path"], config)
     if task.hash != facts["data_hash"]:
         raise UserError(f"{facts['data']} has changed since {run.path} was trained on it")

@@ -66,7 +66,7 @@ class TextTask:
         return self.data.corpus.hash
 
     def about(self) -> str:
-        return f"{len(self.data.train):,} tokens"
+        return f"{len(self.data.train):,} tokens of {self.data.corpus.name}, {len(self.data.val):,} to be judged by"
 
     def skipped(self) -> list[tuple[str, str]]:
         return [(str(path), fault) for path, fault in self.data.corpus.skipped]
