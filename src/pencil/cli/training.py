@@ -137,7 +137,7 @@ def demo(*, out: Path | None = None) -> int:
     return 0
 
 
-DEMO: dict[str, Any] = {"steps": 1000, "eval_every": 250, "eval_batches": 2, "save_every": 500}
+DEMO: dict[str, Any] = {"steps": 1060, "eval_every": 265, "eval_batches": 2, "save_every": 530}
 
 
 def _beside(picture: Any, words: list[str]) -> None:

@@ -266,7 +266,7 @@ def _scenes(name: str) -> PictureData:
         test,
         native=dict(image_size=(scenes.canvas, scenes.canvas), channels=1, patch=(4, 4)),
         # a digit says nothing of the next one, and a model that thinks so fails on combinations it has not seen
-        augment=dict(word_dropout=0.6),
+        augment=dict(word_dropout=0.8),
         chosen_by=False,
         familiar=fixed(3, 1000, False),
     )
