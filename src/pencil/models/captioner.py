@@ -96,7 +96,7 @@ class CaptionerConfig:
 PRESETS: dict[str, dict] = {
     "nano": dict(width=80, depth=3, heads=4, hidden=160),
     "seed": dict(mask="causal", positions="learned", delimiters=False, types=False, bias=True, heads=1),
-    "small": dict(width=192, depth=6, heads=6, dropout=0.2),
+    "small": dict(width=192, depth=6, heads=6, dropout=0.3),
     "base": dict(image_size=(224, 224), channels=3, patch=(16, 16), width=768, depth=12, heads=12, context=64),
 }
 

@@ -99,7 +99,7 @@ PRESETS: dict[str, dict[str, dict]] = {
     "captioner": {
         "nano": _CAPTIONS,
         "seed": _CAPTIONS,
-        "small": _CAPTIONS | dict(batch=128, steps=4000, eval_every=1000, save_every=1000, word_dropout=0.0),
+        "small": _CAPTIONS | dict(batch=128, steps=8000, eval_every=2000, save_every=2000, word_dropout=0.4),
         "base": _VIT,
     },
 }
