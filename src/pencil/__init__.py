@@ -22,6 +22,7 @@ _LAZY = {
     "complete": "generate",
     "stream": "generate",
     "load": "runs",
+    "trace": "tracing.record",
 }
 
 __all__ = ["__version__", *_LAZY]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -34,7 +34,8 @@ def terminal(picture: np.ndarray, colour: bool, width: int = 32) -> list[str]:
     return lines
 
 
-def _figure(width: float, height: float) -> Any:
+def canvas(width: float, height: float) -> Any:
+    """An empty figure, in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -43,7 +44,8 @@ def _figure(width: float, height: float) -> Any:
     return figure
 
 
-def _png(figure: Any) -> bytes:
+def as_png(figure: Any) -> bytes:
+    """A figure as the bytes of a PNG file."""
     out = io.BytesIO()
     with warnings.catch_warnings():
         # a letter the font lacks, or a name too long for its place, is no concern of the user's
@@ -58,7 +60,7 @@ def _show(axes: Any, picture: np.ndarray) -> None:
     axes.set(xticks=[], yticks=[])
 
 
-def _plain(text: str) -> str:
+def literal(text: str) -> str:
     """Text that matplotlib does not take for mathematics."""
     return text.replace("$", r"\$")
 
@@ -70,37 +72,37 @@ def sheet(pictures: Sequence[np.ndarray], lines: Sequence[str], right: Sequence[
     texts = ["\n".join("\n".join(textwrap.wrap(part, letters)) for part in line.split("\n")) for line in lines]
     tallest = max((text.count("\n") + 1 for text in texts), default=1)
     down = -(-len(pictures) // across)
-    figure = _figure(max(4.0, 1.35 * across), 0.5 + down * (1.25 + 0.15 * tallest) if pictures else 0.8)
+    figure = canvas(max(4.0, 1.35 * across), 0.5 + down * (1.25 + 0.15 * tallest) if pictures else 0.8)
     key = " (blue right, orange wrong)" if len(set(right)) > 1 else ""
-    figure.suptitle(_plain(title + key), fontsize=10)
+    figure.suptitle(literal(title + key), fontsize=10)
     for i, (picture, text, fine) in enumerate(zip(pictures, texts, right, strict=True)):
         axes = figure.add_subplot(down, across, i + 1)
         _show(axes, picture)
-        axes.set_title(_plain(text), fontsize=7.5, color=GOOD if fine else BAD)
+        axes.set_title(literal(text), fontsize=7.5, color=GOOD if fine else BAD)
         for side in axes.spines.values():
             side.set(color=GOOD if fine else BAD, linewidth=1.5)
-    return _png(figure)
+    return as_png(figure)
 
 
 def confusion(matrix: np.ndarray, names: Sequence[str], title: str = "") -> bytes:
     """Rows are what a picture is, columns what it was taken for; numbers where there are few enough to read."""
     size = len(names)
     side = min(14.0, max(4.0, 1.2 + 0.42 * size))
-    figure = _figure(side, side)
+    figure = canvas(side, side)
     axes = figure.add_subplot()
     share = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
     few = size <= 30
-    axes.set(xlabel="taken for", ylabel="is", title=_plain(title))
+    axes.set(xlabel="taken for", ylabel="is", title=literal(title))
     if few:
-        axes.set_xticks(range(size), [_plain(n) for n in names], rotation=90 if max(map(len, names)) > 2 else 0)
-        axes.set_yticks(range(size), [_plain(n) for n in names])
+        axes.set_xticks(range(size), [literal(n) for n in names], rotation=90 if max(map(len, names)) > 2 else 0)
+        axes.set_yticks(range(size), [literal(n) for n in names])
         for row in range(size):
             for column in range(size):
                 if matrix[row, column]:
                     shade = "white" if share[row, column] > 0.5 else "black"
                     axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=8, color=shade)
-    return _png(figure)
+    return as_png(figure)
 
 
 def overlays(picture: np.ndarray, words: Sequence[str], looks: np.ndarray) -> bytes:
@@ -108,7 +110,7 @@ def overlays(picture: np.ndarray, words: Sequence[str], looks: np.ndarray) -> by
     across = min(6, len(words) + 1)
     down = -(-(len(words) + 1) // across)
     height, width = picture.shape[1:]
-    figure = _figure(1.7 * across, 2.05 * down)
+    figure = canvas(1.7 * across, 2.05 * down)
     plain = figure.add_subplot(down, across, 1)
     _show(plain, picture)
     plain.set_title("the picture", fontsize=9)
@@ -120,6 +122,6 @@ def overlays(picture: np.ndarray, words: Sequence[str], looks: np.ndarray) -> by
         lit = np.zeros((*look.shape, 4))
         lit[..., :3], lit[..., 3] = ORANGE, 0.75 * look / (look.max() or 1)
         axes.imshow(lit, extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="nearest")
-        axes.set_title(_plain(word), fontsize=9)
+        axes.set_title(literal(word), fontsize=9)
         axes.set_xlabel(f"{look.sum():.0%} on the picture", fontsize=7)
-    return _png(figure)
+    return as_png(figure)

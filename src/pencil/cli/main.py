@@ -9,7 +9,7 @@ from rich.console import Console
 
 from .. import __version__
 from ..config import UserError
-from . import looking, training, using
+from . import checking, looking, tracing, training, using
 
 app = App(
     name="pencil",
@@ -23,6 +23,11 @@ app.command(training.resume)
 app.command(using.sample)
 app.command(using.evaluate, name="eval")
 app.command(looking.shapes)
+app.command(tracing.why)
+app.command(tracing.trace)
+app.command(tracing.show)
+app.command(tracing.diff)
+app.command(checking.check)
 app.command(looking.doctor)
 
 

@@ -1,0 +1,86 @@
+"""A run opened for looking into: its model run once on what the user gave, with words for the places."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..config import UserError
+from ..data.augment import Look
+from ..data.images import open_picture
+from ..generate import Sampling, complete
+from ..models.parts import numbers
+from ..runs import Loaded, load
+from ..tracing.record import LiveTrace, trace
+
+
+def trace_run(path: Path, given: str | None, text: str | None, double: bool = False) -> LiveTrace:
+    """The trace of a run's model on a text or a picture; in double precision if asked."""
+    loaded = load(path)
+    family = loaded.run.family
+    if given is None:
+        what = "a text" if family == "gpt" else "a picture's file"
+        raise UserError(f"{path} is a {family}: give it {what} by --input")
+    if text is not None and family != "captioner":
+        raise UserError(f"--text is the caption that follows a picture, and {path} is a {family}")
+    if double:
+        loaded.model.double()
+    if family == "gpt":
+        return _text(loaded, given)
+    look = Look(loaded.model.config.image_size, loaded.model.config.channels)
+    picture = open_picture(given, look)
+    return trace_picture(loaded, picture, text)
+
+
+def trace_picture(loaded: Loaded, picture: np.ndarray, text: str | None = None) -> LiveTrace:
+    """A vit or a captioner on one picture (C, H, W) of bytes; a captioner with its own caption, unless one is given."""
+    model, tokenizer, run = loaded
+    c = model.config
+    x = numbers(torch.from_numpy(np.ascontiguousarray(picture[None]))).to(next(model.parameters()).dtype)
+    strips = [f"strip {row},{column}" for row in range(c.grid[0]) for column in range(c.grid[1])]
+    if run.family == "vit":
+        first = int(model.class_token is not None)
+        seen = ["class"] * first + strips
+        classes = run.config["run"].get("classes") or []
+        return trace(model, x, labels={"T": seen, "S": seen, "N": strips, "K": classes}, facts=_strips(first, c.grid))
+    if text is None:
+        text = complete(model, tokenizer, [""], 64, Sampling(0.0), begin=tokenizer.end, given={"picture": x})[0]
+    ids = [tokenizer.end, *tokenizer.encode(text).tolist()]
+    if len(ids) > c.context:
+        raise UserError(
+            f"the caption has {len(ids)} tokens with its beginning, and the context of {run.path} is {c.context}"
+        )
+    words = ["begin", *(tokenizer.decode([i]).strip() or "␣" for i in ids[1:])]
+    marks = int(c.delimiters)
+    before = ["[IMG]"] * marks + strips + ["[/IMG]"] * marks
+    labels = {
+        "T": before + words,
+        "S": before + words,
+        "N": strips,
+        "M": before,
+        "t": words,
+        "V": _words(tokenizer, c.vocab),
+    }
+    return trace(model, torch.tensor([ids]), x, labels=labels, facts=_strips(marks, c.grid) | {"said": text})
+
+
+def _strips(first: int, grid: Any) -> dict[str, Any]:
+    return {"strips": first, "grid": list(grid)}
+
+
+def _text(loaded: Loaded, text: str) -> LiveTrace:
+    model, tokenizer, run = loaded
+    ids = tokenizer.encode(text).tolist()
+    if not ids:
+        raise UserError("--input is empty: give the model at least one token to read")
+    if len(ids) > model.config.context:
+        raise UserError(f"the input has {len(ids)} tokens and the context of {run.path} is {model.config.context}")
+    words = [tokenizer.decode([i]).replace(" ", "␣").replace("\n", "⏎") for i in ids]
+    labels = {"T": words, "S": words, "V": _words(tokenizer, model.config.vocab)}
+    return trace(model, torch.tensor([ids]), labels=labels)
+
+
+def _words(tokenizer: Any, vocab: int) -> list[str]:
+    """The words of the vocabulary, where there are few enough to be read along an axis."""
+    return [tokenizer.decode([i]).replace(" ", "␣").replace("\n", "⏎") for i in range(vocab)] if vocab <= 512 else []

@@ -1,0 +1,255 @@
+"""why, trace, show and diff."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from ..config import UserError
+
+Words = Annotated[list[str] | None, Parameter(negative=(), allow_leading_hyphen=True)]
+Given = Annotated[str | None, Parameter(name="--input", allow_leading_hyphen=True)]
+SUFFIX = ".safetensors"
+
+
+def why(
+    what: str,
+    cell: str,
+    /,
+    *,
+    given: Given = None,
+    text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    edit: Words = None,
+    digits: int = 4,
+) -> int:
+    """Unfold one number into its arithmetic, and check that against what was recorded.
+
+    Parameters
+    ----------
+    what
+        A run's folder, a trace file, or a worked example: example:vit-4x4.
+    cell
+        A name and an index, as in 'blocks.0.attn.scores[0,1,2,3]'; pencil show lists the names.
+    given
+        What the model reads: a text for a gpt, a picture's file for a vit or a captioner.
+    text
+        A captioner: the caption that follows the picture; its own when not given.
+    edit
+        Change a value on the way: 'blocks.0.attn.pattern[:,2]=0'; may be given again.
+    digits
+        How many significant digits to write.
+    """
+    from ..tracing.show import receipt
+
+    trace = _open(what, given, text, edit)
+    found = trace[cell].why(_digits(digits))
+    receipt(found, trace, Console(soft_wrap=True))
+    return 0 if found.agrees else 1
+
+
+def trace(
+    what: str,
+    /,
+    *,
+    given: Given = None,
+    text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    edit: Words = None,
+    html: Path | None = None,
+    xlsx: Path | None = None,
+    png: Path | None = None,
+    of: str | None = None,
+    query: str | None = None,
+    out: Path | None = None,
+) -> int:
+    """Record every operation of one run of a model, and write it as a page, a spreadsheet, a picture or a file.
+
+    Parameters
+    ----------
+    what
+        A run's folder, a trace file, or a worked example: example:vit-4x4.
+    given
+        What the model reads: a text for a gpt, a picture's file for a vit or a captioner.
+    text
+        A captioner: the caption that follows the picture; its own when not given.
+    edit
+        Change a value on the way: 'blocks.0.attn.pattern[:,2]=0'; may be given again.
+    html
+        Write one page that opens anywhere: click a number and its arithmetic unfolds.
+    xlsx
+        Write a spreadsheet of live formulas, in double precision.
+    png
+        Write heat maps of the attention, one a head.
+    of
+        Which tensor --png draws; the last block's pattern when not given.
+    query
+        With --png: the word or the number of one query, whose attention is drawn over the picture that was read.
+    out
+        Write the trace itself, to be shown, compared or asked later.
+    """
+    for name, path in (("--html", html), ("--xlsx", xlsx), ("--png", png), ("--out", out)):
+        if path is not None and path.is_dir():
+            raise UserError(f"{path} is a folder; {name} is the file to write")
+        if path is not None and not path.parent.is_dir():
+            raise UserError(f"there is no folder {path.parent} to write {path.name} in")
+    if (of or query) and png is None:
+        raise UserError("--of and --query say what --png draws: give --png too")
+    found = _open(what, given, text, edit)
+    say = Console(stderr=True, soft_wrap=True)
+    if html:
+        from ..tracing import html as page
+
+        size = page.write(found, html, _title(what, given))
+        say.print(f"{html}: {size / 1e6:.2f} MB", highlight=False, markup=False)
+        if size > 10_000_000:
+            say.print("That is large to mail: trace a shorter input, or a smaller model.", highlight=False)
+    if xlsx:
+        from ..tracing import xlsx as sheet
+
+        sheet.write(_open(what, given, text, edit, double=True), xlsx)
+        say.print(str(xlsx), highlight=False, markup=False)
+    if png:
+        from ..files import write_aside
+        from ..tracing import picture
+
+        write_aside(png, picture.attention(found, of, query))
+        say.print(str(png), highlight=False, markup=False)
+    if out:
+        from ..tracing.file import write
+
+        write(found, out)
+        say.print(str(out), highlight=False, markup=False)
+    if not (html or xlsx or png or out):
+        from ..tracing.show import names
+
+        names(found, Console(soft_wrap=True))
+    return 0
+
+
+def show(
+    what: str,
+    name: str | None = None,
+    /,
+    *,
+    given: Given = None,
+    text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    digits: int = 4,
+) -> int:
+    """A tensor of a trace as a table, coloured by value; without a name, the names.
+
+    Parameters
+    ----------
+    what
+        A trace file, a run's folder, or a worked example: example:vit-4x4.
+    name
+        Its name, and an index if only a part is wanted: 'blocks.0.attn.pattern[0,2]'.
+    given
+        What the model reads: a text for a gpt, a picture's file for a vit or a captioner.
+    text
+        A captioner: the caption that follows the picture; its own when not given.
+    digits
+        How many significant digits to write.
+    """
+    from ..tracing.show import names, tables
+
+    found = _open(what, given, text, None)
+    console = Console(soft_wrap=True)
+    if name is None:
+        names(found, console)
+    else:
+        tables(found[name], console, _digits(digits))
+    return 0
+
+
+def diff(
+    a: Path, b: Path, /, *, every: Annotated[bool, Parameter(name="--all", negative=())] = False, digits: int = 4
+) -> int:
+    """Compare two traces: the first tensor that differs, and by how much; exit status 1 if any does.
+
+    Parameters
+    ----------
+    a
+        A trace file.
+    b
+        Another of the same model.
+    every
+        All tensors that differ, not only the first.
+    digits
+        How many significant digits to write.
+    """
+    from ..tracing.file import read
+    from ..tracing.receipt import say
+    from ..tracing.show import differences, only_in
+
+    first, second = read(a), read(b)
+    console, digits = Console(soft_wrap=True), _digits(digits)
+    shared = len(set(first.names) & set(second.names))
+    if not shared:
+        raise UserError(f"{a} and {b} have no name in common: they are of different models")
+    count = 0
+    for found in differences(first, second):
+        count += 1
+        if count > 1 and not every:
+            continue
+        if found.shapes:
+            one, other = ("×".join(map(str, shape)) for shape in found.shapes)
+            line = f"{found.name} differs: its shape is {one} and {other}"
+        else:
+            where = ",".join(map(str, found.index))
+            most, one, other = (say(v, digits) for v in (found.most, found.first, found.second))
+            line = f"{found.name} differs by at most {most}, at [{where}]: {one} and {other}"
+        console.print(line, highlight=False, markup=False)
+    if count > 1 and not every:
+        console.print(f"and {count - 1} more after it, of {shared} (--all)", highlight=False, markup=False)
+    for name, alone in ((a, only_in(first, second)), (b, only_in(second, first))):
+        if alone:
+            console.print(
+                f"only in {name}: {', '.join(alone[:5])}{' …' if len(alone) > 5 else ''}", highlight=False, markup=False
+            )
+    if not count:
+        console.print(f"the same: {shared} tensors, to the last bit", highlight=False, markup=False)
+    return 1 if count else 0
+
+
+def _digits(digits: int) -> int:
+    if not 1 <= digits <= 17:
+        raise UserError(f"--digits must be from 1 to 17, not {digits}")
+    return digits
+
+
+def _title(what: str, given: str | None) -> str:
+    name = what.removeprefix("example:") if what.startswith("example:") else Path(what).name
+    return name if given is None else f"{name}: {Path(given).name if Path(given).suffix else given}"
+
+
+def _open(what: str, given: str | None, text: str | None, edits: list[str] | None, double: bool = False) -> Any:
+    """The trace that a word names: of an example, from a file, or of a run with its input."""
+    if what.startswith("example:"):
+        from ..learn.examples import example
+
+        if given is not None or text is not None:
+            raise UserError(f"{what} has its own input: leave --input and --text out")
+        found: Any = example(what.removeprefix("example:"))
+    elif Path(what).is_dir():
+        from .opening import trace_run
+
+        found = trace_run(Path(what), given, text, double)
+    else:
+        from ..tracing.file import read
+
+        if given is not None or edits:
+            raise UserError(f"{what} is a trace that was recorded: --input and --edit need a run or an example")
+        if not Path(what).exists() and not what.endswith(SUFFIX):
+            raise UserError(f"{what} is no run's folder, no trace file and no example:NAME")
+        return read(what)
+    for one in edits or ():
+        where, equals, value = one.rpartition("=")
+        try:
+            found = found.edit(where, float(value))
+        except ValueError as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{one!r} is not an edit, such as 'blocks.0.attn.pattern[:,2]=0'") from None
+        if not equals:
+            raise UserError(f"{one!r} is not an edit, such as 'blocks.0.attn.pattern[:,2]=0'")
+    return found

@@ -1,0 +1,1 @@
+"""Worked examples: published ones checked number by number, small ones to run."""

@@ -1,0 +1,154 @@
+"""A published worked example, checked number by number: right to the printed digits, rounded along the way, or wrong.
+
+The file is TOML: what is given under [inputs], then one [[step]] for each thing computed, with its formula and the
+numbers as printed. docs/check.md describes it for authors.
+"""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..config import UserError, nearest
+from .formula import names, read, work_out
+from .published import Known, Printed, Tables, as_input, as_printed, new_name, one_line
+
+RIGHT, ROUNDED, WRONG = VERDICTS = "right", "rounded along the way", "wrong"
+FOLLOWS = "follows from the wrong numbers above"
+DESPITE = "though not what the wrong numbers above give"
+SHIPPED = Path(__file__).parents[1] / "examples"
+BYTES = 10_000_000
+
+
+@dataclass(frozen=True)
+class Number:
+    """One printed number, what it should be, and the verdict."""
+
+    index: tuple[int, ...]
+    printed: str
+    exact: float
+    true: str
+    verdict: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the example with its printed numbers."""
+
+    name: str
+    formula: str
+    label: str
+    line: int | None
+    numbers: tuple[Number, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A file's steps; those that print nothing are left out."""
+
+    file: str
+    title: str
+    steps: tuple[Step, ...]
+
+
+def count(steps: Iterable[Step]) -> dict[str, int]:
+    """How many numbers have each verdict."""
+    found = [number.verdict for step in steps for number in step.numbers]
+    return {verdict: found.count(verdict) for verdict in VERDICTS}
+
+
+def shipped() -> dict[str, Path]:
+    """The example files that come with the package."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
+
+
+def check(path: Path) -> Report:
+    """Every printed number of a file, with its verdict."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, not an example file")
+    if not path.exists():
+        raise UserError(f"there is no file {path}, nor an example of that name; {nearest(path.stem, shipped())}")
+    with path.open("rb") as file:
+        content = file.read(BYTES + 1)
+    if len(content) > BYTES:
+        raise UserError(f"{path} is larger than the {BYTES:,} bytes an example may have")
+    try:
+        return check_text(content.decode("utf-8-sig"), path.stem if path.parent == SHIPPED else str(path))
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}, line {line}: not UTF-8 text") from None
+
+
+def check_text(text: str, file: str = "example") -> Report:
+    """The same for a file's text."""
+    tables = Tables(text, file)
+    inputs = {name: tables.on(name, "inputs", 0, as_input, name, value) for name, value in tables.inputs.items()}
+    chain = _Chain(inputs)
+    steps = []
+    for i, step in enumerate(tables.steps):
+        tree = tables.on("formula", "step", i, read, step["formula"])
+        if "name" in step:
+            tables.on("name", "step", i, new_name, step["name"], chain.exact)
+        exact = tables.on("formula", "step", i, work_out, tree, chain.exact)
+        printed: dict[tuple[int, ...], Printed] = {}
+        if "printed" in step:
+            printed = tables.on("printed", "step", i, as_printed, step["printed"], exact, chain.exact)
+        numbers = chain.judge(step.get("name"), tree, exact, printed)
+        if numbers:
+            formula, label = one_line(step["formula"]), one_line(step.get("label", ""))
+            steps.append(Step(step.get("name") or formula, formula, label, step.get("line"), tuple(numbers)))
+    return Report(file, tables.title, tuple(steps))
+
+
+class _Chain:
+    """Every named value three times: exact, as a careful author who rounds has it, and as printed, mistakes and all."""
+
+    def __init__(self, inputs: Known):
+        self.exact, self.careful, self.printed = dict(inputs), dict(inputs), dict(inputs)
+
+    def judge(self, name: str | None, tree: Any, exact: np.ndarray, printed: dict) -> list[Number]:
+        careful = self._ways(tree, self.careful, exact)
+        believed = self._ways(tree, self.printed, exact)
+        numbers = []
+        for index, number in printed.items():
+            true = float(exact[index])
+            if number.fits(true):
+                contradicted = _given(number, index, careful[:1]) and not _given(number, index, believed[:1])
+                verdict, note = RIGHT, DESPITE if contradicted else ""
+            elif _given(number, index, careful):
+                verdict, note = ROUNDED, ""
+            else:
+                verdict, note = WRONG, FOLLOWS if _given(number, index, believed) else ""
+            numbers.append(Number(index, number.text, true, number.alike(true), verdict, note))
+        if name:
+            self.exact[name] = exact
+            kept = {number.index for number in numbers if number.verdict != WRONG}
+            for known, ways, which in ((self.careful, careful, kept), (self.printed, believed, set(printed))):
+                value = ways[0].copy()
+                for index in which:
+                    value[index] = printed[index].value
+                known[name] = value
+        return numbers
+
+    def _ways(self, tree: Any, known: Known, exact: np.ndarray) -> list[np.ndarray]:
+        """The value from what `known` has above, then with some of it exact: an author may have kept the digits."""
+        spoken = sorted(names(tree) & known.keys())
+        differ = [name for name in spoken if not np.array_equal(known[name], self.exact[name])]
+        subsets = (kept for n in range(len(differ) + 1) for kept in itertools.combinations(differ, n))
+        found = []
+        for kept in itertools.islice(subsets, 16):
+            try:
+                value = work_out(tree, {**known, **{name: self.exact[name] for name in kept}})
+            except UserError:
+                value = exact
+            # a wrong number may be no index, or another size
+            found.append(value if value.shape == exact.shape else exact)
+        return found
+
+
+def _given(number: Printed, index: tuple[int, ...], ways: list[np.ndarray]) -> bool:
+    return any(number.fits(float(way[index])) for way in ways)

@@ -1,0 +1,298 @@
+"""Plans as spreadsheet formulas, in the functions that Excel, LibreOffice and Google Sheets share.
+
+A formula reads the cells of blocks, the tensors that stand in the workbook. What stands in none is written out in its
+place; what follows from constants alone is a number.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from xlsxwriter.utility import xl_rowcol_to_cell
+
+from ..config import UserError
+from .file import refs
+from .functions import BIG, FUNCTIONS
+from .graph import Array, Graph, Node, Plan, places
+from .ranges import ONE, RIGHT, Block, Line, Part, Piece, cut
+
+PIECES = 16  # into more than so many ranges a list is not cut, if it can be gathered first
+LONGEST = 8192  # characters of a formula, in Excel
+# what works on a whole range inside SUMPRODUCT; IF, MAX, AND and ERF do not, or not everywhere
+OVER_RANGES = {
+    "add", "sub", "mul", "div", "neg", "pow", "square", "sqrt", "exp", "log",
+    "sin", "cos", "tan", "atan", "tanh", "abs",
+}  # fmt: skip
+
+
+class Scattered(Exception):
+    """A list is cut too often: these nodes, which only move, should stand in the workbook too."""
+
+    def __init__(self, nodes: set[int]):
+        self.nodes = nodes
+
+
+class Settled(Graph):
+    """A graph in which a choice that was settled by constants alone is no choice any more."""
+
+    def __init__(self, graph: Graph):
+        super().__init__(graph.nodes, graph.names)
+        self.tables, self.stored = graph.tables, graph.stored
+        self._known: dict[int, bool] = {}
+        self.nodes = [self._settle(n) for n in graph.nodes]
+
+    def known(self, node: int) -> bool:
+        """Whether nobody named it and it follows from constants alone: masks, seats, tables of angles."""
+        if node not in self._known:
+            n = self.nodes[node]
+            self._known[node] = not n.named  # what reads itself is known if the rest is
+            self._known[node] = not n.named and n.plan is not None and all(map(self.known, refs(n.plan)))
+        return self._known[node]
+
+    def _settle(self, n: Node) -> Node:
+        plan = n.plan
+        while isinstance(plan, tuple | list) and plan[0] == "if" and all(map(self.known, refs(plan[1]))):
+            with np.errstate(all="ignore"):
+                chosen = np.broadcast_to(self._work(plan[1], n, np.arange(n.size))[0] != 0, (n.size, 1))
+            if chosen.all() != chosen.any():
+                break
+            plan = plan[2] if chosen.all() else plan[3]
+        return n if plan is n.plan else replace(n, plan=plan)
+
+
+class Formulas:
+    """The formulas of one sheet's cells."""
+
+    def __init__(self, graph: Settled, blocks: Mapping[int, Block]):
+        self.graph, self.blocks, self.here = graph, blocks, ""
+        self._shown = {id(graph.nodes[node]) for node in blocks}
+
+    def of(self, node: int) -> list[Part]:
+        """A formula, or a known number, for every cell of a block."""
+        n, flat = self.graph.nodes[node], np.arange(self.graph.nodes[node].size)
+        self.here = self.blocks[node].sheet
+        parts = self._moved(*self.graph.step(node, flat)) if n.moves else self._plan(n.plan, n, flat)
+        for part in parts:
+            if isinstance(part, tuple) and len(part[0]) >= LONGEST:
+                raise UserError(
+                    f"a cell of {n.name} needs a longer formula than the {LONGEST:,} characters Excel takes"
+                )
+        return parts
+
+    # ---- one cell
+
+    def _moved(self, nodes: Array, at: Array) -> list[Part]:
+        """Cells as a formula reads them: an address, a known number, or their own formula."""
+        line = self._line(nodes[:, None], at[:, None])
+        return [self._text(line, i, ONE, 0) for i in range(len(nodes))]
+
+    def _line(self, nodes: Array, at: Array) -> Line:
+        block, row, column = (np.full(nodes.shape, -1) for _ in range(3))
+        other: dict[tuple[int, int], Part] = {}
+        for first in np.unique(nodes):
+            mine = np.nonzero(nodes == first)
+            found, places = self.graph.resolve(int(first), at[mine], lambda n: id(n) in self._shown)
+            for one in map(int, np.unique(found)):
+                here = found == one
+                which, flat = tuple(index[here] for index in mine), places[here]
+                if one in self.blocks:
+                    b = self.blocks[one]
+                    block[which], row[which], column[which] = one, b.row + flat // b.width, b.column + flat % b.width
+                    continue
+                n = self.graph.nodes[one]
+                known = self.graph.known(one)
+                parts = self.graph.cells(one, flat).tolist() if known else self._plan(n.plan, n, flat)
+                other |= zip(zip(*(index.tolist() for index in which), strict=True), parts, strict=True)
+        return Line(block, row, column, other)
+
+    def _text(self, line: Line, i: int, piece: Piece, way: int) -> Part:
+        """A range, or the one cell of it."""
+        j = piece.start
+        if (i, j) in line.other:
+            return line.other[i, j]
+        row, column = int(line.row[i, j]), int(line.column[i, j])
+        sheet = self.blocks[int(line.block[i, j])].sheet
+        said = xl_rowcol_to_cell(row, column)
+        if way:
+            down, right = (piece.rows - 1, piece.length - 1) if way == RIGHT else (piece.length - 1, 0)
+            said += ":" + xl_rowcol_to_cell(row + down, column + right)
+        return said if sheet == self.here else f"{quoted(sheet)}!{said}", 3
+
+    def _plan(self, plan: Plan, n: Node, flat: Array) -> list[Part]:
+        if isinstance(plan, int | float):
+            return [float(plan)] * len(flat)
+        head = plan[0]
+        if head == "num":
+            return [float(plan[1])] * len(flat)
+        if head == "axis":
+            return np.unravel_index(flat, n.shape)[plan[1]].astype(float).tolist()
+        if head == "is":
+            return self._plan(plan[2], n, flat)
+        if head in ("ref", "list"):
+            at = self._places(plan, n, flat)[:, 0]
+            return self._moved(np.full(at.shape, plan[1]), at)
+        if head == "if":
+            return self._choice(plan, n, flat)
+        if FUNCTIONS[head].reduces:
+            return self._reduced(plan, n, flat)
+        return [join(n, head, *parts) for parts in zip(*(self._plan(p, n, flat) for p in plan[1:]), strict=True)]
+
+    def _choice(self, plan: Plan, n: Node, flat: Array) -> list[Part]:
+        """Where the condition is known, what it chooses; what it does not may not even exist."""
+        conditions = self._plan(plan[1], n, flat)
+        sides: list[dict[int, Part]] = []
+        for side, other in ((2, 0.0), (3, 1.0)):
+            wanted = [i for i, c in enumerate(conditions) if isinstance(c, tuple) or (c == 0) == bool(other)]
+            sides.append(dict(zip(wanted, self._plan(plan[side], n, flat[wanted]) if wanted else [], strict=True)))
+        out: list[Part] = []
+        for i, c in enumerate(conditions):
+            out.append(join(n, "if", c, sides[0][i], sides[1][i]) if isinstance(c, tuple) else sides[int(c == 0)][i])
+        return out
+
+    def _places(self, plan: Plan, n: Node, flat: Array) -> Array:
+        at = places(plan, n.shape, flat) if plan[0] == "ref" else self.graph.tables[plan[2]].reshape(-1, plan[3])[flat]
+        return np.clip(at, 0, self.graph.nodes[plan[1]].size - 1)
+
+    # ---- a list of cells
+
+    def _reduced(self, plan: Plan, n: Node, flat: Array) -> list[Part]:
+        lines: list[Line] = []
+
+        def prepared(p: Plan) -> Any:
+            """The plan with its lists as ("line", which) and all that is one number as ("one", parts)."""
+            if listed(p) and p[0] in ("ref", "list"):
+                at = self._places(p, n, flat)
+                lines.append(self._line(np.full(at.shape, p[1]), at))
+                return ("line", len(lines) - 1)
+            if not listed(p):
+                return ("one", self._plan(p, n, flat))
+            return prepared(p[2]) if p[0] == "is" else (p[0], *map(prepared, p[1:]))
+
+        tree = prepared(plan[1])
+        extra = [self._plan(p, n, flat) for p in plan[2:]]
+        whole, product = set(inner(tree)) <= OVER_RANGES, is_product(tree)
+        out: list[Part] = []
+        for i in range(len(flat)):
+            pieces = cut(lines, i, whole, product)
+            if len(pieces) > PIECES:
+                self._gather(plan)
+            terms = [self._piece(plan[0], tree, lines, i, piece, n) for piece in pieces]
+            out.append(total(n, plan[0], terms, [e[i] for e in extra]))
+        return out
+
+    def _gather(self, plan: Plan) -> None:
+        nodes = {node for node in refs(plan) if node not in self.blocks and self.graph.nodes[node].moves}
+        if nodes:
+            raise Scattered(nodes)
+
+    def _said(self, tree: Any, lines: Sequence[Line], i: int, piece: Piece, n: Node) -> Part:
+        if tree[0] == "line":
+            return self._text(lines[tree[1]], i, piece, piece.ways[tree[1]])
+        if tree[0] == "one":
+            return tree[1][i]
+        return join(n, tree[0], *[self._said(t, lines, i, piece, n) for t in tree[1:]])
+
+    def _piece(self, head: str, tree: Any, lines: Sequence[Line], i: int, piece: Piece, n: Node) -> Part:
+        """What one piece of a list adds to the whole; for a largest or least, its terms."""
+        whole = self._said(tree, lines, i, piece, n)
+        if piece.length * piece.rows == 1:
+            return whole
+        if head != "sum":
+            return whole if tree[0] == "line" else (f"SUMPRODUCT({called(n, head, text(whole))})", 3)
+        if tree[0] == "line":
+            return f"SUM({text(whole)})", 3
+        if not is_product(tree):
+            return f"SUMPRODUCT({text(whole)})", 3
+        # a row against a column is a product of matrices; the row comes first
+        factors = sorted(tree[1:], key=lambda t: piece.ways[t[1]])
+        said = ",".join([text(self._said(t, lines, i, piece, n)) for t in factors])
+        return f"SUM(MMULT({said}))" if len(set(piece.ways)) > 1 else f"SUMPRODUCT({said})", 3
+
+
+def listed(plan: Plan) -> bool:
+    """Whether a plan is a list of numbers, not one."""
+    if not isinstance(plan, tuple | list) or plan[0] in ("num", "axis"):
+        return False
+    if plan[0] in ("ref", "list"):
+        return bool(plan[4]) if plan[0] == "ref" else plan[3] > 1
+    if plan[0] == "is":
+        return listed(plan[2])
+    return plan[0] in FUNCTIONS and not FUNCTIONS[plan[0]].reduces and any(map(listed, plan[1:]))
+
+
+def inner(tree: Any) -> Iterator[str]:
+    """The functions in a prepared list."""
+    if tree[0] not in ("line", "one"):
+        yield tree[0]
+        for part in tree[1:]:
+            yield from inner(part)
+
+
+def is_product(tree: Any) -> bool:
+    return tree[0] == "mul" and all(t[0] == "line" for t in tree[1:])
+
+
+def total(n: Node, head: str, terms: list[Part], extra: list[Part]) -> Part:
+    """The pieces of a list, put together."""
+    if head == "sum":
+        out = terms[0]
+        for term in terms[1:]:
+            out = join(n, "add", out, term)
+        return out
+    numbers = [t for t in (*terms, *extra) if isinstance(t, float)]
+    if len(numbers) == len(terms) + len(extra) and FUNCTIONS[head].sheet:
+        return float(np.ravel(FUNCTIONS[head].of(np.asarray(numbers[: len(terms)]), *map(np.atleast_1d, extra)))[0])
+    if head not in ("max", "min", "prod") and len(terms) > 1:
+        raise UserError(f"the operation {n.op} (at {n.name}) reads cells that stand apart, which no spreadsheet can")
+    return called(n, head, ",".join(map(text, terms)), *map(text, extra)), 3
+
+
+def called(n: Node, head: str, *args: str) -> str:
+    form = FUNCTIONS[head].sheet
+    if form is None:
+        raise UserError(f"the operation {n.op} (at {n.name}) has no form in a spreadsheet")
+    return form.format(*args)
+
+
+def join(n: Node, head: str, *parts: Part) -> Part:
+    """A function of parts: its value where all are known."""
+    function = FUNCTIONS[head]
+    numbers = [np.float64(part) for part in parts if isinstance(part, float)]
+    if len(numbers) == len(parts):
+        with np.errstate(all="ignore"):
+            return float(function.of(*numbers))
+    if head == "if" and isinstance(parts[0], float):
+        return parts[1] if parts[0] != 0 else parts[2]
+    form = function.sheet or ""
+    if not form or form[0] not in "{-":
+        return called(n, head, *map(text, parts)), 3
+    # what stands to the right must hold more tightly, so that the sheet reckons in the order the model did; a sign goes
+    # before a power there: -3^2 is 9
+    tight = {"neg": (3,), "pow": (3, 3), "square": (3,)}.get(head, (function.binds, function.binds + 1))
+    return called(n, head, *map(held, parts, tight)), -1 if head == "neg" else function.binds
+
+
+def held(part: Part, tight: int) -> str:
+    said, binds = part if isinstance(part, tuple) else (text(part), 3 if part >= 0 else -1)
+    return f"({said})" if binds < tight else said
+
+
+def text(part: Part) -> str:
+    """A part as it stands in a formula."""
+    if isinstance(part, tuple):
+        return part[0]
+    part = finite(part)
+    return str(int(part)) if part == int(part) and abs(part) < 1e15 else repr(part).upper()
+
+
+def finite(value: float) -> float:
+    """A number as a spreadsheet holds it: it has no infinity."""
+    if math.isnan(value):
+        raise UserError("something here is not a number, which a spreadsheet cannot hold")
+    return math.copysign(float(BIG), value) if math.isinf(value) else value
+
+
+def quoted(sheet: str) -> str:
+    return sheet if sheet.isascii() and sheet.isalpha() and len(sheet) > 3 else "'" + sheet.replace("'", "''") + "'"

@@ -1,0 +1,188 @@
+"""The page of a trace: one file that opens from disk, asks the network for nothing, and unfolds any cell into its receipt.
+
+The data it carries is plain: the graph as `file.pack` gives it, with the functions its plans are written in and where
+each array stands, then the arrays as little-endian bytes. A server may hand the same two things to the same scripts.
+"""
+
+import base64
+import gzip
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..files import write_aside
+from .file import pack
+from .functions import FUNCTIONS
+from .graph import LEAST, ROUNDING, Array
+from .opened import Trace, View
+from .receipt import DEPTH, ORIGINS, SHOWN, WIDE, say
+
+HEAVY = 10_000_000  # bytes above which a page is no longer something to mail
+ABOUT = "Every number here was computed by the numbers before it. Choose one and its arithmetic unfolds."
+MOST = 24  # rows and columns of a table without scripts
+BLUE, RED = "38,103,178", "196,58,40"
+
+
+def page(trace: Trace, title: str, about: str = ABOUT, start: str = "") -> str:
+    """A trace as one self-contained HTML page; `start` is the cell it opens on, such as "attn.scores[0,0,0,2]"."""
+    graph, body = data(trace)
+    graph |= {"title": title, "start": start}
+    script = "\n".join(_asset(name) for name in ("receipt.js", "app.js"))
+    style = _asset("app.css")
+    # nothing may be loaded, sent or embedded: only this very script and this very style run
+    policy = f"default-src 'none'; script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'; base-uri 'none'; form-action 'none'"  # fmt: skip  # noqa: E501
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>{style}</style>
+</head>
+<body>
+<header><h1>{escape(title)}</h1><p>{escape(about)}</p></header>
+<div id="app"><p class="wait">Unfolding…</p><noscript>This page works its numbers out by script, and scripts are off.</noscript></div>
+<script type="application/json" id="graph">{_inert(graph)}</script>
+<script type="text/plain" id="arrays">{base64.b64encode(gzip.compress(body, 9, mtime=0)).decode()}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def write(
+    trace: Trace, path: str | Path, title: str = "", about: str = ABOUT, start: str = "", tell: Callable[[str], object] = warnings.warn
+) -> int:  # fmt: skip
+    """Write a trace's page, and give its size in bytes; one too large to mail is said through `tell`."""
+    path = Path(path)
+    content = page(trace, title or path.stem, about, start).encode()
+    write_aside(path, content)
+    if len(content) > HEAVY:
+        tell(
+            f"{path} is {len(content) / 1e6:.0f} MB: a page above {HEAVY // 1_000_000} MB is slow to open and hard to mail"
+        )
+    return len(content)
+
+
+def frame(trace: Trace, title: str = "trace", about: str = ABOUT, start: str = "", height: int = 720) -> str:
+    """The page inside a frame, for a notebook."""
+    inside = escape(page(trace, title, about, start))
+    return f'<iframe srcdoc="{inside}" sandbox="allow-scripts" title="{escape(title)}" style="width:100%;height:{height}px;border:0"></iframe>'  # noqa: E501
+
+
+def data(trace: Trace) -> tuple[dict[str, Any], bytes]:
+    """What the scripts work on: the graph, and the bytes of its arrays."""
+    graph, arrays = pack(trace)
+    chunks, placed, at = [], {}, 0
+    for key, array in arrays.items():
+        kind, raw = _bytes(array)
+        placed[key] = [kind, at, array.size * (2 if np.iscomplexobj(array) else 1)]
+        raw += b"\0" * (-len(raw) % 8)  # so that every array begins where its numbers may
+        chunks.append(raw)
+        at += len(raw)
+    for n in graph["nodes"]:
+        n["plan"] = _told_apart(n["plan"])
+    forms = {
+        name: {"text": f.text, "binds": f.binds, "reduces": f.reduces, "smooth": f.smooth}
+        for name, f in FUNCTIONS.items()
+    }
+    from ..core.probe import LEGEND  # here, because it loads torch
+
+    rules = {
+        "shown": SHOWN, "depth": DEPTH, "wide": WIDE, "origins": ORIGINS, "rounding": ROUNDING, "least": LEAST,
+    }  # fmt: skip
+    return {**graph, "functions": forms, "rules": rules, "legend": LEGEND, "arrays": placed}, b"".join(chunks)
+
+
+def _bytes(array: Array) -> tuple[str, bytes]:
+    """An array as the page reads it: a kind of number, and its bytes."""
+    array = np.ascontiguousarray(array)
+    if np.iscomplexobj(array):
+        array = np.stack((array.real, array.imag), -1)
+    if array.dtype == bool:
+        array = array.astype(np.uint8)
+    elif array.dtype.kind in "iu":
+        small = not array.size or (array.min() >= -(2**31) and array.max() < 2**31)
+        array = array.astype(np.int32 if small else np.float64)
+    elif array.dtype == np.float16:
+        array = array.astype(np.float32)
+    kind = {"u1": "u8", "i4": "i32", "f4": "f32", "f8": "f64"}[array.dtype.str[1:]]
+    return kind, array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+def _told_apart(plan: Any) -> Any:
+    """A plan whose whole numbers stay told from rounded ones: JSON in a browser knows no 2.0 beside 2."""
+    if isinstance(plan, float) and plan.is_integer():
+        return ["num", str(plan)]
+    if not isinstance(plan, list | tuple) or plan[0] in ("ref", "list", "cat", "table", "axis", "num"):
+        return plan
+    return [plan[0], *(_told_apart(part) for part in plan[1:])]
+
+
+def _inert(value: Mapping[str, Any]) -> str:
+    """JSON that can stand inside a script element: nothing in it can end one."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _asset(name: str) -> str:
+    return files("pencil").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+# ---- without scripts, for a notebook's cell
+
+
+def table(view: View) -> str:
+    """A part of a trace as an HTML table, without script or style sheet; of a large one its first corner."""
+    node, value = view.node, np.asarray(view.value)
+    lead = value.shape[:-2]
+    flat = value.reshape(-1, *value.shape[-2:])[0] if value.size and value.ndim > 2 else value
+    cells = np.abs(flat) if np.iscomplexobj(flat) else flat
+    cells = cells.reshape(1, -1) if cells.ndim < 2 else cells
+    rows, columns = cells.shape
+    cells = cells[:MOST, :MOST]
+    finite = np.abs(value[np.isfinite(value)])
+    top = 1.0 if node.kind == "softmax" else float(finite.max()) if finite.size and finite.max() else 1.0
+    body = "".join(f"<tr>{_head(r)}{''.join(_cell(float(v), top) for v in row)}</tr>" for r, row in enumerate(cells))
+    head = "".join(_head(c) for c in range(cells.shape[1]))
+    said = [escape(node.formula)] if node.formula else []
+    said += ["×".join(map(str, value.shape)) or "a single number"]
+    if lead:
+        said += [f"shown: [{', '.join('0' for _ in lead)}, :, :]"]
+    if (rows, columns) != cells.shape:
+        said += [f"the first {cells.shape[0]} rows and {cells.shape[1]} columns of {rows}×{columns}"]
+    name = f"<i>{escape(node.symbol)}</i> " if node.symbol else ""
+    return (
+        f'<table style="{TABLE}"><caption style="text-align:left;padding-bottom:.4em">{name}<code>{escape(node.name)}</code>'
+        f" &ensp;{' · '.join(said)}</caption><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+TABLE = "border-collapse:collapse;font-size:.85em;font-variant-numeric:tabular-nums"
+EDGE = "text-align:right;padding:.2em .5em;border:1px solid rgba(128,128,128,.3)"
+HATCHED = "background:repeating-linear-gradient(135deg,rgba(128,128,128,.4) 0 1px,transparent 1px 5px)"
+
+
+def _head(i: int) -> str:
+    return f'<th style="text-align:right;font-weight:normal;opacity:.6;padding:.2em .5em;background:none">{i}</th>'
+
+
+def _cell(value: float, top: float) -> str:
+    """One number, its colour laid on thinly so that it can be read on any ground."""
+    if not np.isfinite(value):
+        colour = HATCHED
+    else:
+        colour = f"background:rgba({BLUE if value < 0 else RED},{min(1, abs(value) / top) * 0.6:.3f})"
+    return f'<td style="{EDGE};{colour}">{say(value, 3)}</td>'

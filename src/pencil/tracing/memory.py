@@ -1,0 +1,53 @@
+"""Tensors and the memory they look at; and work beside the tape that is not to be recorded."""
+
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .graph import Array
+
+
+def functional(func: Any) -> Any:
+    """The same operation, writing nothing."""
+    space, name = func._schema.name.split("::")
+    packet = getattr(getattr(torch.ops, space), name.removesuffix("_"), None)
+    overload = func._schema.overload_name or "default"
+    return getattr(packet, overload, None) if packet is not None else None
+
+
+def memory_of(value: Tensor) -> int:
+    return value.untyped_storage()._cdata
+
+
+def positions(value: Tensor) -> Array:
+    """Where in its memory each cell of a tensor stands."""
+    at = np.full(value.shape, value.storage_offset(), np.int64)
+    for axis, (n, stride) in enumerate(zip(value.shape, value.stride(), strict=True)):
+        at = at + (np.arange(n) * stride).reshape([-1 if d == axis else 1 for d in range(value.ndim)])
+    return at.reshape(-1)
+
+
+def laid_like(places: Tensor, like: Tensor) -> Tensor:
+    """The same numbers in memory laid out as another tensor's is."""
+    memory = torch.full((like.untyped_storage().nbytes() // like.element_size(),), -1)
+    memory.as_strided(like.shape, like.stride(), like.storage_offset()).copy_(places)
+    return memory.as_strided(like.shape, like.stride(), like.storage_offset())
+
+
+@contextmanager
+def off():
+    """Work that is not the model's: not recorded."""
+    with _disable_current_modes(), torch.no_grad():
+        yield
+
+
+def as_array(value: Tensor) -> Array:
+    with off():
+        value = value.detach().cpu().resolve_conj()
+        if value.dtype in (torch.bfloat16, torch.float16):
+            value = value.float()
+        return value.contiguous().numpy()

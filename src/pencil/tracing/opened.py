@@ -1,0 +1,141 @@
+"""A trace in the hand: its tensors by name, each cell with its receipt. Needs numpy alone."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..config import UserError, nearest
+from .graph import Array, Graph, Node
+
+
+def parse(where: str) -> tuple[str, Any]:
+    """A name and an index: "attn.pattern[0, 2, :, 3]"."""
+    found = re.fullmatch(r"([^\[\]]+?)\s*(?:\[([-\d\s,:]*)\])?\s*", where.strip())
+    if not found:
+        raise UserError(f"{where!r} is not a name with an index, such as blocks.0.attn.scores[0,1,2,3]")
+    name, inside = found[1], found[2]
+    if inside is None or not inside.strip():
+        return name, ()
+    index: list[int | slice] = []
+    for part in inside.split(","):
+        bits = part.split(":")
+        try:
+            numbers = [int(bit) if bit.strip() else None for bit in bits]
+        except ValueError:
+            raise UserError(f"{part.strip()!r} in {where} is not a whole number or a range") from None
+        if len(bits) == 1 and numbers[0] is None:
+            raise UserError(f"an index is missing in {where}")
+        index.append(slice(*numbers) if len(bits) > 1 else numbers[0])  # pyright: ignore[reportArgumentType]
+    return name, tuple(index)
+
+
+class Trace:
+    """What a run computed: `t[name]` is a tensor, `t[name][index]` a cell or a part, `.why()` its receipt.
+
+    `labels` are words for the places along an axis, by its letter. `facts` says what else is known: "strips", the first
+    of the tokens that are strips of a picture, and "grid", how many of them there are down and across.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        labels: Mapping[str, list[str]] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ):
+        self.graph, self.labels, self.facts = graph, dict(labels or {}), dict(facts or {})
+
+    @property
+    def names(self) -> list[str]:
+        """The names people know values by, in the order they were computed."""
+        return [n.name for n in self.graph.nodes if n.named or n.kind in ("input", "weight")]
+
+    def find(self, name: str) -> int:
+        """The node of a name; one that does not exist is refused, with the nearest."""
+        if name in self.graph.names:
+            return self.graph.names[name]
+        raise UserError(f"nothing in the trace is called {name}; {_near(name, set(self.graph.names))}")
+
+    def open(self, node: int) -> None:
+        """Make sure that how a node was computed is known."""
+
+    def array(self, name: str) -> Array:
+        return self.graph.value(self.find(name))
+
+    def __getitem__(self, where: str) -> "View":
+        name, index = parse(where)
+        view = View(self, self.find(name))
+        return view[index] if index else view
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.graph.names
+
+
+def _index(one: Any) -> str:
+    if not isinstance(one, slice):
+        return str(one)
+    ends = ["" if end is None else str(end) for end in (one.start, one.stop, one.step)]
+    return ":".join(ends[: 3 if ends[2] else 2])
+
+
+def _near(name: str, known: set[str]) -> str:
+    found = nearest(name, known)
+    return found if found.startswith("did you mean") else "see the names with: pencil show"
+
+
+class View:
+    """A tensor of a trace, or a part of it."""
+
+    def __init__(self, trace: Trace, node: int, flat: Array | None = None):
+        self.trace, self.id, self._flat = trace, node, flat
+        self.node: Node = trace.graph.nodes[node]
+
+    @property
+    def flat(self) -> Array:
+        """The places of its cells among the row-major values of the whole tensor."""
+        if self._flat is None:
+            self._flat = np.arange(self.node.size).reshape(self.node.shape)
+        return self._flat
+
+    def __getitem__(self, index: Any) -> "View":
+        index = index if isinstance(index, tuple) else (index,)
+        try:
+            if self._flat is None and len(index) == len(self.node.shape) and all(isinstance(i, int) for i in index):
+                # one cell of a large tensor, without numbering all the others
+                at = [i + n if i < 0 else i for i, n in zip(index, self.node.shape, strict=True)]
+                return View(self.trace, self.id, np.asarray(np.ravel_multi_index(at, self.node.shape) if at else 0))
+            return View(self.trace, self.id, np.asarray(self.flat[index]))
+        except (IndexError, ValueError):
+            said = ", ".join(map(_index, index))
+            axes = f" ({self.node.axes})" if self.node.axes else ""
+            shape = "×".join(map(str, self.node.shape)) or "a single number"
+            raise UserError(f"{self.node.name} has no cell [{said}]: its shape is {shape}{axes}") from None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.node.shape if self._flat is None else self._flat.shape
+
+    @property
+    def value(self) -> Array:
+        """The recorded numbers."""
+        if self._flat is None:
+            return self.trace.graph.value(self.id)
+        return self.trace.graph.cells(self.id, self.flat.reshape(-1)).reshape(self.flat.shape)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        return self.value if dtype is None else self.value.astype(dtype)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def why(self, digits: int = 4) -> Any:
+        """The receipt of this cell, written with so many significant digits."""
+        from .receipt import receipt
+
+        if self.flat.size != 1:
+            raise UserError(
+                f"a receipt is of one cell, and {self.node.name} here has {self.flat.size}; "
+                f"its shape is {'×'.join(map(str, self.node.shape))}"
+            )
+        return receipt(self.trace, self.id, int(self.flat.reshape(-1)[0]), digits)

@@ -1,0 +1,140 @@
+"""Attention as pictures: labelled heat maps, one a head, and one query's attention over the picture it came from."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import draw
+from ..config import UserError, nearest
+from .opened import Trace
+
+NUMBERED = 12  # places along a side up to which each cell's number is written in
+LABELLED = 40  # and up to which each place has its word
+
+
+def attention(trace: Trace, name: str | None = None, query: str | None = None) -> bytes:
+    """The heads of a pattern or of scores side by side; with a query, its attention over the picture."""
+    name = last_pattern(trace) if name is None else name
+    view = trace[name]
+    values = np.asarray(view.value, dtype=float)
+    if values.ndim < 2:
+        raise UserError(f"{name} has the shape {'×'.join(map(str, values.shape))}, and a heat map has two sides")
+    heads = values.reshape(-1, *values.shape[-2:]) if values.ndim != 4 else values[0]
+    letters = view.node.axes.split()
+    rows, columns = (
+        _labels(trace, letters[k] if len(letters) == len(view.node.shape) else "", values.shape[k]) for k in (-2, -1)
+    )
+    title = f"{name}   {view.node.symbol} = {view.node.formula}" if view.node.symbol else name
+    if query is not None:
+        return _over_picture(trace, heads, rows, query, title)
+    titles = [f"head {i + 1}" for i in range(len(heads))] if len(heads) > 1 else [""]
+    return heat_maps(list(heads), titles, rows, columns, title, view.node.kind == "softmax")
+
+
+def last_pattern(trace: Trace) -> str:
+    found = [n for n in trace.names if n.endswith("pattern")] or [
+        n.name for n in trace.graph.nodes if n.kind == "softmax" and len(n.shape) == 4
+    ]
+    if not found:
+        raise UserError("this trace has no attention pattern; name what to draw by --of")
+    return found[-1]
+
+
+def heat_maps(
+    maps: Sequence[Any],
+    titles: Sequence[str],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str = "",
+    probability: bool = True,
+) -> bytes:
+    """Matrices side by side on one scale: 0 to 1 for portions, else as far below nothing as above it."""
+    maps = [np.asarray(m, dtype=float) for m in maps]
+    finite = np.concatenate([m[np.isfinite(m)] for m in maps])
+    top = float(np.abs(finite).max(initial=0)) or 1.0
+    scale: dict[str, Any] = (
+        dict(cmap="Blues", vmin=0, vmax=1) if probability else dict(cmap="RdBu_r", vmin=-top, vmax=top)
+    )
+    across = min(4, len(maps))
+    down = math.ceil(len(maps) / across)
+    small = max(len(rows), len(columns)) <= NUMBERED
+    side = max(2.6, 0.42 * max(len(rows), len(columns)) if small else 3.6) + (
+        0.9 if max(map(len, [*rows, *columns])) > 4 else 0.3
+    )
+    figure = draw.canvas(min(side * across + 0.8, 24), min(side * down + 0.6, 24))
+    if title:
+        figure.suptitle(draw.literal(title), fontsize=11)
+    shown: Any = None
+    panels = []
+    for i, (m, word) in enumerate(zip(maps, titles, strict=True)):
+        axes = figure.add_subplot(down, across, i + 1)
+        panels.append(axes)
+        axes.set_facecolor("#dddddd")  # what may not be seen: neither high nor low
+        shown = axes.imshow(np.where(np.isfinite(m), m, np.nan), aspect="equal", **scale)
+        if word:
+            axes.set_title(draw.literal(word), fontsize=10)
+        axes.set_xlabel("looked at" if probability or i == 0 else "", fontsize=8)
+        if i % across == 0:
+            axes.set_ylabel("looking", fontsize=8)
+        _ticks(axes, rows, columns)
+        if small:
+            for (r, c), value in np.ndenumerate(m):
+                said = f"{value:.2f}" if np.isfinite(value) else "−∞"
+                dark = np.isfinite(value) and (value > 0.5 if probability else abs(value) > 0.6 * top)
+                axes.text(c, r, said, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+    figure.colorbar(shown, ax=panels, fraction=0.04, shrink=0.8)
+    return draw.as_png(figure)
+
+
+def _ticks(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
+    long = max((len(word) for word in columns), default=0) > 3
+    if len(columns) <= LABELLED:
+        axes.set_xticks(range(len(columns)), [draw.literal(w) for w in columns], rotation=90 if long else 0, fontsize=7)
+    if len(rows) <= LABELLED:
+        axes.set_yticks(range(len(rows)), [draw.literal(w) for w in rows], fontsize=7)
+
+
+def _labels(trace: Trace, letter: str, count: int) -> list[str]:
+    found = trace.labels.get(letter, [])
+    return list(found) if len(found) == count else [str(i) for i in range(count)]
+
+
+def _over_picture(trace: Trace, heads: np.ndarray, rows: list[str], query: str, title: str) -> bytes:
+    """One query's attention to each strip, over the picture, a head each."""
+    if query in rows:
+        at = rows.index(query)
+    elif query.lstrip("-").isdigit() and -len(rows) <= int(query) < len(rows):
+        at = int(query) % len(rows)
+    else:
+        raise UserError(f"no token is called {query}; {nearest(query, rows)}")
+    if "grid" not in trace.facts:
+        raise UserError("this trace did not read a picture, so there is none to draw over")
+    source = next((n for n in ("given.picture", "picture") if n in trace and len(trace[n].shape) == 4), None)
+    if source is None:
+        raise UserError("this trace did not keep the picture it read")
+    picture = np.asarray(trace[source].value, dtype=float)[0]
+    low, high = picture.min(), picture.max()
+    shown = np.round((picture - low) / ((high - low) or 1) * 255).astype(np.uint8)
+    first, grid = trace.facts["strips"], trace.facts["grid"]
+    looks = heads[:, at, first : first + math.prod(grid)].reshape(-1, *grid)
+    return draw.overlays(shown, [f"head {i + 1}" for i in range(len(looks))], looks)
+
+
+def curve(points: Sequence[tuple[int, float, float]]) -> bytes:
+    """How far dot products spread as tags get wider, plain and scaled."""
+    widths, plain, scaled = zip(*points, strict=True)
+    figure = draw.canvas(6.4, 4.2)
+    axes = figure.add_subplot()
+    axes.plot(widths, plain, "o-", color=draw.BAD, label="plain: deviation of q·k")
+    axes.plot(widths, scaled, "s-", color=draw.GOOD, label="scaled: deviation of q·k/√d_k")
+    axes.axhline(1.0, color="gray", linestyle="--", linewidth=1, label="1")
+    axes.set(
+        xscale="log", xlabel="tag width d_k", ylabel="deviation of the scores", title="Why scores are divided by √d_k"
+    )
+    axes.set_xticks(widths, [str(w) for w in widths])
+    axes.minorticks_off()
+    axes.legend(fontsize=9)
+    axes.grid(alpha=0.3)
+    return draw.as_png(figure)

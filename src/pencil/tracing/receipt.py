@@ -1,0 +1,232 @@
+"""A cell's arithmetic: the plan of its node with the numbers put in, reworked, and compared with what was recorded."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .functions import FUNCTIONS
+from .graph import Graph, Node, Plan, places, slack
+from .opened import Trace
+from .writing import EXACT, SHOWN, Known, Tree, plain, say, text, walk, weigh
+
+DEPTH = 8  # how many unnamed values are unfolded one inside another
+WIDE = 64  # terms of a list beyond which unnamed ones stay links
+
+
+@dataclass(frozen=True)
+class Term:
+    """A number the cell was made of: a link to its own receipt."""
+
+    name: str
+    index: tuple[int, ...]
+    value: complex | float
+
+    @property
+    def where(self) -> str:
+        return f"{self.name}[{','.join(map(str, self.index))}]" if self.index else self.name
+
+
+@dataclass(frozen=True)
+class Step:
+    """A named step of the working."""
+
+    word: str
+    formula: str
+    value: complex | float
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """One cell: its arithmetic in numbers, what that gives, and what was recorded."""
+
+    name: str
+    index: tuple[int, ...]
+    label: str
+    kind: str
+    op: str
+    formula: str
+    meaning: str
+    steps: tuple[Step, ...]
+    terms: tuple[Term, ...]
+    reworked: complex | float | None  # None where there is nothing to work: an input, a weight
+    recorded: complex | float
+    allowed: float  # how far apart rounding alone may bring them
+    digits: int
+
+    @property
+    def where(self) -> str:
+        return f"{self.name}[{','.join(map(str, self.index))}]" if self.index else self.name
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the arithmetic gives what was recorded, but for rounding."""
+        if self.reworked is None:
+            return True
+        return agree(self.reworked, self.recorded, self.allowed)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """The receipt as lines of text."""
+        recorded = say(self.recorded, self.digits)
+        if self.reworked is None:
+            yield f"{self.label} = {recorded}   {self.formula}"
+            return
+        yield f"{self.label} = {self.formula} = {say(self.reworked, self.digits)}"
+        for step in self.steps:
+            yield f"  where {step.word} = {step.formula} = {say(step.value, self.digits)}"
+        off = f"off by {say(abs(self.reworked - self.recorded), 3)}, {say(self.allowed, 2)} allowed"
+        yield f"recorded {recorded} {'✓' if self.agrees else f'✗ ({off})'}"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = "".join(
+            f"<tr><td><code>{escape(t.where)}</code></td><td>{say(t.value)}</td></tr>" for t in self.terms[:SHOWN]
+        )
+        return f"<pre>{escape(str(self))}</pre><table>{rows}</table>"
+
+
+def agree(reworked: complex | float, recorded: complex | float, allowed: float) -> bool:
+    if reworked == recorded or (reworked != reworked and recorded != recorded):
+        return True
+    return bool(abs(reworked - recorded) <= allowed)
+
+
+def receipt(trace: Trace, node: int, place: int, digits: int = 4) -> Receipt:
+    """The receipt of one cell of a trace."""
+    trace.open(node)
+    graph = trace.graph
+    n = graph.nodes[node]
+    index = tuple(int(i) for i in np.unravel_index(place, n.shape)) if n.shape else ()
+    recorded = plain(graph.cells(node, np.asarray([place]))[0])
+    tree = unfolded(trace, node, place)
+    about: dict[str, Any] = dict(name=n.name, index=index, label=label(n, index), kind=n.kind, op=n.op)
+    about |= dict(meaning=n.formula, recorded=recorded, digits=digits)
+    if tree is None:
+        return Receipt(**about, formula=ORIGINS[n.kind], steps=(), terms=(), reworked=None, allowed=0.0)
+    steps: dict[str, Step] = {}
+    terms: dict[tuple[int, int], Term] = {}
+    with np.errstate(all="ignore"):
+        value, error = weigh(tree, n, {})
+        known: Known = {}
+        for part in walk(tree, set()):
+            if part[0] == "is" and part[1] not in steps:
+                steps[part[1]] = Step(part[1], text(part[2], digits, known), plain(weigh(part[2], EXACT, known)[0]))
+            if part[0] == "cell" and (part[1], part[2]) not in terms:
+                m = graph.nodes[part[1]]
+                at = tuple(int(i) for i in np.unravel_index(part[2], m.shape)) if m.shape else ()
+                terms[part[1], part[2]] = Term(m.name, at, part[3])
+        written = next(iter(terms.values())).where if tree[0] == "cell" else text(tree, digits, known)
+    return Receipt(
+        **about,
+        formula=written,
+        steps=tuple(steps.values()),
+        terms=tuple(terms.values()),
+        reworked=plain(value),
+        allowed=float(error + slack(n, np.asarray(value))),
+    )
+
+
+ORIGINS = {
+    "input": "(given to the model)",
+    "weight": "(learned)",
+    "constant": "(a constant)",
+    "noise": "(drawn at random)",
+    "edited": "(changed by an edit)",
+}
+
+
+def label(n: Node, index: Sequence[int]) -> str:
+    """What a cell is called in the mathematics: its symbol, and its index without batch and head."""
+    if not n.symbol:
+        return f"{n.name}[{','.join(map(str, index))}]" if index else n.name
+    letters = n.axes.split()
+    kept = [i for i, letter in zip(index, letters, strict=False) if letter not in ("B", "h", "g")]
+    return f"{n.symbol}[{','.join(map(str, kept))}]"
+
+
+def unfolded(trace: Trace, node: int, place: int) -> Tree | None:
+    """The tree of a cell; None where it was given, not computed."""
+    graph, n = trace.graph, trace.graph.nodes[node]
+    if n.plan is None:
+        return None
+    if n.moves:
+        nodes, at = graph.step(node, np.asarray([place]))
+        return _leaf(trace, int(nodes[0]), int(at[0]), 0, True)
+    return _unfold(trace, n.plan, n, place, 0, not _reduces(n.plan))[0]
+
+
+def _unfold(trace: Trace, plan: Plan, n: Node, place: int, depth: int, whole: bool) -> list[Tree]:
+    """A plan at one cell: the list of its trees, one unless it is a list of terms.
+
+    With `whole` an unnamed operand that is itself a sum is unfolded too; inside a sum that would be too much to read.
+    """
+    if isinstance(plan, int | float):
+        return [("num", plan)]
+    head, graph = plan[0], trace.graph
+    if head == "num":
+        return [("num", complex(plan[1]) if "j" in plan[1] else float(plan[1]))]
+    if head == "axis":
+        return [("num", int(np.unravel_index(place, n.shape)[plan[1]]))]
+    if head == "is":
+        return [("is", plan[1], one) for one in _unfold(trace, plan[2], n, place, depth, whole)]
+    if head in ("ref", "list"):
+        if head == "ref":
+            at = places(plan, n.shape, np.asarray([place]))[0]
+        else:
+            at = graph.tables[plan[2]].reshape(-1, plan[3])[place]
+        at = np.clip(at, 0, graph.nodes[plan[1]].size - 1)
+        nodes, at = graph.resolve(plan[1], at, lambda m: m.named)
+        if len(at) > WIDE:
+            found = zip(nodes, at, _values(graph, nodes, at), strict=True)
+            return [("cell", int(m), int(a), plain(v)) for m, a, v in found]
+        alone = whole and len(at) == 1
+        return [_leaf(trace, int(m), int(a), depth, alone) for m, a in zip(nodes, at, strict=True)]
+    if head == "if":
+        why = _unfold(trace, plan[1], n, place, DEPTH, False)
+        chosen = [_unfold(trace, part, n, place, depth, whole) for part in plan[2:]]
+        count = max(len(why), *map(len, chosen))
+        out = []
+        for i in range(count):
+            reason = why[i % len(why)]
+            taken = chosen[0 if weigh(reason, n, {})[0] != 0 else 1]
+            out.append(("picked", reason, taken[i % len(taken)]))
+        return out
+    parts = [_unfold(trace, part, n, place, depth, whole) for part in plan[1:]]
+    if FUNCTIONS[head].reduces:
+        return [(head, parts[0], *(part[0] for part in parts[1:]))]
+    count = max(map(len, parts))
+    return [(head, *(part[i % len(part)] for part in parts)) for i in range(count)]
+
+
+def _values(graph: Graph, nodes: Any, at: Any) -> Any:
+    """Recorded values of cells of several nodes."""
+    out: list[Any] = [None] * len(at)
+    for m in np.unique(nodes):
+        mine = np.flatnonzero(nodes == m)
+        for i, value in zip(mine, graph.cells(int(m), at[mine]), strict=True):
+            out[i] = value
+    return out
+
+
+def _leaf(trace: Trace, node: int, place: int, depth: int, whole: bool) -> Tree:
+    """A cell as a number, or, where nobody named it, as its own arithmetic: sums too, if it is to be `whole`."""
+    graph = trace.graph
+    nodes, at = graph.resolve(node, np.asarray([place]), lambda m: m.named)
+    node, place = int(nodes[0]), int(at[0])
+    n = graph.nodes[node]
+    worked = n.plan is not None and n.kind != "block" and depth < DEPTH
+    if worked and not n.named and (whole or not _reduces(n.plan)):
+        return ("made", n, _unfold(trace, n.plan, n, place, depth + 1, whole and not _reduces(n.plan))[0])
+    return ("cell", node, place, plain(graph.cells(node, np.asarray([place]))[0]))
+
+
+def _reduces(plan: Plan) -> bool:
+    """Whether a plan sums or compares a list of cells."""
+    if not isinstance(plan, list | tuple) or plan[0] not in (*FUNCTIONS, "is"):
+        return False
+    return (plan[0] != "is" and FUNCTIONS[plan[0]].reduces) or any(_reduces(part) for part in plan[1:])

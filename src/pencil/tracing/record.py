@@ -1,0 +1,281 @@
+"""Tracing a model: names for what the tape records, blocks opened only when looked into, edits and running on."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..config import UserError
+from ..core.probe import Off, declared
+from .opened import Trace, parse
+from .tape import BUDGET, Edit, Tape, TooMuch
+
+Value = float | int | Tensor | Trace | Callable[[Tensor], Tensor]
+
+
+class TapeProbe(Off):
+    """Names on the tape what the model names; wants everything, so that no fused route hides it."""
+
+    def __init__(self, tape: Tape, path: str = ""):
+        self.tape, self.path = tape, path
+
+    def __truediv__(self, name: str) -> "TapeProbe":
+        return TapeProbe(self.tape, f"{self.path}{name}.")
+
+    def wants(self, *names: str) -> bool:
+        return True
+
+    def __call__(self, name: str, value: Tensor) -> Tensor:
+        value = self.tape.change(self.path + name, value)
+        self.tape.name(value, self.path + name)
+        self.tape.fired |= {self.path + name} & self.tape.names.keys()
+        return value
+
+
+def trace(
+    model: nn.Module | Callable[..., Any],
+    *inputs: Any,
+    labels: Mapping[str, list[str]] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    keep: str = "auto",
+    **given: Any,
+) -> "LiveTrace":
+    """Run a model once and record every operation; any cell of any tensor then unfolds into its arithmetic.
+
+    Any nn.Module (or function of tensors) will do: names come from the probe where the model has one, else from the
+    modules' paths. `labels` and `facts` are kept with the trace (see `Trace`). `keep` is "all", "blocks" (only their
+    inputs, each run again when looked into) or "auto" (all, unless that is more than a gigabyte).
+    """
+    if keep not in ("auto", "all", "blocks"):
+        raise UserError(f"keep must be auto, all or blocks, not {keep}")
+    recording = Recording(model, inputs, given, {})
+    if keep != "blocks":
+        try:
+            return LiveTrace(recording, recording.run(BUDGET if keep == "auto" else None), labels, facts)
+        except TooMuch:
+            pass
+    return LiveTrace(recording, recording.run(lazy=True), labels, facts)
+
+
+class Recording:
+    """A model with its inputs: can be run again, with other edits."""
+
+    def __init__(self, model: Any, inputs: tuple[Any, ...], given: dict[str, Any], edits: dict[str, Edit]):
+        self.model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        self.inputs, self.given, self.edits = inputs, given, edits
+        self.output: Any = None
+        forward = self.model.forward if isinstance(self.model, nn.Module) else self.model
+        try:
+            self.takes = inspect.signature(forward).parameters
+        except (TypeError, ValueError):
+            self.takes = {}
+        self.declared = declared(self.model) if isinstance(self.model, nn.Module) and "probe" in self.takes else {}
+        if "use_cache" in self.takes and hasattr(self.model, "config"):
+            # a cache of keys and values would be another input the second time
+            self.given = {"use_cache": False, **given}
+
+    @property
+    def probed(self) -> bool:
+        return "probe" in self.takes
+
+    def run(self, budget: int | None = None, lazy: bool = False) -> Tape:
+        """One forward pass under a tape."""
+        tape = Tape(budget, self.edits)
+        module = self.model if isinstance(self.model, nn.Module) else None
+        inputs, given = self._inputs(tape)
+        if self.probed:
+            given = {**given, "probe": TapeProbe(tape)}
+        if module is not None:
+            for name, leaf in (*module.named_parameters(), *module.named_buffers()):
+                tape.known.setdefault(id(leaf), (name, "weight"))
+        with self.recording(tape, lazy):
+            self.output = self.model(*inputs, **given)
+            for name, value in _tensors(self.output, ""):
+                tape.name(value, name or "output", named=not self.probed)
+        unused = [name for name in self.edits if name not in tape.edited]
+        if unused:
+            raise UserError(f"nothing was called {unused[0]} when the model ran again")
+        self.explain(tape)
+        return tape
+
+    def explain(self, tape: Tape) -> None:
+        """Write the symbols and axes that modules declare for their names onto the nodes."""
+        # a module may be run under several names of its own: read.blocks.0 and next.blocks.0 are model.blocks.0
+        tails = {name.partition(".")[2]: about for name, about in self.declared.items() if "." in name}
+        for name in tape.fired & tape.names.keys():
+            about = self.declared.get(name) or tails.get(name.partition(".")[2])
+            node = tape.nodes[tape.names[name]]
+            if about and not node.symbol:
+                node.axes, node.symbol, node.formula = about
+
+    def _inputs(self, tape: Tape) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs, known to the tape by the names of the parameters they are given for."""
+        names = [n for n, p in self.takes.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        names += [f"input.{i}" for i in range(len(names), len(self.inputs))]
+        bound = {**dict(zip(names, self.inputs, strict=False)), **self.given}
+        # a name the model gives to a value of its own stays that value's
+        bound = {f"given.{name}" if name in self.declared else name: value for name, value in bound.items()}
+        names = [f"given.{name}" if name in self.declared else name for name in names]
+        changed = {}
+        for name, value in bound.items():
+            for inner, one in _tensors(value, name):
+                tape.known[id(one)] = (inner, "input")
+                if inner in self.edits:
+                    changed[name] = tape.change(inner, one)
+                    tape.names[inner], tape.nodes[-1].named = len(tape.nodes) - 1, True
+        inputs = tuple(changed.get(n, v) for n, v in zip(names, self.inputs, strict=False))
+        return inputs, {n: changed.get(n, changed.get(f"given.{n}", v)) for n, v in self.given.items()}
+
+    @contextmanager
+    def recording(self, tape: Tape, lazy: bool) -> Iterator[None]:
+        """The tape on, opaque fast routes off, every module's path known; all as it was afterwards."""
+        fast = torch.backends.mha.get_fastpath_enabled()
+        modules = list(self.model.modules()) if isinstance(self.model, nn.Module) else []
+        training = [m.training for m in modules]
+        with ExitStack() as stack:
+            for m in modules:
+                m.training = False
+            torch.backends.mha.set_fastpath_enabled(False)
+            stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+            stack.callback(lambda: [setattr(m, "training", t) for m, t in zip(modules, training, strict=True)])
+            if modules:
+                for handle in self._hooks(tape, blocks_of(self.model) if lazy else {}):
+                    stack.callback(handle.remove)
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(tape)
+            yield
+
+    def _hooks(self, tape: Tape, blocks: dict[str, nn.Module]) -> Iterator[Any]:
+        paths: list[str] = []
+
+        def enter(path: str, lazy: bool) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+                paths.append(tape.path)
+                tape.path = path
+                if lazy and not tape.paused and not any(name.startswith(f"{path}.") for name in self.edits):
+                    tape.blocks[path] = (module, args, kwargs)
+                    for _, one in _tensors((args, kwargs), ""):
+                        tape.node_of(one)
+                    tape.paused = True
+
+            return hook
+
+        def leave(path: str, lazy: bool) -> Callable[..., Any]:
+            def hook(module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+                tape.path = paths.pop()
+                if lazy and path in tape.blocks and tape.paused:
+                    tape.paused = False
+                    tape.block_outputs(path, [one for _, one in _tensors(out, "")])
+                if path and not self.probed:
+                    if isinstance(out, Tensor):
+                        out = tape.change(path, out)
+                    for name, one in _tensors(out, path):
+                        tape.name(one, name)
+                return out
+
+            return hook
+
+        for path, module in self.model.named_modules():
+            yield module.register_forward_pre_hook(enter(path, path in blocks), with_kwargs=True)
+            yield module.register_forward_hook(leave(path, path in blocks), with_kwargs=True, always_call=False)
+
+    def open_block(self, tape: Tape, path: str) -> None:
+        """Run one block again, this time recording its inside."""
+        module, args, kwargs = tape.blocks[path]
+        while tape.opened and tape.bytes > BUDGET:
+            tape.forget(next(iter(tape.opened)))
+            tape.bytes = 0  # of what is open now, as near as matters
+        tape.begun = (len(tape.nodes), len(tape.held))
+        budget, tape.budget = tape.budget, None
+        with self.recording(tape, lazy=False):
+            # the names of what is outside stay; only the inside is new
+            tape.path = path
+            out = module(*args, **kwargs)
+        tape.budget = budget
+        tape.block_opened(path, [one for _, one in _tensors(out, "")])
+        self.explain(tape)
+
+
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The stacked blocks of a model: the members of its outermost lists of alike modules."""
+    found: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():
+        inside = any(path.startswith(f"{block}.") for block in found)
+        alike = len({type(m) for m in module.children()}) == 1 and len(list(module.children())) > 1
+        if not inside and isinstance(module, nn.ModuleList | nn.Sequential) and alike:
+            found |= {f"{path}.{name}": child for name, child in module.named_children()}
+    return found
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors inside an argument or a result, each with a name."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _tensors(one, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for i, one in enumerate(value):
+            yield from _tensors(one, f"{name}.{i}" if name else str(i))
+
+
+class LiveTrace(Trace):
+    """A trace whose model is at hand: blocks can be opened, values edited, and the model run on from there."""
+
+    graph: Tape
+
+    def __init__(self, recording: Recording, tape: Tape, labels: Any = None, facts: Any = None):
+        super().__init__(tape, labels, facts)
+        self.recording = recording
+
+    def find(self, name: str) -> int:
+        tape = self.graph
+        if name not in tape.names:
+            for path in tape.blocks:
+                if name.startswith((f"{path}.", f"{path}:")) and path not in tape.opened:
+                    self.recording.open_block(tape, path)
+        return super().find(name)
+
+    def open(self, node: int) -> None:
+        plan = self.graph.nodes[node].plan
+        if isinstance(plan, tuple) and plan[0] == "block":
+            self.recording.open_block(self.graph, plan[1])
+
+    def edit(self, where: str, value: Value) -> "LiveTrace":
+        """The same run with a value changed on the way: a number, a tensor, a function of it, or another trace's."""
+        name, index = parse(where)
+        node = self.find(name)
+        name = next((n for n in (name, self.graph.nodes[node].name) if n in self.graph.names), name)
+
+        def change(old: Tensor) -> Tensor:
+            if isinstance(value, Trace):
+                new: Any = torch.as_tensor(value.array(name)).to(old)[index]
+            elif isinstance(value, Tensor | float | int):
+                new = value
+            else:
+                new = value(old[index])
+            old[index] = new
+            return old
+
+        before = self.recording.edits
+        edits = {**before, name: (lambda old: change(before[name](old))) if name in before else change}
+        again = Recording(self.recording.model, self.recording.inputs, self.recording.given, edits)
+        return LiveTrace(again, again.run(lazy=bool(self.graph.blocks)), self.labels, self.facts)
+
+    @property
+    def output(self) -> Any:
+        return self.recording.output
+
+    @property
+    def logits(self) -> Tensor:
+        """The model's logits, as it gave them."""
+        out = self.output
+        found = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+        if found is None:
+            raise UserError("this model gives no logits")
+        return found

@@ -1,0 +1,304 @@
+"""The recorder: every ATen operation of a forward pass, on any PyTorch model, with what it read and what it gave.
+
+Fused kernels are taken by their plain route while the tape runs. Values are kept as they were when computed: before an
+operation changes a tensor in place, what was recorded of it is copied, and whoever shares its memory is updated.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..config import UserError
+from .graph import Array, Graph, Node
+from .memory import as_array, functional, memory_of, off, positions
+from .moved import moved
+from .rules import RULES, Call, In, describe
+
+BUDGET = 1 << 30  # bytes kept of the inside of blocks, before only their inputs are
+Edit = Callable[[Tensor], Tensor]
+
+
+class TooMuch(Exception):
+    """More was recorded than is to be kept."""
+
+
+class Tape(TorchDispatchMode, Graph):
+    """Records while it is entered; afterwards it is the graph of what happened."""
+
+    def __init__(self, budget: int | None = None, edits: Mapping[str, Edit] | None = None):
+        TorchDispatchMode.__init__(self)
+        Graph.__init__(self)
+        self.kept: list[Tensor | None] = []  # the values of each node
+        self.of: dict[int, tuple[int, int]] = {}  # tensor object -> its node, and how many changes of its memory it saw
+        self.held: list[Tensor] = []  # keeps those objects alive, so that none of their numbers is given twice
+        self.changes: dict[int, list[tuple[int, Tensor]]] = {}  # memory -> (node, view) written in place
+        self.sharing: dict[int, list[int]] = {}  # memory -> the nodes kept in it
+        self.path, self.counts = "", {}
+        self.known: dict[int, tuple[str, str]] = {}  # names and kinds of parameters, buffers and inputs
+        self.fired: set[str] = set()  # names the model itself gave
+        self.paused = False
+        self.budget, self.bytes = budget, 0
+        self.edits = dict(edits or {})
+        self.edited: set[str] = set()
+        self._arrays: dict[int, Array] = {}
+        self.blocks: dict[str, tuple[Any, Any, Any]] = {}  # path -> module, arguments, of those not looked into
+        self.begun: tuple[int, int] = (0, 0)  # nodes and objects held, when the block now being opened began
+        self.results: dict[str, list[int]] = {}  # path -> the nodes of what it gave
+        self.opened: dict[str, tuple[int, int, int, int]] = {}  # path -> its nodes, and objects held, from and to
+
+    # ---- what a graph must know
+
+    def stored(self, node: int) -> Array:
+        value = self.kept[node]
+        if value is None:
+            raise UserError(f"the values of {self.nodes[node].name} were not kept")
+        if node not in self._arrays:
+            self._arrays[node] = as_array(value)
+        return self._arrays[node]
+
+    # ---- names
+
+    def name(self, value: Tensor, name: str, named: bool = True) -> None:
+        """Call the node of this tensor by a name, if the tape knows it."""
+        if self.paused or not isinstance(value, Tensor):
+            return
+        node = self.node_of(value)
+        while name in self.names and self.names[name] != node:
+            count = self.counts[name] = self.counts.get(name, 1) + 1
+            name = f"{name.split('#')[0]}#{count}"
+        self.names[name] = node
+        if named and not self.nodes[node].named:
+            old = self.nodes[node].name
+            if self.nodes[node].plan is not None or old.startswith("const"):
+                self.nodes[node].name = name
+            self.nodes[node].named = True
+
+    def change(self, name: str, value: Tensor) -> Tensor:
+        """The value as an edit wants it; the edited tensor is a new beginning."""
+        if name not in self.edits or self.paused:
+            return value
+        self.edited.add(name)
+        with off():
+            new = self.edits[name](value.detach().clone())
+        self._add(new, "edited", "edited", None, name)
+        return new
+
+    def fresh(self, op: str) -> str:
+        """A name for a value nobody named: where it was made, and by what."""
+        base = f"{self.path}:{op.strip('_')}" if self.path else op.strip("_")
+        count = self.counts[base] = self.counts.get(base, 0) + 1
+        return base if count == 1 else f"{base}.{count}"
+
+    # ---- nodes
+
+    def _add(self, value: Tensor, op: str, kind: str, plan: Any, name: str | None = None) -> int:
+        node = len(self.nodes)
+        name = self.fresh(op) if name is None else name
+        self.nodes.append(Node(name, op, kind, tuple(value.shape), str(value.dtype).removeprefix("torch."), plan))
+        self.names.setdefault(name, node)
+        self.kept.append(value.detach())
+        self._own(value, node)
+        return node
+
+    def _own(self, value: Tensor, node: int) -> None:
+        memory = memory_of(value)
+        self.of[id(value)] = (node, len(self.changes.get(memory, ())))
+        self.held.append(value)
+        self.sharing.setdefault(memory, []).append(node)
+
+    def node_of(self, value: Tensor) -> int:
+        """The node of a tensor as it now is: one not seen before is a leaf, one whose memory changed is updated."""
+        known = self.of.get(id(value))
+        if known is None:
+            name, kind = self.known.get(id(value), (None, "constant"))
+            return self._add(value, kind, kind, None, self.fresh("const") if name is None else name)
+        node, seen = known
+        for source, view in self.changes.get(memory_of(value), [])[seen:]:
+            if view is not value:
+                node = self._updated(value, node, source, view)
+        self.of[id(value)] = (node, len(self.changes.get(memory_of(value), ())))
+        return node
+
+    def _updated(self, value: Tensor, node: int, source: int, view: Tensor) -> int:
+        """A tensor after another that shares its memory was written: some of its cells are the other's now."""
+        mine, theirs = positions(value), positions(view)
+        order = np.argsort(theirs)
+        at = np.clip(np.searchsorted(theirs[order], mine), 0, len(theirs) - 1)
+        hit = theirs[order][at] == mine
+        if not hit.any():
+            return node
+        table = np.where(hit, order[at], view.numel() + np.arange(value.numel()))
+        with off():
+            now = value.detach().clone()
+        new = len(self.nodes)
+        plan = ("table", self._table(table), [source, node])
+        self.nodes.append(
+            Node(self.fresh("update"), "update", "move", tuple(value.shape), self.nodes[node].dtype, plan)
+        )
+        self.names.setdefault(self.nodes[new].name, new)
+        self.kept.append(now)
+        return new
+
+    def _constant(self, value: float) -> int:
+        return self._add(torch.full((), value, dtype=torch.float64), "constant", "constant", None)
+
+    def _table(self, places: Array) -> str:
+        key = f"table.{len(self.tables)}"
+        self.tables[key] = np.ascontiguousarray(places)
+        return key
+
+    # ---- operations
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.paused or func.namespace not in ("aten", "prims"):
+            return func(*args, **kwargs)
+        schema = func._schema
+        op = schema.name.split("::")[1]
+        given = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | kwargs
+        written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        if op == "convolution" and any(given["padding"]) and not given["transposed"]:
+            return self._padded(given)
+        inputs = {name: self._seen(value) for name, value in given.items()}
+        if written:
+            return self._in_place(func, op, given, inputs, written)
+        with off():
+            out = func(*args, **kwargs)
+        self._record(func, op, inputs, given, out)
+        if self.edits:
+            out = self._edit_made(out)
+        return out
+
+    def _seen(self, value: Any) -> Any:
+        """An argument with its tensors as nodes."""
+        if isinstance(value, Tensor):
+            return In(self.node_of(value), tuple(value.shape), str(value.dtype).removeprefix("torch."))
+        if isinstance(value, list | tuple):
+            return [self._seen(v) for v in value]
+        return value
+
+    def _padded(self, given: dict[str, Any]) -> Tensor:
+        """A convolution that pads: the padding as an operation of its own, then one that does not."""
+        pads = [p for side in reversed(given["padding"]) for p in (side, side)]
+        with self:
+            wide = torch.ops.aten.constant_pad_nd.default(given["input"], pads, 0.0)
+            plain = {**given, "input": wide, "padding": [0] * len(given["padding"])}
+            return torch.ops.aten.convolution.default(**plain)
+
+    def _record(self, func: Any, op: str, inputs: dict[str, Any], given: dict[str, Any], out: Any) -> None:
+        outs = [o for o in (out if isinstance(out, list | tuple) else [out]) if isinstance(o, Tensor)]
+        if not outs:
+            return  # a size or a truth, read by Python itself
+        first = len(self.nodes)
+        for i, o in enumerate(outs):
+            if id(o) in self.of and self.node_of(o) < first:
+                continue  # handed back as it was
+            name = self.fresh(op)
+            self.nodes.append(Node(name, op, "", tuple(o.shape), str(o.dtype).removeprefix("torch.")))
+            self.names.setdefault(name, len(self.nodes) - 1)
+            self.kept.append(o.detach())
+            self._own(o, len(self.nodes) - 1)
+            self._describe(len(self.nodes) - 1, func, op, inputs, given, i, first + i)
+            if not self.nodes[-1].moves:
+                self._count(o)
+
+    def _describe(self, node: int, func: Any, op: str, inputs: dict[str, Any], given: Any, i: int, me: int) -> None:
+        n = self.nodes[node]
+        call = Call(
+            op, inputs, n.shape, n.dtype, i, me,
+            read=lambda x: self.value(x.node),
+            again=lambda: moved(func, inputs, given, i, self._table, self._constant),
+            table=self._table,
+        )  # fmt: skip
+        if op not in RULES:
+            raise UserError(f"the operation {op} (at {n.name}) has no receipt yet")
+        try:
+            n.kind, n.plan = describe(call)
+        except NotImplementedError as error:
+            raise UserError(f"the operation {op} (at {n.name}) has no receipt for {error}") from None
+        if n.plan is not None and not isinstance(n.plan, int | float):
+            n.plan = tuple(n.plan)
+
+    def _count(self, value: Tensor) -> None:
+        self.bytes += value.numel() * value.element_size()
+        if self.budget is not None and self.bytes > self.budget:
+            raise TooMuch
+
+    def _in_place(self, func: Any, op: str, given: dict[str, Any], inputs: dict[str, Any], written: list[str]) -> Any:
+        """An operation that writes into its argument: what was recorded of that memory is copied first."""
+        if len(written) != 1 or not isinstance(given[written[0]], Tensor):
+            raise UserError(f"the operation {op} writes into several tensors at once, which no receipt can show")
+        target, name = given[written[0]], written[0]
+        plain = op.removesuffix("_")
+        old, memory = inputs[name], memory_of(target)
+        with off():
+            for node in self.sharing.pop(memory, []):
+                kept = self.kept[node]
+                if kept is not None and memory_of(kept) == memory:
+                    self.kept[node] = kept.clone()
+            out = func(**given)
+        node = len(self.nodes)
+        self.nodes.append(Node(self.fresh(plain), plain, "", tuple(target.shape), old.dtype))
+        self.names.setdefault(self.nodes[node].name, node)
+        self.kept.append(target.detach())
+        self.sharing.setdefault(memory, []).append(node)
+        said = {k: v for k, v in inputs.items() if k != "out"}
+        self._describe(node, functional(func), plain, said, given, 0, node)
+        self.changes.setdefault(memory, []).append((node, target))
+        self.of[id(target)] = (node, len(self.changes[memory]))
+        return out
+
+    # ---- blocks that are opened when looked into
+
+    def block_outputs(self, path: str, outs: list[Tensor]) -> None:
+        """What a block gave, its inside not recorded."""
+        self.results[path] = []
+        for i, out in enumerate(outs):
+            if id(out) not in self.of:
+                node = self._add(out, "block", "block", ("block", path, i), path if not i else f"{path}.{i}")
+                self.nodes[node].named = True
+                self.results[path].append(node)
+            else:
+                self.results[path].append(self.of[id(out)][0])
+
+    def block_opened(self, path: str, outs: list[Tensor]) -> None:
+        """Its inside is recorded now: what it gave then follows from it, if it is the same to the last bit."""
+        for node, out in zip(self.results[path], outs, strict=True):
+            before = self.kept[node]
+            if before is None or not torch.equal(torch.nan_to_num(before), torch.nan_to_num(out)):
+                raise UserError(f"{path} gave other numbers when it was run again, so its inside cannot be shown")
+            inner = self.of[id(out)][0]
+            if inner != node:
+                made, n = self.nodes[inner], self.nodes[node]
+                n.plan, n.op, n.kind = made.plan, made.op, made.kind
+                self.names = {name: node if i == inner else i for name, i in self.names.items() if name != f"{path}#2"}
+        begun, held = self.begun
+        self.opened[path] = (begun, len(self.nodes), held, len(self.held))
+
+    def forget(self, path: str) -> None:
+        """Let go of the inside of a block that was opened; it can be opened again."""
+        begun, end, first, last = self.opened.pop(path)
+        for i, node in enumerate(self.results[path]):
+            n = self.nodes[node]
+            n.plan, n.op, n.kind = ("block", path, i), "block", "block"
+        inside = set(range(begun, end))
+        for node in inside:
+            self.kept[node] = None
+            self._arrays.pop(node, None)
+        for value in self.held[first:last]:
+            self.of.pop(id(value), None)
+        self.held[first:last] = [torch.empty(0)] * (last - first)
+        results = self.results[path]
+        kept = {k: v for k, v in self.names.items() if v not in inside}
+        self.names = {k: v for k, v in kept.items() if v not in results or not k.startswith(f"{path}.")}
+
+    def _edit_made(self, out: Any) -> Any:
+        """Edits of values that only have the names the tape gives."""
+        if not isinstance(out, Tensor):
+            return out
+        node = self.of[id(out)][0]
+        return self.change(self.nodes[node].name, out)

@@ -1,0 +1,168 @@
+"""Trees of arithmetic weighed and written: a plan with the numbers put in, its value, and how it looks on paper.
+
+A tree is ("num", value), ("cell", node, place, value), ("is", word, tree), ("made", node, tree) for what nobody named,
+("picked", why, tree) for a choice, or (function, tree, …), and for a reducer (function, [tree, …], tree, …).
+"""
+
+from collections.abc import Iterator
+from decimal import ROUND_HALF_UP, Decimal
+from math import isfinite, isqrt
+from typing import Any
+
+import numpy as np
+
+from .functions import FUNCTIONS
+from .graph import Node, apply, slack
+
+SHOWN = 16  # terms of a sum written out; of more, the eight largest
+
+Tree = Any
+Known = dict[int, tuple[Any, Any]]
+
+
+EXACT = Node("", "", "", (), "float64")
+
+
+def weigh(tree: Tree, n: Node, known: Known) -> tuple[Any, Any]:
+    """The value of a tree, and how far rounding may have moved what was recorded.
+
+    A step that stands in many terms is one object, and worked once: `known` holds what it gave.
+    """
+    head = tree[0]
+    if head in ("num", "cell"):
+        value = np.asarray(tree[-1])
+        return value, np.abs(value) * n.inner if head == "num" and value.dtype != int else np.asarray(0.0)
+    if head == "is":
+        if id(tree) not in known:
+            known[id(tree)] = weigh(tree[2], n, known)
+        return known[id(tree)]
+    if head == "picked":
+        return weigh(tree[2], n, known)
+    if head == "made":
+        value, error = weigh(tree[2], tree[1], known)
+        return value, error + slack(tree[1], value)
+    if FUNCTIONS[head].reduces:
+        each = [weigh(part, n, known) for part in tree[1]]
+        values = [(np.asarray([v for v, _ in each]), np.asarray([float(e) for _, e in each]))]
+        values += [(np.asarray([w[0]]), np.asarray([0.0])) for w in (weigh(part, n, known) for part in tree[2:])]
+        value, error = apply(head, values, n.inner, n.outer)
+        return value[..., 0], np.broadcast_to(error, (1,))[..., 0]
+    value, error = apply(head, [weigh(part, n, known) for part in tree[1:]], n.inner, n.outer)
+    return np.asarray(value).reshape(()), np.asarray(error).reshape(-1)[0]
+
+
+def walk(tree: Tree, seen: set[int]) -> Iterator[Tree]:
+    """Every part of a tree once, what is inside first."""
+    if id(tree) in seen:
+        return
+    seen.add(id(tree))
+    for part in tree[1:]:
+        for one in part if isinstance(part, list) else [part]:
+            if isinstance(one, tuple):
+                yield from walk(one, seen)
+    yield tree
+
+
+def text(tree: Tree, digits: int, known: Known) -> str:
+    return _text(tree, digits, known)[0]
+
+
+def _text(tree: Tree, digits: int, known: Known) -> tuple[str, int]:
+    """A tree as it is written on paper, and how tightly that holds together (see `Function.binds`)."""
+    head = tree[0]
+    if head in ("num", "cell"):
+        return _number(tree[-1], digits)
+    if head == "is":
+        return _number(plain(weigh(tree, EXACT, known)[0]), digits)
+    if head in ("made", "picked"):
+        return _text(tree[2], digits, known)
+    function = FUNCTIONS[head]
+    if head == "sum":
+        return _sum(tree[1], digits, known), 0
+    if function.reduces:
+        said = [text(part, digits, known) for part in tree[1][:8]]
+        inside = ", ".join(said) + (f", … {len(tree[1])} in all" if len(tree[1]) > 8 else "")
+        return function.text.format(inside, *(text(part, digits, known) for part in tree[2:])), 3
+    if head == "mul" and (root := _root(tree[2])):
+        return f"{_held(tree[1], 1, digits, known)}/{root}", 1
+    if head == "mul" and (root := _root(tree[1])):
+        return f"{_held(tree[2], 1, digits, known)}/{root}", 1
+    if head == "add" and tree[2] == ("num", 0):
+        return _text(tree[1], digits, known)
+    if function.binds == 3:
+        return function.text.format(*(text(part, digits, known) for part in tree[1:])), 3
+    if head == "add":
+        return _joined([text(part, digits, known) for part in tree[1:]]), 0
+    if head == "sub":
+        right, binds = _text(tree[2], digits, known)
+        right = f"({right})" if binds == 0 or right.startswith("−") else right
+        return f"{text(tree[1], digits, known)} − {right}", 0
+    # what stands right of / must hold more tightly than it does
+    strict = {"div": (1, 2), "mul": (1, 1), "pow": (3, 3), "neg": (2,)}
+    tight = strict.get(head, (3,) * len(tree) if function.binds == 2 else (1,) * len(tree))
+    parts = (_held(part, t, digits, known) for part, t in zip(tree[1:], tight, strict=False))
+    return function.text.format(*parts), function.binds
+
+
+def _held(tree: Tree, tight: int, digits: int, known: Known) -> str:
+    said, binds = _text(tree, digits, known)
+    return f"({said})" if binds < tight or (tight and said.startswith("−")) else said
+
+
+def _number(value: Any, digits: int) -> tuple[str, int]:
+    return say(value, digits), 0 if isinstance(value, complex) else 3
+
+
+def _sum(parts: list[Tree], digits: int, known: Known) -> str:
+    if len(parts) <= SHOWN:
+        return _joined([text(part, digits, known) for part in parts])
+    values = [plain(weigh(part, EXACT, known)[0]) for part in parts]
+    largest = sorted(sorted(range(len(parts)), key=lambda i: -abs(values[i]))[:8])
+    rest = sum(value for i, value in enumerate(values) if i not in largest)
+    shown = _joined([text(parts[i], digits, known) for i in largest])
+    return f"{shown} + … ({len(parts) - 8} more sum to {say(rest, digits)})"
+
+
+def _joined(said: list[str]) -> str:
+    """Terms of a sum in a row; a negative one is taken away."""
+    return said[0] + "".join(f" − {one[1:]}" if one.startswith("−") else f" + {one}" for one in said[1:])
+
+
+def _root(tree: Tree) -> str | None:
+    """√n, if a number is one over it: how scores are scaled."""
+    value = tree[1] if tree[0] == "num" else 0
+    if not isinstance(value, float) or not 1e-3 < value < 1:
+        return None
+    n = round(1 / value**2)
+    if abs(value * value * n - 1) > 1e-9 or n < 2:
+        return None
+    return str(isqrt(n)) if isqrt(n) ** 2 == n else f"√{n}"
+
+
+def plain(value: Any) -> Any:
+    """A numpy number as Python's own."""
+    value = np.asarray(value).reshape(-1)[0]
+    return complex(value) if np.iscomplexobj(value) else float(value)
+
+
+def say(value: Any, digits: int = 4) -> str:
+    """A number to so many significant digits, halves rounded up, as the page rounds too."""
+    if isinstance(value, complex):
+        return f"{say(value.real, digits)} {'−' if value.imag < 0 else '+'} {say(abs(value.imag), digits)}i"
+    if not isfinite(value):
+        return "not a number" if value != value else "−∞" if value < 0 else "∞"
+    if value == int(value) and abs(value) < 1e15:
+        return str(int(value)).replace("-", "−")
+    exact = Decimal(value)
+    last = exact.adjusted() - digits + 1
+    if exact.adjusted() < -4:
+        mantissa = exact.scaleb(-exact.adjusted()).quantize(Decimal(1).scaleb(1 - digits), ROUND_HALF_UP)
+        power = exact.adjusted()
+        if abs(mantissa) >= 10:
+            mantissa, power = mantissa / 10, power + 1
+        said = f"{mantissa:f}".rstrip("0").rstrip(".") + f"e{power}"
+    else:
+        rounded = exact.quantize(Decimal(1).scaleb(min(last, 0)), ROUND_HALF_UP)
+        said = f"{rounded:f}"
+        said = said.rstrip("0").rstrip(".") if "." in said else said
+    return said.replace("-", "−")
