@@ -561,7 +561,13 @@ function build() {
     everything = toggle.checked;
     drawIndex();
   });
+  const skip = el("a", { class: "skip", href: "#" }, "To the numbers");
+  skip.addEventListener("click", (event) => {
+    event.preventDefault();
+    at("tensor").querySelector('td[tabindex="0"]').focus();
+  });
   at("app").replaceChildren(
+    skip,
     el("details", { id: "index", open: WIDE.matches }, el("summary", {}, "Tensors"),
       el("label", { class: "every" }, toggle, "show every operation"), el("nav", { id: "tensors", "aria-label": "tensors" })),
     el("main", { id: "tensor" }),

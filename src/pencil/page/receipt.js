@@ -100,7 +100,7 @@ const WORK = {
   lt: truth((a, b) => a < b), le: truth((a, b) => a <= b), gt: truth((a, b) => a > b), ge: truth((a, b) => a >= b),
   and: truth((a, b) => a !== 0 && b !== 0), or: truth((a, b) => a !== 0 || b !== 0),
   xor: truth((a, b) => (a !== 0) !== (b !== 0)), not: truth((a) => a === 0),
-  bitand: bits((a, b) => a & b), bitor: bits((a, b) => a | b),
+  bitand: bits((a, b) => a & b), bitor: bits((a, b) => a | b), bitxor: bits((a, b) => a ^ b),
   isfinite: truth(finite), isnan: truth(unlike), isinf: truth((a) => !finite(a) && !unlike(a)),
   if: (c, a, b) => (c !== 0 ? a : b),
   complex: (a, b) => [a, b],

@@ -19,7 +19,7 @@ from .graph import Array, Graph, Node, Plan, places
 from .ranges import ONE, RIGHT, Block, Line, Part, Piece, cut
 
 PIECES = 16  # into more than so many ranges a list is not cut, if it can be gathered first
-LONGEST = 8192  # characters of a formula, in Excel
+LONGEST, ARGUMENTS = 8192, 255  # characters of a formula and arguments of a function, in Excel
 # what works on a whole range inside SUMPRODUCT; IF, MAX, AND and ERF do not, or not everywhere
 OVER_RANGES = {
     "add", "sub", "mul", "div", "neg", "pow", "square", "sqrt", "exp", "log",
@@ -172,20 +172,17 @@ class Formulas:
 
         tree = prepared(plan[1])
         extra = [self._plan(p, n, flat) for p in plan[2:]]
-        whole, product = set(inner(tree)) <= OVER_RANGES, is_product(tree)
+        # a largest or least is taken of ranges as they stand, a sum also of what is made of them
+        whole = set(inner(tree)) <= OVER_RANGES if plan[0] == "sum" else tree[0] == "line"
+        apart = {node for node in refs(plan) if node not in self.blocks and self.graph.nodes[node].moves}
         out: list[Part] = []
         for i in range(len(flat)):
-            pieces = cut(lines, i, whole, product)
-            if len(pieces) > PIECES:
-                self._gather(plan)
+            pieces = cut(lines, i, whole, is_product(tree))
+            if whole and apart and len(pieces) > PIECES:
+                raise Scattered(apart)
             terms = [self._piece(plan[0], tree, lines, i, piece, n) for piece in pieces]
             out.append(total(n, plan[0], terms, [e[i] for e in extra]))
         return out
-
-    def _gather(self, plan: Plan) -> None:
-        nodes = {node for node in refs(plan) if node not in self.blocks and self.graph.nodes[node].moves}
-        if nodes:
-            raise Scattered(nodes)
 
     def _said(self, tree: Any, lines: Sequence[Line], i: int, piece: Piece, n: Node) -> Part:
         if tree[0] == "line":
@@ -197,10 +194,8 @@ class Formulas:
     def _piece(self, head: str, tree: Any, lines: Sequence[Line], i: int, piece: Piece, n: Node) -> Part:
         """What one piece of a list adds to the whole; for a largest or least, its terms."""
         whole = self._said(tree, lines, i, piece, n)
-        if piece.length * piece.rows == 1:
+        if piece.length == 1 or head != "sum":
             return whole
-        if head != "sum":
-            return whole if tree[0] == "line" else (f"SUMPRODUCT({called(n, head, text(whole))})", 3)
         if tree[0] == "line":
             return f"SUM({text(whole)})", 3
         if not is_product(tree):
@@ -237,7 +232,7 @@ def is_product(tree: Any) -> bool:
 def total(n: Node, head: str, terms: list[Part], extra: list[Part]) -> Part:
     """The pieces of a list, put together."""
     if head == "sum":
-        out = terms[0]
+        out = terms[0] if terms else 0.0
         for term in terms[1:]:
             out = join(n, "add", out, term)
         return out
@@ -246,6 +241,9 @@ def total(n: Node, head: str, terms: list[Part], extra: list[Part]) -> Part:
         return float(np.ravel(FUNCTIONS[head].of(np.asarray(numbers[: len(terms)]), *map(np.atleast_1d, extra)))[0])
     if head not in ("max", "min", "prod") and len(terms) > 1:
         raise UserError(f"the operation {n.op} (at {n.name}) reads cells that stand apart, which no spreadsheet can")
+    while len(terms) > ARGUMENTS:
+        groups = [terms[i : i + ARGUMENTS] for i in range(0, len(terms), ARGUMENTS)]
+        terms = [(called(n, head, ",".join(map(text, group))), 3) for group in groups]
     return called(n, head, ",".join(map(text, terms)), *map(text, extra)), 3
 
 

@@ -287,7 +287,7 @@ class Tape(TorchDispatchMode, Graph):
             n.plan, n.op, n.kind = ("block", path, i), "block", "block"
         inside = set(range(begun, end))
         for node in inside:
-            self.kept[node] = None
+            self.kept[node], self.nodes[node].named = None, False
             self._arrays.pop(node, None)
         for value in self.held[first:last]:
             self.of.pop(id(value), None)

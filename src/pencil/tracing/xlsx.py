@@ -37,7 +37,6 @@ def write(trace: Trace, path: str | Path) -> None:
             shown |= lists.nodes
     buffer = BytesIO()
     with xlsxwriter.Workbook(buffer, {"in_memory": True}) as book:
-        book.set_calc_mode("auto")
         read = {source for node in wanted(graph) for source in refs(graph.nodes[node].plan)}
         Painter(book, trace.labels, graph, blocks, read).paint(cells)
     write_aside(Path(path), buffer.getvalue())
