@@ -56,6 +56,7 @@ PROOFS = {
     "one compiled graph, no breaks",
     "declared names = fired names",
     "golden ten-step loss",
+    "no operation without a receipt",
 }
 # a picture's label is read in one go: there is nothing to cache
 WITHOUT = {"vit": {CACHED}}

@@ -1,5 +1,6 @@
 """A run opened for looking into: its model run once on what the user gave, with words for the places."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..data.images import open_picture
 from ..generate import Sampling, complete
 from ..models.parts import numbers
 from ..runs import Loaded, load
+from ..tracing.picture import last_pattern
 from ..tracing.record import LiveTrace, trace
 
 
@@ -63,6 +65,17 @@ def trace_picture(loaded: Loaded, picture: np.ndarray, text: str | None = None) 
         "V": _words(tokenizer, c.vocab),
     }
     return trace(model, torch.tensor([ids]), x, labels=labels, facts=_strips(marks, c.grid) | {"said": text})
+
+
+def strongest_look(found: LiveTrace) -> tuple[str, str]:
+    """The cell of the last pattern that looks hardest at a strip as the second word is said, and that word."""
+    name = last_pattern(found)
+    words, first = found.labels["t"], found.facts["strips"]
+    said = min(2, len(words) - 1)
+    query = len(found.labels["M"]) + said - 1
+    looks = found.array(name)[0, :, query, first : first + math.prod(found.facts["grid"])]
+    head, strip = np.unravel_index(int(looks.argmax()), looks.shape)
+    return f"{name}[0,{head},{query},{first + strip}]", words[said]
 
 
 def _strips(first: int, grid: Any) -> dict[str, Any]:

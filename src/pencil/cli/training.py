@@ -118,7 +118,8 @@ def demo(*, out: Path | None = None) -> int:
     status = _go(run, task, config)
     if status:
         return status
-    model = load(run.path).model
+    loaded = load(run.path)
+    model = loaded.model
     measures, files = task.report(model, run.path / "eval")
     _say("\nPictures it has never seen, in combinations and handwriting it has never seen, and what it says of them:\n")
     shown = task.data.test.pictures[:4]
@@ -126,8 +127,12 @@ def demo(*, out: Path | None = None) -> int:
         _beside(picture, [said, "" if said == meant else f"(is: {meant})"])
     share, held = measures["exact_match"], len(task.data.test)
     _say(f"Right to the last word: {share:.1%} of {held:,} held-out pictures (exact_match {share:.4f}).")
+    page = run.path / "eval" / "caption.html"
+    _unfold(loaded, shown[0], page)
     _say(
-        f"\nThe run         {run.path}\nWhere it looked {files[-1].parent}/attention-*.png\nIts mistakes    {files[0]}"
+        f"\nThe run         {run.path}\nWhere it looked {files[-1].parent}/attention-*.png\n"
+        f"Its mistakes    {files[0]}\n"
+        f"Every number    {page}   (open it and click any number)"
     )
     one = run.path / "eval" / "picture.png"
     write_aside(one, _as_png(shown[0]))
@@ -135,6 +140,19 @@ def demo(*, out: Path | None = None) -> int:
     _say(f"Your pictures:  {_command()} train captioner --data album/   (album/ has pictures and metadata.jsonl)")
     _say(f"Your text:      {_command()} train gpt --data notes/ --tokenizer bpe --preset small")
     return 0
+
+
+def _unfold(loaded: Any, picture: Any, page: Path) -> None:
+    """One number behind the first caption, as its arithmetic; and a page on which every other one unfolds too."""
+    from ..tracing import html
+    from ..tracing.show import receipt
+    from .opening import strongest_look, trace_picture
+
+    trace = trace_picture(loaded, picture)
+    cell, word = strongest_look(trace)
+    _say(f"\nAs it said {word!r} in the first caption, the head that looked hardest at one strip; by hand:\n")
+    receipt(trace[cell].why(), trace, Console(soft_wrap=True))
+    html.write(trace, page, f"{trace.facts['said']}")
 
 
 DEMO: dict[str, Any] = {"steps": 1060, "eval_every": 265, "eval_batches": 2, "save_every": 530}

@@ -164,7 +164,8 @@ class OneAndMany(nn.Module):
 
 def mha_demo() -> LiveTrace:
     """Six random words: one head, and four heads beside one another."""
-    return trace(OneAndMany(), torch.from_numpy(_drawn()["x"])[None], labels={"T": SENTENCE, "S": SENTENCE})
+    labels = {"T": SENTENCE, "S": SENTENCE}
+    return trace(OneAndMany(), torch.from_numpy(_drawn()["x"])[None], labels=labels, facts={"curve": deviations()})
 
 
 class ReadThenWrite(nn.Module):

@@ -110,10 +110,9 @@ class Packed(Graph):
 
     def __init__(self, meta: Mapping[str, Any], arrays: Mapping[str, Array]):
         keys = [n.get("key") for n in meta["nodes"]]
-        kept = ("name", "op", "kind", "shape", "dtype", "plan", "named", "axes", "symbol", "formula")
-        super().__init__([Node(**{k: n[k] for k in kept if k in n}) for n in meta["nodes"]], dict(meta["names"]))
-        for n in self.nodes:
-            n.shape = tuple(n.shape)
+        kept = ("name", "op", "kind", "dtype", "plan", "named", "axes", "symbol", "formula")
+        nodes = [Node(shape=tuple(n["shape"]), **{k: n[k] for k in kept if k in n}) for n in meta["nodes"]]
+        super().__init__(nodes, dict(meta["names"]))
         self.keys, self.arrays = keys, arrays
         self.tables = {k: v.astype(np.int64) for k, v in arrays.items() if k.startswith("table.")}
 

@@ -286,10 +286,10 @@ def text(part: Part) -> str:
 
 
 def finite(value: float) -> float:
-    """A number as a spreadsheet holds it: it has no infinity."""
+    """A number as a spreadsheet holds it, which has no infinity, nor numbers quite as large as ours."""
     if math.isnan(value):
         raise UserError("something here is not a number, which a spreadsheet cannot hold")
-    return math.copysign(float(BIG), value) if math.isinf(value) else value
+    return min(max(value, -float(BIG)), float(BIG))
 
 
 def quoted(sheet: str) -> str:

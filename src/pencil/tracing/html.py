@@ -1,4 +1,4 @@
-"""The page of a trace: one file that opens from disk, asks the network for nothing, and unfolds any cell into its receipt.
+"""The page of a trace: one file that opens from disk, needs no network, and unfolds any cell into its receipt.
 
 The data it carries is plain: the graph as `file.pack` gives it, with the functions its plans are written in and where
 each array stands, then the arrays as little-endian bytes. A server may hand the same two things to the same scripts.
@@ -37,7 +37,8 @@ def page(trace: Trace, title: str, about: str = ABOUT, start: str = "") -> str:
     script = "\n".join(_asset(name) for name in ("receipt.js", "app.js"))
     style = _asset("app.css")
     # nothing may be loaded, sent or embedded: only this very script and this very style run
-    policy = f"default-src 'none'; script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'; base-uri 'none'; form-action 'none'"  # fmt: skip  # noqa: E501
+    allowed = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -50,7 +51,7 @@ def page(trace: Trace, title: str, about: str = ABOUT, start: str = "") -> str:
 </head>
 <body>
 <header><h1>{escape(title)}</h1><p>{escape(about)}</p></header>
-<div id="app"><p class="wait">Unfolding…</p><noscript>This page works its numbers out by script, and scripts are off.</noscript></div>
+<div id="app"><p class="wait">Unfolding…</p><noscript>Scripts are off, and this page needs its own.</noscript></div>
 <script type="application/json" id="graph">{_inert(graph)}</script>
 <script type="text/plain" id="arrays">{base64.b64encode(gzip.compress(body, 9, mtime=0)).decode()}</script>
 <script>{script}</script>
@@ -60,23 +61,28 @@ def page(trace: Trace, title: str, about: str = ABOUT, start: str = "") -> str:
 
 
 def write(
-    trace: Trace, path: str | Path, title: str = "", about: str = ABOUT, start: str = "", tell: Callable[[str], object] = warnings.warn
-) -> int:  # fmt: skip
+    trace: Trace,
+    path: str | Path,
+    title: str = "",
+    about: str = ABOUT,
+    start: str = "",
+    tell: Callable[[str], object] = warnings.warn,
+) -> int:
     """Write a trace's page, and give its size in bytes; one too large to mail is said through `tell`."""
     path = Path(path)
     content = page(trace, title or path.stem, about, start).encode()
     write_aside(path, content)
     if len(content) > HEAVY:
-        tell(
-            f"{path} is {len(content) / 1e6:.0f} MB: a page above {HEAVY // 1_000_000} MB is slow to open and hard to mail"
-        )
+        size = f"{len(content) / 1e6:.0f} MB"
+        tell(f"{path} is {size}: above {HEAVY // 1_000_000} MB a page is slow to open and hard to mail")
     return len(content)
 
 
 def frame(trace: Trace, title: str = "trace", about: str = ABOUT, start: str = "", height: int = 720) -> str:
     """The page inside a frame, for a notebook."""
     inside = escape(page(trace, title, about, start))
-    return f'<iframe srcdoc="{inside}" sandbox="allow-scripts" title="{escape(title)}" style="width:100%;height:{height}px;border:0"></iframe>'  # noqa: E501
+    about_it = f'sandbox="allow-scripts" title="{escape(title)}" style="width:100%;height:{height}px;border:0"'
+    return f'<iframe srcdoc="{inside}" {about_it}></iframe>'
 
 
 def data(trace: Trace) -> tuple[dict[str, Any], bytes]:
@@ -107,7 +113,7 @@ def _bytes(array: Array) -> tuple[str, bytes]:
     """An array as the page reads it: a kind of number, and its bytes."""
     array = np.ascontiguousarray(array)
     if np.iscomplexobj(array):
-        array = np.stack((array.real, array.imag), -1)
+        array = np.stack((np.real(array), np.imag(array)), -1)
     if array.dtype == bool:
         array = array.astype(np.uint8)
     elif array.dtype.kind in "iu":
@@ -146,28 +152,45 @@ def _digest(text: str) -> str:
 
 def table(view: View) -> str:
     """A part of a trace as an HTML table, without script or style sheet; of a large one its first corner."""
-    node, value = view.node, np.asarray(view.value)
-    lead = value.shape[:-2]
-    flat = value.reshape(-1, *value.shape[-2:])[0] if value.size and value.ndim > 2 else value
-    cells = np.abs(flat) if np.iscomplexobj(flat) else flat
-    cells = cells.reshape(1, -1) if cells.ndim < 2 else cells
-    rows, columns = cells.shape
-    cells = cells[:MOST, :MOST]
-    finite = np.abs(value[np.isfinite(value)])
-    top = 1.0 if node.kind == "softmax" else float(finite.max()) if finite.size and finite.max() else 1.0
-    body = "".join(f"<tr>{_head(r)}{''.join(_cell(float(v), top) for v in row)}</tr>" for r, row in enumerate(cells))
-    head = "".join(_head(c) for c in range(cells.shape[1]))
+    node = view.node
+    # the first of everything but the last two axes
+    places = view.flat[(slice(None, 1),) * max(0, view.flat.ndim - 2)]
+    places = places.reshape(-1, *view.shape[-1:]) if places.size else places.reshape(0, 0)
+    places = places if view.shape else places.reshape(1, 1)
+    value = view.trace.graph.cells(view.id, places.reshape(-1)).reshape(places.shape)
+    sizes = np.abs(value) if np.iscomplexobj(value) else value
+    finite = np.abs(sizes[np.isfinite(sizes)])
+    top = 1.0 if node.kind == "softmax" or not finite.any() else float(finite.max())
+    cells, corner = sizes[:MOST, :MOST], places[:MOST, :MOST]
+    rows, columns = _along(view, corner[:, :1].reshape(-1)), _along(view, corner[:1].reshape(-1))
     said = [escape(node.formula)] if node.formula else []
-    said += ["×".join(map(str, value.shape)) or "a single number"]
-    if lead:
-        said += [f"shown: [{', '.join('0' for _ in lead)}, :, :]"]
-    if (rows, columns) != cells.shape:
-        said += [f"the first {cells.shape[0]} rows and {cells.shape[1]} columns of {rows}×{columns}"]
+    said += ["×".join(map(str, view.shape)) or "a single number"]
+    if len(view.shape) > 2:
+        said += [f"shown: [{'0, ' * (len(view.shape) - 2)}:, :]"]
+    if cells.shape != value.shape:
+        said += [f"the first {cells.shape[0]} rows and {cells.shape[1]} columns"]
     name = f"<i>{escape(node.symbol)}</i> " if node.symbol else ""
-    return (
-        f'<table style="{TABLE}"><caption style="text-align:left;padding-bottom:.4em">{name}<code>{escape(node.name)}</code>'
-        f" &ensp;{' · '.join(said)}</caption><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>"
+    caption = f"{name}<code>{escape(node.name)}</code> &ensp;{' · '.join(said)}"
+    lines = (
+        f"<tr>{_head(row)}{''.join(_cell(float(v), top) for v in line)}</tr>"
+        for row, line in zip(rows, cells, strict=True)
     )
+    return (
+        f'<table style="{TABLE}"><caption style="text-align:left;padding-bottom:.4em">{caption}</caption>'
+        f"<thead><tr>{_head('')}{''.join(map(_head, columns))}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    )
+
+
+def _along(view: View, places: Array) -> list[str]:
+    """What to call each of a line of cells: the word, or the index, along the one axis that changes."""
+    node = view.node
+    index = np.unravel_index(places, node.shape) if node.shape and len(places) else ()
+    changing = [d for d, i in enumerate(index) if (i != i[0]).any()]
+    if len(changing) != 1:
+        return [""] * len(places)
+    letters, axis = node.axes.split(), changing[0]
+    words = view.trace.labels.get(letters[axis], []) if len(letters) == len(node.shape) else []
+    return [words[i] if len(words) == node.shape[axis] else str(i) for i in index[axis]]
 
 
 TABLE = "border-collapse:collapse;font-size:.85em;font-variant-numeric:tabular-nums"
@@ -175,8 +198,9 @@ EDGE = "text-align:right;padding:.2em .5em;border:1px solid rgba(128,128,128,.3)
 HATCHED = "background:repeating-linear-gradient(135deg,rgba(128,128,128,.4) 0 1px,transparent 1px 5px)"
 
 
-def _head(i: int) -> str:
-    return f'<th style="text-align:right;font-weight:normal;opacity:.6;padding:.2em .5em;background:none">{i}</th>'
+def _head(said: str) -> str:
+    style = "text-align:right;font-weight:normal;opacity:.65;padding:.2em .5em;background:none"
+    return f'<th style="{style}">{escape(said)}</th>'
 
 
 def _cell(value: float, top: float) -> str:

@@ -16,6 +16,8 @@ LABELLED = 40  # and up to which each place has its word
 
 def attention(trace: Trace, name: str | None = None, query: str | None = None) -> bytes:
     """The heads of a pattern or of scores side by side; with a query, its attention over the picture."""
+    if name == "curve" and "curve" in trace.facts:
+        return curve(trace.facts["curve"])
     name = last_pattern(trace) if name is None else name
     view = trace[name]
     values = np.asarray(view.value, dtype=float)

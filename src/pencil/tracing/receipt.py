@@ -75,7 +75,8 @@ class Receipt:
         if self.reworked is None:
             yield f"{self.label} = {recorded}   {self.formula}"
             return
-        yield f"{self.label} = {self.formula} = {say(self.reworked, self.digits)}"
+        worked = say(self.reworked, self.digits)
+        yield f"{self.label} = {self.formula}" + (f" = {worked}" if worked != self.formula else "")
         for step in self.steps:
             yield f"  where {step.word} = {step.formula} = {say(step.value, self.digits)}"
         off = f"off by {say(abs(self.reworked - self.recorded), 3)}, {say(self.allowed, 2)} allowed"
@@ -142,7 +143,7 @@ ORIGINS = {
 
 def label(n: Node, index: Sequence[int]) -> str:
     """What a cell is called in the mathematics: its symbol, and its index without batch and head."""
-    if not n.symbol:
+    if not n.symbol or n.kind == "weight":
         return f"{n.name}[{','.join(map(str, index))}]" if index else n.name
     letters = n.axes.split()
     kept = [i for i, letter in zip(index, letters, strict=False) if letter not in ("B", "h", "g")]

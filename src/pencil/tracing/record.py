@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import UserError
-from ..core.probe import Off, declared
+from ..core.probe import Off, declared, symbols
 from .opened import Trace, parse
 from .tape import BUDGET, Edit, Tape, TooMuch
 
@@ -74,6 +74,7 @@ class Recording:
         except (TypeError, ValueError):
             self.takes = {}
         self.declared = declared(self.model) if isinstance(self.model, nn.Module) and "probe" in self.takes else {}
+        self.symbols = symbols(self.model) if self.declared else {}
         if "use_cache" in self.takes and hasattr(self.model, "config"):
             # a cache of keys and values would be another input the second time
             self.given = {"use_cache": False, **given}
@@ -111,6 +112,9 @@ class Recording:
             node = tape.nodes[tape.names[name]]
             if about and not node.symbol:
                 node.axes, node.symbol, node.formula = about
+        for name, symbol in self.symbols.items():
+            if name in tape.names:
+                tape.nodes[tape.names[name]].symbol = symbol
 
     def _inputs(self, tape: Tape) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inputs, known to the tape by the names of the parameters they are given for."""

@@ -29,7 +29,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "step cell": {"font_color": "#666666"},
     "dead cell": {"font_color": "#888888", "italic": True},
 }
-# an infinity is held as the largest number there is room for, and shown as what it stands for
+# an infinity is held as a number larger than any other, and shown as what it stands for
 NUMBERS = {"whole": "0", "fine": "0.0000", "endless": '[<-1000000000000000]"−∞";[>1000000000000000]"∞";0.0000'}
 
 
@@ -88,7 +88,7 @@ class Painter:
         recorded = self.graph.cells(node, np.arange(n.size)).tolist()
         if any(map(math.isnan, recorded)):
             raise UserError(f"{n.name} has cells that are not a number, which a spreadsheet cannot hold")
-        number = "endless" if any(map(math.isinf, recorded)) else "whole" if _whole(recorded) else "fine"
+        number = "endless" if max(map(abs, recorded)) > 1e15 else "whole" if _whole(recorded) else "fine"
         dead = parts is None and node not in self.read
         looks = [self.looks[f"{'dead' if dead else kind} cell {number}{top}"] for top in ("", " top")]
         high = n.shape[-2] if len(n.shape) > 1 else 1
@@ -154,7 +154,7 @@ def _last(n: Node, b: Block) -> tuple[int, int]:
 
 
 def _whole(values: list[float]) -> bool:
-    return all(v == int(v) for v in values) and max(map(abs, values), default=0) < 1e9
+    return all(v == int(v) for v in values) and max(map(abs, values)) < 1e9
 
 
 def _shares(values: list[float], width: int) -> bool:

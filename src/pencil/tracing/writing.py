@@ -56,7 +56,9 @@ def walk(tree: Tree, seen: set[int]) -> Iterator[Tree]:
     if id(tree) in seen:
         return
     seen.add(id(tree))
-    for part in tree[1:]:
+    # why a branch was taken is not what its number was made of, unless it was made of nothing
+    parts = tree[2:] if tree[0] == "picked" and tree[2][0] != "num" else tree[1:]
+    for part in parts:
         for one in part if isinstance(part, list) else [part]:
             if isinstance(one, tuple):
                 yield from walk(one, seen)

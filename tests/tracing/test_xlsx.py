@@ -1,0 +1,326 @@
+"""Workbooks of live formulas: reckoned again by LibreOffice they give what the model gave, also after a change."""
+
+import copy
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from xlsxwriter.utility import xl_rowcol_to_cell
+
+import spreadsheet
+from pencil.config import UserError
+from pencil.learn.examples import EXAMPLES, example
+from pencil.models import configure, create
+from pencil.tracing import file
+from pencil.tracing.record import trace
+from pencil.tracing.xlsx import write
+
+CLOSE = 1e-12
+BIG = 1e307  # how a sheet holds an infinity
+
+
+def _model(family, seed, **values):
+    torch.manual_seed(seed)
+    model = create(family, configure(family, None, **values)).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return model.eval()
+
+
+def _gpt(**values):
+    sizes = dict(vocab=11, context=4, width=8, depth=1, heads=2)
+    return _model("gpt", 0, **sizes | values), torch.tensor([[3, 1, 4, 1]])
+
+
+def _vit(batch=1, channels=1, **values):
+    sizes = dict(image_size=(4, 6), patch=(2, 3), classes=3, width=8, depth=1, heads=2, hidden=5)
+    model = _model("vit", 1, channels=channels, **sizes | values)
+    return model, torch.rand(batch, channels, 4, 6, dtype=torch.float64)
+
+
+def _captioner(**values):
+    sizes = dict(image_size=(4, 4), channels=1, patch=(2, 2), vocab=7, context=3, width=8, depth=1, heads=2, hidden=6)
+    model = _model("captioner", 2, **sizes | values)
+    return model, torch.tensor([[1, 5, 2]]), torch.rand(1, 1, 4, 4, dtype=torch.float64)
+
+
+def _foreign():
+    torch.manual_seed(3)
+    model = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, dtype=torch.float64)
+    return model, torch.rand(1, 3, 8, dtype=torch.float64)
+
+
+class _Shuffled(nn.Module):
+    """A sum over cells that stand far apart: they are gathered first."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(60, 2, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.mix(x.view(2, 20, 3).transpose(1, 2).reshape(2, 60))
+
+
+def _many_kinds(x, weight, target):
+    """Kinds of operation the models do not have."""
+    return {
+        "running": x.cumsum(-1), "largest": x.amax(0), "place": x.argmax(-1), "best": x.topk(2).values,
+        "loss": F.cross_entropy(x, target), "clamped": x.clamp(-0.3, 0.3), "bent": F.elu(x), "leaky": F.leaky_relu(x),
+        "picked": torch.where(x > 0, x, -2 * x), "all": (x > -1).all(-1), "norm": x.norm(), "product": x.prod(-1),
+        "padded": F.conv2d(x[None, None], weight, padding=1), "spread": x.std(0), "log": (x * x).logsumexp(-1),
+        "squares": (x * x - x.abs()).amax(-1), "floor": (3 * x).floor(), "rest": x.remainder(0.4), "power": x**3,
+        "either": (x > 0) ^ (x < 0.5), "masked": x.masked_fill(x < 0, -torch.inf).softmax(-1), "negated": -((-x) ** 2),
+    }  # fmt: skip
+
+
+def _kinds():
+    torch.manual_seed(4)
+    x, weight = torch.randn(4, 5, dtype=torch.float64), torch.randn(2, 1, 3, 3, dtype=torch.float64)
+    return _many_kinds, x, weight, torch.tensor([0, 4, 2, 2])
+
+
+MODELS = {
+    "gpt": lambda: _gpt(),
+    "gpt-llama": lambda: _gpt(norm="rms", activation="swiglu", heads=4, kv_heads=2, tied=False),
+    "gpt-tanh": lambda: _gpt(positions="sincos", activation="gelu-tanh", bias=True, depth=2, hidden=6),
+    "vit": lambda: _vit(batch=2, channels=2),
+    "vit-mean": lambda: _vit(pool="mean", positions="rope", norm="rms"),
+    "captioner": lambda: _captioner(),
+    "foreign": _foreign,
+    "shuffled": lambda: (_Shuffled(), torch.rand(2, 60, dtype=torch.float64)),
+    "kinds": _kinds,
+}
+# one typed number of each, changed: the tensor, the place and the new number
+CHANGES = {
+    "vit-4x4": ("picture", (0, 0, 1, 2), 9.25),
+    "gpt": ("tokens.weight", (1, 3), -1.75),
+    "gpt-llama": ("blocks.0.attn.qkv.weight", (9, 5), 0.875),
+    "vit": ("picture", (1, 1, 2, 4), -0.5),
+    "captioner": ("given.picture", (0, 0, 3, 1), 2.5),
+    "shuffled": ("x", (1, 37), 4.0),
+    "kinds": ("x", (2, 3), 0.45),
+    "foreign": ("self_attn.in_proj_weight", (4, 4), 1.5),
+}
+
+
+def _again(t, name, index, value):
+    """The same run of the model with one number of an input or a weight changed."""
+    recording = t.recording
+    model, inputs = copy.deepcopy(recording.model), list(recording.inputs)
+    parameters = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
+    with torch.no_grad():
+        if name in parameters:
+            parameters[name][index] = value
+        else:
+            at = list(recording.takes).index(name.removeprefix("given."))
+            inputs[at] = inputs[at].clone()
+            inputs[at][index] = value
+    return trace(model, *inputs, **recording.given)
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory):
+    """Every workbook, its formulas' values spoilt, as it is and with a number changed, reckoned again in one go."""
+    if spreadsheet.OFFICE is None:
+        pytest.skip("LibreOffice (soffice) is not installed")
+    folder = tmp_path_factory.mktemp("xlsx")
+    traces = {name: example(name) for name in EXAMPLES} | {name: trace(*make()) for name, make in MODELS.items()}
+    written, expected, paths = {}, {}, []
+    for name, t in traces.items():
+        write(t, folder / "whole.xlsx")
+        sheets = written[name] = spreadsheet.read(folder / "whole.xlsx")
+        paths.append(spreadsheet.poisoned(folder / "whole.xlsx", folder / f"{name}.xlsx"))
+        expected[f"{name}.xlsx"] = t
+        if name in CHANGES:
+            tensor, index, value = CHANGES[name]
+            sheet, row, column = spreadsheet.located(sheets)[tensor]
+            lead = int(np.ravel_multi_index(index[:-1], t.array(tensor).shape[:-1]))
+            cell = xl_rowcol_to_cell(row + lead, column + index[-1])
+            paths.append(
+                spreadsheet.changed(paths[-1], folder / f"{name} changed.xlsx", sheets[sheet].file, cell, value)
+            )
+            expected[f"{name} changed.xlsx"] = _again(t, tensor, index, value)
+    return written, expected, spreadsheet.recalculated(paths, folder)
+
+
+def _off(sheets, t, formulas):
+    """The largest difference of the formulas' cells to a trace, and how many formulas that were."""
+    worst, count = 0.0, 0
+    for name, (sheet, row, column) in spreadsheet.located(sheets).items():
+        values = t.array(name)
+        width = values.shape[-1] if values.ndim else 1
+        for i, value in enumerate(values.reshape(-1).tolist()):
+            at = (row + i // width, column + i % width)
+            said = sheets[sheet].values[at]
+            worst = max(worst, abs(said - float(np.clip(value, -BIG, BIG))))
+            count += at in formulas[sheet].formulas
+    return worst, count
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *MODELS])
+def test_a_workbook_reckoned_again_gives_what_the_model_gave(books, name):
+    written, expected, reckoned = books
+    worst, count = _off(reckoned[f"{name}.xlsx"], expected[f"{name}.xlsx"], written[name])
+    print(f"{name}: {count} formulas, off by {worst:.1e}")
+    assert count == sum(len(s.formulas) for s in written[name].values()) > 0
+    assert worst <= CLOSE
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_number_changed_in_the_sheet_changes_what_follows_as_in_the_model(books, name):
+    written, expected, reckoned = books
+    before, after = (expected[f"{name}{word}.xlsx"] for word in ("", " changed"))
+    last = before.names[-1]
+    assert np.abs(before.array(last).astype(float) - after.array(last)).max() > 1e-3
+    worst, _ = _off(reckoned[f"{name} changed.xlsx"], after, written[name])
+    print(f"{name} changed: off by {worst:.1e}")
+    assert worst <= CLOSE
+
+
+def test_no_cell_is_an_error(books):
+    for name, sheets in books[2].items():
+        for sheet in sheets.values():
+            assert not sheet.errors, name
+
+
+SHARED = set(
+    [
+        "SUM",
+        "SUMPRODUCT",
+        "MMULT",
+        "MAX",
+        "MIN",
+        "EXP",
+        "LN",
+        "SQRT",
+        "SIN",
+        "COS",
+        "TANH",
+        "ERF",
+        "IF",
+        "N",
+        "AND",
+        "OR",
+        "ABS",
+        "FLOOR",
+        "MOD",
+        "PRODUCT",
+        "MATCH",
+        "LARGE",
+    ]
+)
+
+
+def test_only_functions_every_spreadsheet_has(books):
+    for name, sheets in books[0].items():
+        for sheet in sheets.values():
+            for formula in sheet.formulas.values():
+                assert set(re.findall(r"[A-Z.]+(?=\()", formula)) <= SHARED, f"{name}: {formula}"
+                assert len(formula) < 8192
+        assert all(len(sheet) <= 31 and not set(sheet) & set("[]:*?/\\") for sheet in sheets)
+
+
+# ---- what a workbook says, without LibreOffice
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory):
+    path = tmp_path_factory.mktemp("gpt") / "gpt.xlsx"
+    t = trace(*_gpt(), labels={"T": ["the", "cat", "sat", "on"]})
+    write(t, path)
+    return t, spreadsheet.read(path)
+
+
+def _cell(sheets, name, row, column):
+    sheet, r, c = spreadsheet.located(sheets)[name]
+    return sheets[sheet], (r + row, c + column)
+
+
+def test_recorded_values_stand_beside_the_formulas(gpt):
+    t, sheets = gpt
+    worst, count = _off(sheets, t, sheets)
+    assert worst == 0
+    assert count > 800
+
+
+def test_formulas_read_as_the_mathematics_does(gpt):
+    _, sheets = gpt
+    said = {}
+    for name in ("attn.pattern", "attn.z", "attn.out", "mid", "mlp.act"):
+        sheet, at = _cell(sheets, f"blocks.0.{name}", 3, 1)
+        said[name] = re.sub(r"[A-Z]+\d+", "x", sheet.formulas[at])
+    assert said == {
+        "attn.pattern": "EXP(x-MAX(x:x))/SUMPRODUCT(EXP(x:x-MAX(x:x)))",
+        "attn.z": "SUM(MMULT(x:x,x:x))",
+        "attn.out": "SUMPRODUCT(x:x,x:x)+SUMPRODUCT(x:x,x:x)",
+        "mid": "begin!x+x",
+        "mlp.act": "x*(0.5*(1+ERF(x/1.4142135623730951)))",
+    }
+
+
+def test_what_is_masked_is_held_as_a_very_small_number(gpt):
+    sheet, at = _cell(gpt[1], "blocks.0.attn.scores", 0, 3)
+    assert sheet.values[at] == -BIG
+    assert at not in sheet.formulas
+
+
+def test_the_map_tells_what_is_typed_and_what_computed(gpt):
+    cells = gpt[1]["Map"].values
+    rows = {cells[at[0], 1]: at[0] for at, value in cells.items() if at[1] == 1}
+    assert cells[rows["tokens.weight"], 5] == "typed numbers"
+    assert "looked up when written" in cells[rows["tokens"], 7]
+    assert (rows["tokens.weight"], 7) not in cells
+    assert [cells[rows["blocks.0.attn.scores"], j] for j in (0, 2, 3, 4, 5)] == [
+        "S",
+        "1×2×4×4",
+        "B h T S",
+        "Q Kᵀ/√d + M",
+        "computed",
+    ]
+    assert cells[rows["blocks.0.attn.qkv:mm"], 5] == "unnamed step"
+
+
+def test_rows_are_called_by_their_labels(gpt):
+    sheet, (row, column) = _cell(gpt[1], "blocks.0.attn.scores", 0, 0)
+    assert [sheet.values[row + i, column - 1] for i in range(5)] == [
+        "h0 · the",
+        "h0 · cat",
+        "h0 · sat",
+        "h0 · on",
+        "h1 · the",
+    ]
+
+
+@pytest.mark.parametrize(
+    "function, inputs, said",
+    [
+        (lambda x: torch.view_as_complex(x).abs(), torch.ones(3, 2), "complex numbers"),
+        (lambda x: x * 2, torch.ones(1, 16_384), "16,384 columns"),
+        (lambda x: x * 2, torch.ones(1001, 1000), "2,002,000 numbers, and a workbook holds no more than 1,000,000"),
+        (lambda x: x.round(), torch.ones(3), "the operation round (at output) has no form in a spreadsheet"),
+        (lambda x: x.log(), -torch.ones(3), "not a number"),
+        (lambda x: (x > 0).any(-1), torch.ones(1, 1200), "a longer formula than the 8,192 characters Excel takes"),
+    ],
+)
+def test_what_no_sheet_can_hold_is_refused_in_a_sentence(tmp_path, function, inputs, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        write(trace(function, inputs.double()), tmp_path / "refused.xlsx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_kept_by_its_blocks_is_opened(tmp_path):
+    model, tokens = _gpt(depth=2)
+    write(trace(model, tokens, keep="blocks"), tmp_path / "lazy.xlsx")
+    sheets = spreadsheet.read(tmp_path / "lazy.xlsx")
+    assert {"blocks.0", "blocks.1"} <= set(sheets)
+    assert "blocks.1.attn.pattern" in spreadsheet.located(sheets)
+
+
+def test_a_trace_file_gives_the_same_workbook(gpt, tmp_path):
+    t, sheets = gpt
+    file.write(t, tmp_path / "gpt.trace.safetensors")
+    write(file.read(tmp_path / "gpt.trace.safetensors"), tmp_path / "again.xlsx")
+    assert spreadsheet.read(tmp_path / "again.xlsx") == sheets
