@@ -46,6 +46,7 @@ def captioner() -> Trace:
     return trace(model, torch.randint(0, 29, (2, 7)), torch.randn(2, 3, 6, 10))
 
 
+@cache
 def gpt2() -> Trace:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
@@ -173,7 +174,8 @@ def pages(tmp_path_factory):
 
     def make(name: str) -> Path:
         if name not in made:
-            t = {"example": lambda: example("vit-4x4"), "long": lambda: gpt(width=96, depth=1)}.get(name, gpt)()
+            makers = {"example": lambda: example("vit-4x4"), "long": lambda: gpt(width=96, depth=1), "gpt2": gpt2}
+            t = makers.get(name, gpt)()
             made[name] = tmp_path_factory.mktemp("pages") / f"{name}.html"
             html.write(t, made[name], "A picture becomes numbers")
         return made[name]
@@ -337,6 +339,12 @@ def test_the_first_sight_needs_no_choice(visit):
     assert page.inner_text("#tensor h2 code") == "attn.pattern"
     assert page.inner_text("#receipt .mark") == "✓"
     assert page.inner_text("td.chosen") == "0.769"
+    assert page.locator("#tensors a[aria-current]").count() == 1
+
+
+def test_the_first_sight_of_a_model_without_names_is_its_attention(visit):
+    page = visit("gpt2")
+    assert page.inner_text("#tensor h2 code") == "transformer.h.0.attn:safe_softmax"
     assert page.locator("#tensors a[aria-current]").count() == 1
 
 

@@ -15,6 +15,7 @@ let trail = []; // the cells walked through to come here, this one last
 let lens = { row: 0, column: 0 };
 let shown = ""; // what the table shows now, so that it is drawn again only when that changes
 let everything = false;
+const visited = new Set(); // tensors nobody named are listed once they have been looked at
 
 const at = (id) => document.getElementById(id);
 
@@ -31,6 +32,9 @@ function el(tag, attributes = {}, ...children) {
 function maths(said) {
   return said.split(/(_[A-Za-z0-9]+)/).map((part) => (part.startsWith("_") ? el("sub", {}, part.slice(1)) : part));
 }
+
+/** What a cell or tensor is called: mathematics if it has a symbol, else its name as it is. */
+const titled = (n, said) => (n.symbol ? maths(said) : said);
 
 // ---- the data
 
@@ -106,8 +110,10 @@ function looks(node) {
 
 function firstSight() {
   const ids = graph.nodes.map((_, i) => i).filter((i) => graph.nodes[i].named && graph.nodes[i].size);
-  const node = ids.find(looks) ?? ids.at(-1) ?? graph.nodes.length - 1;
-  return { node, place: striking(node) };
+  const node = ids.find(looks) ?? graph.nodes.findIndex((_, i) => looks(i));
+  if (node >= 0) return { node, place: striking(node) };
+  const last = ids.at(-1) ?? graph.nodes.length - 1;
+  return { node: last, place: striking(last) };
 }
 
 // ---- going from cell to cell
@@ -140,8 +146,12 @@ function decoded(hash) {
 
 /** Take up what the address bar or the history says. */
 function recall(state) {
-  here = state?.here ?? located(decoded(location.hash.slice(1))) ?? located(meta.start) ?? firstSight();
-  trail = state?.trail ?? [here];
+  // the page may have been written anew since the history was
+  const known = (one) => one && one.place < graph.nodes[one.node]?.size;
+  const kept = known(state?.here) ? state.here : null;
+  here = located(decoded(location.hash.slice(1))) ?? kept ?? located(meta.start) ?? firstSight();
+  const way = state?.trail ?? [];
+  trail = way.length && way.every(known) && way.at(-1).node === here.node && way.at(-1).place === here.place ? way : [here];
   render();
 }
 
@@ -205,7 +215,7 @@ function groupOf(name) {
 function groups() {
   const runs = [];
   graph.nodes.forEach((n, node) => {
-    if (!(everything || famous(n)) || !n.size) return;
+    if (!(everything || famous(n) || visited.has(node)) || !n.size) return;
     const group = groupOf(n.name);
     if (runs.at(-1)?.group === group) runs.at(-1).nodes.push(node);
     else runs.push({ group, nodes: [node] });
@@ -231,6 +241,7 @@ function drawIndex() {
     return group ? el("details", { open: true }, el("summary", {}, group), items) : items;
   });
   at("tensors").replaceChildren(...list);
+  at("tensors").classList.toggle("bare", graph.nodes.every((n) => !n.symbol));
   markIndex();
 }
 
@@ -317,7 +328,7 @@ function select() {
 }
 
 function legend(scale, values) {
-  const hatched = values.some((v) => !Number.isFinite(v)) ? [el("span", { class: "swatch hatched" }), "without size (−∞)"] : [];
+  const hatched = values.some((v) => !Number.isFinite(v)) ? [el("span", { class: "swatch hatched" }), "not finite (−∞)"] : [];
   if (scale.kind === "none") return el("p", { class: "legend" }, "whole numbers, not coloured", hatched);
   const bar = el("span", { class: `bar ${scale.kind}`, "aria-hidden": "true" });
   return el("p", { class: "legend" }, scale.kind === "share" ? "0" : say(-scale.top, 3), bar, scale.kind === "share" ? "1" : say(scale.top, 3), hatched);
@@ -395,9 +406,9 @@ function drawReceipt() {
   const told = axesOf(n).map((axis, d) => (axis.words ? `${axis.means} ${r.index[d]} “${axis.words[r.index[d]]}”` : null)).filter(Boolean);
   const parts = [
     drawTrail(),
-    el("h3", {}, el("i", {}, maths(r.label)), el("code", {}, r.where)),
+    el("h3", {}, n.symbol ? el("i", {}, maths(r.label)) : null, el("code", {}, r.where)),
     told.length ? el("p", { class: "told" }, told.join(", ")) : null,
-    n.formula ? el("p", { class: "meaning" }, el("i", {}, maths(`${n.symbol || n.name} = ${n.formula}`))) : null,
+    n.formula ? el("p", { class: "meaning" }, el("i", {}, titled(n, n.symbol || n.name), " = ", maths(n.formula))) : null,
   ];
   if (r.reworked === null) {
     parts.push(el("p", { class: "formula" }, el("strong", {}, say(r.recorded)), ` ${r.formula}`));
@@ -417,7 +428,7 @@ function drawReceipt() {
 
 function drawTrail() {
   const crumbs = trail.map((one, i) => {
-    const n = graph.nodes[one.node], said = maths(label(n, unravel(one.place, n.shape)));
+    const n = graph.nodes[one.node], said = titled(n, label(n, unravel(one.place, n.shape)));
     if (i === trail.length - 1) return el("li", { "aria-current": "true" }, said);
     const crumb = el("a", { href: `#${address(one.node, one.place)}` }, said);
     crumb.addEventListener("click", (event) => {
@@ -474,8 +485,8 @@ function sketch(node, terms) {
 /** Every term of the sums that the formula shortens, on request. */
 function lists(r) {
   const long = [...walk(r.tree)].filter((part) => part.list && part.list.length > (part.op === "sum" ? RULES.shown : 8));
-  const titled = (part) => `all ${part.list.length} terms of ${part.op === "sum" ? "Σ" : part.op} = ${say(weigh(part, EXACT).value)}`;
-  const each = new Map(long.map((part) => [titled(part), part])); // a step that is used twice is listed once
+  const counted = (part) => `all ${part.list.length} terms of ${part.op === "sum" ? "Σ" : part.op} = ${say(weigh(part, EXACT).value)}`;
+  const each = new Map(long.map((part) => [counted(part), part])); // a step that is used twice is listed once
   return [...each].slice(0, 6).map(([title, part]) => {
     const box = el("details", { class: "list" }, el("summary", {}, title));
     box.addEventListener("toggle", () => {
@@ -494,7 +505,11 @@ function render() {
   const held = document.activeElement?.closest("#tensor table, #receipt, select");
   drawTensor();
   drawReceipt();
-  markIndex();
+  if (famous(graph.nodes[here.node]) || visited.has(here.node)) markIndex();
+  else {
+    visited.add(here.node);
+    drawIndex();
+  }
   // what had the focus may have been drawn anew: it goes to the chosen cell, or stays with the choice of an axis
   const next = held?.matches("select") ? `select[data-axis="${held.dataset.axis}"]` : "td.chosen";
   if (held) at("tensor").querySelector(next)?.focus({ preventScroll: true });

@@ -193,7 +193,7 @@ def _along(view: View, places: Array) -> list[str]:
     return [words[i] if len(words) == node.shape[axis] else str(i) for i in index[axis]]
 
 
-TABLE = "border-collapse:collapse;font-size:.85em;font-variant-numeric:tabular-nums"
+TABLE = "color:inherit;border-collapse:collapse;font-size:.85em;font-variant-numeric:tabular-nums"
 EDGE = "text-align:right;padding:.2em .5em;border:1px solid rgba(128,128,128,.3)"
 HATCHED = "background:repeating-linear-gradient(135deg,rgba(128,128,128,.4) 0 1px,transparent 1px 5px)"
 
