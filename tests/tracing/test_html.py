@@ -252,7 +252,7 @@ def test_the_page_works_as_python_does(make, blank):
     rng = np.random.default_rng(5)
     cells = []
     for i, n in enumerate(t.graph.nodes[node] for node in ids):
-        cells += [[i, int(place)] for place in rng.integers(0, n.size, (1 if n.moves else 4) if n.size else 0)]
+        cells += [[i, int(place)] for place in rng.integers(0, n.size, (1 if n.moves else 3) if n.size else 0)]
     blank.evaluate(OPEN, [graph, base64.b64encode(body).decode()])
     found = blank.evaluate(WORK, cells)
     kinds = set()

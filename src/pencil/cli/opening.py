@@ -39,7 +39,7 @@ def trace_picture(loaded: Loaded, picture: np.ndarray, text: str | None = None) 
     """A vit or a captioner on one picture (C, H, W) of bytes; a captioner with its own caption, unless one is given."""
     model, tokenizer, run = loaded
     c = model.config
-    x = numbers(torch.from_numpy(np.ascontiguousarray(picture[None]))).to(next(model.parameters()).dtype)
+    x = numbers(torch.from_numpy(np.array(picture[None]))).to(next(model.parameters()).dtype)
     strips = [f"strip {row},{column}" for row in range(c.grid[0]) for column in range(c.grid[1])]
     if run.family == "vit":
         first = int(model.class_token is not None)

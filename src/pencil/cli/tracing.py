@@ -44,7 +44,7 @@ def why(
 
     trace = _open(what, given, text, edit)
     found = trace[cell].why(_digits(digits))
-    receipt(found, trace, Console(soft_wrap=True))
+    receipt(found, trace, _console())
     return 0 if found.agrees else 1
 
 
@@ -122,7 +122,7 @@ def trace(
     if not (html or xlsx or png or out):
         from ..tracing.show import names
 
-        names(found, Console(soft_wrap=True))
+        names(found, _console())
     return 0
 
 
@@ -153,7 +153,7 @@ def show(
     from ..tracing.show import names, tables
 
     found = _open(what, given, text, None)
-    console = Console(soft_wrap=True)
+    console = _console()
     if name is None:
         names(found, console)
     else:
@@ -182,7 +182,7 @@ def diff(
     from ..tracing.show import differences, only_in
 
     first, second = read(a), read(b)
-    console, digits = Console(soft_wrap=True), _digits(digits)
+    console, digits = _console(), _digits(digits)
     shared = len(set(first.names) & set(second.names))
     if not shared:
         raise UserError(f"{a} and {b} have no name in common: they are of different models")
@@ -209,6 +209,12 @@ def diff(
     if not count:
         console.print(f"the same: {shared} tensors, to the last bit", highlight=False, markup=False)
     return 1 if count else 0
+
+
+def _console() -> Console:
+    """Standard output: as wide as it needs to be where nobody's terminal limits it."""
+    console = Console(soft_wrap=True)
+    return console if console.is_terminal else Console(soft_wrap=True, width=10_000)
 
 
 def _digits(digits: int) -> int:

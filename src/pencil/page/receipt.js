@@ -76,7 +76,12 @@ function total(list) {
   return [0, 1].map((part) => list.reduce((sum, z) => sum + paired(z)[part], 0));
 }
 
-const extreme = (better) => (list) => list.reduce((best, x, i) => (better(x, list[best]) || (x !== x && list[best] === list[best]) ? i : best), 0);
+/** The place of the first that is better than all before it; what is not a number is better than any. */
+function extreme(better) {
+  const beats = (x, best) => better(x, best) || (Number.isNaN(x) && !Number.isNaN(best));
+  return (list) => list.reduce((best, x, i) => (beats(x, list[best]) ? i : best), 0);
+}
+
 const ranked = (list) => list.map((_, i) => i).sort((i, j) => list[j] - list[i] || i - j);
 const bits = (of) => (a, b) => Number(of(BigInt(a), BigInt(b)));
 
@@ -136,7 +141,8 @@ const cell = (name, index) => (index.length ? `${name}[${index.join(",")}]` : na
 
 function moves(plan) {
   if (!Array.isArray(plan)) return false;
-  return plan[0] === "cat" || plan[0] === "table" || (plan[0] === "ref" && !plan[4].length) || (plan[0] === "list" && plan[3] === 1);
+  const [head, , , count, steps] = plan;
+  return head === "cat" || head === "table" || (head === "ref" && !steps.length) || (head === "list" && count === 1);
 }
 
 /** The place a ref points to for a cell, before the steps of a list. */
@@ -293,7 +299,9 @@ function reduces(graph, plan) {
 function* walk(tree, seen = new Set()) {
   if (seen.has(tree)) return;
   seen.add(tree);
-  for (const part of [...(tree.list ?? []), tree.why, ...(tree.args ?? []), tree.of]) if (part) yield* walk(part, seen);
+  // why a branch was taken is not what its number was made of, unless it was made of nothing
+  const why = tree.why && tree.of.op === "num" ? [tree.why] : [];
+  for (const part of [...(tree.list ?? []), ...why, ...(tree.args ?? []), ...(tree.of ? [tree.of] : [])]) yield* walk(part, seen);
   yield tree;
 }
 
@@ -460,9 +468,11 @@ function rooted(tree) {
   return whole * whole === n ? String(whole) : `√${n}`;
 }
 
+const symbolic = (n) => Boolean(n.symbol) && n.kind !== "weight";
+
 /** What a cell is called in the mathematics: its symbol, and its index without batch and head. */
 function label(n, index) {
-  if (!n.symbol) return cell(n.name, index);
+  if (!symbolic(n)) return cell(n.name, index);
   const letters = (n.axes ?? "").split(" ").filter(Boolean);
   const kept = index.filter((_, d) => d < letters.length && !["B", "h", "g"].includes(letters[d]));
   return `${n.symbol}[${kept.join(",")}]`;
@@ -486,9 +496,10 @@ function receipt(graph, node, place, digits = 4) {
     if (part.op === "is" && !steps.has(part.word)) {
       steps.set(part.word, { word: part.word, formula: text(part.of, digits), value: weigh(part.of, EXACT).value });
     }
-    if (part.op === "cell" && !terms.has(`${part.node}:${part.place}`)) {
+    const key = `${part.node}:${part.place}`;
+    if (part.op === "cell" && !terms.has(key)) {
       const m = graph.nodes[part.node], at = unravel(part.place, m.shape);
-      terms.set(`${part.node}:${part.place}`, { node: part.node, place: part.place, index: at, where: cell(m.name, at), value: part.value });
+      terms.set(key, { node: part.node, place: part.place, index: at, where: cell(m.name, at), value: part.value });
     }
   }
   out.steps = [...steps.values()];
@@ -500,8 +511,9 @@ function receipt(graph, node, place, digits = 4) {
   out.agrees = agree(value, out.recorded, out.allowed);
   out.off = size(WORK.sub(value, out.recorded));
   out.mark = out.agrees ? "✓" : `✗ (off by ${say(out.off, 3)}, ${say(out.allowed, 2)} allowed)`;
+  const worked = say(value, digits), formula = bare(out.formula);
   out.lines = [
-    `${out.label} = ${bare(out.formula)} = ${say(value, digits)}`,
+    `${out.label} = ${formula}${worked === formula ? "" : ` = ${worked}`}`,
     ...out.steps.map((step) => `  where ${step.word} = ${bare(step.formula)} = ${say(step.value, digits)}`),
     `recorded ${say(out.recorded, digits)} ${out.mark}`,
   ];

@@ -99,7 +99,7 @@ def pack(trace: Trace) -> tuple[dict[str, Any], dict[str, Array]]:
             "plan": plan,
             "key": key,
         }
-        nodes.append(entry | {k: v for k in ("named", "axes", "symbol", "formula") if (v := getattr(n, k))})
+        nodes.append(entry | {k: v for k in ("named", "axes", "symbol", "formula", "portions") if (v := getattr(n, k))})
     names = {name: new[i] for name, i in graph.names.items() if i in new}
     facts = {"labels": trace.labels, "facts": trace.facts}
     return {"format": FORMAT, "nodes": nodes, "names": names, **facts}, arrays

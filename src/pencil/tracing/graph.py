@@ -67,6 +67,11 @@ class Node:
         )
 
     @property
+    def portions(self) -> bool:
+        """Whether its rows are portions of a whole, to be shown between 0 and 1."""
+        return self.kind == "softmax" or self.formula.startswith("softmax")
+
+    @property
     def inner(self) -> float:
         """The relative rounding of each step inside the operation: half precision is computed in single."""
         return min(ROUNDING.get(self.dtype, 0.0), ROUNDING["float32"])

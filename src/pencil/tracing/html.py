@@ -26,6 +26,7 @@ from .receipt import DEPTH, ORIGINS, SHOWN, WIDE, say
 
 HEAVY = 10_000_000  # bytes above which a page is no longer something to mail
 ABOUT = "Every number here was computed by the numbers before it. Choose one and its arithmetic unfolds."
+SCRIPTS = ("receipt.js", "tensor.js", "slip.js", "app.js")
 MOST = 24  # rows and columns of a table without scripts
 BLUE, RED = "38,103,178", "196,58,40"
 
@@ -34,7 +35,7 @@ def page(trace: Trace, title: str, about: str = ABOUT, start: str = "") -> str:
     """A trace as one self-contained HTML page; `start` is the cell it opens on, such as "attn.scores[0,0,0,2]"."""
     graph, body = data(trace)
     graph |= {"title": title, "start": start}
-    script = "\n".join(_asset(name) for name in ("receipt.js", "app.js"))
+    script = "\n".join(_asset(name) for name in SCRIPTS)
     style = _asset("app.css")
     # nothing may be loaded, sent or embedded: only this very script and this very style run
     allowed = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'"

@@ -32,7 +32,7 @@ def attention(trace: Trace, name: str | None = None, query: str | None = None) -
     if query is not None:
         return _over_picture(trace, heads, rows, query, title)
     titles = [f"head {i + 1}" for i in range(len(heads))] if len(heads) > 1 else [""]
-    return heat_maps(list(heads), titles, rows, columns, title, view.node.kind == "softmax")
+    return heat_maps(list(heads), titles, rows, columns, title, view.node.portions)
 
 
 def last_pattern(trace: Trace) -> str:

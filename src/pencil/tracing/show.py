@@ -12,7 +12,8 @@ from .graph import Array, Node
 from .opened import Trace, View
 from .receipt import SHOWN, Receipt, say
 
-ROWS, COLUMNS = 40, 16  # of a table; more is cut, and said
+ROWS, COLUMNS = 40, 16  # of a table in a terminal; more is cut, and said
+PIPED = 512  # and of one in a file
 
 
 def names(trace: Trace, console: Console) -> None:
@@ -28,49 +29,61 @@ def names(trace: Trace, console: Console) -> None:
 
 
 def tables(view: View, console: Console, digits: int = 4) -> None:
-    """A tensor, or a part of one, as tables of its last two axes."""
-    values, flat = view.value, view.flat
-    axes = _axes(view)
+    """A tensor, or a part of one, as tables of its last two axes; as many columns as the terminal is wide."""
+    values = view.value
+    title = f"{view.node.name}  {_shape(view.node)}  {meaning(view.node)}".rstrip()
     if values.ndim == 0:
         console.print(say(values.item(), digits), highlight=False)
         return
-    grid = values.reshape(-1, *values.shape[-2:]) if values.ndim > 1 else values[None, None]
-    lead = list(np.ndindex(*values.shape[:-2])) if values.ndim > 2 else [()]
+    console.print(title, highlight=False, markup=False)
+    sides = [_along(view, axis) for axis in range(values.ndim)]
+    columns = sides[-1][1]
+    rows = sides[-2][1] if values.ndim > 1 else [""]
     top = float(np.max(np.abs(values[np.isfinite(values)]), initial=0.0)) or 1.0
-    probability = view.node.kind == "softmax"
-    columns = _words(view.trace, axes[-1] if axes else "", values.shape[-1])
-    rows = _words(view.trace, axes[-2], values.shape[-2]) if values.ndim > 1 and len(axes) > 1 else None
-    console.print(
-        f"{view.node.name}  {_shape(view.node)}  {meaning(view.node)}".rstrip(), highlight=False, markup=False
-    )
-    for at, part in zip(lead, grid, strict=True):
+    written = np.vectorize(lambda v: say(v.item() if hasattr(v, "item") else v, digits), otypes=[object])
+    cut, most = False, (ROWS, COLUMNS) if console.is_terminal else (PIPED, PIPED)
+    for at in np.ndindex(*values.shape[:-2]) if values.ndim > 2 else [()]:
         if at:
-            where = ", ".join(f"{axes[i] if i < len(axes) else 'axis ' + str(i)} {k}" for i, k in enumerate(at))
+            where = ", ".join(f"{sides[i][0]} {sides[i][1][k]}" for i, k in enumerate(at))
             console.print(f"\n{where}", highlight=False, markup=False)
-        console.print(_table(part, rows, columns, top, probability, digits, console), highlight=False)
-    if values.shape[-1] > COLUMNS or (values.ndim > 1 and values.shape[-2] > ROWS):
-        part = ",".join(["0"] * (flat.ndim - 1) + [f"{COLUMNS}:{2 * COLUMNS}"])
-        cut = f"(the first {ROWS} rows and {COLUMNS} columns; a part is named by its index: {view.node.name}[{part}])"
-        console.print(cut, highlight=False, markup=False)
+        part = np.atleast_2d(values[at])[: most[0], : most[1]]
+        words = written(part)
+        count = _fitting(words, rows, columns, console)
+        cut |= count < values.shape[-1] or len(part) < len(rows)
+        table = Table(box=None, pad_edge=False)
+        table.add_column("", style="dim", no_wrap=True)
+        for word in columns[:count]:
+            table.add_column(Text(word), justify="right", no_wrap=True)
+        for i, line in enumerate(part[:, :count]):
+            cells = [Text(words[i, j], style=_heat(v.item(), top, view.node.portions)) for j, v in enumerate(line)]
+            table.add_row(Text(rows[i]), *cells)
+        console.print(table, highlight=False)
+    if cut:
+        first = ",".join(["0"] * (len(view.node.shape) - 1) + [f"{COLUMNS}:{2 * COLUMNS}"])
+        note = f"(cut; a part is named by its index, as in {view.node.name}[{first}])"
+        console.print(note, style="dim", highlight=False, markup=False)
 
 
-def _table(
-    part: Array,
-    rows: list[str] | None,
-    columns: list[str],
-    top: float,
-    probability: bool,
-    digits: int,
-    console: Console,
-) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", style="dim", no_wrap=True)
-    for word in columns[:COLUMNS]:
-        table.add_column(Text(word), justify="right", no_wrap=True)
-    for i, line in enumerate(part[:ROWS]):
-        cells = [Text(say(v.item(), digits), style=_heat(v.item(), top, probability)) for v in line[:COLUMNS]]
-        table.add_row(rows[i] if rows else "", *cells)
-    return table
+def _fitting(words: Array, rows: list[str], columns: list[str], console: Console) -> int:
+    """How many columns a terminal has room for; a file or a pipe has room for all."""
+    if not console.is_terminal:
+        return words.shape[1]
+    widths = [max(map(len, (*words[:, j], columns[j]))) + 2 for j in range(words.shape[1])]
+    room = console.width - max(map(len, rows))
+    return max(1, int(np.searchsorted(np.cumsum(widths), room, side="right")))
+
+
+def _along(view: View, axis: int) -> tuple[str, list[str]]:
+    """An axis of a part: its letter, and a word or a number for each place along it."""
+    shape = view.node.shape
+    line = np.moveaxis(view.flat, axis, 0).reshape(view.flat.shape[axis], -1)[:, 0]
+    index = np.unravel_index(line, shape)
+    moving = [k for k, each in enumerate(index) if len(set(each.tolist())) > 1]
+    mine = moving[0] if moving else len(shape) - view.flat.ndim + axis
+    letters = view.node.axes.split()
+    letter = letters[mine] if len(letters) == len(shape) else f"axis {mine}"
+    words = view.trace.labels.get(letter, [])
+    return letter, [words[i] if len(words) == shape[mine] else str(i) for i in index[mine].tolist()]
 
 
 def _heat(value: complex, top: float, probability: bool) -> str:
@@ -83,26 +96,12 @@ def _heat(value: complex, top: float, probability: bool) -> str:
     return f"black on rgb({red},{green},{blue})"
 
 
-def _axes(view: View) -> list[str]:
-    """The letters of the axes that are left of a part."""
-    letters = view.node.axes.split()
-    if len(letters) != len(view.node.shape):
-        return [f"axis {i}" for i in range(view.flat.ndim)]
-    gone = len(letters) - view.flat.ndim
-    return letters[gone:] if gone else letters
-
-
-def _words(trace: Trace, letter: str, count: int) -> list[str]:
-    found = trace.labels.get(letter, [])
-    return list(found) if len(found) == count else [str(i) for i in range(count)]
-
-
 def _shape(n: Node) -> str:
     return " ".join(f"{a} {s}" for a, s in zip(n.axes.split(), n.shape, strict=False)) or "×".join(map(str, n.shape))
 
 
 def meaning(n: Node) -> str:
-    return f"{n.symbol} = {n.formula}" if n.symbol else ""
+    return f"{n.symbol} = {n.formula}" if n.formula else n.symbol
 
 
 def receipt(found: Receipt, trace: Trace, console: Console) -> None:

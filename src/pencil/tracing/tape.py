@@ -84,7 +84,8 @@ class Tape(TorchDispatchMode, Graph):
         self.edited.add(name)
         with off():
             new = self.edits[name](value.detach().clone())
-        self._add(new, "edited", "edited", None, name)
+        node = self._add(new, "edited", "edited", None, name)
+        self.names[name], self.nodes[node].named = node, True
         return new
 
     def fresh(self, op: str) -> str:
@@ -116,11 +117,15 @@ class Tape(TorchDispatchMode, Graph):
         if known is None:
             name, kind = self.known.get(id(value), (None, "constant"))
             return self._add(value, kind, kind, None, self.fresh("const") if name is None else name)
-        node, seen = known
-        for source, view in self.changes.get(memory_of(value), [])[seen:]:
+        before, seen = known
+        node, changes = before, self.changes.get(memory_of(value), [])
+        for source, view in changes[seen:]:
             if view is not value:
                 node = self._updated(value, node, source, view)
-        self.of[id(value)] = (node, len(self.changes.get(memory_of(value), ())))
+        if node != before:
+            with off():
+                self.kept[node] = value.detach().clone()
+        self.of[id(value)] = (node, len(changes))
         return node
 
     def _updated(self, value: Tensor, node: int, source: int, view: Tensor) -> int:
@@ -132,15 +137,13 @@ class Tape(TorchDispatchMode, Graph):
         if not hit.any():
             return node
         table = np.where(hit, order[at], view.numel() + np.arange(value.numel()))
-        with off():
-            now = value.detach().clone()
         new = len(self.nodes)
         plan = ("table", self._table(table), [source, node])
         self.nodes.append(
             Node(self.fresh("update"), "update", "move", tuple(value.shape), self.nodes[node].dtype, plan)
         )
         self.names.setdefault(self.nodes[new].name, new)
-        self.kept.append(now)
+        self.kept.append(None)
         return new
 
     def _constant(self, value: float) -> int:
@@ -166,8 +169,7 @@ class Tape(TorchDispatchMode, Graph):
         inputs = {name: self._seen(value) for name, value in given.items()}
         if written:
             return self._in_place(func, op, given, inputs, written)
-        with off():
-            out = func(*args, **kwargs)
+        out = func(*args, **kwargs)
         self._record(func, op, inputs, given, out)
         if self.edits:
             out = self._edit_made(out)
