@@ -272,6 +272,20 @@ def test_the_page_works_as_python_does(make, blank):
     assert len(kinds) > 4
 
 
+def test_a_number_that_does_not_follow_is_marked(blank):
+    t = trace(lambda x: x * 3 + 1, torch.ones(2))
+    node = t.find("output")
+    t.graph._arrays[node] = np.asarray([4.0, 4.5], np.float32)
+    graph, body = html.data(t)
+    blank.evaluate(OPEN, [graph, base64.b64encode(body).decode()])
+    page = next(i for i, n in enumerate(graph["nodes"]) if n["name"] == t.graph.nodes[node].name)
+    right, wrong = blank.evaluate(WORK, [[page, 0], [page, 1]])
+    assert right["agrees"]
+    assert not wrong["agrees"]
+    assert wrong["lines"] == list(receipt(t, node, 1).lines())
+    assert "✗ (off by 0.5" in wrong["lines"][-1]
+
+
 def test_every_function_has_its_twin(blank):
     rng = np.random.default_rng(5)
     assert blank.evaluate("(names) => names.filter((name) => !(name in WORK))", list(FUNCTIONS)) == []
@@ -458,6 +472,13 @@ def test_no_width_scrolls_sideways(width, visit):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.evaluate("here = located('blocks.0.mlp.pre[0,2,3]'); trail = [here]; render()")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_chosen_cell_is_in_sight(visit):
+    page = visit("gpt", "#logits[0,3,30]", viewport={"width": 400, "height": 800})
+    cell, box = (page.locator(what).bounding_box() for what in ("td.chosen", ".scroll >> nth=0"))
+    assert box["x"] < cell["x"]
+    assert cell["x"] + cell["width"] <= box["x"] + box["width"]
 
 
 def test_dark_and_light(visit):

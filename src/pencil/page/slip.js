@@ -35,8 +35,10 @@ function drawReceipt() {
 }
 
 function steps(r) {
-  const line = ({ word, formula, value }) =>
-    el("div", { "data-cell": word }, el("dt", {}, `where ${word}`), el("dd", {}, "= ", linked(formula), " = ", el("b", {}, say(value))));
+  const line = ({ word, formula, value }) => {
+    const worked = el("dd", {}, "= ", linked(formula), " = ", el("b", {}, say(value)));
+    return el("div", { "data-cell": word }, el("dt", {}, `where ${word}`), worked);
+  };
   return r.steps.length ? el("dl", {}, r.steps.map(line)) : null;
 }
 
@@ -89,7 +91,8 @@ function operand(node, terms) {
   const largest = new Set([...terms].sort((a, b) => size(b.value) - size(a.value)).slice(0, count));
   const chips = terms.filter((term) => largest.has(term)).map(({ place, where, value }) => {
     const said = `${where} = ${say(value)}`;
-    return tinted(el("a", { ...way(node, place), class: "chip", title: said, "aria-label": said }, say(value, 3)), n.complex ? NaN : value, scale);
+    const chip = el("a", { ...way(node, place), class: "chip", title: said, "aria-label": said }, say(value, 3));
+    return tinted(chip, n.complex ? NaN : value, scale);
   });
   const more = count < terms.length ? el("small", {}, `the ${count} largest of ${terms.length}`) : null;
   return el("li", {}, title, el("div", { class: "beside" }, sketch(node, terms), el("div", { class: "chips" }, chips)), more);

@@ -149,8 +149,8 @@ function table(values, { rows, columns, base }, [top, bottom, left, right], axes
   const [down, across] = [axes.at(-2), axes.at(-1)];
   const body = range(top, bottom).map((r) =>
     el("tr", {}, heading(down, r, "row"), range(left, right).map((c) => {
-      const value = values[r * columns + c];
-      const about = { role: "gridcell", tabindex: "-1", "data-cell": key(here.node, base + r * columns + c), "data-r": r, "data-c": c };
+      const place = r * columns + c, value = values[place];
+      const about = { role: "gridcell", tabindex: "-1", "data-cell": key(here.node, base + place), "data-r": r, "data-c": c };
       return tinted(el("td", about, brief(value, decimals)), value, scale);
     })));
   const head = el("tr", {}, corner(down, across), range(left, right).map((c) => heading(across, c, "col")));
@@ -194,6 +194,17 @@ function select() {
   one.tabIndex = 0;
   grid.querySelector(`th[scope=row][data-i="${row}"]`).classList.add("on");
   grid.querySelector(`th[scope=col][data-i="${column}"]`).classList.add("on");
+  reveal(one, grid.querySelector(".corner"));
+}
+
+/** Scroll a table, and not the page, so that a cell of it can be seen beside the heads. */
+function reveal(one, corner) {
+  const box = one.closest(".scroll");
+  const ways = [["scrollLeft", "offsetLeft", "clientWidth", "offsetWidth"], ["scrollTop", "offsetTop", "clientHeight", "offsetHeight"]];
+  for (const [scroll, offset, client, length] of ways) {
+    const from = one[offset] - corner[length], to = one[offset] + one[length] - box[client];
+    if (box[scroll] > from || box[scroll] < to) box[scroll] = Math.min(from, Math.max(to, from - box[client] / 3));
+  }
 }
 
 function legend(scale, values) {

@@ -14,7 +14,7 @@ from .rules import In
 # those that only look at memory in another way
 VIEWS = set(
     "view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select split "
-    "split_with_sizes unbind diagonal unfold".split()
+    "unsafe_split split_with_sizes unbind diagonal unfold".split()
 )
 DATA = ("self", "input", "tensors", "src", "source", "values", "value")  # arguments whose numbers are moved
 

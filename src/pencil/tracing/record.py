@@ -66,6 +66,8 @@ class Recording:
 
     def __init__(self, model: Any, inputs: tuple[Any, ...], given: dict[str, Any], edits: dict[str, Edit]):
         self.model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        if isinstance(self.model, torch.jit.ScriptModule):
+            raise UserError("a scripted module cannot be looked into: trace the module it was scripted from")
         self.inputs, self.given, self.edits = inputs, given, edits
         self.output: Any = None
         forward = self.model.forward if isinstance(self.model, nn.Module) else self.model
@@ -93,10 +95,13 @@ class Recording:
         if module is not None:
             for name, leaf in (*module.named_parameters(), *module.named_buffers()):
                 tape.known.setdefault(id(leaf), (name, "weight"))
-        with self.recording(tape, lazy):
-            self.output = self.model(*inputs, **given)
-            for name, value in _tensors(self.output, ""):
-                tape.name(value, name or "output", named=not self.probed)
+        try:
+            with self.recording(tape, lazy):
+                self.output = self.model(*inputs, **given)
+                for name, value in _tensors(self.output, ""):
+                    tape.name(value, name or "output", named=not self.probed)
+        except NotImplementedError as error:
+            raise UserError(f"this model cannot be recorded: {str(error).splitlines()[0]}") from None
         unused = [name for name in self.edits if name not in tape.edited]
         if unused:
             raise UserError(f"nothing was called {unused[0]} when the model ran again")

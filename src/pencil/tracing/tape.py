@@ -204,7 +204,8 @@ class Tape(TorchDispatchMode, Graph):
             self.names.setdefault(name, len(self.nodes) - 1)
             self.kept.append(o.detach())
             self._own(o, len(self.nodes) - 1)
-            self._describe(len(self.nodes) - 1, func, op, inputs, given, i, first + i)
+            if o.numel():
+                self._describe(len(self.nodes) - 1, func, op, inputs, given, i, first + i)
             if not self.nodes[-1].moves:
                 self._count(o)
 

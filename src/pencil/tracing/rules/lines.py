@@ -150,10 +150,17 @@ def _nll(call: Call) -> Plan:
     return loss / len(kept) if call.get("reduction", 1) == 1 else loss
 
 
-@rule("loss", "mse_loss")
-def _mse(call: Call) -> Plan:
-    a, b = call.self, call.target
-    if call.get("reduction", 1) == 0:
-        return square(call.spread(a) - call.spread(b))
-    loss = total(square(call.over(a, None) - call.over(b, None)))
-    return loss / math.prod(a.shape) if call.get("reduction", 1) == 1 else loss
+@rule("loss", "mse_loss", "binary_cross_entropy_with_logits")
+def _cell_loss(call: Call) -> Plan:
+    if call.get("weight") is not None or call.get("pos_weight") is not None:
+        raise NotImplementedError("a loss with weights")
+    alone, reduction = call.get("reduction", 1) == 0, call.get("reduction", 1)
+    x, y = (call.spread(t) if alone else call.over(t, None) for t in (call.self, call.target))
+    if call.op == "mse_loss":
+        loss = square(x - y)
+    else:
+        # x − xy + ln(1 + e^−x), without a power that overflows
+        loss = fn("greater")(x, 0) - x * y + log(1 + exp(-fn("abs")(x)))
+    if alone:
+        return loss
+    return total(loss) / math.prod(call.self.shape) if reduction == 1 else total(loss)
