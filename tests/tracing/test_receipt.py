@@ -62,7 +62,7 @@ def test_numbers_as_they_are_said(value, said):
 
 
 @pytest.mark.xfail(strict=True, reason="bug: say() raises decimal.InvalidOperation from 1e28 on: the −3.4e38 of masks")
-@pytest.mark.parametrize("value", [-3.4028234663852886e38, 1e28, 1.7976931348623157e308])
+@pytest.mark.parametrize("value", [-3.4028234663852886e38, 1e30, 1.7976931348623157e308])
 def test_numbers_of_more_than_28_digits(value):
     assert float(read(say(value, 17))) == value
 
@@ -205,12 +205,10 @@ def test_small_sums_as_they_are_written(program, where, said):
 
 
 def test_digits_can_be_chosen(vit):
-    found = vit["attn.scores[0,0,0,2]"].why()
-    assert next(iter(found.lines(8))).endswith("= 1.979899")
     node, place = vit.graph.names["attn.pattern"], 2
-    assert "1.98 " in receipt(vit, node, place, 3).formula
-    assert "1.9798990" not in receipt(vit, node, place, 3).formula
-    assert "1.979899 " in receipt(vit, node, place, 8).formula
+    assert receipt(vit, node, place, 3).formula == "e^(1.98 − 6.83)/1.3"
+    assert receipt(vit, node, place, 8).formula == "e^(1.979899 − 6.827116)/1.3010662"
+    assert str(receipt(vit, node, place, 8)).startswith("A[0,2] = e^(1.979899 − 6.827116)/1.3010662 = 0.0060336617")
 
 
 # many terms

@@ -55,9 +55,10 @@ def _cat(call: Call) -> Plan:
 MOVES = """
 view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select split
 unsafe_split split_with_sizes unbind chunk as_strided flatten unflatten narrow diagonal movedim swapaxes unfold
-view_as expand_as stack repeat flip roll rot90 index index_select gather take take_along_dim masked_select constant_pad_nd
-reflection_pad1d tile repeat_interleave slice_scatter select_scatter index_put index_copy scatter index_fill
-masked_scatter diagonal_scatter as_strided_scatter _index_put_impl pixel_shuffle pixel_unshuffle channel_shuffle
+view_as expand_as stack repeat flip roll rot90 index index_select gather take take_along_dim masked_select
+constant_pad_nd reflection_pad1d tile repeat_interleave slice_scatter select_scatter index_put index_copy scatter
+index_fill masked_scatter diagonal_scatter as_strided_scatter _index_put_impl pixel_shuffle pixel_unshuffle
+channel_shuffle
 """.split()
 
 
