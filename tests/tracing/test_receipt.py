@@ -208,7 +208,7 @@ def test_digits_can_be_chosen(vit):
     node, place = vit.graph.names["attn.pattern"], 2
     assert receipt(vit, node, place, 3).formula == "e^(1.98 − 6.83)/1.3"
     assert receipt(vit, node, place, 8).formula == "e^(1.979899 − 6.827116)/1.3010662"
-    assert str(receipt(vit, node, place, 8)).startswith("A[0,2] = e^(1.979899 − 6.827116)/1.3010662 = 0.0060336617")
+    assert str(receipt(vit, node, place, 8)).startswith("A[0,2] = e^(1.979899 − 6.827116)/1.3010662 = 0.0060336627")
 
 
 # many terms

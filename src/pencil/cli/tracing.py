@@ -99,10 +99,9 @@ def trace(
     if html:
         from ..tracing import html as page
 
-        size = page.write(found, html, _title(what, given))
+        title, about = _title(what, given), _about(what)
+        size = page.write(found, html, title, about, tell=lambda line: say.print(line, highlight=False, markup=False))
         say.print(f"{html}: {size / 1e6:.2f} MB", highlight=False, markup=False)
-        if size > 10_000_000:
-            say.print("That is large to mail: trace a shorter input, or a smaller model.", highlight=False)
     if xlsx:
         from ..tracing import xlsx as sheet
 
@@ -226,6 +225,14 @@ def _digits(digits: int) -> int:
 def _title(what: str, given: str | None) -> str:
     name = what.removeprefix("example:") if what.startswith("example:") else Path(what).name
     return name if given is None else f"{name}: {Path(given).name if Path(given).suffix else given}"
+
+
+def _about(what: str) -> str:
+    """What a worked example says of itself."""
+    from ..learn.examples import EXAMPLES
+
+    made = EXAMPLES.get(what.removeprefix("example:"))
+    return f"{(made.__doc__ or '').strip()} Choose a number, and its arithmetic unfolds." if made else ""
 
 
 def _open(what: str, given: str | None, text: str | None, edits: list[str] | None, double: bool = False) -> Any:

@@ -36,7 +36,8 @@ const titled = (n, said) => (symbolic(n) ? maths(said) : said);
 
 async function opened() {
   meta = JSON.parse(at("graph").textContent);
-  const packed = Uint8Array.from(atob(at("arrays").textContent), (c) => c.charCodeAt(0));
+  const letters = atob(at("arrays").textContent), packed = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i++) packed[i] = letters.charCodeAt(i);
   const raw = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
   const kinds = { u8: Uint8Array, i32: Int32Array, f32: Float32Array, f64: Float64Array };
   const arrays = {};

@@ -313,7 +313,10 @@ const slack = (n, value) => (finite(value) ? size(value) : 0) * n.outer + n.floo
 function weigh(tree, n) {
   const { op } = tree;
   if (op === "cell") return { value: tree.value, error: 0 };
-  if (op === "num") return { value: tree.value, error: tree.exact ? 0 : size(tree.value) * n.inner };
+  if (op === "num") {
+    const exact = tree.exact || !Number.isFinite(size(tree.value));
+    return { value: tree.value, error: exact ? 0 : size(tree.value) * n.inner };
+  }
   if (op === "is" || op === "picked") return weigh(tree.of, n);
   tree.weighed ??= new Map(); // what many terms share is worked once
   if (!tree.weighed.has(n)) tree.weighed.set(n, weighed(tree, n));

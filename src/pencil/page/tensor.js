@@ -11,7 +11,8 @@ function scaleOf(node) {
   if (n.scale) return n.scale;
   let most = 0, least = 0;
   for (const v of graph.values(node)) {
-    if (Number.isFinite(v)) [most, least] = [Math.max(most, v), Math.min(least, v)];
+    if (v > most && v < Infinity) most = v;
+    if (v < least && v > -Infinity) least = v;
   }
   const share = n.dtype === "bool" || (origin(node).kind === "softmax" && least >= 0);
   const none = /int/.test(n.dtype);

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray
-
 
 @dataclass(frozen=True)
 class Function:
@@ -30,20 +28,12 @@ def _reducer(of: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x: of(x, axis=-1, keepdims=True)
 
 
-def _kth(x: Array, k: Array) -> Array:
+def _kth(x: Any, k: Any) -> Any:
     return np.take_along_axis(-np.sort(-x, -1), k.astype(int), -1)
 
 
-def _kth_at(x: Array, k: Array) -> Array:
+def _kth_at(x: Any, k: Any) -> Any:
     return np.take_along_axis(np.argsort(-x, -1, kind="stable"), k.astype(int), -1)
-
-
-def _truncated(x: Array) -> Array:
-    return np.trunc(x)
-
-
-def _half_even(x: Array) -> Array:
-    return np.round(x)
 
 
 erf = np.vectorize(math.erf, otypes=[float])
@@ -69,9 +59,9 @@ FUNCTIONS: dict[str, Function] = {
     "abs": Function(np.abs, "|{}|", "ABS({})"),
     "floor": Function(np.floor, "⌊{}⌋", "FLOOR({},1)", smooth=False),
     "ceil": Function(np.ceil, "⌈{}⌉", "CEILING({},1)", smooth=False),
-    "trunc": Function(_truncated, "whole part of {}", "TRUNC({})", smooth=False),
-    "whole": Function(_truncated, "whole part of {}", "TRUNC({})", smooth=False),
-    "round": Function(_half_even, "nearest whole to {}", None, smooth=False),
+    "trunc": Function(np.trunc, "whole part of {}", "TRUNC({})", smooth=False),
+    "whole": Function(np.trunc, "whole part of {}", "TRUNC({})", smooth=False),
+    "round": Function(np.round, "nearest whole to {}", None, smooth=False),
     "sign": Function(np.sign, "sign({})", "SIGN({})", smooth=False),
     "mod": Function(np.mod, "{} mod {}", "MOD({},{})", 1, smooth=False),
     "greater": Function(np.maximum, "max({}, {})", "MAX({},{})"),

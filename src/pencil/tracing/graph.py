@@ -162,7 +162,7 @@ class Graph:
     def _work(self, plan: Plan, n: Node, flat: Array) -> tuple[Array, Array]:
         if isinstance(plan, int | float | bool):
             value = np.asarray([float(plan)])
-            return value, np.abs(value) * n.inner
+            return value, np.abs(value) * n.inner  # written in full, used in the tensor's precision
         head = plan[0]
         if head == "num":
             return np.asarray([complex(plan[1]) if "j" in plan[1] else float(plan[1])]), np.zeros(1)
@@ -194,14 +194,14 @@ def places(ref: Plan, shape: Sequence[int], flat: Array) -> Array:
     return at[..., None] + inner
 
 
-def slack(node: Node, value: Array) -> Array:
+def slack(node: Node, value: Any) -> Any:
     """What storing a number may change: its last bit, or all of one too small to be told from nothing."""
     finite = np.where(np.isfinite(value), np.abs(value), 0)
     floor = LEAST.get(node.dtype, 1e-38) if node.outer else 0.0
     return finite * node.outer + floor
 
 
-def apply(name: str, values: Sequence[tuple[Array, Array]], u: float, outer: float) -> tuple[Array, Array]:
+def apply(name: str, values: Sequence[tuple[Any, Any]], u: float, outer: float) -> tuple[Any, Any]:
     """A function's value, and the most it can be off: what its arguments' errors do to it, and its own rounding."""
     function = FUNCTIONS[name]
     xs, es = [v for v, _ in values], [e for _, e in values]

@@ -71,7 +71,7 @@ def write(
 ) -> int:
     """Write a trace's page, and give its size in bytes; one too large to mail is said through `tell`."""
     path = Path(path)
-    content = page(trace, title or path.stem, about, start).encode()
+    content = page(trace, title or path.stem, about or ABOUT, start).encode()
     write_aside(path, content)
     if len(content) > HEAVY:
         size = f"{len(content) / 1e6:.0f} MB"

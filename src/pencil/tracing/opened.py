@@ -129,6 +129,11 @@ class View:
     def __float__(self) -> float:
         return float(self.value)
 
+    def _repr_html_(self) -> str:
+        from .html import table
+
+        return table(self)
+
     def why(self, digits: int = 4) -> Any:
         """The receipt of this cell, written with so many significant digits."""
         from .receipt import receipt

@@ -108,7 +108,9 @@ def receipt(trace: Trace, node: int, place: int, digits: int = 4) -> Receipt:
     about: dict[str, Any] = dict(name=n.name, index=index, label=label(n, index), kind=n.kind, op=n.op)
     about |= dict(meaning=n.formula, recorded=recorded, digits=digits)
     if tree is None:
-        return Receipt(**about, formula=ORIGINS[n.kind], steps=(), terms=(), reworked=None, allowed=0.0)
+        return Receipt(
+            **about, formula=ORIGINS.get(n.kind, "(not recorded)"), steps=(), terms=(), reworked=None, allowed=0.0
+        )
     steps: dict[str, Step] = {}
     terms: dict[tuple[int, int], Term] = {}
     with np.errstate(all="ignore"):

@@ -31,7 +31,8 @@ def weigh(tree: Tree, n: Node, known: Known) -> tuple[Any, Any]:
     head = tree[0]
     if head in ("num", "cell"):
         value = np.asarray(tree[-1])
-        return value, np.abs(value) * n.inner if head == "num" and value.dtype != int else np.asarray(0.0)
+        exact = head == "cell" or value.dtype == int or not np.isfinite(value)
+        return value, np.asarray(0.0) if exact else np.abs(value) * n.inner
     if head == "is":
         if id(tree) not in known:
             known[id(tree)] = weigh(tree[2], n, known)
@@ -157,7 +158,7 @@ def say(value: Any, digits: int = 4) -> str:
         return str(int(value)).replace("-", "−")
     exact = Decimal(value)
     last = exact.adjusted() - digits + 1
-    if exact.adjusted() < -4:
+    if not -4 <= exact.adjusted() < 15:
         mantissa = exact.scaleb(-exact.adjusted()).quantize(Decimal(1).scaleb(1 - digits), ROUND_HALF_UP)
         power = exact.adjusted()
         if abs(mantissa) >= 10:
