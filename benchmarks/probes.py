@@ -9,7 +9,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import bare
-
 from pencil import models
 
 SIZES = {

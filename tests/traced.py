@@ -1,9 +1,11 @@
 """Small models to trace, every family's and other people's, and the check of a trace against itself."""
 
 import functools
+from contextlib import contextmanager
 
 import numpy as np
 import torch
+from jaxtyping import config
 
 from pencil.models import create
 from pencil.models.captioner import CaptionerConfig
@@ -127,6 +129,17 @@ def traced(name):
     return trace(model, *inputs)
 
 
+@contextmanager
+def unchecked():
+    """Shape checking off, which makes the working of thousands of cells five times slower."""
+    before = config.jaxtyping_disable
+    config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        config.update("jaxtyping_disable", before)
+
+
 def kinds(graph):
     """The nodes that were computed, by operation."""
     found = {}
@@ -136,6 +149,7 @@ def kinds(graph):
     return found
 
 
+@unchecked()
 def wrong(graph, count=CELLS, seed=0):
     """Work random cells of each kind of operation again; (cells worked, those that are not what was recorded)."""
     rng, worked, bad = np.random.default_rng(seed), 0, []
@@ -168,6 +182,7 @@ def recorded(graph, node, flat):
     return value.to(torch.complex128 if value.is_complex() else torch.float64).numpy()
 
 
+@unchecked()
 def disagreeing(found, count=150, seed=0):
     """Whole receipts of random cells, those that do not agree."""
     rng, graph = np.random.default_rng(seed), found.graph

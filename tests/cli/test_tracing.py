@@ -277,7 +277,9 @@ def test_words_that_cannot_be_followed(fails, tmp_path, words, said):
 
 
 @pytest.mark.parametrize("where", ["attn.pattern[:,9]=0", "attn.pattern[0,0,0,0,0]=0"])
-@pytest.mark.xfail(strict=True, reason="bug: an edit out of range ends in torch's own error (a traceback), not a sentence")
+@pytest.mark.xfail(
+    strict=True, reason="bug: an edit out of range ends in torch's own error (a traceback), not a sentence"
+)
 def test_an_edit_out_of_range(fails, where):
     assert "its shape is 1×2×5×5" in fails("why", "example:vit-4x4", "out[0,0,0]", "--edit", where)
 

@@ -6,7 +6,7 @@ import pytest
 from pencil.config import UserError
 from pencil.learn.examples import EXAMPLES, deviations, example
 from pencil.tracing.receipt import receipt
-from traced import traced
+from traced import traced, unchecked
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -14,11 +14,12 @@ def test_every_cell_of_every_example_agrees(name):
     found = traced(f"example:{name}")
     assert {n.dtype for n in found.graph.nodes if n.named and n.dtype.startswith("float")} == {"float64"}
     count = 0
-    for node, n in enumerate(found.graph.nodes):
-        if n.named:
-            for place in range(n.size):
-                assert receipt(found, node, place).agrees, (n.name, place)
-                count += 1
+    with unchecked():
+        for node, n in enumerate(found.graph.nodes):
+            if n.named:
+                for place in range(n.size):
+                    assert receipt(found, node, place).agrees, (n.name, place)
+                    count += 1
     assert count > 15
     for letter, words in found.labels.items():
         assert any(letter in n.axes.split() and len(words) in n.shape for n in found.graph.nodes), letter
@@ -104,7 +105,27 @@ def test_kv_cache_gives_what_reading_all_at_once_gives():
 def test_nanogpt_block_has_every_line_of_the_notation():
     found = traced("example:nanogpt-block")
     symbols = {n.symbol for n in found.graph.nodes if n.symbol}
-    assert symbols >= {"E[t]", "P", "X⁰", "X̃", "Q", "K", "V", "S", "A", "H", "O", "X′", "X̂", "U", "G", "M", "X", "X_f", "Z"}
+    assert symbols >= {
+        "E[t]",
+        "P",
+        "X⁰",
+        "X̃",
+        "Q",
+        "K",
+        "V",
+        "S",
+        "A",
+        "H",
+        "O",
+        "X′",
+        "X̂",
+        "U",
+        "G",
+        "M",
+        "X",
+        "X_f",
+        "Z",
+    }
 
 
 def test_an_example_that_does_not_exist():

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from pencil.config import UserError
 from pencil.tracing.file import pack, read, write
 from pencil.tracing.record import trace
-from traced import THEIRS, disagreeing, theirs, traced, wrong
+from traced import THEIRS, disagreeing, theirs, traced, unchecked, wrong
 
 NAMES = ["gpt learned", "gpt grouped", "vit class", "captioner prefix", "example:vit-4x4", "example:kv-cache", "example:mha-demo"]  # fmt: skip
 
@@ -53,8 +53,9 @@ def test_what_is_read_is_what_was_written(name, again):
         assert (node.axes, node.symbol, node.formula, node.kind) == (
             found[one].node.axes, found[one].node.symbol, found[one].node.formula, found[one].node.kind
         )  # fmt: skip
-    for one, cell in cells(found):
-        assert back[one][cell].why() == found[one][cell].why()
+    with unchecked():
+        for one, cell in cells(found):
+            assert back[one][cell].why() == found[one][cell].why()
     assert not wrong(back.graph, 200)[1]
     assert not disagreeing(back, 40)
 
@@ -67,9 +68,7 @@ def test_other_peoples_models(name, again):
     assert back.names == found.names
     assert not wrong(back.graph, 200)[1]
     for one, cell in list(cells(found))[::5]:
-        if name == "t5":
-            assert back[one].value[cell] == found[one].value[cell]
-        else:
+        with unchecked():
             assert str(back[one][cell].why()) == str(found[one][cell].why())
 
 
@@ -165,7 +164,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "a.safetensors"
     write(traced("example:vit-4x4"), path)
     before = path.read_bytes()
-    with pytest.raises(Exception):  # noqa: B017, PT011
+    with pytest.raises(Exception):  # noqa: B017
         write(object(), path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
@@ -245,7 +244,9 @@ def test_a_header_that_lies(good):
     refused(good, joined({**header, "__metadata__": {"pencil": "not json"}}, body))
     refused(good, joined({**header, "__metadata__": {"pencil": "[]"}}, body))
     other = {**meta, "format": "pencil trace 99"}
-    refused(good, joined({**header, "__metadata__": {"pencil": json.dumps(other)}}, body), match="a trace of another kind")
+    refused(
+        good, joined({**header, "__metadata__": {"pencil": json.dumps(other)}}, body), match="a trace of another kind"
+    )
     for missing in ("nodes", "names", "format"):
         less = {k: v for k, v in meta.items() if k != missing}
         refused(good, joined({**header, "__metadata__": {"pencil": json.dumps(less)}}, body))
@@ -264,28 +265,24 @@ HARMS = {
     "a plan of nodes that are not there": lambda meta, header: meta["nodes"][-1].update(plan=["ref", 10**6, 0, [0, 0, 1], []]),
     "a function that does not exist": lambda meta, header: meta["nodes"][-1].update(plan=["explode", 1]),
     "an array that is not there": lambda meta, header: header.pop(next(k for k in header if k.endswith(":attn.pattern"))),
-    "a plan within plans without end": lambda meta, header: meta["nodes"][-1].update(plan=nested(400)),
     "a table that is not there": lambda meta, header: meta["nodes"][-1].update(plan=["list", 0, "table.99", 1]),
     "a plan that is a word": lambda meta, header: meta["nodes"][-1].update(plan="ref"),
 }  # fmt: skip
 
 
-def nested(depth):
-    plan = 1
-    for _ in range(depth):
-        plan = ["neg", plan]
-    return plan
-
-
-@pytest.mark.xfail(strict=False, reason="bug: a graph that leads nowhere is let in, and fails later with a traceback")
+@pytest.mark.xfail(strict=True, reason="bug: a graph that leads nowhere is let in, and fails later with a traceback")
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_graph_that_leads_nowhere(good, harm):
     good.write_bytes(altered(good, HARMS[harm]))
-    with pytest.raises(UserError, match="good.trace.safetensors"):
+
+    def looked_into():
         found = read(good)
         for name in ("attn.pattern", "out"):
             _ = found[name].value
             found[name][(0,) * len(found[name].shape)].why()
+
+    with pytest.raises(UserError, match="good.trace.safetensors"):
+        looked_into()
 
 
 @pytest.mark.xfail(strict=True, raises=RecursionError, reason="bug: a header nested 100,000 deep raises RecursionError")

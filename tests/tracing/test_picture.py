@@ -83,7 +83,9 @@ def test_the_last_pattern_is_drawn_when_none_is_named(figures):
     found = traced("gpt learned")
     assert picture.last_pattern(found) == "blocks.1.attn.pattern"
     picture.attention(found)
-    np.testing.assert_array_equal(np.asarray(maps(figures[0])[1].get_array()), found["blocks.1.attn.pattern"].value[0, 1])
+    np.testing.assert_array_equal(
+        np.asarray(maps(figures[0])[1].get_array()), found["blocks.1.attn.pattern"].value[0, 1]
+    )
 
 
 def test_a_part_can_be_drawn(figures):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pencil.tracing.receipt import receipt, say
 from pencil.tracing.record import trace
-from traced import OURS, disagreeing, traced
+from traced import OURS, disagreeing, traced, unchecked
 
 # numbers
 
@@ -23,7 +23,7 @@ def read(said):
 
 
 @given(
-    value=st.floats(allow_nan=False, allow_infinity=False, max_value=1e27, min_value=-1e27),
+    value=st.floats(allow_nan=False, allow_infinity=False),
     digits=st.integers(1, 17),
 )
 @example(0.99995, 4)
@@ -42,29 +42,30 @@ def test_numbers_are_rounded_half_up_from_their_exact_value(value, digits):
     exact = Decimal(value)
     with localcontext() as context:
         context.prec = 1200
-        # whole digits are never taken away
-        last = min(exact.adjusted() - digits + 1, 0)
+        # below 1e15 whole digits are never taken away
+        last = exact.adjusted() - digits + 1
+        last = min(last, 0) if abs(exact) < 10**15 else last
         expected = exact.quantize(Decimal(1).scaleb(last), ROUND_HALF_UP)
         assert read(said) == expected
     assert "-" not in said
     assert not re.search(r"\.\d*0(e|$)", said)
-    assert ("e" in said) == (exact != 0 and exact.adjusted() < -4 and exact != exact.to_integral_value())
+    assert ("e" in said) == (exact != 0 and not -4 <= exact.adjusted() < 15)
 
 
 @pytest.mark.parametrize("value, said", [
     (1.98, "1.98"), (0, "0"), (-0.0, "0"), (3.0, "3"), (-7, "−7"), (0.1 + 0.2, "0.3"), (12345.678, "12346"),
     (1e-5, "1e−5"), (-1.23456e-7, "−1.235e−7"), (0.0001234, "0.0001234"), (math.inf, "∞"), (-math.inf, "−∞"),
-    (math.nan, "not a number"), (1.5 + 2j, "1.5 + 2i"), (1.5 - 0.25j, "1.5 − 0.25i"), (1e15, "1000000000000000"),
+    (math.nan, "not a number"), (1.5 + 2j, "1.5 + 2i"), (1.5 - 0.25j, "1.5 − 0.25i"), (1e15, "1e15"), (-1.23456e20, "−1.235e20"),
+    (999999999999999.0, "999999999999999"),
     (True, "1"),
 ])  # fmt: skip
 def test_numbers_as_they_are_said(value, said):
     assert say(value) == said
 
 
-@pytest.mark.xfail(strict=True, reason="bug: say() raises decimal.InvalidOperation from 1e28 on: the −3.4e38 of masks")
-@pytest.mark.parametrize("value", [-3.4028234663852886e38, 1e30, 1.7976931348623157e308])
-def test_numbers_of_more_than_28_digits(value):
-    assert float(read(say(value, 17))) == value
+def test_the_number_masks_are_made_of():
+    """Nothing float32 holds is less; transformers adds it to what may not be seen."""
+    assert say(-3.4028234663852886e38) == "−3.403e38"
 
 
 # exact texts
@@ -139,7 +140,9 @@ def test_a_norm_shows_its_steps_and_its_epsilon(gpt):
     lines = str(gpt["blocks.0.attn_norm[0,1,2]"].why()).split("\n")
     assert lines[0] == "X̃[1,2] = (0.9 − 0.3625)/0.4689·1 − 0.1 = 1.046"
     assert lines[1] == "  where mean = (0.2 + 0.7 + 0.9 − 0.7 + 0.3 + 0.8 + 0.3 + 0.4)/8 = 0.3625"
-    assert lines[2].startswith("  where variance = ((0.2 − 0.3625)² + (0.7 − 0.3625)² + (0.9 − 0.3625)² + (−0.7 − 0.3625)²")
+    assert lines[2].startswith(
+        "  where variance = ((0.2 − 0.3625)² + (0.7 − 0.3625)² + (0.9 − 0.3625)² + (−0.7 − 0.3625)²"
+    )
     assert lines[2].endswith("/8 = 0.2198")  # divided by all eight, not by seven
     assert lines[3] == "  where √(variance + ε) = √(0.2198 + 1e−5) = 0.4689"
     assert lines[4] == "recorded 1.046 ✓"
@@ -264,14 +267,17 @@ def evaluated(said):
 SAYABLE = re.compile(r"[\d.e\s+−·/²()^√,∞|]|sin|cos|tanh|erf|max|min|… \(\d+ more sum to")
 
 
-@pytest.mark.parametrize("name", [*OURS, "example:nanogpt-block", "example:vit-4x4", "example:vit-text", "example:kv-cache"])
+@pytest.mark.parametrize(
+    "name", [*OURS, "example:nanogpt-block", "example:vit-4x4", "example:vit-text", "example:kv-cache"]
+)
 def test_the_formula_as_written_gives_the_number(name):
     """Read with the eyes of someone who knows precedence only: every bracket that is needed is there."""
     found, rng, read_ = traced(name), np.random.default_rng(6), 0
     nodes = [i for i, n in enumerate(found.graph.nodes) if n.size and n.plan is not None]
     for _ in range(120):
         node = int(rng.choice(nodes))
-        one = receipt(found, node, int(rng.integers(found.graph.nodes[node].size)), digits=16)
+        with unchecked():
+            one = receipt(found, node, int(rng.integers(found.graph.nodes[node].size)), digits=16)
         if one.reworked is None or SAYABLE.sub("", one.formula).strip() or not math.isfinite(one.reworked):
             continue
         size = max((abs(t.value) for t in one.terms if math.isfinite(t.value)), default=1)
@@ -345,5 +351,11 @@ def test_links_lead_back_to_the_input():
         todo += [t.where for t in found[one].why().terms]
     kinds = {found[one].node.kind for one in seen if not found[one].why().terms}
     assert kinds == {"input", "weight"}
-    assert {one.partition("[")[0] for one in seen} >= {"picture", "patches.strips", "attn.pattern", "attn.scores", "input"}
+    assert {one.partition("[")[0] for one in seen} >= {
+        "picture",
+        "patches.strips",
+        "attn.pattern",
+        "attn.scores",
+        "input",
+    }
     assert sum(one.startswith("picture[") for one in seen) == 16

@@ -15,7 +15,7 @@ from pencil.core.probe import Probe, declared
 from pencil.learn.examples import EXAMPLES
 from pencil.tracing import record
 from pencil.tracing.record import LiveTrace, trace
-from traced import OURS, disagreeing, holds, ours, stirred, theirs, traced, words
+from traced import OURS, disagreeing, holds, ours, stirred, theirs, traced, unchecked, words
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,9 @@ def test_every_name_a_model_declares_is_listed(name, request):
     assert set(declared(model)) <= set(traced(name).names)
 
 
-@pytest.mark.xfail(strict=False, reason="bug: which of two names for one tensor lends its symbol depends on the hash seed")
+@pytest.mark.xfail(
+    strict=False, reason="bug: which of two names for one tensor lends its symbol depends on the hash seed"
+)
 def test_a_tensor_of_two_names_has_the_symbol_of_the_first():
     """Four models, of which each would be right by chance half the time."""
     for name in ("gpt llama", "gpt grouped", "vit mean", "vit turned"):
@@ -154,7 +156,9 @@ def test_from_the_top_of_the_library():
     assert isinstance(found, LiveTrace)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: trace(labels=…) swallows the labels a transformers model takes for its loss")
+@pytest.mark.xfail(
+    strict=True, reason="bug: trace(labels=…) swallows the labels a transformers model takes for its loss"
+)
 def test_a_model_with_an_argument_called_labels():
     model, _, given = theirs("gpt2")
     found = trace(model, **given, labels=given["input_ids"])
@@ -333,14 +337,15 @@ def test_an_edit_of_a_value_nobody_named(gpt2):
     assert not disagreeing(edited, 40)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: after an edit of a value nobody named, its name still gives the value before")
 def test_an_edited_value_nobody_named_is_found_by_its_name():
     found = trace(lambda x: x * 2 + 1, torch.ones(2)).edit("mul", 5)
     assert found.output.tolist() == [6, 6]
     assert found["mul"].value.tolist() == [5, 5]
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a module that gives a tuple is named path.0, and that name cannot be edited")
+@pytest.mark.xfail(
+    strict=True, reason="bug: a module that gives a tuple is named path.0, and that name cannot be edited"
+)
 def test_an_edit_of_one_of_several_outputs(gpt2):
     _, _, found = gpt2
     assert "transformer.h.0.attn.0" in found
@@ -362,7 +367,9 @@ def test_edits_that_fail(plain, where, said):
         plain.edit(where, 0)
 
 
-@pytest.mark.xfail(strict=True, raises=(IndexError, RuntimeError, ValueError), reason="bug: edit() lets torch's errors out")
+@pytest.mark.xfail(
+    strict=True, raises=(IndexError, RuntimeError, ValueError), reason="bug: edit() lets torch's errors out"
+)
 @pytest.mark.parametrize("where, value", [
     ("blocks.0.attn.pattern[:,99]", 0), ("blocks.0.attn.pattern[0,0,0,0,0]", 0),
     ("blocks.0.attn.pattern", torch.zeros(3, 3)), ("blocks.0.attn.pattern[::-1]", 0),
@@ -372,12 +379,70 @@ def test_edits_that_do_not_fit(plain, where, value):
         plain.edit(where, value)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the edit of a weight fails with 'nothing was called … when the model ran again'")
+@pytest.mark.xfail(
+    strict=True, reason="bug: the edit of a weight fails with 'nothing was called … when the model ran again'"
+)
 def test_an_edit_of_a_weight_works_or_says_why_not(plain):
+    said = ""
     try:
-        assert not plain.edit("blocks.1.mlp.down.weight", 0)["blocks.1.mlp.out"].value[0, 0, 0]
+        found = plain.edit("blocks.1.mlp.down.weight", 0)
     except UserError as refusal:
-        assert "nothing was called" not in str(refusal)
+        said = str(refusal)
+    else:
+        assert not found["blocks.1.mlp.down.weight"].value.any()
+    assert "nothing was called" not in said
+
+
+@pytest.mark.xfail(
+    strict=True, reason="bug: the edit of one tensor of a nested input replaces the whole of what holds it"
+)
+def test_an_edit_of_a_nested_input():
+    found = trace(lambda batch: batch["a"] + batch["b"], {"a": torch.ones(3), "b": torch.ones(3) * 2})
+    assert "batch.a" in found.names
+    assert found.edit("batch.a", 0).output.tolist() == [2, 2, 2]
+
+
+@pytest.mark.xfail(strict=True, reason="bug: an input written in place is given to the second run as the first left it")
+def test_an_edit_of_a_model_that_writes_into_its_input():
+    found = trace(lambda x: x.add_(1) * 2, torch.zeros(2))
+    assert found.output.tolist() == [2, 2]
+    assert found.edit("x", lambda v: v).output.tolist() == [2, 2]
+
+
+def test_an_edited_trace_can_be_kept(plain, tmp_path):
+    from pencil.tracing.file import read, write
+
+    found = plain.edit("blocks.0.attn.pattern[:, 1]", 0)
+    write(found, tmp_path / "a.safetensors")
+    back = read(tmp_path / "a.safetensors")
+    assert back.names == found.names
+    assert str(back["blocks.0.attn.pattern[0,1,2,0]"].why()) == "A[2,0] = 0   (changed by an edit)"
+    assert not disagreeing(back, 40)
+
+
+# odd ways to call it
+
+
+@pytest.mark.xfail(strict=True, reason="bug: inside inference_mode operations come whole: layer_norm has no receipt")
+def test_tracing_inside_inference_mode():
+    model, inputs = ours("gpt learned")
+    with torch.inference_mode():
+        found = trace(model, *inputs)
+    holds(found, 200)
+
+
+@pytest.mark.xfail(strict=True, reason="bug: of two arguments that are one tensor only the last is known by its name")
+def test_one_tensor_for_two_arguments():
+    x = torch.arange(3.0)
+    found = trace(lambda a, b: a * b + a, x, x)
+    assert found["b"].value.tolist() == [0, 1, 2]
+    assert found["a"].value.tolist() == [0, 1, 2]
+
+
+def test_what_is_not_a_tensor_is_a_number_in_the_arithmetic():
+    found = trace(lambda a, k, flag=True: a * k if flag else a, torch.arange(3.0), 3)
+    assert str(found["output[1]"].why()) == "output[1] = 1·3 = 3\nrecorded 3 ✓"
+    assert trace(lambda a: None, torch.ones(2)).names == []
 
 
 # blocks opened when looked into
@@ -392,10 +457,11 @@ def test_a_trace_of_blocks_holds_the_same_as_a_trace_of_all(name):
     assert np.array_equal(full["logits"].value, lazy["logits"].value)
     shut = len(lazy.graph.nodes)
     rng = np.random.default_rng(5)
-    for one in full.names:
-        assert np.array_equal(full[one].value, lazy[one].value), one
-        cell = tuple(int(rng.integers(n)) for n in full[one].shape)
-        assert str(full[one][cell].why()) == str(lazy[one][cell].why())
+    with unchecked():
+        for one in full.names:
+            assert np.array_equal(full[one].value, lazy[one].value), one
+            cell = tuple(int(rng.integers(n)) for n in full[one].shape)
+            assert str(full[one][cell].why()) == str(lazy[one][cell].why())
     assert len(lazy.graph.nodes) > shut
     holds(lazy, 300)
     assert not disagreeing(lazy, 60)
@@ -470,11 +536,69 @@ def test_a_block_that_gives_other_numbers_the_second_time_is_refused_by_name(way
         lazy["stack.1.inner"]
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the blocks of a model that is itself a Sequential are not found (path '.0')")
+@pytest.mark.xfail(
+    strict=True, reason="bug: the blocks of a model that is itself a Sequential are not found (path '.0')"
+)
 def test_a_model_that_is_itself_a_list_of_blocks():
     model = nn.Sequential(*(stirred(nn.TransformerEncoderLayer(6, 1, 5, batch_first=True)) for _ in range(3)))
     lazy = trace(model, torch.ones(1, 2, 6), keep="blocks")
     assert len(lazy.graph.nodes) < 10
+
+
+class InPlace(nn.Module):
+    """Adds to what it is given, where it lies."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x):
+        x += self.inner(x)
+        return x
+
+
+class Stack(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.blocks = nn.ModuleList([block(), block()])
+
+    def forward(self, x):
+        x = x * 1
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_blocks_that_write_into_their_input_when_all_is_kept():
+    found = trace(stirred(Stack(InPlace)), torch.ones(1, 3), keep="all")
+    holds(found)
+    assert not disagreeing(found, 30)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="bug: what an unopened block writes into its input changes what was recorded of it"
+)
+def test_blocks_that_write_into_their_input_when_they_are_not_opened():
+    found = trace(stirred(Stack(InPlace)), torch.ones(1, 3), keep="blocks")
+    holds(found)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=UserError,
+    reason="bug: a stream written in place (x += block(x)) is not what its blocks were given",
+)
+def test_a_stream_written_in_place_around_its_blocks():
+    class Added(Stack):
+        def forward(self, x):
+            x = x * 1
+            for block in self.blocks:
+                x += block(x)
+            return x
+
+    model = stirred(Added(lambda: nn.Linear(3, 3)))
+    full, lazy = (trace(model, torch.ones(1, 3), keep=keep) for keep in ("all", "blocks"))
+    assert str(lazy["blocks.0[0,1]"].why()) == str(full["blocks.0[0,1]"].why())
 
 
 def test_what_is_kept_follows_from_the_budget(monkeypatch):

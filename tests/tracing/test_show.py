@@ -121,7 +121,9 @@ def test_every_kind_of_tensor_can_be_shown(program):
         assert "output" in shown(found["output"], terminal=terminal)
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="bug: a tensor, or a part, with nothing in it cannot be shown")
+@pytest.mark.xfail(
+    strict=True, raises=ValueError, reason="bug: a tensor, or a part, with nothing in it cannot be shown"
+)
 @pytest.mark.parametrize("where", ["out[0:0]", "out[0,0,0:0]"])
 def test_a_part_with_nothing_in_it_can_be_shown(vit, where):
     assert "out" in shown(vit[where])
@@ -142,7 +144,12 @@ def test_a_receipt_with_its_links(vit):
     assert lines[2] == "S[0,2] = (0.6·3 + 0.5·2)/√2 = 1.98"
     assert lines[3] == "recorded 1.98 ✓"
     links = [line.split() for line in lines[5:] if line.strip()]
-    assert links == [["0.6", "attn.q[0,0,0,0]"], ["3", "attn.k[0,0,2,0]"], ["0.5", "attn.q[0,0,0,1]"], ["2", "attn.k[0,0,2,1]"]]
+    assert links == [
+        ["0.6", "attn.q[0,0,0,0]"],
+        ["3", "attn.k[0,0,2,0]"],
+        ["0.5", "attn.q[0,0,0,1]"],
+        ["2", "attn.k[0,0,2,1]"],
+    ]
     for value, where in links:
         assert say(float(vit[where])) == value
 
