@@ -118,17 +118,6 @@ def theirs(name, timm=None):
     return stirred(hf.LlamaForCausalLM(config)), (), {"input_ids": words(7, 29)}
 
 
-@functools.cache
-def traced(name):
-    """The trace of one of our models, or of an example."""
-    if name.startswith("example:"):
-        from pencil.learn.examples import example
-
-        return example(name.removeprefix("example:"))
-    model, inputs = ours(name)
-    return trace(model, *inputs)
-
-
 @contextmanager
 def unchecked():
     """Shape checking off, which makes the working of thousands of cells five times slower."""
@@ -138,6 +127,18 @@ def unchecked():
         yield
     finally:
         config.update("jaxtyping_disable", before)
+
+
+@functools.cache
+@unchecked()
+def traced(name):
+    """The trace of one of our models, or of an example."""
+    if name.startswith("example:"):
+        from pencil.learn.examples import example
+
+        return example(name.removeprefix("example:"))
+    model, inputs = ours(name)
+    return trace(model, *inputs)
 
 
 def kinds(graph):

@@ -277,9 +277,6 @@ def test_words_that_cannot_be_followed(fails, tmp_path, words, said):
 
 
 @pytest.mark.parametrize("where", ["attn.pattern[:,9]=0", "attn.pattern[0,0,0,0,0]=0"])
-@pytest.mark.xfail(
-    strict=True, reason="bug: an edit out of range ends in torch's own error (a traceback), not a sentence"
-)
 def test_an_edit_out_of_range(fails, where):
     assert "its shape is 1×2×5×5" in fails("why", "example:vit-4x4", "out[0,0,0]", "--edit", where)
 
@@ -310,7 +307,6 @@ def test_a_trace_that_was_recorded_cannot_be_given_more(fails, saved):
     assert "is a trace that was recorded" in fails("show", saved, "--input", "cat")
 
 
-@pytest.mark.xfail(strict=True, reason="bug: --text with a trace file is passed over in silence")
 def test_a_trace_that_was_recorded_has_its_text(fails, saved):
     assert "is a trace that was recorded" in fails("show", saved, "--text", "cat")
 

@@ -32,7 +32,7 @@ def gpt(**changes) -> Trace:
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
     words = "the cat sat on a mat and looked at me again".split()
-    return trace(model, torch.randint(0, 37, (2, 11)), labels={"T": words, "S": words})
+    return trace(model, torch.randint(0, 37, (2, 11)), words={"T": words, "S": words})
 
 
 def vit() -> Trace:

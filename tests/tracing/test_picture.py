@@ -153,7 +153,6 @@ def test_no_attention_to_draw():
         picture.attention(trace(lambda x: x * 2, torch.ones(2, 2)))
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="bug: drawing a tensor with nothing in it raises ValueError")
 def test_a_picture_with_nothing_in_it_is_refused():
     found = trace(lambda x: x[:0] * 2, torch.ones(2, 2))
     with pytest.raises(UserError):

@@ -289,7 +289,6 @@ def test_the_formula_as_written_gives_the_number(name):
     assert read_ > 25
 
 
-@pytest.mark.xfail(strict=True, reason="bug: comparisons in a sum are written without brackets: 1.5 > 0 + −2 > 0")
 def test_a_sum_of_comparisons_is_bracketed():
     found = trace(lambda x: (x > 0).sum(), X)["output"].why()
     assert found.formula == "(1.5 > 0) + (−2 > 0) + (0.25 > 0)"

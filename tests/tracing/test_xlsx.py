@@ -229,7 +229,7 @@ def test_only_functions_every_spreadsheet_has(books):
 @pytest.fixture(scope="module")
 def gpt(tmp_path_factory):
     path = tmp_path_factory.mktemp("gpt") / "gpt.xlsx"
-    t = trace(*_gpt(), labels={"T": ["the", "cat", "sat", "on"]})
+    t = trace(*_gpt(), words={"T": ["the", "cat", "sat", "on"]})
     write(t, path)
     return t, spreadsheet.read(path)
 

@@ -45,7 +45,7 @@ def trace_picture(loaded: Loaded, picture: np.ndarray, text: str | None = None) 
         first = int(model.class_token is not None)
         seen = ["class"] * first + strips
         classes = run.config["run"].get("classes") or []
-        return trace(model, x, labels={"T": seen, "S": seen, "N": strips, "K": classes}, facts=_strips(first, c.grid))
+        return trace(model, x, words={"T": seen, "S": seen, "N": strips, "K": classes}, facts=_strips(first, c.grid))
     if text is None:
         text = complete(model, tokenizer, [""], 64, Sampling(0.0), begin=tokenizer.end, given={"picture": x})[0]
     ids = [tokenizer.end, *tokenizer.encode(text).tolist()]
@@ -64,7 +64,7 @@ def trace_picture(loaded: Loaded, picture: np.ndarray, text: str | None = None) 
         "t": words,
         "V": _words(tokenizer, c.vocab),
     }
-    return trace(model, torch.tensor([ids]), x, labels=labels, facts=_strips(marks, c.grid) | {"said": text})
+    return trace(model, torch.tensor([ids]), x, words=labels, facts=_strips(marks, c.grid) | {"said": text})
 
 
 def strongest_look(found: LiveTrace) -> tuple[str, str]:
@@ -91,7 +91,7 @@ def _text(loaded: Loaded, text: str) -> LiveTrace:
         raise UserError(f"the input has {len(ids)} tokens and the context of {run.path} is {model.config.context}")
     words = [tokenizer.decode([i]).replace(" ", "␣").replace("\n", "⏎") for i in ids]
     labels = {"T": words, "S": words, "V": _words(tokenizer, model.config.vocab)}
-    return trace(model, torch.tensor([ids]), labels=labels)
+    return trace(model, torch.tensor([ids]), words=labels)
 
 
 def _words(tokenizer: Any, vocab: int) -> list[str]:

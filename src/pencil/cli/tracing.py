@@ -250,8 +250,8 @@ def _open(what: str, given: str | None, text: str | None, edits: list[str] | Non
     else:
         from ..tracing.file import read
 
-        if given is not None or edits:
-            raise UserError(f"{what} is a trace that was recorded: --input and --edit need a run or an example")
+        if given is not None or text is not None or edits:
+            raise UserError(f"{what} is a trace that was recorded: --input, --text and --edit need a run or an example")
         if not Path(what).exists() and not what.endswith(SUFFIX):
             raise UserError(f"{what} is no run's folder, no trace file and no example:NAME")
         return read(what)

@@ -58,7 +58,7 @@ def vit_4x4() -> LiveTrace:
     """A 4×4 picture through one attention of two heads, in numbers a pencil can follow."""
     seats = ["cls", "strip 1", "strip 2", "strip 3", "strip 4"]
     picture = torch.arange(1, 17, dtype=torch.float64).reshape(1, 1, 4, 4)
-    return trace(VitByHand(), picture, labels={"T": seats, "S": seats, "N": seats[1:]}, facts=_STRIPS)
+    return trace(VitByHand(), picture, words={"T": seats, "S": seats, "N": seats[1:]}, facts=_STRIPS)
 
 
 class Looking(nn.Module):
@@ -81,7 +81,7 @@ def pencil_attention() -> LiveTrace:
         )
     )
     strips = ["s1", "s2"]
-    return trace(Looking(), want, have, give, labels={"T": strips, "S": strips})
+    return trace(Looking(), want, have, give, words={"T": strips, "S": strips})
 
 
 def _penciled(model: Any, seed: int) -> Any:
@@ -100,7 +100,7 @@ def nanogpt_block() -> LiveTrace:
         GPTConfig(vocab=6, context=4, width=8, depth=1, heads=1, hidden=16, positions="learned", bias=True)
     ).double()
     seen = words[:4]
-    return trace(_penciled(model, 1), torch.arange(4)[None], labels={"T": seen, "S": seen, "V": words})
+    return trace(_penciled(model, 1), torch.arange(4)[None], words={"T": seen, "S": seen, "V": words})
 
 
 def vit_text() -> LiveTrace:
@@ -117,7 +117,7 @@ def vit_text() -> LiveTrace:
     stream = strips + words[:3]
     labels = {"T": stream, "S": stream, "N": strips, "M": strips, "t": words[:3], "V": words}
     facts = {**_STRIPS, "strips": 0}
-    return trace(_penciled(model, 2), torch.arange(3)[None], picture, labels=labels, facts=facts)
+    return trace(_penciled(model, 2), torch.arange(3)[None], picture, words=labels, facts=facts)
 
 
 DEVIATIONS = (4, 16, 64, 256, 1024)  # widths at which the deviation of scores is measured
@@ -165,7 +165,7 @@ class OneAndMany(nn.Module):
 def mha_demo() -> LiveTrace:
     """Six random words: one head, and four heads beside one another."""
     labels = {"T": SENTENCE, "S": SENTENCE}
-    return trace(OneAndMany(), torch.from_numpy(_drawn()["x"])[None], labels=labels, facts={"curve": deviations()})
+    return trace(OneAndMany(), torch.from_numpy(_drawn()["x"])[None], words=labels, facts={"curve": deviations()})
 
 
 class ReadThenWrite(nn.Module):
@@ -186,7 +186,7 @@ def kv_cache() -> LiveTrace:
     words = ["the", "cat", "sat", "on"]
     model = GPT(GPTConfig(vocab=4, context=4, width=4, depth=1, heads=1, hidden=8, positions="learned")).double()
     inputs = torch.arange(3)[None], torch.tensor([[3]])
-    return trace(ReadThenWrite(_penciled(model, 3)), *inputs, labels={"S": words, "T": words[:3], "V": words})
+    return trace(ReadThenWrite(_penciled(model, 3)), *inputs, words={"S": words, "T": words[:3], "V": words})
 
 
 EXAMPLES: dict[str, Callable[[], LiveTrace]] = {

@@ -98,6 +98,7 @@ const WORK = {
   log: both(Math.log),
   sin: both(Math.sin), cos: both(Math.cos), tan: both(Math.tan), atan: both(Math.atan), tanh: both(Math.tanh), erf: both(erf),
   abs: size,
+  rounded: (a) => a,
   floor: Math.floor, ceil: Math.ceil, trunc: Math.trunc, whole: Math.trunc, round: halfEven, sign: Math.sign, mod,
   greater: (a, b) => Math.max(a, b),
   lesser: (a, b) => Math.min(a, b),
@@ -171,7 +172,7 @@ class Graph {
       n.moves = moves(n.plan);
       n.outer = RULES.rounding[n.dtype] ?? 0;
       n.inner = Math.min(n.outer, RULES.rounding.float32);
-      n.floor = n.outer ? (RULES.least[n.dtype] ?? 1e-38) : 0;
+      n.floor = n.outer ? (RULES.least[n.dtype] ?? RULES.tiny) : 0;
       n.size = volume(n.shape);
       n.complex = n.dtype.startsWith("complex");
     }
@@ -342,6 +343,12 @@ function reduced(op, list, args, u) {
     const weight = list.reduce((sum, w) => sum + (finite(w.value) ? size(w.value) : 0) + w.error, 0);
     return { value, error: pairwise(errors) + (list.length - 1) * u * weight };
   }
+  if (["argmax", "argmin", "kth_at"].includes(op)) {
+    // which of equal numbers comes first, kernels do not agree on
+    const best = list[value].value;
+    const tied = list.filter((w) => same(w.value, best) || (unlike(w.value) && unlike(best))).length > 1;
+    return { value, error: tied ? list.length : 0 };
+  }
   if (op === "prod") return { value, error: pairwise(errors) * Math.max(scale, 1) + u * scale * list.length };
   return { value, error: errors.reduce((a, b) => Math.max(a, b)) };
 }
@@ -351,8 +358,8 @@ function applied(op, about, args, { inner: u, outer }) {
   const value = WORK[op](...xs);
   const scale = finite(value) ? size(value) : 0;
   if (op === "add" || op === "sub") return { value, error: es[0] + es[1] + u * scale };
-  if (op === "whole") return { value, error: finite(xs[0]) ? 0 : Infinity };
-  if (!about.smooth) return { value, error: 0 };
+  if (op === "real" || op === "imag") return { value, error: es[0] };
+  if (op === "rounded") return { value, error: es[0] + outer * scale };
   if (op === "mul") {
     const [a, b] = xs.map((x) => (finite(x) ? size(x) : 0));
     return { value, error: a * es[1] + b * es[0] + es[0] * es[1] + u * scale };
@@ -364,7 +371,10 @@ function applied(op, about, args, { inner: u, outer }) {
       if (Number.isFinite(step)) moved = Math.max(moved, step);
     }
   });
-  return { value, error: moved + 4 * (op === "pow" ? outer : u) * scale };
+  if (op === "whole") return { value, error: finite(xs[0]) ? moved : Infinity };
+  if (op === "mod") return { value, error: moved + 4 * u * size(xs[0]) };
+  if (!about.smooth) return { value, error: moved };
+  return { value, error: moved + 4 * (op === "pow" ? outer : u) * scale + (op === "erf" ? 8 * u : 0) };
 }
 
 function agree(reworked, recorded, allowed) {
@@ -409,6 +419,7 @@ function written(tree, digits) {
     return [marked(op === "cell" ? `${tree.node}:${tree.place}` : tree.word, said), binds];
   }
   if (op === "made" || op === "picked") return written(tree.of, digits);
+  if (op === "rounded") return written(args[0], digits);
   if (op === "sum") return [summed(tree.list, digits), 0];
   if (tree.list) {
     const more = tree.list.length > 8 ? `, … ${tree.list.length} in all` : "";
@@ -432,6 +443,10 @@ function written(tree, digits) {
   }
   // what stands right of − or / or · must hold more tightly than they do
   const strict = { div: [1, 2], mul: [1, 1], pow: [3, 3], neg: [2] };
+  if (about.binds === 0) {
+    const each = args.map((part) => written(part, digits)).map(([said, binds]) => (binds ? said : `(${said})`));
+    return [form(about.text, each), 0];
+  }
   const tight = strict[op] ?? args.map(() => (about.binds === 2 ? 3 : 1));
   return [form(about.text, args.map((part, i) => held(part, tight[i], digits))), about.binds];
 }
@@ -447,13 +462,23 @@ function held(tree, tight, digits) {
   return binds < tight || (tight && negative(said)) ? `(${said})` : said;
 }
 
+/** A term of a sum: what is compared or chosen stands in brackets. */
+function term(tree, digits) {
+  const [said, binds] = written(tree, digits);
+  let inner = tree;
+  while (inner.op === "made" || inner.op === "picked") inner = inner.of;
+  const plain = ["add", "sub", "sum", "num", "cell", "is"].includes(inner.op);
+  return binds === 0 && !plain && said.includes(" ") ? `(${said})` : said;
+}
+
 function summed(parts, digits) {
-  if (parts.length <= RULES.shown) return joined(parts.map((part) => text(part, digits)));
+  if (!parts.length) return "0";
+  if (parts.length <= RULES.shown) return joined(parts.map((part) => term(part, digits)));
   const values = parts.map((part) => weigh(part, EXACT).value);
   const order = values.map((_, i) => i).sort((i, j) => size(values[j]) - size(values[i]) || i - j);
   const largest = order.slice(0, 8).sort((i, j) => i - j);
   const rest = values.filter((_, i) => !largest.includes(i)).reduce((a, b) => WORK.add(a, b), 0);
-  return `${joined(largest.map((i) => text(parts[i], digits)))} + … (${parts.length - 8} more sum to ${say(rest, digits)})`;
+  return `${joined(largest.map((i) => term(parts[i], digits)))} + … (${parts.length - 8} more sum to ${say(rest, digits)})`;
 }
 
 /** Terms of a sum in a row; a negative one is taken away. */

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..config import UserError
 from ..files import write_aside
+from .functions import FUNCTIONS
 from .graph import Array, Graph, Node
 from .opened import Trace
 
@@ -46,6 +47,15 @@ def tables(plan: Any) -> Iterator[str]:
         elif plan[0] not in ("num", "axis", "block", "ref", "cat"):
             for part in plan[1:]:
                 yield from tables(part)
+
+
+def _functions(plan: Any) -> Iterator[str]:
+    """The functions a plan applies."""
+    if isinstance(plan, list | tuple) and plan[0] not in ("ref", "list", "cat", "table", "num", "axis"):
+        if plan[0] != "is":
+            yield plan[0]
+        for part in plan[1:]:
+            yield from _functions(part)
 
 
 def _renumbered(plan: Any, new: Mapping[int, int]) -> Any:
@@ -99,7 +109,9 @@ def pack(trace: Trace) -> tuple[dict[str, Any], dict[str, Array]]:
             "plan": plan,
             "key": key,
         }
-        nodes.append(entry | {k: v for k in ("named", "axes", "symbol", "formula", "portions") if (v := getattr(n, k))})
+        nodes.append(
+            entry | {k: v for k in ("named", "axes", "symbol", "formula", "portions", "also") if (v := getattr(n, k))}
+        )
     names = {name: new[i] for name, i in graph.names.items() if i in new}
     facts = {"labels": trace.labels, "facts": trace.facts}
     return {"format": FORMAT, "nodes": nodes, "names": names, **facts}, arrays
@@ -111,10 +123,30 @@ class Packed(Graph):
     def __init__(self, meta: Mapping[str, Any], arrays: Mapping[str, Array]):
         keys = [n.get("key") for n in meta["nodes"]]
         kept = ("name", "op", "kind", "dtype", "plan", "named", "axes", "symbol", "formula")
-        nodes = [Node(shape=tuple(n["shape"]), **{k: n[k] for k in kept if k in n}) for n in meta["nodes"]]
+        nodes = [
+            Node(shape=tuple(n["shape"]), also=tuple(n.get("also", ())), **{k: n[k] for k in kept if k in n})
+            for n in meta["nodes"]
+        ]
         super().__init__(nodes, dict(meta["names"]))
         self.keys, self.arrays = keys, arrays
         self.tables = {k: v.astype(np.int64) for k, v in arrays.items() if k.startswith("table.")}
+
+    def check(self) -> None:
+        """Whether everything the graph points to is there."""
+        for name, node in self.names.items():
+            if node not in range(len(self.nodes)):
+                raise ValueError(f"{name} leads nowhere")
+        for n, key in zip(self.nodes, self.keys, strict=True):
+            if n.plan is not None and not isinstance(n.plan, int | float | list):
+                raise ValueError(f"{n.name} has no plan")
+            words = [word for word in _functions(n.plan) if word not in FUNCTIONS]
+            if words or not all(node in range(len(self.nodes)) for node in refs(n.plan)):
+                raise ValueError(f"the plan of {n.name} leads nowhere")
+            if not all(table in self.tables for table in tables(n.plan)):
+                raise ValueError(f"a table of {n.name} is missing")
+            extra = (2,) if n.dtype.startswith("complex") else ()
+            if not n.moves and (key not in self.arrays or self.arrays[key].shape != (*n.shape, *extra)):
+                raise ValueError(f"the values of {n.name} are missing")
 
     def stored(self, node: int) -> Array:
         key = self.keys[node]
@@ -135,10 +167,10 @@ def write(trace: Trace, path: str | Path) -> None:
     for key, array in arrays.items():
         if np.iscomplexobj(array):
             array = np.stack((np.real(array), np.imag(array)), -1)
-        array = np.ascontiguousarray(array)
+        shape, array = list(array.shape), np.ascontiguousarray(array)
         raw = array.astype(array.dtype.newbyteorder("<")).tobytes()
         kind = names[array.dtype.str.lstrip("<=|>")]
-        header[key] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + len(raw)]}
+        header[key] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + len(raw)]}
         chunks.append(raw)
         at += len(raw)
     text = json.dumps(header, ensure_ascii=False).encode()
@@ -165,9 +197,11 @@ def read(path: str | Path) -> Trace:
         for key, about in header.items():
             begin, end = about["data_offsets"]
             arrays[key] = np.frombuffer(body[begin:end], TYPES[about["dtype"]]).reshape(about["shape"])
-        return Trace(Packed(meta, arrays), meta["labels"], meta.get("facts"))
+        graph = Packed(meta, arrays)
+        graph.check()
+        return Trace(graph, meta["labels"], meta.get("facts"))
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, struct.error) as error:
         what = f": {error}" if str(error) else ""
         raise UserError(f"{path} is not a trace file, or is damaged{what}") from None

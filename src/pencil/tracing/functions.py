@@ -60,6 +60,7 @@ FUNCTIONS: dict[str, Function] = {
     "floor": Function(np.floor, "⌊{}⌋", "FLOOR({},1)", smooth=False),
     "ceil": Function(np.ceil, "⌈{}⌉", "CEILING({},1)", smooth=False),
     "trunc": Function(np.trunc, "whole part of {}", "TRUNC({})", smooth=False),
+    "rounded": Function(lambda a: a, "{}", "{}", 2),  # kept in the tensor's precision, worked on in more
     "whole": Function(np.trunc, "whole part of {}", "TRUNC({})", smooth=False),
     "round": Function(np.round, "nearest whole to {}", None, smooth=False),
     "sign": Function(np.sign, "sign({})", "SIGN({})", smooth=False),

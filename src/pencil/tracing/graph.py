@@ -34,6 +34,7 @@ ROUNDING = {
     "float64": 2.0**-53, "complex128": 2.0**-53, "float32": 2.0**-24, "complex64": 2.0**-24,
     "bfloat16": 2.0**-8, "float16": 2.0**-11,
 }  # fmt: skip
+TINY = 1e-36  # where nothing else is said: with a little room for steps that overflow on the way to almost nothing
 LEAST = {"float64": 5e-324, "complex128": 5e-324, "float16": 6e-8}  # numbers smaller than this cannot be told from 0
 
 
@@ -51,6 +52,7 @@ class Node:
     axes: str = ""
     symbol: str = ""
     formula: str = ""
+    also: tuple[str, ...] = ()  # other names of the same tensor
 
     @property
     def size(self) -> int:
@@ -197,7 +199,7 @@ def places(ref: Plan, shape: Sequence[int], flat: Array) -> Array:
 def slack(node: Node, value: Any) -> Any:
     """What storing a number may change: its last bit, or all of one too small to be told from nothing."""
     finite = np.where(np.isfinite(value), np.abs(value), 0)
-    floor = LEAST.get(node.dtype, 1e-38) if node.outer else 0.0
+    floor = LEAST.get(node.dtype, TINY) if node.outer else 0.0
     return finite * node.outer + floor
 
 
@@ -216,6 +218,11 @@ def apply(name: str, values: Sequence[tuple[Any, Any]], u: float, outer: float) 
         count = xs[0].shape[-1]
         total = (terms + es[0]).sum(-1, keepdims=True)
         return out, np.broadcast_to(es[0], xs[0].shape).sum(-1, keepdims=True) + (count - 1) * u * total
+    if name in ("argmax", "argmin", "kth_at"):
+        # which of equal numbers comes first, kernels do not agree on
+        chosen = np.take_along_axis(xs[0], out.astype(int), -1)
+        tied = ((xs[0] == chosen) | ((xs[0] != xs[0]) & (chosen != chosen))).sum(-1, keepdims=True) > 1
+        return out, np.where(tied, float(xs[0].shape[-1]), 0.0)
     if function.reduces:
         spread = np.broadcast_to(es[0], xs[0].shape)
         scale = spread.sum(-1, keepdims=True) * np.maximum(size, 1) if name == "prod" else spread.max(-1, keepdims=True)
@@ -223,11 +230,10 @@ def apply(name: str, values: Sequence[tuple[Any, Any]], u: float, outer: float) 
     if name == "if":
         chosen = np.where(xs[0] != 0, *np.broadcast_arrays(es[1], es[2]))
         return out, chosen
-    if name == "whole":
-        # what a number that is not finite becomes, processors do not agree on
-        return out, np.where(np.isfinite(xs[0]), 0.0, np.inf)
-    if not function.smooth:
-        return out, np.zeros(1)
+    if name in ("real", "imag"):
+        return out, es[0] + 0 * size
+    if name == "rounded":
+        return out, es[0] + outer * size
     if name == "mul":
         a, b = (np.where(np.isfinite(x), np.abs(x), 0) for x in xs)
         return out, a * es[1] + b * es[0] + es[0] * es[1] + u * size
@@ -239,8 +245,16 @@ def apply(name: str, values: Sequence[tuple[Any, Any]], u: float, outer: float) 
                 other = function.of(*[x + sign * e if j == i else x for j, x in enumerate(xs)])
                 step = np.abs(other - out)
                 moved = np.maximum(moved, np.where(np.isfinite(step), step, 0))
-    # a power of a half-precision number is multiplied up in half precision
-    return out, moved + 4 * (outer if name == "pow" else u) * size
+    if name == "whole":
+        # what a number that is not finite becomes, processors do not agree on
+        return out, np.where(np.isfinite(xs[0]), moved, np.inf)
+    if name == "mod":
+        return out, moved + 4 * u * np.abs(xs[0])
+    if not function.smooth:
+        return out, moved
+    # a power of a half-precision number is multiplied up in half precision; erf is off by so much even near 0
+    own = 4 * (outer if name == "pow" else u) * size + (8 * u if name == "erf" else 0)
+    return out, moved + own
 
 
 def _wide(values: Array) -> Array:

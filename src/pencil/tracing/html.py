@@ -20,7 +20,7 @@ import numpy as np
 from ..files import write_aside
 from .file import pack
 from .functions import FUNCTIONS
-from .graph import LEAST, ROUNDING, Array
+from .graph import LEAST, ROUNDING, TINY, Array
 from .opened import Trace, View
 from .receipt import DEPTH, ORIGINS, SHOWN, WIDE, say
 
@@ -105,7 +105,8 @@ def data(trace: Trace) -> tuple[dict[str, Any], bytes]:
     from ..core.probe import LEGEND  # here, because it loads torch
 
     rules = {
-        "shown": SHOWN, "depth": DEPTH, "wide": WIDE, "origins": ORIGINS, "rounding": ROUNDING, "least": LEAST,
+        "shown": SHOWN, "depth": DEPTH, "wide": WIDE, "origins": ORIGINS, "rounding": ROUNDING,
+        "least": LEAST, "tiny": TINY,
     }  # fmt: skip
     return {**graph, "functions": forms, "rules": rules, "legend": LEGEND, "arrays": placed}, b"".join(chunks)
 

@@ -15,7 +15,7 @@ def functional(func: Any) -> Any:
     """The same operation, writing nothing."""
     space, name = func._schema.name.split("::")
     packet = getattr(getattr(torch.ops, space), name.removesuffix("_"), None)
-    overload = func._schema.overload_name or "default"
+    overload = func._schema.overload_name.removesuffix("out").rstrip("_") or "default"
     return getattr(packet, overload, None) if packet is not None else None
 
 

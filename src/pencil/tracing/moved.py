@@ -25,12 +25,12 @@ def moved(
     given: dict[str, Any],
     which: int,
     table: Callable[[Array], str],
-    constant: Callable[[float], int],
+    constant: Callable[[float, torch.dtype], int],
 ) -> Plan:
     """The plan of one output: strides where it is a view, else a table of places in the inputs laid end to end."""
     if func._schema.overload_name == "dtype":
         raise NotImplementedError("the same bits read as another kind of number")
-    if given.get("accumulate"):
+    if given.get("accumulate") or given.get("reduce"):
         raise NotImplementedError("places that are added to")
     data = [name for name in DATA if any(True for _ in _tensors(inputs.get(name)))]
     op = func._schema.name.split("::")[1]
@@ -53,11 +53,13 @@ def moved(
         return laid_like(places, given["self"]) if op == "as_strided" else places
 
     with off():
-        args: dict[str, Any] = {name: _on_cpu(value) for name, value in given.items()}
+        args: dict[str, Any] = {name: _on_cpu(value) for name, value in given.items() if name != "out"}
+        if op == "constant_pad_nd":
+            args.setdefault("value", 0)
         args |= {name: numbered(inputs[name]) for name in data}
         for name in ("value", "fill_value"):
             if isinstance(args.get(name), int | float):
-                sources.append(constant(float(args[name])))
+                sources.append(constant(float(args[name]), given["self"].dtype))
                 args[name], start = start, start + 1
         out = func(**args)
     out = out[which] if isinstance(out, list | tuple) else out

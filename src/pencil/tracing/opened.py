@@ -48,8 +48,9 @@ class Trace:
 
     @property
     def names(self) -> list[str]:
-        """The names people know values by, in the order they were computed."""
-        return [n.name for n in self.graph.nodes if n.named or n.kind in ("input", "weight")]
+        """The names people know values by, in the order they were recorded."""
+        known = [n for n in self.graph.nodes if n.named or n.kind in ("input", "weight")]
+        return [name for n in known for name in (n.name, *n.also)]
 
     def find(self, name: str) -> int:
         """The node of a name; one that does not exist is refused, with the nearest."""

@@ -21,8 +21,10 @@ def attention(trace: Trace, name: str | None = None, query: str | None = None) -
     name = last_pattern(trace) if name is None else name
     view = trace[name]
     values = np.asarray(view.value, dtype=float)
-    if values.ndim < 2:
-        raise UserError(f"{name} has the shape {'×'.join(map(str, values.shape))}, and a heat map has two sides")
+    if values.ndim < 2 or not values.size:
+        raise UserError(
+            f"{name} has the shape {'×'.join(map(str, values.shape))}, and a heat map has two sides, neither empty"
+        )
     heads = values.reshape(-1, *values.shape[-2:]) if values.ndim != 4 else values[0]
     letters = view.node.axes.split()
     rows, columns = (

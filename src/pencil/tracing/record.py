@@ -3,10 +3,13 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import UserError
@@ -14,7 +17,7 @@ from ..core.probe import Off, declared, symbols
 from .opened import Trace, parse
 from .tape import BUDGET, Edit, Tape, TooMuch
 
-Value = float | int | Tensor | Trace | Callable[[Tensor], Tensor]
+Value = float | int | Tensor | np.ndarray | Trace | Callable[[Tensor], Tensor]
 
 
 class TapeProbe(Off):
@@ -32,14 +35,15 @@ class TapeProbe(Off):
     def __call__(self, name: str, value: Tensor) -> Tensor:
         value = self.tape.change(self.path + name, value)
         self.tape.name(value, self.path + name)
-        self.tape.fired |= {self.path + name} & self.tape.names.keys()
+        if self.path + name in self.tape.names:
+            self.tape.fired[self.path + name] = None
         return value
 
 
 def trace(
     model: nn.Module | Callable[..., Any],
     *inputs: Any,
-    labels: Mapping[str, list[str]] | None = None,
+    words: Mapping[str, list[str]] | None = None,
     facts: Mapping[str, Any] | None = None,
     keep: str = "auto",
     **given: Any,
@@ -47,18 +51,18 @@ def trace(
     """Run a model once and record every operation; any cell of any tensor then unfolds into its arithmetic.
 
     Any nn.Module (or function of tensors) will do: names come from the probe where the model has one, else from the
-    modules' paths. `labels` and `facts` are kept with the trace (see `Trace`). `keep` is "all", "blocks" (only their
-    inputs, each run again when looked into) or "auto" (all, unless that is more than a gigabyte).
+    modules' paths. `words` (the trace's labels) and `facts` are kept with it (see `Trace`). `keep` is "all", "blocks"
+    (only their inputs, each run again when looked into) or "auto" (all, unless that is more than a gigabyte).
     """
     if keep not in ("auto", "all", "blocks"):
         raise UserError(f"keep must be auto, all or blocks, not {keep}")
     recording = Recording(model, inputs, given, {})
     if keep != "blocks":
         try:
-            return LiveTrace(recording, recording.run(BUDGET if keep == "auto" else None), labels, facts)
+            return LiveTrace(recording, recording.run(BUDGET if keep == "auto" else None), words, facts)
         except TooMuch:
             pass
-    return LiveTrace(recording, recording.run(lazy=True), labels, facts)
+    return LiveTrace(recording, recording.run(lazy=True), words, facts)
 
 
 class Recording:
@@ -90,14 +94,23 @@ class Recording:
         tape = Tape(budget, self.edits)
         module = self.model if isinstance(self.model, nn.Module) else None
         inputs, given = self._inputs(tape)
+        changed: dict[str, Tensor] = {}
         if self.probed:
             given = {**given, "probe": TapeProbe(tape)}
         if module is not None:
-            for name, leaf in (*module.named_parameters(), *module.named_buffers()):
-                tape.known.setdefault(id(leaf), (name, "weight"))
+            weights = dict(
+                (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+            )
+            for name, leaf in weights.items():
+                tape.known.setdefault(id(leaf), ([], "weight"))[0].append(name)
+            changed = {name: tape.change(name, weights[name]) for name in self.edits if name in weights}
         try:
             with self.recording(tape, lazy):
-                self.output = self.model(*inputs, **given)
+                if changed:
+                    out = functional_call(self.model, changed, inputs, given)
+                else:
+                    out = self.model(*inputs, **given)
+                self.output = _mapped(out, "", lambda name, value: tape.change(name or "output", value))
                 for name, value in _tensors(self.output, ""):
                     tape.name(value, name or "output", named=not self.probed)
         except NotImplementedError as error:
@@ -112,7 +125,7 @@ class Recording:
         """Write the symbols and axes that modules declare for their names onto the nodes."""
         # a module may be run under several names of its own: read.blocks.0 and next.blocks.0 are model.blocks.0
         tails = {name.partition(".")[2]: about for name, about in self.declared.items() if "." in name}
-        for name in tape.fired & tape.names.keys():
+        for name in (name for name in tape.fired if name in tape.names):
             about = self.declared.get(name) or tails.get(name.partition(".")[2])
             node = tape.nodes[tape.names[name]]
             if about and not node.symbol:
@@ -129,15 +142,19 @@ class Recording:
         # a name the model gives to a value of its own stays that value's
         bound = {f"given.{name}" if name in self.declared else name: value for name, value in bound.items()}
         names = [f"given.{name}" if name in self.declared else name for name in names]
-        changed = {}
-        for name, value in bound.items():
-            for inner, one in _tensors(value, name):
-                tape.known[id(one)] = (inner, "input")
-                if inner in self.edits:
-                    changed[name] = tape.change(inner, one)
-                    tape.names[inner], tape.nodes[-1].named = len(tape.nodes) - 1, True
-        inputs = tuple(changed.get(n, v) for n, v in zip(names, self.inputs, strict=False))
-        return inputs, {n: changed.get(n, changed.get(f"given.{n}", v)) for n, v in self.given.items()}
+        copies: dict[int, Tensor] = {}
+
+        def known(name: str, value: Tensor) -> Tensor:
+            # a copy, so that a model that writes into its input finds it as it was when it is run again
+            one = copies.setdefault(id(value), value.detach().clone())
+            if name in self.edits:
+                return tape.change(name, one)
+            tape.known.setdefault(id(one), ([], "input"))[0].append(name)
+            return one
+
+        ready = {name: _mapped(value, name, known) for name, value in bound.items()}
+        inputs = tuple(ready[n] for n, _ in zip(names, self.inputs, strict=False))
+        return inputs, {n: ready[f"given.{n}" if f"given.{n}" in ready else n] for n in self.given}
 
     @contextmanager
     def recording(self, tape: Tape, lazy: bool) -> Iterator[None]:
@@ -154,6 +171,7 @@ class Recording:
             if modules:
                 for handle in self._hooks(tape, blocks_of(self.model) if lazy else {}):
                     stack.callback(handle.remove)
+            stack.enter_context(torch.inference_mode(False))  # in it operations come whole
             stack.enter_context(torch.no_grad())
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(tape)
@@ -161,16 +179,15 @@ class Recording:
 
     def _hooks(self, tape: Tape, blocks: dict[str, nn.Module]) -> Iterator[Any]:
         paths: list[str] = []
+        before: list[list[tuple[Tensor, int]]] = []
 
         def enter(path: str, lazy: bool) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
                 paths.append(tape.path)
                 tape.path = path
                 if lazy and not tape.paused and not any(name.startswith(f"{path}.") for name in self.edits):
-                    tape.blocks[path] = (module, args, kwargs)
-                    for _, one in _tensors((args, kwargs), ""):
-                        tape.node_of(one)
-                    tape.paused = True
+                    tape.close(path, module, *_mapped((args, kwargs), "", lambda _, one: tape.copied(one)))
+                    before.append([(one, one._version) for _, one in _tensors((args, kwargs), "")])
 
             return hook
 
@@ -179,10 +196,11 @@ class Recording:
                 tape.path = paths.pop()
                 if lazy and path in tape.blocks and tape.paused:
                     tape.paused = False
+                    if any(one._version != version for one, version in before.pop()):
+                        raise UserError(f"{path} writes into its input, so it cannot be left closed: use keep='all'")
                     tape.block_outputs(path, [one for _, one in _tensors(out, "")])
                 if path and not self.probed:
-                    if isinstance(out, Tensor):
-                        out = tape.change(path, out)
+                    out = _mapped(out, path, tape.change)
                     for name, one in _tensors(out, path):
                         tape.name(one, name)
                 return out
@@ -204,6 +222,7 @@ class Recording:
         with self.recording(tape, lazy=False):
             # the names of what is outside stay; only the inside is new
             tape.path = path
+            args, kwargs = _mapped((args, kwargs), "", lambda _, one: tape.copied(one))
             out = module(*args, **kwargs)
         tape.budget = budget
         tape.block_opened(path, [one for _, one in _tensors(out, "")])
@@ -217,7 +236,7 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
         inside = any(path.startswith(f"{block}.") for block in found)
         alike = len({type(m) for m in module.children()}) == 1 and len(list(module.children())) > 1
         if not inside and isinstance(module, nn.ModuleList | nn.Sequential) and alike:
-            found |= {f"{path}.{name}": child for name, child in module.named_children()}
+            found |= {f"{path}.{name}" if path else name: child for name, child in module.named_children()}
     return found
 
 
@@ -231,6 +250,26 @@ def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, list | tuple):
         for i, one in enumerate(value):
             yield from _tensors(one, f"{name}.{i}" if name else str(i))
+
+
+def _mapped(value: Any, name: str, change: Callable[[str, Tensor], Tensor]) -> Any:
+    """An argument or a result with each tensor in it changed, by the name `_tensors` gives it."""
+    if isinstance(value, Tensor):
+        return change(name, value)
+    if isinstance(value, Mapping):
+        new = {key: _mapped(one, f"{name}.{key}" if name else str(key), change) for key, one in value.items()}
+        if all(new[key] is value[key] for key in new):
+            return value
+        other = copy(value)
+        for key, one in new.items():
+            other[key] = one  # pyright: ignore[reportIndexIssue]
+        return other
+    if isinstance(value, list | tuple):
+        parts = [_mapped(one, f"{name}.{i}" if name else str(i), change) for i, one in enumerate(value)]
+        if all(a is b for a, b in zip(parts, value, strict=True)):
+            return value
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
 
 
 class LiveTrace(Trace):
@@ -262,13 +301,18 @@ class LiveTrace(Trace):
         name = next((n for n in (name, self.graph.nodes[node].name) if n in self.graph.names), name)
 
         def change(old: Tensor) -> Tensor:
-            if isinstance(value, Trace):
-                new: Any = torch.as_tensor(value.array(name)).to(old)[index]
-            elif isinstance(value, Tensor | float | int):
-                new = value
-            else:
-                new = value(old[index])
-            old[index] = new
+            new: Any = value
+            try:
+                if isinstance(value, Trace):
+                    new = torch.as_tensor(value.array(name)).to(old)[index]
+                elif isinstance(value, np.ndarray):
+                    new = torch.as_tensor(value).to(old)
+                elif callable(value):
+                    new = value(old[index])
+                old[index] = new
+            except (IndexError, RuntimeError, TypeError, ValueError) as error:
+                shape, why = "×".join(map(str, old.shape)), str(error).splitlines()[0]
+                raise UserError(f"{where} cannot be changed so: {why}; its shape is {shape}") from None
             return old
 
         before = self.recording.edits

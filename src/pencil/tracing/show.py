@@ -36,6 +36,9 @@ def tables(view: View, console: Console, digits: int = 4) -> None:
         console.print(say(values.item(), digits), highlight=False)
         return
     console.print(title, highlight=False, markup=False)
+    if not values.size:
+        console.print(f"(nothing: {'×'.join(map(str, values.shape))})", highlight=False, markup=False)
+        return
     sides = [_along(view, axis) for axis in range(values.ndim)]
     columns = sides[-1][1]
     rows = sides[-2][1] if values.ndim > 1 else [""]

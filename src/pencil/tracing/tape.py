@@ -38,8 +38,8 @@ class Tape(TorchDispatchMode, Graph):
         self.changes: dict[int, list[tuple[int, Tensor]]] = {}  # memory -> (node, view) written in place
         self.sharing: dict[int, list[int]] = {}  # memory -> the nodes kept in it
         self.path, self.counts = "", {}
-        self.known: dict[int, tuple[str, str]] = {}  # names and kinds of parameters, buffers and inputs
-        self.fired: set[str] = set()  # names the model itself gave
+        self.known: dict[int, tuple[list[str], str]] = {}  # names and kinds of parameters, buffers and inputs
+        self.fired: dict[str, None] = {}  # names the model itself gave, in order
         self.paused = False
         self.budget, self.bytes = budget, 0
         self.edits = dict(edits or {})
@@ -71,11 +71,12 @@ class Tape(TorchDispatchMode, Graph):
             count = self.counts[name] = self.counts.get(name, 1) + 1
             name = f"{name.split('#')[0]}#{count}"
         self.names[name] = node
-        if named and not self.nodes[node].named:
-            old = self.nodes[node].name
-            if self.nodes[node].plan is not None or old.startswith("const"):
-                self.nodes[node].name = name
-            self.nodes[node].named = True
+        n = self.nodes[node]
+        if named and not n.named and (n.plan is not None or n.kind == "constant"):
+            n.name = name
+        elif named and name != n.name and name not in n.also:
+            n.also += (name,)
+        n.named |= named
 
     def change(self, name: str, value: Tensor) -> Tensor:
         """The value as an edit wants it; the edited tensor is a new beginning."""
@@ -101,7 +102,8 @@ class Tape(TorchDispatchMode, Graph):
         name = self.fresh(op) if name is None else name
         self.nodes.append(Node(name, op, kind, tuple(value.shape), str(value.dtype).removeprefix("torch."), plan))
         self.names.setdefault(name, node)
-        self.kept.append(value.detach())
+        with off():
+            self.kept.append(value.detach())
         self._own(value, node)
         return node
 
@@ -115,8 +117,11 @@ class Tape(TorchDispatchMode, Graph):
         """The node of a tensor as it now is: one not seen before is a leaf, one whose memory changed is updated."""
         known = self.of.get(id(value))
         if known is None:
-            name, kind = self.known.get(id(value), (None, "constant"))
-            return self._add(value, kind, kind, None, self.fresh("const") if name is None else name)
+            names, kind = self.known.get(id(value), ([], "constant"))
+            node = self._add(value, kind, kind, None, names[0] if names else self.fresh("const"))
+            self.nodes[node].also = tuple(names[1:])
+            self.names |= dict.fromkeys(names[1:], node)
+            return node
         before, seen = known
         node, changes = before, self.changes.get(memory_of(value), [])
         for source, view in changes[seen:]:
@@ -130,6 +135,8 @@ class Tape(TorchDispatchMode, Graph):
 
     def _updated(self, value: Tensor, node: int, source: int, view: Tensor) -> int:
         """A tensor after another that shares its memory was written: some of its cells are the other's now."""
+        if value.is_complex() != view.is_complex():
+            raise UserError("memory written as complex numbers and read as real ones, or the reverse, has no receipt")
         mine, theirs = positions(value), positions(view)
         order = np.argsort(theirs)
         at = np.clip(np.searchsorted(theirs[order], mine), 0, len(theirs) - 1)
@@ -146,8 +153,8 @@ class Tape(TorchDispatchMode, Graph):
         self.kept.append(None)
         return new
 
-    def _constant(self, value: float) -> int:
-        return self._add(torch.full((), value, dtype=torch.float64), "constant", "constant", None)
+    def _constant(self, value: float, dtype: torch.dtype) -> int:
+        return self._add(torch.full((), value, dtype=dtype), "constant", "constant", None)
 
     def _table(self, places: Array) -> str:
         key = f"table.{len(self.tables)}"
@@ -243,6 +250,7 @@ class Tape(TorchDispatchMode, Graph):
                 kept = self.kept[node]
                 if kept is not None and memory_of(kept) == memory:
                     self.kept[node] = kept.clone()
+                    self._arrays.pop(node, None)  # it looked at that memory too
             out = func(**given)
         node = len(self.nodes)
         self.nodes.append(Node(self.fresh(plain), plain, "", tuple(target.shape), old.dtype))
@@ -256,6 +264,19 @@ class Tape(TorchDispatchMode, Graph):
         return out
 
     # ---- blocks that are opened when looked into
+
+    def copied(self, value: Tensor) -> Tensor:
+        """The tensor as it now is, in memory of its own, and known as the same."""
+        node = self.node_of(value)
+        with off():
+            new = value.detach().clone()
+        self._own(new, node)
+        return new
+
+    def close(self, path: str, module: Any, args: Any, kwargs: Any) -> None:
+        """Record nothing until the block is left; keep what it was given."""
+        self.blocks[path] = (module, args, kwargs)
+        self.paused = True
 
     def block_outputs(self, path: str, outs: list[Tensor]) -> None:
         """What a block gave, its inside not recorded."""
@@ -278,6 +299,7 @@ class Tape(TorchDispatchMode, Graph):
             if inner != node:
                 made, n = self.nodes[inner], self.nodes[node]
                 n.plan, n.op, n.kind = made.plan, made.op, made.kind
+                made.named, made.also = False, ()
                 self.names = {name: node if i == inner else i for name, i in self.names.items() if name != f"{path}#2"}
         begun, held = self.begun
         self.opened[path] = (begun, len(self.nodes), held, len(self.held))

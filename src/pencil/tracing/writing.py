@@ -79,6 +79,8 @@ def _text(tree: Tree, digits: int, known: Known) -> tuple[str, int]:
         return _number(plain(weigh(tree, EXACT, known)[0]), digits)
     if head in ("made", "picked"):
         return _text(tree[2], digits, known)
+    if head == "rounded":
+        return _text(tree[1], digits, known)
     function = FUNCTIONS[head]
     if head == "sum":
         return _sum(tree[1], digits, known), 0
@@ -103,6 +105,9 @@ def _text(tree: Tree, digits: int, known: Known) -> tuple[str, int]:
     # what stands right of / must hold more tightly than it does
     strict = {"div": (1, 2), "mul": (1, 1), "pow": (3, 3), "neg": (2,)}
     tight = strict.get(head, (3,) * len(tree) if function.binds == 2 else (1,) * len(tree))
+    if function.binds == 0:
+        each = (_text(part, digits, known) for part in tree[1:])
+        return function.text.format(*(said if binds else f"({said})" for said, binds in each)), 0
     parts = (_held(part, t, digits, known) for part, t in zip(tree[1:], tight, strict=False))
     return function.text.format(*parts), function.binds
 
@@ -118,12 +123,21 @@ def _number(value: Any, digits: int) -> tuple[str, int]:
 
 def _sum(parts: list[Tree], digits: int, known: Known) -> str:
     if len(parts) <= SHOWN:
-        return _joined([text(part, digits, known) for part in parts])
+        return _joined([_term(part, digits, known) for part in parts]) if parts else "0"
     values = [plain(weigh(part, EXACT, known)[0]) for part in parts]
     largest = sorted(sorted(range(len(parts)), key=lambda i: -abs(values[i]))[:8])
     rest = sum(value for i, value in enumerate(values) if i not in largest)
-    shown = _joined([text(parts[i], digits, known) for i in largest])
+    shown = _joined([_term(parts[i], digits, known) for i in largest])
     return f"{shown} + … ({len(parts) - 8} more sum to {say(rest, digits)})"
+
+
+def _term(tree: Tree, digits: int, known: Known) -> str:
+    """A term of a sum: what is compared or chosen stands in brackets."""
+    said, binds = _text(tree, digits, known)
+    while tree[0] in ("made", "picked"):
+        tree = tree[2]
+    loose = binds == 0 and tree[0] in FUNCTIONS and tree[0] not in ("add", "sub", "sum") and " " in said
+    return f"({said})" if loose else said
 
 
 def _joined(said: list[str]) -> str:

@@ -66,7 +66,9 @@ ELEMENTWISE: dict[str, tuple[str, Sequence[str], _Formula]] = {
 
 
 def _by_cell(names: Sequence[str], formula: _Formula) -> Rule:
-    return lambda call: formula(*(call.spread(call.args[name]) for name in names))
+    return lambda call: formula(
+        *(call.spread(call.get(name, 1) if name == "value" else call.args[name]) for name in names)
+    )
 
 
 for _op, (_kind, _names, _formula) in ELEMENTWISE.items():
@@ -76,6 +78,8 @@ for _op, (_kind, _names, _formula) in ELEMENTWISE.items():
 @rule("sum", "add", "sub", "rsub")
 def _add(call: Call) -> Plan:
     a, b, alpha = call.spread(call.self), call.spread(call.other), call.get("alpha", 1)
+    if call.dtype == "bool":
+        return fn("or")(a, b)
     if call.op == "rsub":
         a, b = b, a
         return P(("sub", a, b if alpha == 1 else P(("mul", alpha, b))))

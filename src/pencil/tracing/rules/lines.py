@@ -21,7 +21,8 @@ def _reduce(call: Call) -> Plan:
         return fn("ne")((most if call.op == "any" else least)(fn("ne")(terms, 0)), 0)
     if call.op == "logsumexp":
         top = step("max", most(terms))
-        return top + log(step("total", total(exp(terms - top))))
+        some = top + log(step("total", total(exp(terms - top))))
+        return choose(fn("eq")(top, -math.inf), -math.inf, some)
     if call.op in ("linalg_vector_norm", "norm"):
         power = call.get("ord", call.get("p", 2))
         if power != 2:
@@ -79,7 +80,7 @@ def _running(call: Call) -> Plan:
     if not call.shape:
         return call.spread(call.self)
     strides, dim = row_major(call.shape), call.dim % len(call.shape)
-    before = P(("ref", call.me, -strides[dim], strides, []))
+    before = fn("rounded")(P(("ref", call.me, -strides[dim], strides, [])))
     x = call.spread(call.self)
     return choose(fn("eq")(P(("axis", dim)), 0), x, before + x)
 
@@ -140,7 +141,9 @@ def _nll(call: Call) -> Plan:
         raise NotImplementedError("a loss with weights or of this shape")
     kept = np.flatnonzero(targets != call.get("ignore_index", -100))
     if call.out == 1:
-        return len(kept)
+        return len(kept) if call.get("reduction", 1) else 0
+    if not len(kept) and call.get("reduction", 1):
+        return P(("num", "nan")) if call.get("reduction", 1) == 1 else 0
     places = kept * x.shape[1] + targets[kept]
     if call.get("reduction", 1) == 0:
         places = np.arange(len(targets)) * x.shape[1] + np.clip(targets, 0, None)
