@@ -61,7 +61,7 @@ def test_the_heat_maps_hold_the_values_of_the_trace(figures):
     axes = figure.axes[0]
     assert words(axes.get_xticklabels()) == found.labels["S"]
     assert words(axes.get_yticklabels()) == found.labels["T"]
-    assert [a.get_title() for a in figure.axes[:2]] == ["head 1", "head 2"]
+    assert [a.get_title() for a in figure.axes[:2]] == ["head 0", "head 1"]
     numbers = {t.get_text() for t in axes.texts}
     assert f"{found['attn.pattern'].value[0, 0, 0, 4]:.2f}" in numbers
     assert len(axes.texts) == 25
@@ -119,7 +119,7 @@ def test_one_query_over_the_picture(monkeypatch, query, row):
     monkeypatch.setattr(draw, "overlays", overlays)
     opened(picture.attention(found, None, query))
     np.testing.assert_array_equal(seen["looks"], found["attn.pattern"].value[0, :, row, 1:].reshape(2, 2, 2))
-    assert seen["titles"] == ["head 1", "head 2"]
+    assert seen["titles"] == ["head 0", "head 1"]
     np.testing.assert_array_equal(np.argsort(seen["shown"].reshape(-1)), np.arange(16))  # brighter as the picture is
 
 

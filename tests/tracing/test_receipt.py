@@ -157,7 +157,9 @@ def test_a_root_of_the_mean_of_squares_shows_its_epsilon():
 
 
 def test_what_may_not_be_seen(gpt):
-    assert str(gpt["blocks.0.attn.scores[0,0,1,3]"].why()) == "S[1,3] = −∞\nrecorded −∞ ✓"
+    assert (
+        str(gpt["blocks.0.attn.scores[0,0,1,3]"].why()) == "S[1,3] = −∞   (masked: it may not be seen)\nrecorded −∞ ✓"
+    )
     share = gpt["blocks.0.attn.pattern[0,0,1,3]"].why()
     assert share.recorded == share.reworked == 0
     assert str(share).startswith("A[1,3] = e^(−∞ − 2.985)/1.473 = 0\n")

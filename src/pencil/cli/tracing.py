@@ -248,12 +248,14 @@ def _open(what: str, given: str | None, text: str | None, edits: list[str] | Non
 
         found = trace_run(Path(what), given, text, double)
     else:
+        from ..learn.examples import EXAMPLES
         from ..tracing.file import read
 
+        if not Path(what).exists() and not what.endswith(SUFFIX):
+            hint = f"; for the worked example say example:{what}" if what in EXAMPLES else ""
+            raise UserError(f"{what} is no run's folder, no trace file and no example:NAME{hint}")
         if given is not None or text is not None or edits:
             raise UserError(f"{what} is a trace that was recorded: --input, --text and --edit need a run or an example")
-        if not Path(what).exists() and not what.endswith(SUFFIX):
-            raise UserError(f"{what} is no run's folder, no trace file and no example:NAME")
         return read(what)
     for one in edits or ():
         where, equals, value = one.rpartition("=")

@@ -242,7 +242,10 @@ function numeral(plan) {
 function unfolded(graph, node, place) {
   const n = graph.nodes[node];
   if (n.plan === null) return null;
-  if (n.moves) return leaf(graph, ...graph.step(node, place), 0, true);
+  if (n.moves) {
+    const [from, at] = graph.step(node, place);
+    return graph.nodes[from].kind === "edited" ? null : leaf(graph, from, at, 0, true);
+  }
   return unfold(graph, n.plan, n, unravel(place, n.shape), place, 0, !reduces(graph, n.plan))[0];
 }
 
@@ -514,7 +517,7 @@ function receipt(graph, node, place, digits = 4) {
   out.recorded = graph.value(node, place);
   const tree = (out.tree = unfolded(graph, node, place));
   if (tree === null) {
-    const formula = RULES.origins[n.kind] ?? "given";
+    const formula = RULES.origins[n.op === "edit" ? "edited" : n.kind] ?? "(not recorded)";
     const lines = [`${out.label} = ${say(out.recorded, digits)}   ${formula}`];
     return Object.assign(out, { formula, lines, steps: [], terms: [], reworked: null, allowed: 0, agrees: true });
   }
@@ -540,8 +543,10 @@ function receipt(graph, node, place, digits = 4) {
   out.off = size(WORK.sub(value, out.recorded));
   out.mark = out.agrees ? "✓" : `✗ (off by ${say(out.off, 3)}, ${say(out.allowed, 2)} allowed)`;
   const worked = say(value, digits), formula = bare(out.formula);
+  out.masked = formula === "−∞" && n.kind === "mask";
+  const tail = out.masked ? "   (masked: it may not be seen)" : worked === formula ? "" : ` = ${worked}`;
   out.lines = [
-    `${out.label} = ${formula}${worked === formula ? "" : ` = ${worked}`}`,
+    `${out.label} = ${formula}${tail}`,
     ...out.steps.map((step) => `  where ${step.word} = ${bare(step.formula)} = ${say(step.value, digits)}`),
     `recorded ${say(out.recorded, digits)} ${out.mark}`,
   ];

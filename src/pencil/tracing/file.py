@@ -202,6 +202,8 @@ def read(path: str | Path) -> Trace:
         return Trace(graph, meta["labels"], meta.get("facts"))
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, struct.error) as error:
+    except (json.JSONDecodeError, RecursionError, struct.error):
+        raise UserError(f"{path} is not a trace file, or is damaged") from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         what = f": {error}" if str(error) else ""
         raise UserError(f"{path} is not a trace file, or is damaged{what}") from None

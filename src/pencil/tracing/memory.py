@@ -15,8 +15,12 @@ def functional(func: Any) -> Any:
     """The same operation, writing nothing."""
     space, name = func._schema.name.split("::")
     packet = getattr(getattr(torch.ops, space), name.removesuffix("_"), None)
-    overload = func._schema.overload_name.removesuffix("out").rstrip("_") or "default"
-    return getattr(packet, overload, None) if packet is not None else None
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if a.name != "out"]
+    for overload in packet.overloads() if packet is not None else ():
+        other = getattr(packet, overload)
+        if [(a.name, str(a.type)) for a in other._schema.arguments] == wanted:
+            return other
+    return None
 
 
 def memory_of(value: Tensor) -> int:

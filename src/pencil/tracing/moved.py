@@ -28,6 +28,8 @@ def moved(
     constant: Callable[[float, torch.dtype], int],
 ) -> Plan:
     """The plan of one output: strides where it is a view, else a table of places in the inputs laid end to end."""
+    if func is None:
+        raise NotImplementedError("a form of it that only writes in place")
     if func._schema.overload_name == "dtype":
         raise NotImplementedError("the same bits read as another kind of number")
     if given.get("accumulate") or given.get("reduce"):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,27 @@ class Trace:
         lines = ("<tr>" + "".join(f"<td>{escape(part)}</td>" for part in row) + "</tr>" for row in rows)
         return f"<table>{''.join(lines)}</table>"
 
+    def __repr__(self) -> str:
+        return f"<a trace of {len(self.graph.nodes)} tensors: t.names, t[name][index].why()>"
+
+    def save(self, path: str | Path) -> None:
+        """Write a trace file, to be opened without the model."""
+        from .file import write
+
+        write(self, path)
+
+    def to_html(self, path: str | Path, title: str = "") -> None:
+        """Write one page that opens anywhere: click a number and its arithmetic unfolds."""
+        from .html import write
+
+        write(self, Path(path), title)
+
+    def to_xlsx(self, path: str | Path) -> None:
+        """Write a spreadsheet of live formulas; exact when the model was traced in double precision."""
+        from .xlsx import write
+
+        write(self, Path(path))
+
     def __contains__(self, name: str) -> bool:
         return name in self.graph.names
 
@@ -132,6 +154,10 @@ class View:
         if self._flat is None:
             return self.trace.graph.value(self.id)
         return self.trace.graph.cells(self.id, self.flat.reshape(-1)).reshape(self.flat.shape)
+
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.shape)) or "one cell"
+        return f"<{self.node.name}: {shape}; .value, .why()>"
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
         return self.value if dtype is None else self.value.astype(dtype)

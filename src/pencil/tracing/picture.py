@@ -33,8 +33,9 @@ def attention(trace: Trace, name: str | None = None, query: str | None = None) -
     title = f"{name}   {view.node.symbol} = {view.node.formula}" if view.node.symbol else name
     if query is not None:
         return _over_picture(trace, heads, rows, query, title)
-    titles = [f"head {i + 1}" for i in range(len(heads))] if len(heads) > 1 else [""]
-    return heat_maps(list(heads), titles, rows, columns, title, view.node.portions)
+    titles = [f"head {i}" for i in range(len(heads))] if len(heads) > 1 else [""]
+    looking = letters[-2:] == ["T", "S"]
+    return heat_maps(list(heads), titles, rows, columns, title, view.node.portions, looking)
 
 
 def last_pattern(trace: Trace) -> str:
@@ -53,6 +54,7 @@ def heat_maps(
     columns: Sequence[str],
     title: str = "",
     probability: bool = True,
+    looking: bool = True,
 ) -> bytes:
     """Matrices side by side on one scale: 0 to 1 for portions, else as far below nothing as above it."""
     maps = [np.asarray(m, dtype=float) for m in maps]
@@ -79,9 +81,9 @@ def heat_maps(
         shown = axes.imshow(np.where(np.isfinite(m), m, np.nan), aspect="equal", **scale)
         if word:
             axes.set_title(draw.literal(word), fontsize=10)
-        axes.set_xlabel("looked at" if probability or i == 0 else "", fontsize=8)
-        if i % across == 0:
-            axes.set_ylabel("looking", fontsize=8)
+        if looking:
+            axes.set_xlabel("looked at", fontsize=8)
+            axes.set_ylabel("" if i % across else "looking", fontsize=8)
         _ticks(axes, rows, columns)
         if small:
             for (r, c), value in np.ndenumerate(m):
@@ -123,7 +125,7 @@ def _over_picture(trace: Trace, heads: np.ndarray, rows: list[str], query: str, 
     shown = np.round((picture - low) / ((high - low) or 1) * 255).astype(np.uint8)
     first, grid = trace.facts["strips"], trace.facts["grid"]
     looks = heads[:, at, first : first + math.prod(grid)].reshape(-1, *grid)
-    return draw.overlays(shown, [f"head {i + 1}" for i in range(len(looks))], looks)
+    return draw.overlays(shown, [f"head {i}" for i in range(len(looks))], looks)
 
 
 def curve(points: Sequence[tuple[int, float, float]]) -> bytes:

@@ -9,7 +9,7 @@ import numpy as np
 from .functions import FUNCTIONS
 from .graph import Graph, Node, Plan, places, slack
 from .opened import Trace
-from .writing import EXACT, SHOWN, Known, Tree, plain, say, text, walk, weigh
+from .writing import EXACT, SHOWN, Known, Tree, largest, plain, say, text, walk, weigh
 
 DEPTH = 8  # how many unnamed values are unfolded one inside another
 WIDE = 64  # terms of a list beyond which unnamed ones stay links
@@ -50,6 +50,7 @@ class Receipt:
     meaning: str
     steps: tuple[Step, ...]
     terms: tuple[Term, ...]
+    leading: tuple[Term, ...]  # those of the largest terms of a long sum, which are the ones written out
     reworked: complex | float | None  # None where there is nothing to work: an input, a weight
     recorded: complex | float
     allowed: float  # how far apart rounding alone may bring them
@@ -76,7 +77,9 @@ class Receipt:
             yield f"{self.label} = {recorded}   {self.formula}"
             return
         worked = say(self.reworked, self.digits)
-        yield f"{self.label} = {self.formula}" + (f" = {worked}" if worked != self.formula else "")
+        masked = self.formula == "−∞" and self.kind == "mask"
+        tail = "   (masked: it may not be seen)" if masked else "" if worked == self.formula else f" = {worked}"
+        yield f"{self.label} = {self.formula}{tail}"
         for step in self.steps:
             yield f"  where {step.word} = {step.formula} = {say(step.value, self.digits)}"
         off = f"off by {say(abs(self.reworked - self.recorded), 3)}, {say(self.allowed, 2)} allowed"
@@ -108,11 +111,16 @@ def receipt(trace: Trace, node: int, place: int, digits: int = 4) -> Receipt:
     about: dict[str, Any] = dict(name=n.name, index=index, label=label(n, index), kind=n.kind, op=n.op)
     about |= dict(meaning=n.formula, recorded=recorded, digits=digits)
     if tree is None:
-        return Receipt(
-            **about, formula=ORIGINS.get(n.kind, "(not recorded)"), steps=(), terms=(), reworked=None, allowed=0.0
-        )
+        origin = ORIGINS.get("edited" if n.op == "edit" else n.kind, "(not recorded)")
+        return Receipt(**about, formula=origin, steps=(), terms=(), leading=(), reworked=None, allowed=0.0)
     steps: dict[str, Step] = {}
     terms: dict[tuple[int, int], Term] = {}
+
+    def term(part: Tree) -> Term:
+        m = graph.nodes[part[1]]
+        at = tuple(int(i) for i in np.unravel_index(part[2], m.shape)) if m.shape else ()
+        return Term(m.name, at, part[3])
+
     with np.errstate(all="ignore"):
         value, error = weigh(tree, n, {})
         known: Known = {}
@@ -120,15 +128,15 @@ def receipt(trace: Trace, node: int, place: int, digits: int = 4) -> Receipt:
             if part[0] == "is" and part[1] not in steps:
                 steps[part[1]] = Step(part[1], text(part[2], digits, known), plain(weigh(part[2], EXACT, known)[0]))
             if part[0] == "cell" and (part[1], part[2]) not in terms:
-                m = graph.nodes[part[1]]
-                at = tuple(int(i) for i in np.unravel_index(part[2], m.shape)) if m.shape else ()
-                terms[part[1], part[2]] = Term(m.name, at, part[3])
+                terms[part[1], part[2]] = term(part)
+        leading = {term(part): None for one in largest(tree, known) for part in walk(one, set()) if part[0] == "cell"}
         written = next(iter(terms.values())).where if tree[0] == "cell" else text(tree, digits, known)
     return Receipt(
         **about,
         formula=written,
         steps=tuple(steps.values()),
         terms=tuple(terms.values()),
+        leading=tuple(leading),
         reworked=plain(value),
         allowed=float(error + slack(n, np.asarray(value))),
     )
@@ -159,6 +167,8 @@ def unfolded(trace: Trace, node: int, place: int) -> Tree | None:
         return None
     if n.moves:
         nodes, at = graph.step(node, np.asarray([place]))
+        if graph.nodes[int(nodes[0])].kind == "edited":
+            return None
         return _leaf(trace, int(nodes[0]), int(at[0]), 0, True)
     return _unfold(trace, n.plan, n, place, 0, not _reduces(n.plan))[0]
 

@@ -14,10 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import UserError
 from ..core.probe import Off, declared, symbols
-from .opened import Trace, parse
+from .opened import Trace, View, parse
 from .tape import BUDGET, Edit, Tape, TooMuch
 
-Value = float | int | Tensor | np.ndarray | Trace | Callable[[Tensor], Tensor]
+Value = float | int | Tensor | np.ndarray | Trace | View | Callable[[Tensor], Tensor]
 
 
 class TapeProbe(Off):
@@ -148,6 +148,7 @@ class Recording:
             # a copy, so that a model that writes into its input finds it as it was when it is run again
             one = copies.setdefault(id(value), value.detach().clone())
             if name in self.edits:
+                tape.known[id(one)] = ([f"{name}:before"], "input")
                 return tape.change(name, one)
             tape.known.setdefault(id(one), ([], "input"))[0].append(name)
             return one
@@ -297,6 +298,9 @@ class LiveTrace(Trace):
     def edit(self, where: str, value: Value) -> "LiveTrace":
         """The same run with a value changed on the way: a number, a tensor, a function of it, or another trace's."""
         name, index = parse(where)
+        value = value.value if isinstance(value, View) else value
+        if isinstance(value, str):
+            raise UserError(f"{where} can be changed by a number, an array, a function or another trace, not by a word")
         node = self.find(name)
         name = next((n for n in (name, self.graph.nodes[node].name) if n in self.graph.names), name)
 
@@ -318,7 +322,11 @@ class LiveTrace(Trace):
         before = self.recording.edits
         edits = {**before, name: (lambda old: change(before[name](old))) if name in before else change}
         again = Recording(self.recording.model, self.recording.inputs, self.recording.given, edits)
-        return LiveTrace(again, again.run(lazy=bool(self.graph.blocks)), self.labels, self.facts)
+        try:
+            tape = again.run(lazy=bool(self.graph.blocks))
+        except (IndexError, RuntimeError) as error:
+            raise UserError(f"the model cannot run on from {where}: {str(error).splitlines()[0]}") from None
+        return LiveTrace(again, tape, self.labels, self.facts)
 
     @property
     def output(self) -> Any:
@@ -329,6 +337,7 @@ class LiveTrace(Trace):
         """The model's logits, as it gave them."""
         out = self.output
         found = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+        found = out.get("logits") if found is None and isinstance(out, Mapping) else found
         if found is None:
             raise UserError("this model gives no logits")
         return found

@@ -44,14 +44,14 @@ def tables(view: View, console: Console, digits: int = 4) -> None:
     rows = sides[-2][1] if values.ndim > 1 else [""]
     top = float(np.max(np.abs(values[np.isfinite(values)]), initial=0.0)) or 1.0
     written = np.vectorize(lambda v: say(v.item() if hasattr(v, "item") else v, digits), otypes=[object])
-    cut, most = False, (ROWS, COLUMNS) if console.is_terminal else (PIPED, PIPED)
+    cut, shown, most = False, 0, (ROWS, COLUMNS) if console.is_terminal else (PIPED, PIPED)
     for at in np.ndindex(*values.shape[:-2]) if values.ndim > 2 else [()]:
         if at:
             where = ", ".join(f"{sides[i][0]} {sides[i][1][k]}" for i, k in enumerate(at))
             console.print(f"\n{where}", highlight=False, markup=False)
         part = np.atleast_2d(values[at])[: most[0], : most[1]]
         words = written(part)
-        count = _fitting(words, rows, columns, console)
+        count = shown = _fitting(words, rows, columns, console)
         cut |= count < values.shape[-1] or len(part) < len(rows)
         table = Table(box=None, pad_edge=False)
         table.add_column("", style="dim", no_wrap=True)
@@ -62,9 +62,18 @@ def tables(view: View, console: Console, digits: int = 4) -> None:
             table.add_row(Text(rows[i]), *cells)
         console.print(table, highlight=False)
     if cut:
-        first = ",".join(["0"] * (len(view.node.shape) - 1) + [f"{COLUMNS}:{2 * COLUMNS}"])
-        note = f"(cut; a part is named by its index, as in {view.node.name}[{first}])"
+        note = f"(cut; the next columns are {view.node.name}[{_next(view, shown)}])"
         console.print(note, style="dim", highlight=False, markup=False)
+
+
+def _next(view: View, shown: int) -> str:
+    """The index of the columns after those that were shown."""
+    at = np.unravel_index(view.flat.reshape(-1)[:: max(1, view.flat.size - 1)], view.node.shape)
+    parts = [str(each[0]) if (each == each[0]).all() else ":" for each in at]
+    last = len(parts) - 1 - parts[::-1].index(":") if ":" in parts else len(parts) - 1
+    begin = int(at[last][0]) + shown
+    parts[last] = f"{begin}:{begin + shown}"
+    return ",".join(parts)
 
 
 def _fitting(words: Array, rows: list[str], columns: list[str], console: Console) -> int:
@@ -125,7 +134,7 @@ def receipt(found: Receipt, trace: Trace, console: Console) -> None:
         return
     console.print()
     table = Table(box=None, pad_edge=False, show_header=False)
-    shown = found.terms if len(found.terms) <= 2 * SHOWN else sorted(found.terms, key=lambda t: -abs(t.value))[:SHOWN]
+    shown = found.terms if len(found.terms) <= 2 * SHOWN else (found.leading or found.terms)[: 2 * SHOWN]
     for term in shown:
         table.add_row(Text(say(term.value, found.digits), justify="right"), Text(term.where))
     console.print(table, highlight=False)

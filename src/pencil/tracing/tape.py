@@ -80,12 +80,21 @@ class Tape(TorchDispatchMode, Graph):
 
     def change(self, name: str, value: Tensor) -> Tensor:
         """The value as an edit wants it; the edited tensor is a new beginning."""
-        if name not in self.edits or self.paused:
+        if not self.edits or self.paused:
+            return value
+        before = self.node_of(value)
+        if self.names.get(name, before) != before:
+            name = f"{name}#{self.counts.get(name, 1) + 1}"  # a module called again
+        if name not in self.edits or name in self.edited:
             return value
         self.edited.add(name)
         with off():
             new = self.edits[name](value.detach().clone())
-        node = self._add(new, "edited", "edited", None, name)
+            same = ((new == value) | ((new != new) & (value != value))).reshape(-1).cpu().numpy()
+        # what the edit left alone still follows from what made it
+        given = self._add(new, "edited", "edited", None, f"{name}:edit")
+        table = np.arange(new.numel()) + np.where(same, 0, new.numel())
+        node = self._add(new, "edit", "move", ("table", self._table(table), [before, given]), name)
         self.names[name], self.nodes[node].named = node, True
         return new
 

@@ -125,10 +125,24 @@ def _sum(parts: list[Tree], digits: int, known: Known) -> str:
     if len(parts) <= SHOWN:
         return _joined([_term(part, digits, known) for part in parts]) if parts else "0"
     values = [plain(weigh(part, EXACT, known)[0]) for part in parts]
-    largest = sorted(sorted(range(len(parts)), key=lambda i: -abs(values[i]))[:8])
-    rest = sum(value for i, value in enumerate(values) if i not in largest)
-    shown = _joined([_term(parts[i], digits, known) for i in largest])
+    chosen = _chosen(values)
+    rest = sum(value for i, value in enumerate(values) if i not in chosen)
+    shown = _joined([_term(parts[i], digits, known) for i in chosen])
     return f"{shown} + … ({len(parts) - 8} more sum to {say(rest, digits)})"
+
+
+def _chosen(values: list[Any]) -> list[int]:
+    """Of a long sum the eight largest terms, in their order."""
+    return sorted(sorted(range(len(values)), key=lambda i: -abs(values[i]))[:8])
+
+
+def largest(tree: Tree, known: Known) -> list[Tree]:
+    """The terms that are written out of the outermost sum that is too long to be written whole."""
+    sums = [part for part in walk(tree, set()) if part[0] == "sum" and len(part[1]) > SHOWN]
+    if not sums:
+        return []
+    parts = sums[-1][1]
+    return [parts[i] for i in _chosen([plain(weigh(part, EXACT, known)[0]) for part in parts])]
 
 
 def _term(tree: Tree, digits: int, known: Known) -> str:
