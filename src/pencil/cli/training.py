@@ -152,7 +152,7 @@ def _unfold(loaded: Any, picture: Any, page: Path) -> None:
     cell, word = strongest_look(trace)
     _say(f"\nAs it said {word!r} in the first caption, the head that looked hardest at one strip; by hand:\n")
     receipt(trace[cell].why(), trace, Console(soft_wrap=True))
-    html.write(trace, page, f"{trace.facts['said']}")
+    html.write(trace, page, trace.facts["said"], start=cell)
 
 
 DEMO: dict[str, Any] = {"steps": 1060, "eval_every": 265, "eval_batches": 2, "save_every": 530}
