@@ -26,7 +26,7 @@ function el(tag, attributes = {}, ...children) {
 
 /** Mathematics with its subscripts lowered: X_txt. */
 function maths(said) {
-  return said.split(/(_[A-Za-z0-9]+)/).map((part) => (part.startsWith("_") ? el("sub", {}, part.slice(1)) : part));
+  return said.split(/(_[A-Za-z0-9]+(?:,[a-z0-9]+)*)/).map((part) => (part.startsWith("_") ? el("sub", {}, part.slice(1)) : part));
 }
 
 /** What a cell or tensor is called: mathematics if it has a symbol, else its name as it is. */
@@ -50,8 +50,9 @@ function axesOf(n) {
   const letters = (n.axes ?? "").split(" ").filter(Boolean);
   return n.shape.map((count, d) => {
     const letter = letters.length === n.shape.length ? letters[d] : "";
-    const words = graph.labels[letter];
-    return { letter, count, means: meta.legend[letter] ?? letter, words: words?.length === count ? words : null };
+    // tokens seen are named as the tokens are
+    const words = [letter, letter === "S" ? "T" : ""].map((one) => graph.labels[one]).find((found) => found?.length === count);
+    return { letter, count, means: meta.legend[letter] ?? letter, words: words ?? null };
   });
 }
 

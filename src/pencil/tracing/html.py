@@ -191,8 +191,8 @@ def _along(view: View, places: Array) -> list[str]:
     if len(changing) != 1:
         return [""] * len(places)
     letters, axis = node.axes.split(), changing[0]
-    words = view.trace.labels.get(letters[axis], []) if len(letters) == len(node.shape) else []
-    return [words[i] if len(words) == node.shape[axis] else str(i) for i in index[axis]]
+    words = view.trace.words(letters[axis] if len(letters) == len(node.shape) else "", node.shape[axis])
+    return [words[i] for i in index[axis]]
 
 
 TABLE = "color:inherit;border-collapse:collapse;font-size:.85em;font-variant-numeric:tabular-nums"

@@ -59,6 +59,13 @@ class Trace:
             return self.graph.names[name]
         raise UserError(f"nothing in the trace is called {name}; {_near(name, set(self.graph.names))}")
 
+    def words(self, letter: str, count: int) -> list[str]:
+        """A word for each place along an axis, or its number; tokens seen are named as the tokens are."""
+        for one in (letter, "T" if letter == "S" else ""):
+            if len(self.labels.get(one, ())) == count:
+                return list(self.labels[one])
+        return [str(i) for i in range(count)]
+
     def open(self, node: int) -> None:
         """Make sure that how a node was computed is known."""
 

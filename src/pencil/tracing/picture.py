@@ -28,7 +28,7 @@ def attention(trace: Trace, name: str | None = None, query: str | None = None) -
     heads = values.reshape(-1, *values.shape[-2:]) if values.ndim != 4 else values[0]
     letters = view.node.axes.split()
     rows, columns = (
-        _labels(trace, letters[k] if len(letters) == len(view.node.shape) else "", values.shape[k]) for k in (-2, -1)
+        trace.words(letters[k] if len(letters) == len(view.node.shape) else "", values.shape[k]) for k in (-2, -1)
     )
     title = f"{name}   {view.node.symbol} = {view.node.formula}" if view.node.symbol else name
     if query is not None:
@@ -66,9 +66,9 @@ def heat_maps(
     across = min(4, len(maps))
     down = math.ceil(len(maps) / across)
     small = max(len(rows), len(columns)) <= NUMBERED
-    side = max(2.6, 0.42 * max(len(rows), len(columns)) if small else 3.6) + (
-        0.9 if max(map(len, [*rows, *columns])) > 4 else 0.3
-    )
+    longest = max(len(rows), len(columns))
+    side = max(2.6, 0.42 * longest) if small else max(3.6, 0.15 * min(longest, LABELLED))
+    side += 0.9 if max(map(len, [*rows, *columns])) > 4 else 0.3
     figure = draw.canvas(min(side * across + 0.8, 24), min(side * down + 0.6, 24))
     if title:
         figure.suptitle(draw.literal(title), fontsize=11)
@@ -100,11 +100,6 @@ def _ticks(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
         axes.set_xticks(range(len(columns)), [draw.literal(w) for w in columns], rotation=90 if long else 0, fontsize=7)
     if len(rows) <= LABELLED:
         axes.set_yticks(range(len(rows)), [draw.literal(w) for w in rows], fontsize=7)
-
-
-def _labels(trace: Trace, letter: str, count: int) -> list[str]:
-    found = trace.labels.get(letter, [])
-    return list(found) if len(found) == count else [str(i) for i in range(count)]
 
 
 def _over_picture(trace: Trace, heads: np.ndarray, rows: list[str], query: str, title: str) -> bytes:

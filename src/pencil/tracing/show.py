@@ -94,8 +94,8 @@ def _along(view: View, axis: int) -> tuple[str, list[str]]:
     mine = moving[0] if moving else len(shape) - view.flat.ndim + axis
     letters = view.node.axes.split()
     letter = letters[mine] if len(letters) == len(shape) else f"axis {mine}"
-    words = view.trace.labels.get(letter, [])
-    return letter, [words[i] if len(words) == shape[mine] else str(i) for i in index[mine].tolist()]
+    words = view.trace.words(letter, shape[mine])
+    return letter, [words[i] for i in index[mine].tolist()]
 
 
 def _heat(value: complex, top: float, probability: bool) -> str:
@@ -121,9 +121,8 @@ def receipt(found: Receipt, trace: Trace, console: Console) -> None:
     n = trace.graph.nodes[trace.graph.names[found.name]]
     where = []
     for letter, i in zip(n.axes.split(), found.index, strict=False):
-        words = trace.labels.get(letter, [])
-        size = n.shape[len(where)]
-        where.append(f"{letter} {words[i]!r}" if len(words) == size else f"{letter} {i}")
+        word = trace.words(letter, n.shape[len(where)])[i]
+        where.append(f"{letter} {i}" if word == str(i) and letter not in trace.labels else f"{letter} {word!r}")
     title = f"{found.where}   {found.meaning}".rstrip()
     console.print(title, style="bold", highlight=False, markup=False)
     if where:

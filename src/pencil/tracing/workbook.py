@@ -1,7 +1,6 @@
 """What a workbook of a trace looks like: the map, the sheets, their colours and headings."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,9 @@ from xlsxwriter.utility import xl_range
 from ..config import UserError
 from .formulas import finite, quoted, text
 from .graph import Graph, Node
+from .opened import Trace
 from .ranges import Block, Part
 
-Labels = Mapping[str, list[str]]
 FORMATS: dict[str, dict[str, Any]] = {
     "title": {"bold": True, "font_size": 16},
     "line": {"font_color": "#555555"},
@@ -43,8 +42,8 @@ class Exact(float):
 class Painter:
     """Writes the sheets."""
 
-    def __init__(self, book: Any, labels: Labels, graph: Graph, blocks: dict[int, Block], read: set[int]):
-        self.labels, self.graph, self.blocks, self.read = labels, graph, blocks, read
+    def __init__(self, book: Any, trace: Trace, graph: Graph, blocks: dict[int, Block], read: set[int]):
+        self.trace, self.graph, self.blocks, self.read = trace, graph, blocks, read
         self.map = book.add_worksheet("Map")
         self.sheets = {sheet: book.add_worksheet(sheet) for sheet in dict.fromkeys(b.sheet for b in blocks.values())}
         self.looks = {name: book.add_format(look) for name, look in FORMATS.items()}
@@ -80,7 +79,7 @@ class Painter:
         )
         sheet.set_row(b.row - 2, 18, self.looks[kind])
         sheet.write_string(b.row - 2, 0, f"{title}     {n.name}     {shape(n)}".strip(), self.looks[kind])
-        rows, columns = headings(n, self.labels)
+        rows, columns = headings(n, self.trace)
         for j, word in enumerate(columns):
             sheet.write_string(b.row - 1, b.column + j, word, self.looks["edge"])
         for i, word in enumerate(rows):
@@ -163,13 +162,12 @@ def _shares(values: list[float], width: int) -> bool:
     return width > 1 and bool((rows >= 0).all() and np.abs(rows.sum(-1) - 1).max() < 1e-6)
 
 
-def headings(n: Node, labels: Labels) -> tuple[list[str], list[str]]:
+def headings(n: Node, trace: Trace) -> tuple[list[str], list[str]]:
     """The words beside the rows and above the columns: labels of an axis, or places along it."""
     letters = n.axes.split() if len(n.axes.split()) == len(n.shape) else [""] * len(n.shape)
 
     def words(axis: int) -> list[str]:
-        known = labels.get(letters[axis], []) if letters[axis] else []
-        return [known[i] if i < len(known) else str(i) for i in range(n.shape[axis])]
+        return trace.words(letters[axis], n.shape[axis])
 
     rows = [""]
     for axis in range(len(n.shape) - 1):

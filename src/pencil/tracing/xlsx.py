@@ -38,7 +38,7 @@ def write(trace: Trace, path: str | Path) -> None:
     buffer = BytesIO()
     with xlsxwriter.Workbook(buffer, {"in_memory": True}) as book:
         read = {source for node in wanted(graph) for source in refs(graph.nodes[node].plan)}
-        Painter(book, trace.labels, graph, blocks, read).paint(cells)
+        Painter(book, trace, graph, blocks, read).paint(cells)
     write_aside(Path(path), buffer.getvalue())
 
 
