@@ -11,7 +11,7 @@ import pytest
 from test_verbs import type_in  # noqa: F401
 
 from pencil.learn.check import shipped
-from pencil.learn.formula import FUNCTIONS
+from pencil.learn.functions import FUNCTIONS
 
 RIGHT = """\
 title = "Two numbers"

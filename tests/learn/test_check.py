@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pencil.config import UserError
 from pencil.learn.check import DESPITE, FOLLOWS, RIGHT, ROUNDED, WRONG, check, check_text, count, shipped
-from pencil.learn.formula import FUNCTIONS, names, read, work_out
+from pencil.learn.formula import names, read, work_out
+from pencil.learn.functions import FUNCTIONS
 from pencil.learn.published import number
 
 

@@ -502,3 +502,9 @@ def test_a_page_within_a_notebook(browser):
     inside.locator(".trail button").click()
     inside.locator("td.chosen[data-r='1'][data-c='3']").wait_for()
     page.close()
+
+
+def test_the_page_in_the_docs_is_made_of_the_present_assets():
+    docs = (Path(__file__).parents[2] / "docs" / "vit-4x4.html").read_text(encoding="utf-8")
+    for asset in (Path(__file__).parents[2] / "src" / "pencil" / "page").iterdir():
+        assert asset.read_text(encoding="utf-8").strip() in docs, f"write docs/vit-4x4.html again: {asset.name} changed"

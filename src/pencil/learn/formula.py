@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError, nearest
+from .functions import CONSTANTS, FUNCTIONS, integer, room
 
 # a formula must neither fill the machine nor keep it busy
-NUMBERS, LETTERS, DEPTH = 1_000_000, 2_000, 80
-CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf}
+LETTERS, DEPTH = 2_000, 80
 BINARY: dict[type, tuple[str, Callable]] = {
     ast.Add: ("+", np.add),
     ast.Sub: ("-", np.subtract),
@@ -87,7 +86,7 @@ def _worked(node: ast.AST, known: Mapping[str, np.ndarray], depth: int) -> Any:
             return known[name] if name in known else CONSTANTS[name]
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
             rows = [inner(part) for part in parts]
-            _room(sum(row.size for row in rows))
+            room(sum(row.size for row in rows))
             if len({row.shape for row in rows}) > 1:
                 raise UserError(f"the rows of {_said(node)} differ in shape")
             return np.stack(rows) if rows else np.zeros(0)
@@ -116,7 +115,7 @@ def _worked(node: ast.AST, known: Mapping[str, np.ndarray], depth: int) -> Any:
             if name not in FUNCTIONS:
                 raise UserError(f"{name} is not a function of formulas; {nearest(name, FUNCTIONS)}")
             given = [inner(part) for part in args]
-            _room(sum(part.size for part in given))
+            room(sum(part.size for part in given))
             return _called(node, name, given, {str(word.arg): inner(word.value) for word in keywords})
     raise UserError(f"{_said(node)} is not understood in a formula")
 
@@ -127,7 +126,7 @@ def _combined(node: ast.AST, symbol: str, function: Callable, a: np.ndarray, b: 
             shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:-1], *b.shape[-1:])
         else:
             shape = np.broadcast_shapes(a.shape, b.shape)
-        _room(prod(shape))
+        room(prod(shape))
         return np.asarray(function(a, b), dtype=np.float64)
     except UserError:
         raise
@@ -153,14 +152,14 @@ def _picked(node: ast.AST, whole: np.ndarray, place: ast.AST, inner: Callable) -
     def index(part: ast.AST) -> Any:
         match part:
             case ast.Slice(lower=lower, upper=upper, step=step):
-                return slice(*(None if end is None else _whole(inner(end)) for end in (lower, upper, step)))
+                return slice(*(None if end is None else integer(inner(end)) for end in (lower, upper, step)))
             case ast.Constant(value=None):
                 return None
             case ast.Constant(value=value) if value is ...:
                 return ...
         where = inner(part)
         if where.size > 1:
-            _room(where.size * max(1, prod(whole.shape[1:])))
+            room(where.size * max(1, prod(whole.shape[1:])))
         if not np.all(np.abs(where) < 2**31) or np.any(where != np.floor(where)):
             raise IndexError
         return where.astype(int)
@@ -188,142 +187,3 @@ def _said(node: ast.AST) -> str:
 def _short(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _room(count: int) -> None:
-    if count > NUMBERS:
-        raise UserError(f"a value of {count:,} numbers is more than the {NUMBERS:,} a formula may hold")
-
-
-def _whole(x: Any) -> int:
-    if not float(x).is_integer() or abs(x) > 2**31:
-        raise ValueError(f"{float(x):g} is not a whole number to count with")
-    return int(x)
-
-
-def _sizes(parts: tuple[Any, ...]) -> list[int]:
-    """reshape(x, 2, 3) and reshape(x, shape(y)) alike."""
-    return [_whole(size) for part in parts for size in np.ravel(part)]
-
-
-def _each(function: Callable) -> Callable:
-    def each(x):
-        return function(x)
-
-    return each
-
-
-def _along(function: Callable) -> Callable:
-    def along(x, *, axis=None, keepdims=False):
-        return function(x, axis=None if axis is None else _whole(axis), keepdims=bool(keepdims))
-
-    return along
-
-
-def _filled(number: float) -> Callable:
-    def filled(*shape):
-        sizes = _sizes(shape)
-        _room(prod(sizes))
-        return np.full(sizes, number)
-
-    return filled
-
-
-_erf = np.vectorize(math.erf, otypes=[float])
-
-
-def _softmax(x, *, axis=-1):
-    raised = np.exp(x - np.max(x, axis=_whole(axis), keepdims=True))
-    return raised / raised.sum(axis=_whole(axis), keepdims=True)
-
-
-def _layernorm(x, gamma=1, beta=0, *, eps=0):
-    _room(prod(np.broadcast_shapes(np.shape(x), np.shape(gamma), np.shape(beta))))
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps) * gamma + beta
-
-
-def _concat(*parts, axis=-1):
-    return np.concatenate(parts, axis=_whole(axis))
-
-
-def _stack(*parts, axis=0):
-    return np.stack(parts, axis=_whole(axis))
-
-
-def _reshape(x, *shape):
-    return np.reshape(x, _sizes(shape))
-
-
-def _transpose(x, *axes):
-    return np.transpose(x, _sizes(axes) or None)
-
-
-def _fold(picture, patch):
-    *outer, height, width = picture.shape
-    p = _whole(patch)
-    if p < 1 or height % p or width % p:
-        raise ValueError(f"{height}×{width} is not cut evenly by patches of {p}")
-    return picture.reshape(*outer, height // p, p, width // p, p)
-
-
-def _swap(folded):
-    return np.swapaxes(folded, -3, -2)
-
-
-def _glue(swapped):
-    *outer, down, across, p, q = swapped.shape
-    return swapped.reshape(*outer, down * across, p * q)
-
-
-def _arange(start, stop=None, step=1):
-    first, last = (0.0, float(start)) if stop is None else (float(start), float(stop))
-    _room(math.ceil((last - first) / float(step)))
-    return np.arange(first, last, float(step))
-
-
-def _eye(n):
-    _room(_whole(n) ** 2)
-    return np.eye(_whole(n))
-
-
-def _causal(n):
-    _room(_whole(n) ** 2)
-    return np.where(np.tri(_whole(n)) > 0, 0.0, -np.inf)
-
-
-def _where(condition, yes, no):
-    _room(prod(np.broadcast_shapes(np.shape(condition), np.shape(yes), np.shape(no))))
-    return np.where(condition != 0, yes, no)
-
-
-def _round(x, digits=0):
-    return np.round(x, _whole(digits))
-
-
-FUNCTIONS: dict[str, Callable] = {
-    **{name: _each(getattr(np, name)) for name in ("sqrt", "exp", "log", "log2", "sin", "cos", "tanh", "abs")},
-    **{name: _each(getattr(np, name)) for name in ("floor", "ceil", "shape", "ravel")},
-    **{name: _along(getattr(np, name)) for name in ("sum", "mean", "var", "std", "max", "min", "prod", "argmax")},
-    "erf": _each(_erf),
-    "relu": _each(lambda x: np.maximum(x, 0)),
-    "sigmoid": _each(lambda x: 1 / (1 + np.exp(-x))),
-    "silu": _each(lambda x: x / (1 + np.exp(-x))),
-    "gelu": _each(lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2)))),
-    "softmax": _softmax,
-    "layernorm": _layernorm,
-    "concat": _concat,
-    "stack": _stack,
-    "reshape": _reshape,
-    "transpose": _transpose,
-    "fold": _fold,
-    "swap": _swap,
-    "glue": _glue,
-    "arange": _arange,
-    "zeros": _filled(0.0),
-    "ones": _filled(1.0),
-    "eye": _eye,
-    "causal": _causal,
-    "where": _where,
-    "round": _round,
-}

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import UserError
 from ..core.probe import Off, declared, symbols
+from .closed import BlockTape
+from .nested import mapped, tensors
 from .opened import Trace, View, parse
-from .tape import BUDGET, Edit, Tape, TooMuch
+from .tape import BUDGET, Edit, TooMuch
 
 Value = float | int | Tensor | np.ndarray | Trace | View | Callable[[Tensor], Tensor]
 
@@ -23,7 +24,7 @@ Value = float | int | Tensor | np.ndarray | Trace | View | Callable[[Tensor], Te
 class TapeProbe(Off):
     """Names on the tape what the model names; wants everything, so that no fused route hides it."""
 
-    def __init__(self, tape: Tape, path: str = ""):
+    def __init__(self, tape: BlockTape, path: str = ""):
         self.tape, self.path = tape, path
 
     def __truediv__(self, name: str) -> "TapeProbe":
@@ -89,9 +90,9 @@ class Recording:
     def probed(self) -> bool:
         return "probe" in self.takes
 
-    def run(self, budget: int | None = None, lazy: bool = False) -> Tape:
+    def run(self, budget: int | None = None, lazy: bool = False) -> BlockTape:
         """One forward pass under a tape."""
-        tape = Tape(budget, self.edits)
+        tape = BlockTape(budget, self.edits)
         module = self.model if isinstance(self.model, nn.Module) else None
         inputs, given = self._inputs(tape)
         changed: dict[str, Tensor] = {}
@@ -110,8 +111,8 @@ class Recording:
                     out = functional_call(self.model, changed, inputs, given)
                 else:
                     out = self.model(*inputs, **given)
-                self.output = _mapped(out, "", lambda name, value: tape.change(name or "output", value))
-                for name, value in _tensors(self.output, ""):
+                self.output = mapped(out, "", lambda name, value: tape.change(name or "output", value))
+                for name, value in tensors(self.output, ""):
                     tape.name(value, name or "output", named=not self.probed)
         except NotImplementedError as error:
             raise UserError(f"this model cannot be recorded: {str(error).splitlines()[0]}") from None
@@ -121,7 +122,7 @@ class Recording:
         self.explain(tape)
         return tape
 
-    def explain(self, tape: Tape) -> None:
+    def explain(self, tape: BlockTape) -> None:
         """Write the symbols and axes that modules declare for their names onto the nodes."""
         # a module may be run under several names of its own: read.blocks.0 and next.blocks.0 are model.blocks.0
         tails = {name.partition(".")[2]: about for name, about in self.declared.items() if "." in name}
@@ -134,7 +135,7 @@ class Recording:
             if name in tape.names:
                 tape.nodes[tape.names[name]].symbol = symbol
 
-    def _inputs(self, tape: Tape) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _inputs(self, tape: BlockTape) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inputs, known to the tape by the names of the parameters they are given for."""
         names = [n for n, p in self.takes.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         names += [f"input.{i}" for i in range(len(names), len(self.inputs))]
@@ -153,12 +154,12 @@ class Recording:
             tape.known.setdefault(id(one), ([], "input"))[0].append(name)
             return one
 
-        ready = {name: _mapped(value, name, known) for name, value in bound.items()}
+        ready = {name: mapped(value, name, known) for name, value in bound.items()}
         inputs = tuple(ready[n] for n, _ in zip(names, self.inputs, strict=False))
         return inputs, {n: ready[f"given.{n}" if f"given.{n}" in ready else n] for n in self.given}
 
     @contextmanager
-    def recording(self, tape: Tape, lazy: bool) -> Iterator[None]:
+    def recording(self, tape: BlockTape, lazy: bool) -> Iterator[None]:
         """The tape on, opaque fast routes off, every module's path known; all as it was afterwards."""
         fast = torch.backends.mha.get_fastpath_enabled()
         modules = list(self.model.modules()) if isinstance(self.model, nn.Module) else []
@@ -178,7 +179,7 @@ class Recording:
             stack.enter_context(tape)
             yield
 
-    def _hooks(self, tape: Tape, blocks: dict[str, nn.Module]) -> Iterator[Any]:
+    def _hooks(self, tape: BlockTape, blocks: dict[str, nn.Module]) -> Iterator[Any]:
         paths: list[str] = []
         before: list[list[tuple[Tensor, int]]] = []
 
@@ -187,8 +188,8 @@ class Recording:
                 paths.append(tape.path)
                 tape.path = path
                 if lazy and not tape.paused and not any(name.startswith(f"{path}.") for name in self.edits):
-                    tape.close(path, module, *_mapped((args, kwargs), "", lambda _, one: tape.copied(one)))
-                    before.append([(one, one._version) for _, one in _tensors((args, kwargs), "")])
+                    tape.close(path, module, *mapped((args, kwargs), "", lambda _, one: tape.copied(one)))
+                    before.append([(one, one._version) for _, one in tensors((args, kwargs), "")])
 
             return hook
 
@@ -199,10 +200,10 @@ class Recording:
                     tape.paused = False
                     if any(one._version != version for one, version in before.pop()):
                         raise UserError(f"{path} writes into its input, so it cannot be left closed: use keep='all'")
-                    tape.block_outputs(path, [one for _, one in _tensors(out, "")])
+                    tape.block_outputs(path, [one for _, one in tensors(out, "")])
                 if path and not self.probed:
-                    out = _mapped(out, path, tape.change)
-                    for name, one in _tensors(out, path):
+                    out = mapped(out, path, tape.change)
+                    for name, one in tensors(out, path):
                         tape.name(one, name)
                 return out
 
@@ -212,7 +213,7 @@ class Recording:
             yield module.register_forward_pre_hook(enter(path, path in blocks), with_kwargs=True)
             yield module.register_forward_hook(leave(path, path in blocks), with_kwargs=True, always_call=False)
 
-    def open_block(self, tape: Tape, path: str) -> None:
+    def open_block(self, tape: BlockTape, path: str) -> None:
         """Run one block again, this time recording its inside."""
         module, args, kwargs = tape.blocks[path]
         while tape.opened and tape.bytes > BUDGET:
@@ -223,10 +224,10 @@ class Recording:
         with self.recording(tape, lazy=False):
             # the names of what is outside stay; only the inside is new
             tape.path = path
-            args, kwargs = _mapped((args, kwargs), "", lambda _, one: tape.copied(one))
+            args, kwargs = mapped((args, kwargs), "", lambda _, one: tape.copied(one))
             out = module(*args, **kwargs)
         tape.budget = budget
-        tape.block_opened(path, [one for _, one in _tensors(out, "")])
+        tape.block_opened(path, [one for _, one in tensors(out, "")])
         self.explain(tape)
 
 
@@ -241,44 +242,12 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors inside an argument or a result, each with a name."""
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _tensors(one, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        for i, one in enumerate(value):
-            yield from _tensors(one, f"{name}.{i}" if name else str(i))
-
-
-def _mapped(value: Any, name: str, change: Callable[[str, Tensor], Tensor]) -> Any:
-    """An argument or a result with each tensor in it changed, by the name `_tensors` gives it."""
-    if isinstance(value, Tensor):
-        return change(name, value)
-    if isinstance(value, Mapping):
-        new = {key: _mapped(one, f"{name}.{key}" if name else str(key), change) for key, one in value.items()}
-        if all(new[key] is value[key] for key in new):
-            return value
-        other = copy(value)
-        for key, one in new.items():
-            other[key] = one  # pyright: ignore[reportIndexIssue]
-        return other
-    if isinstance(value, list | tuple):
-        parts = [_mapped(one, f"{name}.{i}" if name else str(i), change) for i, one in enumerate(value)]
-        if all(a is b for a, b in zip(parts, value, strict=True)):
-            return value
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
-
-
 class LiveTrace(Trace):
     """A trace whose model is at hand: blocks can be opened, values edited, and the model run on from there."""
 
-    graph: Tape
+    graph: BlockTape
 
-    def __init__(self, recording: Recording, tape: Tape, labels: Any = None, facts: Any = None):
+    def __init__(self, recording: Recording, tape: BlockTape, labels: Any = None, facts: Any = None):
         super().__init__(tape, labels, facts)
         self.recording = recording
 
