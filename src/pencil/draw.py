@@ -1,6 +1,7 @@
-"""Drawing: pictures in a terminal, contact sheets, confusion matrices, and where a model looked."""
+"""Drawing: pictures in a terminal, contact sheets, confusion matrices, heat maps, and where a model looked."""
 
 import io
+import math
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ import numpy as np
 RAMP = " .:-=+*#%@"
 GOOD, BAD = "#0072b2", "#d55e00"  # told apart by every eye
 ORANGE = (1.0, 0.5, 0.05)
+NUMBERED = 12  # places along a side of a heat map up to which each cell's number is written in
+LABELLED = 40  # and up to which each place has its word
 
 
 def terminal(picture: np.ndarray, colour: bool, width: int = 32) -> list[str]:
@@ -125,3 +128,58 @@ def overlays(picture: np.ndarray, words: Sequence[str], looks: np.ndarray) -> by
         axes.set_title(literal(word), fontsize=9)
         axes.set_xlabel(f"{look.sum():.0%} on the picture", fontsize=7)
     return as_png(figure)
+
+
+def heat_maps(
+    maps: Sequence[Any],
+    titles: Sequence[str],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str = "",
+    probability: bool = True,
+    looking: bool = True,
+) -> bytes:
+    """Matrices side by side on one scale: 0 to 1 for portions, else as far below nothing as above it."""
+    maps = [np.asarray(m, dtype=float) for m in maps]
+    finite = np.concatenate([m[np.isfinite(m)] for m in maps])
+    top = float(np.abs(finite).max(initial=0)) or 1.0
+    scale: dict[str, Any] = (
+        dict(cmap="Blues", vmin=0, vmax=1) if probability else dict(cmap="RdBu_r", vmin=-top, vmax=top)
+    )
+    across = min(4, len(maps))
+    down = math.ceil(len(maps) / across)
+    small = max(len(rows), len(columns)) <= NUMBERED
+    longest = max(len(rows), len(columns))
+    side = max(2.6, 0.42 * longest) if small else max(3.6, 0.15 * min(longest, LABELLED))
+    side += 0.9 if max(map(len, [*rows, *columns])) > 4 else 0.3
+    figure = canvas(min(side * across + 0.8, 24), min(side * down + 0.6, 24))
+    if title:
+        figure.suptitle(literal(title), fontsize=11)
+    shown: Any = None
+    panels = []
+    for i, (m, word) in enumerate(zip(maps, titles, strict=True)):
+        axes = figure.add_subplot(down, across, i + 1)
+        panels.append(axes)
+        axes.set_facecolor("#dddddd")  # what may not be seen: neither high nor low
+        shown = axes.imshow(np.where(np.isfinite(m), m, np.nan), aspect="equal", **scale)
+        if word:
+            axes.set_title(literal(word), fontsize=10)
+        if looking:
+            axes.set_xlabel("looked at", fontsize=8)
+            axes.set_ylabel("" if i % across else "looking", fontsize=8)
+        _ticks(axes, rows, columns)
+        if small:
+            for (r, c), value in np.ndenumerate(m):
+                said = f"{value:.2f}" if np.isfinite(value) else "−∞"
+                dark = np.isfinite(value) and (value > 0.5 if probability else abs(value) > 0.6 * top)
+                axes.text(c, r, said, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+    figure.colorbar(shown, ax=panels, fraction=0.04, shrink=0.8)
+    return as_png(figure)
+
+
+def _ticks(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
+    long = max((len(word) for word in columns), default=0) > 3
+    if len(columns) <= LABELLED:
+        axes.set_xticks(range(len(columns)), [literal(w) for w in columns], rotation=90 if long else 0, fontsize=7)
+    if len(rows) <= LABELLED:
+        axes.set_yticks(range(len(rows)), [literal(w) for w in rows], fontsize=7)

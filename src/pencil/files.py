@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,13 @@ def write_aside(path: Path, content: bytes) -> None:
         aside.unlink(missing_ok=True)
         raise
     flush_folder(path.parent)
+
+
+def write_all(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
+    """Files of these names and contents in the folder; their paths."""
+    for name, content in files.items():
+        write_aside(folder / name, content)
+    return [folder / name for name in files]
 
 
 def sweep(folder: Path) -> None:

@@ -75,7 +75,7 @@ class Generation:
 
     Every row has its own stream of random numbers and its own place in the context, so it grows as it would alone.
     The model takes (tokens, span=, cache=, last=True), has a config with context and vocab, and makes its `new_cache`;
-    `given` is what it reads besides, with the first tokens and never again: a picture, one a row.
+    `given` is what it reads besides, with the first tokens and never again: a picture or a source, one a row.
     `reasons` says why each row ended: "length", "context", "end" or "stop".
     """
 
@@ -91,7 +91,7 @@ class Generation:
         vocab: int | None = None,
         slide: bool = False,
         cached: bool = True,
-        given: Mapping[str, Tensor] | None = None,
+        given: Mapping[str, Any] | None = None,
     ):
         context, vocab = int(model.config.context), int(vocab or model.config.vocab)
         for prompt in prompts:
@@ -151,14 +151,14 @@ class Generation:
     @torch.no_grad()
     def _logits(self) -> Float[Tensor, "B V"]:
         if self.cache is None:
-            return self._prefill()
+            return self.prefill()
         index = [NOWHERE if reason else len(row) - 1 for row, reason in zip(self.rows, self.reasons, strict=True)]
         tokens = torch.tensor([[row[-1]] for row in self.rows], device=self.device)
         # where nothing is padded the model knows where the next token stands
-        span = None if self.cache.even and NOWHERE not in index else self._span([[i] for i in index])
+        span = None if self.cache.even and NOWHERE not in index else self._at([[i] for i in index])
         return self.model(tokens, span=span, cache=self.cache, last=True)[:, -1]
 
-    def _prefill(self) -> Float[Tensor, "B V"]:
+    def prefill(self) -> Float[Tensor, "B V"]:
         """Read every row at once, shorter ones padded on the left by tokens that stand nowhere."""
         rows = [row[-self.context :] for row in self.rows]
         longest = max(map(len, rows))
@@ -166,15 +166,14 @@ class Generation:
         tokens = torch.tensor([[0] * pad + row for pad, row in zip(pads, rows, strict=True)], device=self.device)
         span = None
         if any(pads):
-            span = self._span([[NOWHERE] * pad + list(range(longest - pad)) for pad in pads])
+            span = self._at([[NOWHERE] * pad + list(range(longest - pad)) for pad in pads])
         if self.cached:
             room = min(self.new, self.context - min(map(len, rows)))
             self.cache = self.model.new_cache(len(rows), longest + room)
         return self.model(tokens, span=span, cache=self.cache, last=True, **self.given)[:, -1]
 
-    def _span(self, index: list[list[int]]) -> Span:
-        places = torch.tensor(index, device=self.device)
-        return Span.of(places, places.masked_fill(places >= NOWHERE, 0)[..., None])
+    def _at(self, index: list[list[int]]) -> Span:
+        return Span.at(torch.tensor(index, device=self.device))
 
     def _choose(self, logits: Float[Tensor, "B V"]) -> list[int]:
         if self.how.repetition_penalty != 1:
@@ -237,7 +236,7 @@ def stream(
     cached: bool = True,
     reasons: list[str] | None = None,
     begin: int | None = None,
-    given: Mapping[str, Tensor] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> Iterator[list[str]]:
     """Each step's new text, one piece a prompt; `reasons`, if given, is filled with why each row ended.
 

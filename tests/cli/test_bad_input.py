@@ -492,8 +492,8 @@ def test_what_each_family_needs_to_look_at(fails, named, described, run, tmp_pat
     one, two = (picture(tmp_path / name, seed=3) for name in ("one.png", "two.png"))
     assert "is a vit, which looks at a picture: give one by --image" in fails("sample", named)
     assert "is a captioner, which looks at a picture: give one by --image" in fails("sample", described)
-    assert "is a gpt, which reads no picture" in fails("sample", run, "--image", one)
-    assert "is a gpt, which reads no picture" in fails("sample", run, "--attention", "look.png")
+    assert "is a gpt, which goes on from a prompt: it takes no --image" in fails("sample", run, "--image", one)
+    assert "it takes no --attention" in fails("sample", run, "--attention", "look.png")
     assert "it takes no --prompt" in fails("sample", named, "--image", one, "--prompt", "a")
     for held in (named, described):
         words = ("sample", held, "--image", one, "--image", two, "--attention", "look.png")

@@ -187,7 +187,7 @@ def test_keys_turn_by_their_own_places_in_cross_attention():
 @pytest.mark.parametrize("mask", [causal, prefix(3), causal & window(2)])
 def test_a_bias_joins_any_mask_once_for_all_blocks(mask):
     bias = torch.randn(1, 3, T, T)
-    span = replace(Span.whole(T), bias=lambda q: bias).under(mask)
+    span = Span.whole(T).under(mask, lambda span: lambda q: bias)
     assert span.seen.route == "dense"
     attention, x = Attention(24, 3), torch.randn(B, T, 24)
     probe = Probe()

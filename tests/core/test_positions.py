@@ -1,9 +1,27 @@
+import cmath
+import math
+
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
-from pencil.core.positions import Learned, Positions, Rope, SinCos, rotate, share
+from pencil.core.attention import Attention
+from pencil.core.biases import T5, Alibi, Shaw
+from pencil.core.masks import causal, full
+from pencil.core.positions import (
+    Learned,
+    Positions,
+    Rope,
+    SinCos,
+    interpolate,
+    llama3,
+    ntk,
+    rotate,
+    share,
+    yarn,
+)
+from pencil.core.probe import Probe
 from pencil.core.span import Span
 
 
@@ -144,3 +162,215 @@ def test_a_double_model_turns_and_stamps_in_double():
     assert span.turn[0].dtype == torch.float64
     stamped, _ = SinCos(12)(torch.zeros_like(x), Span.whole(5))
     assert float(stamped[0, 4, 0]) == float(torch.tensor(4.0, dtype=torch.float64).sin())
+
+
+# what the schemes promise, against the mathematics
+
+
+def waves_of(pairs, base=10000.0):
+    return [base ** (-i / pairs) for i in range(pairs)]
+
+
+def shift(width, moves, base=10000.0):
+    """R_k as a matrix: for each axis in turn, a rotation of each of its pairs (sin, cos) by k·ω."""
+    pairs, matrix, at = width // 2, torch.zeros(width, width, dtype=torch.float64), 0
+    for axis, k in enumerate(moves):
+        own = pairs // len(moves) + (1 if axis < pairs % len(moves) else 0)
+        for wave in waves_of(own, base):
+            c, s = math.cos(k * wave), math.sin(k * wave)
+            matrix[at : at + 2, at : at + 2] = torch.tensor([[c, s], [-s, c]], dtype=torch.float64)
+            at += 2
+    assert at == width
+    return matrix
+
+
+@settings(max_examples=60)
+@given(axes=st.integers(1, 3), pairs=st.integers(3, 11), halves=st.booleans(), data=st.data())
+def test_a_stamp_moved_on_is_the_same_rotation_of_it_wherever_it_stood(axes, pairs, halves, data):
+    """PE(pos + k) = R_k PE(pos), for all pos and k, along one axis or several."""
+    seat = st.lists(st.integers(0, 500), min_size=axes, max_size=axes)
+    pos, k = data.draw(seat), data.draw(seat)
+    scheme = SinCos(2 * pairs, axes, halves=halves)
+    here, there = scheme.stamp(coords(pos, [a + b for a, b in zip(pos, k, strict=True)]))[0]
+    if halves:  # put each sine next to its cosine
+        together = [i + half for i in range(pairs) for half in (0, pairs)]
+        here, there = here[together], there[together]
+    torch.testing.assert_close(shift(2 * pairs, k) @ here, there, atol=1e-9, rtol=0)
+
+
+def test_halves_are_the_same_waves_in_another_order():
+    places = torch.arange(13)[None, :, None]
+    side, apart = SinCos(14).stamp(places), SinCos(14, halves=True).stamp(places)
+    assert torch.equal(apart[..., :7], side[..., 0::2])
+    assert torch.equal(apart[..., 7:], side[..., 1::2])
+
+
+STRETCHES = {
+    "none": lambda frequency: frequency,
+    "nearer": interpolate(3.0),
+    "ntk": ntk(5.0),
+    "yarn": yarn(4.0, 64, 10000.0)[0],
+    "llama3": llama3(8.0, 64),
+}
+
+
+@settings(max_examples=60)
+@given(axes=st.integers(1, 3), half=st.integers(3, 7), still=st.integers(0, 5), stretch=st.sampled_from(sorted(STRETCHES)),
+       data=st.data())  # fmt: skip
+def test_scores_of_turned_channels_depend_only_on_distance_and_of_the_others_on_nothing(
+    axes, half, still, stretch, data
+):
+    rope = Rope(2 * half + still, axes, turned=2 * half, stretch=STRETCHES[stretch])
+    seat = st.lists(st.integers(0, 300), min_size=axes, max_size=axes)
+    here, there, moved = (torch.tensor(data.draw(seat))[None, None] for _ in range(3))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    q, k = torch.randn(2, 1, 1, 1, 2 * half + still, generator=generator, dtype=torch.float64)
+    first, second = (rotate(q, turn_of(rope, at)) for at in (here, here + moved))
+    one, two = (rotate(k, turn_of(rope, at)) for at in (there, there + moved))
+    torch.testing.assert_close((first * one).sum(), (second * two).sum(), atol=1e-9, rtol=0)
+    assert torch.equal(first[..., 2 * half :], q[..., 2 * half :])
+    torch.testing.assert_close(first.norm(), q.norm(), atol=1e-9, rtol=0)
+
+
+def test_turns_are_those_written_out_pair_by_pair():
+    rope, x = Rope(7, turned=6, base=50.0), torch.randn(1, 1, 3, 7, dtype=torch.float64)
+    found = rotate(x, turn_of(rope, coords([0], [4], [11])))[0, 0]
+    for token, seat in enumerate((0, 4, 11)):
+        expected = x[0, 0, token].tolist()
+        for i, wave in enumerate(waves_of(3, 50.0)):
+            turned = complex(expected[i], expected[i + 3]) * cmath.exp(1j * seat * wave)
+            expected[i], expected[i + 3] = turned.real, turned.imag
+        assert found[token].tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def frequencies_of(rope):
+    """An axis' frequencies are its angles at seat 1."""
+    return rope.angles(coords([1]))[0, 0].tolist()
+
+
+def test_interpolated_a_seat_is_turned_as_a_nearer_one_was():
+    far, near = Rope(14, stretch=interpolate(3.0)), Rope(14)
+    torch.testing.assert_close(far.angles(coords([21], [6])), near.angles(coords([7], [2])), atol=1e-12, rtol=0)
+
+
+def test_ntk_is_a_higher_base():
+    """The base times factor^(d/(d − 2)), as it was published."""
+    found = frequencies_of(Rope(14, base=10000.0, stretch=ntk(5.0)))
+    assert found == pytest.approx(waves_of(7, 10000.0 * 5.0 ** (14 / 12)), rel=1e-12)
+    assert found[0] == 1
+    assert found[-1] == pytest.approx(waves_of(7)[-1] / 5, rel=1e-12)
+    assert frequencies_of(Rope(2, stretch=ntk(5.0))) == [1]
+
+
+@pytest.mark.parametrize("trained", [64, 2048, 50])
+def test_yarn_keeps_what_turned_often_and_slows_what_never_turned_once(trained):
+    factor, n, base = 4.0, 32, 10000.0
+    stretch, strength = yarn(factor, trained, base)
+    before, after = waves_of(n, base), frequencies_of(Rope(2 * n, base=base, stretch=stretch))
+    # where pair i would turn r times within the trained length, solved for i
+    low, high = (n * math.log(trained / (r * 2 * math.pi)) / math.log(base) for r in (32, 1))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), 2 * n - 1)
+    kept = slowed = 0
+    for i, (old, new) in enumerate(zip(before, after, strict=True)):
+        share = min(max((i - low) / (high - low), 0), 1)
+        assert new == pytest.approx(old * (1 - share) + old / factor * share, rel=1e-12)
+        turns = trained * old / (2 * math.pi)
+        if turns > 32:
+            assert new == pytest.approx(old, rel=1e-12)
+            kept += 1
+        if turns < 1 and i >= high:
+            assert new == pytest.approx(old / factor, rel=1e-12)
+            slowed += 1
+    assert slowed > 0
+    assert (kept > 0) == (trained == 2048)
+    assert strength == pytest.approx(0.1 * math.log(4) + 1)
+
+
+def test_llama3_keeps_short_waves_and_slows_long_ones():
+    trained, factor = 64, 8.0
+    before, after = waves_of(32), frequencies_of(Rope(64, stretch=llama3(factor, trained)))
+    met = set()
+    for old, new in zip(before, after, strict=True):
+        length = 2 * math.pi / old
+        if length < trained / 4:
+            met.add("short")
+            assert new == old
+        elif length > trained:
+            met.add("long")
+            assert new == old / factor
+        else:
+            met.add("between")
+            smooth = (trained / length - 1) / (4 - 1)
+            assert new == pytest.approx((1 - smooth) * old / factor + smooth * old, rel=1e-12)
+    assert met == {"short", "long", "between"}
+
+
+def test_strength_is_a_factor_on_queries_and_keys():
+    """So the scores, which are products of the two, have its square."""
+    strong, plain, x = Rope(10, strength=1.3), Rope(10), torch.randn(1, 7, 30)
+    torch.manual_seed(0)
+    attention, scores = Attention(30, 3), []
+    for scheme in (strong, plain):
+        probe, (_, here) = Probe("scores"), scheme(x, Span.whole(7))
+        attention(x, here.under(full), probe=probe)
+        scores.append(probe.values["scores"])
+    torch.testing.assert_close(scores[0], scores[1] * 1.3**2, atol=1e-5, rtol=1e-5)
+    assert plain.scale is None
+
+
+ORDERED = {
+    "learned": lambda: Learned(11, 30),
+    "sincos": lambda: SinCos(30),
+    "halves": lambda: SinCos(30, halves=True),
+    "rope": lambda: Rope(10),
+    "rope in part": lambda: Rope(10, turned=4),
+    "alibi": lambda: Alibi(3),
+    "shaw": lambda: Shaw(10, reach=2),
+    "t5": lambda: T5(3, buckets=8, reach=7),
+    "none": Positions,
+}
+
+
+@pytest.mark.parametrize("mask", [full, causal], ids=lambda mask: mask.name)
+@pytest.mark.parametrize("kind", ORDERED)
+def test_only_without_positions_and_seeing_all_do_the_rows_move_with_the_input(kind, mask):
+    """Attention alone does not know the order of its tokens: a mask or a scheme must tell it."""
+    torch.manual_seed(4)
+    scheme, attention = ORDERED[kind](), Attention(30, 3).double()
+    for p in [*scheme.parameters(), *attention.parameters()]:
+        torch.nn.init.normal_(p, std=0.3)
+    scheme, x, order = scheme.double(), torch.randn(2, 11, 30, dtype=torch.float64), torch.randperm(11)
+    assert (order != torch.arange(11)).sum() > 5
+
+    def run(x):
+        stamped, here = scheme(x, Span.whole(11))
+        return attention(stamped, here.under(mask, scheme.bias))
+
+    with torch.no_grad():
+        apart = (run(x[:, order]) - run(x)[:, order]).abs().max()
+    assert (apart < 1e-12) == (kind == "none" and mask is full)
+    assert apart < 1e-12 or apart > 1e-3
+
+
+def test_more_tokens_than_seats_are_refused_with_both_numbers():
+    scheme = Learned(7, 3)
+    assert scheme.stamp(torch.arange(7)[None, :, None]).shape == (1, 7, 3)
+    with pytest.raises(ValueError, match="has 7 seats, and 8 tokens came"):
+        scheme.stamp(torch.arange(8)[None, :, None])
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: SinCos(7), "must be even, not 7"),
+        (lambda: SinCos(2, axes=2), "a width of 2 has no pair of channels for each of 2 axes"),
+        (lambda: Rope(7), "7 channels of 7 are no pairs"),
+        (lambda: Rope(10, turned=5), "5 channels of 10"),
+        (lambda: Rope(10, turned=12), "12 channels of 10"),
+        (lambda: Rope(10, turned=0), "0 channels of 10"),
+        (lambda: Rope(4, axes=3), "4 channels of 4 are no pairs to turn for each of 3 axes"),
+    ],
+)
+def test_odd_and_narrow_widths_are_refused_in_a_sentence(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

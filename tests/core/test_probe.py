@@ -1,6 +1,7 @@
 import torch
+from torch import nn
 
-from pencil.core.probe import OFF, Probe
+from pencil.core.probe import LEGEND, OFF, Name, Probe, declared, symbols
 
 
 def test_off_gives_every_value_straight_back():
@@ -58,3 +59,63 @@ def test_every_public_function_of_the_core_says_its_shapes():
                 if any(hint in (inspect.Parameter.empty, torch.Tensor) for hint in hints):
                     silent.append(f"{module.__name__}.{name}")
     assert not silent
+
+
+class Leaf(nn.Module):
+    NAMES = {"out": ("B T D", "y", "f(x)"), "seen": ("B T S", "A", "g(x)")}
+    WEIGHTS = {"weight": "W"}
+
+
+class Middle(nn.Module):
+    NAMES = {"post": ("B T D", "X", "x + y")}
+    INNER = {"leaf.out": ("B T F", "m", "as the middle says"), "leaf.never": ("B", "?", "?")}
+
+    def __init__(self):
+        super().__init__()
+        self.leaf = Leaf()
+
+
+class Outer(nn.Module):
+    NAMES = {"logits": ("B V", "Z", "X W")}
+    INNER = {"first.leaf.out": ("B T C", "o", "as the whole says")}
+    LETTERS = {"second": {"T": "s", "S": "s"}}
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.secondary = Middle(), Middle(), Leaf()
+
+
+def test_what_stands_further_out_says_more_exactly_what_a_part_computes():
+    names = declared(Outer())
+    assert names["first.leaf.out"] == Name("B T C", "o", "as the whole says")
+    assert names["second.leaf.out"] == Name("B s F", "m", "as the middle says")
+    assert names["secondary.out"] == Name("B T D", "y", "f(x)")
+    assert declared(Middle())["leaf.out"] == Name("B T F", "m", "as the middle says")
+
+
+def test_letters_stand_for_others_in_all_of_a_part_and_nowhere_else():
+    names = declared(Outer())
+    assert names["second.leaf.seen"].axes == "B s s"
+    assert names["second.post"].axes == "B s D"
+    assert names["first.leaf.seen"].axes == names["secondary.seen"].axes == "B T S"
+
+
+def test_a_name_said_of_a_part_that_does_not_fire_it_is_not_declared():
+    assert set(declared(Outer())) == {
+        "logits", "first.post", "first.leaf.out", "first.leaf.seen", "second.post", "second.leaf.out",
+        "second.leaf.seen", "secondary.out", "secondary.seen",
+    }  # fmt: skip
+    assert symbols(Outer()) == {"first.leaf.weight": "W", "second.leaf.weight": "W", "secondary.weight": "W"}
+
+
+def test_every_letter_of_every_family_is_in_the_legend():
+    from pencil.models import FAMILIES, configure, create
+
+    extra = {"classes": 7}
+    for family in FAMILIES:
+        for positions in ("learned", "rope", "alibi", "shaw", "t5"):
+            config = configure(family, None, positions=positions, **(extra if family == "reader" else {}))
+            with torch.device("meta"):
+                model = create(family, config)
+            for name, entry in declared(model).items():
+                assert set(entry.axes.split()) <= {*LEGEND, "d/2", "1"}, name

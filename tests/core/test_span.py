@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 
-from pencil.core.masks import NOWHERE, causal, prefix
+from pencil.core.masks import NOWHERE, causal, full, padding, prefix, window
 from pencil.core.patches import seats
-from pencil.core.positions import Rope
+from pencil.core.positions import Positions, Rope
 from pencil.core.span import Span
 
 
@@ -101,3 +101,64 @@ def test_a_joined_span_takes_the_cheap_routes():
     assert joined.under(causal).seen.route == "causal"
     assert joined.under(prefix(6)).seen.route == "prefix"
     assert joined.under(prefix(11)).seen.route == "all"
+
+
+def test_tokens_of_a_line_that_stand_nowhere_have_no_place_in_the_world():
+    span = Span.at(torch.tensor([[NOWHERE, 0, 1], [0, 1, 2]]))
+    assert span.index.tolist() == [[NOWHERE, 0, 1], [0, 1, 2]]
+    assert span.coords.tolist() == [[[0], [0], [1]], [[0], [1], [2]]]
+    assert torch.equal(span.key_index, span.index)
+    assert torch.equal(span.key_coords, span.coords)
+    assert span.start is None  # a row may be padded: nothing is known of all
+
+
+def test_picked_rows_stand_where_they_stood_and_nothing_worked_out_comes_along():
+    span = Span.at(torch.tensor([[NOWHERE, 0, 1], [0, 1, 2], [NOWHERE, NOWHERE, 0]]))
+    ready = replace(Rope(14)(torch.zeros(3, 3, 5), span)[1].under(causal, lambda _: lambda q: q), scale=0.5)
+    picked = ready.pick(torch.tensor([2, 0, 2, 1]))
+    assert picked.index.tolist() == [span.index[i].tolist() for i in (2, 0, 2, 1)]
+    assert picked.coords.tolist() == [span.coords[i].tolist() for i in (2, 0, 2, 1)]
+    assert torch.equal(picked.key_index, picked.index)
+    assert torch.equal(picked.key_coords, picked.coords)
+    assert (picked.seen, picked.turn, picked.key_turn, picked.bias, picked.scale) == (None, None, None, None, None)
+
+
+def test_one_row_for_all_stays_one_however_many_are_picked():
+    picked = Span.whole(5).pick(torch.tensor([6, 0, 3]))
+    assert picked.index.tolist() == [[0, 1, 2, 3, 4]]
+    assert picked.start == 0
+
+
+def test_across_to_another_sequence_only_the_scale_comes_along():
+    here = replace(turned(text(3, at=2), 1).under(causal, lambda _: lambda q: q), scale=0.7)
+    there = turned(text(5, at=0), 1)
+    crossing = here.across(there)
+    assert torch.equal(crossing.index, here.index)
+    assert torch.equal(crossing.key_index, there.index)
+    assert torch.equal(crossing.key_coords, there.coords)
+    assert (crossing.turn, crossing.key_turn, crossing.bias, crossing.seen, crossing.start) == (None,) * 5
+    assert crossing.scale == 0.7
+
+
+@pytest.mark.parametrize("mask", [full, causal, prefix(3), causal & window(2), padding], ids=lambda mask: mask.name)
+def test_a_bias_is_worked_out_of_the_span_and_the_mask_still_says_the_same(mask):
+    asked = []
+
+    def scheme(span):
+        asked.append(span)
+        return lambda q: q @ q.mT
+
+    span, plain = Span.whole(7), Span.whole(7).under(mask)
+    biased = span.under(mask, scheme)
+    assert asked == [span]
+    q = torch.randn(1, 2, 7, 3)
+    assert torch.equal(biased.bias(q), q @ q.mT)
+    assert biased.seen.route == ("all" if plain.seen.route == "all" else "dense")
+    allowed = mask(torch.arange(7)[:, None], torch.arange(7))
+    assert torch.equal(biased.seen.matrix().expand(1, 1, 7, 7)[0, 0], allowed.expand(7, 7))
+
+
+def test_a_scheme_that_biases_nothing_leaves_the_cheap_route():
+    span = Span.whole(7).under(causal, Positions().bias)
+    assert span.bias is None
+    assert span.seen.route == "causal"

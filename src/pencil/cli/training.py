@@ -32,18 +32,22 @@ def train(
     Parameters
     ----------
     family
-        What to train: gpt (text), vit (picture to label) or captioner (picture to text).
+        What to train: gpt (text), vit (picture to label), captioner (picture to text), seq2seq (text to text) or reader
+        (text to label, or hidden words).
     data
         gpt: a text file, a folder of them, "-" for standard input, or pydoc (embedded). vit: digits (embedded), a
         folder with one folder a class, or of MNIST's idx files. captioner: scenes or scenes-hard (embedded), or a
-        folder of pictures with metadata.jsonl (file_name and text a line). Pictures also as hub:OWNER/NAME.
+        folder of pictures with metadata.jsonl (file_name and text a line). Pictures also as hub:OWNER/NAME. seq2seq:
+        dates (embedded), a .tsv file of source, tab, target a line, or a .jsonl file. reader: a .tsv file of text, tab,
+        label, or a .jsonl file; without labels what gpt takes, and words are hidden.
     tokenizer
         Of text: char, byte, bpe (trained on the data), gpt2, or the path of a tokenizer.json.
     vocab
         How many ids a trained bpe may have.
     preset
         gpt: nano, nanogpt, small, shakespeare, llama-nano, gpt2, gpt2-medium, gpt2-large, gpt2-xl. vit: nano, small,
-        ti/16, s/16, b/16, b/32, l/16. captioner: nano, seed, small, base.
+        ti/16, s/16, b/16, b/32, l/16. captioner: nano, seed, small, base. seq2seq: nano, small, base, big. reader:
+        nano, small, bert-base, bert-large.
     name
         The run's name under runs/; DATA-FAMILY when not given.
     out
@@ -200,7 +204,7 @@ def _go(run: Any, task: Any, config: Any) -> int:
             raise
         raise UserError(
             "there is not enough memory; try a smaller --train.batch, --model.width or "
-            + ("--model.context" if task.unit == "tokens" else "--model.image_size")
+            + ("--model.image_size" if task.unit == "pictures" else "--model.context")
         ) from None
     later = task.skipped()[len(told) :]
     for name, fault in later[:SHOWN]:

@@ -17,9 +17,12 @@ def sample(
     /,
     *,
     prompt: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative=())] = None,
-    count: int = 1,
+    count: int | None = None,
     new: int = 256,
     image: Annotated[list[Path] | None, Parameter(negative=(), consume_multiple=True)] = None,
+    source: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative=())] = None,
+    beams: int | None = None,
+    length_penalty: float | None = None,
     attention: Path | None = None,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -32,24 +35,32 @@ def sample(
     device: str = "auto",
     out: Path | None = None,
 ) -> int:
-    """Let a trained model write, or say what a picture shows; one text streams as it is decoded.
+    """Let a trained model write, say what a picture shows, or judge a text; one text streams as it is decoded.
 
     Parameters
     ----------
     run
         The run's folder.
     prompt
-        What to go on from; give it again for several texts, or - to read it from standard input.
+        What to go on from, or, for a reader, what to judge; [mask] is a hidden word. Give it again for several texts,
+        or - to read it from standard input.
     image
         The picture, or pictures, a vit names or a captioner describes.
     attention
         Write a picture of where the model looked, for each word it said, to this PNG file.
+    source
+        The text an encoder–decoder turns into another; give it again for several, or - to read it from standard input.
+    beams
+        Look for the likeliest targets of a source, this many side by side, and tell each with its score.
+    length_penalty
+        Of a search by beams: over 0 long texts lose less by being long. 0.6 when not given.
     count
-        How many texts for each prompt.
+        How many texts for each prompt; with --beams, how many of the best to tell.
     new
         How many tokens to write at most.
     temperature
-        Under 1 bolder on the likely, over 1 wilder; 0 takes the likeliest always. 0.8 for text, 0 for captions.
+        Under 1 bolder on the likely, over 1 wilder; 0 takes the likeliest always. 0.8 for text, 0 for captions and
+        targets.
     top_k
         Draw only from the k likeliest tokens.
     top_p
@@ -74,8 +85,8 @@ def sample(
     from ..train.loop import pick_device
 
     how = Sampling(0.8 if temperature is None else temperature, top_k, top_p, min_p, repetition_penalty, seed)
-    for name, value in (("--new", new), ("--count", count)):
-        if value < 1:
+    for name, value in (("--new", new), ("--count", count), ("--beams", beams)):
+        if value is not None and value < 1:
             raise UserError(f"{name} must be at least 1, not {value}")
     if stop and "" in stop:
         raise UserError("--stop cannot be empty: every text begins with nothing")
@@ -86,33 +97,72 @@ def sample(
             raise UserError(f"there is no folder {path.parent} to write {path.name} in")
     loaded = load(run, pick_device(device))
     family = loaded.run.family
-    if family == "gpt" and (image or attention):
-        raise UserError(f"{run} is a gpt, which reads no picture: --image and --attention are for vit and captioner")
-    if family != "gpt" and not image:
-        raise UserError(f"{run} is a {family}, which looks at a picture: give one by --image")
-    for text in prompt or ():
+    given = {
+        "--prompt": prompt, "--image": image, "--source": source, "--attention": attention, "--slide": slide or None,
+        "--beams": beams, "--length-penalty": length_penalty, "--temperature": temperature, "--top-k": top_k,
+        "--top-p": top_p, "--min-p": min_p, "--stop": stop, "--count": count,
+    }  # fmt: skip
+    for name, value in given.items():
+        if value is not None and family not in TAKEN_BY.get(name, WRITERS):
+            raise UserError(f"{run} is a {family}, which {DOES[family]}: it takes no {name}")
+    for name, what in NEEDED.get(family, {}).items():
+        if not given[name]:
+            raise UserError(f"{run} is a {family}, which {what} by {name}")
+    for text in (prompt or []) + (source or []):
         if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise UserError("the prompt is not UTF-8 text")
-    if family != "gpt" and slide:
-        raise UserError(f"--slide is for long texts, which a {family} does not write")
+            raise UserError("the text is not UTF-8")
     if family == "vit":
         from .pictures import name_pictures
 
-        drawing = {"--temperature": temperature, "--top-k": top_k, "--top-p": top_p, "--min-p": min_p, "--stop": stop}
-        for name, value in {**drawing, "--count": count if count > 1 else None}.items():
-            if value is not None:
-                raise UserError(f"{run} is a vit, which says a label: it takes no {name}")
-
-        if prompt:
-            raise UserError(f"{run} is a vit, which says a label: it takes no --prompt")
         return name_pictures(loaded, image or [], attention, out)
-    given = [sys.stdin.read() if text == "-" else text for text in prompt or [""]]
+    likeliest = replace(how, temperature=temperature or 0.0)  # the likeliest words, unless asked otherwise
+    texts = [sys.stdin.read() if text == "-" else text for text in prompt or [""]]
     if family == "captioner":
         from .pictures import describe
 
-        how = replace(how, temperature=temperature or 0.0)  # the likeliest words, unless asked otherwise
-        return describe(loaded, image or [], given, new, how, stop or [], count, attention, out)
-    return _write(loaded, given if prompt else None, new, how, stop or [], count, slide, out)
+        return describe(loaded, image or [], texts, new, likeliest, stop or [], count or 1, attention, out)
+    if family == "seq2seq":
+        from .pairs import Beam, transduce
+
+        sources = [sys.stdin.read().strip("\n") if text == "-" else text for text in source or []]
+        beam = None if beams is None else Beam(beams, 0.6 if length_penalty is None else length_penalty)
+        if beam is None and length_penalty is not None:
+            raise UserError("--length-penalty is for a search by --beams")
+        if beam and (
+            drawn := [name for name in ("--temperature", "--top-k", "--top-p", "--min-p", "--stop") if given[name]]
+        ):
+            raise UserError(f"--beams looks for the likeliest texts and draws none: it takes no {drawn[0]}")
+        return transduce(loaded, sources, new, likeliest, stop or [], count, beam, attention, out)
+    if family == "reader":
+        from .pairs import judge
+
+        return judge(loaded, texts, out)
+    return _write(loaded, texts if prompt else None, new, how, stop or [], count or 1, slide, out)
+
+
+WRITERS = ("gpt", "captioner", "seq2seq")
+TAKEN_BY = {  # an option that is not here is for all that write
+    "--prompt": ("gpt", "captioner", "reader"),
+    "--image": ("vit", "captioner"),
+    "--attention": ("vit", "captioner", "seq2seq"),
+    "--source": ("seq2seq",),
+    "--beams": ("seq2seq",),
+    "--length-penalty": ("seq2seq",),
+    "--slide": ("gpt",),
+}
+DOES = {
+    "gpt": "goes on from a prompt",
+    "vit": "says a picture's label",
+    "captioner": "describes a picture",
+    "seq2seq": "writes the target of a source",
+    "reader": "reads a text and writes none",
+}
+NEEDED = {
+    "vit": {"--image": "looks at a picture: give one"},
+    "captioner": {"--image": "looks at a picture: give one"},
+    "seq2seq": {"--source": "reads a source: give one"},
+    "reader": {"--prompt": "reads a text: give one"},
+}
 
 
 def _write(loaded, given: list[str] | None, new: int, how, stop: list[str], count: int, slide: bool, out: Path | None):
@@ -181,7 +231,8 @@ def evaluate(
     """Measure a run on its held-out data, one name and value a line; of pictures also as pictures.
 
     A gpt: loss, perplexity, bits per byte. A vit: accuracy, over all and per class, the confusion matrix and the worst
-    mistakes. A captioner: exact matches, the mistakes, and where it looked.
+    mistakes. A captioner: exact matches, the mistakes, and where it looked. A seq2seq: exact matches, errors a
+    character, chrF and BLEU if sacrebleu is installed, the mistakes, and where it looked. A reader: accuracy.
 
     Parameters
     ----------

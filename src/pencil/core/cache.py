@@ -1,10 +1,10 @@
 """The KV cache: keys and values preallocated, with the index and coords of each slot. The caller owns it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from .masks import NOWHERE
@@ -27,8 +27,20 @@ class LayerCache:
         return self.keys[:, :, : slots.stop], self.values[:, :, : slots.stop]
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What cross-attention looks at: each block's keys and values of a source, read once, and where it stands."""
+
+    layers: list[tuple[Float[Tensor, "B g S d"], Float[Tensor, "B g S d"]]]
+    span: Span
+
+    def pick(self, rows: Int[Tensor, "b"]) -> "Memory":
+        """These rows of the batch, in this order; a row may come several times."""
+        return Memory([(k[rows], v[rows]) for k, v in self.layers], self.span.pick(rows))
+
+
 class Cache:
-    """All blocks' keys and values, and where each slot's token stands."""
+    """All blocks' keys and values, and where each slot's token stands; of a model with a source, its memory too."""
 
     def __init__(
         self,
@@ -42,10 +54,10 @@ class Cache:
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ):
-        store = torch.zeros(2, layers, batch, kv_heads, length, head_width, device=device, dtype=dtype)
-        self.layers = [LayerCache(store[0, i], store[1, i]) for i in range(layers)]
+        self._hold(torch.zeros(2, layers, batch, kv_heads, length, head_width, device=device, dtype=dtype))
         self.index = torch.full((batch, length), NOWHERE, device=device)
         self.coords: Num[Tensor, "B L a"] = torch.zeros(batch, length, axes, device=device)
+        self.memory: Memory | None = None
         self.used = 0  # slots filled, the same in every row
         self.even = True  # every row holds tokens 0 … used−1: no padding anywhere
 
@@ -55,6 +67,17 @@ class Cache:
     @property
     def length(self) -> int:
         return self.index.shape[1]
+
+    def _hold(self, store: Float[Tensor, "2 layers B g L d"]) -> None:
+        self.store = store
+        self.layers = [LayerCache(*both) for both in store.unbind(1)]
+
+    def pick(self, rows: Int[Tensor, "b"], sources: bool = True) -> None:
+        """Keep these rows of the batch, in this order; a row may come several times. `sources` may stay as they are."""
+        self._hold(self.store[:, :, rows])
+        self.index, self.coords = self.index[rows], self.coords[rows]
+        if self.memory is not None and sources:
+            self.memory = self.memory.pick(rows)
 
     def next(self, count: int) -> Span:
         """The span of the next `count` tokens: each row goes on where its own last token stood."""

@@ -1,9 +1,11 @@
 """Position schemes: how a model learns where a token stands, at up to three moments.
 
 A scheme may add a stamp to the input, turn the queries and keys, or bias the scores; each moment defaults to nothing,
-and `Positions` itself is the scheme that says nothing. A model takes any scheme as data.
+and `Positions` itself is the scheme that says nothing. A model takes any scheme as data. Those that bias stand in
+`biases.py`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
@@ -20,7 +22,7 @@ from .span import Span
 class Positions(nn.Module):
     """No positions; and the three moments every scheme chooses from."""
 
-    scale: float | None = None
+    scale: float | None = None  # of the scores, where a scheme brings its own
 
     def stamp(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"] | None:
         """Moment one: what is added to the input."""
@@ -30,12 +32,12 @@ class Positions(nn.Module):
         """Moment two: how far each pair of channels of q and k is turned."""
         return None
 
-    def bias(self, span: Span) -> Callable[[Tensor], Tensor] | None:
-        """Moment three: what is added to the scores, as a function of q."""
+    def bias(self, span: Span, probe: Off = OFF) -> Callable[[Tensor], Tensor] | None:
+        """Moment three: what is added to the scores, as a function of q; of a span whose keys are all in place."""
         return None
 
     def forward(self, x: Float[Tensor, "B T D"], span: Span, probe: Off = OFF) -> tuple[Float[Tensor, "B T D"], Span]:
-        """The stamped input, and the span with its turn and bias worked out once for all blocks."""
+        """The stamped input, and the span with its turn worked out once for all blocks."""
         stamp, angles = self.stamp(span.coords), self.angles(span.coords)
         if stamp is not None:
             x = x + probe("stamp", stamp.to(x.dtype))
@@ -43,7 +45,7 @@ class Positions(nn.Module):
         if angles is not None:
             angles, exact = probe("angles", angles)[:, None], torch.promote_types(x.dtype, torch.float32)
             turn = angles.cos().to(exact), angles.sin().to(exact)
-        return x, replace(span, turn=turn, key_turn=turn, bias=self.bias(span), scale=self.scale)
+        return x, replace(span, turn=turn, key_turn=turn, scale=self.scale)
 
 
 class Learned(Positions):
@@ -63,6 +65,8 @@ class Learned(Positions):
         nn.init.normal_(self.table, std=0.02)
 
     def stamp(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"]:
+        if coords.shape[1] > len(self.table):
+            raise ValueError(f"the table of positions has {len(self.table)} seats, and {coords.shape[1]} tokens came")
         seat = coords[..., 0]
         for axis, size in enumerate(self.grid[1:], 1):
             seat = seat * size + coords[..., axis]
@@ -81,34 +85,55 @@ class Learned(Positions):
 
 
 class SinCos(Positions):
-    """Fixed waves: channel 2i is sin(seat/base^(2i/D)), channel 2i+1 its cosine; n axes share the channels evenly."""
+    """Fixed waves: channel 2i is sin(seat/base^(2i/D)), channel 2i+1 its cosine; n axes share the channels evenly.
+
+    With `halves` all the sines stand first and all the cosines after them, as Marian keeps them.
+    """
 
     NAMES = {"stamp": ("B T D", "P", "sin, cos of seat·ω_i")}
 
-    def __init__(self, width: int, axes: int = 1, base: float = 10000.0):
+    def __init__(self, width: int, axes: int = 1, base: float = 10000.0, halves: bool = False):
         super().__init__()
         if width % 2:
             raise ValueError(f"sine and cosine come in pairs, so the width must be even, not {width}")
-        self.pairs, self.base = share(width // 2, axes), base
+        if width // 2 < axes:
+            raise ValueError(f"a width of {width} has no pair of channels for each of {axes} axes")
+        self.pairs, self.base, self.halves = share(width // 2, axes), base, halves
 
     def stamp(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"]:
-        angles = turn_angles(coords, self.pairs, self.base)
+        angles = turn_angles(coords, [frequencies(n, self.base, coords.device) for n in self.pairs])
+        if self.halves:
+            return torch.cat((angles.sin(), angles.cos()), -1)
         return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
 
 
 class Rope(Positions):
-    """Rotations: pair i of q and k (channels i and i + d/2) is turned by seat·base^(−i/n); n axes share the pairs."""
+    """Rotations: pair i of q and k (channels i and i + n) is turned by seat·base^(−i/n); n axes share the pairs.
+
+    Only the first `turned` channels of a head are, all of them unless it is given. `stretch` changes the frequencies of
+    a model that shall read further than it was trained to; `strength` is a factor on q and k that goes with it.
+    """
 
     NAMES = {"angles": ("B T d/2", "θ", "seat · base^(−2i/d)")}
 
-    def __init__(self, head_width: int, axes: int = 1, base: float = 10000.0):
+    def __init__(
+        self,
+        head_width: int,
+        axes: int = 1,
+        base: float = 10000.0,
+        turned: int | None = None,
+        stretch: Callable[[Tensor], Tensor] = lambda frequency: frequency,
+        strength: float = 1.0,
+    ):
         super().__init__()
-        if head_width % 2 or head_width // 2 < axes:
-            raise ValueError(f"a head of width {head_width} has no pair of channels to turn for each of {axes} axes")
-        self.pairs, self.base = share(head_width // 2, axes), base
+        turned = head_width if turned is None else turned
+        if turned % 2 or turned // 2 < axes or turned > head_width:
+            raise ValueError(f"{turned} channels of {head_width} are no pairs to turn for each of {axes} axes")
+        self.pairs, self.base, self.stretch = share(turned // 2, axes), base, stretch
+        self.scale = None if strength == 1 else strength**2 / math.sqrt(head_width)
 
     def angles(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T p"]:
-        return turn_angles(coords, self.pairs, self.base)
+        return turn_angles(coords, [self.stretch(frequencies(n, self.base, coords.device)) for n in self.pairs])
 
 
 def share(pairs: int, axes: int) -> tuple[int, ...]:
@@ -116,14 +141,58 @@ def share(pairs: int, axes: int) -> tuple[int, ...]:
     return tuple(pairs // axes + (axis < pairs % axes) for axis in range(axes))
 
 
-def turn_angles(coords: Num[Tensor, "B T a"], pairs: tuple[int, ...], base: float) -> Float[Tensor, "B T p"]:
-    """seat·base^(−i/n) for each axis's n pairs; in float64 where there is one (float32 is 4e-4 off at seat 5,000)."""
-    exact = torch.float32 if coords.device.type == "mps" else torch.float64
-    parts = []
-    for axis, n in enumerate(pairs):
-        frequency = base ** (-torch.arange(n, device=coords.device, dtype=exact) / n)
-        parts.append(coords[..., axis, None].to(exact) * frequency)
-    return torch.cat(parts, -1)
+def frequencies(pairs: int, base: float, device: torch.device) -> Float[Tensor, "p"]:
+    """base^(−i/n) for n pairs; in float64 where there is one (float32 is 4e-4 off at seat 5,000)."""
+    exact = torch.float32 if device.type == "mps" else torch.float64
+    return base ** (-torch.arange(pairs, device=device, dtype=exact) / pairs)
+
+
+def turn_angles(coords: Num[Tensor, "B T a"], waves: Sequence[Float[Tensor, "_"]]) -> Float[Tensor, "B T p"]:
+    """seat·frequency for each axis's frequencies, one axis after another."""
+    return torch.cat([coords[..., axis, None].to(wave.dtype) * wave for axis, wave in enumerate(waves)], -1)
+
+
+def interpolate(factor: float) -> Callable[[Tensor], Tensor]:
+    """Every seat is a factor nearer: no angle is met that was not met in training."""
+    return lambda frequency: frequency / factor
+
+
+def ntk(factor: float) -> Callable[[Tensor], Tensor]:
+    """The base is raised: the slowest pair turns a factor slower, the fastest not at all."""
+
+    def stretch(frequency: Tensor) -> Tensor:
+        n = len(frequency)
+        return frequency if n < 2 else frequency / factor ** (torch.arange(n).to(frequency) / (n - 1))
+
+    return stretch
+
+
+def yarn(factor: float, trained: int, base: float) -> tuple[Callable[[Tensor], Tensor], float]:
+    """Pairs that turned more than 32 times within the trained length stay, those that turned less than once are a
+    factor slower, those between in between; and the factor on q and k that keeps their scores apart."""
+
+    def stretch(frequency: Tensor) -> Tensor:
+        n = len(frequency)
+
+        def pair_that_turns(times: float) -> float:
+            return n * math.log(trained / (times * 2 * math.pi)) / math.log(base)
+
+        low, high = max(math.floor(pair_that_turns(32)), 0), min(math.ceil(pair_that_turns(1)), 2 * n - 1)
+        slow = ((torch.arange(n).to(frequency) - low) / max(high - low, 1e-3)).clamp(0, 1)
+        return frequency / factor * slow + frequency * (1 - slow)
+
+    return stretch, 0.1 * math.log(factor) + 1
+
+
+def llama3(factor: float, trained: int) -> Callable[[Tensor], Tensor]:
+    """Waves longer than the trained length are a factor slower, those shorter than a quarter of it stay."""
+
+    def stretch(frequency: Tensor) -> Tensor:
+        turns = trained * frequency / (2 * math.pi)
+        kept = ((turns - 1) / 3).clamp(0, 1)
+        return frequency / factor * (1 - kept) + frequency * kept
+
+    return stretch
 
 
 def rotate(

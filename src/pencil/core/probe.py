@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 # letters for axes, used in every shape of the project
 LEGEND = {
-    "B": "batch", "T": "tokens", "S": "tokens seen", "t": "text tokens", "M": "picture tokens", "N": "strips",
-    "C": "channels", "c": "numbers in a strip", "E": "width of a strip before its projection", "D": "width",
+    "B": "batch", "T": "tokens", "S": "tokens seen", "s": "source tokens", "t": "text tokens", "M": "picture tokens",
+    "N": "strips", "C": "channels", "c": "numbers in a strip", "E": "width of a strip before its projection",
+    "D": "width",
     "h": "heads", "g": "key-value heads", "d": "head width", "F": "hidden width of the MLP",
     "V": "vocabulary", "K": "classes",
     "a": "axes of the world a token stands in", "L": "slots of a cache",
@@ -85,14 +86,24 @@ class Name(NamedTuple):
 def declared(model: nn.Module) -> dict[str, Name]:
     """Every name the model can fire, in order of the modules' paths: their `NAMES` tables, joined.
 
-    `INNER` of a module says more exactly what a part of it computes there, if that part computes it.
+    `INNER` of a module says more exactly what a part of it computes there, if that part computes it; `LETTERS`, which
+    letters stand for others in all of a part.
     """
-    names, inner = {}, {}
+    names, inner, letters = {}, {}, {}
     for path, module in model.named_modules():
         place = f"{path}." if path else ""
         names |= {place + name: Name(*entry) for name, entry in getattr(module, "NAMES", {}).items()}
-        inner |= {place + name: Name(*entry) for name, entry in getattr(module, "INNER", {}).items()}
-    return {name: inner.get(name, entry) for name, entry in names.items()}
+        # what stands further out knows more
+        inner = {place + name: Name(*entry) for name, entry in getattr(module, "INNER", {}).items()} | inner
+        letters |= {f"{place}{part}.": other for part, other in getattr(module, "LETTERS", {}).items()}
+    return {name: _spelled(inner.get(name, entry), name, letters) for name, entry in names.items()}
+
+
+def _spelled(entry: Name, name: str, letters: dict[str, dict[str, str]]) -> Name:
+    for part, other in letters.items():
+        if name.startswith(part):
+            entry = entry._replace(axes=" ".join(other.get(letter, letter) for letter in entry.axes.split()))
+    return entry
 
 
 def symbols(model: nn.Module) -> dict[str, str]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
-from .masks import Mask, Seen
+from .masks import NOWHERE, Mask, Seen
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,20 @@ class Span:
         coords = index[..., None] if coords is None else coords
         return Span(index, coords, index, coords, start)
 
+    @staticmethod
+    def at(index: Int[Tensor, "B T"]) -> "Span":
+        """Tokens of a line at these places; those that stand nowhere are padding, and have no place in the world."""
+        return Span.of(index, index.masked_fill(index >= NOWHERE, 0)[..., None])
+
     def across(self, keys: "Span") -> "Span":
         """These tokens looking at another sequence: cross-attention; no turn or bias comes along."""
         return Span(self.index, self.coords, keys.index, keys.coords, scale=self.scale)
 
     def then(self, other: "Span") -> "Span":
-        """These tokens and, after them, the other's, as one sequence; a world of fewer axes is filled up with zeros."""
+        """These tokens and, after them, the other's, as one sequence, with the other's scale of the scores.
+
+        A world of fewer axes is filled up with zeros.
+        """
         index = _side_by_side(self.index, other.index)
         axes = max(self.coords.shape[-1], other.coords.shape[-1])
         mine, theirs = (F.pad(s.coords, (0, axes - s.coords.shape[-1])) for s in (self, other))
@@ -62,7 +70,8 @@ class Span:
             turn = cos, sin
         # known only when the other's first token is the one after this one's last
         on = self.start is not None and other.start == self.start + self.index.shape[1]
-        return Span(index, coords, index, coords, self.start if on else None, turn=turn, key_turn=turn)
+        start = self.start if on else None
+        return Span(index, coords, index, coords, start, turn=turn, key_turn=turn, scale=other.scale)
 
     def turned_like(self, known: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """This span's turn; where it has none, an angle of 0 for as many pairs of channels as another's has."""
@@ -71,13 +80,20 @@ class Span:
         still = known[0][:1, :, :1].expand(-1, -1, self.index.shape[1], -1)
         return torch.ones_like(still), torch.zeros_like(still)
 
-    def under(self, mask: Mask) -> "Span":
-        """The same span with the mask worked out, once for all blocks."""
-        seen = mask.over(self.index, self.key_index, self.start)
+    def pick(self, rows: Int[Tensor, "b"]) -> "Span":
+        """Where these rows of the batch stand, and nothing worked out from it; one row for all stays one."""
+        index, coords = (t if len(t) == 1 else t[rows] for t in (self.index, self.coords))
+        return Span.of(index, coords, self.start)
+
+    def under(
+        self, mask: Mask, bias: Callable[["Span"], Callable[[Tensor], Float[Tensor, "#B #h T S"]] | None] | None = None
+    ) -> "Span":
+        """The same span with the mask, and a scheme's bias, worked out once for all blocks."""
+        seen, added = mask.over(self.index, self.key_index, self.start), bias(self) if bias else None
         # a bias is added to a dense mask, so that is worked out here too, once
-        if self.bias is not None and seen.route not in ("all", "dense"):
+        if added is not None and seen.route not in ("all", "dense"):
             seen = Seen.dense(seen.matrix())
-        return replace(self, seen=seen)
+        return replace(self, seen=seen, bias=added)
 
 
 def _side_by_side(a: Tensor, b: Tensor, dim: int = 1) -> Tensor:

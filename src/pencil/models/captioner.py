@@ -1,6 +1,8 @@
 """The single-stream picture→text model: strips first, then words, one sequence through one stack of blocks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Literal
 
@@ -8,16 +10,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..core.biases import apart
 from ..core.cache import Cache
 from ..core.embed import Patches, Project, Tokens
-from ..core.masks import causal, prefix
+from ..core.masks import NOWHERE, causal, prefix
 from ..core.patches import grid_of, seats
 from ..core.probe import OFF, Off, Probe
 from ..core.span import Span
-from .parts import block_maker, check_picture, check_positions, check_sizes, initialise, norm_maker, positions_of
+from .parts import (
+    Activation,
+    Scheme,
+    block_maker,
+    check_picture,
+    check_positions,
+    check_sizes,
+    initialise,
+    norm_maker,
+    positions_of,
+    turned,
+)
 from .vit import check_shape
-
-Scheme = Literal["learned", "sincos", "rope", "none"]
 
 
 @dataclass(frozen=True)
@@ -41,13 +53,14 @@ class CaptionerConfig:
     picture_width: int | None = None
     norm: Literal["layer", "rms"] = "layer"
     eps: float = 1e-5
-    activation: Literal["gelu", "gelu-tanh", "swiglu"] = "gelu"
+    activation: Activation = "gelu"
     bias: bool = False
     dropout: float = 0.0
     mask: Literal["causal", "prefix"] = "prefix"
     positions: Scheme = "rope"
     picture_positions: Scheme | None = None
     rope_base: float = 100.0
+    rope_share: float = 1.0  # of each head
     types: bool = True
     delimiters: bool = True
     tied: bool = True
@@ -88,7 +101,7 @@ class CaptionerConfig:
             "T": tokens, "S": tokens, "N": strips, "M": self.before, "t": self.context,
             "c": self.channels * prod(self.patch), "E": self.picture_width or self.width, "V": self.vocab,
             "D": self.width, "h": self.heads, "g": self.kv_heads or self.heads, "d": self.head_width,
-            "d/2": self.head_width // 2, "F": self.mlp_width,
+            "d/2": turned(self) // 2, "F": self.mlp_width, "a": 2, "1": 1,
         }  # fmt: skip
 
 
@@ -115,6 +128,8 @@ class Captioner(nn.Module):
     INNER = {
         "positions.stamp": ("B t D", "P_txt", "stamp of each seat of the text"),
         "positions.angles": ("B t d/2", "θ_txt", "seat · base^(−2i/d)"),
+        "positions.distance": ("B T S 1", "r_txt", "clip(j − i)"),
+        "positions.bucket": ("B T S 1", "b_txt", "bucket(j − i)"),
         "picture_positions.stamp": ("B N D", "P_img", "stamp of each row and column"),
         "picture_positions.angles": ("B N d/2", "θ_img", "row, column · base^(−4i/d)"),
         "patches.out": ("B N E", "I", "X_patch W_patch + b_patch"),
@@ -130,7 +145,7 @@ class Captioner(nn.Module):
         self.project = Project(narrow, c.width) if narrow != c.width else None
         self.tokens = Tokens(c.vocab, c.width)
         self.picture_positions = positions_of(c.picture_scheme, c, c.grid)
-        self.positions = positions_of(c.positions, c, (c.context,))
+        self.positions = positions_of(c.positions, c, (c.context,), both=False)
         self.types = nn.Parameter(torch.empty(2, c.width)) if c.types else None
         self.marks = nn.Parameter(torch.empty(2, c.width)) if c.delimiters else None
         self.drop = nn.Dropout(c.dropout)
@@ -184,12 +199,26 @@ class Captioner(nn.Module):
             x, here = torch.cat((strips, x), 1), there.then(here)
         if cache is not None:
             here = cache.place(here)
-        here = here.under(self.mask)
+        here = here.under(self.mask, self.bias(probe))
         x = self.drop(probe("input", x))
         for i, block in enumerate(self.blocks):
             x = block(x, here, None if cache is None else cache[i], probe / f"blocks.{i}")
         x = probe("norm", self.norm(x[:, -1:] if last else x[:, -count:]))
         return probe("logits", self.tokens.logits(x) if self.head is None else self.head(x))
+
+    def bias(self, probe: Off = OFF) -> Callable[[Span], Callable[[Tensor], Tensor] | None]:
+        """Each part's bias among its own tokens; a word and a strip are at no distance from each other."""
+        c = self.config
+        return apart(
+            (
+                (
+                    partial(self.picture_positions.bias, probe=probe / "picture_positions"),
+                    int(c.delimiters),
+                    c.before - int(c.delimiters),
+                ),
+                (partial(self.positions.bias, probe=probe / "positions"), c.before, NOWHERE),
+            )
+        )
 
     def read(self, picture: Float[Tensor, "B C H W"], probe: Off = OFF) -> tuple[Float[Tensor, "B M D"], Span]:
         """The picture as tokens, stamped and marked, and where they stand."""

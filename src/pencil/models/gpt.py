@@ -1,6 +1,7 @@
 """GPT: text in, the next token's logits out; pre-norm, as GPT-2 and nanoGPT write it."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -12,7 +13,18 @@ from ..core.embed import Tokens
 from ..core.masks import causal
 from ..core.probe import OFF, Off
 from ..core.span import Span
-from .parts import block_maker, check_positions, check_sizes, initialise, norm_maker, positions_of
+from .parts import (
+    Activation,
+    Scaling,
+    Scheme,
+    block_maker,
+    check_positions,
+    check_sizes,
+    initialise,
+    norm_maker,
+    positions_of,
+    turned,
+)
 
 
 @dataclass(frozen=True)
@@ -28,11 +40,15 @@ class GPTConfig:
     hidden: int | None = None
     norm: Literal["layer", "rms"] = "layer"
     eps: float = 1e-5
-    activation: Literal["gelu", "gelu-tanh", "swiglu"] = "gelu"
+    activation: Activation = "gelu"
     bias: bool = False
     dropout: float = 0.0
-    positions: Literal["learned", "sincos", "rope", "none"] = "rope"
+    positions: Scheme = "rope"
     rope_base: float = 10000.0
+    rope_share: float = 1.0  # of each head
+    rope_scaling: Scaling | None = None  # to read further than it was trained to: rope_factor times as far
+    rope_factor: float = 1.0
+    rope_trained: int | None = None  # context/rope_factor unless given
     tied: bool = True
 
     def __post_init__(self):
@@ -52,7 +68,8 @@ class GPTConfig:
         """What each letter of the shapes stands for here."""
         return {
             "T": self.context, "S": self.context, "V": self.vocab, "D": self.width, "h": self.heads,
-            "g": self.kv_heads or self.heads, "d": self.head_width, "d/2": self.head_width // 2, "F": self.mlp_width,
+            "g": self.kv_heads or self.heads, "d": self.head_width, "d/2": turned(self) // 2, "F": self.mlp_width,
+            "a": 1,
         }  # fmt: skip
 
 
@@ -90,7 +107,7 @@ class GPT(nn.Module):
         self.config = c = config
         self.mask = causal
         self.tokens = Tokens(c.vocab, c.width)
-        self.positions = positions_of(c.positions, c, (c.context,))
+        self.positions = positions_of(c.positions, c, (c.context,), both=False)
         self.drop = nn.Dropout(c.dropout)
         block = block_maker(c, cells=True)
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))
@@ -127,7 +144,7 @@ class GPT(nn.Module):
             here = cache.place(here)
         x = probe("embed", self.tokens(tokens))
         x, here = self.positions(x, here, probe / "positions")
-        here = here.under(self.mask)
+        here = here.under(self.mask, partial(self.positions.bias, probe=probe / "positions"))
         x = self.drop(probe("input", x))
         for i, block in enumerate(self.blocks):
             x = block(x, here, None if cache is None else cache[i], probe / f"blocks.{i}")

@@ -1,6 +1,7 @@
 """ViT: a picture in, a label's logits out; every strip looks at every strip."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -14,7 +15,18 @@ from ..core.patches import by, grid_of, seats
 from ..core.positions import Learned
 from ..core.probe import OFF, Off, Probe
 from ..core.span import Span
-from .parts import block_maker, check_picture, check_positions, check_sizes, initialise, norm_maker, positions_of
+from .parts import (
+    Activation,
+    Scheme,
+    block_maker,
+    check_picture,
+    check_positions,
+    check_sizes,
+    initialise,
+    norm_maker,
+    positions_of,
+    turned,
+)
 
 
 @dataclass(frozen=True)
@@ -31,11 +43,12 @@ class ViTConfig:
     hidden: int | None = None
     norm: Literal["layer", "rms"] = "layer"
     eps: float = 1e-6
-    activation: Literal["gelu", "gelu-tanh", "swiglu"] = "gelu"
+    activation: Activation = "gelu"
     bias: bool = True
     dropout: float = 0.0
-    positions: Literal["learned", "sincos", "rope", "none"] = "learned"
+    positions: Scheme = "learned"
     rope_base: float = 100.0  # pictures are a few dozen strips wide: slower waves would not turn
+    rope_share: float = 1.0  # of each head
     pool: Literal["class", "mean"] = "class"
 
     def __post_init__(self):
@@ -63,8 +76,8 @@ class ViTConfig:
         tokens = strips + (self.pool == "class")
         return {
             "T": tokens, "S": tokens, "N": strips, "c": self.channels * prod(self.patch), "K": self.classes,
-            "D": self.width, "h": self.heads, "g": self.heads, "d": self.head_width, "d/2": self.head_width // 2,
-            "F": self.mlp_width,
+            "D": self.width, "h": self.heads, "g": self.heads, "d": self.head_width, "d/2": turned(self) // 2,
+            "F": self.mlp_width, "a": 2,
         }  # fmt: skip
 
 
@@ -130,7 +143,7 @@ class ViT(nn.Module):
         if self.class_token is not None:
             x = torch.cat((self.class_token.to(x.dtype).expand(len(x), -1, -1), x), 1)
         x, here = self.positions(probe("tokens", x), self.span(x.device), probe / "positions")
-        here = here.under(self.mask)
+        here = here.under(self.mask, partial(self.positions.bias, probe=probe / "positions"))
         x = self.drop(probe("input", x))
         for i, block in enumerate(self.blocks):
             x = block(x, here, probe=probe / f"blocks.{i}")

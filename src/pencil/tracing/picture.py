@@ -2,16 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from .. import draw
 from ..config import UserError, nearest
 from .opened import Trace
-
-NUMBERED = 12  # places along a side up to which each cell's number is written in
-LABELLED = 40  # and up to which each place has its word
 
 
 def attention(trace: Trace, name: str | None = None, query: str | None = None) -> bytes:
@@ -35,7 +31,7 @@ def attention(trace: Trace, name: str | None = None, query: str | None = None) -
         return _over_picture(trace, heads, rows, query, title)
     titles = [f"head {i}" for i in range(len(heads))] if len(heads) > 1 else [""]
     looking = letters[-2:] == ["T", "S"]
-    return heat_maps(list(heads), titles, rows, columns, title, view.node.portions, looking)
+    return draw.heat_maps(list(heads), titles, rows, columns, title, view.node.portions, looking)
 
 
 def last_pattern(trace: Trace) -> str:
@@ -45,61 +41,6 @@ def last_pattern(trace: Trace) -> str:
     if not found:
         raise UserError("this trace has no attention pattern; name what to draw by --of")
     return found[-1]
-
-
-def heat_maps(
-    maps: Sequence[Any],
-    titles: Sequence[str],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    title: str = "",
-    probability: bool = True,
-    looking: bool = True,
-) -> bytes:
-    """Matrices side by side on one scale: 0 to 1 for portions, else as far below nothing as above it."""
-    maps = [np.asarray(m, dtype=float) for m in maps]
-    finite = np.concatenate([m[np.isfinite(m)] for m in maps])
-    top = float(np.abs(finite).max(initial=0)) or 1.0
-    scale: dict[str, Any] = (
-        dict(cmap="Blues", vmin=0, vmax=1) if probability else dict(cmap="RdBu_r", vmin=-top, vmax=top)
-    )
-    across = min(4, len(maps))
-    down = math.ceil(len(maps) / across)
-    small = max(len(rows), len(columns)) <= NUMBERED
-    longest = max(len(rows), len(columns))
-    side = max(2.6, 0.42 * longest) if small else max(3.6, 0.15 * min(longest, LABELLED))
-    side += 0.9 if max(map(len, [*rows, *columns])) > 4 else 0.3
-    figure = draw.canvas(min(side * across + 0.8, 24), min(side * down + 0.6, 24))
-    if title:
-        figure.suptitle(draw.literal(title), fontsize=11)
-    shown: Any = None
-    panels = []
-    for i, (m, word) in enumerate(zip(maps, titles, strict=True)):
-        axes = figure.add_subplot(down, across, i + 1)
-        panels.append(axes)
-        axes.set_facecolor("#dddddd")  # what may not be seen: neither high nor low
-        shown = axes.imshow(np.where(np.isfinite(m), m, np.nan), aspect="equal", **scale)
-        if word:
-            axes.set_title(draw.literal(word), fontsize=10)
-        if looking:
-            axes.set_xlabel("looked at", fontsize=8)
-            axes.set_ylabel("" if i % across else "looking", fontsize=8)
-        _ticks(axes, rows, columns)
-        if small:
-            for (r, c), value in np.ndenumerate(m):
-                said = f"{value:.2f}" if np.isfinite(value) else "−∞"
-                dark = np.isfinite(value) and (value > 0.5 if probability else abs(value) > 0.6 * top)
-                axes.text(c, r, said, ha="center", va="center", fontsize=7, color="white" if dark else "black")
-    figure.colorbar(shown, ax=panels, fraction=0.04, shrink=0.8)
-    return draw.as_png(figure)
-
-
-def _ticks(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
-    long = max((len(word) for word in columns), default=0) > 3
-    if len(columns) <= LABELLED:
-        axes.set_xticks(range(len(columns)), [draw.literal(w) for w in columns], rotation=90 if long else 0, fontsize=7)
-    if len(rows) <= LABELLED:
-        axes.set_yticks(range(len(rows)), [draw.literal(w) for w in rows], fontsize=7)
 
 
 def _over_picture(trace: Trace, heads: np.ndarray, rows: list[str], query: str, title: str) -> bytes:

@@ -14,14 +14,15 @@ from .. import draw
 from ..config import UserError
 from ..data import images
 from ..data.tokenizers import Tokenizer, learn
+from ..files import write_all
 from ..generate import Generation, Sampling
 from ..models import configure, preset_of
 from ..models.captioner import attention_maps
 from ..models.parts import numbers
 from ..runs import Run
 from .losses import next_token
-from .pictures import SHOWN, PictureTask, write_all
-from .settings import TrainConfig
+from .pictures import SHOWN, PictureTask
+from .settings import TrainConfig, refuse
 from .tasks import Asked, Batch, Begun, Preview, random_of
 
 
@@ -35,6 +36,7 @@ class CaptionTask(PictureTask):
         data = images.load(asked.data, cls.want)
         if config.mixup:
             raise UserError("train.mixup blends two labels; two captions cannot be blended")
+        refuse(config, ("label_smoothing",), "for pairs of texts, not for captions")
         config = cls.settings_for(asked, data, config)
         tokenizer = learn(asked.tokenizer or "bpe", data.captions(), asked.vocab, ended=True)
         found: dict[str, Any] = {"vocab": tokenizer.vocab}

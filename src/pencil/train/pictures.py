@@ -15,11 +15,12 @@ from ..config import UserError
 from ..data import images
 from ..data.augment import Look
 from ..data.builtin import Scenes
-from ..files import write_aside
+from ..files import write_all
 from ..models import configure, create, preset_of
 from ..models.parts import numbers
 from ..runs import Run
-from .settings import TrainConfig
+from .labels import confusion, measure, per_class
+from .settings import TrainConfig, refuse
 from .tasks import Asked, Batch, Begun, Preview, in_turn, random_of
 
 JUDGED = 256  # pictures at a time
@@ -112,8 +113,7 @@ class LabelTask(PictureTask):
     def begin(cls, asked: Asked, config: TrainConfig) -> Begun:
         if asked.tokenizer is not None:
             raise UserError("--tokenizer is for text, and vit writes none")
-        if config.word_dropout is not None:
-            raise UserError("train.word_dropout is for captions, and vit reads no words")
+        refuse(config, ("word_dropout", "label_smoothing"), "for words, and vit reads none")
         data = images.load(asked.data, cls.want)
         config = cls.settings_for(asked, data, config)
         sizes = cls.sizes_for(asked, data, {"classes": len(data.classes)})
@@ -156,13 +156,7 @@ class LabelTask(PictureTask):
             yield said, torch.tensor(targets), pictures
 
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
-        return self._measures([part[:2] for part in self._judge(model, batches)])[0]
-
-    def _measures(self, parts: list[tuple[Tensor, Tensor]]) -> tuple[dict[str, float], Tensor, Tensor]:
-        said, labels = (torch.cat(each) for each in zip(*parts, strict=True))
-        guessed = said.argmax(-1)
-        accuracy = (guessed == labels).double().mean().item()
-        return {"val_loss": F.nll_loss(said, labels).item(), "accuracy": accuracy}, guessed, labels
+        return measure([part[:2] for part in self._judge(model, batches)])[0]
 
     def preview(self, model: nn.Module) -> Preview:
         said, labels, pictures = next(self._judge(model, 1))
@@ -178,18 +172,12 @@ class LabelTask(PictureTask):
             wrong = (said.argmax(-1) != labels).nonzero()[:, 0].tolist()
             surest += [(said[i], int(labels[i]), pictures[i].copy()) for i in wrong]
             surest = sorted(surest, key=lambda one: -one[0].max().item())[:SHOWN]
-        measures, guessed, labels = self._measures(parts)
-        for i, name in enumerate(self.data.classes):
-            if (labels == i).any():
-                measures[f"accuracy.{name.replace(' ', '_')}"] = (guessed[labels == i] == i).double().mean().item()
-        size = len(self.data.classes)
-        matrix = torch.zeros(size, size, dtype=torch.long)
-        named = guessed < size  # a model may have room for more classes than there are names
-        matrix.index_put_((labels[named], guessed[named]), torch.ones_like(labels[named]), accumulate=True)
+        measures, guessed, labels = measure(parts)
+        measures |= per_class(guessed, labels, self.data.classes)
         wrong = int((guessed != labels).sum())
         title = f"{wrong} of {len(labels)} wrong" + (": the mistakes it was surest of" if wrong else "")
         files = {
-            "confusion.png": draw.confusion(matrix.numpy(), self.data.classes, self.data.name),
+            "confusion.png": confusion(guessed, labels, self.data.classes, self.data.name),
             "mistakes.png": self._sheet(surest, title),
         }
         return measures, write_all(folder, files)
@@ -203,9 +191,3 @@ class LabelTask(PictureTask):
             truth = "" if guess == label else f"\nis {names[label]}"
             lines.append(f"{names.get(guess, guess)} ({said.exp().max():.0%}){truth}")
         return draw.sheet([picture for *_, picture in shown], lines, right, title)
-
-
-def write_all(folder: Path, files: dict[str, bytes]) -> list[Path]:
-    for name, content in files.items():
-        write_aside(folder / name, content)
-    return [folder / name for name in files]

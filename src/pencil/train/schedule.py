@@ -6,7 +6,12 @@ from .settings import TrainConfig
 
 
 def factor(step: int, config: TrainConfig) -> float:
-    """Warm up linearly, then follow the cosine, stay and decay (wsd: the last fifth, linearly), or stay."""
+    """Warm up linearly, then follow the cosine, stay and decay (wsd: the last fifth, linearly), or stay.
+
+    The first Transformer's (paper) falls as 1/√step: min(step^−½, step·warmup^−1½), as a share of its peak.
+    """
+    if config.schedule == "paper":
+        return min((step + 1) / max(1, config.warmup), math.sqrt(max(1, config.warmup) / (step + 1)))
     warmup = min(config.warmup, config.steps // 5)  # a short run must reach its full rate too
     if step < warmup:
         return (step + 1) / (warmup + 1)

@@ -1,5 +1,6 @@
 """How a run is trained: one frozen dataclass, and what each preset changes in it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,7 @@ class TrainConfig:
     min_lr: float = 0.0  # of the peak, at the end
     beta2: float = 0.99
     weight_decay: float = 0.1
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    schedule: Literal["cosine", "wsd", "paper", "constant"] = "cosine"
     warmup: int = 100
     clip: float = 1.0
     seed: int = 1337
@@ -37,7 +38,9 @@ class TrainConfig:
     crop: float | None = None  # the smallest share of the area a crop may keep
     randaugment: int | None = None  # small changes of form or colour a picture
     mixup: float | None = None  # two pictures blended, by a weight from Beta(mixup, mixup)
-    word_dropout: float | None = None  # of captions: the share of words hidden, so that the picture must be looked at
+    # of captions: the share of words hidden, so that the picture must be looked at; of a reader: those to be guessed
+    word_dropout: float | None = None
+    label_smoothing: float | None = None  # of pairs: the probability that all words share, right or wrong
 
     def __post_init__(self):
         for name in ("steps", "batch", "accumulate", "eval_every", "eval_batches", "save_every"):
@@ -53,6 +56,8 @@ class TrainConfig:
             raise UserError(f"train.crop must be above 0 and at most 1 (the whole picture), not {self.crop}")
         if not 0 <= (self.word_dropout or 0) < 1:
             raise UserError(f"train.word_dropout must be at least 0 and under 1, not {self.word_dropout}")
+        if not 0 <= (self.label_smoothing or 0) < 1:
+            raise UserError(f"train.label_smoothing must be at least 0 and under 1, not {self.label_smoothing}")
         if self.keep < 2:
             raise UserError(
                 f"train.keep must be at least 2, so that one good checkpoint always stands, not {self.keep}"
@@ -61,7 +66,15 @@ class TrainConfig:
             raise UserError(f"train.beta2 must be at least 0 and under 1, not {self.beta2}")
 
 
-AUGMENTATIONS = ("flip", "crop", "randaugment", "mixup", "word_dropout")
+PICTURES = ("flip", "crop", "randaugment", "mixup")  # settings that change how pictures look
+
+
+def refuse(config: TrainConfig, names: Sequence[str], why: str) -> None:
+    """Refuse a setting that was given and would do nothing."""
+    for name in names:
+        if getattr(config, name) is not None:
+            raise UserError(f"train.{name} is {why}")
+
 
 _GPT2 = dict(
     optimizer="adamw",
@@ -78,6 +91,18 @@ _GPT2 = dict(
 _LABELS = dict(batch=64, steps=3200, weight_decay=0.05)
 _CAPTIONS = dict(batch=64, steps=2000, weight_decay=0.2)
 _VIT = dict(batch=128, steps=50_000, lr=1e-3, warmup=1000, weight_decay=0.1, eval_every=1000, save_every=1000)
+
+# of the 2017 paper: its rate is width^−½ times the schedule, which is (width·warmup)^−½ at the peak
+_PAPER = dict(
+    optimizer="adamw", beta2=0.98, schedule="paper", warmup=4000, weight_decay=0.0, label_smoothing=0.1, batch=256,
+    accumulate=8, steps=100_000, eval_every=1000, save_every=1000,
+)  # fmt: skip
+_PAIRS = dict(batch=64, weight_decay=0.1, label_smoothing=0.0)
+_READING = dict(batch=32, weight_decay=0.1)
+_BERT = dict(
+    optimizer="adamw", lr=1e-4, beta2=0.999, weight_decay=0.01, warmup=10_000, batch=256, steps=1_000_000,
+    eval_every=5000, save_every=5000,
+)  # fmt: skip
 
 PRESETS: dict[str, dict[str, dict]] = {
     "gpt": {
@@ -101,5 +126,17 @@ PRESETS: dict[str, dict[str, dict]] = {
         "seed": _CAPTIONS,
         "small": _CAPTIONS | dict(batch=128, steps=8000, eval_every=2000, save_every=2000, word_dropout=0.4),
         "base": _VIT,
+    },
+    "seq2seq": {
+        "nano": _PAIRS,
+        "small": _PAIRS | dict(steps=8000, label_smoothing=0.1, eval_every=1000, save_every=1000),
+        "base": _PAPER | dict(lr=(512 * 4000) ** -0.5),
+        "big": _PAPER | dict(lr=(1024 * 4000) ** -0.5, steps=300_000),
+    },
+    "reader": {
+        "nano": _READING,
+        "small": _READING | dict(steps=8000, eval_every=1000, save_every=1000),
+        "bert-base": _BERT,
+        "bert-large": _BERT,
     },
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import __version__
 from ..config import UserError, build, fitted
+from ..data import pairs
 from ..data.builtin import TEXTS
 from ..data.images import EMBEDDED
 from ..models import configure, parameters, preset_of
@@ -14,14 +15,23 @@ from ..models import family as find_family
 from ..runs import Run, choose_path
 from .captions import CaptionTask
 from .loop import pick_device
+from .pairs import PairTask
 from .pictures import LabelTask
+from .reading import ReadTask
 from .settings import PRESETS, TrainConfig
 from .tasks import Asked
 from .texts import TextTask
 
-TASKS: dict[str, Any] = {"gpt": TextTask, "vit": LabelTask, "captioner": CaptionTask}
-USUAL = {"gpt": "pydoc", "vit": "digits", "captioner": "scenes"}  # data, when none is named
-NAMED = {"gpt": tuple(TEXTS), "vit": EMBEDDED["label"], "captioner": EMBEDDED["caption"]}
+TASKS: dict[str, Any] = {
+    "gpt": TextTask, "vit": LabelTask, "captioner": CaptionTask, "seq2seq": PairTask, "reader": ReadTask
+}  # fmt: skip
+USUAL = {
+    "gpt": "pydoc", "vit": "digits", "captioner": "scenes", "seq2seq": "dates", "reader": "pydoc"
+}  # data, when none is named  # fmt: skip
+NAMED = {
+    "gpt": tuple(TEXTS), "vit": EMBEDDED["label"], "captioner": EMBEDDED["caption"], "seq2seq": pairs.EMBEDDED,
+    "reader": tuple(TEXTS),
+}  # fmt: skip
 
 
 def train_config(family: str, preset: str, train: dict[str, Any]) -> TrainConfig:

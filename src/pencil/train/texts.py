@@ -15,7 +15,7 @@ from ..generate import Generation, Sampling
 from ..models import configure, create
 from ..runs import Run
 from .losses import next_token
-from .settings import AUGMENTATIONS, TrainConfig
+from .settings import PICTURES, TrainConfig, refuse
 from .tasks import Asked, Batch, Begun, Preview, random_of
 
 
@@ -36,9 +36,8 @@ class TextTask:
     @classmethod
     def begin(cls, asked: Asked, config: TrainConfig) -> Begun:
         """Read the data the task was asked to learn."""
-        given = [name for name in AUGMENTATIONS if getattr(config, name) is not None]
-        if given:
-            raise UserError(f"train.{given[0]} is for pictures, and {asked.family} reads text")
+        refuse(config, PICTURES, f"for pictures, and {asked.family} reads text")
+        refuse(config, ("word_dropout", "label_smoothing"), f"not for a {asked.family}, which says every next word")
         usual = "gpt2" if asked.preset.startswith("gpt2") else "char"
         found = text.load(asked.data, asked.tokenizer or usual, asked.vocab)
         sizes = configure(asked.family, asked.preset, **{"vocab": found.tokenizer.vocab, **asked.model})

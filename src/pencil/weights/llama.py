@@ -1,5 +1,6 @@
 """LLaMA as Hugging Face names it: separate query, key and value there, one joined matrix here."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,9 +23,11 @@ QKV = [f"self_attn.{part}_proj" for part in "qkv"]
 
 def config_from(theirs: Mapping[str, Any]) -> GPTConfig:
     """Our config from their config.json."""
+    if theirs.get("attention_bias") or theirs.get("mlp_bias") or theirs.get("hidden_act", "silu") != "silu":
+        raise UserError("this LLaMA has biases or an activation that ours does not")
+    if theirs.get("head_dim") not in (None, theirs["hidden_size"] // theirs["num_attention_heads"]):
+        raise UserError(f"this LLaMA's heads are {theirs['head_dim']} wide, and ours share the width evenly")
     rope = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
-    if rope.get("rope_type", "default") != "default" or theirs.get("attention_bias") or theirs.get("mlp_bias"):
-        raise UserError("this LLaMA has scaled rotations or biases that ours does not")
     return GPTConfig(
         vocab=theirs["vocab_size"],
         context=theirs["max_position_embeddings"],
@@ -38,8 +41,46 @@ def config_from(theirs: Mapping[str, Any]) -> GPTConfig:
         activation="swiglu",
         positions="rope",
         rope_base=rope.get("rope_theta") or theirs.get("rope_theta") or 10000.0,
+        rope_share=_share(theirs, rope),
+        **_scaling(theirs, rope),
         tied=bool(theirs.get("tie_word_embeddings")),
     )
+
+
+def _share(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
+    """How much of each head is turned."""
+    share = rope.get("partial_rotary_factor") or theirs.get("partial_rotary_factor")
+    return 1.0 if share is None else float(share)
+
+
+def _scaling(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    """What our config says of rotations that were slowed to read further; nothing if they were not."""
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return {}
+    if kind not in ("linear", "yarn", "llama3"):
+        raise UserError(f"this LLaMA's rotations are scaled as {kind!r}, and ours can be linear, yarn or llama3")
+    context = theirs["max_position_embeddings"]
+    trained = theirs.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or context
+    factor = float(rope.get("factor") or context / trained)
+    if factor < 1:
+        raise UserError(f"this LLaMA's rotations are scaled by {factor:g}, and a factor of at least 1 reads further")
+    usual: dict[str, tuple[Any, ...]] = {}  # the values besides the factor that ours stands for
+    if kind == "llama3":
+        usual = {"low_freq_factor": (1,), "high_freq_factor": (4,)}
+    if kind == "yarn":
+        usual = {"beta_fast": (None, 0, 32), "beta_slow": (None, 0, 1), "truncate": (None, True)}
+        said, strength = rope.get("attention_factor"), 0.1 * math.log(factor) + 1
+        if said is not None and not math.isclose(said, strength, rel_tol=1e-6):
+            usual["attention_factor"] = (strength,)
+        if rope.get("mscale") and rope.get("mscale_all_dim"):
+            usual["mscale"] = (None,)
+        if _share(theirs, rope) != 1:
+            raise UserError("this LLaMA strengthens only the part of each head that it turns, and ours all of it")
+    for name, known in usual.items():
+        if rope.get(name) not in known:
+            raise UserError(f"this LLaMA's {kind} rotations have {name} {rope.get(name)}, which ours do not")
+    return dict(rope_scaling=kind, rope_factor=factor, rope_trained=None if kind == "linear" else trained)
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:

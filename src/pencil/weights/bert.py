@@ -1,0 +1,124 @@
+"""BERT as Hugging Face names it (BertForMaskedLM, BertForSequenceClassification), to our reader and back.
+
+Separate query, key and value there, one joined matrix here.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import UserError
+from ..models.reader import ReaderConfig
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu"}
+TABLES = {
+    "bert.embeddings.word_embeddings.weight": "tokens.weight",
+    "bert.embeddings.token_type_embeddings.weight": "types.weight",
+    "bert.embeddings.position_embeddings.weight": "encoder.positions.table",
+}
+BLOCK = {
+    "attention.output.dense": "attn.out",
+    "attention.output.LayerNorm": "attn_norm",
+    "intermediate.dense": "mlp.up",
+    "output.dense": "mlp.down",
+    "output.LayerNorm": "mlp_norm",
+}
+QKV = tuple(f"attention.self.{part}" for part in ("query", "key", "value"))
+WORDS = {"cls.predictions.transform.dense": "head.map", "cls.predictions.transform.LayerNorm": "head.norm"}
+LABEL = {"bert.pooler.dense": "head.pool", "classifier": "head.label"}
+# a file may have other names for what a model in memory holds
+OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+def pairs(config: ReaderConfig) -> Iterator[tuple[str, str]]:
+    """Their name and ours, for every tensor but the joined queries, keys and values."""
+    yield from TABLES.items()
+    parts = {"bert.embeddings.LayerNorm": "encoder.embed_norm"}
+    for i in range(config.depth):
+        parts |= {f"bert.encoder.layer.{i}.{theirs}": f"encoder.blocks.{i}.{ours}" for theirs, ours in BLOCK.items()}
+    for theirs, ours in (parts | (LABEL if config.classes else WORDS)).items():
+        for kind in ("weight", "bias"):
+            yield f"{theirs}.{kind}", f"{ours}.{kind}"
+    if not config.classes:
+        yield "cls.predictions.bias", "head.bias"
+
+
+def joined(depth: int) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Their names of a query, key and value, and ours of the three together."""
+    for i in range(depth):
+        for kind in ("weight", "bias"):
+            yield tuple(f"bert.encoder.layer.{i}.{x}.{kind}" for x in QKV), f"encoder.blocks.{i}.attn.qkv.{kind}"
+
+
+def config_from(theirs: Mapping[str, Any], classes: int | None = None) -> ReaderConfig:
+    """Our config from their config.json: a reader with that many labels, or without them one of hidden words."""
+    act, kind = theirs.get("hidden_act", "gelu"), theirs.get("position_embedding_type", "absolute")
+    activation = ACTIVATIONS.get(act)
+    if activation is None:
+        raise UserError(f"this BERT's activation, {act!r}, is none of ours")
+    if kind != "absolute":
+        raise UserError(f"this BERT's positions are {kind!r}, and only its table of absolute ones can be taken over")
+    if theirs.get("is_decoder") or theirs.get("add_cross_attention"):
+        raise UserError("this BERT is a decoder, and our reader sees every token")
+    if not classes and activation != "gelu":
+        raise UserError(
+            f"this BERT says its words through {act!r}, and ours through the exact GELU; labels it could say"
+        )
+    if not classes and not theirs.get("tie_word_embeddings", True):
+        raise UserError(
+            "this BERT has a table of its own for the words it says, and ours says them by the one it reads"
+        )
+    return ReaderConfig(
+        vocab=theirs["vocab_size"],
+        context=theirs["max_position_embeddings"],
+        classes=classes,
+        width=theirs["hidden_size"],
+        depth=theirs["num_hidden_layers"],
+        heads=theirs["num_attention_heads"],
+        hidden=theirs["intermediate_size"],
+        trunk="post",
+        embed_norm=True,
+        eps=theirs.get("layer_norm_eps", 1e-12),
+        activation=activation,  # pyright: ignore[reportArgumentType]
+        bias=True,
+        positions="learned",
+        types=theirs.get("type_vocab_size", 2),
+        pool="class",
+    )
+
+
+def from_hf(tensors: Mapping[str, Tensor], config: ReaderConfig) -> dict[str, Tensor]:
+    """Our state dict from theirs, read from a file or taken from a model in memory."""
+    plain = {}
+    for name, tensor in tensors.items():
+        for old, new in OLD.items():
+            name = name.replace(old, new)
+        plain[name] = tensor
+    if config.classes and "classifier.weight" not in plain:
+        raise UserError("this BERT has no classifier: without classes it is read as one that says the hidden words")
+    if not config.classes and "cls.predictions.transform.dense.weight" not in plain:
+        raise UserError("this BERT has no head that says the hidden words: give classes if it has a classifier")
+    ours = {named: plain[name] for name, named in pairs(config)}
+    return ours | {named: torch.cat([plain[part] for part in parts]) for parts, named in joined(config.depth)}
+
+
+def to_hf(tensors: Mapping[str, Tensor], config: ReaderConfig) -> dict[str, Tensor]:
+    """What their file holds, from our state dict."""
+    _check(config)
+    theirs = {name: tensors[named] for name, named in pairs(config)}
+    for parts, named in joined(config.depth):
+        theirs |= {part: t.contiguous() for part, t in zip(parts, tensors[named].chunk(3), strict=True)}
+    return theirs
+
+
+def _check(config: ReaderConfig) -> None:
+    c = config
+    kept = c.trunk == "post" and c.embed_norm and c.norm == "layer" and c.positions == "learned" and c.bias and c.types
+    plain = c.activation in ACTIVATIONS.values() and c.kv_heads in (None, c.heads)
+    if not kept or not plain or (c.pool != "class" if c.classes else c.activation != "gelu"):
+        raise UserError(
+            "only a post-norm reader with a normed input, types, biases, learned positions and, for labels, the first "
+            "token's vector (for words, the exact GELU) can be written as a BERT"
+        )

@@ -1,0 +1,317 @@
+"""Schemes that bias the scores, against loops written out in float64; and every scheme on every road to attention."""
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from pencil.core.attention import Attention
+from pencil.core.biases import T5, Alibi, Shaw, apart, ladder, slopes
+from pencil.core.cache import Cache
+from pencil.core.masks import NOWHERE, causal, full, padding, prefix
+from pencil.core.positions import Learned, Positions, Rope, SinCos, interpolate, ntk, yarn
+from pencil.core.probe import Probe
+from pencil.core.span import Span
+
+WIDTH, HEADS, GROUPS = 30, 3, 1  # heads of 10 channels
+
+
+def standing(places):
+    """A span of tokens at these places of the world."""
+    return Span.whole(len(places), coords=torch.tensor(places)[None])
+
+
+def places(axes, least=1, most=7, far=40):
+    seat = st.tuples(*[st.integers(0, far)] * axes)
+    return st.lists(seat, min_size=least, max_size=most)
+
+
+anywhere = st.integers(1, 3).flatmap(places)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# ALiBi
+
+
+def test_the_slopes_are_the_papers():
+    assert slopes(8) == [1 / 2**i for i in range(1, 9)]
+    assert slopes(16) == pytest.approx([2 ** (-i / 2) for i in range(1, 17)], rel=1e-15)
+    assert slopes(1) == [1 / 256]
+    assert slopes(2) == [1 / 16, 1 / 256]
+
+
+def test_the_slopes_of_twelve_heads_are_those_of_eight_and_every_other_of_sixteen():
+    between = [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
+    assert slopes(12) == pytest.approx([1 / 2**i for i in range(1, 9)] + between, rel=1e-15)
+
+
+def authors_slopes(n):
+    """As the authors publish it."""
+
+    def of_a_power(n):
+        start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+        return [start * start**i for i in range(n)]
+
+    if math.log2(n).is_integer():
+        return of_a_power(n)
+    power = 2 ** math.floor(math.log2(n))
+    return of_a_power(power) + authors_slopes(2 * power)[0::2][: n - power]
+
+
+@pytest.mark.parametrize("heads", range(1, 41))
+def test_the_slopes_of_any_number_of_heads_are_the_authors(heads):
+    assert slopes(heads) == pytest.approx(authors_slopes(heads), rel=1e-12)
+
+
+@settings(max_examples=30)
+@given(seats=anywhere, heads=st.sampled_from([1, 2, 3, 8, 12]))
+def test_alibi_takes_a_slope_for_every_step_between_query_and_key(seats, heads):
+    bias = Alibi(heads, len(seats[0])).bias(standing(seats))(torch.zeros(1, heads, len(seats), 2))
+    assert bias.shape == (1, heads, len(seats), len(seats))
+    for h, slope in enumerate(authors_slopes(heads)):
+        for i, query in enumerate(seats):
+            for j, key in enumerate(seats):
+                expected = -slope * math.dist(query, key)
+                assert float(bias[0, h, i, j]) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+# Shaw
+
+
+@settings(max_examples=30)
+@given(seats=anywhere, reach=st.integers(1, 13), seed=st.integers(0, 99))
+def test_shaws_scores_are_those_of_keys_with_a_vector_of_their_distance_added(seats, reach, seed):
+    """q·(k + a)/√d, distances beyond the reach counted as the reach; each axis has vectors of its own."""
+    axes, n, d = len(seats[0]), len(seats), 5
+    scheme = Shaw(d, axes, reach).double()
+    assert scheme.table.shape == (axes, 2 * reach + 1, d)
+    torch.nn.init.normal_(scheme.table)
+    q, k = normal(1, 2, n, d, seed=seed), normal(1, 2, n, d, seed=seed + 100)
+    found = (q @ k.mT / math.sqrt(d) + scheme.bias(standing(seats))(q)).detach()
+    for h in range(2):
+        for i, query in enumerate(seats):
+            for j, key in enumerate(seats):
+                added = k[0, h, j].clone()
+                for axis in range(axes):
+                    distance = max(-reach, min(reach, key[axis] - query[axis]))
+                    added += scheme.table[axis, distance + reach].detach()
+                expected = sum(float(a * b) for a, b in zip(q[0, h, i], added, strict=True)) / math.sqrt(d)
+                assert float(found[0, h, i, j]) == pytest.approx(expected, abs=1e-12)
+
+
+# T5
+
+
+def bucket_of(distance, buckets, reach, both):
+    """By its definition, in whole numbers: half the buckets are one distance each; the k-th of the others begins where
+    the distance is as many times the first half as (reach over that half)^(k/all the others)."""
+    first = 0
+    if both:
+        buckets //= 2
+        first = buckets if distance > 0 else 0
+    far = abs(distance) if both else max(-distance, 0)
+    half = buckets // 2
+    others = buckets - half
+    if far < half:
+        return first + far
+    begun = [k for k in range(others) if far**others * half**k >= reach**k * half**others]
+    return first + half + max(begun)
+
+
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize("buckets, reach", [(32, 128), (12, 47), (8, 20), (32, 300)])
+def test_the_bucket_of_a_distance_is_its_definition(buckets, reach, both):
+    scheme = T5(3, both=both, buckets=buckets, reach=reach)
+    distances = list(range(-2 * reach, 2 * reach + 1))
+    found = scheme.bucket(torch.tensor(distances)).tolist()
+    assert found == [bucket_of(d, buckets, reach, both) for d in distances]
+    assert set(found) == set(range(buckets)) - ({buckets // 2} if both else set())  # 0 steps ahead is no distance ahead
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_the_buckets_are_those_of_transformers(both):
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    distances = torch.arange(-1000, 1001)
+    theirs = T5Attention._relative_position_bucket(distances, bidirectional=both, num_buckets=32, max_distance=128)
+    assert torch.equal(T5(1, both=both).bucket(distances), theirs)
+
+
+def test_the_ladder_climbs_one_step_at_a_time_and_ends_at_the_last():
+    steps = ladder(16, 128)
+    assert steps[:8] == list(range(8))
+    assert all(b - a in (0, 1) for a, b in zip(steps, steps[1:], strict=False))
+    assert steps[-1] == 15
+
+
+@settings(max_examples=20)
+@given(seats=anywhere, both=st.booleans())
+def test_t5_adds_a_number_of_each_axis_bucket_and_divides_by_nothing(seats, both):
+    """In attention itself: the scores are q·k + Σ table, at whatever width of a head."""
+    axes, n = len(seats[0]), len(seats)
+    scheme = T5(HEADS, axes, both, buckets=12, reach=20).double()
+    torch.nn.init.normal_(scheme.table)
+    torch.manual_seed(1)
+    attention, probe = Attention(WIDTH, HEADS).double(), Probe("q", "k", "scores")
+    x, here = scheme(normal(1, n, WIDTH), standing(seats))
+    attention(x, here.under(full, scheme.bias), probe=probe)
+    q, k, scores = (probe.values[name][0].detach() for name in ("q", "k", "scores"))
+    for h in range(HEADS):
+        for i, query in enumerate(seats):
+            for j, key in enumerate(seats):
+                expected = sum(float(a * b) for a, b in zip(q[h, i], k[h, j], strict=True))
+                for axis in range(axes):
+                    bucket = bucket_of(key[axis] - query[axis], 12, 20, both)
+                    expected += scheme.table[axis, bucket, h].item()
+                assert float(scores[h, i, j]) == pytest.approx(expected, abs=1e-9)
+
+
+# several schemes in one sequence
+
+
+@settings(max_examples=40)
+@given(cuts=st.lists(st.integers(0, 11), min_size=4, max_size=4).map(sorted), silent=st.sampled_from([None, 0, 1]))
+def test_a_part_is_biased_among_its_own_tokens_and_between_parts_nothing_is_added(cuts, silent):
+    torch.manual_seed(2)
+    schemes = [T5(HEADS).double(), Shaw(10).double()]
+    for scheme in schemes:
+        torch.nn.init.normal_(scheme.table)
+    if silent is not None:
+        schemes[silent] = Positions()
+    parts = [(schemes[0].bias, cuts[0], cuts[1]), (schemes[1].bias, cuts[2], cuts[3])]
+    span, q = Span.whole(11), normal(2, HEADS, 11, 10)
+    with torch.no_grad():
+        _each_among_its_own(parts, span, q)
+
+
+def _each_among_its_own(parts, span, q):
+    found = apart(parts)(span)(q)
+    expected = torch.zeros(2, HEADS, 11, 11, dtype=torch.float64)
+    for scheme, first, last in parts:
+        added = scheme(span)
+        if added is not None:
+            bias = added(q)
+            for i in range(first, last):
+                for j in range(first, last):
+                    expected[:, :, i, j] = bias[:, :, i, j]
+    assert torch.equal(found.expand(2, -1, -1, -1), expected)
+
+
+def test_parts_that_all_say_nothing_are_no_bias():
+    assert apart([(Positions().bias, 0, 5), (SinCos(4).bias, 5, 7)])(Span.whole(7)) is None
+
+
+def test_padding_belongs_to_no_part():
+    span = Span.at(torch.tensor([[NOWHERE, NOWHERE, 0, 1, 2]]))
+    added = apart([(Alibi(2).bias, 0, NOWHERE)])(span)(torch.zeros(1, 2, 5, 3))
+    assert not added[:, :, :2].any()
+    assert not added[:, :, :, :2].any()
+    assert added[0, :, 2:, 2:].count_nonzero() == 2 * 6
+
+
+# every scheme, on every road
+
+FAR, KEEP = yarn(3.0, 5, 10000.0)
+SCHEMES = {
+    "learned": lambda: Learned(19, WIDTH),
+    "sincos": lambda: SinCos(WIDTH),
+    "halves": lambda: SinCos(WIDTH, halves=True),
+    "rope": lambda: Rope(10),
+    "rope in part": lambda: Rope(10, turned=6, stretch=ntk(2.0)),
+    "rope further": lambda: Rope(10, stretch=FAR, strength=KEEP),
+    "rope nearer": lambda: Rope(10, stretch=interpolate(3.0)),
+    "alibi": lambda: Alibi(HEADS),
+    "shaw": lambda: Shaw(10, reach=3),
+    "t5": lambda: T5(HEADS, both=False, buckets=6, reach=7),
+    "none": Positions,
+}
+
+
+def attending(kind, seed=0):
+    """An attention with its scheme, and the two as one function of (x, span)."""
+    torch.manual_seed(seed)
+    scheme, attention = SCHEMES[kind](), Attention(WIDTH, HEADS, GROUPS)
+    for p in [*scheme.parameters(), *attention.parameters()]:
+        torch.nn.init.normal_(p, std=0.4)
+
+    def run(x, span, mask=causal, cache=None, probe=None):
+        placed = span if cache is None else cache.place(span)
+        stamped, here = scheme(x, placed)
+        layer = None if cache is None else cache[0]
+        extra = {} if probe is None else {"probe": probe}
+        return attention(stamped, here.under(mask, scheme.bias), cache=layer, **extra)
+
+    return run, [*scheme.parameters(), *attention.parameters()]
+
+
+def rows(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("mask", [full, causal, prefix(5)], ids=lambda mask: mask.name)
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_observed_is_fast_in_values_and_gradients(kind, mask):
+    run, parameters = attending(kind)
+    x, weight, found = rows(2, 13, WIDTH), rows(2, 13, WIDTH).flip(0), []
+    for probe in (None, Probe()):
+        out = run(x, Span.whole(13), mask, probe=probe)
+        found.append([out, *torch.autograd.grad((out * weight).sum(), parameters)])
+    assert "scores" in probe.values
+    for fast, observed in zip(*found, strict=True):
+        assert fast.any()
+        torch.testing.assert_close(fast, observed, atol=1e-4, rtol=1e-5)
+
+
+@settings(max_examples=60)
+@given(data=st.data(), kind=st.sampled_from(sorted(SCHEMES)))
+def test_what_came_in_pieces_is_what_came_whole(data, kind):
+    run, _ = attending(kind)
+    total = data.draw(st.integers(1, 17))
+    x, cache, pieces, at = rows(2, total, WIDTH), Cache(1, 2, GROUPS, 17, 10), [], 0
+    with torch.no_grad():
+        while at < total:
+            step = data.draw(st.integers(1, total - at))
+            pieces.append(run(x[:, at : at + step], cache.next(step), cache=cache))
+            at += step
+        torch.testing.assert_close(torch.cat(pieces, 1), run(x, Span.whole(total)), atol=1e-5, rtol=1e-5)
+
+
+@settings(max_examples=60)
+@given(lengths=st.lists(st.integers(1, 11), min_size=2, max_size=3), later=st.integers(0, 3), right=st.booleans(),
+       kind=st.sampled_from(sorted(SCHEMES)))  # fmt: skip
+def test_rows_of_mixed_lengths_are_as_each_alone(lengths, later, right, kind):
+    """Padding on either side; then a few tokens one by one. Without a cache, every token sees all that are none."""
+    run, _ = attending(kind)
+    longest = max(lengths)
+    x = rows(len(lengths), longest + later, WIDTH)
+    padded, index = rows(len(lengths), longest, WIDTH) * 7, torch.full((len(lengths), longest), NOWHERE)
+    slots = [slice(0, n) if right else slice(longest - n, longest) for n in lengths]
+    for i, (n, slot) in enumerate(zip(lengths, slots, strict=True)):
+        padded[i, slot], index[i, slot] = x[i, :n], torch.arange(n)
+    cache = Cache(1, len(lengths), GROUPS, longest + later, 10)
+    with torch.no_grad():
+        together = run(padded, Span.at(index), cache=cache)
+        both_ways = run(padded, Span.at(index), padding)
+        after = []
+        for step in range(later):
+            new = torch.stack([x[i, n + step] for i, n in enumerate(lengths)])[:, None]
+            after.append(run(new, cache.next(1), cache=cache))
+        for i, (n, slot) in enumerate(zip(lengths, slots, strict=True)):
+            alone = run(x[i : i + 1, : n + later], Span.whole(n + later))[0]
+            torch.testing.assert_close(together[i, slot], alone[:n], atol=1e-5, rtol=1e-5)
+            for step, row in enumerate(after):
+                torch.testing.assert_close(row[i, 0], alone[n + step], atol=1e-5, rtol=1e-5)
+            alone = run(x[i : i + 1, :n], Span.whole(n), full)[0]
+            torch.testing.assert_close(both_ways[i, slot], alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["alibi", "shaw", "t5"])
+def test_a_bias_follows_the_type_of_the_queries(kind):
+    scheme, span = SCHEMES[kind](), Span.whole(5)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        assert scheme.bias(span)(torch.zeros(1, HEADS, 5, 10, dtype=dtype)).dtype == dtype

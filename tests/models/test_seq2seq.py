@@ -1,0 +1,390 @@
+"""The encoder–decoder: the proofs every family carries, a source read once, and padding on both sides."""
+
+import math
+import subprocess
+import sys
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from pencil.config import UserError
+from pencil.core.attention import Attention
+from pencil.core.masks import NOWHERE
+from pencil.core.probe import Probe, declared
+from pencil.core.span import Span
+from pencil.models import configure, create, parameters
+from pencil.models.seq2seq import PRESETS, Seq2SeqConfig, attention_maps
+from pencil.train.losses import next_token
+from pencil.train.optim import make_optimizers
+from pencil.train.settings import TrainConfig
+
+SCHEMES = ["learned", "sincos", "sincos-halves", "rope", "alibi", "shaw", "t5", "none"]
+SIZES = dict(vocab=31, context=7, source_context=11, width=30, depth=2, heads=3, hidden=17)
+KINDS = {
+    "nano": dict(),
+    "first": dict(trunk="post", positions="sincos", scaled=True, activation="relu", bias=True),
+    "marian": dict(trunk="post", positions="sincos-halves", scaled=True, activation="silu", bias=True, head_bias=True),
+    "separate": dict(shared=False, source_vocab=37, positions="learned", tied=False, norm="rms", activation="swiglu", kv_heads=1),
+    "t5": dict(positions="t5", norm="rms", activation="relu", tied=False, head_bias=True),
+    "shaw": dict(positions="shaw", trunk="post", shared=False, source_vocab=37),
+    "alibi": dict(positions="alibi", kv_heads=1, activation="gelu-tanh", shared=False),
+    "none": dict(positions="none", scaled=True, eps=1e-3),
+    "further": dict(rope_share=0.6, rope_scaling="yarn", rope_factor=2.0, trunk="post", bias=True),
+}  # fmt: skip
+CACHED = "cached = uncached under random chunking and mixed lengths"
+
+
+def tiny(**values):
+    torch.manual_seed(0)
+    model = create("seq2seq", Seq2SeqConfig(**{**SIZES, **values})).eval()
+    with torch.no_grad():  # a fresh model's scores are nearly even: make the differences matter
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.2)
+    return model
+
+
+def tokens(*shape, vocab=31, seed=7):
+    return torch.randint(0, vocab, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def padded(rows, lengths, right):
+    """Rows cut to their lengths with padding on one side, and where each token stands."""
+    ids, index = tokens(len(rows), max(lengths), seed=99), torch.full((len(rows), max(lengths)), NOWHERE)
+    for i, n in enumerate(lengths):
+        place = slice(0, n) if right else slice(max(lengths) - n, max(lengths))
+        ids[i, place], index[i, place] = rows[i, :n], torch.arange(n)
+    return ids, Span.at(index)
+
+
+@pytest.mark.parametrize("preset, count", [("base", 63_082_496), ("big", 214_245_376)])
+def test_parameter_counts_are_those_of_the_first_transformer(preset, count):
+    """A shared table of 37,000 words, tied; written out, and as one number."""
+    config = configure("seq2seq", preset, vocab=37000)
+    d, f = config.width, config.hidden
+    attention, mlp, norm = 4 * (d * d + d), d * f + f + f * d + d, 2 * d
+    encoder, decoder = attention + mlp + 2 * norm, 2 * attention + mlp + 3 * norm
+    assert parameters("seq2seq", config) == 6 * (encoder + decoder) + 37000 * d == count
+
+
+def test_every_preset_builds():
+    for preset in PRESETS:
+        assert parameters("seq2seq", configure("seq2seq", preset, vocab=211)) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.proof("declared names = fired names", "seq2seq")
+def test_declared_names_are_fired_with_their_declared_shapes(kind):
+    model, probe = tiny(**KINDS[kind]), Probe()
+    model(tokens(2, 7), tokens(2, 11), probe=probe)
+    names = declared(model)
+    assert set(probe.values) == set(names)
+    sizes = {"B": 2, **model.config.sizes}
+    for name, value in probe.values.items():
+        expected = [sizes[axis] for axis in names[name].axes.split()]
+        assert list(value.shape) in (expected, [1, *expected[1:]]), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.proof("observed = fast, values and gradients", "seq2seq")
+def test_observing_changes_neither_the_answer_nor_the_gradients(kind):
+    """With padding in both halves, so that both routes have a mask to keep to."""
+    model = tiny(**KINDS[kind])
+    source, there = padded(tokens(2, 11), (11, 5), right=True)
+    ids, here = padded(tokens(2, 7), (4, 7), right=False)
+    labels = ids.masked_fill(here.index >= NOWHERE, -100)
+    fast = model(ids, source, there, here)
+    next_token(fast, labels).backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    observed = model(ids, source, there, here, probe=Probe())
+    next_token(observed, labels).backward()
+    torch.testing.assert_close(fast, observed, atol=1e-5, rtol=1e-5)
+    for name, p in model.named_parameters():
+        assert p.grad.any(), name
+        torch.testing.assert_close(p.grad, gradients[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.proof(CACHED, "seq2seq")
+@settings(max_examples=40)
+@given(data=st.data(), kind=st.sampled_from(sorted(KINDS)))
+def test_cached_equals_uncached_under_any_chunking(data, kind):
+    """The source comes with the first chunk, and with no other."""
+    model, source = tiny(**KINDS[kind]), tokens(2, data.draw(st.integers(1, 11)))
+    total = data.draw(st.integers(1, 7))
+    ids, cache, pieces, at = tokens(2, total), model.new_cache(2, data.draw(st.integers(total, 13))), [], 0
+    with torch.no_grad():
+        while at < total:
+            step = data.draw(st.integers(1, total - at))
+            pieces.append(model(ids[:, at : at + step], None if at else source, cache=cache))
+            at += step
+        torch.testing.assert_close(torch.cat(pieces, 1), model(ids, source), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.proof(CACHED, "seq2seq")
+@settings(max_examples=40)
+@given(data=st.data(), lengths=st.lists(st.integers(1, 5), min_size=2, max_size=3), later=st.integers(0, 2),
+       kind=st.sampled_from(sorted(KINDS)), right=st.booleans())  # fmt: skip
+def test_a_batch_of_mixed_lengths_equals_each_row_alone(data, lengths, later, kind, right):
+    """Targets padded on one side, sources on the other; every token, not only the last."""
+    model, count = tiny(**KINDS[kind]), len(lengths)
+    reach = [data.draw(st.integers(1, 11)) for _ in lengths]
+    rows, sources = tokens(count, 7), tokens(count, 11, seed=8)
+    ids, here = padded(rows, lengths, not right)
+    source, there = padded(sources, reach, right)
+    cache = model.new_cache(count, max(lengths) + later)
+    with torch.no_grad():
+        together = model(ids, source, there, here, cache)
+        uncached = model(ids, source, there, here)
+        after = []
+        for step in range(later):
+            new = torch.stack([rows[i, n + step] for i, n in enumerate(lengths)])[:, None]
+            after.append(model(new, cache=cache)[:, 0])
+        for i, (n, s) in enumerate(zip(lengths, reach, strict=True)):
+            alone = model(rows[i : i + 1, : n + later], sources[i : i + 1, :s])[0]
+            place = slice(0, n) if not right else slice(max(lengths) - n, max(lengths))
+            for batch in (together, uncached):
+                torch.testing.assert_close(batch[i, place], alone[:n], atol=1e-5, rtol=1e-5)
+            for step, row in enumerate(after):
+                torch.testing.assert_close(row[i], alone[n + step], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.proof(CACHED, "seq2seq")
+@settings(max_examples=12)
+@given(rows=st.lists(st.integers(0, 2), min_size=1, max_size=4), kind=st.sampled_from(sorted(KINDS)))
+def test_going_on_with_picked_rows_is_going_on_with_those_rows_alone(rows, kind):
+    """A row may come several times, as the best beginnings of a beam do; its source comes with it."""
+    model, all_ids, sources = tiny(**KINDS[kind]), tokens(3, 7), tokens(3, 11, seed=8)
+    reach, cache = (11, 3, 7), model.new_cache(3)
+    source, there = padded(sources, reach, right=True)
+    with torch.no_grad():
+        model(all_ids[:, :4], source, there, cache=cache)
+        cache.pick(torch.tensor(rows))
+        found = [model(all_ids[rows, at : at + 1], cache=cache) for at in (4, 5)]
+        for i, row in enumerate(rows):
+            alone = model(all_ids[row : row + 1, :6], sources[row : row + 1, : reach[row]])
+            torch.testing.assert_close(torch.cat(found, 1)[i], alone[0, 4:], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_the_source_is_read_once_however_much_is_said(monkeypatch, cached):
+    """With a cache, one reading of keys and values for each block of the decoder, and one pass of the encoder."""
+    model, reads, passes = tiny(), [], []
+    read, encode = Attention.read, model.encoder.forward
+    monkeypatch.setattr(Attention, "read", lambda self, source: reads.append(self) or read(self, source))
+    monkeypatch.setattr(model.encoder, "forward", lambda *args, **given: passes.append(1) or encode(*args, **given))
+    ids, source, cache = tokens(2, 2), tokens(2, 11), model.new_cache(2) if cached else None
+    with torch.no_grad():
+        for said in range(5):
+            if cached:
+                z = model(ids if said == 0 else ids[:, -1:], None if said else source, cache=cache, last=True)
+            else:
+                z = model(ids, source, last=True)
+            ids = torch.cat((ids, z[:, -1].argmax(-1, keepdim=True)), 1)
+    times = 1 if cached else 5
+    assert len(passes) == times
+    assert [sum(one is block.cross for one in reads) for block in model.blocks] == [times, times]
+    assert len(reads) == 2 * times
+
+
+def test_a_source_given_again_or_never_is_refused():
+    model, ids, source = tiny(), tokens(2, 3), tokens(2, 5)
+    cache = model.new_cache(2)
+    for first in (None, cache):
+        with pytest.raises(ValueError, match="read once"):
+            model(ids, cache=first)
+    with torch.no_grad():
+        model(ids, source, cache=cache)
+    with pytest.raises(ValueError, match="read once"):
+        model(ids, source, cache=cache)
+    assert cache.used == 3
+
+
+def test_only_the_last_logits_when_asked():
+    for kind in ("nano", "first"):
+        model, ids, source = tiny(**KINDS[kind]), tokens(2, 7), tokens(2, 11)
+        torch.testing.assert_close(model(ids, source, last=True), model(ids, source)[:, -1:])
+
+
+@pytest.mark.parametrize("trunk", ["pre", "post"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_who_sees_whom(scheme, trunk):
+    """A target token never sees a later one and sees all of the source; a source token sees all of it, and no target."""
+    model, ids, source = tiny(positions=scheme, trunk=trunk), tokens(1, 7), tokens(1, 11)
+
+    def inside(ids, source):
+        probe = Probe("encoder.out")
+        with torch.no_grad():
+            logits = model(ids, source, probe=probe)
+        return probe.values["encoder.out"], logits
+
+    states, logits = inside(ids, source)
+    other = ids.clone()
+    other[0, 4:] = (other[0, 4:] + 1) % 31
+    after, said = inside(other, source)
+    assert torch.equal(states, after)
+    assert torch.equal(logits[:, :4], said[:, :4])
+    assert all(not torch.equal(logits[:, at], said[:, at]) for at in range(4, 7))
+    for changed in (0, 10):
+        another = source.clone()
+        another[0, changed] = (another[0, changed] + 1) % 31
+        after, said = inside(ids, another)
+        assert all(not torch.equal(states[:, at], after[:, at]) for at in range(11))
+        assert all(not torch.equal(logits[:, at], said[:, at]) for at in range(7))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_order_of_the_source_matters_unless_it_has_no_positions(scheme):
+    """The encoder sees all, so only a scheme tells it the order; the decoder's own mask does not reach the source."""
+    model, ids, source = tiny(positions=scheme), tokens(2, 5), tokens(2, 11)
+    order = torch.randperm(11, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        apart = (model(ids, source) - model(ids, source[:, order])).abs().max()
+    assert (apart < 1e-5) == (scheme == "none")
+    assert apart < 1e-5 or apart > 1e-3
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_scheme_acts_within_each_half_and_between_them_nothing_is_added(scheme):
+    """Scores across are q·k/√d, or q·k where the scheme divides by nothing."""
+    model, probe = tiny(positions=scheme), Probe("blocks.*.cross.*")
+    model(tokens(2, 7), tokens(2, 11), probe=probe)
+    for i in range(2):
+        q, k, scores = (probe.values[f"blocks.{i}.cross.{name}"] for name in ("q", "k", "scores"))
+        expected = torch.einsum("bhtd,bhsd->bhts", q, k) / (1 if scheme == "t5" else math.sqrt(10))
+        torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_words_are_read_times_the_root_of_the_width():
+    model, probe = tiny(scaled=True), Probe("source", "embed")
+    ids, source = tokens(2, 7), tokens(2, 11)
+    model(ids, source, probe=probe)
+    for name, read in (("source", source), ("embed", ids)):
+        torch.testing.assert_close(probe.values[name], model.tokens.weight[read] * math.sqrt(30))
+
+
+def test_source_and_target_have_tables_of_their_own_unless_shared():
+    separate = tiny(shared=False, source_vocab=37)
+    assert separate.source_tokens.weight.shape == (37, 30)
+    probe, source = Probe("source"), tokens(2, 11, vocab=37)
+    separate(tokens(2, 7), source, probe=probe)
+    assert torch.equal(probe.values["source"], separate.source_tokens.weight[source])
+    assert tiny(shared=False).source_tokens.weight.shape == (31, 30)
+    assert tiny().source_tokens is None
+
+
+COMPILED = """
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from pencil.models import create
+from pencil.models.seq2seq import Seq2SeqConfig
+for kind in {kinds}:
+    torch.manual_seed(0)
+    model = create("seq2seq", Seq2SeqConfig(**{{**{sizes}, "depth": 1}}, **kind)).eval()
+    ids, source = torch.randint(0, 31, (2, 7)), torch.randint(0, 31, (2, 11))
+    graphs = CompileCounterWithBackend("aot_eager")
+    fast = torch.compile(model, fullgraph=True, backend=graphs)(ids, source)
+    assert graphs.frame_count == 1
+    torch.testing.assert_close(fast, model(ids, source), atol=1e-5, rtol=1e-5)
+    torch._dynamo.reset()
+print("whole")
+"""
+
+
+@pytest.mark.proof("one compiled graph, no breaks", "seq2seq")
+def test_the_model_compiles_to_one_graph():
+    """In a process of its own: shape checking is off there."""
+    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("nano", "first", "t5", "shaw")], sizes=SIZES)
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
+
+
+GOLDEN_LOSSES = {}
+
+
+def ten_steps(kind, optimizer):
+    torch.manual_seed(1234)
+    model = create("seq2seq", Seq2SeqConfig(**SIZES, **KINDS[kind]))
+    optimizers = make_optimizers(model, TrainConfig(optimizer=optimizer))
+    ids, source = tokens(5, 8), tokens(5, 11, seed=8)
+    losses = []
+    for _ in range(10):
+        loss = next_token(model(ids[:, :-1], source), ids[:, 1:])
+        loss.backward()
+        for o in optimizers.values():
+            o.step()
+            o.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("kind, optimizer", [("nano", "muon"), ("first", "adamw"), ("t5", "muon")])
+@pytest.mark.proof("golden ten-step loss", "seq2seq")
+def test_ten_steps_of_training_give_the_same_losses_as_ever(kind, optimizer):
+    assert ten_steps(kind, optimizer) == pytest.approx(GOLDEN_LOSSES[kind, optimizer], abs=1e-4)
+
+
+def test_initialisation_is_the_first_transformers():
+    """Glorot's uniform for every matrix, Q, K and V each by itself; words as large as waves once they are scaled."""
+    torch.manual_seed(0)
+    model = create("seq2seq", Seq2SeqConfig(vocab=997, width=192, heads=4, hidden=400, **{**KINDS["first"], "depth": 3}))
+    for module in model.modules():
+        if isinstance(module, Attention):
+            for matrix in (module.w_q, module.w_k, module.w_v, module.out.weight):
+                bound = math.sqrt(6 / (192 + 192))
+                assert 0.99 * bound < matrix.abs().max() <= bound
+                assert matrix.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+    for block in [*model.blocks, *model.encoder.blocks]:
+        bound = math.sqrt(6 / (192 + 400))
+        for matrix in (block.mlp.up.weight, block.mlp.down.weight):
+            assert 0.99 * bound < matrix.abs().max() <= bound
+    assert model.tokens.weight.std().item() == pytest.approx(192**-0.5, rel=0.02)
+    for name, p in model.named_parameters():
+        if p.ndim == 1:
+            assert (p == (0 if name.endswith("bias") else 1)).all(), name
+
+
+def test_attention_maps_are_the_recorded_pattern():
+    model, ids, source, probe = tiny(), tokens(2, 7), tokens(2, 11), Probe()
+    model(ids, source, probe=probe)
+    maps = attention_maps(model, source, ids)
+    assert maps.shape == (2, 7, 11)
+    patterns = [probe.values[f"blocks.{i}.cross.pattern"].detach() for i in range(2)]
+    for word in range(7):
+        for there in range(11):
+            expected = sum(pattern[:, :, word, there].sum(1) for pattern in patterns) / 6
+            torch.testing.assert_close(maps[:, word, there], expected)
+    torch.testing.assert_close(maps.sum(2), torch.ones(2, 7))
+
+
+@pytest.mark.parametrize("values, words", [
+    (dict(width=100, heads=3), "heads 3 does not divide"),
+    (dict(heads=4, kv_heads=3), "kv_heads 3 does not divide"),
+    (dict(width=30, heads=2, positions="rope"), "even"),
+    (dict(width=30, heads=3, rope_share=0.5), "rope_share 0.5 turns must be even, not 5"),
+    (dict(width=21, heads=3, positions="sincos"), "even"),
+    (dict(width=21, heads=3, positions="sincos-halves"), "even"),
+    (dict(rope_share=0.0), "rope_share must be above 0"),
+    (dict(rope_factor=0.0), "rope_factor must be above 0"),
+    (dict(source_context=0), "source_context must be at least 1"),
+    (dict(vocab=31, source_vocab=37), "cannot share one table"),
+    (dict(depth=0), "depth must be at least 1"),
+    (dict(dropout=1.0), "dropout"),
+])  # fmt: skip
+def test_sizes_that_do_not_fit_are_refused_in_a_sentence(values, words):
+    with pytest.raises(UserError, match=words):
+        Seq2SeqConfig(**values)
+
+
+@pytest.mark.parametrize("scheme", ["learned", "alibi", "shaw", "t5", "none"])
+def test_an_odd_width_is_no_matter_to_schemes_that_pair_nothing(scheme):
+    model = tiny(width=21, positions=scheme)
+    assert model(tokens(2, 7), tokens(2, 11)).shape == (2, 7, 31)
+
+
+def test_more_tokens_than_seats_are_refused():
+    model = tiny(positions="learned")
+    with pytest.raises(ValueError, match="7 seats, and 8 tokens came"):
+        model(tokens(1, 8), tokens(1, 11))
+    with pytest.raises(ValueError, match="11 seats, and 12 tokens came"):
+        model(tokens(1, 7), tokens(1, 12))
