@@ -18,9 +18,10 @@ ARROWS = {
     "data": {"config", "files"},
     "models": {"core", "config", "data", "files"},
     "generate": {"models", "core", "config", "data", "files"},
+    "beam": {"generate", "models", "core", "config", "data", "files"},
     "runs": {"generate", "models", "core", "config", "data", "files"},
     "weights": {"runs", "generate", "models", "core", "config", "data", "files"},
-    "train": {"draw", "runs", "generate", "models", "core", "config", "data", "files"},
+    "train": {"draw", "beam", "runs", "generate", "models", "core", "config", "data", "files"},
     "tracing": {"page", "draw", "core", "config", "files"},
     "learn": {"tracing", "models", "core", "config", "examples"},
     "cli": {

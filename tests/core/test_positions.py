@@ -305,17 +305,21 @@ def test_llama3_keeps_short_waves_and_slows_long_ones():
     assert met == {"short", "long", "between"}
 
 
-def test_strength_is_a_factor_on_queries_and_keys():
-    """So the scores, which are products of the two, have its square."""
-    strong, plain, x = Rope(10, strength=1.3), Rope(10), torch.randn(1, 7, 30)
+@pytest.mark.parametrize("turned", [10, 4])
+def test_strength_is_a_factor_on_what_is_turned_of_queries_and_keys(turned):
+    """So that part of the scores, which are products of the two, has its square; across, nothing is turned."""
+    x = torch.randn(1, 7, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     torch.manual_seed(0)
-    attention, scores = Attention(30, 3), []
-    for scheme in (strong, plain):
-        probe, (_, here) = Probe("scores"), scheme(x, Span.whole(7))
+    attention, found = Attention(30, 3).double(), []
+    for strength in (1.3, 1.0):
+        probe, (_, here) = Probe("q", "k", "scores"), Rope(10, turned=turned, strength=strength)(x, Span.whole(7))
         attention(x, here.under(full), probe=probe)
-        scores.append(probe.values["scores"])
-    torch.testing.assert_close(scores[0], scores[1] * 1.3**2, atol=1e-5, rtol=1e-5)
-    assert plain.scale is None
+        assert here.across(Span.whole(7)).scale is None
+        found.append(probe.values)
+    strong, plain = found
+    dots = torch.einsum("bhtd,bhsd->bhtsd", plain["q"], plain["k"])
+    expected = (1.3**2 * dots[..., :turned].sum(-1) + dots[..., turned:].sum(-1)) / math.sqrt(10)
+    torch.testing.assert_close(strong["scores"], expected, atol=1e-9, rtol=0)
 
 
 ORDERED = {

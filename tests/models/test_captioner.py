@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from pencil.config import UserError
 from pencil.core.masks import NOWHERE
+from pencil.core.positions import Learned
 from pencil.core.probe import Probe, declared
 from pencil.core.span import Span
 from pencil.generate import Generation, Sampling
@@ -25,7 +26,7 @@ from pencil.train.losses import next_token
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 
-SCHEMES = ["learned", "sincos", "rope", "none"]
+SCHEMES = ["learned", "sincos", "sincos-halves", "rope", "alibi", "shaw", "t5", "none"]
 SIZES = dict(image_size=(6, 10), channels=3, patch=(2, 5), vocab=101, context=11, width=42, depth=2, heads=3, hidden=53)
 KINDS = {
     "nano": dict(),
@@ -36,6 +37,12 @@ KINDS = {
     "turned": dict(mask="causal", positions="learned", picture_positions="rope", bias=True, picture_width=47, kv_heads=1),
     "mixed": dict(positions="sincos", picture_positions="rope", delimiters=False, types=False, kv_heads=3, eps=1e-3),
     "words": dict(positions="rope", picture_positions="sincos", bias=True, tied=False, rope_base=7.0),
+    "biased": dict(positions="alibi", picture_positions="t5", kv_heads=1),
+    "far": dict(mask="causal", positions="shaw", bias=True, delimiters=False),
+    "buckets": dict(positions="t5", tied=False, norm="rms"),
+    "crow": dict(positions="t5", picture_positions="alibi", types=False, delimiters=False),
+    "part": dict(positions="rope", picture_positions="shaw", rope_share=0.6, activation="relu"),
+    "halves": dict(positions="sincos-halves", picture_positions="rope", rope_share=0.3, activation="silu"),
 }  # fmt: skip
 
 
@@ -74,7 +81,34 @@ def stamped(x, scheme, table, seat, place):
     if scheme == "sincos":
         angles = waves(place, len(x) // 2, 10000.0)
         return x + torch.stack([angles.sin(), angles.cos()], 1).flatten()
+    if scheme == "sincos-halves":
+        angles = waves(place, len(x) // 2, 10000.0)
+        return x + torch.cat([angles.sin(), angles.cos()])
     return x
+
+
+def bucket(distance, both):
+    """T5's, by its definition: 32 in all, half of them for keys ahead if those are seen; reach 128."""
+    count = 16 if both else 32
+    far, half = abs(distance) if both else max(-distance, 0), count // 2
+    if far >= half:
+        far = min(half + int(math.log(far / half) / math.log(128 / half) * half + 1e-6), count - 1)
+    return far + count * (both and distance > 0)
+
+
+def added(scheme, table, heads, both, query, key, q):
+    """What a scheme adds to the scores of one query for one key, for each head's q."""
+    apart = [b - a for a, b in zip(query, key, strict=True)]
+    if scheme == "alibi":
+        assert heads == 3
+        far = torch.tensor(math.hypot(*apart), dtype=torch.float32).item()  # a distance is kept in float32
+        return [-slope * far for slope in (1 / 16, 1 / 256, 1 / 4)]
+    if scheme == "shaw":
+        rows = [table[axis, max(-16, min(16, n)) + 16] for axis, n in enumerate(apart)]
+        return [float(sum(rows) @ q[h]) / math.sqrt(len(q[h])) for h in range(heads)]
+    if scheme == "t5":
+        return [sum(float(table[axis, bucket(n, both), h]) for axis, n in enumerate(apart)) for h in range(heads)]
+    return [0.0] * heads
 
 
 def normed(x, w, name, c):
@@ -96,6 +130,10 @@ def activated(x, w, name, c):
     u = mapped(x, w, f"{name}.up")
     if c.activation == "gelu-tanh":
         g = u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3))) / 2
+    elif c.activation == "relu":
+        g = u * (u > 0)
+    elif c.activation == "silu":
+        g = u / (1 + (-u).exp())
     else:
         g = u * (1 + torch.erf(u / math.sqrt(2))) / 2
     return mapped(g, w, f"{name}.down")
@@ -106,12 +144,13 @@ def by_hand(model, text, image):
     c, w = model.config, model.state_dict()
     d, (ph, pw) = c.width // c.heads, c.patch
     rows, columns = c.image_size[0] // ph, c.image_size[1] // pw
-    picture_scheme, half = c.picture_positions or c.positions, d // 2
-    sequence, turns = [], []
+    picture_scheme, half = c.picture_positions or c.positions, int(d * c.rope_share) // 2
+    sequence, turns, places = [], [], []
 
-    def add(x, kind, angles):
+    def add(x, kind, angles, place=None):
         sequence.append(x + w["types"][kind] if c.types else x)
         turns.append(torch.zeros(half, dtype=torch.float64) if angles is None else angles)
+        places.append((kind, place))
 
     if c.delimiters:
         add(w["marks"][0], 0, None)
@@ -123,24 +162,35 @@ def by_hand(model, text, image):
                 x = mapped(x, w, "project.map")
             place = (row, column)
             x = stamped(x, picture_scheme, w.get("picture_positions.table"), row * columns + column, place)
-            add(x, 0, waves(place, half, c.rope_base) if picture_scheme == "rope" else None)
+            add(x, 0, waves(place, half, c.rope_base) if picture_scheme == "rope" else None, place)
     if c.delimiters:
         add(w["marks"][1], 0, None)
     before = len(sequence)
     for seat, token in enumerate(text.tolist()):
         x = stamped(w["tokens.weight"][token], c.positions, w.get("positions.table"), seat, (seat,))
-        add(x, 1, waves((seat,), half, c.rope_base) if c.positions == "rope" else None)
+        add(x, 1, waves((seat,), half, c.rope_base) if c.positions == "rope" else None, (seat,))
     x, total = torch.stack(sequence), len(sequence)
 
     def seen(query, key):
         return key <= query or (c.mask == "prefix" and key < before)
 
     def turned(head):
-        out = torch.empty_like(head)
+        out = head.clone()
         for t, angle in enumerate(turns):
-            a, b = head[t, :half], head[t, half:]
-            out[t, :half], out[t, half:] = a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()
+            a, b = head[t, :half], head[t, half : 2 * half]
+            out[t, :half] = a * angle.cos() - b * angle.sin()
+            out[t, half : 2 * half] = a * angle.sin() + b * angle.cos()
         return out
+
+    def bias(h, t, s, q):
+        """Among strips, or among words; a delimiter has no place, and a word and a strip share no world."""
+        (kind, query), (other, key) = places[t], places[s]
+        if kind != other or query is None or key is None:
+            return 0.0
+        scheme, name = (c.positions, "positions") if kind else (picture_scheme, "picture_positions")
+        return added(scheme, w.get(f"{name}.table"), c.heads, not kind, query, key, [q] * c.heads)[h]
+
+    scale = 1.0 if c.positions == "t5" else 1 / math.sqrt(d)
 
     groups = c.kv_heads or c.heads
     for i in range(c.depth):
@@ -154,7 +204,8 @@ def by_hand(model, text, image):
             head = torch.zeros(total, d, dtype=torch.float64)
             for t in range(total):
                 keys = [s for s in range(total) if seen(t, s)]
-                weights = (k[keys] @ q[t] / math.sqrt(d)).exp()
+                biases = torch.tensor([bias(h, t, s, q[t]) for s in keys], dtype=torch.float64)
+                weights = (k[keys] @ q[t] * scale + biases).exp()
                 head[t] = weights / weights.sum() @ v[keys]
             out.append(head)
         x = x + mapped(torch.cat(out, 1), w, f"blocks.{i}.attn.out")
@@ -206,7 +257,7 @@ def test_its_text_half_is_a_gpt_of_the_same_weights(scheme, mask):
         positions=scheme, kv_heads=1, rope_base=100.0,
     )).eval()  # fmt: skip
     ours = {name: t for name, t in model.state_dict().items() if not name.startswith(("p", "marks"))}
-    if scheme == "learned":
+    if hasattr(model.positions, "table"):
         ours["positions.table"] = model.positions.table
     twin.load_state_dict(ours)
     before = model.config.before
@@ -457,7 +508,7 @@ print("whole")
 @pytest.mark.proof("one compiled graph, no breaks", "captioner")
 def test_the_model_compiles_to_one_graph():
     """In a process of its own: shape checking is off there."""
-    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("nano", "seed", "turned")], sizes=SIZES)
+    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("nano", "seed", "turned", "far", "crow")], sizes=SIZES)
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
 
 
@@ -595,6 +646,9 @@ def test_every_preset_builds():
     (dict(width=6, heads=3, positions="learned", picture_positions="rope"), "at least 4, not 2"),
     (dict(width=9, heads=3), "even"),
     (dict(width=21, heads=3, positions="sincos"), "even"),
+    (dict(width=21, heads=3, positions="alibi", picture_positions="sincos-halves"), "even"),
+    (dict(width=42, heads=3, positions="rope", rope_share=0.5), "rope_share 0.5 turns must be even, not 7"),
+    (dict(width=2, heads=1, positions="none", picture_positions="sincos"), "at least 4, not 2"),
     (dict(picture_width=0), "picture_width must be at least 1"),
     (dict(context=0), "context must be at least 1"),
     (dict(patch=(5, 4)), "does not divide a picture"),
@@ -602,3 +656,105 @@ def test_every_preset_builds():
 def test_sizes_that_do_not_fit_are_refused_in_a_sentence(values, words):
     with pytest.raises(UserError, match=words):
         CaptionerConfig(**values)
+
+
+SEVEN = [scheme for scheme in SCHEMES if scheme != "sincos-halves"]
+SMALL = dict(image_size=(4, 6), channels=1, patch=(2, 3), vocab=13, context=7, width=12, depth=1, hidden=5)
+BIASED = ["alibi", "shaw", "t5"]
+
+
+@pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "captioner")
+@pytest.mark.parametrize("picture_positions", SEVEN)
+@pytest.mark.parametrize("positions", SEVEN)
+def test_every_pair_of_schemes_gives_the_same_cached_as_whole(positions, picture_positions):
+    """In chunks, one by one, and in a batch of which one row is shorter and padded before."""
+    model = tiny(**SMALL, positions=positions, picture_positions=picture_positions)
+    ids, picture, cache = tokens(2, 7, vocab=13), pictures(2, 1, 4, 6), model.new_cache(2)
+    ragged = model.new_cache(2)
+    index, shifted = torch.tensor([[0, 1, 2, 3], [NOWHERE, NOWHERE, 0, 1]]), ids.clone()
+    shifted[1] = ids[1].roll(2)
+    with torch.no_grad():
+        whole, short = model(ids, picture), model(ids[1:, :5], picture[1:])
+        pieces = [model(ids[:, a:b], None if a else picture, cache=cache) for a, b in ((0, 3), (3, 4), (4, 5), (5, 7))]
+        torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-5, rtol=1e-5)
+        begun = model(shifted[:, :4], picture, Span.at(index), ragged)
+        rest = [begun, *(model(shifted[:, at : at + 1], cache=ragged) for at in (4, 5, 6))]
+        together = torch.cat(rest, 1)
+        torch.testing.assert_close(together[0], whole[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(together[1, 2:], short[0], atol=1e-5, rtol=1e-5)
+
+
+def inside(model, ids, picture, name):
+    probe = Probe("blocks.0.attn.*")
+    with torch.no_grad():
+        model(ids, picture, probe=probe)
+    return probe.values[f"blocks.0.attn.{name}"]
+
+
+@pytest.mark.parametrize("delimiters", [True, False])
+@pytest.mark.parametrize("picture_positions", SEVEN)
+@pytest.mark.parametrize("positions", BIASED)
+def test_a_bias_acts_only_within_its_part(positions, picture_positions, delimiters):
+    """Text and picture by hand; between them, and for the delimiters, q·k and nothing more."""
+    _within(tiny(**SMALL, positions=positions, picture_positions=picture_positions, delimiters=delimiters))
+
+
+@pytest.mark.parametrize("picture_positions", BIASED)
+@pytest.mark.parametrize("positions", ["learned", "sincos", "rope", "none"])
+def test_a_pictures_bias_acts_only_within_the_picture(positions, picture_positions):
+    _within(tiny(**SMALL, positions=positions, picture_positions=picture_positions))
+
+
+def _within(model):
+    c, ids, picture = model.double().config, tokens(1, 5, vocab=13), pictures(1, 1, 4, 6).double()
+    q, k, scores = (inside(model, ids, picture, name)[0] for name in ("q", "k", "scores"))
+    first, tables, met = int(c.delimiters), model.state_dict(), set()
+    strips = {first + row * 2 + column: (row, column) for row in range(2) for column in range(2)}
+    words = {c.before + seat: (seat,) for seat in range(5)}
+    scale = 1.0 if c.positions == "t5" else 1 / math.sqrt(c.head_width)
+    for i in range(c.before + 5):
+        for j in range(c.before + 5):
+            if not (j <= i or j < c.before):
+                assert (scores[:, i, j] == -torch.inf).all()
+                continue
+            expected = [float(q[h, i] @ k[h, j]) * scale for h in range(3)]
+            parts = ((strips, c.picture_scheme, "picture_positions", True), (words, c.positions, "positions", False))
+            for part, scheme, name, both in parts:
+                if i in part and j in part:
+                    more = added(scheme, tables.get(f"{name}.table"), 3, both, part[i], part[j], q[:, i])
+                    expected = [a + b for a, b in zip(expected, more, strict=True)]
+                    met.update({name} if any(more) else ())
+            assert scores[:, i, j].tolist() == pytest.approx(expected, abs=1e-9), (i, j)
+    assert met == {n for n, s in (("positions", c.positions), ("picture_positions", c.picture_scheme)) if s in BIASED}
+
+
+@pytest.mark.parametrize("picture_positions", ["learned", "shaw", "t5"])
+@pytest.mark.parametrize("positions", ["learned", "shaw", "t5"])
+def test_what_a_part_learns_of_its_places_is_no_matter_to_the_other(positions, picture_positions):
+    model = tiny(**SMALL, positions=positions, picture_positions=picture_positions)
+    ids, picture, before = tokens(2, 7, vocab=13), pictures(2, 1, 4, 6), model.config.before
+    scores = inside(model, ids, picture, "scores")
+    for scheme, own, other in (
+        (model.picture_positions, slice(0, before), slice(before, None)),
+        (model.positions, slice(before, None), slice(0, before)),
+    ):
+        kept = scheme.table.detach().clone()
+        scheme.table.data.add_(torch.randn_like(kept))
+        changed = inside(model, ids, picture, "scores")
+        assert torch.equal(changed[:, :, other, other], scores[:, :, other, other])
+        assert not torch.equal(changed[:, :, own, own], scores[:, :, own, own])
+        if not isinstance(scheme, Learned):  # a stamp is in the queries and keys, a bias only among its own
+            assert torch.equal(changed[:, :, own, other], scores[:, :, own, other])
+            assert torch.equal(changed[:, :, other, own], scores[:, :, other, own])
+        scheme.table.data.copy_(kept)
+
+
+@pytest.mark.parametrize("scheme", ["learned", "alibi", "shaw", "t5", "none"])
+def test_an_odd_width_is_no_matter_to_schemes_that_pair_nothing(scheme):
+    model = tiny(**{**SMALL, "width": 21}, positions=scheme)
+    assert model(tokens(2, 7, vocab=13), pictures(2, 1, 4, 6)).shape == (2, 7, 13)
+
+
+def test_more_words_than_seats_are_refused():
+    with pytest.raises(ValueError, match="7 seats, and 8 tokens came"):
+        tiny(**SMALL, positions="learned")(tokens(1, 8, vocab=13), pictures(1, 1, 4, 6))

@@ -19,12 +19,17 @@ from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 from pencil.weights import gpt2, llama
 
-SCHEMES = ["learned", "sincos", "rope", "none"]
+SCHEMES = ["learned", "sincos", "sincos-halves", "rope", "alibi", "shaw", "t5", "none"]
 KINDS = {
     "gpt2": dict(positions="learned", bias=True, activation="gelu-tanh"),
     "plain": dict(positions="sincos", tied=False, bias=True),
     "llama": dict(positions="rope", norm="rms", activation="swiglu", kv_heads=1, tied=False),
     "none": dict(positions="none"),
+    "halves": dict(positions="sincos-halves", activation="silu"),
+    "alibi": dict(positions="alibi", kv_heads=1),
+    "shaw": dict(positions="shaw", bias=True, activation="relu"),
+    "t5": dict(positions="t5", norm="rms", tied=False),
+    "further": dict(positions="rope", rope_share=0.6, rope_scaling="yarn", rope_factor=2.0),
 }
 
 
@@ -243,7 +248,7 @@ print("whole")
 @pytest.mark.proof("one compiled graph, no breaks", "gpt")
 def test_the_model_compiles_to_one_graph():
     """In a process of its own: shape checking is off there."""
-    code = COMPILED.format(kinds=list(KINDS.values()))
+    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("gpt2", "plain", "llama", "none", "shaw", "t5")])
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
 
 
@@ -294,9 +299,39 @@ def test_initialisation_is_gpt2s():
     (dict(heads=4, kv_heads=3), "kv_heads 3 does not divide"),
     (dict(width=30, heads=2, positions="rope"), "even"),
     (dict(width=21, heads=3, positions="sincos"), "even"),
+    (dict(width=21, heads=3, positions="sincos-halves"), "even"),
+    (dict(width=30, heads=3, rope_share=0.5), "rope_share 0.5 turns must be even, not 5"),
+    (dict(width=30, heads=3, rope_share=0.1), "rope_share 0.1 turns must be even, not 1"),
+    (dict(rope_share=1.5), "rope_share must be above 0 and at most 1"),
+    (dict(rope_factor=-2.0), "rope_factor must be above 0"),
     (dict(depth=0), "depth must be at least 1"),
     (dict(dropout=1.0), "dropout"),
 ])  # fmt: skip
 def test_sizes_that_do_not_fit_are_refused_in_a_sentence(values, words):
     with pytest.raises(UserError, match=words):
         GPTConfig(**values)
+
+
+@pytest.mark.parametrize("scheme", ["learned", "alibi", "shaw", "t5", "none"])
+def test_an_odd_width_is_no_matter_to_schemes_that_pair_nothing(scheme):
+    assert tiny(width=21, positions=scheme)(tokens(2, 11)).shape == (2, 11, 101)
+
+
+def test_more_tokens_than_seats_are_refused_and_only_a_table_has_seats():
+    with pytest.raises(ValueError, match="17 seats, and 18 tokens came"):
+        tiny(positions="learned")(tokens(1, 18))
+    for scheme in set(SCHEMES) - {"learned"}:
+        assert tiny(positions=scheme)(tokens(1, 18)).shape == (1, 18, 101)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_order_of_earlier_tokens_reaches_the_last(scheme):
+    """A causal mask alone tells it too, but only from the second block on: one block cannot tell without a scheme."""
+    model, ids = tiny(positions=scheme, depth=1), tokens(1, 17)
+    order = torch.cat((torch.randperm(16, generator=torch.Generator().manual_seed(3)), torch.tensor([16])))
+    with torch.no_grad():
+        apart = (model(ids) - model(ids[:, order]))[:, -1].abs().max()
+        deeper = tiny(positions=scheme, depth=2)
+        assert (deeper(ids) - deeper(ids[:, order]))[:, -1].abs().max() > 1e-3
+    assert (apart < 1e-5) == (scheme == "none")
+    assert apart < 1e-5 or apart > 1e-3

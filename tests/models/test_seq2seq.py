@@ -33,7 +33,6 @@ KINDS = {
     "none": dict(positions="none", scaled=True, eps=1e-3),
     "further": dict(rope_share=0.6, rope_scaling="yarn", rope_factor=2.0, trunk="post", bias=True),
 }  # fmt: skip
-CACHED = "cached = uncached under random chunking and mixed lengths"
 
 
 def tiny(**values):
@@ -106,7 +105,7 @@ def test_observing_changes_neither_the_answer_nor_the_gradients(kind):
         torch.testing.assert_close(p.grad, gradients[name], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.proof(CACHED, "seq2seq")
+@pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "seq2seq")
 @settings(max_examples=40)
 @given(data=st.data(), kind=st.sampled_from(sorted(KINDS)))
 def test_cached_equals_uncached_under_any_chunking(data, kind):
@@ -122,8 +121,8 @@ def test_cached_equals_uncached_under_any_chunking(data, kind):
         torch.testing.assert_close(torch.cat(pieces, 1), model(ids, source), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.proof(CACHED, "seq2seq")
-@settings(max_examples=40)
+@pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "seq2seq")
+@settings(max_examples=24)
 @given(data=st.data(), lengths=st.lists(st.integers(1, 5), min_size=2, max_size=3), later=st.integers(0, 2),
        kind=st.sampled_from(sorted(KINDS)), right=st.booleans())  # fmt: skip
 def test_a_batch_of_mixed_lengths_equals_each_row_alone(data, lengths, later, kind, right):
@@ -150,7 +149,7 @@ def test_a_batch_of_mixed_lengths_equals_each_row_alone(data, lengths, later, ki
                 torch.testing.assert_close(row[i], alone[n + step], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.proof(CACHED, "seq2seq")
+@pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "seq2seq")
 @settings(max_examples=12)
 @given(rows=st.lists(st.integers(0, 2), min_size=1, max_size=4), kind=st.sampled_from(sorted(KINDS)))
 def test_going_on_with_picked_rows_is_going_on_with_those_rows_alone(rows, kind):
@@ -245,14 +244,14 @@ def test_the_order_of_the_source_matters_unless_it_has_no_positions(scheme):
     assert apart < 1e-5 or apart > 1e-3
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_scheme_acts_within_each_half_and_between_them_nothing_is_added(scheme):
+@pytest.mark.parametrize("kind", [*(dict(positions=scheme) for scheme in SCHEMES), KINDS["further"]], ids=str)
+def test_the_scheme_acts_within_each_half_and_between_them_nothing_is_added(kind):
     """Scores across are q·k/√d, or q·k where the scheme divides by nothing."""
-    model, probe = tiny(positions=scheme), Probe("blocks.*.cross.*")
+    model, probe = tiny(**kind), Probe("blocks.*.cross.*")
     model(tokens(2, 7), tokens(2, 11), probe=probe)
     for i in range(2):
         q, k, scores = (probe.values[f"blocks.{i}.cross.{name}"] for name in ("q", "k", "scores"))
-        expected = torch.einsum("bhtd,bhsd->bhts", q, k) / (1 if scheme == "t5" else math.sqrt(10))
+        expected = torch.einsum("bhtd,bhsd->bhts", q, k) / (1 if kind.get("positions") == "t5" else math.sqrt(10))
         torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -295,11 +294,15 @@ print("whole")
 @pytest.mark.proof("one compiled graph, no breaks", "seq2seq")
 def test_the_model_compiles_to_one_graph():
     """In a process of its own: shape checking is off there."""
-    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("nano", "first", "t5", "shaw")], sizes=SIZES)
+    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("first", "t5", "shaw")], sizes=SIZES)
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
 
 
-GOLDEN_LOSSES = {}
+GOLDEN_LOSSES = {
+    ("nano", "muon"): [3.45824, 3.2901, 3.1808, 3.0969, 3.02295, 2.95458, 2.87958, 2.81516, 2.73696, 2.65729],
+    ("first", "adamw"): [3.87744, 3.29853, 3.14061, 3.0001, 2.87434, 2.79372, 2.72938, 2.63802, 2.53525, 2.42782],
+    ("t5", "muon"): [3.4229, 3.22214, 3.08489, 2.96749, 2.86275, 2.77637, 2.68724, 2.60304, 2.52062, 2.42322],
+}
 
 
 def ten_steps(kind, optimizer):
@@ -327,7 +330,9 @@ def test_ten_steps_of_training_give_the_same_losses_as_ever(kind, optimizer):
 def test_initialisation_is_the_first_transformers():
     """Glorot's uniform for every matrix, Q, K and V each by itself; words as large as waves once they are scaled."""
     torch.manual_seed(0)
-    model = create("seq2seq", Seq2SeqConfig(vocab=997, width=192, heads=4, hidden=400, **{**KINDS["first"], "depth": 3}))
+    model = create(
+        "seq2seq", Seq2SeqConfig(vocab=997, width=192, heads=4, hidden=400, **{**KINDS["first"], "depth": 3})
+    )
     for module in model.modules():
         if isinstance(module, Attention):
             for matrix in (module.w_q, module.w_k, module.w_v, module.out.weight):

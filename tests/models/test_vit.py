@@ -1,6 +1,7 @@
 """ViT against transformers and timm on random weights, the proofs every family carries, and the worked example."""
 
 import importlib.util
+import math
 import re
 import subprocess
 import sys
@@ -20,13 +21,18 @@ from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 from pencil.weights import vit
 
-SCHEMES = ["learned", "sincos", "rope", "none"]
+SCHEMES = ["learned", "sincos", "sincos-halves", "rope", "alibi", "shaw", "t5", "none"]
 SIZES = dict(image_size=(6, 25), channels=2, patch=(2, 5), classes=11, width=42, depth=2, heads=3, hidden=53)
 KINDS = {
     "class": dict(),
     "mean": dict(pool="mean", positions="sincos", activation="gelu-tanh"),
     "turned": dict(positions="rope", norm="rms", activation="swiglu", bias=False),
     "none": dict(pool="mean", positions="none"),
+    "halves": dict(positions="sincos-halves", activation="relu"),
+    "alibi": dict(positions="alibi", activation="silu"),
+    "shaw": dict(pool="mean", positions="shaw", norm="rms"),
+    "t5": dict(positions="t5", bias=False),
+    "turned in part": dict(positions="rope", rope_share=0.6),
 }
 
 
@@ -214,7 +220,7 @@ print("whole")
 @pytest.mark.proof("one compiled graph, no breaks", "vit")
 def test_the_model_compiles_to_one_graph():
     """In a process of its own: shape checking is off there."""
-    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("class", "mean", "turned")], sizes=SIZES)
+    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("class", "mean", "turned", "alibi", "t5")], sizes=SIZES)
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
 
 
@@ -262,6 +268,20 @@ def test_only_without_positions_does_the_order_of_the_strips_not_matter(scheme, 
     with torch.no_grad():
         same = torch.allclose(model(picture), model(shuffled(picture)), atol=1e-5, rtol=1e-5)
     assert same == (scheme == "none")
+
+
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_distances_between_strips_are_counted_as_the_crow_flies(pool):
+    """The class token stands one seat to the left of the first strip."""
+    model, probe = tiny(positions="alibi", pool=pool), Probe("positions.bias")
+    model(pictures(2), probe=probe)
+    seats = [(0, -1)] * (pool == "class") + [(row, column) for row in range(3) for column in range(5)]
+    bias = probe.values["positions.bias"][0]
+    assert bias.shape == (3, len(seats), len(seats))
+    for head, slope in enumerate((1 / 16, 1 / 256, 1 / 4)):
+        for i, query in enumerate(seats):
+            for j, key in enumerate(seats):
+                assert float(bias[head, i, j]) == pytest.approx(-slope * math.dist(query, key), rel=1e-6)
 
 
 @pytest.mark.parametrize("pool", ["class", "mean"])
@@ -358,6 +378,9 @@ def test_an_edit_reaches_the_logits():
     (dict(width=30, heads=2, positions="rope"), "even"),
     (dict(width=6, heads=3, positions="rope"), "at least 4, not 2"),
     (dict(width=21, heads=3, positions="sincos"), "even"),
+    (dict(width=21, heads=3, positions="sincos-halves"), "even"),
+    (dict(width=42, heads=3, positions="rope", rope_share=0.5), "rope_share 0.5 turns must be even, not 7"),
+    (dict(width=42, heads=3, positions="rope", rope_share=0.2), "at least 4, not 2"),
     (dict(width=2, heads=1, positions="sincos"), "at least 4, not 2"),
     (dict(patch=(0, 4)), "patch must be at least 1"),
     (dict(image_size=(0, 4)), "image_size must be at least 1"),

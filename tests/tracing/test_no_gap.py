@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 import torch
 
+from pencil.core.masks import NOWHERE
+from pencil.core.span import Span
 from pencil.models import configure, create
 from pencil.tracing.receipt import agree
 from pencil.tracing.record import trace
 from pencil.tracing.rules import RULES
+from traced import LEAVES, unchecked
 
 GPT = dict(vocab=37, context=11, width=24, depth=2, heads=3)
+SCHEMES = ["learned", "sincos", "sincos-halves", "rope", "alibi", "shaw", "t5", "none"]
 PICTURE = dict(image_size=(6, 15), channels=3, patch=(2, 5), width=24, depth=2, heads=3)
 
 
@@ -21,6 +25,12 @@ def filled(family, **sizes):
     return model
 
 
+@pytest.fixture(autouse=True)
+def quick():
+    with unchecked():
+        yield
+
+
 def hold(found, count=1000):
     """Cells drawn over all nodes of each operation: reworked, they are what was recorded."""
     graph, rng = found.graph, np.random.default_rng(5)
@@ -29,6 +39,7 @@ def hold(found, count=1000):
         if node.plan is not None and node.size and graph.kept[i] is not None:
             by_op.setdefault(node.op, []).append(i)
     assert by_op
+    assert not [n.name for n in graph.nodes if n.size and n.plan is None and n.kind not in LEAVES]
     assert set(by_op) <= {*RULES, "update"}
     for op, nodes in by_op.items():
         share = -(-count // len(nodes))
@@ -47,6 +58,10 @@ def hold(found, count=1000):
         dict(positions="learned", bias=True),
         dict(positions="rope", norm="rms", activation="swiglu", kv_heads=1, tied=False),
         dict(positions="sincos", activation="gelu-tanh"),
+        dict(positions="sincos-halves", activation="relu"),
+        dict(positions="alibi", activation="silu"),
+        dict(positions="shaw", kv_heads=1),
+        dict(positions="t5"),
     ],
     ids=lambda kind: kind["positions"],
 )
@@ -55,7 +70,7 @@ def test_every_operation_of_gpt_has_a_receipt(kind):
 
 
 @pytest.mark.proof("no operation without a receipt", "vit")
-@pytest.mark.parametrize("positions", ["learned", "sincos", "rope"])
+@pytest.mark.parametrize("positions", ["learned", "sincos", "rope", "alibi", "shaw", "t5"])
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_every_operation_of_vit_has_a_receipt(positions, pool):
     hold(trace(filled("vit", **PICTURE, classes=7, positions=positions, pool=pool), torch.randn(2, 3, 6, 15)))
@@ -63,7 +78,34 @@ def test_every_operation_of_vit_has_a_receipt(positions, pool):
 
 @pytest.mark.proof("no operation without a receipt", "captioner")
 @pytest.mark.parametrize("mask", ["causal", "prefix"])
-@pytest.mark.parametrize("positions", ["learned", "sincos", "rope"])
+@pytest.mark.parametrize("positions", ["learned", "sincos", "rope", "alibi", "shaw", "t5"])
 def test_every_operation_of_the_captioner_has_a_receipt(mask, positions):
     model = filled("captioner", **PICTURE, vocab=29, context=7, mask=mask, positions=positions)
     hold(trace(model, torch.randint(0, 29, (2, 7)), torch.randn(2, 3, 6, 15)))
+
+
+@pytest.mark.proof("no operation without a receipt", "seq2seq")
+@pytest.mark.parametrize("trunk", ["pre", "post"])
+@pytest.mark.parametrize("positions", SCHEMES)
+def test_every_operation_of_seq2seq_has_a_receipt(positions, trunk):
+    """Source and target padded, on either side; words scaled and a number for each, in one of the two trunks."""
+    rest = dict(scaled=True, head_bias=True, activation="relu", bias=True) if trunk == "post" else dict(shared=False)
+    model = filled("seq2seq", vocab=29, context=5, source_context=7, width=18, depth=1, heads=3, positions=positions,
+                   trunk=trunk, **rest)  # fmt: skip
+    here = Span.at(torch.tensor([[0, 1, 2, 3, 4], [NOWHERE, NOWHERE, 0, 1, 2]]))
+    there = Span.at(torch.tensor([[0, 1, 2, 3, 4, NOWHERE, NOWHERE], [0, 1, 2, 3, 4, 5, 6]]))
+    spans = (there, here) if positions in ("rope", "t5", "shaw") else ()
+    hold(trace(model, torch.randint(0, 29, (2, 5)), torch.randint(0, 29, (2, 7)), *spans), 300)
+
+
+@pytest.mark.proof("no operation without a receipt", "reader")
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "kind", [dict(classes=3), dict(classes=3, pool="mean"), dict()], ids=["class", "mean", "words"]
+)
+@pytest.mark.parametrize("positions, trunk", [("learned", "post"), ("rope", "pre"), ("shaw", "pre")])
+def test_every_operation_of_a_reader_has_a_receipt(positions, trunk, kind, padded):
+    model = filled("reader", vocab=29, context=5, width=18, depth=1, heads=3, positions=positions, trunk=trunk, types=2,
+                   embed_norm=trunk == "post", **kind)  # fmt: skip
+    span = Span.at(torch.tensor([[0, 1, 2, 3, 4], [NOWHERE, NOWHERE, 0, 1, 2]])) if padded else None
+    hold(trace(model, torch.randint(0, 29, (2, 5)), span, torch.randint(0, 2, (2, 5))), 300)

@@ -55,8 +55,7 @@ def test_scaled_frequencies_equal_transformers(scaling):
     config = llama.config_from(theirs.to_dict())
     positions, found = waves(config)
     torch.testing.assert_close(found.float(), expected, atol=0, rtol=2e-6)  # theirs are powers in float32
-    scale = (positions.scale or 1 / math.sqrt(14)) * math.sqrt(14)
-    assert scale == pytest.approx(strength**2, rel=1e-12)
+    assert positions.strength == pytest.approx(strength, rel=1e-12)
     plain = frequencies(7, scaling["rope_theta"], torch.device("cpu"))
     assert not torch.allclose(found, plain)
 
@@ -143,7 +142,6 @@ def test_the_names_of_older_files_are_read():
     (dict(rope_parameters={**YARN, "truncate": False}), "truncate False"),
     (dict(rope_parameters={**YARN, "attention_factor": 1.5}), "attention_factor 1.5"),
     (dict(rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}), "mscale 0.7"),
-    (dict(rope_parameters={**YARN, "partial_rotary_factor": 0.5}), "strengthens only the part"),
     (dict(rope_parameters=dict(rope_type="linear", factor=0.5)), "at least 1"),
     (dict(attention_bias=True), "biases"),
     (dict(hidden_act="gelu"), "activation"),

@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 from math import prod
 from pathlib import Path
@@ -68,9 +69,9 @@ def shapes(what: str, /, *, batch: int = 1) -> int:
         for column in columns:
             table.add_column(column, overflow="fold")
         for row in rows:
-            # the stack is shown once, as block ℓ
-            if not row[-1].startswith("blocks.") or row[-1].startswith("blocks.0."):
-                table.add_row(*(Text(cell) for cell in (*row[:-1], row[-1].replace("blocks.0", "blocks.ℓ"))))
+            # a stack is shown once, as block ℓ
+            if not re.search(r"(^|\.)blocks\.[1-9]", row[-1]):
+                table.add_row(*(Text(cell) for cell in (*row[:-1], row[-1].replace("blocks.0.", "blocks.ℓ."))))
         console.print(table)
 
     computed = [
@@ -110,6 +111,7 @@ def doctor() -> int:
         "transformers": ("transformers", "comparison with other people's models"),
         "timm": ("timm", "comparison with other people's models"),
         "datasets": ("datasets", "--data hub:OWNER/NAME"),
+        "sacrebleu": ("sacrebleu", "chrF and BLEU of a seq2seq"),
     }
     console = Console(soft_wrap=True)
     for name, value in facts.items():

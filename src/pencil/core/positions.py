@@ -23,6 +23,7 @@ class Positions(nn.Module):
     """No positions; and the three moments every scheme chooses from."""
 
     scale: float | None = None  # of the scores, where a scheme brings its own
+    strength: float = 1.0  # of what is turned
 
     def stamp(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"] | None:
         """Moment one: what is added to the input."""
@@ -45,6 +46,8 @@ class Positions(nn.Module):
         if angles is not None:
             angles, exact = probe("angles", angles)[:, None], torch.promote_types(x.dtype, torch.float32)
             turn = angles.cos().to(exact), angles.sin().to(exact)
+            if self.strength != 1:
+                turn = turn[0] * self.strength, turn[1] * self.strength
         return x, replace(span, turn=turn, key_turn=turn, scale=self.scale)
 
 
@@ -111,7 +114,7 @@ class Rope(Positions):
     """Rotations: pair i of q and k (channels i and i + n) is turned by seat·base^(−i/n); n axes share the pairs.
 
     Only the first `turned` channels of a head are, all of them unless it is given. `stretch` changes the frequencies of
-    a model that shall read further than it was trained to; `strength` is a factor on q and k that goes with it.
+    a model that shall read further than it was trained to; `strength` is a factor on what is turned that goes with it.
     """
 
     NAMES = {"angles": ("B T d/2", "θ", "seat · base^(−2i/d)")}
@@ -130,7 +133,7 @@ class Rope(Positions):
         if turned % 2 or turned // 2 < axes or turned > head_width:
             raise ValueError(f"{turned} channels of {head_width} are no pairs to turn for each of {axes} axes")
         self.pairs, self.base, self.stretch = share(turned // 2, axes), base, stretch
-        self.scale = None if strength == 1 else strength**2 / math.sqrt(head_width)
+        self.strength = strength
 
     def angles(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T p"]:
         return turn_angles(coords, [self.stretch(frequencies(n, self.base, coords.device)) for n in self.pairs])

@@ -67,7 +67,7 @@ def positions_of(name: str, c: Any, seats: Sequence[int], before: int = 0, both:
         "learned": partial(Learned, seats, c.width, before),
         "sincos": partial(SinCos, c.width, axes),
         "sincos-halves": partial(SinCos, c.width, axes, halves=True),
-        "rope": partial(_rope, c, axes),
+        "rope": partial(_rope, c, axes, seats[0]),
         "alibi": partial(Alibi, c.heads, axes),
         "shaw": partial(Shaw, head, axes),
         "t5": partial(T5, c.heads, axes, both),
@@ -80,11 +80,11 @@ def turned(c: Any) -> int:
     return int(c.width // c.heads * getattr(c, "rope_share", 1.0))
 
 
-def _rope(c: Any, axes: int) -> Rope:
+def _rope(c: Any, axes: int, context: int) -> Rope:
     scaling, factor, strength = getattr(c, "rope_scaling", None), getattr(c, "rope_factor", 1.0), 1.0
     stretch: Callable[[Tensor], Tensor] = lambda frequency: frequency  # noqa: E731
     if scaling is not None:
-        trained = c.rope_trained or max(1, round(c.context / factor))
+        trained = c.rope_trained or max(1, round(context / factor))
         if scaling == "yarn":
             stretch, strength = yarn(factor, trained, c.rope_base)
         else:

@@ -75,8 +75,6 @@ def _scaling(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, An
             usual["attention_factor"] = (strength,)
         if rope.get("mscale") and rope.get("mscale_all_dim"):
             usual["mscale"] = (None,)
-        if _share(theirs, rope) != 1:
-            raise UserError("this LLaMA strengthens only the part of each head that it turns, and ours all of it")
     for name, known in usual.items():
         if rope.get(name) not in known:
             raise UserError(f"this LLaMA's {kind} rotations have {name} {rope.get(name)}, which ours do not")

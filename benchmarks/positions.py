@@ -1,0 +1,162 @@
+"""How far each way of saying "where" reaches: trained at one length, judged at longer ones.
+
+`python benchmarks/positions.py [STEPS] [SEEDS] [PROCESSES] [--write]` trains a small GPT with each position scheme on windows of 64
+characters of Python's documentation, then judges it on held-out text in windows of 64, 128, 256 and 512. The loss is that
+of the last 64 characters of each window, the same characters at every length: more to look back at can only help a model
+that knows what to do with it. Rotations are also judged with their angles scaled, without any further training.
+`--write` puts the table and the plot into docs/.
+"""
+
+import math
+import statistics
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pencil.data import text
+from pencil.models import configure, create
+from pencil.train.losses import next_token
+from pencil.train.optim import make_optimizers
+from pencil.train.schedule import factor
+from pencil.train.settings import TrainConfig
+from pencil.train.tasks import random_of
+from pencil.train.texts import TextTask
+
+TRAINED, LENGTHS = 64, (64, 128, 256, 512)
+SCHEMES = {
+    "none": dict(positions="none"),
+    "learned": dict(positions="learned"),
+    "sincos": dict(positions="sincos"),
+    "rope": dict(positions="rope"),
+    "rope, half of each head": dict(positions="rope", rope_share=0.5),
+    "alibi": dict(positions="alibi"),
+    "shaw": dict(positions="shaw"),
+    "t5": dict(positions="t5"),
+}
+WINDOWS = 500  # of held-out text
+SCALED = ("linear", "ntk", "yarn")
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def trained(data: text.TextData, scheme: dict, steps: int, seed: int, device: str) -> tuple[dict, torch.nn.Module]:
+    """A model trained at the short length, and its sizes."""
+    sizes = dict(vocab=data.tokenizer.vocab, context=TRAINED, width=192, depth=4, heads=6, dropout=0.1, **scheme)
+    config = configure("gpt", "nano", **sizes)
+    settings = TrainConfig(steps=steps, batch=64, seed=seed)
+    task = TextTask(data, config, settings.batch, seed)
+    torch.manual_seed(seed)
+    model = create("gpt", config).to(device).train()
+    optimizers = make_optimizers(model, settings)
+    loss_of = (
+        torch.compile(lambda x, y: next_token(model(x), y))
+        if device == "cuda"
+        else lambda x, y: next_token(model(x), y)
+    )
+    for step in range(steps):
+        torch.manual_seed(int(random_of(seed, step, 1 << 20).integers(1 << 62)))
+        x, y = (t.to(device) for t in task.batch(step))
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss_of(x, y).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        for optimizer in optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * factor(step, settings)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    return sizes, model.eval()
+
+
+@torch.no_grad()
+def judged(data: text.TextData, sizes: dict, model: torch.nn.Module, length: int, device: str, **scaling) -> float:
+    """The loss of the last characters of windows of this length, the same characters whatever the length."""
+    wider = create("gpt", configure("gpt", "nano", **{**sizes, "context": length, **scaling})).to(device).eval()
+    wider.load_state_dict(model.state_dict())
+    ids, total, count = data.val, 0.0, 0
+    ends = np.linspace(max(LENGTHS) + 1, len(ids), WINDOWS).astype(int)
+    for i in range(0, len(ends), 32):
+        rows = np.stack([ids[end - length - 1 : end] for end in ends[i : i + 32]]).astype(np.int64)
+        both = torch.from_numpy(rows).to(device)
+        logits = wider(both[:, :-1])[:, -TRAINED:]
+        total += float(next_token(logits, both[:, -TRAINED:])) * len(rows)
+        count += len(rows)
+    return total / count
+
+
+def row_of(name: str, steps: int, seed: int) -> dict[str, dict[int, float]]:
+    """One training, judged at every length; rotations with their angles scaled too."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    data = text.load("pydoc", "char")
+    sizes, model = trained(data, SCHEMES[name], steps, seed, device)
+    found: dict[str, dict[int, float]] = {name: {}}
+    for length in LENGTHS if name != "learned" else (TRAINED,):
+        found[name][length] = judged(data, sizes, model, length, device)
+        for kind in SCALED if name == "rope" else ():
+            scaling = dict(rope_scaling=kind, rope_factor=length / TRAINED) if length > TRAINED else {}
+            found.setdefault(f"rope, {kind}", {})[length] = judged(data, sizes, model, length, device, **scaling)
+    return found
+
+
+def main(*words: str) -> None:
+    numbers = [int(word) for word in words if word.isdigit()]
+    steps, seeds, processes = (numbers + [4000, 3, 1][len(numbers) :])[:3]
+    jobs = [(name, steps, seed) for name in SCHEMES for seed in range(seeds)]
+    found: dict[str, dict[int, list[float]]] = {}
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        for rows in pool.map(row_of, *zip(*jobs, strict=True)):
+            for name, row in rows.items():
+                print(name, {length: round(loss, 4) for length, loss in row.items()}, flush=True)
+                for length, loss in row.items():
+                    found.setdefault(name, {}).setdefault(length, []).append(loss)
+    table = as_table(found)
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    print(f"\n{steps} steps of 64 windows of {TRAINED} characters, {seeds} seeds, on {where}\n\n{table}")
+    if "--write" in words:
+        (DOCS / "positions-table.md").write_text(table + "\n", encoding="utf-8")
+        plot(found, DOCS / "positions.png")
+
+
+def as_table(found: dict[str, dict[int, list[float]]]) -> str:
+    """Mean loss, and between which values the seeds fell."""
+    lines = ["| scheme | " + " | ".join(map(str, LENGTHS)) + " |", "|---" * (len(LENGTHS) + 1) + "|"]
+    for name, row in sorted(found.items(), key=lambda item: statistics.mean(item[1].get(512, [math.inf]))):
+        cells = [
+            f"{statistics.mean(row[n]):.3f} ({min(row[n]):.3f}–{max(row[n]):.3f})" if n in row else "no seat"
+            for n in LENGTHS
+        ]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def plot(found: dict[str, dict[int, list[float]]], path: Path) -> None:
+    from pencil import draw
+    from pencil.files import write_aside
+
+    figure = draw.canvas(7.6, 4.8)
+    axes = figure.add_subplot()
+    colours = ["#000000", "#999999", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#cc79a7", "#0072b2"]
+    shown = {name: colour for name, colour in zip(SCHEMES, colours, strict=True)}
+    for name, row in found.items():
+        plain = name in shown
+        colour = shown.get(name, shown["rope"])
+        dash = {"rope, linear": ":", "rope, ntk": "--", "rope, yarn": "-."}.get(name, "-")
+        places = [n for n in LENGTHS if n in row]
+        means = [statistics.mean(row[n]) for n in places]
+        axes.plot(
+            places, means, dash, color=colour, marker="o" if plain else ".", markersize=5, linewidth=1.6, label=name
+        )
+    low = min(statistics.mean(v) for row in found.values() for v in row.values())
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(LENGTHS, [str(n) for n in LENGTHS])
+    axes.set(xlabel="characters in the window", ylabel="loss of its last 64 (nats)", ylim=(low - 0.05, low + 1.6),
+             title=f"Trained at {TRAINED}, judged further on")  # fmt: skip
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=8, ncols=2)
+    write_aside(path, draw.as_png(figure))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
