@@ -15,6 +15,8 @@ from ..models.parts import numbers
 from ..runs import Loaded, load
 from ..tracing.picture import last_pattern
 from ..tracing.record import LiveTrace, trace
+from ..train.pairs import shown, sources_of, write
+from .pairs import tokens_of
 
 
 def trace_run(path: Path, given: str | None, text: str | None, double: bool = False) -> LiveTrace:
@@ -22,14 +24,18 @@ def trace_run(path: Path, given: str | None, text: str | None, double: bool = Fa
     loaded = load(path)
     family = loaded.run.family
     if given is None:
-        what = "a text" if family == "gpt" else "a picture's file"
+        what = "a picture's file" if family in ("vit", "captioner") else "a text"
         raise UserError(f"{path} is a {family}: give it {what} by --input")
-    if text is not None and family != "captioner":
-        raise UserError(f"--text is the caption that follows a picture, and {path} is a {family}")
+    if text is not None and family not in ("captioner", "seq2seq"):
+        raise UserError(f"--text is what a captioner or a seq2seq says of its input, and {path} is a {family}")
     if double:
         loaded.model.double()
     if family == "gpt":
         return _text(loaded, given)
+    if family == "seq2seq":
+        return _pair(loaded, given, text)
+    if family == "reader":
+        return _read(loaded, given)
     look = Look(loaded.model.config.image_size, loaded.model.config.channels)
     picture = open_picture(given, look)
     return trace_picture(loaded, picture, text)
@@ -89,11 +95,43 @@ def _text(loaded: Loaded, text: str) -> LiveTrace:
         raise UserError("--input is empty: give the model at least one token to read")
     if len(ids) > model.config.context:
         raise UserError(f"the input has {len(ids)} tokens and the context of {run.path} is {model.config.context}")
-    words = [tokenizer.decode([i]).replace(" ", "␣").replace("\n", "⏎") for i in ids]
+    words = [shown(tokenizer, i) for i in ids]
     labels = {"T": words, "S": words, "V": _words(tokenizer, model.config.vocab)}
+    return trace(model, torch.tensor([ids]), words=labels)
+
+
+def _pair(loaded: Loaded, source: str, target: str | None) -> LiveTrace:
+    """An encoder–decoder on a source, and on the target it writes unless one is given."""
+    model, tokenizer, run = loaded
+    target = write(model, tokenizer, [source])[0] if target is None else target
+    given = sources_of(model, tokenizer, [source])["source"]
+    ids = [tokenizer.end, *tokenizer.encode(target).tolist()]
+    if len(ids) > model.config.context:
+        raise UserError(
+            f"the target has {len(ids)} tokens with its beginning, and the context of {run.path} is "
+            f"{model.config.context}"
+        )
+    words = ["begin", *(shown(tokenizer, i) for i in ids[1:])]
+    there = [*(shown(tokenizer, i) for i in given[0, :-1].tolist()), "end"]
+    labels = {"T": words, "S": words, "s": there, "V": _words(tokenizer, model.config.vocab)}
+    return trace(model, torch.tensor([ids]), given, words=labels, facts={"said": target})
+
+
+def _read(loaded: Loaded, text: str) -> LiveTrace:
+    model, tokenizer, run = loaded
+    labelled = model.config.classes is not None
+    ids = tokens_of(model, tokenizer, text)
+    words = ["[mask]" if i == tokenizer.vocab else shown(tokenizer, i) for i in ids]
+    words[0] = "begin" if labelled else words[0]
+    labels = {"T": words, "S": words}
+    labels |= (
+        {"K": run.config["run"].get("classes") or []} if labelled else {"V": _words(tokenizer, model.config.vocab)}
+    )
     return trace(model, torch.tensor([ids]), words=labels)
 
 
 def _words(tokenizer: Any, vocab: int) -> list[str]:
     """The words of the vocabulary, where there are few enough to be read along an axis."""
-    return [tokenizer.decode([i]).replace(" ", "␣").replace("\n", "⏎") for i in range(vocab)] if vocab <= 512 else []
+    if vocab > 512:
+        return []
+    return [shown(tokenizer, i) if i < tokenizer.vocab else "[mask]" for i in range(vocab)]

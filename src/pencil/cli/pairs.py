@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -64,6 +64,23 @@ def transduce(
     return 0
 
 
+def tokens_of(model: Any, tokenizer: Any, text: str) -> list[int]:
+    """What a reader reads: a text begun by its end, or with the token that hides where it says [mask]."""
+    if model.config.classes is not None:
+        ids = [end_of(tokenizer), *tokenizer.encode(text).tolist()]
+    else:
+        first, *rest = (tokenizer.encode(part).tolist() for part in MASK.split(text))
+        ids = first + [token for part in rest for token in (tokenizer.vocab, *part)]
+    if not text:
+        raise UserError("the text is empty: give at least one word")
+    if len(ids) > model.config.context:
+        raise UserError(
+            f"the text “{text[:40]}{'…' * (len(text) > 40)}” has {len(ids)} tokens and the model reads "
+            f"{model.config.context}; shorten it"
+        )
+    return ids
+
+
 MASK = re.compile(r"\[mask\]", re.IGNORECASE)
 
 
@@ -71,23 +88,10 @@ def judge(loaded: Loaded, texts: list[str], out: Path | None) -> int:
     """The likeliest labels of each text, or the likeliest words where it says [mask]."""
     model, tokenizer, run = loaded
     labelled = model.config.classes is not None
-    rows = []
-    for text in texts:
-        if labelled:
-            ids = [end_of(tokenizer), *tokenizer.encode(text).tolist()]
-        else:
-            first, *rest = (tokenizer.encode(part).tolist() for part in MASK.split(text))
-            ids = first + [token for part in rest for token in (tokenizer.vocab, *part)]
-            if not rest:
-                raise UserError(f"{run.path} guesses hidden words: write [mask] where one shall be, in “{text[:40]}”")
-        if len(ids) == int(labelled):
-            raise UserError("the text is empty: give at least one word")
-        if len(ids) > model.config.context:
-            raise UserError(
-                f"the text “{text[:40]}{'…' * (len(text) > 40)}” has {len(ids)} tokens and the model reads "
-                f"{model.config.context}; shorten it"
-            )
-        rows.append(ids)
+    rows = [tokens_of(model, tokenizer, text) for text in texts]
+    for text, ids in zip(texts, rows, strict=True):
+        if not labelled and tokenizer.vocab not in ids:
+            raise UserError(f"{run.path} guesses hidden words: write [mask] where one shall be, in “{text[:40]}”")
     tokens, places = (t.to(next(model.parameters()).device) for t in padded(rows, 0))
     with torch.no_grad():
         likely = model(tokens, Span.at(places)).float().softmax(-1).cpu()

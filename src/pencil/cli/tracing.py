@@ -32,9 +32,9 @@ def why(
     cell
         A name and an index, as in 'blocks.0.attn.scores[0,1,2,3]'; pencil show lists the names.
     given
-        What the model reads: a text for a gpt, a picture's file for a vit or a captioner.
+        What the model reads: a text, or a picture's file for a vit or a captioner.
     text
-        A captioner: the caption that follows the picture; its own when not given.
+        What a captioner says of the picture, or a seq2seq of its source; their own words when not given.
     edit
         Change a value on the way: 'blocks.0.attn.pattern[:,2]=0'; may be given again.
     digits
@@ -69,9 +69,9 @@ def trace(
     what
         A run's folder, a trace file, or a worked example: example:vit-4x4.
     given
-        What the model reads: a text for a gpt, a picture's file for a vit or a captioner.
+        What the model reads: a text, or a picture's file for a vit or a captioner.
     text
-        A captioner: the caption that follows the picture; its own when not given.
+        What a captioner says of the picture, or a seq2seq of its source; their own words when not given.
     edit
         Change a value on the way: 'blocks.0.attn.pattern[:,2]=0'; may be given again.
     html
@@ -143,9 +143,9 @@ def show(
     name
         Its name, and an index if only a part is wanted: 'blocks.0.attn.pattern[0,2]'.
     given
-        What the model reads: a text for a gpt, a picture's file for a vit or a captioner.
+        What the model reads: a text, or a picture's file for a vit or a captioner.
     text
-        A captioner: the caption that follows the picture; its own when not given.
+        What a captioner says of the picture, or a seq2seq of its source; their own words when not given.
     digits
         How many significant digits to write.
     """

@@ -15,6 +15,7 @@ from ..core.probe import OFF, Off
 from ..core.span import Span
 from ..models.captioner import Captioner, CaptionerConfig
 from ..models.gpt import GPT, GPTConfig
+from ..models.seq2seq import Seq2Seq, Seq2SeqConfig
 from ..tracing.record import LiveTrace, trace
 
 
@@ -189,6 +190,20 @@ def kv_cache() -> LiveTrace:
     return trace(ReadThenWrite(_penciled(model, 3)), *inputs, words={"S": words, "T": words[:3], "V": words})
 
 
+def original_transformer() -> LiveTrace:
+    """Three words read by one stack, three written by another: attention in its three roles, a norm after each part."""
+    words = ["begin", "the", "cat", "sleeps", "die", "Katze", "schläft"]
+    model = Seq2Seq(
+        Seq2SeqConfig(
+            vocab=7, context=3, source_context=3, width=8, depth=1, heads=2, hidden=16, trunk="post", activation="relu",
+            bias=True, positions="sincos", scaled=True,
+        )
+    ).double()  # fmt: skip
+    source, target = words[1:4], [words[0], *words[4:6]]
+    read, said = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 4, 5]])
+    return trace(_penciled(model, 4), said, read, words={"s": source, "T": target, "S": target, "V": words})
+
+
 EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "vit-4x4": vit_4x4,
     "pencil-attention": pencil_attention,
@@ -196,6 +211,7 @@ EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "vit-text": vit_text,
     "mha-demo": mha_demo,
     "kv-cache": kv_cache,
+    "original-transformer": original_transformer,
 }
 
 
