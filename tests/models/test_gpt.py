@@ -174,7 +174,7 @@ def test_an_edit_reaches_the_logits():
 @settings(max_examples=200)
 @given(data=st.data(), kind=st.sampled_from(sorted(KINDS)))
 def test_cached_equals_uncached_under_any_chunking(data, kind):
-    model = tiny(**KINDS[kind])
+    model = tiny(**KINDS[kind]).double()
     total = data.draw(st.integers(1, 17))
     ids = tokens(2, total)
     cache = model.new_cache(2, data.draw(st.integers(total, 19)))
@@ -184,7 +184,7 @@ def test_cached_equals_uncached_under_any_chunking(data, kind):
             step = data.draw(st.integers(1, total - at))
             pieces.append(model(ids[:, at : at + step], cache=cache))
             at += step
-        torch.testing.assert_close(torch.cat(pieces, 1), model(ids), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.cat(pieces, 1), model(ids), atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "gpt")
@@ -192,7 +192,7 @@ def test_cached_equals_uncached_under_any_chunking(data, kind):
 @given(lengths=st.lists(st.integers(1, 11), min_size=2, max_size=5), steps=st.integers(1, 5),
        kind=st.sampled_from(sorted(KINDS)), right=st.booleans())  # fmt: skip
 def test_a_batch_of_mixed_lengths_equals_each_row_alone(lengths, steps, kind, right):
-    model = tiny(**KINDS[kind])
+    model = tiny(**KINDS[kind]).double()
     longest = max(lengths)
     rows = tokens(len(lengths), longest + steps)
     index = torch.full((len(lengths), longest), NOWHERE)
@@ -209,7 +209,7 @@ def test_a_batch_of_mixed_lengths_equals_each_row_alone(lengths, steps, kind, ri
             together = model(new, cache=cache)[:, -1]
         for i, n in enumerate(lengths):
             alone = model(rows[i : i + 1, : n + steps])[:, -1]
-            torch.testing.assert_close(together[i : i + 1], alone, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(together[i : i + 1], alone, atol=1e-9, rtol=1e-9)
 
 
 def test_only_the_last_logits_when_asked():
@@ -248,7 +248,7 @@ print("whole")
 @pytest.mark.proof("one compiled graph, no breaks", "gpt")
 def test_the_model_compiles_to_one_graph():
     """In a process of its own: shape checking is off there."""
-    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("gpt2", "plain", "llama", "none", "shaw", "t5")])
+    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("gpt2", "plain", "llama", "none", "t5")])
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
 
 

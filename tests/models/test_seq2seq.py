@@ -106,11 +106,11 @@ def test_observing_changes_neither_the_answer_nor_the_gradients(kind):
 
 
 @pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "seq2seq")
-@settings(max_examples=40)
+@settings(max_examples=24)
 @given(data=st.data(), kind=st.sampled_from(sorted(KINDS)))
 def test_cached_equals_uncached_under_any_chunking(data, kind):
     """The source comes with the first chunk, and with no other."""
-    model, source = tiny(**KINDS[kind]), tokens(2, data.draw(st.integers(1, 11)))
+    model, source = tiny(**KINDS[kind]).double(), tokens(2, data.draw(st.integers(1, 11)))
     total = data.draw(st.integers(1, 7))
     ids, cache, pieces, at = tokens(2, total), model.new_cache(2, data.draw(st.integers(total, 13))), [], 0
     with torch.no_grad():
@@ -118,16 +118,16 @@ def test_cached_equals_uncached_under_any_chunking(data, kind):
             step = data.draw(st.integers(1, total - at))
             pieces.append(model(ids[:, at : at + step], None if at else source, cache=cache))
             at += step
-        torch.testing.assert_close(torch.cat(pieces, 1), model(ids, source), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.cat(pieces, 1), model(ids, source), atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "seq2seq")
-@settings(max_examples=24)
+@settings(max_examples=20)
 @given(data=st.data(), lengths=st.lists(st.integers(1, 5), min_size=2, max_size=3), later=st.integers(0, 2),
        kind=st.sampled_from(sorted(KINDS)), right=st.booleans())  # fmt: skip
 def test_a_batch_of_mixed_lengths_equals_each_row_alone(data, lengths, later, kind, right):
     """Targets padded on one side, sources on the other; every token, not only the last."""
-    model, count = tiny(**KINDS[kind]), len(lengths)
+    model, count = tiny(**KINDS[kind]).double(), len(lengths)
     reach = [data.draw(st.integers(1, 11)) for _ in lengths]
     rows, sources = tokens(count, 7), tokens(count, 11, seed=8)
     ids, here = padded(rows, lengths, not right)
@@ -144,9 +144,9 @@ def test_a_batch_of_mixed_lengths_equals_each_row_alone(data, lengths, later, ki
             alone = model(rows[i : i + 1, : n + later], sources[i : i + 1, :s])[0]
             place = slice(0, n) if not right else slice(max(lengths) - n, max(lengths))
             for batch in (together, uncached):
-                torch.testing.assert_close(batch[i, place], alone[:n], atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(batch[i, place], alone[:n], atol=1e-9, rtol=1e-9)
             for step, row in enumerate(after):
-                torch.testing.assert_close(row[i], alone[n + step], atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(row[i], alone[n + step], atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "seq2seq")
@@ -154,7 +154,7 @@ def test_a_batch_of_mixed_lengths_equals_each_row_alone(data, lengths, later, ki
 @given(rows=st.lists(st.integers(0, 2), min_size=1, max_size=4), kind=st.sampled_from(sorted(KINDS)))
 def test_going_on_with_picked_rows_is_going_on_with_those_rows_alone(rows, kind):
     """A row may come several times, as the best beginnings of a beam do; its source comes with it."""
-    model, all_ids, sources = tiny(**KINDS[kind]), tokens(3, 7), tokens(3, 11, seed=8)
+    model, all_ids, sources = tiny(**KINDS[kind]).double(), tokens(3, 7), tokens(3, 11, seed=8)
     reach, cache = (11, 3, 7), model.new_cache(3)
     source, there = padded(sources, reach, right=True)
     with torch.no_grad():
@@ -163,7 +163,7 @@ def test_going_on_with_picked_rows_is_going_on_with_those_rows_alone(rows, kind)
         found = [model(all_ids[rows, at : at + 1], cache=cache) for at in (4, 5)]
         for i, row in enumerate(rows):
             alone = model(all_ids[row : row + 1, :6], sources[row : row + 1, : reach[row]])
-            torch.testing.assert_close(torch.cat(found, 1)[i], alone[0, 4:], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(torch.cat(found, 1)[i], alone[0, 4:], atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -255,6 +255,17 @@ def test_the_scheme_acts_within_each_half_and_between_them_nothing_is_added(kind
         torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_only_the_encoder_has_buckets_for_what_stands_ahead():
+    """Looking back alone, a decoder has all 32 for what stands behind it: the first 16 are one distance each."""
+    model, probe = tiny(positions="t5", context=23, source_context=23), Probe("*.bucket")
+    model(tokens(2, 23), tokens(2, 23), probe=probe)
+    mine, theirs = (probe.values[f"{part}positions.bucket"][0, :, :, 0] for part in ("", "encoder."))
+    assert mine[22, 10:].tolist() == list(range(12, -1, -1))
+    assert theirs[22, 15:].tolist() == list(range(7, -1, -1))
+    assert theirs[0, 1:8].tolist() == list(range(17, 24))
+    assert theirs[22].max() < 16 < theirs[0, 1:].min()
+
+
 def test_words_are_read_times_the_root_of_the_width():
     model, probe = tiny(scaled=True), Probe("source", "embed")
     ids, source = tokens(2, 7), tokens(2, 11)
@@ -294,7 +305,7 @@ print("whole")
 @pytest.mark.proof("one compiled graph, no breaks", "seq2seq")
 def test_the_model_compiles_to_one_graph():
     """In a process of its own: shape checking is off there."""
-    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("first", "t5", "shaw")], sizes=SIZES)
+    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("first", "shaw")], sizes=SIZES)
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
 
 

@@ -220,7 +220,7 @@ print("whole")
 @pytest.mark.proof("one compiled graph, no breaks", "vit")
 def test_the_model_compiles_to_one_graph():
     """In a process of its own: shape checking is off there."""
-    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("class", "mean", "turned", "alibi", "t5")], sizes=SIZES)
+    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("class", "mean", "turned", "t5")], sizes=SIZES)
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
 
 

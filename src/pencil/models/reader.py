@@ -217,6 +217,8 @@ class Reader(nn.Module):
         x = self.tokens(tokens)
         if self.types is not None:
             x = x + (self.types.weight[0] if types is None else self.types(types))
+        elif types is not None:
+            raise ValueError("the model knows no types of tokens: its config has types 0")
         x = self.encoder(probe("embed", x), here, probe / "encoder")
         inner = probe / "head"
         said = self.head(x, here, inner) if isinstance(self.head, LabelHead) else self.head(x, self.tokens, probe=inner)
