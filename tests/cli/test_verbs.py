@@ -133,7 +133,7 @@ def test_shapes_of_a_preset(type_in, what, monkeypatch):
 
 def test_a_preset_of_several_families_must_be_named_in_full(type_in):
     said = type_in("shapes", "nano", code=2)
-    assert "gpt:nano, vit:nano or captioner:nano" in said.err
+    assert "gpt:nano, vit:nano, captioner:nano, reader:nano or seq2seq:nano" in said.err
     assert said.err.count("\n") == 1
     assert not said.out
 

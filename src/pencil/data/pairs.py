@@ -39,16 +39,18 @@ class PairData:
 
     def every(self) -> list[Pair]:
         """All pairs there are, held out or not; of those that are drawn, many."""
-        if isinstance(self.train, Dates):
-            return self.train.draw(np.random.Generator(np.random.Philox(key=1)), 20_000) + self.test
-        return self.train + self.test
+        return (_many(self.train) if isinstance(self.train, Dates) else self.train) + self.test
 
     def texts(self) -> Iterator[str]:
         """Texts to learn a tokenizer from."""
         if isinstance(self.train, Dates):
             yield CHARACTERS
-        for pair in self.every():
+        for pair in _many(self.train) if isinstance(self.train, Dates) else self.every():
             yield from pair
+
+
+def _many(dates: Dates) -> list[Pair]:
+    return dates.draw(np.random.Generator(np.random.Philox(key=1)), 20_000)
 
 
 def load(data: str) -> PairData:
