@@ -1,6 +1,6 @@
 """How far each way of saying "where" reaches: trained at one length, judged at longer ones.
 
-`python benchmarks/positions.py [STEPS] [SEEDS] [PROCESSES] [--write]` trains a small GPT with each position scheme on windows of 64
+`python benchmarks/positions.py [STEPS] [SEEDS] [PROCESSES] [SCHEME …] [--write]` trains a small GPT with each position scheme on windows of 64
 characters of Python's documentation, then judges it on held-out text in windows of 64, 128, 256 and 512. The loss is that
 of the last 64 characters of each window, the same characters at every length: more to look back at can only help a model
 that knows what to do with it. Rotations are also judged with their angles scaled, without any further training.
@@ -36,6 +36,7 @@ SCHEMES = {
     "alibi": dict(positions="alibi"),
     "shaw": dict(positions="shaw"),
     "t5": dict(positions="t5"),
+    "t5, reach 64": dict(positions="t5", reach=64),
 }
 WINDOWS = 500  # of held-out text
 SCALED = ("linear", "ntk", "yarn")
@@ -89,6 +90,7 @@ def judged(data: text.TextData, sizes: dict, model: torch.nn.Module, length: int
 def row_of(name: str, steps: int, seed: int) -> dict[str, dict[int, float]]:
     """One training, judged at every length; rotations with their angles scaled too."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.compiler.reset()  # each model is compiled for itself
     data = text.load("pydoc", "char")
     sizes, model = trained(data, SCHEMES[name], steps, seed, device)
     found: dict[str, dict[int, float]] = {name: {}}
@@ -103,7 +105,8 @@ def row_of(name: str, steps: int, seed: int) -> dict[str, dict[int, float]]:
 def main(*words: str) -> None:
     numbers = [int(word) for word in words if word.isdigit()]
     steps, seeds, processes = (numbers + [4000, 3, 1][len(numbers) :])[:3]
-    jobs = [(name, steps, seed) for name in SCHEMES for seed in range(seeds)]
+    chosen = [name for name in SCHEMES if name in words] or list(SCHEMES)
+    jobs = [(name, steps, seed) for name in chosen for seed in range(seeds)]
     found: dict[str, dict[int, list[float]]] = {}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         for rows in pool.map(row_of, *zip(*jobs, strict=True)):
@@ -137,12 +140,12 @@ def plot(found: dict[str, dict[int, list[float]]], path: Path) -> None:
 
     figure = draw.canvas(7.6, 4.8)
     axes = figure.add_subplot()
-    colours = ["#000000", "#999999", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#cc79a7", "#0072b2"]
+    colours = ["#000000", "#999999", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#0072b2"]
     shown = {name: colour for name, colour in zip(SCHEMES, colours, strict=True)}
     for name, row in found.items():
         plain = name in shown
         colour = shown.get(name, shown["rope"])
-        dash = {"rope, linear": ":", "rope, ntk": "--", "rope, yarn": "-."}.get(name, "-")
+        dash = {"rope, linear": ":", "rope, ntk": "--", "rope, yarn": "-.", "t5, reach 64": "--"}.get(name, "-")
         places = [n for n in LENGTHS if n in row]
         means = [statistics.mean(row[n]) for n in places]
         axes.plot(

@@ -8,6 +8,8 @@ import torch
 from .config import UserError
 from .generate import Generation
 
+STRONGEST = 10  # penalty: beyond it nothing but the length would count
+
 
 class Found(NamedTuple):
     """What a beam wrote after its prompt, its end included if it came to one; its logarithm of probability; its score.
@@ -40,9 +42,12 @@ def search(
     """
     if beams < 1:
         raise UserError(f"beams must be at least 1, not {beams}")
+    if not -STRONGEST <= penalty <= STRONGEST:
+        raise UserError(f"length-penalty must be at least {-STRONGEST} and at most {STRONGEST}, not {penalty}")
     grown = Generation(model, prompts, new, end=end, vocab=vocab, given=given)
-    new = min(new, grown.context - max(map(len, prompts)) + 1)
-    beams, width, device = min(beams, grown.vocab), grown.vocab, grown.device
+    rooms = [min(new, grown.context - len(prompt) + 1) for prompt in prompts]
+    width, device = grown.vocab, grown.device
+    beams = min(beams, width ** max(rooms))  # there are no more continuations
     found: list[list[Found]] = [[] for _ in prompts]
     live = list(range(len(prompts)))  # prompts still searched; each has `beams` rows, one after another
     texts: list[list[list[int]]] = [[[]] * beams for _ in prompts]
@@ -52,8 +57,7 @@ def search(
     scores[:, 1:] = -torch.inf
     cache: Any = grown.cache
     cache.pick(torch.arange(len(prompts), device=device).repeat_interleave(beams))
-    longest = _worth(new, penalty)
-    for length in range(1, new + 1):
+    for length in range(1, max(rooms) + 1):
         ahead = scores[..., None] + logits.double().log_softmax(-1)
         # as many again as there are beams: if each of them ended, there would still be enough that go on
         best = ahead.flatten(1).topk(min(2 * beams, beams * width))
@@ -61,11 +65,11 @@ def search(
         rows, tokens, kept, going = [], [], [], []
         for i, prompt in enumerate(live):
             grows: list[tuple[int, int, float]] = []
+            last = length == rooms[prompt]
             for rank, (value, place) in enumerate(zip(values[i], places[i], strict=True)):
                 beam, token = divmod(place, width)
                 if value == -torch.inf:
                     continue
-                last = length == new
                 if token == end or last:
                     if rank < beams or last:
                         text = [*texts[i][beam], token]
@@ -74,7 +78,8 @@ def search(
                     grows.append((beam, token, value))
             found[prompt] = sorted(found[prompt], key=lambda one: -one.score)[:beams]
             full = len(found[prompt]) == beams
-            if not grows or (full and found[prompt][-1].score >= grows[0][2] / max(longest, _worth(length, penalty))):
+            most = max(_worth(n, penalty) for n in (length, rooms[prompt]))
+            if not grows or (full and found[prompt][-1].score >= grows[0][2] / most):
                 continue
             grows += [(grows[0][0], grows[0][1], -torch.inf)] * (beams - len(grows))
             going.append((i, [[*texts[i][beam], token] for beam, token, _ in grows]))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from test_picture_verbs import SMALL, described, named  # noqa: F401
+from test_text_verbs import guessing, judged, turned  # noqa: F401
 from test_verbs import QUICK, type_in  # noqa: F401
 
 from albums import album, idx, idx_bytes, photos, picture, write_rows
@@ -537,3 +538,177 @@ def test_every_line_of_metadata_is_one_line(type_in, tmp_path):  # noqa: F811
     album(tmp_path / "album", ["one\u2028two", "three\x85four", "five\u2029six", "a dot"])
     assert json.loads((tmp_path / "album" / "metadata.jsonl").read_text().split("\n")[0])
     type_in("train", "captioner", "--data", "album", *SMALL, "--model.image_size", "16")
+
+
+# of pairs of texts and of texts to be read
+
+
+@pytest.mark.parametrize("family", ["seq2seq", "reader"])
+@pytest.mark.parametrize("content, said", [
+    (b"a\tb\nno tab\nc\td\n", "mine.tsv, line 2: no tab in 'no tab'; write the "),
+    (b"a\tb\nc\td\te\n", "mine.tsv, line 2: 2 tabs in "),
+    (b"a\tb\n\tc\n", "mine.tsv, line 2: the "),
+    (b"a\tb\nc\t \n", "mine.tsv, line 2: the "),
+    (b"a\tb\n\nc\td\n", "mine.tsv, line 2: empty; take the line out"),
+    ("a\tb\nc\tcaf\u00e9\n".encode("latin-1"), "mine.tsv, line 2: byte 0xe9, number 6 of the line, is not UTF-8"),
+    ("a\tb\nc\td\n".encode("utf-16"), "mine.tsv is UTF-16 text; save it as UTF-8"),
+    (b"a\tb\nc\0\td\n", "mine.tsv, line 2: binary data"),
+    (b"", "mine.tsv is empty; write one pair a line"),
+    (b"a\tb\n", "mine.tsv has one pair; at least two are needed"),
+    (None, "there is no file mine.tsv"),
+])  # fmt: skip
+def test_tables_that_cannot_be_used(fails, tmp_path, family, content, said):
+    if content is not None:
+        (tmp_path / "mine.tsv").write_bytes(content)
+    assert said in fails("train", family, "--data", "mine.tsv", *SMALL)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("line, said", [
+    ("words", "line 2: not JSON"), ("[1, 2]", "line 2: a list, not an object"), ("{}", "line 2: no keys, not "),
+    ('{"source": "a"}', "line 2: the keys 'source', not "),
+    ('{"source": "a", "target": 7}', "line 2: the target is a number, not a text"),
+    ('{"source": "a", "target": ""}', "line 2: the target is empty"),
+])  # fmt: skip
+def test_lines_of_json_that_cannot_be_used(fails, tmp_path, line, said):
+    (tmp_path / "mine.jsonl").write_text('{"source": "a", "target": "b"}\n' + line + "\n")
+    assert said in fails("train", "seq2seq", "--data", "mine.jsonl", *SMALL)
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--model.trunk", "middle"], "model.trunk must be one of pre, post, not 'middle'"),
+    (["--model.positions", "banana"], "model.positions must be one of learned, sincos, "),
+    (["--model.source_vocab", "97"], "so the two cannot share one table: --model.shared false gives the source its own"),
+    (["--model.source_vocab", "3", "--model.shared", "false"], "model.source_vocab 3 is smaller than the tokenizer's 5"),
+    (["--model.vocab", "3"], "model.vocab 3 is smaller than the tokenizer's 5"),
+    (["--model.width", "15", "--model.heads", "3"], "the head width must be even, not 5"),
+    (["--model.rope_share", "0"], "model.rope_share must be above 0 and at most 1 (the whole head), not 0"),
+    (["--model.rope_share", "1.5"], "model.rope_share must be above 0 and at most 1 (the whole head), not 1.5"),
+    (["--model.width", "15", "--model.heads", "3", "--model.positions", "sincos"], "model.width must be even, not 15"),
+    (["--model.context", "2"], "targets of mine will not fit into model.context 2: the longest needs 4"),
+    (["--model.source_context", "2"], "sources of mine will not fit into model.source_context 2: the longest needs 4"),
+    (["--train.label_smoothing", "1"], "train.label_smoothing must be at least 0 and under 1, not 1"),
+    (["--train.label_smoothing", "-0.1"], "train.label_smoothing must be at least 0 and under 1"),
+    (["--train.word_dropout", "0.1"], "train.word_dropout is not for a seq2seq"),
+    (["--train.flip", "true"], "train.flip is for pictures, and seq2seq reads text"),
+    (["--train.schedule", "papre"], "train.schedule must be one of cosine, wsd, paper, constant"),
+    (["--preset", "bse"], "bse is not a preset of seq2seq; did you mean base?"),
+    (["--tokenizer", "bqe"], "did you mean bpe?"),
+    (["--data", ""], "--data is empty; give a file with one source, a tab and its target a line, or dates"),
+    (["--data", "date"], "there is no file date, and no embedded pairs of that name; did you mean dates?"),
+    (["--data", "."], "is a folder"),
+])  # fmt: skip
+def test_training_on_pairs_that_cannot_begin(fails, tmp_path, words, said):
+    (tmp_path / "mine.tsv").write_text("".join(f"{a}{b}c\tc{b}{a}\n" for a in "abc" for b in "abcd"))
+    usual = {"--data": "mine.tsv", "--tokenizer": "char"}
+    given = [*words, *(word for name, value in usual.items() if name not in words for word in (name, value))]
+    assert said in fails("train", "seq2seq", *SMALL, *given)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--data", "nowhere.tsv"], "there is no file nowhere.tsv"), (["--data", "nowhere"], "there is no file or folder nowhere"),
+    (["--data", "empty.txt"], "empty.txt cannot be trained on: empty"),
+    (["--data", "digits"], "no file or folder digits"),
+    (["--model.trunk", "middle"], "model.trunk must be one of pre, post"),
+    (["--model.pool", "last"], "model.pool must be one of class, mean"),
+    (["--model.types", "-1"], "model.types cannot be negative"),
+    (["--model.classes", "3"], "model.classes is for text with labels"),
+    (["--train.label_smoothing", "0.1"], "train.label_smoothing is for pairs of texts, not for a reader"),
+    (["--train.word_dropout", "1"], "train.word_dropout must be at least 0 and under 1"),
+])  # fmt: skip
+def test_a_reader_that_cannot_begin(fails, tmp_path, words, said):
+    assert said in fails("train", "reader", *SMALL, *words)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_gpt_smooths_no_labels(fails):
+    assert "train.label_smoothing is not for a gpt" in fails("train", "gpt", "--train.label_smoothing", "0.1")
+
+
+def test_sources_that_cannot_be_read(fails, turned):  # noqa: F811
+    assert "is a seq2seq, which reads a source: give one by --source" in fails("sample", turned)
+    assert "the source is empty: give at least one word" in fails("sample", turned, "--source", "")
+    long = fails("sample", turned, "--source", "abc" * 17)
+    assert "has 52 tokens with its end, and the model reads 16; shorten it" in long
+    assert "the source “abcabc" in long
+    assert len(long) < 160
+    assert "'z' is not among the 5 characters" in fails("sample", turned, "--source", "abz")
+    assert "not UTF-8" in fails("sample", turned, "--source", "a\udcff")
+
+
+def test_standard_input_that_is_not_text(turned):  # noqa: F811
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8=1", "-m", "pencil", "sample", str(turned), "--source", "-"],
+        input=b"ab\xff", capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.decode() == "pencil: standard input is not UTF-8 text\n"
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--beams", 0], "--beams must be at least 1, not 0"),
+    (["--beams", 3, "--temperature", 0.7], "--beams looks for the likeliest texts and draws none: it takes no --temperature"),
+    (["--beams", 3, "--top-k", 5], "it takes no --top-k"),
+    (["--beams", 3, "--stop", "a"], "it takes no --stop"),
+    (["--beams", 3, "--repetition-penalty", 2], "it takes no --repetition-penalty"),
+    (["--length-penalty", 0.6], "--length-penalty is for a search by --beams"),
+    (["--beams", 3, "--length-penalty", "nan"], "length-penalty must be at least -10 and at most 10, not nan"),
+    (["--beams", 3, "--length-penalty", 1000], "length-penalty must be at least -10 and at most 10"),
+    (["--prompt", "a"], "it takes no --prompt"),
+    (["--image", "a.png"], "it takes no --image"),
+    (["--slide"], "it takes no --slide"),
+    (["--count", 0], "--count must be at least 1"),
+    (["--source", "c", "--attention", "look.png"], "--attention shows one source and its target, and 2 were given"),
+    (["--attention", "nowhere/look.png"], "there is no folder nowhere"),
+])  # fmt: skip
+def test_what_a_seq2seq_is_not_asked_for(fails, turned, tmp_path, words, said):  # noqa: F811
+    assert said in fails("sample", turned, "--source", "abc", *words)
+    assert not (tmp_path / "look.png").exists()
+
+
+def test_what_each_family_takes_of_texts(fails, run, named, described, turned, judged, guessing):  # noqa: F811
+    assert "is a gpt, which goes on from a prompt: it takes no --source" in fails("sample", run, "--source", "line")
+    assert "it takes no --beams" in fails("sample", run, "--prompt", "line", "--beams", 3)
+    assert "it takes no --length-penalty" in fails("sample", run, "--prompt", "line", "--length-penalty", 1)
+    for held, family in ((named, "vit"), (described, "captioner")):
+        assert f"is a {family}" in fails("sample", held, "--source", "a")
+    for held in (judged, guessing):
+        assert "is a reader, which reads a text: give one by --prompt" in fails("sample", held)
+        assert "it takes no --source" in fails("sample", held, "--source", "a")
+        assert "it takes no --temperature" in fails("sample", held, "--prompt", "a", "--temperature", 1)
+        assert "it takes no --repetition-penalty" in fails("sample", held, "--prompt", "a", "--repetition-penalty", 2)
+        assert "it takes no --count" in fails("sample", held, "--prompt", "a", "--count", 2)
+        assert "the text is empty: give at least one word" in fails("sample", held, "--prompt", "")
+    assert "is a seq2seq: give it a text by --input" in fails("why", turned, "logits[0,0,0]")
+    assert "is a reader" in fails("why", judged, "logits[0,0]", "--input", "a", "--text", "b")
+
+
+def test_texts_a_reader_cannot_judge(fails, judged, guessing):  # noqa: F811
+    assert "guesses hidden words: write [mask] where one shall be, in “the line”" in fails(
+        "sample", guessing, "--prompt", "the line"
+    )
+    assert "'Z' is not among the" in fails("sample", guessing, "--prompt", "Z[mask]")
+    assert "tokens and the model reads 31; shorten it" in fails("sample", guessing, "--prompt", "[mask]" + "e" * 40)
+    assert "tokens and the model reads" in fails("sample", judged, "--prompt", "Q" * 700)
+
+
+def test_targets_that_cannot_be_looked_into(fails, turned):  # noqa: F811
+    words = ("why", turned, "logits[0,0,0]", "--input")
+    assert "the source is empty" in fails(*words, "")
+    assert "has 52 tokens with its end" in fails(*words, "abc" * 17)
+    assert "the target has 52 tokens with its beginning" in fails(*words, "abc", "--text", "abc" * 17)
+
+
+def test_pairs_that_changed_under_a_run(fails, type_in, tmp_path):  # noqa: F811
+    rows = "".join(f"{a}{b}\t{b}{a}\n" for a in "abc" for b in "abcd")
+    (tmp_path / "mine.tsv").write_text(rows)
+    type_in("train", "seq2seq", "--data", "mine.tsv", "--tokenizer", "char", *SMALL)
+    (tmp_path / "mine.tsv").write_text(rows + "dd\tdd\n")
+    assert "mine.tsv has changed since" in fails("resume", "runs/mine-seq2seq", "--train.steps", 9)
+    assert "mine.tsv has changed since" in fails("eval", "runs/mine-seq2seq")
+    (tmp_path / "mine.tsv").unlink()
+    assert "there is no file" in fails("eval", "runs/mine-seq2seq")

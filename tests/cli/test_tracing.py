@@ -288,8 +288,12 @@ def test_runs_need_what_they_read(fails, run, named, described, scene, tmp_path)
     assert "--input is empty" in fails("why", run, "logits[0,0,0]", "--input", "")
     assert "'ß' is not among the" in fails("why", run, "logits[0,0,0]", "--input", "aß")
     assert "the input has 40 tokens and the context of" in fails("show", run, "--input", "e" * 40)
-    assert "--text is what a captioner or a seq2seq says" in fails("why", run, "logits[0,0,0]", "--input", "a", "--text", "b")
-    assert "--text is what a captioner or a seq2seq says" in fails("why", named, "logits[0,0]", "--input", scene, "--text", "b")
+    assert "--text is what a captioner or a seq2seq says" in fails(
+        "why", run, "logits[0,0,0]", "--input", "a", "--text", "b"
+    )
+    assert "--text is what a captioner or a seq2seq says" in fails(
+        "why", named, "logits[0,0]", "--input", scene, "--text", "b"
+    )
     (tmp_path / "not.png").write_text("words")
     assert "not.png" in fails("why", named, "logits[0,0]", "--input", "not.png")
     assert "nowhere.png" in fails("why", named, "logits[0,0]", "--input", "nowhere.png")

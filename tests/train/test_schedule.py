@@ -2,8 +2,10 @@ import math
 
 import pytest
 
+from pencil.models import configure
 from pencil.train.schedule import factor
 from pencil.train.settings import TrainConfig
+from pencil.train.start import train_config
 
 
 def test_cosine_is_the_published_one():
@@ -30,3 +32,22 @@ def test_a_short_run_reaches_its_full_rate():
     config = TrainConfig(steps=60, warmup=100)
     assert max(factor(s, config) for s in range(60)) == 1
     assert factor(0, config) == pytest.approx(1 / 13)
+
+
+@pytest.mark.parametrize("preset, width", [("base", 512), ("big", 1024)])
+def test_the_first_transformers_rate_is_the_published_one(preset, width):
+    config = train_config("seq2seq", preset, {})
+    assert configure("seq2seq", preset).width == width
+    assert (config.schedule, config.warmup) == ("paper", 4000)
+    for step in (1, 100, 4000, 4001, 100_000):  # counted from one
+        published = width**-0.5 * min(step**-0.5, step * 4000**-1.5)
+        assert config.lr * factor(step - 1, config) == pytest.approx(published, rel=1e-12)
+
+
+def test_the_published_rate_rises_to_its_peak_and_falls_from_it_for_ever():
+    config = TrainConfig(warmup=7, schedule="paper", steps=11)
+    rates = [factor(step, config) for step in range(1000)]
+    assert max(rates) == rates[6] == 1
+    assert rates[:7] == sorted(rates[:7])
+    assert rates[6:] == sorted(rates[6:], reverse=True)
+    assert factor(0, TrainConfig(warmup=0, schedule="paper")) == 1

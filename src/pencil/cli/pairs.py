@@ -92,7 +92,7 @@ def judge(loaded: Loaded, texts: list[str], out: Path | None) -> int:
     for text, ids in zip(texts, rows, strict=True):
         if not labelled and tokenizer.vocab not in ids:
             raise UserError(f"{run.path} guesses hidden words: write [mask] where one shall be, in “{text[:40]}”")
-    tokens, places = (t.to(next(model.parameters()).device) for t in padded(rows, 0))
+    tokens, places = (t.to(next(model.parameters()).device) for t in padded(rows, 0, model.config.context))
     with torch.no_grad():
         likely = model(tokens, Span.at(places)).float().softmax(-1).cpu()
     lines = []
@@ -104,7 +104,7 @@ def judge(loaded: Loaded, texts: list[str], out: Path | None) -> int:
         else:
             row = row[:, : tokenizer.vocab]
             told = [_top(row[at], lambda i: shown(tokenizer, i)) for at, i in enumerate(ids) if i == tokenizer.vocab]
-            lines.append("\n".join(head + ["\n".join(guesses) for guesses in told]))
+            lines.append("\n".join([*head, "\n\n".join("\n".join(guesses) for guesses in told)]))
     tell(lines, out, "\n\n" if not labelled else "\n")
     return 0
 

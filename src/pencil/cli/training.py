@@ -217,7 +217,8 @@ def _go(run: Any, task: Any, config: Any) -> int:
     best = outcome.best
     told_first = "" if task.headline == "val_loss" else f"{task.headline} {best[task.headline]:.4f}, "
     kept = "best " if task.chooses else ""
-    _say(f"Trained {outcome.step} steps in {outcome.seconds:.1f} s; {kept}{told_first}val_loss {best['val_loss']:.4f} "
+    steps = f"{outcome.step} step" + "s" * (outcome.step > 1)
+    _say(f"Trained {steps} in {outcome.seconds:.1f} s; {kept}{told_first}val_loss {best['val_loss']:.4f} "
          f"at step {best['step']}; the run is in {run.path}")  # fmt: skip
     return 0
 

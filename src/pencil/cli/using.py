@@ -42,16 +42,18 @@ def sample(
     run
         The run's folder.
     prompt
-        What to go on from, or, for a reader, what to judge; [mask] is a hidden word. Give it again for several texts,
-        or - to read it from standard input.
+        What to go on from, or, for a reader, what to judge; to one without labels [mask] is a hidden word. Give it
+        again for several texts, or - to read it from standard input.
     image
         The picture, or pictures, a vit names or a captioner describes.
     attention
         Write a picture of where the model looked, for each word it said, to this PNG file.
     source
-        The text an encoder–decoder turns into another; give it again for several, or - to read it from standard input.
+        The text an encoder–decoder turns into another; give it again for several, or - to read one a line from standard
+        input.
     beams
-        Look for the likeliest targets of a source, this many side by side, and tell each with its score.
+        Look for the likeliest targets of a source, this many side by side, and tell each with its score: the logarithm
+        of its probability over ((5 + length)/6)^length-penalty.
     length_penalty
         Of a search by beams: over 0 long texts lose less by being long. 0.6 when not given.
     count
@@ -101,6 +103,7 @@ def sample(
         "--prompt": prompt, "--image": image, "--source": source, "--attention": attention, "--slide": slide or None,
         "--beams": beams, "--length-penalty": length_penalty, "--temperature": temperature, "--top-k": top_k,
         "--top-p": top_p, "--min-p": min_p, "--stop": stop, "--count": count,
+        "--repetition-penalty": None if repetition_penalty == 1 else repetition_penalty,
     }  # fmt: skip
     for name, value in given.items():
         if value is not None and family not in TAKEN_BY.get(name, WRITERS):
@@ -108,15 +111,13 @@ def sample(
     for name, what in NEEDED.get(family, {}).items():
         if not given[name]:
             raise UserError(f"{run} is a {family}, which {what} by {name}")
-    for text in (prompt or []) + (source or []):
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise UserError("the text is not UTF-8")
+    prompt, source = (texts and [_read(text) for text in texts] for texts in (prompt, source))
     if family == "vit":
         from .pictures import name_pictures
 
         return name_pictures(loaded, image or [], attention, out)
     likeliest = replace(how, temperature=temperature or 0.0)  # the likeliest words, unless asked otherwise
-    texts = [sys.stdin.read() if text == "-" else text for text in prompt or [""]]
+    texts = prompt or [""]
     if family == "captioner":
         from .pictures import describe
 
@@ -124,22 +125,21 @@ def sample(
     if family == "seq2seq":
         from .pairs import Beam, transduce
 
-        sources = [sys.stdin.read().strip("\n") if text == "-" else text for text in source or []]
+        sources = [line for text in source or [] for line in text.strip("\n").split("\n")]
         beam = None if beams is None else Beam(beams, 0.6 if length_penalty is None else length_penalty)
         if beam is None and length_penalty is not None:
             raise UserError("--length-penalty is for a search by --beams")
-        if beam and (
-            drawn := [name for name in ("--temperature", "--top-k", "--top-p", "--min-p", "--stop") if given[name]]
-        ):
+        if beam and (drawn := [name for name in DRAWN if given[name]]):
             raise UserError(f"--beams looks for the likeliest texts and draws none: it takes no {drawn[0]}")
         return transduce(loaded, sources, new, likeliest, stop or [], count, beam, attention, out)
     if family == "reader":
         from .pairs import judge
 
-        return judge(loaded, texts, out)
+        return judge(loaded, [text.strip("\n") for text in texts], out)
     return _write(loaded, texts if prompt else None, new, how, stop or [], count or 1, slide, out)
 
 
+DRAWN = ("--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--stop")  # not by beams
 WRITERS = ("gpt", "captioner", "seq2seq")
 TAKEN_BY = {  # an option that is not here is for all that write
     "--prompt": ("gpt", "captioner", "reader"),
@@ -163,6 +163,17 @@ NEEDED = {
     "seq2seq": {"--source": "reads a source: give one"},
     "reader": {"--prompt": "reads a text: give one"},
 }
+
+
+def _read(text: str) -> str:
+    """A text as it was given, or, for -, from standard input."""
+    try:
+        text = sys.stdin.read() if text == "-" else text
+    except UnicodeDecodeError:
+        raise UserError("standard input is not UTF-8 text") from None
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise UserError("the text is not UTF-8")
+    return text
 
 
 def _write(loaded, given: list[str] | None, new: int, how, stop: list[str], count: int, slide: bool, out: Path | None):

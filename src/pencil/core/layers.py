@@ -85,6 +85,8 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = gelu, bias: bool = True):
         super().__init__()
+        said = "ReLU(U)" if activation is F.relu else "SiLU(U)" if activation is F.silu else "GELU(U)"
+        self.NAMES = type(self).NAMES | {"act": ("B T F", "G", said)}
         self.up, self.down = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width, bias=bias)
         self.activation = activation
 

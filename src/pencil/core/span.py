@@ -89,7 +89,7 @@ class Span:
         self, mask: Mask, bias: Callable[["Span"], Callable[[Tensor], Float[Tensor, "#B #h T S"]] | None] | None = None
     ) -> "Span":
         """The same span with the mask, and a scheme's bias, worked out once for all blocks."""
-        seen, added = mask.over(self.index, self.key_index, self.start), bias(self) if bias else None
+        seen, added = mask.over(self.index, self.key_index, self.start), bias(self) if bias is not None else None
         # a bias is added to a dense mask, so that is worked out here too, once
         if added is not None and seen.route not in ("all", "dense"):
             seen = Seen.dense(seen.matrix())

@@ -89,6 +89,11 @@ class Dates:
         chances = rng.random((count, 3)).tolist()
         return [_pair(date.fromordinal(n), *chance) for n, chance in zip(days[which].tolist(), chances, strict=True)]
 
+    def longest(self) -> list[tuple[str, str]]:
+        """One day in every form: none is written longer in any."""
+        day, shorts = date(2000, 9, 27), 0.99
+        return [_pair(day, (i + 0.5) / len(FORMS), shorts, 0.5) for i in range(len(FORMS))]
+
 
 def _pair(day: date, form: float, short: float, case: float) -> tuple[str, str]:
     """A day written in a form, an abbreviation and a case, each chosen by a number from 0 to 1."""

@@ -4,7 +4,7 @@ import codecs
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from .dates import CHARACTERS, VERSION, Dates
 Pair = tuple[str, str]
 
 EMBEDDED = ("dates",)
+FEW = 20
 SOURCE_KEYS = (
     ("source", "target"), ("text", "target"), ("input", "output"), ("question", "answer"), ("src", "tgt")
 )  # fmt: skip
@@ -36,6 +37,7 @@ class PairData:
     # a test set others report on is never used to choose weights; a part the user's own data lent may be
     chosen_by: bool
     classes: tuple[str, ...] = ()
+    pace: dict[str, int] = field(default_factory=dict)  # settings of a training that suits it
 
     def every(self) -> list[Pair]:
         """All pairs there are, held out or not; of those that are drawn, many."""
@@ -50,7 +52,8 @@ class PairData:
 
 
 def _many(dates: Dates) -> list[Pair]:
-    return dates.draw(np.random.Generator(np.random.Philox(key=1)), 20_000)
+    """Many drawn, and the longest there are."""
+    return dates.draw(np.random.Generator(np.random.Philox(key=1)), 4000) + dates.longest()
 
 
 def load(data: str) -> PairData:
@@ -71,7 +74,9 @@ def _dates() -> PairData:
     dates = Dates()
     drawn = dates.draw(np.random.Generator(np.random.Philox(key=2)), 1100, held_out=True)
     test = list(dict(drawn).items())[:1000]  # each source once
-    return PairData("dates", hashlib.sha256(f"dates {VERSION}".encode()).hexdigest(), dates, test, chosen_by=False)
+    version = hashlib.sha256(f"dates {VERSION}".encode()).hexdigest()
+    pace = dict(batch=32, steps=900, eval_every=300, save_every=300)
+    return PairData("dates", version, dates, test, chosen_by=False, pace=pace)
 
 
 def _from_file(data: str, keys: tuple[Pair, ...]) -> PairData:
@@ -114,7 +119,9 @@ def _from_file(data: str, keys: tuple[Pair, ...]) -> PairData:
             f"{data} has a single text of each class, so none can be held out to be judged by; give more of them"
         )
     train, test = ([pair for pair in pairs if (pair[0] in held) == part] for part in (False, True))
-    return PairData(path.stem, hashlib.sha256(content).hexdigest(), train, test, True, classes)
+    # a handful is too few to choose weights by
+    chosen = len(test) >= FEW
+    return PairData(path.stem, hashlib.sha256(content).hexdigest(), train, test, chosen, classes)
 
 
 def _lines(content: bytes, data: str) -> list[str]:

@@ -61,6 +61,7 @@ class CaptionerConfig:
     picture_positions: Scheme | None = None
     rope_base: float = 100.0
     rope_share: float = 1.0  # of each head
+    reach: int | None = None  # distances beyond it count as it: 16 for shaw and 128 for t5 unless given
     types: bool = True
     delimiters: bool = True
     tied: bool = True

@@ -46,6 +46,7 @@ class GPTConfig:
     positions: Scheme = "rope"
     rope_base: float = 10000.0
     rope_share: float = 1.0  # of each head
+    reach: int | None = None  # distances beyond it count as it: 16 for shaw and 128 for t5 unless given
     rope_scaling: Scaling | None = None  # to read further than it was trained to: rope_factor times as far
     rope_factor: float = 1.0
     rope_trained: int | None = None  # context/rope_factor unless given

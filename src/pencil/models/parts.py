@@ -25,7 +25,7 @@ Trunk = Literal["pre", "post"]
 
 SIZES = (
     "vocab", "source_vocab", "context", "source_context", "width", "depth", "heads", "hidden", "kv_heads", "channels",
-    "classes", "picture_width", "rope_trained",
+    "classes", "picture_width", "rope_trained", "reach",
 )  # fmt: skip
 
 
@@ -69,8 +69,8 @@ def positions_of(name: str, c: Any, seats: Sequence[int], before: int = 0, both:
         "sincos-halves": partial(SinCos, c.width, axes, halves=True),
         "rope": partial(_rope, c, axes, seats[0]),
         "alibi": partial(Alibi, c.heads, axes),
-        "shaw": partial(Shaw, head, axes),
-        "t5": partial(T5, c.heads, axes, both),
+        "shaw": partial(Shaw, head, axes, c.reach or 16),
+        "t5": partial(T5, c.heads, axes, both, reach=c.reach or 128),
         "none": Positions,
     }[name]()
 
@@ -122,6 +122,10 @@ def check_positions(name: str, c: Any, axes: int) -> None:
         raise UserError(f"rotations turn pairs of channels, so {named} must be even, not {head}")
     if name == "rope" and head < 2 * axes:
         raise UserError(f"rotations along {axes} axes need {named} to be at least {2 * axes}, not {head}")
+    if name == "t5" and c.reach is not None and c.reach <= 16:
+        raise UserError(
+            f"t5 tells 16 distances apart before it groups any, so model.reach must be over 16, not {c.reach}"
+        )
     if name.startswith("sincos") and c.width % 2:
         raise UserError(f"sine and cosine come in pairs, so model.width must be even, not {c.width}")
     if name.startswith("sincos") and c.width < 2 * axes:

@@ -57,6 +57,7 @@ class ReaderConfig:
     positions: Scheme = "rope"
     rope_base: float = 10000.0
     rope_share: float = 1.0  # of each head
+    reach: int | None = None  # distances beyond it count as it: 16 for shaw and 128 for t5 unless given
     rope_scaling: Scaling | None = None  # to read further than it was trained to: rope_factor times as far
     rope_factor: float = 1.0
     rope_trained: int | None = None  # context/rope_factor unless given
@@ -102,16 +103,15 @@ PRESETS: dict[str, dict] = {
 class Encoder(nn.Module):
     """Embedded tokens to what stands behind them: the stack of a reader, and the first of an encoder–decoder's two."""
 
-    NAMES = {
-        "input": ("B T D", "X⁰", "E[t] (+ P)"),
-        "out": ("B T D", "X_f", "Norm(X), or X if normed already"),
-    }
-
     def __init__(self, config: Any, context: int):
         super().__init__()
         c = config
+        stamped, last = "E[t] (+ P)", "Norm(X)" if c.trunk == "pre" else "X"
+        embed_norm = getattr(c, "embed_norm", False)
+        first = f"Norm({stamped})" if embed_norm else stamped
+        self.NAMES = {"input": ("B T D", "X⁰", first), "out": ("B T D", "X_f", last)}
         self.positions = positions_of(c.positions, c, (context,))
-        self.embed_norm = norm_maker(c)() if getattr(c, "embed_norm", False) else None
+        self.embed_norm = norm_maker(c)() if embed_norm else None
         self.drop = nn.Dropout(c.dropout)
         block = block_maker(c, cells=True, kind=TRUNKS[c.trunk][0])
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))

@@ -60,6 +60,7 @@ class Seq2SeqConfig:
     positions: Scheme = "rope"
     rope_base: float = 10000.0
     rope_share: float = 1.0  # of each head
+    reach: int | None = None  # distances beyond it count as it: 16 for shaw and 128 for t5 unless given
     rope_scaling: Scaling | None = None  # to read further than it was trained to: rope_factor times as far
     rope_factor: float = 1.0
     rope_trained: int | None = None  # context/rope_factor unless given
@@ -102,7 +103,7 @@ _PAPER = dict(
 
 # a preset without a context takes both from the data
 PRESETS: dict[str, dict] = {
-    "nano": dict(width=128, depth=2, heads=4),
+    "nano": dict(width=64, depth=2, heads=4),
     "small": dict(width=256, depth=4, heads=8, dropout=0.1),
     "base": dict(width=512, heads=8, hidden=2048, dropout=0.1, **_PAPER),
     "big": dict(width=1024, heads=16, hidden=4096, dropout=0.3, **_PAPER),
@@ -116,17 +117,19 @@ class Seq2Seq(nn.Module):
         "source": ("B s D", "E[s]", "rows of E (·√D)"),
         "embed": ("B T D", "E[t]", "rows of E (·√D)"),
         "input": ("B T D", "Y⁰", "E[t] (+ P)"),
-        "norm": ("B T D", "X_f", "Norm(X), or X if normed already"),
+        "norm": ("B T D", "X_f", "Norm(X)"),
         "logits": ("B T V", "Z", "X_f Eᵀ or X_f W + b"),
     }
     LETTERS = {"encoder": {"T": "s", "S": "s"}}
-    INNER = {"encoder.out": ("B s D", "E", "Norm(X), or X if normed already")}
     WEIGHTS = {"head.weight": "W_vocab", "head_bias": "b_vocab"}
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__()
         self.config = c = config
         self.mask = causal
+        last = "Norm(X)" if c.trunk == "pre" else "X"
+        self.NAMES = type(self).NAMES | {"norm": ("B T D", "X_f", last)}
+        self.INNER = {"encoder.out": ("B s D", "E", last)}
         self.tokens = Tokens(c.vocab, c.width)
         self.source_tokens = None if c.shared else Tokens(c.source_vocab or c.vocab, c.width)
         self.encoder = Encoder(c, c.source_context)

@@ -49,6 +49,7 @@ class ViTConfig:
     positions: Scheme = "learned"
     rope_base: float = 100.0  # pictures are a few dozen strips wide: slower waves would not turn
     rope_share: float = 1.0  # of each head
+    reach: int | None = None  # distances beyond it count as it: 16 for shaw and 128 for t5 unless given
     pool: Literal["class", "mean"] = "class"
 
     def __post_init__(self):

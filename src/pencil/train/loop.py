@@ -271,7 +271,7 @@ class Trainer:
         metrics.close()
         plot_losses(self.run.path)
         parameters = sum(p.numel() for p in self.model.parameters())
-        card = model_card(self.run.path, self.run.config, parameters, self.best, self.task.chooses)
+        card = model_card(self.run.path, self.run.config, parameters, self.best, self.task.chooses, self.task.usage)
         write_aside(self.run.path / "README.md", card.encode())
         return Outcome(self.step, self.step >= config.steps, self.best, self.seconds)
 

@@ -1,6 +1,8 @@
 """The task of an encoder–decoder: write the target of a source."""
 
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,11 +48,13 @@ class PairTask:
         tokenizer = learn(asked.tokenizer or usual, data.texts(), asked.vocab, ended=True)
         found: dict[str, Any] = {"vocab": tokenizer.vocab}
         if "context" not in preset_of(asked.family, asked.preset):
+            config = replace(config, **{n: v for n, v in data.pace.items() if n not in asked.train})
             for name, side in (("source_context", 0), ("context", 1)):
                 found[name] = max(16, -(-(longest(data, tokenizer, side) + 1) // 8) * 8)
         sizes = configure(asked.family, asked.preset, **{**found, **asked.model})
-        if sizes.vocab < tokenizer.vocab or (sizes.source_vocab or sizes.vocab) < tokenizer.vocab:
-            raise UserError(f"model.vocab {sizes.vocab} is smaller than the tokenizer's {tokenizer.vocab}")
+        for name in ("vocab", "source_vocab"):
+            if (size := getattr(sizes, name)) is not None and size < tokenizer.vocab:
+                raise UserError(f"model.{name} {size} is smaller than the tokenizer's {tokenizer.vocab}")
         task = cls(data, sizes, config, tokenizer)
         return Begun(task, data.name, data.hash, sizes, config, tokenizer, {"tokenizer": tokenizer.kind})
 
@@ -62,7 +66,7 @@ class PairTask:
     def __init__(self, data: pairs.PairData, sizes: Any, config: TrainConfig, tokenizer: Tokenizer):
         self.data, self.config, self.train, self.tokenizer = data, sizes, config, tokenizer
         self.end = end_of(tokenizer)
-        self.encoded = lru_cache(1 << 16)(tokenizer.encode)
+        self.encoded = lru_cache(1 << 16)(lambda text: tokenizer.encode(text).tolist())
         for name, side in (("source_context", 0), ("context", 1)):
             room = getattr(sizes, name)
             over = [pair[side] for pair in data.every() if 1 + len(tokenizer.encode(pair[side])) > room]
@@ -88,6 +92,10 @@ class PairTask:
     def skipped(self) -> list[tuple[str, str]]:
         return []
 
+    @property
+    def usage(self) -> str:
+        return f"--source {shlex.quote(self.data.test[0][0])}"
+
     def build(self) -> nn.Module:
         return create(self.family, self.config)
 
@@ -100,8 +108,10 @@ class PairTask:
 
     def tokens(self, rows: Sequence[pairs.Pair]) -> Batch:
         """Sources, where their tokens stand, what is read of the targets and what is to be said; filled up alike."""
-        source, places = padded([[*self.encoded(pair[0]), self.end] for pair in rows], self.end)
-        target, index = padded([[self.end, *self.encoded(pair[1]), self.end] for pair in rows], self.end)
+        sources = [[*self.encoded(pair[0]), self.end] for pair in rows]
+        targets = [[self.end, *self.encoded(pair[1]), self.end] for pair in rows]
+        source, places = padded(sources, self.end, self.config.source_context)
+        target, index = padded(targets, self.end, self.config.context + 1)
         return source, places, target[:, :-1], target[:, 1:].masked_fill(index[:, 1:] == NOWHERE, -100)
 
     def count(self, batch: Batch) -> int:
@@ -121,8 +131,8 @@ class PairTask:
         return [self.data.test[i] for i in np.linspace(0, total - 1, few).astype(int)]
 
     @torch.no_grad()
-    def _judge(self, model: nn.Module, rows: Sequence[pairs.Pair]) -> "Judged":
-        """The loss a token, and what was written for each source."""
+    def _judge(self, model: nn.Module, rows: Sequence[pairs.Pair], whole: bool = False) -> "Judged":
+        """The loss a token, and what was written for each source: to its end, or no further than could be right."""
         device = next(model.parameters()).device
         total, tokens, said = 0.0, 0, []
         for i in range(0, len(rows), JUDGED):
@@ -130,7 +140,8 @@ class PairTask:
             batch = tuple(t.to(device) for t in self.tokens(few))
             judged = int((batch[3] >= 0).sum())
             total, tokens = total + float(self._loss(model, batch, 0.0)) * judged, tokens + judged
-            said += write(model, self.tokenizer, [source for source, _ in few])
+            room = None if whole else max(len(self.encoded(target)) for _, target in few) + 1
+            said += write(model, self.tokenizer, [source for source, _ in few], room)
         return Judged(total / tokens, [source for source, _ in rows], said, [target for _, target in rows])
 
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
@@ -143,7 +154,7 @@ class PairTask:
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
         """Exact matches, errors a character, BLEU and chrF; what differs; and where the model looked, word by word."""
         folder.mkdir(parents=True, exist_ok=True)
-        judged = self._judge(model, self.data.test)
+        judged = self._judge(model, self.data.test, whole=True)
         measures = {
             "val_loss": judged.loss,
             "exact_match": exact_match(judged.said, judged.meant),
@@ -183,10 +194,13 @@ def end_of(tokenizer: Tokenizer) -> int:
     return tokenizer.end
 
 
-def padded(rows: Sequence[Sequence[int]], fill: int) -> tuple[Tensor, Tensor]:
-    """Rows of unlike lengths side by side, and the place of each token: those that fill a row up stand nowhere."""
+def padded(rows: Sequence[Sequence[int]], fill: int, room: int) -> tuple[Tensor, Tensor]:
+    """Rows of unlike lengths side by side, and the place of each token: those that fill a row up stand nowhere.
+
+    All are at most `room` long, and so is what comes of them.
+    """
     # few different lengths, so that a compiled model meets few shapes
-    longest = -(-max(map(len, rows)) // 8) * 8
+    longest = min(room, -(-max(map(len, rows)) // 8) * 8)
     tokens = np.full((len(rows), longest), fill, np.int64)
     places = np.full((len(rows), longest), NOWHERE, np.int64)
     for i, row in enumerate(rows):
@@ -210,15 +224,15 @@ def sources_of(model: Any, tokenizer: Tokenizer, texts: Sequence[str]) -> dict[s
     device = next(model.parameters()).device
     if len({len(row) for row in rows}) == 1:
         return {"source": torch.tensor(rows, device=device)}
-    tokens, places = padded(rows, end)
+    tokens, places = padded(rows, end, room)
     return {"source": tokens.to(device), "source_span": Span.at(places.to(device))}
 
 
-def write(model: Any, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
+def write(model: Any, tokenizer: Tokenizer, texts: Sequence[str], new: int | None = None) -> list[str]:
     """The likeliest word after each word, for each source."""
-    end = end_of(tokenizer)
+    end, room = end_of(tokenizer), model.config.context - 1
     grown = Generation(
-        model, [[end]] * len(texts), model.config.context - 1, Sampling(0), end=end, vocab=tokenizer.vocab,
+        model, [[end]] * len(texts), min(room, new or room), Sampling(0), end=end, vocab=tokenizer.vocab,
         given=sources_of(model, tokenizer, texts),
     )  # fmt: skip
     for _ in grown:

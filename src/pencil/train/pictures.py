@@ -72,6 +72,10 @@ class PictureTask:
         size, held = "×".join(map(str, self.config.image_size)), len(self.data.test)
         return f"pictures of {self.data.name} at {size}, {made}, {held:,} to be judged by"
 
+    @property
+    def usage(self) -> str:
+        return "--image picture.png"
+
     def skipped(self) -> list[tuple[str, str]]:
         return list(self.data.skipped)
 

@@ -1,6 +1,7 @@
 """The tasks of a reader: say the label of a text, or which words were hidden from it."""
 
 import math
+import shlex
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class TextLabelTask:
                 f"model.classes {sizes.classes} is fewer than the {len(data.classes)} classes of {data.name}"
             )
         self.end, self.number = end_of(tokenizer), {name: i for i, name in enumerate(data.classes)}
-        self.encoded = lru_cache(1 << 16)(tokenizer.encode)
+        self.encoded = lru_cache(1 << 16)(lambda text: tokenizer.encode(text).tolist())
 
     @property
     def chooses(self) -> bool:
@@ -99,13 +100,17 @@ class TextLabelTask:
     def skipped(self) -> list[tuple[str, str]]:
         return []
 
+    @property
+    def usage(self) -> str:
+        return f"--prompt {shlex.quote(self.data.test[0][0])}"
+
     def build(self) -> nn.Module:
         return create(self.family, self.config)
 
     def tokens(self, rows: list[pairs.Pair]) -> Batch:
         """What is read, where its tokens stand, and the labels."""
         ids = [[self.end, *self.encoded(one)][: self.config.context] for one, _ in rows]
-        tokens, places = padded(ids, self.end)
+        tokens, places = padded(ids, self.end, self.config.context)
         return tokens, places, torch.tensor([self.number[label] for _, label in rows])
 
     def batch(self, step: int, micro: int = 0) -> Batch:
@@ -192,6 +197,11 @@ class HiddenWordTask(TextTask):
         plain = super().again(run, source, config)
         return cls(plain.data, plain.config, config.batch, config.seed, config.word_dropout)
 
+    @property
+    def usage(self) -> str:
+        decode, ids = self.data.tokenizer.decode, self.data.val[:8].tolist()
+        return f"--prompt {shlex.quote(decode(ids[:4]) + '[mask]' + decode(ids[5:]))}"
+
     def hide(self, tokens: Tensor, rng: np.random.Generator) -> Batch:
         """Some tokens are to be said: most of them hidden, a tenth replaced by any other, a tenth left as they are."""
         shape = tuple(tokens.shape)
@@ -218,11 +228,13 @@ class HiddenWordTask(TextTask):
         starts = np.arange(0, len(ids) - context, context)
         if batches is not None and batches * self.size < len(starts):
             starts = starts[np.linspace(0, len(starts) - 1, batches * self.size).astype(int)]
-        device, rng = next(model.parameters()).device, random_of(0, 0)
+        device = next(model.parameters()).device
         total, right, count = 0.0, 0, 0
         for i in range(0, len(starts), self.size):
-            tokens, _ = self._windows(ids, starts[i : i + self.size])
-            read, say = (t.to(device) for t in self.hide(tokens, rng))
+            few = starts[i : i + self.size].tolist()
+            # each window by itself, so that the size of a batch hides no other words
+            rows = [self.hide(self._windows(ids, [at])[0], random_of(0, at)) for at in few]
+            read, say = (torch.cat(part).to(device) for part in zip(*rows, strict=True))
             logits, judged = model(read).float(), say >= 0
             if judged.any():
                 total += float(next_token(logits, say)) * int(judged.sum())

@@ -90,15 +90,11 @@ def plot_losses(run: Path) -> Path:
     return path
 
 
-def model_card(run: Path, config: Mapping[str, Any], parameters: int, best: Mapping[str, Any], chosen: bool) -> str:
+def model_card(
+    run: Path, config: Mapping[str, Any], parameters: int, best: Mapping[str, Any], chosen: bool, usage: str
+) -> str:
     """README.md of a run: what it is, how good it is, how to use it."""
     facts, train = config["run"], config["train"]
-    needs = {
-        "vit": " --image picture.png",
-        "captioner": " --image picture.png",
-        "seq2seq": " --source 'a text'",
-        "reader": " --prompt 'a text'",
-    }.get(facts["family"], "")
     worded = f"tokenizer: {facts['tokenizer']}; " if "tokenizer" in facts else ""
     which = "the best by validation" if chosen else "the last: none were chosen by the data above"
     measures = "\n".join(f"| {key} | {value:.4f} |" for key, value in best.items() if isinstance(value, float))
@@ -114,7 +110,7 @@ A {facts["family"]} of {parameters:,} parameters, trained by Pencil {facts["penc
 The weights in `model.safetensors` are those of step {best.get("step")}, {which}.
 
 ```
-pencil sample {shlex.quote(str(run))}{needs}
+pencil sample {shlex.quote(str(run))}{usage and " "}{usage}
 pencil eval {shlex.quote(str(run))}
 pencil resume {shlex.quote(str(run))}
 ```

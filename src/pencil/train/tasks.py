@@ -31,6 +31,11 @@ class Task(Protocol):
     chooses: bool  # whether the weights kept are the best by validation, or the last
     slow: bool  # whether batches are worth making ahead even where the training needs every core
 
+    @property
+    def usage(self) -> str:
+        """What `pencil sample` needs besides the run."""
+        ...
+
     def build(self) -> nn.Module: ...
 
     def batch(self, step: int, micro: int = 0) -> Batch:

@@ -67,6 +67,10 @@ class TextTask:
     def about(self) -> str:
         return f"{len(self.data.train):,} tokens of {self.data.corpus.name}, {len(self.data.val):,} to be judged by"
 
+    @property
+    def usage(self) -> str:
+        return ""
+
     def skipped(self) -> list[tuple[str, str]]:
         return [(str(path), fault) for path, fault in self.data.corpus.skipped]
 
