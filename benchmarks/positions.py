@@ -1,10 +1,10 @@
 """How far each way of saying "where" reaches: trained at one length, judged at longer ones.
 
-`python benchmarks/positions.py [STEPS] [SEEDS] [PROCESSES] [SCHEME …] [--write]` trains a small GPT with each position scheme on windows of 64
-characters of Python's documentation, then judges it on held-out text in windows of 64, 128, 256 and 512. The loss is that
-of the last 64 characters of each window, the same characters at every length: more to look back at can only help a model
+`python benchmarks/positions.py [STEPS] [SEEDS] [PROCESSES] [SCHEME …] [--write]` trains a small GPT with each position
+scheme on windows of 64 characters of Python's documentation, then judges it on held-out text in windows of 64, 128, 256
+and 512. The loss is that of the last 64 characters of each window, the same characters at every length: more to look back at can only help a model
 that knows what to do with it. Rotations are also judged with their angles scaled, without any further training.
-`--write` puts the table and the plot into docs/.
+`--write` puts the plot into docs/.
 """
 
 import math
@@ -118,7 +118,6 @@ def main(*words: str) -> None:
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     print(f"\n{steps} steps of 64 windows of {TRAINED} characters, {seeds} seeds, on {where}\n\n{table}")
     if "--write" in words:
-        (DOCS / "positions-table.md").write_text(table + "\n", encoding="utf-8")
         plot(found, DOCS / "positions.png")
 
 
@@ -138,7 +137,7 @@ def plot(found: dict[str, dict[int, list[float]]], path: Path) -> None:
     from pencil import draw
     from pencil.files import write_aside
 
-    figure = draw.canvas(7.6, 4.8)
+    figure = draw.canvas(8.4, 4.6)
     axes = figure.add_subplot()
     colours = ["#000000", "#999999", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#0072b2"]
     shown = {name: colour for name, colour in zip(SCHEMES, colours, strict=True)}
@@ -157,7 +156,7 @@ def plot(found: dict[str, dict[int, list[float]]], path: Path) -> None:
     axes.set(xlabel="characters in the window", ylabel="loss of its last 64 (nats)", ylim=(low - 0.05, low + 1.6),
              title=f"Trained at {TRAINED}, judged further on")  # fmt: skip
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=8, ncols=2)
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
     write_aside(path, draw.as_png(figure))
 
 
