@@ -89,11 +89,14 @@ def test_any_texts_come_back_from_objects(tmp_path_factory, rows):
 
 
 def test_labels_are_the_classes(tmp_path):
-    rows = [(f"review {i}", ("good", "bad", "so so")[i % 3]) for i in range(101)]
+    rows = [(f"review {i}", ("good", "bad", "so so")[i % 3]) for i in range(401)]
     data = pairs.load_labelled(write(tmp_path / "reviews.tsv", rows))
     assert data.classes == ("bad", "good", "so so")
     assert in_order(data) == sorted(rows)
     assert data.chosen_by
+    few = pairs.load_labelled(write(tmp_path / "few.tsv", rows[:53]))
+    assert len(few.test) < pairs.FEW
+    assert not few.chosen_by
 
 
 def test_a_label_may_be_a_number_or_true(tmp_path):
