@@ -15,8 +15,9 @@ BIN := .venv/bin
 
 .venv/.dev: .venv/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@# timm asks for torchvision, whose package-index build does not load beside a CPU torch; the tests do without it
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps timm
+	@# timm asks for torchvision, whose package-index build does not load beside a CPU torch, and diffusers for more than
+	@# the tests need
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps timm diffusers requests urllib3 certifi charset-normalizer
 	@touch $@
 
 setup: .venv/.dev

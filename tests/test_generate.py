@@ -8,6 +8,7 @@ from pencil.data.tokenizers import ByteTokenizer, CharTokenizer, train_bpe
 from pencil.generate import Generation, Sampling, _Text, complete, penalise, probabilities, stream
 from pencil.models import create
 from pencil.models.gpt import GPTConfig
+from traced import unchecked
 
 SCHEMES = ["learned", "sincos", "rope", "none"]
 
@@ -46,7 +47,7 @@ def test_greedy_is_the_argmax_of_the_whole_sequence_each_time(positions):
     assert reasons == ["length"]
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(
     lengths=st.lists(st.integers(1, 13), min_size=2, max_size=5), positions=st.sampled_from(SCHEMES),
     slide=st.booleans(), seed=st.integers(0, 99), temperature=st.sampled_from([0.0, 0.7, 1.3]),
@@ -59,11 +60,12 @@ def test_many_prompts_of_different_lengths_give_the_same_text_as_one_by_one(
         torch.randint(0, 41, (n,), generator=torch.Generator().manual_seed(i)).tolist() for i, n in enumerate(lengths)
     ]
     how = Sampling(temperature, top_p=0.9, seed=seed)
-    together, reasons = grow(net, prompts, 27, how, slide=slide)
-    for i, prompt in enumerate(prompts):
-        (alone,), (reason,) = grow(net, [prompt], 27, how, slide=slide)
-        assert together[i] == alone
-        assert reasons[i] == reason
+    with unchecked():
+        together, reasons = grow(net, prompts, 27, how, slide=slide)
+        for i, prompt in enumerate(prompts):
+            (alone,), (reason,) = grow(net, [prompt], 27, how, slide=slide)
+            assert together[i] == alone
+            assert reasons[i] == reason
 
 
 @pytest.mark.parametrize("slide", [False, True])

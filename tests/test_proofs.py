@@ -59,7 +59,7 @@ PROOFS = {
     "no operation without a receipt",
 }
 # a picture, or a text that is all there, is read in one go: there is nothing to cache
-WITHOUT = {"vit": {CACHED}, "reader": {CACHED}}
+WITHOUT = {"vit": {CACHED}, "reader": {CACHED}, "dit": {CACHED}}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 # name -> module; torch loads only when one of these is first used
 _LAZY = {
@@ -17,6 +17,8 @@ _LAZY = {
     "ReaderConfig": "models.reader",
     "Seq2Seq": "models.seq2seq",
     "Seq2SeqConfig": "models.seq2seq",
+    "DiT": "models.dit",
+    "DiTConfig": "models.dit",
     "Probe": "core.probe",
     "Cache": "core.cache",
     "Span": "core.span",

@@ -183,3 +183,35 @@ def _ticks(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
         axes.set_xticks(range(len(columns)), [literal(w) for w in columns], rotation=90 if long else 0, fontsize=7)
     if len(rows) <= LABELLED:
         axes.set_yticks(range(len(rows)), [literal(w) for w in rows], fontsize=7)
+
+
+def rows(lines: Sequence[np.ndarray], side: int = 640) -> bytes:
+    """Pictures (n, C, H, W) of bytes in lines under one another, each dot as large as fits, one dot between."""
+    from PIL import Image
+
+    _, channels, height, width = lines[0].shape
+    longest = max(map(len, lines))
+    sheet = np.full((channels, len(lines) * (height + 1) - 1, longest * (width + 1) - 1), 64, np.uint8)
+    for row, line in enumerate(lines):
+        for column, picture in enumerate(line):
+            top, left = row * (height + 1), column * (width + 1)
+            sheet[:, top : top + height, left : left + width] = picture
+    out = io.BytesIO()
+    _enlarged(Image, sheet, side).save(out, "PNG")
+    return out.getvalue()
+
+
+def film(frames: np.ndarray, side: int = 320, seconds: float = 0.12) -> bytes:
+    """Frames (n, C, H, W) of bytes as a GIF that goes round."""
+    from PIL import Image
+
+    pictures = [_enlarged(Image, frame, side) for frame in frames]
+    out = io.BytesIO()
+    pictures[0].save(out, "GIF", save_all=True, append_images=pictures[1:], duration=int(1000 * seconds), loop=0)
+    return out.getvalue()
+
+
+def _enlarged(image: Any, picture: np.ndarray, side: int) -> Any:
+    times = max(1, side // max(picture.shape[1:]))
+    shown = image.fromarray(picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0))
+    return shown.resize((shown.width * times, shown.height * times), 0)

@@ -1,12 +1,13 @@
-"""The four blocks, against their lines written out by hand from the weights."""
+"""The blocks, against their lines written out by hand from the weights."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from pencil.core.attention import Attention
-from pencil.core.blocks import Block, CrossBlock, PostBlock, PostCrossBlock
+from pencil.core.blocks import AdaBlock, AdaNormBlock, Block, CrossBlock, PostBlock, PostCrossBlock
 from pencil.core.cache import Cache
 from pencil.core.layers import MLP, LayerNorm
 from pencil.core.masks import causal, full
@@ -142,3 +143,68 @@ def test_dropout_takes_from_what_is_added_and_never_from_the_trunk(kind):
         expected = torch.stack([normed(row, w, name) for row in expected])
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
     assert not torch.allclose(block.eval()(x, here, *((given(2, S, D), across) if kind in CROSSING else ())), expected)
+
+
+ADAPTIVE = [AdaBlock, AdaNormBlock]
+
+
+def adaptive(kind, fresh=False):
+    torch.manual_seed(0)
+    plain = partial(LayerNorm, D, 1e-5, bias=False, scale=False)
+    block = kind(lambda: Attention(D, H, G), lambda: MLP(D, F, torch.tanh), plain, D).double()
+    for p in () if fresh else block.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    return block
+
+
+def conditioned(kind, x, condition, w):
+    settings = torch.tensor([c / (1 + math.exp(-c)) for c in condition.tolist()], dtype=torch.float64)
+    settings = w["ada.weight"] @ settings + w["ada.bias"]
+    parts = [settings[at : at + D] for at in range(0, len(settings), D)]
+    ones = {f"{name}.{kind}": torch.full((D,), float(kind == "weight"), dtype=torch.float64)
+            for name in ("attn_norm", "mlp_norm") for kind in ("weight", "bias")}  # fmt: skip
+    if kind is AdaBlock:
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = parts
+        n = normed(x, ones, "attn_norm") * (1 + scale) + shift
+        x = x + gate * attended(n, n, w, "attn", False)
+        return x + gate_mlp * fed(normed(x, ones, "mlp_norm") * (1 + scale_mlp) + shift_mlp, w)
+    scale, shift, scale_mlp, shift_mlp = parts
+    n = normed(x, ones, "attn_norm") * scale + shift
+    x = x + attended(n, n, w, "attn", False)
+    return x + fed(normed(x, ones, "mlp_norm") * scale_mlp + shift_mlp, w)
+
+
+@pytest.mark.parametrize("kind", ADAPTIVE)
+def test_a_conditioned_block_is_its_lines(kind):
+    block, x, condition = adaptive(kind), given(3, T, D), given(3, D, seed=2)
+    with torch.no_grad():
+        found = block(x, Span.whole(T).under(full), condition)
+        for row in range(3):
+            expected = conditioned(kind, x[row], condition[row], block.state_dict())
+            torch.testing.assert_close(found[row], expected, atol=1e-10, rtol=1e-10)
+
+
+def test_a_fresh_gated_block_changes_nothing_to_the_last_bit():
+    block, x = adaptive(AdaBlock, fresh=True), given(3, T, D)
+    for value in (x, x.float()):
+        found = block.to(value.dtype)(value, Span.whole(T).under(full), 100 * given(3, D, seed=2).to(value))
+        assert torch.equal(found, value)
+
+
+def test_a_fresh_block_without_gates_is_a_pre_norm_block_whatever_the_condition():
+    fresh, x, span = adaptive(AdaNormBlock, fresh=True), given(3, T, D), Span.whole(T).under(full)
+    plain = Block(lambda: fresh.attn, lambda: fresh.mlp, lambda: LayerNorm(D)).double()
+    for seed in (2, 3):
+        found = fresh(x, span, 100 * given(3, D, seed=seed))
+        torch.testing.assert_close(found, plain(x, span), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ADAPTIVE)
+def test_every_name_of_a_conditioned_block_is_fired_with_its_shape(kind):
+    block, probe = adaptive(kind), Probe()
+    block(given(2, T, D), Span.whole(T).under(full), given(2, D), probe=probe)
+    sizes = {"B": 2, "T": T, "S": T, "D": D, "h": H, "g": G, "d": D // H, "F": F, "m": len(block.ada.bias)}
+    names = declared(block)
+    assert set(probe.values) == set(names)
+    for name, value in probe.values.items():
+        assert list(value.shape) == [sizes[axis] for axis in names[name].axes.split()], name

@@ -16,8 +16,8 @@ from pencil import models
 
 SIZES = {
     "gpt": dict(vocab=37, context=11, width=24, depth=2, heads=3),
-    "vit": dict(image_size=(6, 10), channels=3, patch=(2, 5), width=24, depth=2, heads=3, classes=7),
-    "captioner": dict(image_size=(6, 10), channels=3, patch=(2, 5), width=24, depth=2, heads=3, vocab=29, context=7),
+    "vit": dict(image_size=(6, 10), channels=3, patch=(2, 5), width=24, depth=1, heads=3, classes=7),
+    "captioner": dict(image_size=(6, 10), channels=3, patch=(2, 5), width=24, depth=1, heads=3, vocab=29, context=7),
 }
 
 class Loud:

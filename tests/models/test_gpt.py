@@ -1,8 +1,5 @@
 """GPT against transformers on random weights, and the proofs every family carries."""
 
-import subprocess
-import sys
-
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -171,7 +168,7 @@ def test_an_edit_reaches_the_logits():
 
 
 @pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "gpt")
-@settings(max_examples=200)
+@settings(max_examples=90)
 @given(data=st.data(), kind=st.sampled_from(sorted(KINDS)))
 def test_cached_equals_uncached_under_any_chunking(data, kind):
     model = tiny(**KINDS[kind]).double()
@@ -225,31 +222,6 @@ def test_a_token_never_sees_a_later_one(scheme):
     before, after = model(ids), model(changed)
     assert torch.equal(before[:, :11], after[:, :11])
     assert not torch.equal(before[:, 11:], after[:, 11:])
-
-
-COMPILED = """
-import torch
-from pencil.models import create
-from pencil.models.gpt import GPTConfig
-from pencil.core.probe import Probe
-for kind in {kinds}:
-    model = create("gpt", GPTConfig(vocab=101, context=17, width=30, depth=2, heads=3, **kind)).eval()
-    ids = torch.randint(0, 101, (2, 17))
-    explained = torch._dynamo.explain(model)(ids)
-    assert explained.graph_count == 1 and explained.graph_break_count == 0, explained
-    torch._dynamo.reset()
-    fast = torch.compile(model, fullgraph=True, backend="aot_eager")(ids)
-    torch.testing.assert_close(fast, model(ids), atol=1e-5, rtol=1e-5)
-    torch._dynamo.reset()
-print("whole")
-"""
-
-
-@pytest.mark.proof("one compiled graph, no breaks", "gpt")
-def test_the_model_compiles_to_one_graph():
-    """In a process of its own: shape checking is off there."""
-    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("gpt2", "plain", "llama", "none", "t5")])
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
 
 
 GOLDEN_LOSSES = {

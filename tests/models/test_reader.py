@@ -1,8 +1,6 @@
 """The reader: the proofs every family carries, its two heads, and texts of mixed lengths."""
 
 import math
-import subprocess
-import sys
 
 import hypothesis.strategies as st
 import pytest
@@ -194,31 +192,6 @@ def test_the_input_is_normed_after_positions_and_kinds_were_added():
     x = (x - x.mean(-1, keepdim=True)) / x.std(-1, correction=0, keepdim=True)
     norm = model.encoder.embed_norm
     torch.testing.assert_close(probe.values["encoder.input"], x * norm.weight + norm.bias, atol=1e-5, rtol=1e-5)
-
-
-COMPILED = """
-import torch
-from torch._dynamo.testing import CompileCounterWithBackend
-from pencil.models import create
-from pencil.models.reader import ReaderConfig
-for kind in {kinds}:
-    torch.manual_seed(0)
-    model = create("reader", ReaderConfig(**{{**{sizes}, "depth": 1}}, **kind)).eval()
-    ids = torch.randint(0, 31, (2, 11))
-    graphs = CompileCounterWithBackend("aot_eager")
-    fast = torch.compile(model, fullgraph=True, backend=graphs)(ids)
-    assert graphs.frame_count == 1
-    torch.testing.assert_close(fast, model(ids), atol=1e-5, rtol=1e-5)
-    torch._dynamo.reset()
-print("whole")
-"""
-
-
-@pytest.mark.proof("one compiled graph, no breaks", "reader")
-def test_the_model_compiles_to_one_graph():
-    """In a process of its own: shape checking is off there."""
-    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("bert label", "mean", "t5")], sizes=SIZES)
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
 
 
 GOLDEN_LOSSES = {

@@ -1,8 +1,6 @@
 """The encoder–decoder: the proofs every family carries, a source read once, and padding on both sides."""
 
 import math
-import subprocess
-import sys
 
 import hypothesis.strategies as st
 import pytest
@@ -282,31 +280,6 @@ def test_source_and_target_have_tables_of_their_own_unless_shared():
     assert torch.equal(probe.values["source"], separate.source_tokens.weight[source])
     assert tiny(shared=False).source_tokens.weight.shape == (31, 30)
     assert tiny().source_tokens is None
-
-
-COMPILED = """
-import torch
-from torch._dynamo.testing import CompileCounterWithBackend
-from pencil.models import create
-from pencil.models.seq2seq import Seq2SeqConfig
-for kind in {kinds}:
-    torch.manual_seed(0)
-    model = create("seq2seq", Seq2SeqConfig(**{{**{sizes}, "depth": 1}}, **kind)).eval()
-    ids, source = torch.randint(0, 31, (2, 7)), torch.randint(0, 31, (2, 11))
-    graphs = CompileCounterWithBackend("aot_eager")
-    fast = torch.compile(model, fullgraph=True, backend=graphs)(ids, source)
-    assert graphs.frame_count == 1
-    torch.testing.assert_close(fast, model(ids, source), atol=1e-5, rtol=1e-5)
-    torch._dynamo.reset()
-print("whole")
-"""
-
-
-@pytest.mark.proof("one compiled graph, no breaks", "seq2seq")
-def test_the_model_compiles_to_one_graph():
-    """In a process of its own: shape checking is off there."""
-    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("first", "shaw")], sizes=SIZES)
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
 
 
 GOLDEN_LOSSES = {

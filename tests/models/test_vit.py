@@ -3,7 +3,6 @@
 import importlib.util
 import math
 import re
-import subprocess
 import sys
 
 import pytest
@@ -197,31 +196,6 @@ def test_observing_changes_neither_the_answer_nor_the_gradients(kind):
     for name, p in model.named_parameters():
         assert p.grad.any(), name
         torch.testing.assert_close(p.grad, gradients[name], atol=1e-5, rtol=1e-4)
-
-
-COMPILED = """
-import torch
-from torch._dynamo.testing import CompileCounterWithBackend
-from pencil.models import create
-from pencil.models.vit import ViTConfig
-for kind in {kinds}:
-    torch.manual_seed(0)
-    model = create("vit", ViTConfig(**{sizes}, **kind)).eval()
-    picture = torch.randn(2, 2, 6, 25)
-    graphs = CompileCounterWithBackend("aot_eager")
-    fast = torch.compile(model, fullgraph=True, backend=graphs)(picture)
-    assert graphs.frame_count == 1
-    torch.testing.assert_close(fast, model(picture), atol=1e-5, rtol=1e-5)
-    torch._dynamo.reset()
-print("whole")
-"""
-
-
-@pytest.mark.proof("one compiled graph, no breaks", "vit")
-def test_the_model_compiles_to_one_graph():
-    """In a process of its own: shape checking is off there."""
-    code = COMPILED.format(kinds=[KINDS[kind] for kind in ("class", "mean", "turned", "t5")], sizes=SIZES)
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "whole"
 
 
 GOLDEN_LOSSES = {

@@ -19,6 +19,7 @@ from pencil.tracing.functions import FUNCTIONS
 from pencil.tracing.opened import Trace
 from pencil.tracing.receipt import receipt, say
 from pencil.tracing.record import trace
+from traced import unchecked
 
 PICTURES = dict(image_size=(6, 10), channels=3, patch=(2, 5), width=24, depth=2, heads=3)
 
@@ -245,6 +246,7 @@ def alike(a: complex, b: complex, relative: float = 1e-12) -> bool:
 
 
 @pytest.mark.parametrize("make", [gpt, vit, captioner, gpt2, rotation])
+@unchecked()
 def test_the_page_works_as_python_does(make, blank):
     t = make()
     graph, body = html.data(t)

@@ -109,3 +109,22 @@ def test_every_operation_of_a_reader_has_a_receipt(positions, trunk, kind, padde
                    embed_norm=trunk == "post", **kind)  # fmt: skip
     span = Span.at(torch.tensor([[0, 1, 2, 3, 4], [NOWHERE, NOWHERE, 0, 1, 2]])) if padded else None
     hold(trace(model, torch.randint(0, 29, (2, 5)), span, torch.randint(0, 2, (2, 5))), 300)
+
+
+@pytest.mark.proof("no operation without a receipt", "dit")
+@pytest.mark.parametrize("given", ["label", "text"])
+@pytest.mark.parametrize("ada", ["zero", "plain"])
+@pytest.mark.parametrize("attention, positions", [
+    ("full", "sincos"), ("full", "rope"), ("factored", "learned"), ("factored", "t5"), ("windowed", "shaw"),
+    ("windowed", "rope"),
+])  # fmt: skip
+def test_every_operation_of_a_dit_has_a_receipt(attention, positions, ada, given):
+    """A picture, or a video in groups; of the second row the label or the text, which is padded, is left out."""
+    shape = dict(frames=6, patch_frames=2) if attention == "factored" else dict(image_size=(8, 10), window=2)
+    kind = dict(classes=7) if given == "label" else dict(vocab=29, context=5, reader_depth=1)
+    shape = dict(image_size=(4, 10), channels=3, patch=(2, 5), attention=attention) | shape
+    model = filled("dit", **shape, width=18, depth=2, heads=3, hidden=11, positions=positions, ada=ada, **kind)
+    words = torch.randint(0, 7, (2,)) if given == "label" else torch.randint(0, 29, (2, 5))
+    places = Span.at(torch.tensor([[0, 1, 2, 3, 4], [NOWHERE, NOWHERE, 0, 1, 2]])) if given == "text" else None
+    picture, clock = torch.randn(2, 3, *model.config.sides), torch.tensor([13.0, 701.0])
+    hold(trace(model, picture, clock, words, places, torch.tensor([False, True])), 200)

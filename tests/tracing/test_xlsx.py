@@ -17,6 +17,7 @@ from pencil.models import configure, create
 from pencil.tracing import file
 from pencil.tracing.record import trace
 from pencil.tracing.xlsx import write
+from traced import unchecked
 
 CLOSE = 1e-12
 BIG = 1e307  # how a sheet holds an infinity
@@ -122,6 +123,7 @@ def _again(t, name, index, value):
 
 
 @pytest.fixture(scope="module")
+@unchecked()
 def books(tmp_path_factory):
     """Every workbook, its formulas' values spoilt, as it is and with a number changed, reckoned again in one go."""
     if spreadsheet.OFFICE is None:

@@ -111,6 +111,7 @@ def doctor() -> int:
         "transformers": ("transformers", "comparison with other people's models"),
         "timm": ("timm", "comparison with other people's models"),
         "datasets": ("datasets", "--data hub:OWNER/NAME"),
+        "diffusers": ("diffusers", "its schedulers, and comparison with its models"),
         "sacrebleu": ("sacrebleu", "chrF and BLEU of a seq2seq"),
     }
     console = Console(soft_wrap=True)

@@ -23,6 +23,8 @@ def trace_run(path: Path, given: str | None, text: str | None, double: bool = Fa
     """The trace of a run's model on a text or a picture; in double precision if asked."""
     loaded = load(path)
     family = loaded.run.family
+    if family == "dit":
+        raise UserError(f"{path} is a dit, which is opened from Python: pencil.trace(model, noised, clock, label)")
     if given is None:
         what = "a picture's file" if family in ("vit", "captioner") else "a text"
         raise UserError(f"{path} is a {family}: give it {what} by --input")

@@ -22,6 +22,7 @@ def train(
     tokenizer: str | None = None,
     vocab: int = 4096,
     preset: str | None = None,
+    size: str | None = None,
     name: str | None = None,
     out: Path | None = None,
     force: Annotated[bool, Parameter(negative=())] = False,
@@ -32,14 +33,15 @@ def train(
     Parameters
     ----------
     family
-        What to train: gpt (text), vit (picture to label), captioner (picture to text), seq2seq (text to text) or reader
-        (text to label, or hidden words).
+        What to train: gpt (text), vit (picture to label), captioner (picture to text), seq2seq (text to text), reader
+        (text to label, or hidden words) or dit (label or text to picture, label to video).
     data
         gpt: a text file, a folder of them, "-" for standard input, or pydoc (embedded). vit: digits (embedded), a
         folder with one folder a class, or of MNIST's idx files. captioner: scenes or scenes-hard (embedded), or a
         folder of pictures with metadata.jsonl (file_name and text a line). Pictures also as hub:OWNER/NAME. seq2seq:
         dates (embedded), a .tsv file of source, tab, target a line, or a .jsonl file. reader: a .tsv file of text, tab,
-        label, or a .jsonl file; without labels what gpt takes, and words are hidden.
+        label, or a .jsonl file; without labels what gpt takes, and words are hidden. dit: as vit or captioner, or
+        moving-digits (embedded videos).
     tokenizer
         Of text: char, byte, bpe (trained on the data), gpt2, or the path of a tokenizer.json.
     vocab
@@ -47,7 +49,9 @@ def train(
     preset
         gpt: nano, nanogpt, small, shakespeare, llama-nano, gpt2, gpt2-medium, gpt2-large, gpt2-xl. vit: nano, small,
         ti/16, s/16, b/16, b/32, l/16. captioner: nano, seed, small, base. seq2seq: nano, small, base, big. reader:
-        nano, small, bert-base, bert-large.
+        nano, small, bert-base, bert-large. dit: nano, small, and s, b, l, xl with /2, /4, /8 (of the paper).
+    size
+        Of pictures: 64, or 64x96 for height and width; the same as --model.image_size.
     name
         The run's name under runs/; DATA-FAMILY when not given.
     out
@@ -58,6 +62,8 @@ def train(
         List every --model and --train setting with its value here, and train nothing.
     """
     chosen = overrides(list(settings), ("model", "train"))
+    if size is not None:
+        chosen["model"]["image_size"] = size
     from ..models import parameters
     from ..train.loop import pick_device
     from ..train.start import new_run, settings_of

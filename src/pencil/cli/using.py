@@ -21,6 +21,10 @@ def sample(
     new: int = 256,
     image: Annotated[list[Path] | None, Parameter(negative=(), consume_multiple=True)] = None,
     source: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative=())] = None,
+    label: Annotated[list[str] | None, Parameter(negative=())] = None,
+    guidance: float | None = None,
+    steps: int | None = None,
+    sampler: str | None = None,
     beams: int | None = None,
     length_penalty: float | None = None,
     attention: Path | None = None,
@@ -51,6 +55,14 @@ def sample(
     source
         The text an encoder–decoder turns into another; give it again for several, or - to read one a line from standard
         input.
+    label
+        What a dit shall draw, by the name of its class; give it again for several.
+    guidance
+        How hard a dit is pushed towards what was asked for: 1 not at all. 3 when not given.
+    steps
+        In how many steps a dit comes from noise to a picture. 50 when not given.
+    sampler
+        How it gets there: flow or heun, for a model that was trained with flow; ddim or ddpm, for one with steps.
     beams
         Look for the likeliest targets of a source, this many side by side, and tell each with its score: the logarithm
         of its probability over ((5 + length)/6)^length-penalty.
@@ -80,29 +92,30 @@ def sample(
     device
         auto, cpu, cuda or mps.
     out
-        Write the texts to this file instead of showing them.
+        Write the texts to this file instead of showing them; of a dit, the folder for its pictures, or a .png or .gif.
     """
     from ..generate import Sampling
     from ..runs import load
     from ..train.loop import pick_device
 
     how = Sampling(0.8 if temperature is None else temperature, top_k, top_p, min_p, repetition_penalty, seed)
-    for name, value in (("--new", new), ("--count", count), ("--beams", beams)):
+    for name, value in (("--new", new), ("--count", count), ("--beams", beams), ("--steps", steps)):
         if value is not None and value < 1:
             raise UserError(f"{name} must be at least 1, not {value}")
     if stop and "" in stop:
         raise UserError("--stop cannot be empty: every text begins with nothing")
+    loaded = load(run, pick_device(device))
+    family = loaded.run.family
     for name, path in (("--out", out), ("--attention", attention)):
-        if path is not None and path.is_dir():
+        if path is not None and path.is_dir() and family != "dit":
             raise UserError(f"{path} is a folder; {name} is the file to write")
         if path is not None and not path.parent.is_dir():
             raise UserError(f"there is no folder {path.parent} to write {path.name} in")
-    loaded = load(run, pick_device(device))
-    family = loaded.run.family
     given = {
         "--prompt": prompt, "--image": image, "--source": source, "--attention": attention, "--slide": slide or None,
         "--beams": beams, "--length-penalty": length_penalty, "--temperature": temperature, "--top-k": top_k,
         "--top-p": top_p, "--min-p": min_p, "--stop": stop, "--count": count,
+        "--label": label, "--guidance": guidance, "--steps": steps, "--sampler": sampler,
         "--repetition-penalty": None if repetition_penalty == 1 else repetition_penalty,
     }  # fmt: skip
     for name, value in given.items():
@@ -112,6 +125,11 @@ def sample(
         if not given[name]:
             raise UserError(f"{run} is a {family}, which {what} by {name}")
     prompt, source = (texts and [_read(text) for text in texts] for texts in (prompt, source))
+    if family == "dit":
+        from .noise import paint_pictures
+
+        asked = 50 if steps is None else steps
+        return paint_pictures(loaded, label or [], prompt or [], count or 1, guidance, asked, sampler, seed, out)
     if family == "vit":
         from .pictures import name_pictures
 
@@ -142,13 +160,18 @@ def sample(
 DRAWN = ("--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--stop")  # not by beams
 WRITERS = ("gpt", "captioner", "seq2seq")
 TAKEN_BY = {  # an option that is not here is for all that write
-    "--prompt": ("gpt", "captioner", "reader"),
+    "--prompt": ("gpt", "captioner", "reader", "dit"),
     "--image": ("vit", "captioner"),
     "--attention": ("vit", "captioner", "seq2seq"),
     "--source": ("seq2seq",),
     "--beams": ("seq2seq",),
     "--length-penalty": ("seq2seq",),
     "--slide": ("gpt",),
+    "--label": ("dit",),
+    "--guidance": ("dit",),
+    "--steps": ("dit",),
+    "--sampler": ("dit",),
+    "--count": ("gpt", "captioner", "seq2seq", "dit"),
 }
 DOES = {
     "gpt": "goes on from a prompt",
@@ -156,6 +179,7 @@ DOES = {
     "captioner": "describes a picture",
     "seq2seq": "writes the target of a source",
     "reader": "reads a text and writes none",
+    "dit": "draws a picture",
 }
 NEEDED = {
     "vit": {"--image": "looks at a picture: give one"},

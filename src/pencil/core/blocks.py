@@ -1,11 +1,14 @@
 """Blocks, each written out: the residual trunk as visible lines.
 
 `Block` and `CrossBlock` norm what a part reads, and the trunk itself is never normed; `PostBlock` and `PostCrossBlock`
-norm the trunk after each part has added to it, as the first Transformer did.
+norm the trunk after each part has added to it, as the first Transformer did; `AdaBlock` and `AdaNormBlock` have their
+norms set by a condition.
 """
 
 from collections.abc import Callable
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -174,3 +177,78 @@ class PostCrossBlock(nn.Module):
         looked = self.cross(x, across, source=source, probe=probe / "cross")
         x = probe("looked", self.cross_norm(x + self.drop(looked)))
         return probe("post", self.mlp_norm(x + self.drop(self.mlp(x, probe=probe / "mlp"))))
+
+
+class AdaBlock(nn.Module):
+    """The block of a diffusion transformer (adaLN-Zero): a condition shifts and scales what each part reads, and gates
+    what it adds. The matrix that does so begins at zero: a fresh block changes nothing."""
+
+    NAMES = {
+        "set": ("B m", "β γ α", "SiLU(c) W_ada + b_ada"),
+        "attn_norm": ("B T D", "X̃", "Norm(X)·(1 + γ₁) + β₁"),
+        "mid": ("B T D", "X′", "X + α₁·O"),
+        "mlp_norm": ("B T D", "X̂", "Norm(X′)·(1 + γ₂) + β₂"),
+        "post": ("B T D", "X", "X′ + α₂·M"),
+    }
+    WEIGHTS = {"ada.weight": "W_ada", "ada.bias": "b_ada"}
+
+    def __init__(
+        self,
+        attention: Callable[[], Attention],
+        mlp: Callable[[], nn.Module],
+        norm: Callable[[], nn.Module],
+        width: int,
+    ):
+        super().__init__()
+        self.attn_norm, self.attn = norm(), attention()
+        self.mlp_norm, self.mlp = norm(), mlp()
+        self.ada = nn.Linear(width, 6 * width)
+        nn.init.zeros_(self.ada.weight)
+        nn.init.zeros_(self.ada.bias)
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], span: Span, condition: Float[Tensor, "B D"], probe: Off = OFF
+    ) -> Float[Tensor, "B T D"]:
+        ada = probe("set", self.ada(F.silu(condition)))[:, None]
+        shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = ada.chunk(6, -1)
+        seen = probe("attn_norm", self.attn_norm(x) * (1 + scale_attn) + shift_attn)
+        x = probe("mid", x + gate_attn * self.attn(seen, span, probe=probe / "attn"))
+        seen = probe("mlp_norm", self.mlp_norm(x) * (1 + scale_mlp) + shift_mlp)
+        return probe("post", x + gate_mlp * self.mlp(seen, probe=probe / "mlp"))
+
+
+class AdaNormBlock(nn.Module):
+    """The plain adaLN: the condition gives each norm its γ and β, and nothing is gated; at first a pre-norm block."""
+
+    NAMES = {
+        "set": ("B m", "γ β", "SiLU(c) W_ada + b_ada"),
+        "attn_norm": ("B T D", "X̃", "γ₁·Norm(X) + β₁"),
+        "mid": ("B T D", "X′", "X + O"),
+        "mlp_norm": ("B T D", "X̂", "γ₂·Norm(X′) + β₂"),
+        "post": ("B T D", "X", "X′ + M"),
+    }
+    WEIGHTS = {"ada.weight": "W_ada", "ada.bias": "b_ada"}
+
+    def __init__(
+        self,
+        attention: Callable[[], Attention],
+        mlp: Callable[[], nn.Module],
+        norm: Callable[[], nn.Module],
+        width: int,
+    ):
+        super().__init__()
+        self.attn_norm, self.attn = norm(), attention()
+        self.mlp_norm, self.mlp = norm(), mlp()
+        self.ada = nn.Linear(width, 4 * width)
+        nn.init.zeros_(self.ada.weight)
+        with torch.no_grad():
+            self.ada.bias.copy_(torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat_interleave(width))
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], span: Span, condition: Float[Tensor, "B D"], probe: Off = OFF
+    ) -> Float[Tensor, "B T D"]:
+        scale_attn, shift_attn, scale_mlp, shift_mlp = probe("set", self.ada(F.silu(condition)))[:, None].chunk(4, -1)
+        seen = probe("attn_norm", self.attn_norm(x) * scale_attn + shift_attn)
+        x = probe("mid", x + self.attn(seen, span, probe=probe / "attn"))
+        seen = probe("mlp_norm", self.mlp_norm(x) * scale_mlp + shift_mlp)
+        return probe("post", x + self.mlp(seen, probe=probe / "mlp"))

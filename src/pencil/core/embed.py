@@ -5,7 +5,7 @@ from math import prod
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from .patches import cut, swap
@@ -22,7 +22,7 @@ class Tokens(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab, width))
         nn.init.normal_(self.weight, std=0.02)
 
-    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+    def forward(self, tokens: Int[Tensor, "B *T"]) -> Float[Tensor, "B *T D"]:
         return F.embedding(tokens, self.weight)
 
     def logits(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
@@ -73,3 +73,26 @@ class Project(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N E"], probe: Off = OFF) -> Float[Tensor, "B N D"]:
         return probe("out", self.map(x))
+
+
+class Time(nn.Module):
+    """What the clock shows as a vector: cosines and sines of it at many speeds, through two matrices.
+
+    The speeds fall from 1 towards 1/10,000; with `closed` the slowest is exactly that.
+    """
+
+    NAMES = {"waves": ("B f", "φ", "cos, sin of t·ω_i"), "out": ("B D", "c_t", "SiLU(φ W₁ + b₁) W₂ + b₂")}
+    WEIGHTS = {"up.weight": "W_t1", "up.bias": "b_t1", "down.weight": "W_t2", "down.bias": "b_t2"}
+
+    def __init__(self, width: int, waves: int = 256, closed: bool = False):
+        super().__init__()
+        self.waves, self.closed = waves, closed
+        self.up, self.down = nn.Linear(waves, width), nn.Linear(width, width)
+
+    def forward(self, clock: Num[Tensor, "B"], probe: Off = OFF) -> Float[Tensor, "B D"]:
+        half = self.waves // 2
+        exact = torch.float32 if clock.device.type == "mps" else torch.float64
+        speeds = 10000.0 ** (-torch.arange(half, device=clock.device, dtype=exact) / (half - self.closed))
+        angles = clock[:, None].to(exact) * speeds
+        waves = torch.cat((angles.cos(), angles.sin()), -1).to(self.up.weight.dtype)
+        return probe("out", self.down(F.silu(self.up(probe("waves", waves)))))

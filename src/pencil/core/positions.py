@@ -39,16 +39,20 @@ class Positions(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"], span: Span, probe: Off = OFF) -> tuple[Float[Tensor, "B T D"], Span]:
         """The stamped input, and the span with its turn worked out once for all blocks."""
-        stamp, angles = self.stamp(span.coords), self.angles(span.coords)
+        stamp = self.stamp(span.coords)
         if stamp is not None:
             x = x + probe("stamp", stamp.to(x.dtype))
-        turn = None
+        return x, self.turned(span, x.dtype, probe)
+
+    def turned(self, span: Span, dtype: torch.dtype, probe: Off = OFF) -> Span:
+        """The span with its turn, for queries and keys of this dtype, and its scale."""
+        angles, turn = self.angles(span.coords), None
         if angles is not None:
-            angles, exact = probe("angles", angles)[:, None], torch.promote_types(x.dtype, torch.float32)
+            angles, exact = probe("angles", angles)[:, None], torch.promote_types(dtype, torch.float32)
             turn = angles.cos().to(exact), angles.sin().to(exact)
             if self.strength != 1:
                 turn = turn[0] * self.strength, turn[1] * self.strength
-        return x, replace(span, turn=turn, key_turn=turn, scale=self.scale)
+        return replace(span, turn=turn, key_turn=turn, scale=self.scale)
 
 
 class Learned(Positions):

@@ -12,7 +12,10 @@ LEGEND = {
     "N": "strips", "C": "channels", "c": "numbers in a strip", "E": "width of a strip before its projection",
     "D": "width",
     "h": "heads", "g": "key-value heads", "d": "head width", "F": "hidden width of the MLP",
-    "V": "vocabulary", "K": "classes",
+    "V": "vocabulary", "K": "classes", "m": "numbers that set the norms of a block", "f": "waves of the clock",
+    "r": "numbers that set the last norm", "o": "numbers said of a strip",
+    "n": "strips of a group (a frame, a window)", "B·w": "groups in the batch",
+    "w": "frames", "B·n": "places in the batch, each seen across its frames",
     "a": "axes of the world a token stands in", "L": "slots of a cache",
 }  # fmt: skip
 
@@ -96,14 +99,17 @@ def declared(model: nn.Module) -> dict[str, Name]:
         # what stands further out knows more
         inner = {place + name: Name(*entry) for name, entry in getattr(module, "INNER", {}).items()} | inner
         letters |= {f"{place}{part}.": other for part, other in getattr(module, "LETTERS", {}).items()}
-    return {name: _spelled(inner.get(name, entry), name, letters) for name, entry in names.items()}
+    for name, entry in names.items():
+        names[name] = inner.get(name, entry)
+        for part, other in letters.items():
+            if name.startswith(part):
+                names[name] = spelled(names[name], other)
+    return names
 
 
-def _spelled(entry: Name, name: str, letters: dict[str, dict[str, str]]) -> Name:
-    for part, other in letters.items():
-        if name.startswith(part):
-            entry = entry._replace(axes=" ".join(other.get(letter, letter) for letter in entry.axes.split()))
-    return entry
+def spelled(entry: Name, letters: dict[str, str]) -> Name:
+    """The same value with other letters for its axes."""
+    return entry._replace(axes=" ".join(letters.get(letter, letter) for letter in entry.axes.split()))
 
 
 def symbols(model: nn.Module) -> dict[str, str]:

@@ -16,13 +16,14 @@ from PIL import Image, UnidentifiedImageError
 from ..config import UserError, in_full, nearest
 from .augment import Look, bent, fit, shrunk, upright, vary
 from .builtin import Scenes, digits
+from .moving import CANVAS, FRAMES, MovingDigits, VideoExamples
 
 MOST_PIXELS = 89_478_485  # of one picture: a small file that unpacks to more is taken for a bomb
 KEEP_BYTES = 1 << 29  # of decoded pictures in each part, so that most data sets are decoded once
 # what people keep pictures in; others (some run programs of their own to decode) are not opened, whatever their name
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 Image.MAX_IMAGE_PIXELS = None  # the limit above is checked instead, before anything is unpacked, and says so itself
-EMBEDDED = {"label": ("digits",), "caption": ("scenes", "scenes-hard")}
+EMBEDDED = {"label": ("digits", "moving-digits"), "caption": ("scenes", "scenes-hard"), "video": ("moving-digits",)}
 SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
 
 Target = Any  # a class's number, or a caption
@@ -205,12 +206,36 @@ def open_picture(path: str | Path, look: Look) -> np.ndarray:
         raise UserError(f"{path} cannot be read as a picture: {_fault(error)}") from None
 
 
+def _moving(want: str) -> PictureData:
+    """Moving digits as videos, or, for a classifier, their frames one by one."""
+    digits = MovingDigits()
+    test, labels = digits.draw(np.random.Generator(np.random.Philox(key=2)), 500, unseen=True)
+    name, classes = "moving-digits", tuple(map(str, range(10)))
+    known = hashlib.sha256(test.tobytes()).hexdigest()
+    if want == "video":
+        native = dict(image_size=(CANVAS, CANVAS), channels=1, patch=(4, 4), frames=FRAMES, patch_frames=2)
+        return PictureData(
+            name, known, digits, VideoExamples(test, labels), classes, native, pace=dict(steps=3000), chosen_by=False
+        )
+    seen, named = digits.draw(np.random.Generator(np.random.Philox(key=1)), 4000)
+    train, held = (
+        ArrayExamples(
+            videos[:, :, ::2].swapaxes(1, 2).reshape(-1, 1, CANVAS, CANVAS), np.repeat(targets, FRAMES // 2).tolist()
+        )
+        for videos, targets in ((seen, named), (test, labels))
+    )
+    native = dict(image_size=(CANVAS, CANVAS), channels=1, patch=(4, 4))
+    return PictureData(name, known, train, held, classes, native, pace=dict(steps=1500), chosen_by=False)
+
+
 def load(data: str, want: str) -> PictureData:
     """The data set a --data names, with labels or captions as wanted."""
-    if data in EMBEDDED["label"] + EMBEDDED["caption"]:
+    if data in {name for names in EMBEDDED.values() for name in names}:
         if data not in EMBEDDED[want]:
             has = "labels" if data in EMBEDDED["label"] else "captions"
             raise UserError(f"{data} has {has}, and {want}s are needed; try {EMBEDDED[want][0]}")
+        if data == "moving-digits":
+            return _moving(want)
         return _digits() if data == "digits" else _scenes(data)
     if data.startswith("hub:"):
         from .hub import from_hub

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from ..config import UserError, nearest
 from ..core.attention import Attention, attend
+from ..core.blocks import AdaBlock
 from ..core.embed import Patches
+from ..core.layers import MLP, LayerNorm, gelu_tanh
 from ..core.masks import full
 from ..core.probe import OFF, Off
 from ..core.span import Span
@@ -204,6 +206,30 @@ def original_transformer() -> LiveTrace:
     return trace(_penciled(model, 4), said, read, words={"s": source, "T": target, "S": target, "V": words})
 
 
+class Conditioned(nn.Module):
+    """Two strips through one block whose norms a condition sets, shifts and gates included."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = AdaBlock(
+            lambda: Attention(4, 1),
+            lambda: MLP(4, 8, gelu_tanh),
+            lambda: LayerNorm(4, 1e-6, bias=False, scale=False),
+            4,
+        )
+
+    def forward(self, x: Tensor, condition: Tensor, probe: Off = OFF) -> Tensor:
+        return self.block(x, Span.whole(x.shape[1]).under(full), condition, probe / "block")
+
+
+def adaln() -> LiveTrace:
+    """Two strips at one moment of their noise: the clock sets the norms, scales them, and opens the gates."""
+    model = _penciled(Conditioned().double(), 5)
+    strips = torch.tensor([[[1.0, -0.5, 0.2, 0.8], [0.0, 1.5, -1.0, 0.5]]], dtype=torch.float64)
+    clock = torch.tensor([[0.5, -1.0, 0.3, 0.7]], dtype=torch.float64)
+    return trace(model, strips, clock, words={"T": ["s1", "s2"], "S": ["s1", "s2"]})
+
+
 EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "vit-4x4": vit_4x4,
     "pencil-attention": pencil_attention,
@@ -212,6 +238,7 @@ EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "mha-demo": mha_demo,
     "kv-cache": kv_cache,
     "original-transformer": original_transformer,
+    "adaln": adaln,
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..config import UserError, build, nearest
-from . import captioner, gpt, reader, seq2seq, vit
+from . import captioner, dit, gpt, reader, seq2seq, vit
 from .parts import parameters as count_parameters
 
 
@@ -23,6 +23,7 @@ FAMILIES = {
     "gpt": Family(gpt.GPTConfig, gpt.GPT, gpt.PRESETS, "nano"),
     "vit": Family(vit.ViTConfig, vit.ViT, vit.PRESETS, "nano"),
     "captioner": Family(captioner.CaptionerConfig, captioner.Captioner, captioner.PRESETS, "nano"),
+    "dit": Family(dit.DiTConfig, dit.DiT, dit.PRESETS, "nano"),
     "reader": Family(reader.ReaderConfig, reader.Reader, reader.PRESETS, "nano"),
     "seq2seq": Family(seq2seq.Seq2SeqConfig, seq2seq.Seq2Seq, seq2seq.PRESETS, "nano"),
 }

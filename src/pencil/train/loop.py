@@ -7,7 +7,7 @@ import platform
 import signal
 import threading
 import time
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from ..files import write_aside
 from ..runs import Run
 from . import checkpoint
 from .ahead import Ahead
+from .average import Average
 from .optim import load_state_tensors, make_optimizers, state_tensors
 from .progress import Bar
 from .report import Metrics, model_card, plot_losses
@@ -97,6 +98,7 @@ class Trainer:
         # an accelerator should not wait for its next batch; a CPU has the work to do itself, unless it is decoding
         ahead = task.slow or self.device.type != "cpu"
         self.batch = Ahead(task.batch, config.accumulate, config.steps) if ahead else task.batch
+        self.average = Average(self.model, config.ema) if config.ema else None
         self.step = 0
         self.seconds = 0.0
         self.best: dict[str, Any] = {}
@@ -130,6 +132,8 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
         self.recent.append((torch.stack(losses).sum(), norm.detach()))
         self.step += 1
+        if self.average is not None:
+            self.average.update(self.step)
         return seen
 
     def look(self) -> None:
@@ -149,27 +153,37 @@ class Trainer:
                 )
             self.pending.append(loss)
 
+    def averaged(self) -> AbstractContextManager[Any]:
+        """The model with the weights it is used with: their average, where one is kept."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
     def evaluate(self) -> dict[str, float]:
         self.model.eval()
-        with self.autocast():
+        with self.autocast(), self.averaged():
             return self.task.evaluate(self.model, self.config.eval_batches)
 
     def keep_best(self, measures: dict[str, float]) -> None:
         """The weights that sample and eval read: the best by validation; the last where the test would choose them."""
         if not self.task.chooses or measures["val_loss"] < self.best.get("val_loss", math.inf):
             self.best = {"step": self.step, **measures}
-            self.run.write_weights(self.model, {**self._facts(), **self.best})
+            with self.averaged():
+                self.run.write_weights(self.model, {**self._facts(), **self.best})
 
     def keep_untold(self) -> None:
         """A run cut short is used as it stands where no measurement says otherwise."""
         if self.step and (not self.task.chooses or not self.best.get("step")):
-            self.run.write_weights(self.model, {**self._facts(), "step": self.step})
+            with self.averaged():
+                self.run.write_weights(self.model, {**self._facts(), "step": self.step})
 
     def _facts(self) -> dict[str, Any]:
-        return {"family": self.task.family, "weights": "model", "pencil": __version__}
+        return {
+            "family": self.task.family, "weights": "ema" if self.average else "model", "pencil": __version__
+        }  # fmt: skip
 
     def save(self) -> None:
         tensors = {f"model.{name}": t for name, t in self.model.state_dict().items()}
+        if self.average is not None:
+            tensors |= {f"ema.{name}": t for name, t in self.average.values.items()}
         state = {
             "of": self._identity(), "optimizer": self.config.optimizer,
             "best": self.best, "pending": self.pending, "seconds": self.seconds,
@@ -201,6 +215,8 @@ class Trainer:
         load_state_tensors(
             self.model, self.optimizers, {n: t for n, t in kept.tensors.items() if n.startswith("optim.")}
         )
+        if self.average is not None:
+            self.average.restore({n.removeprefix("ema."): t for n, t in kept.tensors.items() if n.startswith("ema.")})
         self.step, self.best = kept.step, kept.state["best"]
         self.pending, self.seconds = kept.state["pending"], kept.state["seconds"]
         here = {"threads": torch.get_num_threads(), "device": self.device.type}
@@ -277,5 +293,6 @@ class Trainer:
 
     def _preview(self) -> None:
         self.model.eval()
-        shown = self.task.preview(self.model)
+        with self.averaged():
+            shown = self.task.preview(self.model)
         write_aside(self.run.path / "samples" / f"step-{self.step:08d}{shown.suffix}", shown.content)

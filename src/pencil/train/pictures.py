@@ -68,9 +68,10 @@ class PictureTask:
         return self.data.hash
 
     def about(self) -> str:
-        made = "made on the fly" if isinstance(self.data.train, Scenes) else f"{len(self.data.train):,} to train on"
+        made = "made on the fly" if not hasattr(self.data.train, "targets") else f"{len(self.data.train):,} to train on"
         size, held = "×".join(map(str, self.config.image_size)), len(self.data.test)
-        return f"pictures of {self.data.name} at {size}, {made}, {held:,} to be judged by"
+        what = "videos" if getattr(self.config, "frames", 1) > 1 else "pictures"
+        return f"{what} of {self.data.name} at {size}, {made}, {held:,} to be judged by"
 
     @property
     def usage(self) -> str:

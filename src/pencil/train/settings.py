@@ -23,6 +23,7 @@ class TrainConfig:
     schedule: Literal["cosine", "wsd", "paper", "constant"] = "cosine"
     warmup: int = 100
     clip: float = 1.0
+    ema: float = 0.0  # how much of the average of all weights so far each step keeps; 0 keeps no average
     seed: int = 1337
     eval_every: int = 250
     eval_batches: int = 50
@@ -40,6 +41,7 @@ class TrainConfig:
     mixup: float | None = None  # two pictures blended, by a weight from Beta(mixup, mixup)
     # of captions: the share of words hidden, so that the picture must be looked at; of a reader: those to be guessed
     word_dropout: float | None = None
+    condition_dropout: float | None = None  # of a dit: the share of pictures whose label or text is left out
     label_smoothing: float | None = None  # of pairs: the probability that all words share, right or wrong
 
     def __post_init__(self):
@@ -62,6 +64,10 @@ class TrainConfig:
             raise UserError(
                 f"train.keep must be at least 2, so that one good checkpoint always stands, not {self.keep}"
             )
+        if not 0 <= self.ema < 1:
+            raise UserError(f"train.ema must be at least 0 and under 1, not {self.ema}")
+        if not 0 <= (self.condition_dropout or 0) < 1:
+            raise UserError(f"train.condition_dropout must be at least 0 and under 1, not {self.condition_dropout}")
         if not 0 <= self.beta2 < 1:
             raise UserError(f"train.beta2 must be at least 0 and under 1, not {self.beta2}")
 
@@ -98,6 +104,11 @@ _PAPER = dict(
     accumulate=8, steps=100_000, eval_every=1000, save_every=1000,
 )  # fmt: skip
 _PAIRS = dict(batch=64, weight_decay=0.1, label_smoothing=0.0)
+_NOISE = dict(batch=64, weight_decay=0.0, ema=0.999, eval_every=500, save_every=500)
+_DIT = dict(
+    optimizer="adamw", lr=1e-4, beta2=0.999, weight_decay=0.0, schedule="constant", warmup=0, clip=0.0, batch=256,
+    steps=400_000, ema=0.9999, eval_every=10_000, save_every=5000,
+)  # fmt: skip
 _READING = dict(batch=32, weight_decay=0.1)
 _BERT = dict(
     optimizer="adamw", lr=1e-4, beta2=0.999, weight_decay=0.01, warmup=10_000, batch=256, steps=1_000_000,
@@ -126,6 +137,11 @@ PRESETS: dict[str, dict[str, dict]] = {
         "seed": _CAPTIONS,
         "small": _CAPTIONS | dict(batch=128, steps=8000, eval_every=2000, save_every=2000, word_dropout=0.4),
         "base": _VIT,
+    },
+    "dit": {
+        "nano": _NOISE,
+        "small": _NOISE | dict(steps=20_000, batch=128, eval_every=2000, save_every=2000),
+        **{f"{n}/{p}": _DIT for n in ("s", "b", "l", "xl") for p in (2, 4, 8)},
     },
     "seq2seq": {
         "nano": _PAIRS,

@@ -14,6 +14,7 @@ from ..models import configure, parameters, preset_of
 from ..models import family as find_family
 from ..runs import Run, choose_path
 from .captions import CaptionTask
+from .diffusing import DiffusionTask
 from .loop import pick_device
 from .pairs import PairTask
 from .pictures import LabelTask
@@ -23,14 +24,15 @@ from .tasks import Asked
 from .texts import TextTask
 
 TASKS: dict[str, Any] = {
-    "gpt": TextTask, "vit": LabelTask, "captioner": CaptionTask, "seq2seq": PairTask, "reader": ReadTask
+    "gpt": TextTask, "vit": LabelTask, "captioner": CaptionTask, "seq2seq": PairTask, "reader": ReadTask,
+    "dit": DiffusionTask,
 }  # fmt: skip
 USUAL = {
-    "gpt": "pydoc", "vit": "digits", "captioner": "scenes", "seq2seq": "dates", "reader": "pydoc"
+    "gpt": "pydoc", "vit": "digits", "captioner": "scenes", "seq2seq": "dates", "reader": "pydoc", "dit": "digits",
 }  # data, when none is named  # fmt: skip
 NAMED = {
     "gpt": tuple(TEXTS), "vit": EMBEDDED["label"], "captioner": EMBEDDED["caption"], "seq2seq": pairs.EMBEDDED,
-    "reader": tuple(TEXTS),
+    "reader": tuple(TEXTS), "dit": (*EMBEDDED["label"], *EMBEDDED["caption"]),
 }  # fmt: skip
 
 

@@ -1,0 +1,97 @@
+"""What `sample` does with noise: pictures and videos of a label or a text, and the way there step by step."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from .. import draw
+from ..config import UserError, nearest
+from ..diffusion import check_sampler, process_of
+from ..files import write_aside
+from ..runs import Loaded
+from ..train.diffusing import paint
+from ..train.pairs import end_of, padded
+
+SHOWN = 11  # stops on a strip
+
+
+def paint_pictures(
+    loaded: Loaded,
+    labels: list[str],
+    texts: list[str],
+    count: int,
+    guidance: float | None,
+    steps: int,
+    sampler: str | None,
+    seed: int,
+    out: Path | None,
+) -> int:
+    """A grid of pictures, or a film of them, and a strip: the first of them at each step."""
+    model, tokenizer, run = loaded
+    c = model.config
+    process = process_of(c.noise, c.says)
+    if sampler is not None:
+        check_sampler(process, sampler)
+    asked = texts if c.vocab else labels
+    if not asked:
+        raise UserError(
+            f"{run.path} is a dit, which draws what it is told: say it by {'--prompt' if c.vocab else '--label'}"
+        )
+    rows = [one for one in asked for _ in range(count)]
+    if c.vocab:
+        given = padded([_tokens(tokenizer, text, c.context) for text in rows], end_of(tokenizer), c.context)
+    else:
+        import torch
+
+        classes = list(map(str, run.config["run"].get("classes") or range(c.classes or 0)))
+        given = (torch.tensor([_number(label, classes, run.path) for label in rows]),)
+    guidance = (3.0 if c.null else 1.0) if guidance is None else guidance
+    stops = paint(model, process, given, guidance, steps, sampler, seed, films=True)
+    made = stops[-1]
+    folder = run.path / "sampled" if out is None else out if not out.suffix else out.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    first = [stop[0] for stop in stops]
+    which = np.linspace(0, len(first) - 1, min(SHOWN, len(first))).astype(int)
+    if made.ndim == 5:
+        film = out if out is not None and out.suffix else folder / "grid.gif"
+        written = [(film, draw.film(_tiled(made)))]
+        frames = made[0].swapaxes(0, 1)
+        written.append((folder / "strip.png", draw.rows([frames, *(first[i].swapaxes(0, 1) for i in which[::-1])])))
+    else:
+        grid = out if out is not None and out.suffix else folder / "grid.png"
+        written = [(grid, draw.rows([_tiled(made[:, :, None])[0][None]]))]
+        written.append((folder / "strip.png", draw.rows([np.stack([first[i] for i in which])])))
+    for path, content in written:
+        write_aside(path, content)
+        Console(stderr=True).print(str(path), highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _number(label: str, classes: list[str], path: Any) -> int:
+    if label not in classes:
+        raise UserError(f"{path} was not trained on a label {label}; {nearest(label, classes)}")
+    return classes.index(label)
+
+
+def _tokens(tokenizer: Any, text: str, context: int) -> list[int]:
+    ids = [end_of(tokenizer), *tokenizer.encode(text).tolist()]
+    if len(ids) > context:
+        raise UserError(
+            f"the text “{text[:40]}” has {len(ids)} tokens with its beginning and the model reads {context}"
+        )
+    return ids
+
+
+def _tiled(videos: np.ndarray) -> np.ndarray:
+    """Videos (n, C, F, H, W) side by side in a near square, as frames (F, C, down, across), one dot between them."""
+    count, channels, frames, height, width = videos.shape
+    across = int(np.ceil(np.sqrt(count)))
+    down = -(-count // across)
+    sheet = np.full((frames, channels, down * (height + 1) - 1, across * (width + 1) - 1), 64, np.uint8)
+    for i, video in enumerate(videos):
+        row, column = divmod(i, across)
+        top, left = row * (height + 1), column * (width + 1)
+        sheet[:, :, top : top + height, left : left + width] = video.swapaxes(0, 1)
+    return sheet

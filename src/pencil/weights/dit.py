@@ -1,0 +1,146 @@
+"""The diffusion transformer of diffusers (DiTTransformer2DModel) to ours and back.
+
+There every block keeps a copy of what embeds the time and the label; here there is one, and the copies must be equal.
+Their positions are waves in an order of their own, which their files leave out: here they are a learned table.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import UserError
+from ..core.patches import seats
+from ..core.positions import SinCos
+from ..models.dit import DiTConfig
+
+EPS = 1e-6  # of every norm but the one before the MLP, whose is in their config
+BLOCK = {"norm1.linear": "ada", "attn1.to_out.0": "attn.out", "ff.net.0.proj": "mlp.up", "ff.net.2": "mlp.down"}
+QKV = tuple(f"attn1.to_{part}" for part in "qkv")
+EMBED = {
+    "norm1.emb.timestep_embedder.linear_1.weight": "time.up.weight",
+    "norm1.emb.timestep_embedder.linear_1.bias": "time.up.bias",
+    "norm1.emb.timestep_embedder.linear_2.weight": "time.down.weight",
+    "norm1.emb.timestep_embedder.linear_2.bias": "time.down.bias",
+    "norm1.emb.class_embedder.embedding_table.weight": "labels.weight",
+}
+TABLE = "pos_embed.pos_embed"
+
+
+def pairs(depth: int) -> Iterator[tuple[str, str]]:
+    """Their name and ours, for every tensor that is the same numbers in the same order."""
+    for kind in ("weight", "bias"):
+        for i in range(depth):
+            for theirs, ours in BLOCK.items():
+                yield f"transformer_blocks.{i}.{theirs}.{kind}", f"blocks.{i}.{ours}.{kind}"
+        yield f"proj_out_1.{kind}", f"last.{kind}"
+    yield "pos_embed.proj.bias", "patches.proj.bias"
+
+
+def joined(depth: int) -> Iterator[tuple[list[str], str]]:
+    """Their names of a query, key and value, and ours of the three together."""
+    for i in range(depth):
+        for kind in ("weight", "bias"):
+            yield [f"transformer_blocks.{i}.{part}.{kind}" for part in QKV], f"blocks.{i}.attn.qkv.{kind}"
+
+
+def config_from(theirs: Mapping[str, Any]) -> DiTConfig:
+    """Our config from their config.json."""
+    if theirs.get("norm_type", "ada_norm_zero") != "ada_norm_zero":
+        raise UserError(f"this model's norm_type is {theirs['norm_type']!r}, and ours is 'ada_norm_zero'")
+    if theirs.get("activation_fn", "gelu-approximate") != "gelu-approximate":
+        raise UserError(f"this model's activation_fn is {theirs['activation_fn']!r}, and ours is 'gelu-approximate'")
+    if theirs.get("cross_attention_dim") is not None or theirs.get("double_self_attention"):
+        raise UserError("this model has a second attention in every block, and our DiT has one")
+    if not theirs.get("num_embeds_ada_norm"):
+        raise UserError("this model has no num_embeds_ada_norm: it embeds no classes, which diffusers' DiT always does")
+    if not theirs.get("attention_bias", True) or theirs.get("norm_elementwise_affine", False):
+        raise UserError("this model has an attention without bias, or norms with weights of their own; ours has not")
+    channels = theirs["in_channels"]
+    out = theirs.get("out_channels") or channels
+    if out not in (channels, 2 * channels):
+        raise UserError(f"this model reads {channels} channels and says {out}; ours says as many, or twice as many")
+    side, patch = theirs["sample_size"], theirs["patch_size"]
+    return DiTConfig(
+        image_size=(side, side),
+        channels=channels,
+        patch=(patch, patch),
+        classes=theirs["num_embeds_ada_norm"],
+        width=theirs["num_attention_heads"] * theirs["attention_head_dim"],
+        depth=theirs["num_layers"],
+        heads=theirs["num_attention_heads"],
+        eps=EPS,
+        mlp_eps=theirs.get("norm_eps", 1e-5),
+        positions="learned",
+        noise="linear",
+        variance=out != channels,
+        time_closed=True,
+    )
+
+
+def from_diffusers(tensors: Mapping[str, Tensor], config: DiTConfig) -> dict[str, Tensor]:
+    """Our state dict from theirs, read from a file or taken from a model in memory."""
+    c = config
+    if any(".attn2." in name for name in tensors):
+        raise UserError("this model has a second attention in every block, and our DiT has one")
+    expected = set(_shared(c)) | {name for names, _ in joined(c.depth) for name in names}
+    expected |= {theirs for theirs, _ in pairs(c.depth)} | {"pos_embed.proj.weight"}
+    expected |= {"proj_out_2.weight", "proj_out_2.bias"}
+    for name in sorted(expected ^ (set(tensors) - {TABLE})):
+        raise UserError(f"this model {'has no' if name in expected else 'also has'} {name}: it is not a DiT like ours")
+    ours = {named: tensors[f"transformer_blocks.0.{name}"] for name, named in EMBED.items()}
+    for name, named in _shared(c).items():
+        if not torch.equal(tensors[name], ours[named]):
+            raise UserError(f"{name} is another than block 0's, and ours has one embedding of time and label for all")
+    ours |= {named: tensors[name] for name, named in pairs(c.depth)}
+    ours |= {named: torch.cat([tensors[name] for name in names]) for names, named in joined(c.depth)}
+    ours["patches.proj.weight"] = tensors["pos_embed.proj.weight"].flatten(1)
+    for kind in ("weight", "bias"):
+        strips = tensors[f"proj_out_2.{kind}"].unflatten(0, (*c.patch, c.out_channels))
+        ours[f"head.{kind}"] = strips.movedim(2, 0).flatten(0, 2)
+    like = ours["patches.proj.weight"]
+    ours["positions.table"] = tensors[TABLE][0] if TABLE in tensors else waves(c).to(like)
+    return ours
+
+
+def to_diffusers(tensors: Mapping[str, Tensor], config: DiTConfig) -> dict[str, Tensor]:
+    """What their file holds, from our state dict."""
+    c = config
+    _check(c)
+    table = tensors["positions.table"]
+    # a table kept in half precision is off by its rounding
+    if not torch.allclose(table.cpu().double(), waves(c), atol=1e-6 + torch.finfo(table.dtype).eps, rtol=0):
+        raise UserError("diffusers' DiT computes its positions, and this model's table has been trained away from them")
+    theirs = {name: tensors[named] for name, named in pairs(c.depth)}
+    theirs |= {name: tensors[named].clone() for name, named in _shared(c).items()}
+    for names, named in joined(c.depth):
+        theirs |= {name: part.contiguous() for name, part in zip(names, tensors[named].chunk(3), strict=True)}
+    theirs["pos_embed.proj.weight"] = tensors["patches.proj.weight"].unflatten(1, (c.channels, *c.patch))
+    for kind in ("weight", "bias"):
+        strips = tensors[f"head.{kind}"].unflatten(0, (c.out_channels, *c.patch))
+        theirs[f"proj_out_2.{kind}"] = strips.movedim(0, 2).flatten(0, 2)
+    return theirs
+
+
+def waves(config: DiTConfig) -> Tensor:
+    """Their positions: the column's sines and cosines, then the row's."""
+    if config.width % 4:
+        raise UserError(f"sines and cosines of rows and columns need a width that 4 divides, not {config.width}")
+    half, places = SinCos(config.width // 2, halves=True), seats(config.grid)
+    return torch.cat([half.stamp(places[None, :, axis, None])[0] for axis in (1, 0)], -1)
+
+
+def _shared(config: DiTConfig) -> dict[str, str]:
+    """The names of every block's copy of what embeds the time and the label, and ours."""
+    return {f"transformer_blocks.{i}.{name}": named for i in range(config.depth) for name, named in EMBED.items()}
+
+
+def _check(c: DiTConfig) -> None:
+    square = c.frames == 1 and len(set(c.image_size)) == 1 and len(set(c.patch)) == 1
+    plain = c.ada == "zero" and c.attention == "full" and c.positions == "learned" and c.mlp_width == 4 * c.width
+    if not (square and plain and c.time_closed and c.eps == EPS and c.classes and c.null):
+        raise UserError(
+            "only a DiT of square pictures with labels and the null class, full attention, ada zero, eps 1e-6, "
+            "time_closed, a hidden width of four times the width and a learned table can be written for diffusers"
+        )

@@ -1,0 +1,143 @@
+"""Every family compiles to one graph, whatever its kind. One process compiles them all: shape checking is off there."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PICTURE = dict(image_size=(6, 25), channels=2, patch=(2, 5))
+SIZES = {
+    "gpt": dict(vocab=101, context=17, width=30, heads=3),
+    "vit": dict(**PICTURE, classes=11, width=42, heads=3, hidden=53),
+    "captioner": dict(**PICTURE, vocab=101, context=11, width=42, heads=3, hidden=53),
+    "reader": dict(vocab=31, context=11, width=30, heads=3, hidden=17),
+    "seq2seq": dict(vocab=31, context=7, source_context=11, width=30, heads=3, hidden=17),
+    "dit": dict(image_size=(6, 10), channels=2, patch=(2, 5), width=30, heads=3, hidden=17),
+}
+KINDS = {
+    "gpt": {
+        "gpt2": dict(positions="learned", bias=True, activation="gelu-tanh", depth=2),
+        "llama": dict(positions="rope", norm="rms", activation="swiglu", kv_heads=1, tied=False),
+        "t5": dict(positions="t5", norm="rms", tied=False),
+    },
+    "vit": {
+        "class": dict(depth=2),
+        "turned": dict(positions="rope", norm="rms", activation="swiglu", bias=False, pool="mean"),
+    },
+    "captioner": {
+        "nano": dict(),
+        "turned": dict(mask="causal", positions="learned", picture_positions="rope", picture_width=47, kv_heads=1),
+    },
+    "reader": {
+        "bert": dict(trunk="post", embed_norm=True, positions="learned", types=2, classes=5),
+        "mean": dict(classes=5, pool="mean", positions="alibi", norm="rms", activation="swiglu", kv_heads=1),
+    },
+    "seq2seq": {
+        "first": dict(trunk="post", positions="sincos", scaled=True, activation="relu", bias=True),
+        "shaw": dict(positions="shaw", trunk="post", shared=False, source_vocab=37),
+    },
+    "dit": {
+        "factored": dict(vocab=31, context=7, reader_depth=1, frames=10, patch_frames=2, attention="factored", depth=2),
+    },
+}
+MORE = {
+    "gpt": {"plain": dict(positions="sincos", tied=False, bias=True), "none": dict(positions="none")},
+    "vit": {"mean": dict(pool="mean", positions="sincos", activation="gelu-tanh"), "t5": dict(positions="t5")},
+    "captioner": {
+        "seed": dict(mask="causal", positions="learned", delimiters=False, types=False, bias=True),
+        "crow": dict(positions="t5", picture_positions="alibi", types=False, delimiters=False),
+    },
+    "reader": {"t5": dict(positions="t5", activation="relu", bias=False, norm="rms")},
+    "dit": {
+        "windowed": dict(image_size=(12, 20), attention="windowed", window=2, classes=11, positions="rope", depth=2),
+        "plain": dict(ada="plain", positions="shaw", noise="linear", variance=True),
+    },
+}
+
+CODE = """
+import json, sys
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from pencil.models import configure, create
+
+def filled(given):
+    if given.is_floating_point():
+        return torch.randn_like(given)
+    return torch.randint_like(given, 5)
+
+out = {}
+for name, family, sizes in json.loads(sys.argv[1]):
+    torch.manual_seed(0)
+    model = create(family, configure(family, None, **sizes)).eval()
+    for p in model.parameters():
+        p.data.add_(torch.randn_like(p) * 0.2)
+    inputs = [filled(given) for given in model.example(2)]
+    if family == "dit" and len(inputs) > 2:
+        inputs += [None, torch.tensor([True, False])]  # one row is given nothing
+    graphs = CompileCounterWithBackend("aot_eager")
+    fast, plain = torch.compile(model, fullgraph=True, backend=graphs)(*inputs), model(*inputs)
+    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
+    out[name] = graphs.frame_count, bool(fast.any())
+    torch._dynamo.reset()
+print(json.dumps(out))
+"""
+
+
+def compiled(tables):
+    asked = [
+        (f"{family} {kind}", family, {"depth": 1, **SIZES[family], **values})
+        for family, kinds in tables.items()
+        for kind, values in kinds.items()
+    ]
+    done = subprocess.run([sys.executable, "-c", CODE, json.dumps(asked)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) == {name for name, *_ in asked}
+    return found
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    return compiled(KINDS)
+
+
+def whole(graphs, family):
+    return [graphs[f"{family} {kind}"] for kind in KINDS[family]] == [[1, True]] * len(KINDS[family])
+
+
+@pytest.mark.proof("one compiled graph, no breaks", "gpt")
+def test_a_gpt_compiles_to_one_graph(graphs):
+    assert whole(graphs, "gpt")
+
+
+@pytest.mark.proof("one compiled graph, no breaks", "vit")
+def test_a_vit_compiles_to_one_graph(graphs):
+    assert whole(graphs, "vit")
+
+
+@pytest.mark.proof("one compiled graph, no breaks", "captioner")
+def test_a_captioner_compiles_to_one_graph(graphs):
+    assert whole(graphs, "captioner")
+
+
+@pytest.mark.proof("one compiled graph, no breaks", "reader")
+def test_a_reader_compiles_to_one_graph(graphs):
+    assert whole(graphs, "reader")
+
+
+@pytest.mark.proof("one compiled graph, no breaks", "seq2seq")
+def test_an_encoder_and_decoder_compile_to_one_graph(graphs):
+    assert whole(graphs, "seq2seq")
+
+
+@pytest.mark.proof("one compiled graph, no breaks", "dit")
+def test_a_dit_compiles_to_one_graph(graphs):
+    """A video in groups, given a text or nothing."""
+    assert whole(graphs, "dit")
+
+
+@pytest.mark.long
+def test_further_kinds_compile_to_one_graph_each():
+    found = compiled(MORE)
+    assert list(found.values()) == [[1, True]] * len(found)
