@@ -29,7 +29,7 @@ from .settings import TrainConfig, refuse
 from .tasks import Asked, Batch, Begun, Preview, random_of
 
 PACES: dict[str, dict[str, Any]] = {
-    "digits": dict(steps=900, ema=0.99, eval_every=450, save_every=450),
+    "digits": dict(steps=480, ema=0.99, eval_every=480, save_every=240),
     "moving-digits": dict(steps=2000),
 }
 LEFT_OUT = 0.1  # of the labels or texts, where nothing else is said
