@@ -3,7 +3,7 @@
 Strips look at one another in blocks whose norms are set by a condition: the time, and a label or a text if there is.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any, Literal
@@ -16,13 +16,14 @@ from ..config import UserError
 from ..core.attention import Attention
 from ..core.blocks import AdaBlock, AdaNormBlock
 from ..core.embed import Patches, Time, Tokens
+from ..core.groups import Grouping, frames_and_seats, windows
 from ..core.layers import MLP, LayerNorm, gelu_tanh
-from ..core.masks import NOWHERE, full
+from ..core.masks import full
 from ..core.patches import by, grid_of, join, seats
 from ..core.probe import OFF, Name, Off, spelled
 from ..core.span import Span
 from .parts import Scheme, check_picture, check_positions, check_sizes, positions_of, turned
-from .reader import Encoder, ReaderConfig
+from .reader import Encoder, ReaderConfig, mean_of
 
 
 @dataclass(frozen=True)
@@ -240,8 +241,7 @@ class DiT(nn.Module):
         if self.reader is not None and self.words is not None and given is not None:
             there = places or Span.whole(given.shape[1], device=given.device)
             read = self.reader(self.words(given), there, probe / "reader")
-            real = (there.index < NOWHERE)[..., None].to(read.dtype).expand(len(read), -1, 1)
-            pooled = (read * real).sum(1) / real.sum(1)
+            pooled = mean_of(read, there)
             if nothing is not None and self.nothing is not None:
                 pooled = torch.where(nothing[:, None], self.nothing.to(pooled.dtype), pooled)
             time = time + pooled
@@ -283,58 +283,13 @@ class DiT(nn.Module):
         return join(probe("strips", self.head(x)), c.sides, c.cut)
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """Tokens that look only at one another: `count` groups of `size`, in this order of the strips, and back."""
-
-    order: Int[Tensor, "N"]
-    back: Int[Tensor, "N"]
-    count: int
-
-    @property
-    def size(self) -> int:
-        return len(self.order) // self.count
-
-    def gather(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "b n D"]:
-        """Each group as a row of a batch."""
-        return x[:, self.order].unflatten(1, (self.count, self.size)).flatten(0, 1)
-
-    def scatter(self, x: Float[Tensor, "b n D"]) -> Float[Tensor, "B N D"]:
-        """Undoes `gather`."""
-        return x.unflatten(0, (-1, self.count)).flatten(1, 2)[:, self.back]
-
-    def within(self, span: Span, rows: int) -> Span:
-        """Where the tokens of each group stand, in the world they all share; and their part of its turn."""
-
-        def part(t: Num[Tensor, "1 *h N k"]) -> Num[Tensor, "b *h n k"]:
-            groups = t[..., self.order, :].unflatten(-2, (self.count, self.size)).movedim(-3, 1)
-            return groups.expand(rows, *groups.shape[1:]).flatten(0, 1)
-
-        turn = None if span.turn is None else (part(span.turn[0]), part(span.turn[1]))
-        within = Span.whole(self.size, coords=part(span.coords), device=span.coords.device)
-        return replace(within, turn=turn, key_turn=turn, scale=span.scale)
-
-
 def groupings(c: DiTConfig, device: torch.device) -> list[Grouping | None]:
     """How the blocks look, in turn: at everything; within frames and across them; within windows, every other time
-    moved by half a window, around the edge."""
+    moved by half a window."""
     if c.attention == "full":
         return [None]
     if c.attention == "factored":
-        frames, (_, *rest) = c.grid[0], c.grid
-        there = torch.arange(prod(c.grid), device=device)
-        across, back = there.unflatten(0, (frames, -1)).T.flatten(), there.unflatten(0, (-1, frames)).T.flatten()
-        return [Grouping(there, there, frames), Grouping(across, back, prod(rest))]
+        return [*frames_and_seats(c.grid, device)]
     sizes = [min(c.window, side) for side in c.grid]
     half = [size // 2 if size < side else 0 for size, side in zip(sizes, c.grid, strict=True)]
-    return [_windows(c.grid, sizes, moved, device) for moved in ([0] * len(half), half)]
-
-
-def _windows(grid: tuple[int, ...], sizes: list[int], moved: list[int], device: torch.device) -> Grouping:
-    there, axes = torch.arange(prod(grid), device=device), list(range(len(grid)))
-    counts = [side // size for side, size in zip(grid, sizes, strict=True)]
-    bands = [n for pair in zip(counts, sizes, strict=True) for n in pair]
-    order = there.reshape(grid).roll([-n for n in moved], axes).reshape(bands)
-    order = order.permute([*range(0, len(bands), 2), *range(1, len(bands), 2)]).flatten()
-    back = there.reshape(*counts, *sizes).permute([i for axis in axes for i in (axis, axis + len(grid))])
-    return Grouping(order, back.reshape(grid).roll(moved, axes).flatten(), prod(counts))
+    return [windows(c.grid, sizes, moved, device) for moved in ([0] * len(half), half)]

@@ -131,6 +131,14 @@ def seen_whole(span: Span):
     return padding if span.start is None else full
 
 
+def mean_of(x: Float[Tensor, "B T D"], span: Span) -> Float[Tensor, "B D"]:
+    """The mean over the tokens that are no padding."""
+    if span.start is not None:
+        return x.mean(1)
+    real = (span.index < NOWHERE)[..., None].to(x.dtype)
+    return (x * real).sum(1) / real.sum(1)
+
+
 class LabelHead(nn.Module):
     """One vector for the whole text: its first token's, through a matrix and tanh as in BERT, or the mean of all."""
 
@@ -153,11 +161,8 @@ class LabelHead(nn.Module):
             # where there is padding, it may stand before the first token
             first = x[:, 0] if span.start is not None else (x * (span.index == 0)[..., None].to(x.dtype)).sum(1)
             pooled = torch.tanh(self.pool(first))
-        elif span.start is not None:
-            pooled = x.mean(1)
         else:
-            real = (span.index < NOWHERE)[..., None].to(x.dtype)
-            pooled = (x * real).sum(1) / real.sum(1)
+            pooled = mean_of(x, span)
         return self.label(self.drop(probe("pooled", pooled)))
 
 
