@@ -9,11 +9,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributions import Normal, kl_divergence
 
 from pencil.config import UserError
 from pencil.core.masks import NOWHERE
 from pencil.core.span import Span
-from pencil.diffusion import CLOCK, Flow, Steps, by_scheduler, cosine, guided, linear, process_of, walk
+from pencil.diffusion import (
+    CLOCK,
+    Flow,
+    Steps,
+    by_scheduler,
+    cosine,
+    guided,
+    linear,
+    log_chance,
+    process_of,
+    walk,
+)
 
 PREDICTED = {"eps": "epsilon", "x0": "sample", "v": "v_prediction"}
 BETAS = {
@@ -480,3 +492,117 @@ def test_more_steps_than_there_are_are_refused():
     with pytest.raises(UserError, match="trained with 1000 steps of noise, and 1001 were asked for"):
         next(walk(process_of("linear", "eps"), curved, draw(*SHAPE), 1001))
     assert len(list(walk(Flow(), lambda x, clock: x, draw(1, 1, 1, 1), 1001))) == 1001
+
+
+# --- the variational bound
+
+
+def noised_at(process, times, seed=0, dtype=torch.float64):
+    """Pictures of 256 levels, what noise makes of them, and what some model says of picture and spread."""
+    t, shape = torch.tensor(times), (len(times), 2, 5, 7)
+    picture = (draw(*shape, seed=seed) * 127).round().clamp(-127, 128) / 127.5 - 0.5 / 127.5
+    noise = draw(*shape, seed=seed + 1, dtype=dtype)
+    x, target = process.noised(picture.to(dtype), noise, t), process.target(picture.to(dtype), noise, t)
+    said = target + 0.3 * draw(*shape, seed=seed + 2, dtype=dtype)
+    return picture.to(dtype), x, said, draw(*shape, seed=seed + 3, dtype=dtype), t
+
+
+@pytest.mark.parametrize("noise", ["linear", "cosine"])
+@pytest.mark.parametrize("says", PREDICTED)
+@pytest.mark.parametrize("clip", [None, 0.7])
+def test_after_the_first_step_the_bound_is_the_divergence_of_two_normals(noise, says, clip):
+    process = process_of(noise, says, clip)
+    picture, x, said, spread, t = noised_at(process, [1, 2, 17, 500, 997, 999])
+    found = process.bound(picture, x, said, spread, t)
+    known, zeros = Steps(process.shares, "x0", None), torch.zeros(2, 5, 7, dtype=torch.float64)
+    for row, when in enumerate(t.tolist()):
+        now, then = float(process.shares[when]), float(process.shares[when - 1])
+        most, least = 1 - now / then, (1 - then) / (1 - now) * (1 - now / then)
+        mixed = (spread[row] + 1) / 2
+        variance = most**mixed * least ** (1 - mixed)
+        # the means are those of a step without noise: from the picture itself, and from what the model says
+        true = known.ddpm(x[row, None], picture[row, None], when, when - 1, zeros)[0]
+        ours = process.ddpm(x[row, None], said[row, None], when, when - 1, zeros)[0]
+        exact = kl_divergence(Normal(true, math.sqrt(least)), Normal(ours, variance.sqrt()))
+        torch.testing.assert_close(found[row], exact.mean() / math.log(2), atol=1e-9, rtol=1e-6)
+
+
+def test_at_the_first_step_the_bound_is_how_unlikely_the_picture_is():
+    process = process_of("linear", "eps")
+    picture, x, said, spread, t = noised_at(process, [0, 0, 0])
+    mean, _ = process.apart(x, said, t)
+    first, second = (float(share) for share in process.shares[:2])
+    most = 1 - first
+    least = most / (1 - second) * (1 - second / first)  # that of the step after
+    mixed = (spread + 1) / 2
+    model = Normal(mean, (most**mixed * least ** (1 - mixed)).sqrt())
+    plain = -model.log_prob(picture).flatten(1).mean(1) / math.log(2)
+    torch.testing.assert_close(process.bound(picture, x, said, spread, t, levels=None), plain, atol=1e-9, rtol=1e-9)
+    low, high = picture - 1 / 255, picture + 1 / 255
+    low[picture < -0.999], high[picture > 0.999] = -math.inf, math.inf
+    chance = (model.cdf(high) - model.cdf(low)).log()
+    near = chance > -20  # farther out a difference of two cdfs has no digits left
+    found = log_chance(picture, mean, 2 * model.scale.log(), 256)
+    assert near.double().mean() > 0.9
+    torch.testing.assert_close(found[near], chance[near], atol=1e-6, rtol=1e-6)
+    bits = process.bound(picture, x, said, spread, t)
+    torch.testing.assert_close(bits, -found.flatten(1).mean(1) / math.log(2), atol=1e-12, rtol=1e-12)
+
+
+@settings(max_examples=50)
+@given(
+    mean=st.floats(-1.5, 1.5),
+    log_variance=st.floats(-14, 5),
+    levels=st.sampled_from([2, 7, 256]),
+    wide=st.booleans(),
+)
+def test_the_chances_of_all_levels_are_one(mean, log_variance, levels, wide):
+    dtype = torch.float64 if wide else torch.float32
+    every = torch.linspace(-1, 1, levels, dtype=torch.float64).to(dtype)
+    chances = (
+        log_chance(every, torch.full_like(every, mean), torch.full_like(every, log_variance), levels).double().exp()
+    )
+    assert float(chances.sum()) == pytest.approx(1, abs=1e-9 if wide else 1e-3)
+
+
+@settings(max_examples=50)
+@given(t=st.integers(0, 999), noise=st.sampled_from(["linear", "cosine"]), push=st.sampled_from([-30.0, 0.0, 30.0]))
+def test_the_bound_is_finite_and_teaches_only_the_spread(t, noise, push):
+    process = process_of(noise, "eps", None)
+    picture, x, said, spread, when = noised_at(process, [t, 0, 999], seed=t, dtype=torch.float32)
+    both = torch.cat((said, spread + push), 1).requires_grad_()
+    bound = process.bound(picture, x, both[:, :2], both[:, 2:], when)
+    assert bound.shape == (3,)
+    bound.sum().backward()
+    assert both.grad is not None
+    assert torch.isfinite(bound).all()
+    assert torch.isfinite(both.grad).all()
+    assert (both.grad[:, :2] == 0).all()
+    assert (both.grad[:, 2:] != 0).any()
+
+
+@pytest.mark.parametrize("power", [0.0, 0.13, 1.0])
+def test_the_spread_learned_is_the_right_one(power):
+    """Pictures from a Gaussian of this variance: with the best mean, the right variance is known at every step."""
+    process, times = process_of("linear", "x0", clip=None), [1, 2, 11, 101, 997]
+    shares, before = process.shares[times], process.shares[[t - 1 for t in times]]
+    left = power * (1 - shares) / (power * shares + 1 - shares)  # of the picture's variance, once x is known
+    step = 1 - shares / before
+    least = (1 - before) / (1 - shares) * step
+    right = least + (before.sqrt() * step / (1 - shares)) ** 2 * left
+    expected = 2 * (right / least).log() / (step / least).log() - 1
+    # the divergence knows only the mean square of what is said wrong: two pictures stand for all there could be
+    t, best = torch.tensor(times * 2), draw(10, 1)
+    picture = best + torch.cat((left.sqrt(), -left.sqrt()))[:, None]
+    spread = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+    optimizer, bounds = torch.optim.Rprop([spread], lr=0.1, step_sizes=(1e-9, 1)), []
+    for _ in range(97):
+        bound = process.bound(picture, draw(10, 1, seed=1), best, spread.repeat(2)[:, None], t).mean()
+        optimizer.zero_grad()
+        bound.backward()
+        optimizer.step()
+        bounds.append(float(bound.detach()))
+    assert bounds[-1] < bounds[0]
+    torch.testing.assert_close(spread.detach(), expected, atol=1e-6, rtol=0)
+    if power in (0.0, 1.0):  # as the paper has it: the least for a point, the most for noise itself
+        torch.testing.assert_close(expected, torch.full_like(expected, 2 * power - 1), atol=1e-9, rtol=0)

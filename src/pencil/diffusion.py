@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.special import log_ndtr
 
 from .config import UserError
 
@@ -41,6 +42,31 @@ SCHEDULES: dict[str, Callable[[], Tensor]] = {"linear": linear, "cosine": cosine
 def _wide(values: Tensor, like: Tensor) -> Tensor:
     """One number a row, ready to multiply pictures."""
     return values.to(like).reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _mixed(spread: Tensor, least: Any, most: Any) -> Tensor:
+    """The log of a variance: `least` where the spread is −1, `most` where it is 1."""
+    share = (spread + 1) / 2
+    return share * most + (1 - share) * least
+
+
+def log_chance(
+    picture: Float[Tensor, "*s"], mean: Float[Tensor, "*s"], log_variance: Float[Tensor, "*s"], levels: int | None
+) -> Float[Tensor, "*s"]:
+    """log p of each value under a Gaussian; of one of so many levels from −1 to 1, of all that would be rounded to it.
+
+    What lies beyond the first and the last level is rounded to them.
+    """
+    off, narrow = picture - mean, torch.exp(-log_variance / 2)
+    if levels is None:
+        return -((off * narrow) ** 2 + log_variance + math.log(2 * math.pi)) / 2
+    half = 1 / (levels - 1)
+    low, high = (off - half) * narrow, (off + half) * narrow
+    # in the left tail, where small chances keep their digits: log(e^a − e^b) = a + log(1 − e^(b − a))
+    right = off > 0
+    a, b = log_ndtr(torch.where(right, -low, high)), log_ndtr(torch.where(right, -high, low))
+    within = a + torch.log(-torch.expm1(b - a))
+    return torch.where(picture < half - 1, log_ndtr(high), torch.where(picture > 1 - half, log_ndtr(-low), within))
 
 
 @dataclass(frozen=True)
@@ -116,8 +142,41 @@ class Steps:
         least = (1 - then) / (1 - now) * (1 - step)
         if spread is None:
             return mean + math.sqrt(least) * noise
-        mixed = (spread + 1) / 2
-        return mean + torch.exp((mixed * math.log(1 - step) + (1 - mixed) * math.log(least)) / 2) * noise
+        return mean + torch.exp(_mixed(spread, math.log(least), math.log(1 - step)) / 2) * noise
+
+    def bound(
+        self,
+        picture: Float[Tensor, "B *sides"],
+        x: Float[Tensor, "B *sides"],
+        said: Float[Tensor, "B *sides"],
+        spread: Float[Tensor, "B *sides"],
+        t: Int[Tensor, "B"],
+        levels: int | None = 256,
+    ) -> Float[Tensor, "B"]:
+        """What step t adds to the bound on −log p(picture), in bits a value; it teaches the spread and nothing else.
+
+        After the first step it is the divergence of the model's Gaussian from the true one of what came before x. At
+        t = 0 it is how unlikely the picture is: one of so many levels from −1 to 1, or any numbers.
+        """
+        told, _ = self.apart(x, said.detach(), t)
+        pull, least, most = (_wide(part, x) for part in self._posterior().to(x.dtype).to(t.device)[:, t])
+        # both means have the same share of x, so they differ by what they make of the picture
+        off, log_variance = told - picture, _mixed(spread, least, most)
+        apart = (log_variance - least + torch.exp(least - log_variance) - 1) / 2
+        apart = apart + (pull * off) ** 2 * torch.exp(-log_variance) / 2
+        unlikely = -log_chance(picture, told, log_variance, levels)
+        return torch.where(_wide(t, x) == 0, unlikely, apart).flatten(1).mean(1) / math.log(2)
+
+    def _posterior(self) -> Float[Tensor, "3 n"]:
+        """Of what came before x_t: the share of the picture in its mean; the log of its least and of its most variance.
+
+        The least at t = 0 would be none at all: that of t = 1 stands for it.
+        """
+        then = torch.cat((self.shares.new_ones(1), self.shares[:-1]))
+        most = 1 - self.shares / then
+        least = (1 - then) / (1 - self.shares) * most
+        least[0] = least[1] if len(self) > 1 else most[0]
+        return torch.stack((then.sqrt() * most / (1 - self.shares), least.log(), most.log()))
 
     def ddim(
         self, x: Tensor, said: Tensor, t: int, before: int, noise: Tensor | None = None, eta: float = 0.0
@@ -174,6 +233,8 @@ def guided(model: Any, given: Tensor, scale: float, places: Any = None) -> Denoi
 
     Of the variance it is what the model says under the condition.
     """
+    if not math.isfinite(scale):
+        raise UserError(f"--guidance must be a number, not {scale}")
     if scale == 1:
         return lambda x, clock: model(x, clock, given, places)
     twice = torch.cat((given, given))
@@ -218,7 +279,7 @@ def walk(
         return
     stops = process.times(steps)
     for t, before in zip(stops, [*stops[1:], -1], strict=True):
-        said, spread = _spread(ask(x, t), x.shape[1])
+        said, spread = with_spread(ask(x, t), x.shape[1])
         if name == "ddim":
             x = process.ddim(x, said, t, before)
         else:
@@ -227,7 +288,7 @@ def walk(
         yield x
 
 
-def _spread(said: Tensor, channels: int) -> tuple[Tensor, Tensor | None]:
+def with_spread(said: Tensor, channels: int) -> tuple[Tensor, Tensor | None]:
     """What is said of the picture, and, from a model with twice the channels, of the variance."""
     return (said, None) if said.shape[1] == channels else (said[:, :channels], said[:, channels:])
 
@@ -250,5 +311,5 @@ def by_scheduler(scheduler: Any, denoise: Denoise, x: Tensor, steps: int) -> Ite
     for t in scheduler.timesteps:
         given = scheduler.scale_model_input(x, t) if hasattr(scheduler, "scale_model_input") else x
         said = denoise(given, t.to(x.device).reshape(1).expand(len(x)))
-        x = scheduler.step(said if learned else _spread(said, x.shape[1])[0], t, x).prev_sample
+        x = scheduler.step(said if learned else with_spread(said, x.shape[1])[0], t, x).prev_sample
         yield x

@@ -1,11 +1,17 @@
 """train, sample and resume of a diffusion transformer, and what is refused."""
 
+import json
+
 import pytest
 from PIL import Image
 from test_tracing import fails  # noqa: F401
 from test_verbs import type_in  # noqa: F401
 
+from albums import album, picture
 from pencil.cli.main import main
+from pencil.train import judging
+from pencil.train.diffusing import DiffusionTask
+from pencil.train.tasks import Preview
 
 SMALL = ("--model.width", 16, "--model.depth", 1, "--model.heads", 2, "--train.batch", 5, "--train.steps", 2,
          "--train.eval_every", 2, "--train.eval_batches", 1, "--train.save_every", 1)  # fmt: skip
@@ -19,6 +25,12 @@ def once(tmp_path_factory):
         main([*map(str, ("train", "dit", *SMALL, "--out", folder))])
     assert not ended.value.code
     return folder
+
+
+@pytest.fixture
+def no_previews(monkeypatch):
+    """A sheet of samples takes its time."""
+    monkeypatch.setattr(DiffusionTask, "preview", lambda *_: Preview(".png", b""))
 
 
 @pytest.fixture
@@ -49,6 +61,7 @@ def test_a_video_is_drawn_as_a_film(type_in, tmp_path):  # noqa: F811
     assert (tmp_path / "strip.png").is_file()
 
 
+@pytest.mark.usefixtures("no_previews")
 def test_a_text_is_drawn(type_in, tmp_path):  # noqa: F811
     type_in("train", "dit", "--data", "scenes", *SMALL)
     said = type_in("sample", "runs/scenes-dit", "--prompt", "a one above a two", "--steps", 2)
@@ -58,6 +71,9 @@ def test_a_text_is_drawn(type_in, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("words, said", [
     (("--label", "eleven"), "was not trained on a label eleven"),
     (("--label", 7, "--steps", 0), "--steps must be at least 1, not 0"),
+    (("--label", 7, "--guidance", "nan"), "--guidance must be a number, not nan"),
+    (("--label", 7, "--count", 0), "--count must be at least 1, not 0"),
+    (("--prompt", "a seven"), "say it by --label"),
     (("--label", 7, "--sampler", "ddim"), "does not fit a model that says flow; flow or heun would"),
     (("--label", 7, "--sampler", "magic"), "magic is not a sampler"),
     ((), "say it by --label"),
@@ -67,7 +83,72 @@ def test_what_cannot_be_drawn_is_refused(fails, once, words, said):  # noqa: F81
     assert said in fails("sample", once, *words)
 
 
+@pytest.mark.usefixtures("no_previews")
 def test_guidance_needs_the_null_class(type_in, fails):  # noqa: F811
     type_in("train", "dit", "--model.null", "false", *SMALL, "--out", "bare")
     assert "without the null class" in fails("sample", "bare", "--label", 7, "--guidance", 2)
     type_in("sample", "bare", "--label", 7, "--steps", 1)
+
+
+@pytest.mark.usefixtures("no_previews")
+def test_a_learned_variance_is_trained_and_drawn_with(type_in, fails, tmp_path):  # noqa: F811
+    noise = ("--model.variance", "true", "--model.noise", "linear")
+    said = type_in("train", "dit", *noise, *SMALL, "--out", "spread").err
+    assert "Trained 2 steps" in said
+    type_in("sample", "spread", "--label", 7, "--steps", 3, "--sampler", "ddpm", "--out", "seven.png")
+    assert Image.open(tmp_path / "seven.png").width >= 8
+    said = fails("sample", "spread", "--label", 7, "--sampler", "heun")
+    assert said.endswith("the sampler heun does not fit a model that says eps; ddpm or ddim would")
+    assert "trained with 1000 steps of noise" in fails("sample", "spread", "--label", 7, "--steps", 1009)
+    assert "model.variance is for noise in steps" in fails("train", "dit", "--model.variance", "true")
+
+
+def photos(folder, sizes=((33, 35),)):
+    """Two classes of colour pictures; widths and heights in turn."""
+    for k, name in enumerate(("cat", "dog")):
+        for i in range(7):
+            picture(folder / name / f"{i}.png", seed=7 * k + i, size=sizes[i % len(sizes)])
+    return folder
+
+
+@pytest.mark.usefixtures("no_previews")
+def test_the_story_of_a_dit_on_a_folder_of_classes(type_in, fails, tmp_path, monkeypatch):  # noqa: F811
+    said = type_in("train", "dit", "--data", photos(tmp_path / "photos"), *SMALL).err
+    assert "pictures of photos at 35×33, 12 to train on, 2 to be judged by" in said
+    run = "runs/photos-dit"
+    type_in("sample", run, "--label", "dog", "--label", "cat", "--count", 2, "--steps", 2, "--out", "both.png")
+    assert "was not trained on a label cow; known: cat, dog" in fails("sample", run, "--label", "cow")
+    # a judge of two steps is a judge too
+    monkeypatch.setattr(judging, "JUDGE", dict(steps=2, eval_every=2, eval_batches=1, batch=3))
+    monkeypatch.setattr(judging, "SAMPLES", 5)
+    monkeypatch.setattr(judging, "STEPS", 2)
+    said = type_in("eval", run)
+    assert {line.split()[0] for line in said.out.splitlines()} == {
+        "val_loss", "asked_for", "frechet", "frechet_of_real",
+    }  # fmt: skip
+    assert (tmp_path / run / "eval" / "samples.png").is_file()
+
+
+def test_the_story_of_a_dit_on_an_album(type_in, fails, tmp_path):  # noqa: F811
+    said = type_in("train", "dit", "--data", album(tmp_path / "album"), *SMALL).err
+    assert "pictures of album at 11×13" in said
+    run = "runs/album-dit"
+    type_in("sample", run, "--prompt", "a cup number 3", "--steps", 2, "--out", "cup.png")
+    assert "say it by --prompt" in fails("sample", run, "--label", "cup")
+    said = type_in("eval", run)
+    assert [line.split()[0] for line in said.out.splitlines()] == ["val_loss"]
+    assert said.err.splitlines() == [
+        "captions have no label to judge samples by: look at samples.png yourself", f"{run}/eval/samples.png",
+    ]  # fmt: skip
+    assert set(json.loads(type_in("eval", run, "--json").out)) == {"val_loss"}
+
+
+@pytest.mark.usefixtures("no_previews")
+def test_pictures_of_different_sizes_are_refused_before_a_run_is_made(type_in, fails, tmp_path):  # noqa: F811
+    photos(tmp_path / "photos", sizes=((41, 37), (29, 53)))
+    said = fails("train", "dit", "--data", "photos", *SMALL)
+    assert "the pictures in photos are of different sizes" in said
+    assert "37×41" in said
+    assert "53×29" in said
+    assert not (tmp_path / "runs").exists()
+    assert "at 22×26" in type_in("train", "dit", "--data", "photos", "--size", "22x26", *SMALL).err

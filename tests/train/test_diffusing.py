@@ -1,13 +1,18 @@
 """Training on noise, drawing from it, and judging what was drawn."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from albums import album, cut_short, picture
 from pencil.config import UserError
 from pencil.diffusion import Flow
 from pencil.train import judging
 from pencil.train.diffusing import DiffusionTask, paint, wanted_of
+from pencil.train.pictures import LabelTask
 from pencil.train.settings import TrainConfig
 from pencil.train.start import train_config
 from pencil.train.tasks import Asked
@@ -37,6 +42,30 @@ def test_the_loss_is_the_mean_square_of_what_is_said_wrong(noise, says):
     x = task.batch(0)[0].float() / 127.5 - 1
     t, eps = task.process.draw(len(x)), torch.randn_like(x)
     assert float(loss) == pytest.approx(float((task.process.target(x, eps, t) ** 2).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("noise, says", [("linear", "eps"), ("cosine", "v")])
+def test_where_the_variance_is_learned_the_loss_has_a_share_of_the_bound(noise, says):
+    task = begun(model=dict(noise=noise, says=says, variance=True)).task
+    model = task.build()
+    torch.manual_seed(3)
+    loss = task.loss(model, task.batch(0))
+    torch.manual_seed(3)
+    x = task.batch(0)[0].float() / 127.5 - 1
+    t, eps = task.process.draw(len(x)), torch.randn_like(x)
+    zeros = torch.zeros_like(x)
+    bound = task.process.bound(x, task.process.noised(x, eps, t), zeros, zeros, t).mean()
+    expected = (task.process.target(x, eps, t) ** 2).mean() + bound  # 0.001 of what a thousand steps add
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    # what the model says of the picture is taught by the mean square alone, what it says of the variance by the bound
+    loss.backward()
+    rows = model.head.bias.grad.reshape(2, -1)
+    assert (rows != 0).any(1).all()
+    plain = begun(model=dict(noise=noise, says=says)).task
+    bare = plain.build()
+    torch.manual_seed(3)
+    plain.loss(bare, plain.batch(0)).backward()
+    torch.testing.assert_close(bare.head.bias.grad, rows[0], atol=1e-6, rtol=1e-5)
 
 
 def test_held_out_pictures_are_judged_with_the_same_noise_and_leave_the_seed_alone():
@@ -110,3 +139,109 @@ def test_even_motion_has_no_jerk_and_a_jump_has():
 def test_settings_of_other_families_are_refused(name):
     with pytest.raises(UserError, match=f"train.{name}"):
         DiffusionTask.begin(Asked("dit", "digits", "nano"), TrainConfig(**{name: 0.5}))
+
+
+# --- the size of pictures in files
+
+
+def folders(folder, sizes, counts=(5, 3)):
+    """Two classes; a picture has the size (height, width) named by its number, else the first."""
+    for k, (name, count) in enumerate(zip(("cat", "dog"), counts, strict=True)):
+        for i in range(count):
+            height, width = sizes[i] if i < len(sizes) else sizes[0]
+            picture(folder / name / f"{i}.png", seed=10 * k + i, size=(width, height))
+    return str(folder)
+
+
+def test_pictures_of_one_size_are_drawn_at_it_with_a_patch_that_divides_it(tmp_path):
+    sizes = begun(folders(tmp_path / "photos", [(35, 33)])).sizes
+    assert (sizes.image_size, sizes.patch, sizes.channels) == ((35, 33), (5, 3), 3)
+    told = dict(image_size="34x17", patch="2x17")
+    sizes = begun(folders(tmp_path / "photos", [(35, 33)]), model=told).sizes
+    assert (sizes.image_size, sizes.patch) == ((34, 17), (2, 17))
+    sizes = begun(folders(tmp_path / "photos", [(35, 33)]), model=dict(image_size="26")).sizes
+    assert (sizes.image_size, sizes.patch) == ((26, 26), (2, 2))
+    sizes = begun(str(album(tmp_path / "album"))).sizes
+    assert (sizes.image_size, sizes.patch) == ((11, 13), (1, 1))
+
+
+def test_pictures_of_different_sizes_are_refused_unless_a_size_is_said(tmp_path):
+    mixed = folders(tmp_path / "photos", [(37, 41), (53, 29)])
+    with pytest.raises(UserError) as refused:
+        begun(mixed)
+    assert str(refused.value) == (
+        f"the pictures in {mixed} are of different sizes (0.png has 37×41 and 1.png 53×29, height first): "
+        "say at which to draw, such as --size 64 or --size 64x96"
+    )
+    task = begun(mixed, model=dict(image_size="22x26")).task
+    assert task.batch(0)[0].shape == (7, 3, 22, 26)
+    album(tmp_path / "album")
+    picture(tmp_path / "album" / "p01.png", size=(29, 53))
+    with pytest.raises(UserError, match=r"different sizes .*(11×13 .*53×29|53×29 .*11×13)"):
+        begun(str(tmp_path / "album"))
+
+
+def test_one_held_out_picture_of_another_size_is_found(tmp_path):
+    folders(tmp_path / "photos" / "train", [(35, 33)])
+    folders(tmp_path / "photos" / "test", [(35, 33)])
+    picture(tmp_path / "photos" / "test" / "dog" / "2.png", size=(31, 35))
+    with pytest.raises(UserError, match="0.png has 35×33 and 2.png 35×31"):
+        begun(str(tmp_path / "photos"))
+
+
+def test_a_broken_picture_has_no_say_in_the_size(tmp_path):
+    data = folders(tmp_path / "photos", [(35, 33)])
+    cut_short(tmp_path / "photos" / "cat" / "00.jpg")  # the first, and its head is sound
+    (tmp_path / "photos" / "dog" / "words.png").write_text("not a picture")
+    (tmp_path / "photos" / "dog" / "empty.png").touch()
+    task = begun(data).task
+    assert task.config.image_size == (35, 33)
+    assert task.batch(0)[0].shape == (7, 3, 35, 33)
+
+
+def test_a_picture_its_camera_turned_has_the_size_a_person_sees(tmp_path):
+    data = folders(tmp_path / "photos", [(35, 33)])
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for kind in ("jpg", "png", "webp", "tif"):
+        picture(tmp_path / "photos" / "dog" / f"turned.{kind}", size=(35, 33), exif=turned)
+    assert begun(data).sizes.image_size == (35, 33)
+
+
+def test_pictures_no_patch_divides_are_refused_with_a_size_that_would_do(tmp_path):
+    with pytest.raises(UserError, match="no patch cuts pictures of 127×131 into 1,024 strips .* --size 128x128"):
+        begun(folders(tmp_path / "photos", [(127, 131)]))
+
+
+def test_only_heads_are_read_where_all_sizes_agree(tmp_path, monkeypatch):
+    data = folders(tmp_path / "photos", [(35, 33)])
+    monkeypatch.setattr(Image.Image, "load", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda *_: pytest.fail("decoded"))
+    assert begun(data).sizes.image_size == (35, 33)
+
+
+def test_sizes_in_a_table_of_the_hub(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="the datasets package (an extra) is not installed")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+    def png(width, height):
+        out = io.BytesIO()
+        Image.new("RGB", (width, height)).save(out, "PNG")
+        return {"bytes": out.getvalue(), "path": None}
+
+    for name, last in (("even", (33, 35)), ("mixed", (29, 53))):
+        rows = [png(33, 35)] * 6 + [png(*last)]
+        kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+        (tmp_path / name).mkdir()
+        for split in ("train", "test"):
+            held = datasets.Dataset.from_dict({"image": rows, "label": [0, 1] * 3 + [1]}, features=kinds)
+            held.to_parquet(str(tmp_path / name / f"{split}-0.parquet"))
+    assert begun(f"hub:{tmp_path / 'even'}").sizes.image_size == (35, 33)
+    with pytest.raises(UserError, match="train row 0 has 35×33 and train row 6 53×29"):
+        begun(f"hub:{tmp_path / 'mixed'}")
+
+
+def test_a_classifier_takes_pictures_of_any_sizes(tmp_path):
+    config = train_config("vit", "nano", {"batch": 3})
+    mixed = folders(tmp_path / "photos", [(37, 41), (53, 29)])
+    assert LabelTask.begin(Asked("vit", mixed, "nano"), config).sizes.image_size == (64, 64)

@@ -8,10 +8,11 @@ from rich.console import Console
 
 from .. import draw
 from ..config import UserError, nearest
-from ..diffusion import check_sampler, process_of
+from ..diffusion import check_sampler
 from ..files import write_aside
 from ..runs import Loaded
-from ..train.diffusing import paint
+from ..train.diffusing import drawing_of, finish_of, paint
+from ..train.latents import codec_of
 from ..train.pairs import end_of, padded
 
 SHOWN = 11  # stops on a strip
@@ -29,26 +30,15 @@ def paint_pictures(
     out: Path | None,
 ) -> int:
     """A grid of pictures, or a film of them, and a strip: the first of them at each step."""
-    model, tokenizer, run = loaded
+    model, _, run = loaded
     c = model.config
-    process = process_of(c.noise, c.says)
+    codec = codec_of(run, next(model.parameters()).device)
+    process = drawing_of(c, codec is not None)
     if sampler is not None:
         check_sampler(process, sampler)
-    asked = texts if c.vocab else labels
-    if not asked:
-        raise UserError(
-            f"{run.path} is a dit, which draws what it is told: say it by {'--prompt' if c.vocab else '--label'}"
-        )
-    rows = [one for one in asked for _ in range(count)]
-    if c.vocab:
-        given = padded([_tokens(tokenizer, text, c.context) for text in rows], end_of(tokenizer), c.context)
-    else:
-        import torch
-
-        classes = list(map(str, run.config["run"].get("classes") or range(c.classes or 0)))
-        given = (torch.tensor([_number(label, classes, run.path) for label in rows]),)
+    given = told(loaded, labels, texts, count)
     guidance = (3.0 if c.null else 1.0) if guidance is None else guidance
-    stops = paint(model, process, given, guidance, steps, sampler, seed, films=True)
+    stops = paint(model, process, given, guidance, steps, sampler, seed, films=True, finish=finish_of(codec))
     made = stops[-1]
     folder = run.path / "sampled" if out is None else out if not out.suffix else out.parent
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,6 +57,27 @@ def paint_pictures(
         write_aside(path, content)
         Console(stderr=True).print(str(path), highlight=False, markup=False, soft_wrap=True)
     return 0
+
+
+def told(loaded: Loaded, labels: list[str], texts: list[str], count: int = 1) -> tuple[Any, ...]:
+    """What a dit is given, `count` rows of each: the numbers of labels, or the tokens of texts and their places."""
+    model, tokenizer, run = loaded
+    c = model.config
+    asked, other = (texts, labels) if c.vocab else (labels, texts)
+    if other:
+        how = "a text: say it by --prompt, not --label" if c.vocab else "a label: say it by --label, not --prompt"
+        raise UserError(f"{run.path} draws from {how}")
+    if not asked:
+        raise UserError(
+            f"{run.path} is a dit, which draws what it is told: say it by {'--prompt' if c.vocab else '--label'}"
+        )
+    rows = [one for one in asked for _ in range(count)]
+    if c.vocab:
+        return padded([_tokens(tokenizer, text, c.context) for text in rows], end_of(tokenizer), c.context)
+    import torch
+
+    classes = list(map(str, run.config["run"].get("classes") or range(c.classes or 0)))
+    return (torch.tensor([_number(label, classes, run.path) for label in rows]),)
 
 
 def _number(label: str, classes: list[str], path: Any) -> int:

@@ -8,28 +8,36 @@ import numpy as np
 import torch
 
 from ..config import UserError
+from ..core.masks import NOWHERE
 from ..data.augment import Look
 from ..data.images import open_picture
 from ..generate import Sampling, complete
 from ..models.parts import numbers
 from ..runs import Loaded, load
+from ..tracing.nested import mapped
 from ..tracing.picture import last_pattern
 from ..tracing.record import LiveTrace, trace
+from ..train.diffusing import drawing_of, paint
 from ..train.pairs import shown, sources_of, write
+from .noise import told
 from .pairs import tokens_of
 
 
-def trace_run(path: Path, given: str | None, text: str | None, double: bool = False) -> LiveTrace:
-    """The trace of a run's model on a text or a picture; in double precision if asked."""
+def trace_run(path: Path, reading: Any, double: bool = False) -> LiveTrace:
+    """The trace of a run's model on what it reads (`tracing.Reading`); in double precision if asked."""
     loaded = load(path)
-    family = loaded.run.family
+    family, given, text = loaded.run.family, reading.given, reading.text
+    if text is not None and family not in ("captioner", "seq2seq"):
+        raise UserError(f"--text is what a captioner or a seq2seq says of its input, and {path} is a {family}")
+    for name in reading.options:
+        # a dit takes all of them but --input, the others no more than that
+        if name != "--text" and (name == "--input") == (family == "dit"):
+            raise UserError(f"{path} is a {family}: it takes no {name}")
     if family == "dit":
-        raise UserError(f"{path} is a dit, which is opened from Python: pencil.trace(model, noised, clock, label)")
+        return _from_noise(loaded, reading, double)
     if given is None:
         what = "a picture's file" if family in ("vit", "captioner") else "a text"
         raise UserError(f"{path} is a {family}: give it {what} by --input")
-    if text is not None and family not in ("captioner", "seq2seq"):
-        raise UserError(f"--text is what a captioner or a seq2seq says of its input, and {path} is a {family}")
     if double:
         loaded.model.double()
     if family == "gpt":
@@ -130,6 +138,81 @@ def _read(loaded: Loaded, text: str) -> LiveTrace:
         {"K": run.config["run"].get("classes") or []} if labelled else {"V": _words(tokenizer, model.config.vocab)}
     )
     return trace(model, torch.tensor([ids]), words=labels)
+
+
+def _from_noise(loaded: Loaded, reading: Any, double: bool) -> LiveTrace:
+    """A dit at one step of its way from noise."""
+    model, tokenizer, _ = loaded
+    c, asked = model.config, reading.prompt if model.config.vocab else reading.label
+    labels, texts = ([] if one is None else [one] for one in (reading.label, reading.prompt))
+    given = told(loaded, labels, texts)
+    steps = 50 if reading.steps is None else reading.steps
+    step = (steps + 1) // 2 if reading.step is None else reading.step
+    if steps < 1:
+        raise UserError(f"--steps must be at least 1, not {steps}")
+    if not 1 <= step <= steps:
+        raise UserError(f"--step must be from 1 to {steps}, not {step}")
+    seed, guidance = reading.seed or 0, 1.0 if reading.guidance is None else reading.guidance
+    handed = _handed(loaded, given, step, steps, seed, guidance)
+    if double:
+        model.double()
+        handed = mapped(handed, "", lambda _, one: one.double() if one.is_floating_point() else one)
+    words = _groups(c, [] if guidance == 1 else [asked, "nothing"])
+    if c.vocab:
+        ids, there = given[0][0].tolist(), given[1][0].tolist()
+        read = [shown(tokenizer, i) if at < NOWHERE else "(padding)" for i, at in zip(ids, there, strict=True)]
+        words["s"] = ["begin", *read[1:]]
+    moment = f"{asked}, step {step} of {steps}" + (f", seed {seed}" if seed else "")
+    return trace(model, *handed, words=words, facts=_strips(0, c.grid) | {"moment": moment})
+
+
+class _Reached(Exception):
+    """The walk is where it was to be looked at."""
+
+
+def _handed(loaded: Loaded, given: Any, step: int, steps: int, seed: int, guidance: float) -> tuple[Any, ...]:
+    """What `paint`, and so `pencil sample`, hands the model at this step: listened in on, so that it is the same."""
+    model, _, run = loaded
+    process = drawing_of(model.config, "vae" in run.config["run"])
+    calls = []
+
+    def listen(_: Any, handed: tuple[Any, ...]) -> None:
+        calls.append(handed)
+        if len(calls) == step:
+            raise _Reached
+
+    listening = model.register_forward_pre_hook(listen)
+    try:
+        paint(model, process, given, guidance, steps, seed=seed)
+    except _Reached:
+        pass
+    finally:
+        listening.remove()
+    return calls[-1]
+
+
+def _groups(c: Any, rows: list[str]) -> dict[str, list[str]]:
+    """Words for the strips of a picture or a video, and for the groups in which they look at one another."""
+
+    def seats(name: str, sides: Any) -> list[str]:
+        return [f"{name} {','.join(map(str, at))}" for at in np.ndindex(*sides)]
+
+    def each(groups: list[str]) -> list[str]:
+        return [f"{row}, {group}" for row in rows for group in groups] or groups
+
+    strips = seats("strip", c.grid)
+    labels = {"T": strips, "S": strips, "N": strips} | ({"B": rows} if rows else {})
+    if c.attention == "factored":
+        last = c.patch_frames - 1
+        starts = range(0, c.frames, c.patch_frames)
+        times = [f"frames {i}–{i + last}" if last else f"frame {i}" for i in starts]
+        seen = seats("strip", c.grid[1:])
+        labels |= {"w": times, "B·w": each(times), "n": seen, "B·n": each(seen)}
+    elif c.attention == "windowed":
+        sizes = [min(c.window, side) for side in c.grid]
+        there = seats("window", [side // size for side, size in zip(c.grid, sizes, strict=True)])
+        labels |= {"B·w": each(there), "n": seats("place", sizes)}
+    return labels
 
 
 def _words(tokenizer: Any, vocab: int) -> list[str]:

@@ -1,5 +1,6 @@
 """why, trace, show and diff."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,8 +10,52 @@ from rich.console import Console
 from ..config import UserError
 
 Words = Annotated[list[str] | None, Parameter(negative=(), allow_leading_hyphen=True)]
-Given = Annotated[str | None, Parameter(name="--input", allow_leading_hyphen=True)]
+Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 SUFFIX = ".safetensors"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Reading:
+    """What a run's model reads.
+
+    Parameters
+    ----------
+    given
+        What the model reads: a text, or a picture's file for a vit or a captioner.
+    text
+        What a captioner says of the picture, or a seq2seq of its source; their own words when not given.
+    label
+        What a dit draws, by the name of its class; it reads what pencil sample would hand it at one step from noise.
+    prompt
+        What a dit draws, as a text, if it was trained with texts.
+    step
+        Which of its steps a dit is at: 1 is pure noise; the middle one when not given.
+    steps
+        In how many steps a dit would come from noise to a picture. 50 when not given.
+    seed
+        Of the noise a dit begins with. 0 when not given.
+    guidance
+        How hard a dit is pushed towards what was asked for: 1, not at all, when not given. At any other it is asked
+        twice at each step, and the second row of every tensor is what it says when told nothing.
+    """
+
+    given: Annotated[Text, Parameter(name="--input")] = None
+    text: Text = None
+    label: str | None = None
+    prompt: Text = None
+    step: int | None = None
+    steps: int | None = None
+    seed: int | None = None
+    guidance: float | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """Those that were given, as they were typed."""
+        return ["--input" if name == "given" else f"--{name}" for name, v in vars(self).items() if v is not None]
+
+
+NOTHING = Reading()
 
 
 def why(
@@ -18,8 +63,7 @@ def why(
     cell: str,
     /,
     *,
-    given: Given = None,
-    text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    reading: Reading = NOTHING,
     edit: Words = None,
     digits: int = 4,
 ) -> int:
@@ -31,10 +75,6 @@ def why(
         A run's folder, a trace file, or a worked example: example:vit-4x4.
     cell
         A name and an index, as in 'blocks.0.attn.scores[0,1,2,3]'; pencil show lists the names.
-    given
-        What the model reads: a text, or a picture's file for a vit or a captioner.
-    text
-        What a captioner says of the picture, or a seq2seq of its source; their own words when not given.
     edit
         Change a value on the way: 'blocks.0.attn.pattern[:,2]=0'; may be given again.
     digits
@@ -42,7 +82,7 @@ def why(
     """
     from ..tracing.show import receipt
 
-    trace = _open(what, given, text, edit)
+    trace = _open(what, reading, edit)
     found = trace[cell].why(_digits(digits))
     receipt(found, trace, _console())
     return 0 if found.agrees else 1
@@ -52,8 +92,7 @@ def trace(
     what: str,
     /,
     *,
-    given: Given = None,
-    text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    reading: Reading = NOTHING,
     edit: Words = None,
     html: Path | None = None,
     xlsx: Path | None = None,
@@ -68,10 +107,6 @@ def trace(
     ----------
     what
         A run's folder, a trace file, or a worked example: example:vit-4x4.
-    given
-        What the model reads: a text, or a picture's file for a vit or a captioner.
-    text
-        What a captioner says of the picture, or a seq2seq of its source; their own words when not given.
     edit
         Change a value on the way: 'blocks.0.attn.pattern[:,2]=0'; may be given again.
     html
@@ -94,18 +129,18 @@ def trace(
             raise UserError(f"there is no folder {path.parent} to write {path.name} in")
     if (of or query) and png is None:
         raise UserError("--of and --query say what --png draws: give --png too")
-    found = _open(what, given, text, edit)
+    found = _open(what, reading, edit)
     say = Console(stderr=True, soft_wrap=True)
     if html:
         from ..tracing import html as page
 
-        title, about = _title(what, given), _about(what)
+        title, about = _title(what, reading.given, found), _about(what)
         size = page.write(found, html, title, about, tell=lambda line: say.print(line, highlight=False, markup=False))
         say.print(f"{html}: {size / 1e6:.2f} MB", highlight=False, markup=False)
     if xlsx:
         from ..tracing import xlsx as sheet
 
-        sheet.write(_open(what, given, text, edit, double=True), xlsx)
+        sheet.write(_open(what, reading, edit, double=True), xlsx)
         say.print(str(xlsx), highlight=False, markup=False)
     if png:
         from ..files import write_aside
@@ -130,8 +165,7 @@ def show(
     name: str | None = None,
     /,
     *,
-    given: Given = None,
-    text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    reading: Reading = NOTHING,
     digits: int = 4,
 ) -> int:
     """A tensor of a trace as a table, coloured by value; without a name, the names.
@@ -142,16 +176,12 @@ def show(
         A trace file, a run's folder, or a worked example: example:vit-4x4.
     name
         Its name, and an index if only a part is wanted: 'blocks.0.attn.pattern[0,2]'.
-    given
-        What the model reads: a text, or a picture's file for a vit or a captioner.
-    text
-        What a captioner says of the picture, or a seq2seq of its source; their own words when not given.
     digits
         How many significant digits to write.
     """
     from ..tracing.show import names, tables
 
-    found = _open(what, given, text, None)
+    found = _open(what, reading, None)
     console = _console()
     if name is None:
         names(found, console)
@@ -222,9 +252,10 @@ def _digits(digits: int) -> int:
     return digits
 
 
-def _title(what: str, given: str | None) -> str:
+def _title(what: str, given: str | None, found: Any) -> str:
     name = what.removeprefix("example:") if what.startswith("example:") else Path(what).name
-    return name if given is None else f"{name}: {Path(given).name if Path(given).suffix else given}"
+    read = found.facts.get("moment") if given is None else Path(given).name if Path(given).suffix else given
+    return name if read is None else f"{name}: {read}"
 
 
 def _about(what: str) -> str:
@@ -235,18 +266,18 @@ def _about(what: str) -> str:
     return f"{(made.__doc__ or '').strip()} Choose a number, and its arithmetic unfolds." if made else ""
 
 
-def _open(what: str, given: str | None, text: str | None, edits: list[str] | None, double: bool = False) -> Any:
+def _open(what: str, reading: Reading, edits: list[str] | None, double: bool = False) -> Any:
     """The trace that a word names: of an example, from a file, or of a run with its input."""
     if what.startswith("example:"):
         from ..learn.examples import example
 
-        if given is not None or text is not None:
-            raise UserError(f"{what} has its own input: leave --input and --text out")
+        if reading.options:
+            raise UserError(f"{what} has its own input: leave {' and '.join(reading.options)} out")
         found: Any = example(what.removeprefix("example:"))
     elif Path(what).is_dir():
         from .opening import trace_run
 
-        found = trace_run(Path(what), given, text, double)
+        found = trace_run(Path(what), reading, double)
     else:
         from ..learn.examples import EXAMPLES
         from ..tracing.file import read
@@ -254,8 +285,8 @@ def _open(what: str, given: str | None, text: str | None, edits: list[str] | Non
         if not Path(what).exists() and not what.endswith(SUFFIX):
             hint = f"; for the worked example say example:{what}" if what in EXAMPLES else ""
             raise UserError(f"{what} is no run's folder, no trace file and no example:NAME{hint}")
-        if given is not None or text is not None or edits:
-            raise UserError(f"{what} is a trace that was recorded: --input, --text and --edit need a run or an example")
+        if late := reading.options + ["--edit"] * bool(edits):
+            raise UserError(f"{what} is a trace that was recorded: leave {' and '.join(late)} out, or name its run")
         return read(what)
     for one in edits or ():
         where, equals, value = one.rpartition("=")

@@ -23,6 +23,7 @@ def train(
     vocab: int = 4096,
     preset: str | None = None,
     size: str | None = None,
+    vae: str | None = None,
     name: str | None = None,
     out: Path | None = None,
     force: Annotated[bool, Parameter(negative=())] = False,
@@ -51,7 +52,10 @@ def train(
         ti/16, s/16, b/16, b/32, l/16. captioner: nano, seed, small, base. seq2seq: nano, small, base, big. reader:
         nano, small, bert-base, bert-large. dit: nano, small, and s, b, l, xl with /2, /4, /8 (of the paper).
     size
-        Of pictures: 64, or 64x96 for height and width; the same as --model.image_size.
+        Of pictures: 64, or 64x96 for height and width; without --vae the same as --model.image_size.
+    vae
+        An autoencoder of diffusers (a folder, or a name on the hub): a dit learns to draw in its latents, which are
+        made once and kept in the cache.
     name
         The run's name under runs/; DATA-FAMILY when not given.
     out
@@ -62,17 +66,19 @@ def train(
         List every --model and --train setting with its value here, and train nothing.
     """
     chosen = overrides(list(settings), ("model", "train"))
-    if size is not None:
+    if vae is not None and family != "dit":
+        raise UserError(f"--vae is for a dit, and this is a {family}")
+    if size is not None and vae is None:
         chosen["model"]["image_size"] = size
     from ..models import parameters
     from ..train.loop import pick_device
     from ..train.start import new_run, settings_of
 
     if settings_only:
-        print(to_toml(settings_of(family, data, preset, chosen["model"], chosen["train"], tokenizer, vocab)))
+        print(to_toml(settings_of(family, data, preset, chosen["model"], chosen["train"], tokenizer, vocab, vae, size)))
         return 0
     run, task, config = new_run(
-        family, data, tokenizer, vocab, preset, chosen["model"], chosen["train"], name, out, force
+        family, data, tokenizer, vocab, preset, chosen["model"], chosen["train"], name, out, force, vae, size
     )
     count = parameters(family, task.config)
     _say(f"A {family} of {count:,} parameters, from {task.about()}; on {pick_device(config.device).type}.")

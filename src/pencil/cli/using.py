@@ -267,7 +267,9 @@ def evaluate(
 
     A gpt: loss, perplexity, bits per byte. A vit: accuracy, over all and per class, the confusion matrix and the worst
     mistakes. A captioner: exact matches, the mistakes, and where it looked. A seq2seq: exact matches, errors a
-    character, chrF and BLEU if sacrebleu is installed, the mistakes, and where it looked. A reader: accuracy.
+    character, chrF and BLEU if sacrebleu is installed, the mistakes, and where it looked. A reader: accuracy. A dit:
+    how many samples a classifier of the same pictures sees as what was asked for; of texts the loss, and samples to
+    look at.
 
     Parameters
     ----------
@@ -298,6 +300,6 @@ def evaluate(
         for name, value in measures.items():
             print(f"{name} {value:.6f}")
     lost = [f"skipped {name}: {fault}" for name, fault in task.skipped()]
-    for line in [*lost, *map(str, files)]:
+    for line in [*lost, *getattr(task, "notes", ()), *map(str, files)]:
         Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
     return 0

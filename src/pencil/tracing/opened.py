@@ -36,7 +36,8 @@ class Trace:
     """What a run computed: `t[name]` is a tensor, `t[name][index]` a cell or a part, `.why()` its receipt.
 
     `labels` are words for the places along an axis, by its letter. `facts` says what else is known: "strips", the first
-    of the tokens that are strips of a picture, and "grid", how many of them there are down and across.
+    of the tokens that are strips of a picture, and "grid", how many of them there are down and across (of a video
+    along time first).
     """
 
     def __init__(

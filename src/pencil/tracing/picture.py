@@ -26,8 +26,13 @@ def attention(trace: Trace, name: str | None = None, query: str | None = None) -
     rows, columns = (
         trace.words(letters[k] if len(letters) == len(view.node.shape) else "", values.shape[k]) for k in (-2, -1)
     )
-    title = f"{name}   {view.node.symbol} = {view.node.formula}" if view.node.symbol else name
+    # of several rows, such as the groups of a video's strips, the first is drawn
+    row = trace.words(letters[0] if letters else "", len(values))[0] if values.ndim == 4 and len(values) > 1 else None
+    drawn = name if row is None else f"{name}[0] ({row})"
+    title = f"{drawn}   {view.node.symbol} = {view.node.formula}" if view.node.symbol else drawn
     if query is not None:
+        if letters and letters[-1] != "S":
+            raise UserError(f"{name} does not look at the whole picture: leave --query out, or choose another by --of")
         return _over_picture(trace, heads, rows, query, title)
     titles = [f"head {i}" for i in range(len(heads))] if len(heads) > 1 else [""]
     looking = letters[-2:] == ["T", "S"]
@@ -53,14 +58,20 @@ def _over_picture(trace: Trace, heads: np.ndarray, rows: list[str], query: str, 
         raise UserError(f"no token is called {query}; {nearest(query, rows)}")
     if "grid" not in trace.facts:
         raise UserError("this trace did not read a picture, so there is none to draw over")
-    source = next((n for n in ("given.picture", "picture") if n in trace and len(trace[n].shape) == 4), None)
+    source = next((n for n in ("given.picture", "picture") if n in trace and len(trace[n].shape) > 3), None)
     if source is None:
         raise UserError("this trace did not keep the picture it read")
     picture = np.asarray(trace[source].value, dtype=float)[0]
+    if len(picture) not in (1, 3):
+        picture = picture.mean(0, keepdims=True)  # latents have no colours
     low, high = picture.min(), picture.max()
     shown = np.round((picture - low) / ((high - low) or 1) * 255).astype(np.uint8)
     first, grid = trace.facts["strips"], trace.facts["grid"]
     looks = heads[:, at, first : first + math.prod(grid)].reshape(-1, *grid)
+    if len(grid) == 3:
+        # a video's frames side by side, the first of those that are cut together
+        shown = shown[:, :: shown.shape[1] // grid[0]]
+        shown, looks = (np.concatenate(np.moveaxis(each, 1, 0), -1) for each in (shown, looks))
     return draw.overlays(shown, [f"head {i}" for i in range(len(looks))], looks)
 
 

@@ -113,7 +113,9 @@ class Recording:
                     out = self.model(*inputs, **given)
                 self.output = mapped(out, "", lambda name, value: tape.change(name or "output", value))
                 for name, value in tensors(self.output, ""):
-                    tape.name(value, name or "output", named=not self.probed)
+                    # what the model's own probe has named keeps that name
+                    told = self.probed and tape.nodes[tape.node_of(value)].named
+                    tape.name(value, name or "output", named=not told)
         except NotImplementedError as error:
             raise UserError(f"this model cannot be recorded: {str(error).splitlines()[0]}") from None
         unused = [name for name in self.edits if name not in tape.edited]
@@ -140,9 +142,10 @@ class Recording:
         names = [n for n, p in self.takes.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         names += [f"input.{i}" for i in range(len(names), len(self.inputs))]
         bound = {**dict(zip(names, self.inputs, strict=False)), **self.given}
-        # a name the model gives to a value of its own stays that value's
-        bound = {f"given.{name}" if name in self.declared else name: value for name, value in bound.items()}
-        names = [f"given.{name}" if name in self.declared else name for name in names]
+        # a name the model gives to a value or a weight of its own stays that one's
+        own = {*self.declared, *self.symbols}
+        bound = {f"given.{name}" if name in own else name: value for name, value in bound.items()}
+        names = [f"given.{name}" if name in own else name for name in names]
         copies: dict[int, Tensor] = {}
 
         def known(name: str, value: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ class Average:
     def update(self, step: int) -> None:
         # the first weights are worth little: at step n no more than the last n/10 or so are averaged
         share = min(self.share, (1 + step) / (10 + step))
-        for name, p in self.model.named_parameters():
-            self.values[name].lerp_(p, 1 - share)
+        values = list(self.values.values())
+        torch._foreach_lerp_(values, list(self.model.parameters()), 1 - share)  # pyright: ignore
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -1,28 +1,33 @@
 """The task of a diffusion transformer: say what is noise in a noised picture; and pictures drawn from noise."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import Tensor, nn
 
 from .. import draw
-from ..config import UserError
+from ..config import UserError, coerce
+from ..core.patches import by
 from ..core.span import Span
 from ..data import images
+from ..data.augment import Look
 from ..data.moving import MovingDigits
 from ..data.tokenizers import Tokenizer, learn
-from ..diffusion import Process, guided, process_of, walk
+from ..diffusion import Flow, Process, guided, process_of, walk, with_spread
 from ..files import write_all
 from ..models import configure, preset_of
 from ..models.parts import numbers
 from ..runs import Run
 from .captions import longest
+from .latents import Codec, as_bytes, as_latents, codec_of
+from .loop import pick_device
 from .pairs import end_of, padded
 from .pictures import PictureTask
 from .settings import TrainConfig, refuse
@@ -30,8 +35,11 @@ from .tasks import Asked, Batch, Begun, Preview, random_of
 
 PACES: dict[str, dict[str, Any]] = {
     "digits": dict(steps=480, ema=0.99, eval_every=480, save_every=240),
-    "moving-digits": dict(steps=2000),
+    "mnist": dict(steps=3000, batch=128, eval_every=1000),
+    "moving-digits": dict(steps=6000, eval_every=2000),
 }
+BOUND = 0.001  # the share of the variational bound in the loss, where the variance is learned too
+SEEDS = 2**43  # a row's noise has a seed a million times as large, and torch's have 63 bits
 LEFT_OUT = 0.1  # of the labels or texts, where nothing else is said
 
 
@@ -55,16 +63,32 @@ class DiffusionTask(PictureTask):
             if asked.tokenizer is not None:
                 raise UserError("--tokenizer is for text, and these pictures have labels")
             found, facts = {"classes": len(data.classes)}, {"classes": data.classes}
-        sizes = cls.sizes_for(asked, data, found)
-        task = cls(data, sizes, config, tokenizer, asked.data)
+        codec = None
+        if asked.vae is not None:
+            if not hasattr(data.train, "targets"):
+                raise UserError(f"{data.name} is made on the fly, so it cannot be encoded before training")
+            refuse(
+                config, ("flip", "crop", "randaugment"), "not with --vae: pictures are encoded once, before training"
+            )
+            codec = Codec.open(asked.vae, pick_device(config.device))
+            facts |= {"vae": codec.source, "vae_hash": codec.hash}
+        sizes = cls.sizes_for(asked, data, found, codec)
+        task = cls(data, sizes, config, tokenizer, asked.data, codec)
         return Begun(task, data.name, data.hash, sizes, config, tokenizer, facts)
 
     @classmethod
-    def sizes_for(cls, asked: Asked, data: images.PictureData, found: dict[str, Any]) -> Any:
+    def sizes_for(
+        cls, asked: Asked, data: images.PictureData, found: dict[str, Any], codec: Codec | None = None
+    ) -> Any:
         """As for other pictures, but only the shape of the data is taken from it."""
         preset = preset_of(asked.family, asked.preset)
-        shape = ("image_size", "channels", "patch", "frames", "patch_frames")
-        suggested = {} if "image_size" in preset else {n: v for n, v in data.native.items() if n in shape}
+        suggested = {} if "image_size" in preset else shape_for(asked, data)
+        if codec is not None:
+            size = coerce(asked.size, tuple[int, int] | None, "--size") or suggested.pop("image_size", None)
+            suggested |= {"channels": codec.channels} | ({"image_size": codec.latents_of(size)} if size else {})
+            if "image_size" not in preset:
+                even = not any(side % 2 for side in suggested["image_size"])
+                suggested["patch"] = (2, 2) if even else (1, 1)
         return configure(asked.family, asked.preset, **{**suggested, **found, **asked.model})
 
     @classmethod
@@ -78,20 +102,54 @@ class DiffusionTask(PictureTask):
         sizes = configure(run.family, None, **run.config["model"])
         worded = sizes.vocab is not None
         data = images.load(source, wanted_of(source))
-        return cls(data, sizes, config, run.tokenizer if worded else None, source)
+        codec = codec_of(run, pick_device(config.device))
+        return cls(data, sizes, config, run.tokenizer if worded else None, source, codec)
 
     def __init__(
-        self, data: images.PictureData, sizes: Any, config: TrainConfig, tokenizer: Tokenizer | None, source: str
+        self,
+        data: images.PictureData,
+        sizes: Any,
+        config: TrainConfig,
+        tokenizer: Tokenizer | None,
+        source: str,
+        codec: Codec | None = None,
     ):
+        self.codec = codec
         super().__init__(data, sizes, config)
         self.source = source
-        self.process, self.tokenizer = process_of(sizes.noise, sizes.says), tokenizer
+        self.process, self.tokenizer = drawing_of(sizes, codec is not None), tokenizer
         if tokenizer is not None:
             self.end = end_of(tokenizer)
             self.encoded = lru_cache(1 << 16)(lambda text: tokenizer.encode(text).tolist())
         self.left_out = LEFT_OUT if config.condition_dropout is None else config.condition_dropout
         if not sizes.null:
             self.left_out = 0.0
+
+    def _look(self) -> Look:
+        if self.codec is None:
+            return super()._look()
+        if self.config.channels != self.codec.channels:
+            raise UserError(
+                f"the latents have {self.codec.channels} channels, and model.channels is {self.config.channels}"
+            )
+        height, width = (side * self.codec.factor for side in self.config.image_size)
+        return Look((height, width), self.codec.colours)
+
+    @cached_property
+    def learned(self) -> images.PictureData:
+        if self.codec is None:
+            return self.data
+        return as_latents(self.data, self.codec, self.look, Console(stderr=True).print)
+
+    def build(self) -> nn.Module:
+        _ = self.learned  # latents are made before the training's clock starts
+        return super().build()
+
+    def about(self) -> str:
+        if self.codec is None:
+            return super().about()
+        latents = by((self.config.channels, *self.config.image_size))
+        return f"{super().about()}, as latents of {latents}"
 
     @property
     def chooses(self) -> bool:
@@ -119,14 +177,21 @@ class DiffusionTask(PictureTask):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean square of what is said wrong; times, noise and what is left out follow from torch's own seed."""
         pictures, *given = batch
-        return self._loss(model, numbers(pictures), given, self.left_out)
+        return self._loss(model, read(pictures), given, self.left_out)
 
     def _loss(self, model: nn.Module, x: Tensor, given: Sequence[Tensor], left_out: float) -> Tensor:
         t, noise = self.process.draw(len(x), x.device), torch.randn_like(x)
         nothing = torch.rand(len(x), device=x.device) < left_out if left_out else None
         places = Span.at(given[1]) if len(given) > 1 else None
-        said = model(self.process.noised(x, noise, t), self.process.clock(t), given[0], places, nothing)
-        return F.mse_loss(said.float(), self.process.target(x, noise, t))
+        noised = self.process.noised(x, noise, t)
+        both = model(noised, self.process.clock(t), given[0], places, nothing).float()
+        said, spread = with_spread(both, x.shape[1])
+        loss = F.mse_loss(said, self.process.target(x, noise, t))
+        if spread is None or isinstance(self.process, Flow):
+            return loss
+        bound = self.process.bound(x, noised, said, spread, t, levels=256 if self.codec is None else None)
+        # times are drawn evenly: so many times the mean of what one step adds stands for what all of them add
+        return loss + BOUND * len(self.process) * bound.mean()
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
@@ -134,8 +199,8 @@ class DiffusionTask(PictureTask):
         device, total, count = next(model.parameters()).device, 0.0, 0
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(0)
-            for pictures, targets in self.judged(self.data.test, batches):
-                x = numbers(torch.from_numpy(np.ascontiguousarray(pictures)).to(device))
+            for pictures, targets in self.judged(self.learned.test, batches):
+                x = read(torch.from_numpy(np.ascontiguousarray(pictures)).to(device))
                 given = [t.to(device) for t in self.given(targets)]
                 total, count = total + float(self._loss(model, x, given, 0.0)) * len(x), count + len(x)
         return {"val_loss": total / count}
@@ -159,18 +224,39 @@ class DiffusionTask(PictureTask):
         return str(self.data.classes[target]) if self.tokenizer is None else str(target)
 
     def paint(self, model: nn.Module, targets: Sequence[Any], **how: Any) -> np.ndarray:
-        return paint(model, self.process, [t for t in self.given(targets)], **how)[-1]
+        return paint(model, self.process, self.given(targets), finish=finish_of(self.codec), **how)[-1]
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
-        """The loss, and samples judged by a classifier trained on the same pictures."""
+        """The loss, and samples judged by a classifier trained on the same pictures; those of texts only to look at."""
         from .judging import judge_samples
 
         folder.mkdir(parents=True, exist_ok=True)
-        measures, files = self.evaluate(model), {}
-        if self.tokenizer is None:
-            measured, files = judge_samples(self, model)
-            measures |= measured
-        return measures, write_all(folder, files)
+        measures = self.evaluate(model)
+        if self.tokenizer is not None:
+            return measures, write_all(folder, {"samples.png": self.preview(model).content})
+        measured, files = judge_samples(self, model)
+        return measures | measured, write_all(folder, files)
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of the measures."""
+        worded = self.tokenizer is not None
+        return ["captions have no label to judge samples by: look at samples.png yourself"] if worded else []
+
+
+def shape_for(asked: Asked, data: images.PictureData) -> dict[str, Any]:
+    """What the data suggests: pictures in files are drawn at the size they all have, cut by a patch that divides it."""
+    names = ("image_size", "channels", "patch", "frames", "patch_frames")
+    shape = {name: value for name, value in data.native.items() if name in names}
+    size = asked.size or asked.model.get("image_size")
+    if size is None:
+        shape["image_size"] = images.common_size(data, asked.data) or shape["image_size"]
+    elif asked.vae is None:
+        shape["image_size"] = coerce(size, tuple[int, int], "model.image_size")
+    fresh = tuple(shape["image_size"]) != tuple(data.native["image_size"]) and min(shape["image_size"]) > 0
+    if fresh and asked.vae is None and "patch" not in asked.model:
+        shape["patch"] = images.patch_for(shape["image_size"])
+    return shape
 
 
 def wanted_of(data: str) -> str:
@@ -192,22 +278,38 @@ def paint(
     sampler: str | None = None,
     seed: int = 0,
     films: bool = False,
+    finish: Callable[[Tensor], np.ndarray] = as_bytes,
 ) -> list[np.ndarray]:
-    """Pictures from noise, as bytes: the last ones, or those after every step too. A seed gives a row its noise."""
+    """Pictures from noise, as bytes: the last ones, and before them the first row's after every step where a film is
+    asked for. A seed gives a row its noise."""
     c, device = model.config, next(model.parameters()).device
     if guidance != 1 and not c.null:
         raise UserError("the model was trained without the null class, so it cannot be guided: leave --guidance at 1")
     count = len(given[0])
+    if not 0 <= seed < SEEDS:
+        raise UserError(f"--seed must be from 0 to {SEEDS - 1}, not {seed}")
     rows = [torch.Generator().manual_seed(seed * 1_000_003 + i) for i in range(count)]
     x = torch.stack([torch.randn((c.channels, *c.sides), generator=g) for g in rows]).to(device)
     places = Span.at(given[1].to(device)) if len(given) > 1 else None
     denoise = guided(model, given[0].to(device), guidance, places)
-    stops = [as_bytes(x)] if films else []
+    stops = [finish(x[:1])] if films else []
     for less in walk(process, denoise, x, steps, sampler, torch.Generator().manual_seed(seed)):
-        stops = [*stops, as_bytes(less)] if films else [as_bytes(less)]
-    return stops
+        if films:
+            stops.append(finish(less[:1]))
+        x = less
+    return [*stops[:-1], finish(x)]
 
 
-def as_bytes(x: Tensor) -> np.ndarray:
-    """From −1 … 1 to 0 … 255."""
-    return ((x.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu().numpy()
+def read(pictures: Tensor) -> Tensor:
+    """Pictures' bytes as numbers; latents are numbers already."""
+    return numbers(pictures) if pictures.dtype == torch.uint8 else pictures
+
+
+def drawing_of(sizes: Any, latents: bool) -> Process:
+    """How a model of these sizes draws: pictures are kept within −1 … 1 on the way, latents have no such bounds."""
+    return process_of(sizes.noise, sizes.says, None if latents else 1.0)
+
+
+def finish_of(codec: Codec | None) -> Callable[[Tensor], np.ndarray]:
+    """What makes pictures of what the model has drawn."""
+    return as_bytes if codec is None else codec.decode

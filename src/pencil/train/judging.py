@@ -6,7 +6,9 @@ import numpy as np
 import torch
 
 from .. import draw
+from ..core.patches import by
 from ..core.probe import Probe
+from ..data import images
 from ..data.moving import MovingDigits
 from ..data.text import cache_folder
 from ..models.parts import numbers
@@ -16,13 +18,20 @@ from .start import new_run
 from .tasks import random_of
 
 SAMPLES, GUIDANCE, STEPS = 200, 3.0, 50
+JUDGE = dict(steps=800, eval_every=400)  # of pictures with no pace of their own: a judge need not be the best there is
 
 
 def judge_of(task: Any) -> Any:
-    """A vit of the task's pictures, trained once and kept in the cache."""
-    path = cache_folder() / f"judge-{task.data.hash[:32]}"
+    """A vit of the task's pictures, at the size they are drawn in, trained once and kept in the cache."""
+    size = {"image_size": task.look.size, "channels": task.look.channels}
+    native = all(task.data.native.get(name) == value for name, value in size.items())
+    path = (
+        cache_folder() / f"judge-{task.data.hash[:32]}{'' if native else '-' + by((size['channels'], *task.look.size))}"
+    )
     if not (path / "model.safetensors").is_file():
-        run, vit, config = new_run("vit", task.source, out=path, force=path.exists())
+        sizes = {} if native else size | {"patch": images.patch_for(task.look.size)}
+        pace = {} if task.data.pace else JUDGE
+        run, vit, config = new_run("vit", task.source, model=sizes, train=pace, out=path, force=path.exists())
         Trainer(vit, run, config).train()
     return Run.open(path).load_model()
 
@@ -57,10 +66,12 @@ def judge_samples(task: Any, model: Any) -> tuple[dict[str, float], dict[str, by
     targets = task.wanted(SAMPLES)
     made = task.paint(model, targets, guidance=GUIDANCE if task.config.null else 1.0, steps=STEPS)
     held, _ = task.data.test.take(range(len(task.data.test)), task.look.plain)
+    # as many real ones as samples: a distance between few pictures and many is the larger the fewer they are
     if isinstance(task.data.train, MovingDigits):
-        own, _ = task.data.train.draw(random_of(0, 0), len(held))
+        own, _ = task.data.train.draw(random_of(0, 0), len(made))
     else:
-        own, _ = task.data.train.take(range(min(len(held), len(task.data.train))), task.look.plain)
+        some = random_of(0, 0).permutation(len(task.data.train))[: len(made)]
+        own, _ = task.data.train.take(some, task.look.plain)
     (seen, said), (real, _), (again, _) = (features(judge, pictures) for pictures in (made, held, own))
     right = said == np.asarray(targets)
     lines = [
@@ -70,11 +81,9 @@ def judge_samples(task: Any, model: Any) -> tuple[dict[str, float], dict[str, by
     shown = middle(made)[:80]
     title = f"{int(right.sum())} of {len(made)} seen as what was asked for"
     sheet = draw.sheet(list(shown), lines[: len(shown)], [bool(ok) for ok in right[: len(shown)]], title)
-    measures = {
-        "asked_for": float(right.mean()),
-        "frechet": frechet(seen, real),
-        "frechet_of_real": frechet(again, real),
-    }
+    measures = {"asked_for": float(right.mean())}
+    if min(len(real), len(again)) > 1:  # one point has no spread
+        measures |= {"frechet": frechet(seen, real), "frechet_of_real": frechet(again, real)}
     if made.ndim == 5:
         measures |= {"jerk": jerk(made), "jerk_of_real": jerk(held)}
     return measures, {"samples.png": sheet}

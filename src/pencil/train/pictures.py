@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,19 @@ class PictureTask:
 
     def __init__(self, data: images.PictureData, sizes: Any, config: TrainConfig):
         self.data, self.config, self.train = data, sizes, config
-        if sizes.channels not in (1, 3):
-            raise UserError(f"pictures have 1 channel (grey) or 3 (colour); model.channels cannot be {sizes.channels}")
-        kept = {name: getattr(config, name) for name in ("flip", "crop", "randaugment")}
-        self.look = Look(sizes.image_size, sizes.channels, **{k: v for k, v in kept.items() if v is not None})
+        self.look = self._look()
+
+    def _look(self) -> Look:
+        c = self.config
+        if c.channels not in (1, 3):
+            raise UserError(f"pictures have 1 channel (grey) or 3 (colour); model.channels cannot be {c.channels}")
+        kept = {name: getattr(self.train, name) for name in ("flip", "crop", "randaugment")}
+        return Look(c.image_size, c.channels, **{k: v for k, v in kept.items() if v is not None})
+
+    @cached_property
+    def learned(self) -> images.PictureData:
+        """The data as the model reads it."""
+        return self.data
 
     @classmethod
     def sizes_for(cls, asked: Asked, data: images.PictureData, found: dict[str, Any]) -> Any:
@@ -69,7 +79,7 @@ class PictureTask:
 
     def about(self) -> str:
         made = "made on the fly" if not hasattr(self.data.train, "targets") else f"{len(self.data.train):,} to train on"
-        size, held = "×".join(map(str, self.config.image_size)), len(self.data.test)
+        size, held = "×".join(map(str, self.look.size)), len(self.data.test)
         what = "videos" if getattr(self.config, "frames", 1) > 1 else "pictures"
         return f"{what} of {self.data.name} at {size}, {made}, {held:,} to be judged by"
 
@@ -89,11 +99,12 @@ class PictureTask:
     def draw(self, step: int, micro: int) -> tuple[np.ndarray, list[Any]]:
         """The pictures of a step and their targets, varied as the look says."""
         rng, size = random_of(self.train.seed, step, micro), self.train.batch
-        if isinstance(self.data.train, Scenes):
-            drawn = self.data.train.draw(rng, size)
+        data = self.learned.train
+        if isinstance(data, Scenes):
+            drawn = data.draw(rng, size)
             return images.ArrayExamples(*drawn).take(range(size), self.look, rng)
         first = (step * self.train.accumulate + micro) * size
-        return self.data.train.take(in_turn(self.train.seed, first, size, len(self.data.train)), self.look, rng)
+        return data.take(in_turn(self.train.seed, first, size, len(data)), self.look, rng)
 
     def judged(self, examples: images.Examples, batches: int | None):
         """Held-out pictures and their targets, a few at a time: all of them, or as many as `batches` batches hold."""

@@ -50,13 +50,16 @@ def settings_of(
     train: dict[str, Any],
     tokenizer: str | None = None,
     vocab: int = 4096,
+    vae: str | None = None,
+    size: str | None = None,
 ) -> dict[str, Any]:
     """The model's and the training's settings as a run would have them; a text need not be read for that."""
     preset = preset or find_family(family).default
     config = train_config(family, preset, train)
     if family == "gpt":
         return {"model": configure(family, preset, **model), "train": config}
-    begun = TASKS[family].begin(Asked(family, data or USUAL[family], preset, tokenizer, vocab, model, train), config)
+    asked = Asked(family, data or USUAL[family], preset, tokenizer, vocab, model, train, vae, size)
+    begun = TASKS[family].begin(asked, config)
     return {"model": begun.sizes, "train": begun.config}
 
 
@@ -71,6 +74,8 @@ def new_run(
     name: str | None = None,
     out: Path | None = None,
     force: bool = False,
+    vae: str | None = None,
+    size: str | None = None,
 ) -> tuple[Run, Any, TrainConfig]:
     """Check everything, read the data, and only then make the run's folder."""
     preset, model, train = preset or find_family(family).default, model or {}, train or {}
@@ -87,7 +92,7 @@ def new_run(
         raise UserError("--name must be a plain name under runs/, without --out; a folder elsewhere is given by --out")
     if name and (Path("runs") / name).exists() and not force:
         raise UserError(f"the name {name} is already taken by {Path('runs') / name}; choose another, or --force")
-    begun = TASKS[family].begin(Asked(family, data, preset, tokenizer, vocab, model, train), config)
+    begun = TASKS[family].begin(Asked(family, data, preset, tokenizer, vocab, model, train, vae, size), config)
     if on_cpu:
         check_memory(family, begun.sizes, begun.config.batch)
     path = out or (Path("runs") / name if name else choose_path(f"{begun.name}-{family}"))

@@ -74,6 +74,8 @@ class Asked:
     vocab: int = 4096
     model: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
+    vae: str | None = None  # an autoencoder, in whose latents a dit draws
+    size: str | None = None  # of the pictures it is given
 
 
 class Begun(NamedTuple):

@@ -1,0 +1,158 @@
+"""A dit that draws in the latents of an autoencoder of diffusers."""
+
+import os
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_noise_verbs import SMALL
+from test_tracing import fails  # noqa: F401
+from test_verbs import type_in  # noqa: F401
+
+from pencil.data import images
+from pencil.data.augment import Look
+from pencil.train import latents
+from pencil.train.diffusing import DiffusionTask
+from pencil.train.latents import AT_ONCE, Codec, as_latents
+from pencil.train.start import train_config
+from pencil.train.tasks import Asked
+
+FACTOR, CHANNELS = 4, 5
+
+
+@pytest.fixture(scope="module")
+def vae(tmp_path_factory):
+    """The folder of a small autoencoder with random weights."""
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(7)
+    model = diffusers.AutoencoderKL(
+        in_channels=3, out_channels=3, down_block_types=["DownEncoderBlock2D"] * 3, norm_num_groups=3,
+        up_block_types=["UpDecoderBlock2D"] * 3, block_out_channels=[6, 9, 12], latent_channels=CHANNELS,
+        layers_per_block=1, scaling_factor=0.37, shift_factor=0.11,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("vae")
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Two classes of colour pictures of 20×28, one of them broken behind its head."""
+    rng = np.random.default_rng(3)
+    for kind in ("cat", "dog"):
+        (tmp_path / "photos" / kind).mkdir(parents=True)
+        for i in range(11):
+            dots = rng.integers(256, size=(20, 28, 3), dtype=np.uint8)
+            Image.fromarray(dots).save(tmp_path / "photos" / kind / f"{i}.png")
+    broken = tmp_path / "photos" / "cat" / "3.png"
+    broken.write_bytes(broken.read_bytes()[:900])
+    return tmp_path / "photos"
+
+
+def test_pictures_become_what_diffusers_makes_of_them(vae):
+    from diffusers import AutoencoderKL
+
+    theirs = AutoencoderKL.from_pretrained(vae)
+    codec = Codec.open(str(vae))
+    assert (codec.factor, codec.channels, codec.colours) == (FACTOR, CHANNELS, 3)
+    pictures = np.random.default_rng(0).integers(256, size=(AT_ONCE + 3, 3, 20, 28), dtype=np.uint8)
+    x = torch.from_numpy(pictures).float() / 127.5 - 1
+    with torch.no_grad():
+        meant = (theirs.encode(x).latent_dist.mean - 0.11) * 0.37
+        shown = theirs.decode(meant / 0.37 + 0.11).sample
+    torch.testing.assert_close(codec.encode(pictures), meant, rtol=1e-5, atol=1e-6)
+    assert np.abs(codec.decode(meant).astype(float) - (shown.clamp(-1, 1).numpy() + 1) * 127.5).max() <= 0.51
+
+
+def begun(vae, photos, **more):
+    config = train_config("dit", "nano", {"batch": 7})
+    asked = Asked("dit", str(photos), "nano", model=dict(width=16, depth=1, heads=2), vae=str(vae), **more)
+    return DiffusionTask.begin(asked, config)
+
+
+def test_latents_are_made_once_and_kept(vae, photos, monkeypatch, tmp_path):
+    monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
+    task = begun(vae, photos).task
+    assert (task.config.image_size, task.config.channels, task.config.patch) == ((5, 7), CHANNELS, (1, 1))
+    assert not os.path.exists(tmp_path / "cache") or not list((tmp_path / "cache").glob("latents-*"))
+    first = task.learned
+    kept = sorted((tmp_path / "cache").glob("latents-*"))
+    assert [path.suffix for path in kept] == [".f16", ".f16"]
+    x, _ = task.draw(0, 0)
+    assert x.shape == (7, CHANNELS, 5, 7)
+    assert x.dtype == np.float32
+
+    def encode(*_):
+        raise AssertionError("encoded a second time")
+
+    monkeypatch.setattr(latents, "_write", encode)
+    again = begun(vae, photos).task.learned
+    assert np.array_equal(again.train.latents, first.train.latents, equal_nan=True)
+    # the latents of a row are those of its picture, and of its label
+    codec, look = Codec.open(str(vae)), Look((20, 28), 3)
+    pixels = images.load(str(photos), "label")
+    for part, whole in ((first.train, pixels.train), (first.test, pixels.test)):
+        pictures, labels = whole.take(range(len(whole)), look)
+        found, named = part.take(range(len(part)), look)
+        assert named == labels
+        torch.testing.assert_close(torch.from_numpy(found), codec.encode(pictures), rtol=2e-3, atol=1e-3)
+
+
+def test_a_picture_that_breaks_while_it_is_encoded_is_left_out(vae, photos, monkeypatch, tmp_path):
+    monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
+    data = images.load(str(photos), "label")
+    victim = data.train.sources[5]
+    victim.write_bytes(victim.read_bytes()[:700])
+    kept = as_latents(data, Codec.open(str(vae)), Look((20, 28), 3), lambda _: None)
+    broken = {victim, photos / "cat" / "3.png"}
+    whole = [t for source, t in zip(data.train.sources, data.train.targets, strict=True) if source not in broken]
+    assert kept.train.targets == whole
+    assert len(kept.train) == len(whole) < len(data.train)
+    assert str(victim) in [name for name, _ in data.skipped]
+
+
+def test_an_encoding_that_is_cut_leaves_nothing(vae, photos, monkeypatch, tmp_path):
+    monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
+    data, codec = images.load(str(photos), "label"), Codec.open(str(vae))
+
+    def stop(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(codec, "encode", stop)
+    with pytest.raises(KeyboardInterrupt):
+        as_latents(data, codec, Look((20, 28), 3), lambda _: None)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_story_of_a_dit_in_latents(vae, photos, type_in, fails, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
+    mine = tmp_path / "mine"
+    (mine / "vae").mkdir(parents=True)
+    shutil.copytree(vae, mine / "vae", dirs_exist_ok=True)  # as a pipeline keeps it
+    said = type_in("train", "dit", "--data", photos, "--vae", mine, *SMALL).err
+    assert "Encoding" in said
+    assert "at 20×28" in said
+    assert "as latents of 5×5×7" in said
+    run = "runs/photos-dit"
+    type_in("sample", run, "--label", "dog", "--steps", 2, "--count", 4)
+    assert Image.open(tmp_path / run / "sampled" / "grid.png").mode == "RGB"
+    assert "Encoding" not in type_in("resume", run, "--train.steps", 3).err
+    with (mine / "vae" / "config.json").open("r+") as file:
+        text = file.read().replace("0.37", "0.38")
+        file.seek(0)
+        file.write(text)
+    assert "has changed since" in fails("sample", run, "--label", "dog")
+
+
+def test_what_a_vae_cannot_do_is_said(vae, photos, fails, monkeypatch, tmp_path):  # noqa: F811
+    assert "does not divide 18×28" in fails("train", "dit", "--data", photos, "--vae", vae, "--size", "18x28")
+    assert "made on the fly" in fails("train", "dit", "--data", "moving-digits", "--vae", vae)
+    assert "--vae is for a dit" in fails("train", "vit", "--data", photos, "--vae", vae)
+    assert "has no config.json" in fails("train", "dit", "--data", photos, "--vae", photos)
+    assert "not with --vae" in fails("train", "dit", "--data", photos, "--vae", vae, "--train.flip", "true")
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    monkeypatch.setitem(sys.modules, "diffusers.models.autoencoders.autoencoder_kl", None)
+    assert "pip install 'pencil-transformers[diffusers]'" in fails("train", "dit", "--data", photos, "--vae", vae)

@@ -1,0 +1,296 @@
+"""why, trace and show of a diffusion transformer, at one step of its way from noise."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_picture_verbs import is_png
+from test_tracing import fails  # noqa: F401
+from test_verbs import type_in  # noqa: F401
+
+import spreadsheet
+from pencil.data.tokenizers import learn
+from pencil.diffusion import Steps, guided, linear, walk
+from pencil.models import create
+from pencil.models.dit import DiTConfig
+from pencil.runs import Run, load
+from pencil.tracing.file import read
+from pencil.train.settings import TrainConfig
+from traced import stirred, unchecked
+
+CLASSES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+SHARED = dict(width=12, depth=2, heads=3, hidden=7, positions="learned")
+FILM = dict(channels=2, frames=10, patch_frames=2, image_size=(6, 14), patch=(2, 7), classes=11)
+RUNS = {
+    "picture": dict(image_size=(6, 10), patch=(2, 5), classes=11),
+    "frames": FILM | dict(attention="factored"),
+    "windows": dict(frames=4, image_size=(6, 30), patch=(3, 5), classes=11, attention="windowed", window=2),
+    "whole": FILM,
+    "steps": dict(image_size=(6, 10), patch=(2, 5), classes=11, noise="linear"),
+    "latents": dict(image_size=(6, 10), channels=2, patch=(2, 5), classes=11, noise="linear"),
+    "text": dict(image_size=(6, 10), patch=(2, 5), context=19, reader_depth=1, noise="cosine", says="v"),
+}
+AT = ("--step", 3, "--steps", 5, "--seed", 7)  # of a flow: two steps of a fifth were made, and the clock is at 600
+TEXT = "a one"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with unchecked():
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a small dit with weights that do something: read it, do not write into it."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def made(name):
+        if not (folder / name).exists():
+            tokenizer = learn("char", ["a one above a two"], 29, ended=True) if name == "text" else None
+            sizes = SHARED | RUNS[name] | ({"vocab": tokenizer.vocab} if tokenizer else {})
+            model = create("dit", DiTConfig(**sizes))
+            stirred(model, 0.2)
+            facts = {"family": "dit"} | ({} if tokenizer else {"classes": CLASSES})
+            facts |= {"vae": "elsewhere"} if name == "latents" else {}
+            held = Run.create(folder / name, {"run": facts, "model": model.config, "train": TrainConfig()}, tokenizer)
+            held.write_weights(model, {})
+        return folder / name
+
+    return made
+
+
+@pytest.fixture
+def traced(type_in, run, tmp_path):  # noqa: F811
+    def made(name, *words):
+        type_in("trace", run(name), *words, "--out", "a.trace.safetensors")
+        return read(tmp_path / "a.trace.safetensors")
+
+    return made
+
+
+def near(found, expected):
+    np.testing.assert_allclose(found, expected, atol=2e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def walked(model, label, made, steps, seed):
+    """x after so many of a flow's steps, by hand."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003)
+    x = torch.randn((1, model.config.channels, *model.config.sides), generator=generator)
+    for k in range(made):
+        x = x - model(x, torch.tensor([1000 * (1 - k / steps)]), torch.tensor([label])) / steps
+    return x
+
+
+# what is traced
+
+
+@pytest.mark.parametrize("name", ["picture", "frames", "windows", "whole"])
+def test_the_model_reads_what_the_walk_hands_it(run, traced, name):
+    found, model = traced(name, "--label", "seven", *AT), load(run(name)).model
+    x = walked(model, 7, 2, 5, 7)
+    near(found["picture"].value, x)
+    assert found["clock"].value == pytest.approx([600])
+    assert found["given"].value == [7]
+    with torch.no_grad():
+        near(found["output"].value, model(x, torch.tensor([600.0]), torch.tensor([7])))
+    assert np.ptp(found["output"].value) > 0.01
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name, clip", [("steps", 1.0), ("latents", None)])
+def test_pictures_are_clipped_on_the_way_and_latents_are_not(run, traced, name, clip):
+    found, model = traced(name, "--label", "seven", "--step", 2, "--steps", 3), load(run(name)).model
+    noise = walked(model, 7, 0, 3, 0)
+    expected, other = (
+        next(walk(Steps(linear(), "eps", c), guided(model, torch.tensor([7]), 1), noise, 3))
+        for c in (clip, None if clip else 1.0)
+    )
+    near(found["picture"].value, expected)
+    assert (other - expected).abs().max() > 0.1
+
+
+def test_the_last_step_ends_at_the_picture_that_sample_draws(type_in, run, traced, tmp_path):  # noqa: F811
+    found = traced("picture", "--label", "two", "--step", 5, "--steps", 5, "--seed", 3)
+    made = found["picture"].value - found["output"].value / 5
+    expected = np.round((made[0, 0].clip(-1, 1) + 1) * 127.5)
+    type_in("sample", run("picture"), "--label", "two", "--guidance", 1, "--steps", 5, "--seed", 3, "--out", "two.png")
+    with Image.open(tmp_path / "two.png") as image:
+        drawn = np.asarray(image.convert("L").resize((10, 6), Image.Resampling.NEAREST), dtype=float)
+    assert np.abs(drawn - expected).max() <= 1  # a byte may round either way
+    assert np.ptp(drawn) > 50
+
+
+def test_the_middle_step_is_traced_unless_another_is_named(type_in, run):  # noqa: F811
+    for words, clock in (((), 520), (("--steps", 5), 600), (("--steps", 1), 1000)):
+        assert type_in("show", run("picture"), "clock[0]", "--label", "seven", *words).out.strip() == str(clock)
+
+
+@torch.no_grad()
+def test_a_guided_model_says_it_twice(run, traced):
+    found, model = (
+        traced("picture", "--label", "seven", "--guidance", 3, "--step", 2, "--steps", 2),
+        load(run("picture")).model,
+    )
+    noise, label, nothing = walked(model, 7, 0, 2, 0), torch.tensor([7]), torch.tensor([True])
+    begun = torch.tensor([1000.0])
+    said, plain = model(noise, begun, label), model(noise, begun, label, nothing=nothing)
+    x = noise - (plain + 3 * (said - plain)) / 2
+    near(found["picture"].value, torch.cat((x, x)))
+    clock = torch.tensor([500.0])
+    near(found["output"].value, torch.cat((model(x, clock, label), model(x, clock, label, nothing=nothing))))
+    assert found.labels["B"] == ["seven", "nothing"]
+
+
+@torch.no_grad()
+def test_a_text_is_read_with_its_words(type_in, run, traced):  # noqa: F811
+    found, loaded = traced("text", "--prompt", TEXT, "--step", 2, "--steps", 3), load(run("text"))
+    ids = [loaded.tokenizer.end, *loaded.tokenizer.encode(TEXT).tolist()]
+    x, clock = (torch.tensor(found[one].value) for one in ("picture", "clock"))
+    near(found["output"].value, loaded.model(x, clock, torch.tensor([ids])))  # without what fills the row up
+    words = found.labels["s"]
+    assert words[0] == "begin"
+    assert "".join(words[1 : len(ids)]).replace("␣", " ") == TEXT
+    assert {*words[len(ids) :]} == {"(padding)"}
+    out = type_in("why", run("text"), "reader.blocks.0.attn.pattern[0,2,1,2]", "--prompt", TEXT, "--steps", 1).out
+    assert f"s {words[1]!r}  s {words[2]!r}" in out
+    assert "✓" in out
+
+
+# receipts
+
+
+def test_every_named_tensor_has_receipts_that_hold(type_in, run, traced):  # noqa: F811
+    random = np.random.default_rng(0)
+    for name, words in (("frames", ("--label", "three")), ("text", ("--prompt", TEXT, "--guidance", 2))):
+        found = traced(name, *words, "--steps", 2)
+        for tensor in found.names:
+            at = random.integers(0, found[tensor].shape)
+            assert found[f"{tensor}[{','.join(map(str, at))}]"].why().agrees
+
+
+def test_a_number_is_walked_back_to_the_noise(type_in, run, traced):  # noqa: F811
+    found = traced("picture", "--label", "seven", *AT)
+    out = type_in("why", run("picture"), "output[0,0,5,8]", "--label", "seven", *AT).out
+    assert "output[0,0,5,8] = strips[0,5,8]" in out  # of 3×2 strips of 2×5 dots
+    said = type_in("why", run("picture"), "strips[0,5,8]", "--label", "seven", *AT, "--digits", 7).out
+    assert "N 'strip 2,1'" in said
+    by_hand = found["norm[0,5]"].value @ found["head.weight[8]"].value + float(found["head.bias[8]"])
+    assert float(re.search(r"recorded (\S+) ✓", said)[1].replace("−", "-")) == pytest.approx(by_hand, rel=1e-5)
+    assert (
+        "(given to the model)"
+        in type_in("why", run("picture"), "picture[0,0,5,8]", "--label", "seven", "--steps", 1).out
+    )
+
+
+def test_an_edit_of_the_way(type_in, run):  # noqa: F811
+    words = ("--label", "seven", "--steps", 1, "--edit", "blocks.0.set=0")  # the gates closed: the block adds nothing
+    out = type_in("why", run("picture"), "blocks.0.post[0,3,5]", *words).out
+    assert re.search(r"= (\S+) \+ 0·\S+ = \1$", out, re.M)
+
+
+# names
+
+
+def strip_of(found, at):
+    return found.labels["T"].index("strip " + ",".join(map(str, at)))
+
+
+def test_a_strip_of_a_video_is_named_by_where_it_stands(traced):
+    found = traced("frames", "--label", "three", "--steps", 2)
+    strip = found["patches.strips"].value[0, strip_of(found, (3, 2, 1))]
+    there = found["picture"].value[0, :, 6:8, 4:6, 7:14]
+    assert sorted(strip.tolist()) == sorted(there.reshape(-1).tolist())
+
+
+def normed(x, found, block, row):
+    shift, scale = found[f"blocks.{block}.set"].value[row].reshape(6, -1)[:2]
+    return (x - x.mean()) / np.sqrt(x.var() + 1e-6) * (1 + scale) + shift
+
+
+def test_groups_are_named_by_what_is_in_them(traced):
+    """A block's norm is of the strip that the names of its group and place say."""
+    found = traced("frames", "--label", "three", "--steps", 2)
+    frame, seat = found.labels["B·w"].index("frames 6–7"), found.labels["n"].index("strip 2,1")
+    x = found["input"].value[0, strip_of(found, (3, 2, 1))]
+    near(found["blocks.0.attn_norm"].value[frame, seat], normed(x, found, 0, frame))
+    time, place = found.labels["w"].index("frames 6–7"), found.labels["B·n"].index("strip 2,1")
+    x = found["blocks.0.post"].value[frame, seat]
+    near(found["blocks.1.attn_norm"].value[place, time], normed(x, found, 1, place))
+
+    found = traced("windows", "--label", "three", "--guidance", 2, "--steps", 2)
+    window, seat = found.labels["B·w"].index("nothing, window 1,0,2"), found.labels["n"].index("place 0,1,1")
+    x = found["input"].value[1, strip_of(found, (2, 1, 5))]
+    near(found["blocks.0.attn_norm"].value[window, seat], normed(x, found, 0, window))
+
+
+# what is written
+
+
+def test_trace_writes_what_it_is_asked_for(type_in, run, tmp_path):  # noqa: F811
+    type_in("trace", run("picture"), "--label", "seven", *AT, "--html", "a.html", "--xlsx", "a.xlsx", "--png", "a.png",
+            "--query", "strip 1,1")  # fmt: skip
+    assert "<h1>picture: seven, step 3 of 5, seed 7</h1>" in (tmp_path / "a.html").read_text()
+    assert is_png(tmp_path / "a.png")
+    sheets = spreadsheet.read(tmp_path / "a.xlsx")
+    at = {name: spreadsheet.located(sheets)[name] for name in ("picture", "output")}
+    x, said = (
+        [[sheets[sheet].values[row + i, column + j] for j in range(10)] for i in range(6)]
+        for sheet, row, column in at.values()
+    )
+    model = load(run("picture")).model.double()
+    with torch.no_grad():
+        expected = model(torch.tensor([[x]], dtype=torch.float64), torch.tensor([600.0]), torch.tensor([7]))
+    np.testing.assert_allclose(said, expected[0, 0], atol=1e-12)
+
+
+def test_heat_maps_of_a_video(type_in, fails, run, tmp_path):  # noqa: F811
+    type_in("trace", run("frames"), "--label", "three", "--steps", 1, "--png", "a.png")
+    type_in("trace", run("whole"), "--label", "three", "--steps", 1, "--png", "b.png", "--query", "strip 3,2,1")
+    assert is_png(tmp_path / "a.png")
+    assert is_png(tmp_path / "b.png")
+    said = fails("trace", run("frames"), "--label", "three", "--steps", 1, "--png", "a.png", "--query", "frames 0–1")
+    assert "blocks.1.attn.pattern does not look at the whole picture" in said
+
+
+# what fails
+
+
+@pytest.mark.parametrize("words, said", [
+    ((), "say it by --label"),
+    (("--label", "eleven"), "was not trained on a label eleven; did you mean seven?"),
+    (("--prompt", "seven"), "say it by --label"),
+    (("--label", "seven", "--prompt", "seven"), "say it by --label, not --prompt"),
+    (("--label", "seven", "--input", "a.png"), "is a dit: it takes no --input"),
+    (("--label", "seven", "--text", "seven"), "--text is what a captioner or a seq2seq says"),
+    (("--label", "seven", "--step", 0), "--step must be from 1 to 50, not 0"),
+    (("--label", "seven", "--step", 6, "--steps", 5), "--step must be from 1 to 5, not 6"),
+    (("--label", "seven", "--steps", 0), "--steps must be at least 1, not 0"),
+    (("--label", "seven", "--step", "last"), "last"),
+    (("--label", "seven", "--seed", -1), "--seed must be from 0 to"),
+    (("--label", "seven", "--seed", 10**13), "--seed must be from 0 to"),
+])  # fmt: skip
+def test_what_cannot_be_traced_is_refused(fails, run, words, said):  # noqa: F811
+    assert said in fails("show", run("picture"), *words)
+
+
+def test_every_verb_refuses(fails, run):  # noqa: F811
+    for words in (("trace", run("picture")), ("why", run("picture"), "clock[0]")):
+        assert "--step must be from 1 to 5, not 6" in fails(*words, "--label", "seven", "--step", 6, "--steps", 5)
+
+
+def test_what_a_text_model_cannot_read(fails, run):  # noqa: F811
+    assert "say it by --prompt" in fails("show", run("text"), "--label", "seven")
+    assert "and the model reads" in fails("show", run("text"), "--prompt", "a one " * 60)
+    assert "1000 steps of noise, and 1001 were asked for" in fails(
+        "show", run("text"), "--prompt", TEXT, "--steps", 1001, "--step", 1
+    )
+
+
+def test_others_take_no_step(fails):  # noqa: F811
+    said = fails("show", "example:vit-4x4", "--label", "seven", "--step", 3)
+    assert "has its own input: leave --label and --step out" in said
