@@ -36,7 +36,7 @@ from .tasks import Asked, Batch, Begun, Preview, random_of
 PACES: dict[str, dict[str, Any]] = {
     "digits": dict(steps=480, ema=0.99, eval_every=480, save_every=240),
     "mnist": dict(steps=3000, batch=128, eval_every=1000),
-    "moving-digits": dict(steps=6000, eval_every=2000),
+    "moving-digits": dict(steps=6000, eval_every=1000),
 }
 BOUND = 0.001  # the share of the variational bound in the loss, where the variance is learned too
 SEEDS = 2**43  # a row's noise has a seed a million times as large, and torch's have 63 bits
