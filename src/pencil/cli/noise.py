@@ -15,7 +15,8 @@ from ..train.diffusing import drawing_of, finish_of, paint
 from ..train.latents import codec_of
 from ..train.pairs import end_of, padded
 
-SHOWN = 11  # stops on a strip
+ACROSS = 13  # stops in a row of a strip
+MOST, MOST_FILMS = 8 * ACROSS, 11  # stops on a strip: of longer ways only some, as evenly as can be
 
 
 def paint_pictures(
@@ -43,7 +44,8 @@ def paint_pictures(
     folder = run.path / "sampled" if out is None else out if not out.suffix else out.parent
     folder.mkdir(parents=True, exist_ok=True)
     first = [stop[0] for stop in stops]
-    which = np.linspace(0, len(first) - 1, min(SHOWN, len(first))).astype(int)
+    most = MOST_FILMS if made.ndim == 5 else MOST
+    which = np.linspace(0, len(first) - 1, min(most, len(first))).astype(int)
     if made.ndim == 5:
         film = out if out is not None and out.suffix else folder / "grid.gif"
         written = [(film, draw.film(_tiled(made)))]
@@ -52,7 +54,8 @@ def paint_pictures(
     else:
         grid = out if out is not None and out.suffix else folder / "grid.png"
         written = [(grid, draw.rows([_tiled(made[:, :, None])[0][None]]))]
-        written.append((folder / "strip.png", draw.rows([np.stack([first[i] for i in which])])))
+        way = np.stack([first[i] for i in which])
+        written.append((folder / "strip.png", draw.rows([way[i : i + ACROSS] for i in range(0, len(way), ACROSS)])))
     for path, content in written:
         write_aside(path, content)
         Console(stderr=True).print(str(path), highlight=False, markup=False, soft_wrap=True)
