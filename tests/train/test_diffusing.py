@@ -11,7 +11,8 @@ from albums import album, cut_short, picture
 from pencil.config import UserError
 from pencil.diffusion import Flow
 from pencil.train import judging
-from pencil.train.diffusing import DiffusionTask, paint, wanted_of
+from pencil.train.diffusing import DiffusionTask, wanted_of
+from pencil.train.painting import paint
 from pencil.train.pictures import LabelTask
 from pencil.train.settings import TrainConfig
 from pencil.train.start import train_config

@@ -11,8 +11,8 @@ from ..config import UserError, nearest
 from ..diffusion import check_sampler
 from ..files import write_aside
 from ..runs import Loaded
-from ..train.diffusing import drawing_of, finish_of, paint
 from ..train.latents import codec_of
+from ..train.painting import drawing_of, finish_of, paint
 from ..train.pairs import end_of, padded
 
 ACROSS = 13  # stops in a row of a strip

@@ -17,7 +17,7 @@ from ..runs import Loaded, load
 from ..tracing.nested import mapped
 from ..tracing.picture import last_pattern
 from ..tracing.record import LiveTrace, trace
-from ..train.diffusing import drawing_of, paint
+from ..train.painting import drawing_of, paint
 from ..train.pairs import shown, sources_of, write
 from .noise import told
 from .pairs import tokens_of

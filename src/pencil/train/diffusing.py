@@ -1,6 +1,6 @@
 """The task of a diffusion transformer: say what is noise in a noised picture; and pictures drawn from noise."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,15 +19,17 @@ from ..core.span import Span
 from ..data import images
 from ..data.augment import Look
 from ..data.moving import MovingDigits
+from ..data.sizes import common_size, patch_for
 from ..data.tokenizers import Tokenizer, learn
-from ..diffusion import Flow, Process, guided, process_of, walk, with_spread
+from ..diffusion import Flow, with_spread
 from ..files import write_all
 from ..models import configure, preset_of
 from ..models.parts import numbers
 from ..runs import Run
 from .captions import longest
-from .latents import Codec, as_bytes, as_latents, codec_of
+from .latents import Codec, as_latents, codec_of
 from .loop import pick_device
+from .painting import drawing_of, finish_of, paint
 from .pairs import end_of, padded
 from .pictures import PictureTask
 from .settings import TrainConfig, refuse
@@ -39,7 +41,6 @@ PACES: dict[str, dict[str, Any]] = {
     "moving-digits": dict(steps=6000, eval_every=1000),
 }
 BOUND = 0.001  # the share of the variational bound in the loss, where the variance is learned too
-SEEDS = 2**43  # a row's noise has a seed a million times as large, and torch's have 63 bits
 LEFT_OUT = 0.1  # of the labels or texts, where nothing else is said
 
 
@@ -250,12 +251,12 @@ def shape_for(asked: Asked, data: images.PictureData) -> dict[str, Any]:
     shape = {name: value for name, value in data.native.items() if name in names}
     size = asked.size or asked.model.get("image_size")
     if size is None:
-        shape["image_size"] = images.common_size(data, asked.data) or shape["image_size"]
+        shape["image_size"] = common_size(data, asked.data) or shape["image_size"]
     elif asked.vae is None:
         shape["image_size"] = coerce(size, tuple[int, int], "model.image_size")
     fresh = tuple(shape["image_size"]) != tuple(data.native["image_size"]) and min(shape["image_size"]) > 0
     if fresh and asked.vae is None and "patch" not in asked.model:
-        shape["patch"] = images.patch_for(shape["image_size"])
+        shape["patch"] = patch_for(shape["image_size"])
     return shape
 
 
@@ -268,48 +269,6 @@ def wanted_of(data: str) -> str:
     return "caption" if path.is_dir() and (path / "metadata.jsonl").is_file() else "label"
 
 
-@torch.no_grad()
-def paint(
-    model: Any,
-    process: Process,
-    given: Sequence[Tensor],
-    guidance: float = 1.0,
-    steps: int = 50,
-    sampler: str | None = None,
-    seed: int = 0,
-    films: bool = False,
-    finish: Callable[[Tensor], np.ndarray] = as_bytes,
-) -> list[np.ndarray]:
-    """Pictures from noise, as bytes: the last ones, and before them the first row's after every step where a film is
-    asked for. A seed gives a row its noise."""
-    c, device = model.config, next(model.parameters()).device
-    if guidance != 1 and not c.null:
-        raise UserError("the model was trained without the null class, so it cannot be guided: leave --guidance at 1")
-    count = len(given[0])
-    if not 0 <= seed < SEEDS:
-        raise UserError(f"--seed must be from 0 to {SEEDS - 1}, not {seed}")
-    rows = [torch.Generator().manual_seed(seed * 1_000_003 + i) for i in range(count)]
-    x = torch.stack([torch.randn((c.channels, *c.sides), generator=g) for g in rows]).to(device)
-    places = Span.at(given[1].to(device)) if len(given) > 1 else None
-    denoise = guided(model, given[0].to(device), guidance, places)
-    stops = [finish(x[:1])] if films else []
-    for less in walk(process, denoise, x, steps, sampler, torch.Generator().manual_seed(seed)):
-        if films:
-            stops.append(finish(less[:1]))
-        x = less
-    return [*stops[:-1], finish(x)]
-
-
 def read(pictures: Tensor) -> Tensor:
     """Pictures' bytes as numbers; latents are numbers already."""
     return numbers(pictures) if pictures.dtype == torch.uint8 else pictures
-
-
-def drawing_of(sizes: Any, latents: bool) -> Process:
-    """How a model of these sizes draws: pictures are kept within −1 … 1 on the way, latents have no such bounds."""
-    return process_of(sizes.noise, sizes.says, None if latents else 1.0)
-
-
-def finish_of(codec: Codec | None) -> Callable[[Tensor], np.ndarray]:
-    """What makes pictures of what the model has drawn."""
-    return as_bytes if codec is None else codec.decode

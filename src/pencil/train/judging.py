@@ -8,8 +8,8 @@ import torch
 from .. import draw
 from ..core.patches import by
 from ..core.probe import Probe
-from ..data import images
 from ..data.moving import MovingDigits
+from ..data.sizes import patch_for
 from ..data.text import cache_folder
 from ..models.parts import numbers
 from ..runs import Run
@@ -29,7 +29,7 @@ def judge_of(task: Any) -> Any:
         cache_folder() / f"judge-{task.data.hash[:32]}{'' if native else '-' + by((size['channels'], *task.look.size))}"
     )
     if not (path / "model.safetensors").is_file():
-        sizes = {} if native else size | {"patch": images.patch_for(task.look.size)}
+        sizes = {} if native else size | {"patch": patch_for(task.look.size)}
         pace = {} if task.data.pace else JUDGE
         run, vit, config = new_run("vit", task.source, model=sizes, train=pace, out=path, force=path.exists())
         Trainer(vit, run, config).train()
