@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 # name -> module; torch loads only when one of these is first used
 _LAZY = {

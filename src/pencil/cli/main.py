@@ -9,7 +9,7 @@ from rich.console import Console
 
 from .. import __version__
 from ..config import UserError
-from . import checking, looking, tracing, training, using
+from . import checking, cost, heads, kata, lab, looking, tracing, training, using
 
 app = App(
     name="pencil",
@@ -27,7 +27,11 @@ app.command(tracing.why)
 app.command(tracing.trace)
 app.command(tracing.show)
 app.command(tracing.diff)
+app.command(heads.heads)
 app.command(checking.check)
+app.command(kata.app)
+app.command(lab.lab)
+app.command(cost.cost)
 app.command(looking.doctor)
 
 

@@ -76,6 +76,10 @@ class GPTConfig:
 
 _GPT2 = dict(vocab=50257, context=1024, activation="gelu-tanh", bias=True, positions="learned")
 
+# public sizes, for `pencil shapes` and `pencil cost`
+_LLAMA2 = dict(vocab=32000, context=4096, norm="rms", activation="swiglu", tied=False)
+_LLAMA3 = dict(vocab=128256, context=8192, norm="rms", activation="swiglu", tied=False, rope_base=500000.0, kv_heads=8)
+
 PRESETS: dict[str, dict] = {
     "nano": dict(width=128, depth=4, heads=4, context=64),
     "nanogpt": dict(width=128, depth=4, heads=4, context=64, positions="learned"),
@@ -88,6 +92,11 @@ PRESETS: dict[str, dict] = {
     "gpt2-medium": dict(width=1024, depth=24, heads=16, **_GPT2),
     "gpt2-large": dict(width=1280, depth=36, heads=20, **_GPT2),
     "gpt2-xl": dict(width=1600, depth=48, heads=25, **_GPT2),
+    "llama2-7b": dict(width=4096, depth=32, heads=32, hidden=11008, **_LLAMA2),
+    "llama2-13b": dict(width=5120, depth=40, heads=40, hidden=13824, **_LLAMA2),
+    "llama2-70b": dict(width=8192, depth=80, heads=64, kv_heads=8, hidden=28672, **_LLAMA2),
+    "llama3-8b": dict(width=4096, depth=32, heads=32, hidden=14336, **_LLAMA3),
+    "llama3-70b": dict(width=8192, depth=80, heads=64, hidden=28672, **_LLAMA3),
 }
 
 

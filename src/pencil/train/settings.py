@@ -94,6 +94,12 @@ _GPT2 = dict(
     save_every=1000,
 )
 
+# of the LLaMA papers: batches of four million tokens
+_LLAMA = dict(
+    optimizer="adamw", lr=3e-4, min_lr=0.1, batch=1, accumulate=1024, warmup=2000, steps=500_000, beta2=0.95,
+    save_every=1000,
+)  # fmt: skip
+
 _LABELS = dict(batch=64, steps=3200, weight_decay=0.05)
 _CAPTIONS = dict(batch=64, steps=2000, weight_decay=0.2)
 _VIT = dict(batch=128, steps=50_000, lr=1e-3, warmup=1000, weight_decay=0.1, eval_every=1000, save_every=1000)
@@ -126,6 +132,11 @@ PRESETS: dict[str, dict[str, dict]] = {
         "gpt2-medium": _GPT2 | dict(lr=3e-4),
         "gpt2-large": _GPT2 | dict(lr=2.5e-4),
         "gpt2-xl": _GPT2 | dict(lr=2e-4),
+        "llama2-7b": _LLAMA,
+        "llama2-13b": _LLAMA,
+        "llama2-70b": _LLAMA | dict(lr=1.5e-4),
+        "llama3-8b": _LLAMA | dict(accumulate=512),
+        "llama3-70b": _LLAMA | dict(lr=1.5e-4, accumulate=512),
     },
     "vit": {
         "nano": _LABELS,

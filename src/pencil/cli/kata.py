@@ -1,0 +1,197 @@
+"""kata, and kata grade."""
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from ..config import UserError
+from .asking import Screen, ask
+from .classroom import PLAIN, SHEET, Printing, grade, printed
+
+if TYPE_CHECKING:
+    from ..learn.katas.exercise import Question
+    from ..learn.katas.progress import Outcome, Standing
+
+app = App(name="kata", version_flags=())
+app.command(grade)
+now: Callable[[], datetime] = datetime.now
+Flag = Annotated[bool, Parameter(negative=())]
+
+
+@app.default
+def exercise(
+    name: str | None = None,
+    /,
+    *,
+    new: Flag = False,
+    seed: int | None = None,
+    page: str | None = None,
+    every: Annotated[bool, Parameter(name="--list", negative=())] = False,
+    topic: str | None = None,
+    printing: Printing = PLAIN,
+) -> int:
+    """Exercises for the hand: the next one for you, the working covered until you answer.
+
+    An answer may be one number a line, or all on one line; ? shows the working (seen, not solved), q leaves.
+
+    Parameters
+    ----------
+    name
+        The exercise to do, with the page's own numbers; what is due, or else the next new one, when not given.
+    new
+        Fresh numbers.
+    seed
+        The same fresh numbers again.
+    page
+        A whole page in its order and its words: 000.
+    every
+        List all exercises, and how you stand.
+    topic
+        Only exercises of this topic; --list shows the topics.
+    """
+    from ..learn.katas import kata
+    from ..learn.katas import page as pages
+
+    given = {"a name": name, "--page": page, "--list": every, "--new": new, "--seed": seed, "--topic": topic}
+    _fit_together(given | printing.words())
+    if name is not None:
+        kata(name)
+    if seed is not None and seed < 0:
+        raise UserError(f"--seed is 0 or more, not {seed}")
+    if printing.count is not None:
+        return printed(name, topic, seed, printing)
+    record = Record()
+    if every:
+        return _list(topic, record)
+    if page is not None:
+        return _page(pages(page), record)
+    chosen = name or _next(topic, record)
+    if chosen is None:
+        return 0
+    if seed is None and (new or (not name and chosen in record.standings)):
+        seed = random.SystemRandom().randrange(10_000)  # what comes back has other numbers
+    screen = Screen()
+    outcome, _ = ask(kata(chosen).make(seed), screen)
+    record.add(chosen, outcome)
+    record.tell(chosen, outcome, screen)
+    return 0
+
+
+# what may be said beside each of these
+BESIDE = {
+    "--page": (),
+    "--list": ("--topic",),
+    "--print": ("a name", "--topic", "--seed", *SHEET),
+    "": ("a name", "--topic", "--new", "--seed"),
+}
+
+
+def _fit_together(given: dict[str, object]) -> None:
+    """Refuse words that do not go together."""
+    said = [word for word, value in given.items() if value is not None and value is not False]
+    task = next((word for word in BESIDE if word in said), "")
+    for word in said:
+        if word != task and word not in BESIDE[task]:
+            if not task:
+                raise UserError(f"{word} is for a worksheet: say how many exercises by --print")
+            raise UserError(f"{task} and {word} do not go together")
+    for one, other in (("a name", "--topic"), ("--new", "--seed")):
+        if one in said and other in said:
+            raise UserError(f"{one} and {other} do not go together")
+    if "--seed" in said and not task and "a name" not in said:
+        raise UserError("--seed repeats the numbers of one exercise: name it, as in pencil kata softmax --seed 7")
+
+
+# ---- what was done
+
+
+class Record:
+    """The learner's progress, read at the beginning and written after every exercise."""
+
+    def __init__(self):
+        from ..learn.katas import progress
+
+        self.progress, self.path = progress, progress.file()
+        try:
+            self.standings = progress.read(self.path)
+        except progress.Damaged:
+            aside = progress.set_aside(self.path)
+            print(f"{self.path} was damaged: it is now {aside.name}, and your progress begins anew", file=sys.stderr)
+            self.standings = {}
+
+    def of(self, name: str) -> "Standing":
+        return self.standings.get(name) or self.progress.NEW
+
+    def add(self, name: str, outcome: "Outcome | None") -> None:
+        """Count one exercise; nothing is written when there is nothing to count."""
+        if outcome is not None:
+            self.standings[name] = self.progress.after(self.of(name), outcome, now())
+            self.progress.write(self.path, self.standings)
+
+    def tell(self, name: str, outcome: "Outcome | None", screen: Screen) -> None:
+        if outcome is not None:
+            when = self.progress.when(self.of(name), now().date())
+            when = "today, with other numbers" if when == "due" else when
+            screen.say(f"{name} comes back {when}. Next: pencil kata", "dim")
+
+
+def _names(topic: str | None) -> list[str]:
+    from ..learn.katas import KATAS, sheets
+
+    wanted = None if topic is None else sheets.topic(topic)
+    return [name for name, kata in KATAS.items() if wanted in (None, kata.topic)]
+
+
+def _next(topic: str | None, record: Record) -> str | None:
+    """The exercise that is due or new; None, with a word of when to come again, where there is none."""
+    names = _names(topic)
+    chosen = record.progress.following(record.standings, names, now().date())
+    if chosen is None:
+        soonest = min(names, key=lambda name: record.of(name).due or now().date())
+        when = record.progress.when(record.of(soonest), now().date())
+        screen = Screen()
+        screen.say(f"Nothing is due today; {soonest} comes back {when}.")
+        screen.say(f"To practise all the same: pencil kata {soonest} --new")
+    return chosen
+
+
+def _page(questions: "list[Question]", record: Record) -> int:
+    """All exercises of a page, one after the other."""
+    screen, done = Screen(), Counter()
+    for i, question in enumerate(questions, 1):
+        screen.say(f"{i} of {len(questions)}", "dim")
+        outcome, left = ask(question, screen)
+        record.add(question.kata, outcome)
+        done[outcome] += 1
+        if left:
+            break
+        screen.say()
+    screen.say(f"{done['solved']} of {len(questions)} right at once, {done['corrected']} after a wrong answer.", "bold")
+    return 0
+
+
+def _list(topic: str | None, record: Record) -> int:
+    """All exercises by topic, with how the learner stands."""
+    from ..learn.katas import KATAS
+
+    screen, today, last = Screen(), now().date(), None
+    names = _names(topic)
+    wide = max(map(len, names))
+    for name in sorted(names, key=lambda name: [kata.topic for kata in KATAS.values()].index(KATAS[name].topic)):
+        kata, standing = KATAS[name], record.of(name)
+        if kata.topic != last:
+            screen.say(f"{chr(10) if last else ''}{kata.topic}", "bold")
+        last = kata.topic
+        score = f", {standing.solved} of {standing.attempts} solved" if standing.attempts else ""
+        screen.say(f"{name:{wide}}  {kata.title}", indent=2)
+        if standing.attempts:
+            screen.say(f"{'':{wide}}  {record.progress.when(standing, today)}{score}", "dim", indent=2)
+    tried = [name for name in names if record.of(name).attempts]
+    due = [name for name in tried if record.progress.when(record.of(name), today) == "due"]
+    screen.say(f"\n{len(names)} exercises: {len(names) - len(tried)} new, {len(due)} due.")
+    return 0

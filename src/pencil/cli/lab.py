@@ -1,0 +1,175 @@
+"""lab."""
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from ..config import UserError, in_full
+
+if TYPE_CHECKING:
+    from ..learn.lab.claim import Claim
+    from ..learn.lab.finding import Finding
+    from ..learn.lab.run import Result, Row
+
+STYLE = {"shown": "green", "partly shown": "yellow", "not shown at this size": "yellow", "the opposite": "bold red"}
+
+
+def lab(
+    name: str | None = None,
+    /,
+    *,
+    quick: Annotated[bool, Parameter(negative=())] = False,
+    seeds: int = 5,
+    out: str | None = None,
+    force: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Take a part out of a transformer and see what breaks: with and without it, the same seeds, side by side.
+
+    Parameters
+    ----------
+    name
+        A claim, or `all`; without a name the claims are listed.
+    quick
+        The small form of each experiment, for a first look.
+    seeds
+        How many times each is run, each time with other weights and other data; at least 3.
+    out
+        The folder for figure and report: lab/NAME unless it is given.
+    force
+        Write over what an earlier run left in that folder.
+    """
+    from ..learn.lab import claim_of, claims
+
+    console = Console(highlight=False)
+    if name is None:
+        _list(console, list(claims().values()))
+        return 0
+    if seeds < 3:
+        raise UserError(f"--seeds must be at least 3, or there is no interval to speak of, not {seeds}")
+    every = name == "all"
+    chosen = list(claims().values()) if every else [claim_of(name)]
+    folder = _folder(in_full(out) if out is not None else Path("lab") / name, force)
+    words = ["pencil", "lab", name, *(["--quick"] if quick else []), *(["--seeds", str(seeds)] if seeds != 5 else [])]
+    _run(console, chosen, seeds, quick, folder, shlex.join(words), every)
+    return 0
+
+
+def _list(console: Console, known: "list[Claim]") -> None:
+    wide = max(len(claim.name) for claim in known)
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(width=wide, no_wrap=True)
+    table.add_column(overflow="fold")
+    for claim in known:
+        table.add_row(Text(claim.name, "bold"), Text(claim.hypothesis))
+    console.print(table)
+    console.print(f"\npencil lab NAME runs one, pencil lab all --quick all {len(known)}.", markup=False)
+
+
+def _folder(folder: Path, force: bool) -> Path:
+    """The folder for what is written; one with something in it only when that is asked for, and the lab wrote it."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file, not a folder; name another with --out")
+    if folder.is_dir() and any(folder.iterdir()):
+        if not force:
+            raise UserError(f"{folder} has something in it; --force writes over it, --out names another")
+        if not (folder / "results.jsonl").is_file():
+            raise UserError(f"{folder} is no folder of the lab's (it has no results.jsonl); name another with --out")
+        (folder / "results.jsonl").unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _run(
+    console: Console, chosen: "list[Claim]", seeds: int, quick: bool, folder: Path, command: str, every: bool
+) -> None:
+    from ..learn.lab.report import write_all, write_claim
+    from ..learn.lab.run import Plan, append, run
+
+    total, begun = seeds * sum(len(claim.arms) for claim in chosen), time.monotonic()
+    if not every:
+        _announce(console, chosen[0], quick)
+    count, results = 0, []
+    with console.status(f"0 of {total} measured") as status:
+
+        def tell(row: "Row") -> None:
+            nonlocal count
+            count += 1
+            append(folder / "results.jsonl", row)
+            line = f"{count} of {total} measured: {row.claim}, {row.arm}, seed {row.seed}, {row.seconds:.1f} s"
+            status.update(escape(line))
+            if not every and not console.is_terminal:
+                console.print(f"  {line}", markup=False)
+
+        for result in run(Plan(chosen, seeds, quick), tell):
+            results.append(result)
+            if every:
+                console.print(_line(result, time.monotonic() - begun))
+    order = [claim.name for claim in chosen]
+    results.sort(key=lambda result: order.index(result.claim.name))
+    console.print(_table(results))
+    seconds = time.monotonic() - begun
+    paths = write_all(folder, results, command, seconds) if every else write_claim(folder, results[0], command)
+    if not every and results[0].claim.caveat:
+        console.print(Text(results[0].claim.caveat, "dim"))
+    shown = [path for path in paths if path.suffix in (".html", ".md") or path.name == "figure.png"]
+    console.print(f"{seconds:.0f} s; {', '.join(map(str, shown))}", markup=False, soft_wrap=True)
+
+
+def _announce(console: Console, claim: "Claim", quick: bool) -> None:
+    from ..learn.lab.run import sizes_in_words
+
+    lines = {
+        "claim": claim.hypothesis,
+        "from": claim.source,
+        "removed": claim.removed,
+        "sizes": sizes_in_words(claim.size(quick)),
+    }
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(width=7)
+    table.add_column(overflow="fold")
+    for name, text in lines.items():
+        if text:
+            table.add_row(Text(name, "dim"), Text(text))
+    console.print(Text(claim.title, "bold"))
+    console.print(table)
+
+
+def _line(result: "Result", seconds: float) -> Text:
+    return Text.assemble(
+        (f"{seconds:4.0f} s  ", "dim"), (f"{result.claim.name:18}", "bold"), (result.verdict, STYLE[result.verdict])
+    )
+
+
+def _table(results: "list[Result]") -> Table:
+    """Predicted beside measured; of one claim with every arm's mean, of many with the effect alone."""
+    from ..learn.lab.finding import effect
+
+    several = len(results) > 1
+    table: Any = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in (["claim"] if several else []) + ["predicted", "measured", "verdict"]:
+        table.add_column(column, overflow="fold", ratio=None if column in ("claim", "verdict") else 1)
+    for result in results:
+        for i, found in enumerate(result.findings):
+            measured = Text(effect(found)) if several else _measured(result, found)
+            cells = [Text(found.prediction.says), measured, Text(found.verdict, STYLE[found.verdict])]
+            table.add_row(*([Text(result.claim.name if i == 0 else "", "bold")] if several else []), *cells)
+    return table
+
+
+def _measured(result: "Result", found: "Finding") -> Text:
+    from ..learn.lab.finding import effect, number
+
+    p = found.prediction
+    said = Text(f"{p.label}\n", "dim")
+    if p.near is None:
+        arms = [arm for arm in result.claim.arms if arm in found.values]
+        said.append(", ".join(f"{arm} {number(found.average(arm))}" for arm in arms) + "\n", "not dim")
+    return said.append(effect(found), "not dim")

@@ -1,0 +1,185 @@
+"""The scores of heads as a table, in words, as a picture and as plain data."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ... import draw
+from .scores import FEWEST, NAMES, Head, Report, Score
+
+NUMBERED = 16  # heads along a side of a panel up to which each cell has its number
+ABOUT = (
+    "0.3 is head 3 of block 0, both counted from 0.",
+    "Percent of the attention ± a 95 % interval over the texts; in brackets, what chance would give.",
+    "broad: 100 looks at everything alike. All this tells where a head looks, not what the model makes of it.",
+)
+
+
+def scores_of(heads: Sequence[Head]) -> list[str]:
+    """The names of the scores that some head has, in the order they are told."""
+    return [name for name in NAMES if any(name in head.scores for head in heads)]
+
+
+def stacks_of(report: Report) -> dict[str, list[Head]]:
+    """The heads of each stack."""
+    names = dict.fromkeys(head.stack for head in report.heads)
+    return {stack: [head for head in report.heads if head.stack == stack] for stack in names}
+
+
+def tables(report: Report) -> list[Table]:
+    """For each stack, one head a line: its scores with interval and baseline, and its name where it has earned one."""
+    found = []
+    for stack, heads in stacks_of(report).items():
+        names = scores_of(heads)
+        title = f"{stack or 'decoder'}, looking at itself" if stack != "cross" else "decoder, looking at the source"
+        made = Table(
+            title=title if stack else None, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
+        )
+        made.add_column("head", no_wrap=True, min_width=4)
+        for name in names:
+            made.add_column(name, justify="right", overflow="fold")
+        made.add_column("name", min_width=10)
+        for head in heads:
+            cells = [_cell(head.scores.get(name)) for name in names]
+            made.add_row(f"{head.layer}.{head.head}", *cells, _called(head))
+        found.append(made)
+    return found
+
+
+def _cell(score: Score | None) -> Text:
+    if score is None:
+        return Text("")
+    told = f"{100 * score.mean:.0f} ±{100 * score.margin:.0f} ({100 * score.baseline:.0f})"
+    return Text(told, style="bold" if score.clear else "")
+
+
+def _called(head: Head) -> Text:
+    if head.names:
+        return Text(", ".join(head.names), style="bold")
+    return Text("as untrained" if head.untrained else "–", style="dim")
+
+
+def words(report: Report) -> list[str]:
+    """What shows and what does not, in sentences."""
+    lines, missing = [], []
+    for name in scores_of(report.heads):
+        if name == "broad":
+            continue
+        found = [at(head) for head in report.heads if NAMES[name] in head.names]
+        if found:
+            lines.append(f"{NAMES[name]}: {', '.join(found)}")
+        else:
+            missing.append(NAMES[name])
+    if not lines:
+        lines = ["No score is clearly beyond its baseline: there is no head to name."]
+    elif missing:
+        lines.append(f"No head shows: {', '.join(missing)}.")
+    idle = sum(head.untrained and not head.names for head in report.heads)
+    if idle:
+        many = (
+            "All of them spread"
+            if idle == len(report.heads)
+            else f"{idle} of {len(report.heads)} heads spread{'s' * (idle == 1)}"
+        )
+        lines.append(f"{many} {'its' if idle == 1 else 'their'} attention as untrained heads do.")
+    return lines
+
+
+def at(head: Head) -> str:
+    return f"{head.stack} {head.layer}.{head.head}".strip()
+
+
+def measured_on(report: Report, family: str, held_out: bool) -> str:
+    """A sentence on where the numbers come from."""
+    what = {"vit": "pictures", "captioner": "pictures and captions", "seq2seq": "pairs"}.get(family, "texts")
+    size = "" if family == "vit" else f" of up to {report.tokens} tokens"
+    told = f"Measured on {report.texts} {'held-out ' if held_out else ''}{what}{size}"
+    if family in ("gpt", "captioner") and not report.repeated:
+        return f"{told}; induction was not: it needs {FEWEST} different tokens, and a context of twice as many."
+    if report.repeated:
+        return f"{told}; induction on random sequences of {FEWEST} to {report.repeated} tokens, written twice or not."
+    return f"{told}."
+
+
+def as_data(report: Report) -> dict[str, Any]:
+    """The same as plain data."""
+    heads = [
+        {
+            "stack": head.stack,
+            "layer": head.layer,
+            "head": head.head,
+            "scores": {name: vars(score) for name, score in head.scores.items()},
+            "names": list(head.names),
+            "as_untrained": head.untrained,
+        }
+        for head in report.heads
+    ]
+    return {"texts": report.texts, "tokens": report.tokens, "repeated": report.repeated, "heads": heads}
+
+
+def picture(report: Report, title: str) -> bytes:
+    """A panel for each score: blocks down, heads across, darker where more; a frame around what earned a name."""
+    stacks = stacks_of(report)
+    panels = [(stack, heads, name) for stack, heads in stacks.items() for name in scores_of(heads)]
+    count, depth = (max(getattr(one, side) for one in report.heads) + 1 for side in ("head", "layer"))
+    wide, high = max(2.4, 0.42 * min(count, NUMBERED) + 0.8), max(1.9, 0.36 * min(depth, NUMBERED) + 1.1)
+    # stacks stand under one another, a single one in two lines
+    across = 3 if len(stacks) == 1 else max(len(scores_of(heads)) for heads in stacks.values())
+    down = sum(-(-len(scores_of(heads)) // across) for heads in stacks.values())
+    figure = draw.canvas(min(wide * across + 0.9, 24), min(high * down + 0.8, 24))
+    named = any(head.names for head in report.heads)
+    key = "orange frame: clearly beyond its baseline" if named else "no score is clearly beyond its baseline"
+    figure.suptitle(draw.literal(f"{title}\n{key}"), fontsize=10)
+    drawn: list[Any] = []
+    shown: Any = None
+    place, last = 0, ""
+    for stack, heads, name in panels:
+        if stack != last and place % across:
+            place += across - place % across
+        place, last = place + 1, stack
+        axes = figure.add_subplot(down, across, place)
+        drawn.append(axes)
+        shown = _panel(axes, heads, name)
+        axes.set_title(f"{stack} {NAMES[name]}".strip() + f"\n{_baselines(heads, name)}", fontsize=9)
+    figure.colorbar(shown, ax=drawn, fraction=0.03, label="percent")
+    return draw.as_png(figure)
+
+
+def _panel(axes: Any, heads: list[Head], name: str) -> Any:
+    down, across = (max(getattr(one, side) for one in heads) + 1 for side in ("layer", "head"))
+    values = np.full((down, across), np.nan)
+    for one in heads:
+        values[one.layer, one.head] = 100 * one.scores[name].mean
+    shown = axes.imshow(values, cmap="Blues", vmin=0, vmax=100, aspect="auto")
+    few = max(down, across) <= NUMBERED
+    for one in heads:
+        value = one.scores[name].mean
+        if few:
+            shade = "white" if value > 0.55 else "black"
+            axes.text(one.head, one.layer, f"{100 * value:.0f}", ha="center", va="center", fontsize=8, color=shade)
+        if one.scores[name].clear:
+            corner = one.head - 0.46, one.layer - 0.46
+            axes.add_patch(_frame(corner))
+    if few:
+        axes.set(xticks=range(across), yticks=range(down))
+    axes.set_xlabel("head", fontsize=8)
+    axes.set_ylabel("block", fontsize=8)
+    axes.tick_params(labelsize=8)
+    return shown
+
+
+def _frame(corner: tuple[float, float]) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=draw.BAD, linewidth=2.5)
+
+
+def _baselines(heads: list[Head], name: str) -> str:
+    base = [100 * head.scores[name].baseline for head in heads]
+    low, high = f"{min(base):.0f}", f"{max(base):.0f}"
+    what = "untrained" if name == "broad" else "by chance"
+    return f"{what} {low}" if low == high else f"{what} {low}–{high}"

@@ -1,0 +1,127 @@
+"""Exercises on more than one attention: two heads glued, and words that look at strips."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ...core.attention import Attention
+from ...core.masks import full
+from ...core.probe import OFF, Off
+from ...core.span import Span
+from .exercise import Question, Table
+from .making import Draws, Later, Numbers, Work, blanks, maker, mistake, rows, tensor, work
+from .parts import FORGOT_SCALE, SCALE_HINT, ByHand, by_hand, look, softmax_cells, strips, tags
+
+Rows = list[list[float]]
+
+
+class Heads(nn.Module):
+    """The real attention over tags that are given: it reads them side by side, and its matrices change nothing."""
+
+    def __init__(self, width: int, count: int, scale: float | None = None):
+        super().__init__()
+        self.width, self.scale = width, scale
+        self.attn = Attention(3 * width, count, head_width=width // count, bias=False)
+        self.attn.qkv.weight.data = torch.eye(3 * width)
+        self.attn.out.weight.data = torch.eye(3 * width, width)
+
+    def forward(self, given: Tensor, probe: Off = OFF) -> Tensor:
+        span = replace(Span.whole(given.shape[1]).under(full), scale=self.scale)
+        return probe("glued", self.attn(given, span, probe=probe / "attn")[..., : self.width])
+
+
+class HeadsByHand(nn.Module):
+    """Each head in its own columns, one step after another, and their results side by side."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.count, self.head = count, ByHand()
+
+    def forward(self, want: Tensor, have: Tensor, give: Tensor, probe: Off = OFF) -> Tensor:
+        parts = zip(*(one[None, None].chunk(self.count, -1) for one in (want, have, give)), strict=True)
+        found = [self.head(*part, probe=probe / f"head {i + 1}") for i, part in enumerate(parts)]
+        return probe("glued", torch.cat(found, -1)[0])
+
+
+def _two(want: Rows, have: Rows, give: Rows, row: int) -> Question:
+    given = torch.cat([tensor(one) for one in (want, have, give)], -1)[None]
+
+    def glued(count: int = 2, scale: float | None = None) -> Work:
+        return work(Heads(4, count, scale), given)
+
+    done, hand = glued(), work(HeadsByHand(2), *(tensor(one) for one in (want, have, give)))
+    slots = [f"slot {i + 1}" for i in range(4)]
+    wide, forgot = (glued(2, scale).run("glued")[row] for scale in (1 / math.sqrt(4), 1.0))
+    one = glued(1).run("glued")[row]
+    cells = [
+        (f"head {h}: {label}", f"head {h}.{where}")
+        for h in (1, 2)
+        for label, where in [(f"score {j + 1}", f"scores[0,0,{row},{j}]") for j in (0, 1)] + softmax_cells(row, 2)
+    ]
+    sums = [(f"head {h}: slot {i + 1}", f"head {h}.z[0,0,{row},{i}]") for h in (1, 2) for i in (0, 1)]
+    return Question(
+        "", None, "", (tags("WANT", want), tags("HAVE", have), tags("GIVE", give)),
+        f"Two heads: head 1 has slots 1–2 of every tag, head 2 slots 3–4, each 2 wide. Each matches, divides by √2, "
+        f"softmaxes and sums its own slots; their results are glued, head 1 first. s{row + 1}'s new numbers?",
+        blanks(slots, done["glued"][row], 2, rows(hand.ways("glued", 2), row)),
+        (
+            mistake("one head", "Each head matches only its own slots and has portions of its own.", one),
+            mistake("divided by the root of the whole width", "The root is that of a head's width, 2, not of all 4.",
+                    wide),
+            mistake(FORGOT_SCALE, SCALE_HINT, forgot),
+            mistake("glued the other way round", "Head 1's numbers come first.", done.run("glued")[row, [2, 3, 0, 1]]),
+        ),
+        Later(lambda: hand.lines(*cells, *sums)),
+    )  # fmt: skip
+
+
+def _cross(want: Rows, own: Rows, own_give: Rows, have: Rows, give: Rows, row: int) -> Question:
+    done, hand, width = look(want, have, give), by_hand(want, have, give), len(want[0])
+    slots = [f"slot {i + 1}" for i in range(len(give[0]))]
+    words = [f"word {i + 1}" for i in range(len(want))]
+    cells = [(f"score {j + 1}", f"scores[0,0,{row},{j}]") for j in range(len(have))]
+    sums = [(slot, f"z[0,0,{row},{i}]") for i, slot in enumerate(slots)]
+    plain = look(want, have, give, 0.0).run("z")[row]
+    return Question(
+        "", None, "", (
+            Table("WANT of the words", want, None, words),
+            Table("HAVE of the words", own, None, words),
+            Table("GIVE of the words", own_give, None, words),
+            Table("HAVE of the strips", have, None, strips(len(have))),
+            Table("GIVE of the strips", give, None, strips(len(have))),
+        ),
+        f"Cross-attention: the words look at the strips. Match, ÷√{width}, softmax, weighted sum: what does word "
+        f"{row + 1} take from the picture?",
+        blanks(slots, done["z"][row], 2, rows(hand.ways("z", 2), row)),
+        (
+            mistake("looked at the words", "In cross-attention HAVE and GIVE come from the other side, the strips.",
+                    look(want, own, own_give).run("z")[row]),
+            mistake(FORGOT_SCALE, SCALE_HINT, look(want, have, give, 1.0).run("z")[row]),
+            mistake("plain average", "Each GIVE counts as much as its portion says, not all alike.", plain),
+        ),
+        Later(lambda: hand.lines(*cells, *softmax_cells(row, len(have)), *sums)),
+    )  # fmt: skip
+
+
+def _draw_two(d: Draws) -> Numbers:
+    return {name: d.table(2, 4, 0, 3) for name in ("want", "have", "give")} | {"row": d.whole(0, 1)}
+
+
+def _draw_cross(d: Draws) -> Numbers:
+    words = {"want": d.table(2, 4, 0, 2), "own": d.table(2, 4, 0, 2), "own_give": d.table(2, 2, 0, 5)}
+    return words | {"have": d.table(3, 4, 0, 2), "give": d.table(3, 2, 0, 5), "row": d.whole(0, 1)}
+
+
+_PAGE = {"want": [[2, 0, 1, 0], [0, 0, 2, 0]], "have": [[1, 0, 0, 0], [3, 0, 2, 0]]}
+_GIVE = [[2, 0, 0, 1], [0, 3, 1, 0]]
+_CROSS = {
+    "want": [[1, 0, 1, 0], [0, 2, 0, 0]], "own": [[2, 0, 0, 0], [0, 1, 0, 1]], "own_give": [[1, 1], [0, 2]],
+    "have": [[2, 0, 0, 0], [0, 2, 2, 0], [0, 0, 0, 1]], "give": [[4, 0], [0, 4], [2, 2]],
+}  # fmt: skip
+
+MAKES = {
+    "heads": maker("heads", _PAGE | {"give": _GIVE, "row": 0}, _draw_two, _two),
+    "cross": maker("cross", _CROSS | {"row": 1}, _draw_cross, _cross),
+}

@@ -1,0 +1,149 @@
+"""What a learner has done, kept in one small file, and when each exercise comes back."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+from ...config import UserError, in_full
+from ...files import write_aside
+
+Outcome = Literal["solved", "corrected", "wrong", "seen"]
+DAYS = (0, 1, 3, 7, 16, 35)  # until an exercise in each box comes back
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One exercise: how often it was tried and how it went, its box, when it is due, and when it was last done."""
+
+    attempts: int = 0
+    solved: int = 0
+    seen: int = 0
+    wrong: int = 0
+    box: int = 0
+    due: date | None = None
+    last: datetime | None = None
+
+
+NEW = Standing()
+
+
+def after(standing: Standing, outcome: Outcome, now: datetime) -> Standing:
+    """The standing after one more try.
+
+    Right at once moves an exercise one box up, unless it was not due yet; right after a wrong answer puts it into the
+    first box; given up or looked at, it is due the same day.
+    """
+    today, box = now.date(), standing.box
+    if outcome == "solved":
+        early = standing.due is not None and today < standing.due
+        box = box if early else min(box + 1, len(DAYS) - 1)
+        due = standing.due if early else today + timedelta(DAYS[box])
+    else:
+        box = int(outcome == "corrected")
+        due = today + timedelta(DAYS[box])
+    return replace(
+        standing,
+        attempts=standing.attempts + 1,
+        solved=standing.solved + (outcome in ("solved", "corrected")),
+        wrong=standing.wrong + (outcome in ("corrected", "wrong")),
+        seen=standing.seen + (outcome == "seen"),
+        box=box,
+        due=due,
+        last=now,
+    )
+
+
+def following(standings: Mapping[str, Standing], names: Iterable[str], today: date) -> str | None:
+    """What to do next: what is due, longest due first; else the first new one; None when all is done for today.
+
+    What was done last waits for another exercise in between, if there is one.
+    """
+    names = list(names)
+    known = {name: standings[name] for name in names if name in standings}
+    latest = max(known, key=lambda name: known[name].last or datetime.min, default=None)
+    due = [name for name, s in known.items() if s.due is None or s.due <= today]
+    due.sort(key=lambda name: (known[name].due or date.min, known[name].last or datetime.min))
+    fresh = [name for name in names if name not in known]
+    offered = [*(name for name in due if name != latest), *fresh[:1], *due]
+    return offered[0] if offered else None
+
+
+def when(standing: Standing, today: date) -> str:
+    """When an exercise comes back, in words."""
+    if not standing.attempts or standing.due is None:
+        return "new"
+    days = (standing.due - today).days
+    return "due" if days <= 0 else "tomorrow" if days == 1 else f"in {days} days"
+
+
+def file() -> Path:
+    """Where progress is kept: $PENCIL_DATA, or the user's data folder."""
+    shared = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    base = in_full(os.environ.get("PENCIL_DATA") or f"{shared}/pencil")
+    return base / "katas.json"
+
+
+def read(path: Path) -> dict[str, Standing]:
+    """The standings in a file; none if there is no file; one that cannot be understood is a `Damaged`."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"cannot read your progress in {path} ({error.strerror}); set PENCIL_DATA") from None
+    try:
+        table = json.loads(content)
+        newer = table["format"] > FORMAT
+        standings = {} if newer else {name: _standing(row) for name, row in table["katas"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise Damaged(path) from None
+    if newer:
+        raise UserError(f"{path} was written by a newer pencil; update this one, or move the file away")
+    return standings
+
+
+class Damaged(UserError):
+    """The file of progress cannot be understood."""
+
+    def __init__(self, path: Path):
+        super().__init__(f"{path} is damaged")
+        self.path = path
+
+
+def set_aside(path: Path) -> Path:
+    """Give a damaged file another name, so that nothing is lost; that name."""
+    n = 1
+    while (other := path.with_name(f"{path.name}.damaged{n if n > 1 else ''}")).exists():
+        n += 1
+    return path.rename(other)
+
+
+def write(path: Path, standings: Mapping[str, Standing]) -> None:
+    """Replace the file whole."""
+    rows = {name: {k: _plain(v) for k, v in vars(s).items()} for name, s in standings.items()}
+    text = json.dumps({"format": FORMAT, "katas": rows}, indent=1, ensure_ascii=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_aside(path, text.encode())
+    except OSError as error:
+        raise UserError(f"cannot keep your progress in {path} ({error.strerror}); set PENCIL_DATA") from None
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _standing(row: Mapping[str, Any]) -> Standing:
+    counts = {name: row[name] for name in ("attempts", "solved", "seen", "wrong", "box")}
+    if not all(type(n) is int and n >= 0 for n in counts.values()) or counts["box"] >= len(DAYS):
+        raise ValueError
+    due = date.fromisoformat(row["due"]) if row["due"] else None
+    last = datetime.fromisoformat(row["last"]) if row["last"] else None
+    if last is not None and last.tzinfo is not None:
+        raise ValueError
+    return Standing(**counts, due=due, last=last)

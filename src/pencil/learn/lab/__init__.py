@@ -1,0 +1,36 @@
+"""The removal lab: each part of a transformer is taken out, and what breaks is measured.
+
+Files of claims each have a table CLAIMS (a tuple); it is named here to be found.
+"""
+
+from importlib import import_module
+
+from ...config import UserError
+from .claim import Claim
+
+# in the order they are listed and run
+FILES = (
+    "claims_scores",
+    "claims_trunk",
+    "claims_order",
+    "claims_training",
+    "claims_cache",
+    "claims_looking",
+    "claims_parts",
+    "claims_pictures",
+    "claims_recurrent",
+)
+
+
+def claims() -> dict[str, Claim]:
+    """Every claim by its name."""
+    found = [claim for file in FILES for claim in import_module(f".{file}", __name__).CLAIMS]
+    return {claim.name: claim for claim in found}
+
+
+def claim_of(name: str) -> Claim:
+    """The claim of that name."""
+    known = claims()
+    if name not in known:
+        raise UserError(f"there is no claim {name}; known: {', '.join(known)}")
+    return known[name]

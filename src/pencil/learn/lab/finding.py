@@ -1,0 +1,114 @@
+"""What was found: differences between arms, seed by seed, with an interval, and the verdict."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .claim import Claim, Prediction
+
+SHOWN, UNSHOWN, OPPOSITE, PARTLY = VERDICTS = "shown", "not shown at this size", "the opposite", "partly shown"
+SURE = 0.95
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+LEAST = 1e-300  # a ratio to something that vanished
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One prediction against its measurements."""
+
+    prediction: Prediction
+    values: dict[str, tuple[float, ...]]  # of each arm, seed by seed
+    mean: float  # of the differences, or the (geometric) mean of the ratios, or of one arm where it stands alone
+    low: float
+    high: float
+    verdict: str
+
+    def average(self, arm: str) -> float:
+        return sum(self.values[arm]) / len(self.values[arm])
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean and its 95 % interval by Student's t."""
+    # as light an import as it gets; scikit-learn brings it
+    from scipy.special import stdtrit
+
+    count = len(values)
+    if count < 2:
+        raise ValueError("an interval needs at least two values")
+    mean = sum(values) / count
+    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
+    half = float(stdtrit(count - 1, (1 + SURE) / 2)) * spread / math.sqrt(count)
+    return mean, mean - half, mean + half
+
+
+def find(prediction: Prediction, values: Mapping[str, Sequence[float]]) -> Finding:
+    """The verdict on one prediction; each arm's values are in the order of the seeds."""
+    p, kept = prediction, {arm: tuple(map(float, held)) for arm, held in values.items()}
+    for arm, held in kept.items():
+        if not all(map(math.isfinite, held)):
+            raise ValueError(f"{p.metric} of {arm} is not finite: {held}")
+    if p.near is not None:
+        mean, low, high = interval(kept[p.more])
+        inside = p.near - p.by <= low and high <= p.near + p.by
+        outside = high < p.near - p.by or low > p.near + p.by
+        return Finding(p, kept, mean, low, high, SHOWN if inside else OPPOSITE if outside else UNSHOWN)
+    both = list(zip(kept[p.more], kept[p.less], strict=True))
+    if p.times is None:
+        mean, low, high = interval([more - less for more, less in both])
+        return Finding(p, kept, mean, low, high, _side(low, high, p.by))
+    logs = interval([math.log(max(more, LEAST)) - math.log(max(less, LEAST)) for more, less in both])
+    mean, low, high = map(math.exp, logs)
+    return Finding(p, kept, mean, low, high, _side(*logs[1:], math.log(p.times)))
+
+
+def _side(low: float, high: float, wanted: float) -> str:
+    """Wholly beyond what was predicted; wholly on the other side of nothing; or neither."""
+    return SHOWN if low > wanted else OPPOSITE if high < 0 else UNSHOWN
+
+
+def judge(claim: Claim, measured: Mapping[str, Sequence[Mapping]]) -> list[Finding]:
+    """Every prediction of a claim; `measured` has each arm's measurements in the order of the seeds."""
+    return [
+        find(p, {arm: [one[p.metric] for one in rows] for arm, rows in measured.items() if p.metric in rows[0]})
+        for p in claim.predictions
+    ]
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Of a claim: what all its predictions have in common, or that only part of it showed."""
+    each = {finding.verdict for finding in findings}
+    return each.pop() if len(each) == 1 else PARTLY if SHOWN in each else UNSHOWN
+
+
+def number(value: float) -> str:
+    """A number of three digits, in powers of ten where it is very large or small."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1e5 or size < 1e-3:
+        mantissa, _, power = f"{value:.1e}".partition("e")
+        return f"{mantissa.removesuffix('.0')}·10{str(int(power)).translate(RAISED)}".replace("-", "−")
+    digits = max(0, 2 - math.floor(math.log10(size)))
+    said = f"{value:.{digits}f}" if value != int(value) else str(int(value))
+    return said.replace("-", "−")
+
+
+def effect(finding: Finding) -> str:
+    """The difference, ratio or value with its interval, in words."""
+    p = finding.prediction
+    low, high = number(finding.low), number(finding.high)
+    between = f"(95\u00a0%: {low} to {high})"
+    if p.near is not None:
+        return f"{p.more}: {number(finding.mean)} {between}"
+    kind = f"{p.more} ÷ {p.less}" if p.times is not None else f"{p.more} − {p.less}"
+    return f"{kind}: {number(finding.mean)} {between}"
+
+
+def wanted(prediction: Prediction) -> str:
+    """What the interval is held against."""
+    p = prediction
+    if p.near is not None:
+        return f"{p.more} within {number(p.by)} of {number(p.near)}" if p.by else f"{p.more} exactly {number(p.near)}"
+    if p.times is not None:
+        return f"{p.more} ÷ {p.less} above {number(p.times)}"
+    return f"{p.more} − {p.less} above {number(p.by)}"

@@ -1,0 +1,303 @@
+"""The exercises: every one solvable, every mistake named, the page's own numbers, and numpy's word against ours."""
+
+import hashlib
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pencil.config import UserError
+from pencil.learn.katas import KATAS, PAGES, kata, page
+from pencil.learn.katas.exercise import Blank, Question, written
+from pencil.learn.katas.grader import Graded, grade, read
+from traced import unchecked
+
+HERE = Path(__file__).parents[1]
+PINNED = "7ee70dc0e2b1b291", "3db66326c6de5b45"  # of what is given in each half of the katas with seed 17
+TOPICS = {
+    "the three moves", "seats", "attention", "taming", "masks", "more attention", "the block", "the cache", "diffusion",
+    "checking",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    with unchecked():
+        yield
+
+
+def made(name, seed):
+    return KATAS[name].make(seed)
+
+
+NAMED = {
+    0: {"no swap", "forgot ÷√d", "column softmax", "n−1 variance", "future not blocked"},
+    1: {"forgot ÷√d", "n−1 variance", "future not blocked"},
+}
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_every_question_is_solvable_and_every_mistake_has_its_hint(half):
+    names = list(KATAS)[half * 14 : None if half else 14]
+    done = subprocess.run([sys.executable, HERE / "solving.py", *names], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert list(found["given"]) == names
+    assert NAMED[half] <= set(found["mistakes"])
+    # a seed gives the same numbers for ever
+    assert hashlib.sha256(repr(found["given"]).encode()).hexdigest()[:16] == PINNED[half]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("half", [0, 1])
+def test_every_answer_stands_in_the_receipts_of_every_seed(half):
+    names = list(KATAS)[half * 14 : None if half else 14]
+    words = [sys.executable, HERE / "solving.py", "--all", *names]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_at_least_two_dozen_over_every_topic():
+    assert len(KATAS) >= 24
+    assert {one.topic for one in KATAS.values()} == TOPICS
+
+
+def test_a_question_made_twice_is_the_same():
+    from pencil.learn.katas import caching, looking, seats
+
+    for make in (*caching.MAKES.values(), looking.MAKES["attention"], seats.MAKES["rope"]):
+        assert make.__wrapped__(19) == make.__wrapped__(19)
+        assert make.__wrapped__(19).given != make.__wrapped__(23).given
+
+
+def values(question):
+    return [blank.value for blank in question.blanks]
+
+
+def test_page_000_has_its_own_numbers_in_its_order(golden):
+    asked = {question.kata: question for question in page("000")}
+    assert tuple(asked) == PAGES["000"]
+    assert all(question.seed is None and question.page_words for question in asked.values())
+
+    def expected(name, key):
+        return golden[f"000-{name}"]["expected"][key]
+
+    def close(name, expected):
+        np.testing.assert_allclose(values(asked[name]), np.ravel(expected), atol=1e-6)
+
+    close("cut", expected("kata1-patchify", "patches")[1])
+    assert values(asked["missing-swap"]) == [*expected("kata1-patchify", "no_swap_strips")[2], "row"]
+    dot = golden["000-kata1-yourturn-trace-dot7"]["expected"]
+    close("dot", [dot[key] for key in ("floor", "desk_row", "wing", "desk", "chip", "spot")])
+    close("stamp", expected("kata2-stamps", "stamps")[1])
+    close("add-stamp", expected("kata2-yourturn-add", "sum"))
+    close("match", expected("kata3-attention", "match"))
+    close("softmax", expected("kata3-yourturn", "weights"))
+    close("weighted-sum", expected("kata3-attention", "output")[0])
+    close("layernorm", expected("kata4-layernorm", "normed_eps_1e_6_sqrt_var_plus_eps"))
+    close("middle", [expected("kata4-yourturn", "mean"), *expected("kata4-yourturn", "diffs")])
+    close("causal", expected("kata5-yourturn", "weights"))
+    assert [b.written for b in asked["weighted-sum"].blanks] == ["0.095", "2.858", "0.953", "0.047"]
+    assert asked["weighted-sum"].given[0].rows[0] == [0.047, 0.953]
+    # as the page prints it, its weights rounded first
+    assert grade(asked["weighted-sum"], ["0.094", "2.859", "0.953", "0.047"]).solved
+    assert grade(asked["softmax"], ["0.119", "0.881"]).solved
+    for words in ("WANT", "HAVE", "GIVE", "SWAP", "portions", "strip", "seat"):
+        assert any(words in q.ask + (q.page_words or "") + q.given[0].name for q in asked.values()), words
+
+
+def softmax(x):
+    raised = np.exp(x)
+    return raised / raised.sum(-1, keepdims=True)
+
+
+def table(question, name):
+    return np.array(next(t.rows for t in question.given if t.name == name), dtype=float)
+
+
+def test_attention_of_other_sizes_is_numpys():
+    from pencil.learn.katas import heads, looking
+
+    rng = np.random.default_rng(5)
+    want, have, give = rng.integers(0, 3, (3, 5)), rng.integers(0, 3, (7, 5)), rng.integers(0, 5, (7, 2))
+    many, scores = rng.integers(0, 3, (7, 5)), want @ have.T / math.sqrt(5)
+    want_rows, have_rows, give_rows, many_rows = (one.astype(float).tolist() for one in (want, have, give, many))
+    scaled = looking._scale(want_rows, have_rows, 2)
+    portions = looking._softmax(want_rows, have_rows, 1)
+    summed = looking._attention(many_rows, have_rows, give_rows, 2)
+    crossed = heads._cross(want_rows, want_rows, want_rows, have_rows, give_rows, 0)
+    np.testing.assert_allclose(values(scaled), scores[2])
+    np.testing.assert_allclose(values(portions), softmax(scores)[1])
+    np.testing.assert_allclose(values(summed), (softmax(many @ have.T / math.sqrt(5)) @ give)[2])
+    np.testing.assert_allclose(values(crossed), (softmax(scores) @ give)[0])
+    wrong = {m.name: m.values for m in portions.mistakes}
+    np.testing.assert_allclose(wrong["forgot ÷√d"], softmax(want @ have.T)[1])
+    np.testing.assert_allclose(wrong["column softmax"], softmax(scores.T).T[1])
+
+
+def test_norms_of_other_sizes_are_numpys():
+    from pencil.learn.katas import noise, taming
+
+    rng = np.random.default_rng(7)
+    for n in (5, 7):
+        x, gain, shift = rng.integers(0, 99, n), rng.normal(size=n), rng.normal(size=n)
+        tamed = (x - x.mean()) / np.sqrt(x.var() + 1e-6)
+        short = (x - x.mean()) / x.std(ddof=1)
+        norm = taming._layernorm(x.astype(float).tolist())
+        dials = taming._dials(x.astype(float).tolist(), gain.tolist(), shift.tolist())
+        ada = noise._adaln(x.astype(float).tolist(), gain.tolist(), shift.tolist())
+        middle = taming._middle(x.astype(float).tolist())
+        np.testing.assert_allclose(values(norm), tamed)
+        np.testing.assert_allclose(norm.mistakes[0].values, short)
+        np.testing.assert_allclose(values(dials), tamed * gain + shift)
+        np.testing.assert_allclose(values(ada), tamed * (1 + gain) + shift)
+        np.testing.assert_allclose(values(middle), [x.mean(), *(x - x.mean())])
+
+
+@pytest.mark.parametrize("seed", [2, 3, 5])
+def test_fresh_numbers_are_numpys(seed):
+    rope = made("rope", seed)
+    tag, angle = table(rope, "WANT")[0], table(rope, "angle")[0]
+    turned = (tag[:2] + 1j * tag[2:]) * np.exp(1j * angle)
+    np.testing.assert_allclose(values(rope), [*turned.real, *turned.imag], atol=1e-5)
+
+    alibi = made("alibi", seed)
+    power = int(re.search(r"2\^\(−(\d)\)", alibi.ask)[1])
+    scores = table(alibi, "scores")[0]
+    np.testing.assert_allclose(values(alibi), scores - np.arange(len(scores))[::-1] * 2.0**-power)
+
+    two = made("heads", seed)
+    row = int(re.search(r"s(\d)'s new", two.ask)[1]) - 1
+    want, have, give = (table(two, name).reshape(2, 2, 2).swapaxes(0, 1) for name in ("WANT", "HAVE", "GIVE"))
+    each = softmax(want @ have.swapaxes(1, 2) / math.sqrt(2)) @ give
+    np.testing.assert_allclose(values(two), np.concatenate(each, -1)[row])
+
+    masked = made("causal", seed)
+    row, count = (int(one) for one in re.search(r"Token (\d) of (\d)", masked.ask).groups())
+    seen = np.exp(table(masked, "scores")[row - 1]) * (np.arange(count) < row)
+    np.testing.assert_allclose(values(masked), seen / seen.sum())
+
+    mlp = made("gelu", seed)
+    pre = table(mlp, "W₁") @ table(mlp, "strip")[0] + table(mlp, "b₁")[0]
+    act = [u * (1 + math.erf(u / math.sqrt(2))) / 2 for u in pre]
+    np.testing.assert_allclose(values(mlp), table(mlp, "W₂") @ act)
+
+    loss = made("cross-entropy", seed)
+    word = re.search("“(.*)”", loss.ask)[1]
+    portion = softmax(table(loss, "logits")[0])[loss.given[0].across.index(word)]
+    np.testing.assert_allclose(values(loss), [portion, -math.log(portion)], rtol=1e-6)
+
+    step = made("ddim", seed)
+    x, eps = table(step, "x_t")[0], table(step, "ε, as the model says")[0]
+    now, then = table(step, "share ᾱ left of the picture")[0]
+    picture = (x - np.sqrt(1 - now) * eps) / np.sqrt(now)
+    np.testing.assert_allclose(
+        values(step), [*picture, *(np.sqrt(then) * picture + np.sqrt(1 - then) * eps)], atol=1e-12
+    )
+
+    cached = made("kv-cache", seed)
+    new = next(t.rows for t in cached.given if t.name.endswith("new"))
+    have, give = (np.vstack((table(cached, f"{n} in the cache"), new[i])) for i, n in ((1, "HAVE"), (2, "GIVE")))
+    np.testing.assert_allclose(values(cached), [*(softmax(have @ new[0] / 2) @ give), len(have)])
+
+    kept = made("cache-bytes", seed)
+    layers, _, heads, width, tokens, size = table(kept, "model")[:, 0]
+    one = 2 * layers * heads * width * size
+    np.testing.assert_allclose(values(kept), [one, one * tokens / 1e9, one * tokens / 2**30])
+
+
+def test_the_cells_of_the_published_page_that_are_wrong(golden):
+    from pencil.learn.katas import finding
+
+    for head, row in ((0, 0), (0, 3), (1, 2)):
+        true = np.array(golden[f"004-head{head + 1}-scores"]["expected"]["scores"])[row]
+        question = finding._scores(head, row)
+        printed = question.given[1].rows[0]
+        wrong = [abs(float(text) - exact) > 1e-6 for text, exact in zip(printed, true, strict=True)]
+        assert [value == "wrong" for value in values(question)] == wrong
+
+
+LEFT = Question(
+    "two", None, "Two", (), "Two numbers?", (Blank("a", 1 / 3, 3), Blank("b", -0.125, 2, (-0.11,)), Blank("c", 327680.0)),
+    (), (),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1/3", 1 / 3), ("−0.5", -0.5), ("–.5", -0.5), ("0,5", 0.5), (" 50 % ", 0.5), ("1e-3", 0.001), ("-inf", -math.inf),
+        ("−∞", -math.inf), ("+2", 2.0), ("2.", 2.0), ("-1/4", -0.25), ("1,000", 1.0), ("1 000", 1000.0),
+    ],
+)  # fmt: skip
+def test_numbers_as_people_write_them(text, value):
+    assert read(text, Blank("a", 0.0, 3)) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "abc", "1/0", "1/2/3", "nan", "0x10", "1.2.3", "--1", "1e999", "1" * 61, "½½", "%", "[1]", "1 2"]
+)
+def test_what_is_no_number_is_asked_again(text):
+    assert read(text, Blank("a", 0.0, 3)) is None
+    graded = grade(LEFT, [text, "-0.13", "327680"])
+    assert graded == Graded((False, True, True), False, None, (0,))
+
+
+def test_how_exactly_an_answer_is_taken():
+    assert grade(LEFT, ["0.333", "-0.12", "327,680"]).solved  # a half is rounded either way
+    assert grade(LEFT, ["0.3333", "−0.13", "327 680"]).solved
+    assert grade(LEFT, ["1/3", "-1/8", "327680.0"]).solved
+    assert grade(LEFT, ["0.33312", "-0.11", "3.2768e5"]).solved  # rounded along the way
+    for i, wrong in (
+        (0, "0.33"),
+        (0, "0.334"),
+        (0, "0.3336"),
+        (1, "-0.1"),
+        (1, "0.13"),
+        (2, "327681"),
+        (2, "327680.4"),
+    ):
+        said = ["0.333", "-0.13", "327680"]
+        said[i] = wrong
+        assert [fine for fine in grade(LEFT, said).right if not fine] == [False], wrong
+    assert grade(LEFT, ["0.333"]).unread == (1, 2)
+    with pytest.raises(UserError, match="4 answers"):
+        grade(LEFT, ["1"] * 4)
+
+
+def test_one_slip_among_right_answers_is_still_explained():
+    question = made("softmax", None)
+    forgot = next(m for m in question.mistakes if m.name == "forgot ÷√d")
+    assert grade(question, [question.blanks[0].written, written(forgot.values[1], 3)]).hint == forgot
+    assert grade(question, ["0.019", "0.982"]).hint == forgot  # the last digit rounded along the way
+    assert grade(question, ["0.5", "0.5"]).hint is None
+
+
+def test_unknown_names_are_refused_with_the_list():
+    with pytest.raises(UserError, match=r"there is no kata sofmax; known: cut, missing-swap, .*wrong-cells$"):
+        kata("sofmax")
+    with pytest.raises(UserError, match="there is no page 007 to repeat; known: 000"):
+        page("007")
+    assert kata("rope") is KATAS["rope"]
+
+
+def test_the_list_needs_no_torch():
+    code = "import sys; from pencil.learn.katas import KATAS; print(len(KATAS), 'torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == [str(len(KATAS)), "False"]
+
+
+def test_an_answer_with_too_few_decimals_is_told_so():
+    question = kata("softmax").make(None)
+    marked = grade(question, ["0.12", "0,88"])
+    assert not marked.solved
+    assert marked.hint is not None
+    assert marked.hint.name == "too few decimals"
+    assert "3 decimals" in marked.hint.hint
+    for answers in (["0.11", "0.88"], ["0", "1"], ["0.018", "0.982"], ["x", "0.88"]):
+        hint = grade(question, answers).hint
+        assert hint is None or hint.name != "too few decimals"

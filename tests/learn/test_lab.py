@@ -1,0 +1,360 @@
+"""The removal lab: its statistics, its verdicts, its reports; that each removal really removes."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+
+from pencil.cli.main import main
+from pencil.core.cache import Cache
+from pencil.core.probe import Probe
+from pencil.learn.lab import claim_of, claims
+from pencil.learn.lab import claims_order as order
+from pencil.learn.lab import claims_trunk as trunk
+from pencil.learn.lab.claim import Claim, Curve, Prediction
+from pencil.learn.lab.claims_cache import next_word
+from pencil.learn.lab.claims_scores import pattern_of
+from pencil.learn.lab.claims_training import stamped
+from pencil.learn.lab.finding import find, interval, number, verdict
+from pencil.learn.lab.practice import built, dice, last, train
+from pencil.learn.lab.removals import post_norm, without_norms, without_positions, without_skips
+from pencil.learn.lab.report import table, write_all, write_claim
+from pencil.learn.lab.run import FIRST, Plan, append, plain, run
+from pencil.learn.lab.tasks import floor_of, grammar, lawful, walks
+from pencil.models.gpt import GPT, GPTConfig
+
+MINE = "scaling residual layernorm pre-norm positions causal-mask warm-up embedding-scale kv-cache".split()
+DOCS = Path(__file__).parents[2] / "docs" / "lab.md"
+MODEL = dict(vocab=7, context=5, width=6, heads=3, depth=2, bias=True)
+
+
+# statistics
+
+
+def test_the_interval_is_students():
+    values = [0.31, 0.17, 0.59, 0.23, 0.41]
+    mean, low, high = interval(values)
+    wanted = stats.t.interval(0.95, 4, loc=sum(values) / 5, scale=stats.sem(values))
+    assert (low, high) == pytest.approx(wanted, rel=1e-12)
+    assert mean == pytest.approx(sum(values) / 5)
+    # 1, 2, 3: the tables' 4.30265 for two degrees of freedom, over √3
+    assert interval([1, 2, 3])[2] - 2 == pytest.approx(4.30265 / math.sqrt(3), abs=5e-6 / math.sqrt(3))
+
+
+def test_one_seed_has_no_interval():
+    with pytest.raises(ValueError, match="two values"):
+        interval([1.0])
+
+
+MORE = Prediction("a is larger", "m", "m (units)", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("change", "a", "b", "wanted"),
+    [
+        ({}, [5, 6, 7], [1, 2, 3.1], "shown"),
+        ({}, [1, 2, 3.1], [5, 6, 7], "the opposite"),
+        ({}, [1, 5, 3], [2, 3, 4], "not shown at this size"),
+        # all larger, but not by as much as was said
+        (dict(by=5.0), [5, 6, 7], [1, 2, 3.1], "not shown at this size"),
+        (dict(times=3.0), [10, 20, 41], [2, 4, 8], "shown"),
+        (dict(times=9.0), [10, 20, 41], [2, 4, 8], "not shown at this size"),
+        (dict(times=3.0), [2, 4, 8], [10, 20, 41], "the opposite"),
+        (dict(times=3.0), [1, 1.1, 1.2], [0, 0, 0], "shown"),
+        (dict(near=0.5, by=0.1, less=""), [0.49, 0.5, 0.52], [9, 9, 9], "shown"),
+        (dict(near=0.5, by=0.1, less=""), [0.1, 0.5, 0.9], [9, 9, 9], "not shown at this size"),
+        (dict(near=0.5, by=0.1, less=""), [0.9, 0.91, 0.92], [9, 9, 9], "the opposite"),
+        (dict(near=1.0, less=""), [1, 1, 1], [9, 9, 9], "shown"),
+    ],
+)
+def test_verdicts(change, a, b, wanted):
+    assert find(dataclasses.replace(MORE, **change), {"a": a, "b": b}).verdict == wanted
+
+
+def test_pairs_are_compared_not_groups():
+    # the seeds differ widely, the arms by one in each: only pairs show it
+    found = find(MORE, {"a": [11, 101, 1001.1], "b": [10, 100, 1000]})
+    assert found.verdict == "shown"
+    wanted = stats.ttest_rel([11, 101, 1001.1], [10, 100, 1000]).confidence_interval()
+    assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high))
+
+
+def test_what_is_not_finite_is_no_finding():
+    with pytest.raises(ValueError, match="not finite"):
+        find(MORE, {"a": [1, math.nan, 2], "b": [1, 1, 1]})
+
+
+def test_a_claim_shown_in_part_says_so():
+    yes, no = (find(MORE, {"a": [5, 6, 7], "b": [x, 2, 3.1]}) for x in (1, 40))
+    assert verdict([yes, yes]) == "shown"
+    assert verdict([yes, no]) == "partly shown"
+    assert verdict([no, no]) == no.verdict == "not shown at this size"
+
+
+def test_numbers_in_words():
+    assert [number(x) for x in (0, 0.5, 1.0, 1.2345, 123.4, 2.5e-7, -3.0e8, 32)] == [
+        "0", "0.500", "1", "1.23", "123", "2.5·10⁻⁷", "−3·10⁸", "32",
+    ]  # fmt: skip
+
+
+# the engine
+
+
+def fake(arm, seed, size):
+    lift = {"with": 2.0, "without": 0.0, "third": 1.0}[arm] * size["sign"]
+    wobble = (1, -1, 0.3)[seed % 3] * size["noise"] * (1 if arm == "with" else -1)
+    return {"m": 10 + lift + wobble, "curve": [(1, 1.0 + seed), (2, 2.0 + lift)]}
+
+
+def claim_with(**size) -> Claim:
+    says = Prediction("it falls", "m", "made up <m> (units)", "with", "without")
+    size = dict(sign=1.0, noise=0.01) | size
+    return Claim(
+        "fake", "Made up & true", "With it m is larger.", "nothing", ("with", "without", "third"), fake, (says,),
+        size, size, size, (Curve("curve", "x", "y", log_y=True),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [({}, "shown"), (dict(sign=-1.0), "the opposite"), (dict(noise=50.0), "not shown at this size")],
+)
+def test_a_claim_through_the_engine(size, wanted):
+    heard = []
+    (result,) = run(Plan([claim_with(**size)], seeds=3, workers=0), heard.append)
+    assert result.verdict == wanted
+    assert [(row.arm, row.seed) for row in heard] == [
+        (a, s) for s in range(FIRST, FIRST + 3) for a in ("with", "without", "third")
+    ]
+
+
+def test_what_is_written(tmp_path):
+    (result,) = run(Plan([claim_with()], seeds=5, workers=0))
+    for row in result.rows:
+        append(tmp_path / "results.jsonl", row)
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert len(lines) == 15
+    assert {(line["arm"], line["seed"]) for line in lines} == {(row.arm, row.seed) for row in result.rows}
+    figure, report, numbers = write_claim(tmp_path, result, "pencil lab fake --seeds 5")
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    page = report.read_text()
+    # nothing is asked of the network, and nothing in a name can break the page
+    assert "data:image/png;base64," in page
+    assert "http" not in page
+    assert "made up &lt;m&gt;" in page
+    assert "pencil lab fake --seeds 5" in page
+    held = json.loads(numbers.read_text())
+    assert held["claims"][0]["findings"][0]["low"] == result.findings[0].low
+    assert "| `fake` Made up & true | it falls |" in table(held)
+    paths = write_all(tmp_path, [result], "pencil lab all", 1.5)
+    assert {"index.html", "table.md", "results.json", "fake.png"} == {path.name for path in paths}
+
+
+def test_a_process_of_its_own_gives_the_same_numbers():
+    small = dataclasses.replace(claim_of("scaling"), quick=dict(widths=(2, 5), tokens=3, rows=1))
+    (here,), (there,) = (list(run(Plan([small], seeds=3, workers=workers))) for workers in (0, 1))
+    assert plain(here)["findings"] == plain(there)["findings"]
+
+
+def test_what_measures_time_comes_last():
+    timed = dataclasses.replace(claim_with(), name="timed", alone=True)
+    assert [result.claim.name for result in run(Plan([timed, claim_with()], workers=0))] == ["fake", "timed"]
+
+
+# the claims
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_every_claim_runs_and_measures_what_it_judges(name):
+    claim = claim_of(name)
+    for arm in claim.arms:
+        found = claim.measure(arm, 1, claim.tiny)
+        numbers = {key: value for key, value in found.items() if isinstance(value, float)}
+        assert all(map(math.isfinite, numbers.values()))
+        for p in claim.predictions:
+            assert p.metric in numbers or arm not in (p.more, p.less)
+            assert {p.more, p.less} <= {*claim.arms, "" if p.near is not None else p.more}
+    assert {curve.name for curve in claim.curves} <= {
+        key for arm in claim.arms for key in claim.measure(arm, 1, claim.tiny)
+    }
+
+
+@pytest.mark.parametrize("name", ["residual", "causal-mask"])
+def test_the_same_seed_gives_the_same_numbers(name):
+    claim = claim_of(name)
+    assert claim.measure(claim.arms[1], 3, claim.tiny) == claim.measure(claim.arms[1], 3, claim.tiny)
+    assert claim.measure(claim.arms[1], 3, claim.tiny) != claim.measure(claim.arms[1], 4, claim.tiny)
+
+
+def test_names_are_known_and_documented():
+    known = claims()
+    assert set(MINE) <= set(known)
+    text = DOCS.read_text()
+    assert all(f"`{name}`" in text for name in known), [name for name in known if f"`{name}`" not in text]
+
+
+# removing
+
+
+def model_of(seed=0, **sizes) -> GPT:
+    return built(lambda: GPT(GPTConfig(**(MODEL | sizes))), seed).eval()
+
+
+TEXT = torch.tensor([[3, 1, 6, 2, 5]])
+
+
+def test_without_the_scale_scores_are_larger_by_the_root_of_the_width():
+    q, k = torch.randn(2, 1, 3, 5, 7, generator=dice(0))
+    assert torch.allclose(pattern_of(q, k, 1.0)[0], pattern_of(q, k, None)[0] * math.sqrt(7), atol=1e-5)
+
+
+def test_without_residuals_a_dead_block_passes_nothing_on():
+    def last_of(model):
+        for block in model.blocks:
+            torch.nn.init.zeros_(block.mlp.down.weight)
+            torch.nn.init.zeros_(block.mlp.down.bias)
+        probe = Probe("blocks.1.post")
+        model(TEXT, probe=probe)
+        return probe.values["blocks.1.post"]
+
+    assert last_of(model_of()).abs().max() > 0
+    assert last_of(without_skips(model_of())).abs().max() == 0
+
+
+def test_without_norms_each_part_reads_the_trunk():
+    probe = Probe("input", "blocks.0.attn_norm")
+    without_norms(model_of())(TEXT, probe=probe)
+    assert torch.equal(probe.values["input"], probe.values["blocks.0.attn_norm"])
+
+
+def test_post_norm_norms_the_trunk_and_keeps_the_matrices():
+    plain_model, other = model_of(), post_norm(model_of())
+    probe = Probe("blocks.*.post", "norm")
+    other(TEXT, probe=probe)
+    for name in ("blocks.0.post", "blocks.1.post", "norm"):
+        assert torch.allclose(probe.values[name].mean(-1), torch.zeros(1, 5), atol=1e-5)
+        assert torch.allclose(probe.values[name].var(-1, correction=0), torch.ones(1, 5), atol=0.05)
+    before = dict(plain_model.named_parameters())
+    for name, parameter in other.named_parameters():
+        if parameter.ndim == 2:
+            assert torch.equal(parameter, before[name])
+
+
+def test_gradients_are_those_of_autograd():
+    size = claim_of("residual").tiny
+    model = trunk.made(size, 0, 3)
+    found = trunk.gradients(model, size, 0)
+    probe = Probe("blocks.*.post")
+    text, following = trunk.texts(size, 0, 0)
+    loss = trunk.next_token(model(text, probe=probe), following)
+    wanted = torch.autograd.grad(loss, list(probe.values.values()))
+    assert found == pytest.approx([float(grad.norm()) for grad in wanted], rel=1e-5)
+
+
+def test_without_positions_order_changes_nothing():
+    size = claim_of("positions").tiny | dict(length=5)
+    text = torch.tensor([[0, 3, 1, 4, 2]])
+    swapped = text[:, [2, 4, 1, 0, 3]]
+    blind, sees = (order.reader(arm, 0, size).double() for arm in ("without", "with"))
+    assert torch.allclose(blind(text), blind(swapped), atol=1e-12)
+    assert not torch.allclose(sees(text), sees(swapped), atol=1e-12)
+    line = without_positions(model_of())
+    assert type(line.positions).__name__ == "Positions"
+
+
+def test_without_the_mask_the_future_is_looked_at():
+    model, probe = model_of(), Probe("blocks.0.attn.pattern")
+    model(TEXT, probe=probe)
+    assert (probe.values["blocks.0.attn.pattern"].triu(1) == 0).all()
+    model.mask = order.full
+    model(TEXT, probe=probe)
+    pattern = probe.values["blocks.0.attn.pattern"]
+    assert (pattern > 0).all()
+
+
+def test_who_came_first_is_what_it_says():
+    text, first = order.bitten(dict(words=11, length=7), 0, 0, 101)
+    for row, said in zip(text.tolist(), first.tolist(), strict=True):
+        assert row.count(0) == row.count(1) == 1
+        assert said == (row.index(0) < row.index(1))
+    assert 0.3 < first.float().mean() < 0.7
+
+
+def test_the_grammar_is_kept():
+    words = grammar(11, 3, 5)
+    assert floor_of(words) == pytest.approx(math.log(3))
+    text = walks(words, 13, 17, dice(2))
+    assert lawful(words, text) == 1.0
+    assert lawful(words, torch.randint(11, (101, 53), generator=dice(3))) == pytest.approx(3 / 11, abs=0.03)
+
+
+def test_the_scale_of_the_words():
+    size = dict(words=7, length=5, width=16, heads=2, depth=1)
+    plain_model, times = (stamped(size, 0, 0.25, scaled) for scaled in (False, True))
+    probes = Probe("embed"), Probe("embed")
+    plain_model(TEXT, probe=probes[0])
+    times(TEXT, probe=probes[1])
+    assert torch.allclose(4 * probes[0].values["embed"], probes[1].values["embed"])
+
+
+def test_one_more_word_is_the_same_word_with_a_cache():
+    model = model_of()
+    _, cache = next_word(model, TEXT[:, :3], True, 1)
+    assert isinstance(cache, Cache)
+    assert cache.used == 5
+    fresh = model.new_cache(1, 5)
+    model(TEXT[:, :4], cache=fresh)
+    assert torch.allclose(model(TEXT[:, 4:], cache=fresh, last=True), model(TEXT, last=True), atol=1e-6)
+    assert fresh.store.nbytes == 2 * 5 * MODEL["width"] * MODEL["depth"] * 4
+
+
+def test_a_training_learns_and_a_broken_one_ends():
+    weight = torch.nn.Linear(3, 1)
+    losses = train(weight, lambda step: (weight(torch.ones(2, 3)) - 5).square().mean(), 50, lr=0.3)
+    assert losses[-1] < 0.1 * losses[0]
+    broken = train(weight, lambda step: weight(torch.ones(1, 3)).sum() * (math.nan if step == 3 else 1), 11)
+    assert len(broken) == 4
+    assert last(broken, 1, 7.0) == 7.0
+    assert last([9.0, 1.0], 2, 5.0) == 3.0
+
+
+# the verb
+
+
+def said(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    out = capsys.readouterr()
+    return end.value.code, " ".join((out.out + out.err).split())
+
+
+def test_bad_input_is_one_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, text = said(["lab", "residul"], capsys)
+    assert status == 2
+    assert all(name in text for name in claims())
+    assert said(["lab", "residual", "--seeds", "2"], capsys)[0] == 2
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    assert said(["lab", "scaling", "--out", "full"], capsys)[0] == 2
+    status, text = said(["lab", "scaling", "--out", "full", "--force"], capsys)
+    assert status == 2
+    assert "results.jsonl" in text
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+
+
+def test_the_list_names_every_claim(capsys):
+    status, text = said(["lab"], capsys)
+    assert status == 0
+    assert all(name in text for name in claims())
+
+
+def test_listing_imports_no_engine():
+    code = "import sys, pencil.cli.lab; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["False", "False"]
