@@ -41,6 +41,25 @@ def test_json_has_the_numbers_themselves(type_in):  # noqa: F811
     assert said["measured_seconds"] is None
 
 
+def test_the_bytes_of_a_step_are_its_optimizers(type_in):  # noqa: F811
+    assert re.search(r"training +[\d.]+  bytes: 40·P \(Muon: 32\), 2 × what is kept\n", type_in("cost", "vit:b/16").out)
+    said = type_in("cost", "gpt2").out
+    assert re.search(r"training +[\d.]+  bytes: 40·P, 2 × what is kept\n", said)
+    assert "  its head: for the last token only\n" in said
+    step = json.loads(type_in("cost", "vit:b/16", "--json").out)
+    moved = step["works"]["training"]["bytes"] - 2 * step["training_bytes"]["kept"]
+    assert moved == 32 * 84_934_656 + 40 * 1_633_000
+
+
+def test_huge_and_single_numbers_are_readable(type_in):  # noqa: F811
+    said = type_in("cost", "gpt2", "--context", "1", "--batch", "1000000000000").out
+    assert "n 1 token · B 1,000,000,000,000 at once" in said
+    assert re.search(r"activations, at the peak +940\.24 PB = +835\.10 PiB +538\.19 PB of it kept", said)
+    assert "741.32 EFLOP" in said
+    assert not re.search(r"\d{5}", said)
+    assert "  1 token\n" in type_in("cost", "gpt2", "--context", "1").out
+
+
 def test_a_longer_context_than_it_was_made_for_is_told(type_in):  # noqa: F811
     assert "note: it was made for 4,096 tokens\n" in type_in("cost", "llama2-7b", "--context", "8192").out
     said = type_in("cost", "gpt2", "--context", "2048").out
@@ -84,6 +103,11 @@ def test_what_cannot_be_measured_says_why():
 
 @pytest.mark.parametrize("words, sentence", [
     (("gtp2",), "gtp2 is neither a preset nor a run's folder; did you mean gpt2?"),
+    (("nonsense",), "nonsense is neither a preset nor a run's folder; known: captioner:base, "),
+    (("dit",), "dit is a family; say one of dit:nano, "),
+    (("dit", "xl/2"), "a family and its preset are one word: say dit:xl/2"),
+    (("gpt2", "gpt2-xl"), "cost is of one preset or run at a time, not of gpt2 and gpt2-xl"),
+    (("gpt2", "--bach", "7"), "--bach"),
     (("nano",), "nano is a preset of several families; say gpt:nano, "),
     (("gpt2", "--device", "h20"), "h20 is not a device whose figures are known; did you mean h200?"),
     (("gpt2", "--device", "toaster"), "toaster is not a device whose figures are known; known: a100, h100, h200, l4, "),

@@ -23,11 +23,11 @@ from conftest import pencil
 from pencil.cli import asking
 from pencil.cli import kata as verb
 from pencil.learn.katas import KATAS, PAGES, kata, progress, sheets
-from pencil.learn.katas.exercise import Blank, Question, Table
+from pencil.learn.katas.exercise import Blank, Mistake, Question, Table
 from pencil.learn.katas.grader import grade
-from pencil.learn.katas.marking import COLUMNS
+from pencil.learn.katas.marking import COLUMNS, Marked, Row, commonest
 from pencil.learn.katas.progress import DAYS, NEW, Standing, after, following
-from pencil.learn.katas.writing import parts
+from pencil.learn.katas.writing import choices, parts, understood
 
 NOON = datetime(2026, 3, 2, 12)
 
@@ -93,11 +93,11 @@ def test_the_working_stays_covered_until_the_answer(do, standing):
     assert "Scale, then softmax" in covered
     for number in RIGHT.split():
         assert number not in covered
-    assert covered.rstrip().endswith("Nothing was counted.")
+    assert covered.rstrip().endswith("This one was not counted.")
     assert standing("softmax") is None
     said = do("softmax", typed=f"{RIGHT}\n").out
-    assert said.startswith(covered.removesuffix("Nothing was counted.\n"))
-    told = said.removeprefix(covered.removesuffix("Nothing was counted.\n"))
+    assert said.startswith(covered.removesuffix("This one was not counted.\n"))
+    told = said.removeprefix(covered.removesuffix("This one was not counted.\n"))
     assert told.startswith("✓ Right.\n")
     assert all(number in told for number in RIGHT.split())
     assert all(line.strip()[:20] in told for line in kata("softmax").make(None).working)
@@ -155,6 +155,35 @@ def test_no_number_is_asked_again_and_not_counted(do, standing):
     assert standing("softmax") == (1, 1, 0, 0, 1, "2026-03-03")
 
 
+@pytest.mark.parametrize("word, said", [
+    ("banana", "banana is not row or square; type one"), ("rows", "rows is not row or square; type one")
+])  # fmt: skip
+def test_a_word_that_is_none_of_those_asked_for_is_asked_again(do, standing, word, said):
+    *numbers, last = (blank.written for blank in kata("missing-swap").make(None).blanks)
+    told = do("missing-swap", typed=f"{' '.join(numbers)}\n{word}\n{last[:1].upper()}\n").out
+    assert said in told
+    assert "✗" not in told
+    assert standing("missing-swap")[:4] == (1, 1, 0, 0)
+
+
+def test_the_words_that_may_be_answered():
+    blanks = (Blank("a", "right", words=True), Blank("b", 3.0), Blank("c", "right", words=True))
+    verdicts = Question("x", 1, "", (), "", blanks)
+    assert choices(verdicts) == ["right", "wrong"]
+    assert [understood(said, blanks[0], choices(verdicts)) for said in ("R", " wrong ", "wrongs", "", "3")] == [
+        True, True, False, False, False
+    ]  # fmt: skip
+    assert not understood("pat", blanks[0], ["patch", "path"])  # which of them?
+    assert understood("pat", blanks[0], ["pat", "path"])
+    alone = Question("x", 1, "", (), "", (Blank("a", "row", words=True),))
+    assert choices(alone) == []  # to know only the answer is to tell it
+    assert understood("square", alone.blanks[0], [])
+    for name in KATAS:
+        for question in (kata(name).make(seed) for seed in (None, 3, 5)):
+            words = choices(question)
+            assert all(understood(blank.written, blank, words) for blank in question.blanks)
+
+
 @pytest.mark.parametrize("typed, counted", [("q\n", None), ("", None), ("0.1\n", None), ("huh\nquit\n", None),
                                             ("7 7\nq\n", (1, 0, 0, 1, 0, "2026-03-02"))])  # fmt: skip
 def test_leaving_counts_only_what_was_answered(do, standing, typed, counted):
@@ -169,7 +198,7 @@ def test_control_c_leaves_as_q_does(do, standing, monkeypatch):
 
     monkeypatch.setattr(asking.sys, "stdin", Keyboard())
     monkeypatch.setattr(io, "StringIO", lambda _: asking.sys.stdin)
-    assert "Nothing was counted." in do("softmax").out
+    assert "This one was not counted." in do("softmax").out
     assert standing("softmax") is None
 
 
@@ -194,6 +223,14 @@ def test_a_page_in_its_order(do, standing):
     assert all(standing(q.kata)[:2] == (1, 1) for q in questions)
     left = do("--page", "000", typed=f"{solve(questions[0])}\nq\n").out
     assert left.endswith(f"\n1 of {len(questions)} right at once, 0 after a wrong answer.\n")
+
+
+def test_who_leaves_a_page_is_told_of_the_one_not_answered(do, standing):
+    said = do("--page", "000", typed="?\n?\n\nq\n").out
+    assert said.count("Seen, not solved.") == 2
+    assert "This one was not counted." in said
+    assert "Nothing" not in said
+    assert [standing(name) is not None for name in PAGES["000"][:3]] == [True, True, False]
 
 
 def test_nothing_is_wider_than_the_terminal(do, monkeypatch):
@@ -621,6 +658,62 @@ def test_a_teacher_sees_what_to_teach_again(do, tmp_path):
     assert marks["Ana"]["should be"] == solve(question)
 
 
+def test_what_was_left_out_counts_as_not_answered(do, tmp_path):
+    sheet = sheets.make("all", 12, 7)
+    names, answers = [q.kata for q in sheet.questions], [solve(q) for q in sheet.questions]
+    rows = [f"Ada,{sheet.code},{i},{answers[i - 1]}" for i in (1, 2, 3, 5)]
+    rows += [f"Ada,{sheet.code},4,", f"Ben,{sheet.code},1,{answers[0]}", f"Ben,{sheet.code},8,"]
+    (tmp_path / "a.csv").write_text("\n".join([",".join(COLUMNS), *rows]))
+    students, questions = do("grade", "a.csv").out.split("\nQuestions\n")
+    assert re.search(r"Ada +4 of 12 .*\n +4, 6–12: no answer\n", students)
+    assert re.search(r"Ben +1 of 12 .*\n +2–12: no answer\n", students)
+    lines = [line.strip() for line in questions.splitlines()]
+    assert lines == [
+        sheet.code, f"1. {names[0]}: 2 of 2 right", f"2. {names[1]}: 1 of 2 right", "1 × no answer",
+        f"3. {names[2]}: 1 of 2 right", "1 × no answer", f"5. {names[4]}: 1 of 2 right", "1 × no answer",
+        "4, 6–12: nobody answered",
+    ]  # fmt: skip
+
+
+def test_each_sheet_has_a_class_of_its_own(do, tmp_path):
+    one, other = sheets.make("softmax", 2, 5), sheets.make("softmax", 2, 6)
+    rows = [f"Ada,{one.code},1,{solve(one.questions[0])}", f"Ben,{other.code},2,{solve(other.questions[1])}"]
+    (tmp_path / "a.csv").write_text("\n".join([",".join(COLUMNS), *rows]))
+    questions = do("grade", "a.csv").out.split("\nQuestions\n")[1]
+    assert [line.strip() for line in questions.splitlines()] == [
+        one.code, "1. softmax: 1 of 1 right", "2: nobody answered",
+        other.code, "2. softmax: 1 of 1 right", "1: nobody answered",
+    ]  # fmt: skip
+
+
+def test_a_word_that_cannot_be_read_is_no_mistake(do, tmp_path):
+    sheet = sheets.make("missing-swap", 1, 5)
+    *numbers, last = solve(sheet.questions[0]).split()
+    rows = [f"{name},{sheet.code},1,{' '.join(numbers)} {said}" for name, said in (("Ada", "rows"), ("Ben", last[:2]))]
+    (tmp_path / "a.csv").write_text("\n".join([",".join(COLUMNS), *rows]))
+    told = do("grade", "a.csv").out
+    assert "1. missing-swap: rows cannot be read" in told
+    assert re.search(r"Ben +1 of 1", told)
+
+
+def test_mistakes_that_only_share_a_name_are_counted_apart():
+    def made(name, number, slip, hint, values=(2.0,)):
+        question = Question(name, 1, "", (), "", (Blank("a", 1.0),))
+        return Marked(Row(2, "Ana", "s", number, "2"), question, 0, False, Mistake(slip, hint, values), "")
+
+    marked = [
+        made("scale", 1, "multiplied", "Divide."), made("residual", 2, "multiplied", "Add."),
+        made("scale", 3, "multiplied", "Divide."),
+        made("softmax", 4, "forgot", "By √d."), made("attention", 5, "forgot", "By √d."),
+        made("gelu", 6, "slipped", "Not 2."), made("gelu", 7, "slipped", "Not 3."),
+        made("gelu", 8, "coarse", "Write 3.", ()), made("softmax", 9, "coarse", "Write 2.", ()),
+    ]  # fmt: skip
+    assert dict(commonest(marked)) == {
+        "multiplied in scale": 2, "multiplied in residual": 1, "forgot": 2, "slipped": 2, "coarse": 2
+    }  # fmt: skip
+    assert commonest(marked)[-1][0] == "multiplied in residual"
+
+
 @pytest.mark.parametrize("content, said", [
     ("", "a.csv is empty"),
     ("\n\n", "a.csv is empty"),
@@ -669,7 +762,14 @@ def test_a_file_that_cannot_be_graded(do, tmp_path, content, said):
     (["--print", "2", "--out", "x.html", "--seed", "1000000"], "between 0 and 999,999"),
     (["--print", "many", "--out", "x.html"], "--print"),
     (["--print", "2", "--out", "x", "--key", "x"], "must be different files"),
-    (["softmax", "--print", "2", "--out", "no/where.html"], "no/"),
+    (["softmax", "--print", "2", "--out", "no/where.html"], "there is no folder no to write where.html in"),
+    (["--print", "2", "--out", "."], ". is a folder; --out is the file to write"),
+    (["--print", "2", "--out", "x.html", "--key", "../"], "../ is a folder; --key is the file to write"),
+    (["--print", "2", "--out", "x.html", "--key", "no/k.html"], "there is no folder no to write k.html in"),
+    (["--print", "2", "--out", "x.html", "--csv", "."], ". is a folder; --csv is the file to write"),
+    (["--print", "2", "--out", "old.csv/x.html"], "there is no folder old.csv to write x.html in"),
+    (["grade", "old.csv", "--out", "."], ". is a folder; --out is the file to write"),
+    (["grade", "old.csv", "--out", "no/g.csv"], "there is no folder no to write g.csv in"),
     (["--print", "2", "--out", "x.html", "--csv", "old.csv"], "old.csv is already there"),
     (["grade", "old.csv", "--out", "./old.csv"], "--out would replace the answers in old.csv"),
     (["grade", "nowhere.csv"], "there is no file nowhere.csv"),

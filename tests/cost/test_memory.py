@@ -131,6 +131,23 @@ def test_the_roofline_is_the_longer_of_two_times():
     assert moving.intensity == pytest.approx(989 / 4800)
 
 
+def test_a_training_step_moves_one_moment_less_where_muon_works():
+    config = configure("vit", "b/16")
+    # 12 blocks of 4·768² and 2·768·3072; the other numbers of 86,567,656 are tables, norms, biases and both ends
+    inside, rest = 84_934_656, 1_633_000
+    kept = training("vit", config, 3).kept
+    muon, adamw = (works("vit", config, 3, optimizer=name)["training"] for name in ("muon", "adamw"))
+    assert muon.bytes - 2 * kept == 32 * inside + 40 * rest == 2_783_228_992
+    assert adamw.bytes - 2 * kept == 40 * (inside + rest) == 3_462_706_240
+    assert muon.flops == adamw.flops
+
+
+def test_reading_a_prompt_asks_the_head_for_the_last_token_only():
+    reading = works("gpt", configure("gpt", "gpt2"), 3, 1000)["reading"]
+    # 12 blocks of 12·768², and 4·n·D a token and block for the scores and what they weigh
+    assert reading.flops == 3000 * (2 * 12 * 12 * 768**2 + 12 * 4 * 1000 * 768) + 3 * 2 * 50257 * 768
+
+
 def test_writing_reads_every_matrix_and_the_cache_for_one_token():
     config = configure("gpt", "llama2-70b")
     writing = works("gpt", config, 1, 4096)["writing"]

@@ -319,6 +319,7 @@ def test_the_verb_tells_a_table_words_and_a_picture(kept, tmp_path, capsys, monk
     assert "previous token: 0.0" in shown
     assert "induction: 1.0" in shown
     assert "No head shows: first token, own token." in shown
+    assert "\n1.0 is head 0 of block 1, both counted from 0.\n" in shown
     assert (kept / "heads.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr("sys.stdin", io.StringIO(TEXT))
     data = json.loads(told(capsys, kept, "--text", "-", "--json", "--out", tmp_path / "h.png").out)

@@ -301,3 +301,30 @@ def test_an_answer_with_too_few_decimals_is_told_so():
     for answers in (["0.11", "0.88"], ["0", "1"], ["0.018", "0.982"], ["x", "0.88"]):
         hint = grade(question, answers).hint
         assert hint is None or hint.name != "too few decimals"
+
+
+@pytest.mark.parametrize("seed", [60, 84, 88, 159, 9004])
+def test_what_the_shown_portions_give_is_right(seed):
+    question = kata("weighted-sum").make(seed)
+    portions, give = (np.array(table.rows) for table in question.given)
+    row = int(re.search(r"for s(\d)", question.ask)[1]) - 1
+    assert grade(question, [f"{one:.3f}" for one in portions[row] @ give]).solved
+
+
+@pytest.mark.parametrize("name, seed, answers", [
+    ("middle", 500, "13.76 −7.75 1.25 6.25 0.25"),
+    ("cross-entropy", 500, "0.014 4.340"),
+    ("kv-cache", 7, "2.97 3.01 1.93 1.06 4"),
+    ("ddim", 500, "12.97 −10.20 6.33 −5.24"),
+])  # fmt: skip
+def test_a_slip_in_one_box_is_not_called_a_mistake_of_the_others(name, seed, answers):
+    marked = grade(kata(name).make(seed), answers.split())
+    assert sum(marked.right) == len(marked.right) - 1
+    assert marked.hint is None
+
+
+def test_what_is_rounded_twice_is_right():
+    question = kata("softmax").make(13)
+    assert "0.4955" in "\n".join(question.working)
+    assert grade(question, ["0.496", "0.009", "0.496"]).solved
+    assert not grade(question, ["0.497", "0.009", "0.496"]).solved

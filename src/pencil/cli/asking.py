@@ -3,7 +3,7 @@
 import io
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -185,13 +185,13 @@ def ask(question: "Question", screen: Screen) -> "tuple[Outcome | None, bool]":
     left = list(range(len(answers)))
     for wrong in range(TRIES):
         try:
-            _fill(question, answers, left, screen, grade)
+            _fill(question, answers, left, screen)
         except Uncover:
             uncover(question, screen)
             screen.say("Seen, not solved.", "dim")
             return "seen", False
         except Left:
-            screen.say("Not solved yet." if wrong else "Nothing was counted.", "dim")
+            screen.say("Not solved yet." if wrong else "This one was not counted.", "dim")
             return ("wrong" if wrong else None), True
         graded = grade(question, answers)
         if graded.solved:
@@ -206,12 +206,11 @@ def ask(question: "Question", screen: Screen) -> "tuple[Outcome | None, bool]":
     return "wrong", False
 
 
-def _fill(
-    question: "Question", answers: Lines, wanted: Sequence[int], screen: Screen, grade: Callable[..., "Graded"]
-) -> None:
+def _fill(question: "Question", answers: Lines, wanted: Sequence[int], screen: Screen) -> None:
     """Read until every wanted blank has an answer that can be read; a line may hold one, several, or all."""
-    from ..learn.katas.writing import parts
+    from ..learn.katas.writing import choices, parts, understood
 
+    words = choices(question)
     todo = list(wanted)
     while todo:
         line = screen.read(f"{question.blanks[todo[0]].label}: ")
@@ -227,9 +226,9 @@ def _fill(
         tried = list(answers)
         for i, word in zip(places, found, strict=False):
             tried[i] = word
-        unread = [i for i in grade(question, tried).unread if i in places[: len(found)]]
+        unread = [i for i in places[: len(found)] if not understood(tried[i], question.blanks[i], words)]
         if unread:
-            what = "an answer" if question.blanks[unread[0]].words else "a number"
+            what = (" or ".join(words) or "an answer") if question.blanks[unread[0]].words else "a number"
             screen.say(f"{tried[unread[0]][:LONGEST]} is not {what}; type one, ? for the working, or q to leave.")
             continue
         answers[:] = tried

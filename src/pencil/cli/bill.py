@@ -66,21 +66,12 @@ def show(console: Console, bill: Bill, notes: list[str], devices: "list[Device]"
     _section(console, f"Memory to train: {how}", _training(bill))
     if bill.caches:
         _section(console, f"Memory to write: all in {bill.dtype}", _writing(bill))
-    moved = INTENSITY | ({"reading": INTENSITY["reading"] + ", and the cache"} if bill.caches else {})
-    rates = [(name, f"{work.intensity:,.1f}", moved[name]) for name, work in bill.works.items()]
-    _section(console, "FLOPs for each byte moved, at the fewest bytes", rates)
+    _section(console, "FLOPs for each byte moved, at the fewest bytes", _moved(bill))
     if len(devices) > 2:
         _compared(console, bill, devices)
         return
     for on in devices:
         _on(console, bill, on, measured if on.name == "here" else None)
-
-
-INTENSITY = {
-    "training": "bytes: 40·P, and twice what is kept",
-    "reading": "bytes: every matrix once",
-    "writing": "the same bytes, for one token a sequence",
-}
 
 
 def _section(console: Console, title: str, rows: list[Row]) -> None:
@@ -96,14 +87,14 @@ def _section(console: Console, title: str, rows: list[Row]) -> None:
 def _letters(bill: Bill) -> list[str]:
     """The sizes that the formulas speak of."""
     c = bill.config
-    heads = f"h {c.heads} heads · g {getattr(c, 'kv_heads', None) or c.heads} of keys and values"
-    sizes = [f"L {c.depth} blocks", f"D {c.width:,} wide", heads, f"d {c.head_width} a head"]
-    words = f"V {c.vocab:,} words" if getattr(c, "vocab", None) else ""
+    heads = f"h {_many(c.heads, 'head')} · g {getattr(c, 'kv_heads', None) or c.heads} of keys and values"
+    sizes = [f"L {_many(c.depth, 'block')}", f"D {c.width:,} wide", heads, f"d {c.head_width} a head"]
+    words = f"V {_many(c.vocab, 'word')}" if getattr(c, "vocab", None) else ""
     rest = [
         f"F {c.mlp_width:,} in the MLP",
         words,
-        f"n {bill.tokens // bill.batch:,} tokens",
-        f"B {bill.batch} at once",
+        f"n {_many(bill.tokens // bill.batch, 'token')}",
+        f"B {bill.batch:,} at once",
     ]
     return [" · ".join(filter(None, line)) for line in (sizes, rest)]
 
@@ -137,7 +128,7 @@ def _flops(bill: Bill) -> list[Row]:
         *rows,
         ("forward, a token", f"{_si(each)}FLOP", "n² whole, masked or not"),
         ("and backward, a token", f"{_si(both)}FLOP", f"{both / each:.2f} × forward"),
-        ("both, the batch", f"{_si(bill.flops.both)}FLOP", f"{bill.tokens:,} tokens"),
+        ("both, the batch", f"{_si(bill.flops.both)}FLOP", _many(bill.tokens, "token")),
     ]
 
 
@@ -164,12 +155,30 @@ def _writing(bill: Bill) -> list[Row]:
     return rows
 
 
+def _moved(bill: Bill) -> list[Row]:
+    each = "40·P (Muon: 32)" if bill.optimizer == "muon" else "40·P"
+    same = bill.caches and bill.works["reading"].bytes == bill.works["writing"].bytes
+    said = {
+        "training": f"bytes: {each}, 2 × what is kept",
+        "reading": "bytes: every matrix once" + ", and the cache" * bool(bill.caches),
+        "writing": f"{'the same' if same else 'fewer'} bytes, for one token a sequence",
+    }
+    rows = []
+    for name, work in bill.works.items():
+        rows.append((name, f"{work.intensity:,.1f}", said[name]))
+        if name == "reading" and bill.caches:
+            rows.append(("", "", "its head: for the last token only"))
+    return rows
+
+
 NAMES = {"training": "a training step", "reading": "reading", "writing": "a new token"}
 
 
 def _compared(console: Console, bill: Bill, devices: "list[Device]") -> None:
     """A line for each device."""
-    console.print(Text(f"\nThe least time for a batch of {bill.batch}, by makers' figures no program reaches", "bold"))
+    console.print(
+        Text(f"\nThe least time for a batch of {bill.batch:,}, by makers' figures no program reaches", "bold")
+    )
     columns = "".join(f"{NAMES[name]:>17}" for name in bill.works)
     console.print(Text(f"  {'':8}{'TFLOP/s':>8}{'GB/s':>6}{'GB':>5}{columns}", "dim"))
     for on in devices:
@@ -194,7 +203,8 @@ def _on(console: Console, bill: Bill, on: "Device", measured: dict[str, Any] | N
             rows.append(("", "", f"does not fit: {_si(bill.needs(name))}B into {_si(on.memory)}B"))
         got = None if measured is None else measured[name]
         if isinstance(got, float):
-            rows.append(("  measured", _time(got), f"{_time(got / work.tokens)} a token; {got / least:.1f} × that"))
+            how = "  measured, with AdamW" if name == "training" and bill.optimizer == "muon" else "  measured"
+            rows.append((how, _time(got), f"{_time(got / work.tokens)} a token; {got / least:.1f} × that"))
         elif got is not None:
             rows.append(("  measured", "–", got))
     where = "here" if on.name == "here" else f"on {on.name}"
@@ -203,18 +213,22 @@ def _on(console: Console, bill: Bill, on: "Device", measured: dict[str, Any] | N
     console.print(Text(f"  {whose}\n  under {edge:,.3g} FLOPs a byte it waits for its memory", "dim"))
 
 
+def _many(count: int, word: str) -> str:
+    return f"{count:,} {word}" + "s" * (count != 1)
+
+
 def _bytes(size: float) -> str:
     """Thousands and powers of two, each by its own name."""
-    power = max(0, min(4, (len(str(int(size))) - 1) // 3))
-    names = ("", "k", "M", "G", "T")
-    one = f"{size / 1000**power:.2f} {names[power]}B"
-    return f"{one} = {size / 1024**power:7.2f} {'Ki' if power == 1 else names[power] + 'i' * (power > 1)}B"
+    names = ("", "k", "M", "G", "T", "P", "E")
+    power = min(len(names) - 1, (len(str(int(size))) - 1) // 3)
+    one = f"{size / 1000**power:,.2f} {names[power]}B"
+    return f"{one} = {size / 1024**power:7,.2f} {'Ki' if power == 1 else names[power] + 'i' * (power > 1)}B"
 
 
 def _si(value: float) -> str:
-    for letter, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for letter, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
-            return f"{value / size:.2f} {letter}"
+            return f"{value / size:,.2f} {letter}"
     return f"{value:.0f} "
 
 

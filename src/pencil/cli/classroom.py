@@ -1,7 +1,7 @@
 """Worksheets for a class, and their grading: the parts of kata that teachers use."""
 
 import random
-from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ from ..files import write_aside
 from .asking import Screen, joined
 
 if TYPE_CHECKING:
-    from ..learn.katas.marking import Marked
+    from ..learn.katas.marking import Asked, Marked
 
 
 @Parameter(name="*")
@@ -55,6 +55,8 @@ def printed(name: str | None, topic: str | None, seed: int | None, printing: Pri
     named = [path for path in (printing.out, printing.key, printing.csv) if path is not None]
     if len({in_full(path).resolve() for path in named}) < len(named):
         raise UserError("--out, --key and --csv must be different files")
+    for word in SHEET:
+        _can_be_written(word, printing.words()[word])
     if printing.csv is not None and in_full(printing.csv).exists():
         raise UserError(f"{printing.csv} is already there, and answers may stand in it: give --csv another name")
     drawn = random.SystemRandom().randrange(10_000) if seed is None else seed
@@ -73,6 +75,17 @@ def printed(name: str | None, topic: str | None, seed: int | None, printing: Pri
     return 0
 
 
+def _can_be_written(word: str, name: object) -> None:
+    """Refuse a file that is a folder, or that would stand in none."""
+    if name is None:
+        return
+    path = in_full(str(name))
+    if path.is_dir():
+        raise UserError(f"{name} is a folder; {word} is the file to write")
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write {path.name} in")
+
+
 def grade(file: str, /, *, out: str | None = None) -> int:
     """Grade a class: a CSV file with the columns student, sheet, question and answer.
 
@@ -88,6 +101,7 @@ def grade(file: str, /, *, out: str | None = None) -> int:
     path = in_full(file)
     if out is not None and in_full(out).resolve() == path.resolve():
         raise UserError(f"--out would replace the answers in {file}: give it another name")
+    _can_be_written("--out", out)
     marked = marking.mark(marking.read(path), path)
     _report(marked)
     if out is not None:
@@ -108,16 +122,38 @@ def _report(marked: "list[Marked]") -> None:
         screen.say(f"{student.name[:wide]:{wide}}  {student.solved:3} of {student.total}  {student.sheet}", indent=2)
         for one in student.wrong:
             screen.say(f"{one.row.number}. {one.question.kata}: {one.said}", "dim", indent=6)
+        if student.missing:
+            screen.say(f"{_runs(student.missing)}: {marking.NOTHING}", "dim", indent=6)
     screen.say("\nQuestions", "bold")
-    code = ""
-    for asked in marking.by_question(marked):
-        if asked.sheet != code:
-            code = asked.sheet
-            screen.say(code, indent=2)
-        screen.say(f"{asked.number:3}. {asked.question.kata}: {asked.solved} of {asked.total} right", indent=2)
-        for mistake, times in asked.mistakes:
-            hint = asked.hints.get(mistake)
-            screen.say(f"{times} × {mistake}{': ' + hint if hint else ''}", "yellow" if hint else "dim", indent=8)
-    often = Counter(one.mistake.name for one in marked if one.mistake).most_common(3)
+    asked = marking.by_question(marked)
+    for code in dict.fromkeys(one.sheet for one in asked):
+        own = [one for one in asked if one.sheet == code]
+        screen.say(code, indent=2)
+        for one in own:
+            if one.answered:
+                _tell(one, screen)
+        skipped = [one.number for one in own if not one.answered]
+        if skipped:
+            screen.say(f"{_runs(skipped)}: nobody answered", "dim", indent=4)
+    often = marking.commonest(marked)[:3]
     if often:
         screen.say(f"\nMost often: {joined((f'{name} ({times})' for name, times in often), ', ')}.", "bold")
+
+
+def _tell(asked: "Asked", screen: Screen) -> None:
+    """One question: how many have it right, and what the others did."""
+    screen.say(f"{asked.number:3}. {asked.question.kata}: {asked.solved} of {asked.total} right", indent=2)
+    for mistake, times in asked.mistakes:
+        hint = asked.hints.get(mistake)
+        screen.say(f"{times} × {mistake}{': ' + hint if hint else ''}", "yellow" if hint else "dim", indent=8)
+
+
+def _runs(numbers: Iterable[int]) -> str:
+    """Numbers in order, those that follow one another as one: 2, 6–12."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

@@ -1,5 +1,6 @@
 """cost."""
 
+import difflib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 
-from ..config import UserError, nearest
+from ..config import UserError
 from .bill import Bill, plain, show
 
 DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32"}
@@ -17,7 +18,7 @@ DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32"}
 def cost(
     what: str,
     /,
-    *,
+    *more: Annotated[str, Parameter(show=False)],
     context: int | None = None,
     batch: int = 1,
     dtype: str | None = None,
@@ -44,6 +45,8 @@ def cost(
     as_json
         Print everything as JSON, in bytes, FLOPs and seconds.
     """
+    if more:
+        raise UserError(_too_many(what, more))
     if batch < 1:
         raise UserError(f"--batch must be at least 1, not {batch}")
     if context is not None and context < 1:
@@ -95,8 +98,19 @@ def found(what: str) -> tuple[str, Any, dict[str, Any]]:
 
         run = Run.open(what)
         return run.family, configure(run.family, None, **run.config["model"]), run.config["train"]
-    words = {preset for pair in presets.items() for preset in (pair[0], pair[1][1])}
-    raise UserError(f"{what} is neither a preset nor a run's folder; {nearest(what, words)}")
+    if what in FAMILIES:
+        raise UserError(f"{what} is a family; say one of {', '.join(f for f in presets if presets[f][0] == what)}")
+    close = difflib.get_close_matches(what, [*presets, *(preset for _, preset in presets.values())], 1, 0.6)
+    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(presets))}"
+    raise UserError(f"{what} is neither a preset nor a run's folder; {hint}")
+
+
+def _too_many(what: str, more: tuple[str, ...]) -> str:
+    from ..models import FAMILIES
+
+    if what in FAMILIES and len(more) == 1 and more[0] in FAMILIES[what].presets:
+        return f"a family and its preset are one word: say {what}:{more[0]}"
+    return f"cost is of one preset or run at a time, not of {' and '.join((what, *more))}"
 
 
 def bill_of(what: str, context: int | None, batch: int, dtype: str) -> tuple[Bill, list[str]]:
@@ -121,5 +135,5 @@ def bill_of(what: str, context: int | None, batch: int, dtype: str) -> tuple[Bil
         what, family, c, batch, context, dtype, train.get("optimizer", "muon"), bool(train.get("ema")),
         count.parameters(family, c), parts.count_tokens(family, c, batch, context), count.flops(every),
         count.by_group(every), memory.training(family, c, batch, context, dtype), caches,
-        devices.works(family, c, batch, context, dtype),
+        devices.works(family, c, batch, context, dtype, train.get("optimizer", "muon")),
     ), notes  # fmt: skip

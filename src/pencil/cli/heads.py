@@ -71,7 +71,7 @@ def heads(
         console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=WIDTH, soft_wrap=True)
         for table in show.tables(report):
             console.print(table)
-        for line in [*show.words(report), *show.ABOUT, show.measured_on(report, family, typed is None)]:
+        for line in [*show.words(report), *show.about(report), show.measured_on(report, family, typed is None)]:
             console.print(line, highlight=False, markup=False)
     Console(stderr=True).print(str(path), highlight=False, markup=False, soft_wrap=True)
     return 0

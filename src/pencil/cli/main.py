@@ -15,7 +15,8 @@ app = App(
     name="pencil",
     help="Transformers from pencil arithmetic to production.",
     version=__version__,
-    help_epilogue="Settings are dotted: --model.depth 6 --train.lr 3e-4. --debug shows where a failure came from.",
+    help_epilogue="Settings of training are dotted: pencil train gpt --model.depth 6 --train.lr 3e-4. "
+    "--debug shows where a failure came from.",
 )
 app.command(training.demo)
 app.command(training.train)

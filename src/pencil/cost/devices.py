@@ -67,13 +67,17 @@ class Work:
         return "arithmetic" if self.flops / on.rate(dtype) >= self.bytes / on.bandwidth else "memory"
 
 
-def works(family: str, c: Any, batch: int, length: int | None = None, dtype: str = "bf16") -> dict[str, Work]:
+def works(
+    family: str, c: Any, batch: int, length: int | None = None, dtype: str = "bf16", optimizer: str = "muon"
+) -> dict[str, Work]:
     """Training on a batch, reading one, and, of a model that writes, one more token for each sequence."""
     parts, half = parts_of(family, c, batch, length), BYTES[dtype]
-    learned, kept = sum(part.parameters for part in parts), training(family, c, batch, length, dtype).kept
+    learned, needed = sum(part.parameters for part in parts), training(family, c, batch, length, dtype)
     tokens = count_tokens(family, c, batch, length)
-    # weights are read forward and back and gradients written; AdamW reads four numbers for each, and writes three
-    found = {"training": Work(flops(parts).both, 10 * FULL * learned + 2 * kept, tokens)}
+    # weights are read forward and back and gradients written; AdamW reads four numbers for each, and writes three;
+    # a moment that Muon does without is neither read nor written
+    spared = 2 * (needed.adamw - needed.muon) if optimizer == "muon" else 0
+    found = {"training": Work(flops(parts).both, 10 * FULL * learned - spared + 2 * needed.kept, tokens)}
     if family not in WRITES:
         return found | {"reading": Work(flops(parts).forward, half * _multiplied(parts), tokens)}
     # a prompt is read for what comes after its last word

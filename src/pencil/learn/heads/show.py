@@ -13,7 +13,6 @@ from .scores import FEWEST, NAMES, Head, Report, Score
 
 NUMBERED = 16  # heads along a side of a panel up to which each cell has its number
 ABOUT = (
-    "0.3 is head 3 of block 0, both counted from 0.",
     "Percent of the attention ± a 95 % interval over the texts; in brackets, what chance would give.",
     "broad: 100 looks at everything alike. All this tells where a head looks, not what the model makes of it.",
 )
@@ -87,6 +86,12 @@ def words(report: Report) -> list[str]:
         )
         lines.append(f"{many} {'its' if idle == 1 else 'their'} attention as untrained heads do.")
     return lines
+
+
+def about(report: Report) -> list[str]:
+    """How the table is read, by its last head."""
+    last = report.heads[-1]
+    return [f"{last.layer}.{last.head} is head {last.head} of block {last.layer}, both counted from 0.", *ABOUT]
 
 
 def at(head: Head) -> str:

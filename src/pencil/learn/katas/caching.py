@@ -99,7 +99,7 @@ def _cache_bytes(layers: int, query_heads: int, kv_heads: int, head_width: int, 
         Later(lambda: [
             f"2 · {layers} layers · {kv_heads} heads · {head_width} · {number} bytes = {one:,} bytes a token",
             f"{one:,} · {context:,} tokens = {all_of_them:,} bytes",
-            f"÷ 10⁹ = {all_of_them / 1e9:.4g} GB, ÷ 2³⁰ = {all_of_them / 2**30:.4g} GiB",
+            f"÷ 10⁹ = {all_of_them / 1e9:.3f} GB, ÷ 2³⁰ = {all_of_them / 2**30:.3f} GiB",
         ]),
     )  # fmt: skip
 

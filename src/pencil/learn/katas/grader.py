@@ -12,6 +12,7 @@ LONGEST = 60  # letters of an answer
 WHOLE = re.compile(r"[+-]?\d{1,3}(?:[ _'’,\u00a0\u2009\u202f]\d{3})+")
 NUMBER = re.compile(r"[+-]?(?:\d+[.,]?\d*|[.,]\d+)(?:e[+-]?\d{1,3})?", re.I)
 NEAR = 1e-9  # of a unit: how near a half counts as one
+TWICE = 0.05  # of a unit: what a value may seem nearer to a half when it was first rounded to one digit more
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ def accepts(blank: Blank, said: Value) -> bool:
 
 
 def same(blank: Blank, said: Value, value: Value) -> bool:
-    """Whether two values are the same to the digits asked for; a half may be rounded either way."""
+    """Whether an answer is this value to the digits asked for; a half may be rounded either way, and so may what is a
+    half to one digit more, as the working shows it."""
     if isinstance(said, str) or isinstance(value, str):
         # the beginning of a word is enough
         return isinstance(said, str) and isinstance(value, str) and value.casefold().startswith(said.casefold())
@@ -51,7 +53,7 @@ def same(blank: Blank, said: Value, value: Value) -> bool:
         return said == value
     if blank.decimals == 0:
         return abs(said - value) <= NEAR * max(1.0, abs(value))
-    return bool(_roundings(said, blank.decimals) & _roundings(value, blank.decimals))
+    return bool(_roundings(said, blank.decimals) & _roundings(value, blank.decimals, TWICE))
 
 
 def read(text: str, blank: Blank) -> Value | None:
@@ -85,12 +87,12 @@ def _number(text: str, decimals: int) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _roundings(value: float, decimals: int) -> set[int]:
-    """In units of the last digit: one number, or two where the value lies half way."""
+def _roundings(value: float, decimals: int, near: float = 0.0) -> set[int]:
+    """In units of the last digit: one number, or two where the value lies half way, or as near to that as said."""
     units = value * 10**decimals
     below = math.floor(units)
     half = units - below - 0.5
-    slack = NEAR * max(1.0, abs(units))
+    slack = near + NEAR * max(1.0, abs(units))
     return {below, below + 1} if abs(half) <= slack else {below + (half > 0)}
 
 
@@ -130,7 +132,9 @@ def _explained(question: Question, said: list[Value | None], right: Sequence[boo
                 one is not None and near(blank, one, value)
                 for blank, one, value in zip(question.blanks, said, mistake.values, strict=True)
             ]
-            explained = sum(fit and not fine for fit, fine in zip(fits, right, strict=True))
+            # where the mistake leaves the right answer as it is, it explains nothing
+            changed = [not accepts(*pair) for pair in zip(question.blanks, mistake.values, strict=True)]
+            explained = sum(fit and new and not fine for fit, new, fine in zip(fits, changed, right, strict=True))
             if (explained, sum(fits)) > most and 2 * explained >= wrong and sum(fits) >= alike:
                 best, most = mistake, (explained, sum(fits))
         if best is not None and (most[0] == wrong or near is _nearly):

@@ -118,12 +118,17 @@ class Work:
 
     def ways(self, name: str, decimals: int) -> list[np.ndarray]:
         """A value as a pencil may have it: every step before it rounded to as many decimals, or one more; or only the
-        powers of e and their total, to two."""
+        powers of e and their total, to two; or the portions too, or these alone."""
+        every, finer = (dict.fromkeys(self._values, digits) for digits in (decimals, decimals + 1))
+        powers = dict.fromkeys(("raised", "total"), 2)
+        portions = [{"pattern": decimals}, {"pattern": decimals + 1}, powers | {"pattern": decimals}]
         found = []
-        powers = [one for one in ("raised", "total") if one in self._values]
-        for digits, names in ((decimals, self._values), (decimals + 1, self._values), (2, powers)):
-            change = partial(rounded, digits=digits)
-            edit = {one: change for one in names if one != name}
+        for digits in (every, finer, powers, *(portions if "pattern" in self._values else [])):
+            edit = {
+                one: partial(rounded, digits=count)
+                for one, count in digits.items()
+                if one != name and one in self._values
+            }
             found.append(squeezed(self._run(edit)[name].numpy()) if edit else self.run(name))
         return found
 

@@ -12,11 +12,12 @@ from ...config import UserError
 from .exercise import Mistake, Question
 from .grader import grade
 from .sheets import Sheet, again
-from .writing import parts
+from .writing import choices, parts, understood
 
 COLUMNS = ("student", "sheet", "question", "answer")
 GRADED = (*COLUMNS, "exercise", "boxes right", "boxes", "solved", "mistake", "hint", "should be")
 BYTES = 10_000_000
+NOTHING = "no answer"
 LONGEST = 40  # letters of a cell that are said back
 
 
@@ -166,9 +167,10 @@ def _mark(row: Row, question: Question) -> Marked:
         boxes = "1 box" if len(blanks) == 1 else f"{len(blanks)} boxes"
         return Marked(row, question, 0, False, None, f"{len(found)} answers for {boxes}")
     graded = grade(question, found)
-    unread = [found[i] for i in graded.unread if i < len(found)]
+    words = choices(question)
+    unread = [said for said, blank in zip(found, blanks, strict=False) if not understood(said, blank, words)]
     if not found:
-        note = "no answer"
+        note = NOTHING
     elif unread:
         note = f"{unread[0][:LONGEST]} cannot be read"
     elif len(found) < len(blanks):
@@ -180,13 +182,14 @@ def _mark(row: Row, question: Question) -> Marked:
 
 @dataclass(frozen=True)
 class Student:
-    """What one student has right on one sheet."""
+    """What one student has right on one sheet, what is wrong, and which questions have no answer."""
 
     name: str
     sheet: str
     solved: int
     total: int
     wrong: tuple[Marked, ...]
+    missing: tuple[int, ...]
 
 
 def by_student(marked: Iterable[Marked]) -> list[Student]:
@@ -196,8 +199,11 @@ def by_student(marked: Iterable[Marked]) -> list[Student]:
         groups.setdefault((one.row.student, one.row.sheet), []).append(one)
     found = []
     for (name, code), own in groups.items():
-        wrong = tuple(one for one in own if not one.solved)
-        found.append(Student(name, code, len(own) - len(wrong), int(code.split("-")[-3]), wrong))
+        wrong = tuple(one for one in own if not one.solved and one.said != NOTHING)
+        answered = {one.row.number for one in own if one.said != NOTHING}
+        total = int(code.split("-")[-3])
+        missing = tuple(i for i in range(1, total + 1) if i not in answered)
+        found.append(Student(name, code, len(answered) - len(wrong), total, wrong, missing))
     return found
 
 
@@ -213,19 +219,46 @@ class Asked:
     mistakes: tuple[tuple[str, int], ...]
     hints: dict[str, str]
 
+    @property
+    def answered(self) -> bool:
+        """Whether anyone answered it."""
+        return self.mistakes != ((NOTHING, self.total),)
+
 
 def by_question(marked: Iterable[Marked]) -> list[Asked]:
-    """The questions of each sheet in order, with the mistakes that were made, commonest first."""
-    groups: dict[tuple[str, int], list[Marked]] = {}
+    """The questions of each sheet in order, with the mistakes that were made, commonest first.
+
+    Who answered anything on a sheet was asked all of it.
+    """
+    sheets: dict[str, dict[int, list[Marked]]] = {}
     for one in marked:
-        groups.setdefault((one.row.sheet, one.row.number), []).append(one)
+        sheets.setdefault(one.row.sheet, {}).setdefault(one.row.number, []).append(one)
     found = []
-    for (code, number), own in sorted(groups.items()):
-        made = Counter(one.said for one in own if not one.solved)
-        hints = {one.mistake.name: one.mistake.hint for one in own if one.mistake}
-        solved = sum(one.solved for one in own)
-        found.append(Asked(code, number, own[0].question, solved, len(own), tuple(made.most_common()), hints))
+    for code, answers in sorted(sheets.items()):
+        total = len({one.row.student for own in answers.values() for one in own})
+        for number, question in enumerate(again(code).questions, 1):
+            own = answers.get(number, [])
+            made = Counter(one.said for one in own if not one.solved)
+            made += Counter({NOTHING: total - len(own)})
+            hints = {one.mistake.name: one.mistake.hint for one in own if one.mistake}
+            solved = sum(one.solved for one in own)
+            found.append(Asked(code, number, question, solved, total, tuple(made.most_common()), hints))
     return found
+
+
+def commonest(marked: Iterable[Marked]) -> list[tuple[str, int]]:
+    """The mistakes by name, commonest first; one that means different things in several exercises, by exercise.
+
+    A mistake without values, such as too few decimals, belongs to no exercise and is the same in all.
+    """
+    made = [(one.mistake, one.question.kata) for one in marked if one.mistake]
+    where: dict[str, set[str]] = {}
+    hints: dict[str, set[str]] = {}
+    for mistake, kata in made:
+        where.setdefault(mistake.name, set()).add(kata)
+        hints.setdefault(mistake.name, set()).add(mistake.hint if mistake.values else "")
+    apart = {name for name in where if len(where[name]) > 1 and len(hints[name]) > 1}
+    return Counter(f"{m.name} in {kata}" if m.name in apart else m.name for m, kata in made).most_common()
 
 
 def graded(marked: Iterable[Marked]) -> str:

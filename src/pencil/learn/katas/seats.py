@@ -153,7 +153,10 @@ def _alibi(scores: list[list[float]], count: int, head: int, row: int) -> Questi
     names, power, seen = strips(row + 1), 8 // count, slice(0, row + 1)
     given, right = np.asarray(scores[row])[seen], done["scores"][row, seen]
     bias = done["bias"][head, row]
-    apart = [f"{name}: {row - i} steps apart, bias {say(float(bias[i]))}" for i, name in enumerate(names)]
+    apart = [
+        f"{name}: {row - i} step{'s' * (row - i != 1)} apart, bias {say(float(bias[i]))}"
+        for i, name in enumerate(names)
+    ]
     cells = [(f"→ {name}", f"scores[0,0,{row},{i}]") for i, name in enumerate(names)]
     return Question(
         "", None, "", (Table("scores", [scores[row][: row + 1]], names, [f"s{row + 1}"]),),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from .exercise import Blank, Question, Value
 from .grader import read
 
+VERDICTS = {"right", "wrong"}  # where one of them is asked for the other may be, too
 THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
 
 
@@ -33,6 +34,28 @@ def labels(question: Question) -> list[str]:
 
 def _precisely(decimals: int) -> str:
     return "in whole numbers" if decimals == 0 else "to 1 decimal" if decimals == 1 else f"to {decimals} decimals"
+
+
+def choices(question: Question) -> list[str]:
+    """The words that may be answered where words are asked for; none where they are not known."""
+    answers = [[blank.value for blank in question.blanks], *(mistake.values for mistake in question.mistakes)]
+    known = {
+        word
+        for values in answers
+        for blank, word in zip(question.blanks, values, strict=False)
+        if blank.words and isinstance(word, str)
+    }
+    known |= VERDICTS if known & VERDICTS else set()
+    return sorted(known) if len(known) > 1 else []
+
+
+def understood(answer: str, blank: Blank, words: Sequence[str]) -> bool:
+    """Whether an answer can be read: a number, or one of the words or the beginning of just one of them."""
+    if not blank.words or not words:
+        return read(answer, blank) is not None
+    said = answer.strip().casefold()
+    alike = [word.casefold() for word in words if said and word.casefold().startswith(said)]
+    return len(alike) == 1 or said in alike
 
 
 def parts(line: str, blanks: Sequence[Blank]) -> list[str]:
