@@ -41,7 +41,7 @@ def draw(*shape, seed=0, dtype=torch.float64):
 
 def scheduler_of(kind, noise, says, clip, exact=True, **values):
     """Theirs; `exact` has it compute with its own float32 table in float64."""
-    diffusers = pytest.importorskip("diffusers")
+    diffusers = pytest.importorskip("diffusers", reason="diffusers (an extra) is not installed")
     made = getattr(diffusers, kind)(
         **BETAS[noise],
         prediction_type=PREDICTED[says],
@@ -126,7 +126,7 @@ def test_a_step_of_ddpm_with_a_learned_spread_equals_diffusers(noise):
 @pytest.mark.proof("parity with a reference on random weights", "dit")
 @pytest.mark.parametrize("steps", [1, 7, 50])
 def test_a_step_of_flow_equals_diffusers(steps):
-    diffusers = pytest.importorskip("diffusers")
+    diffusers = pytest.importorskip("diffusers", reason="diffusers (an extra) is not installed")
     theirs = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0)
     theirs.set_timesteps(steps)
     sigmas, flow = theirs.sigmas.tolist(), Flow()
@@ -156,7 +156,7 @@ def test_noised_pictures_and_their_velocity_equal_diffusers(kind, noise):
 
 
 def test_a_flow_noises_as_diffusers_scales():
-    diffusers = pytest.importorskip("diffusers")
+    diffusers = pytest.importorskip("diffusers", reason="diffusers (an extra) is not installed")
     theirs = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0)
     theirs.set_timesteps(7)
     picture, noise = draw(7, 2, 3, 5, dtype=torch.float32), draw(7, 2, 3, 5, seed=1, dtype=torch.float32)
@@ -195,7 +195,7 @@ def test_a_walk_by_a_scheduler_of_diffusers_is_our_walk(kind, sampler, says):
 
 
 def test_a_walk_along_a_flow_by_a_scheduler_of_diffusers_is_our_walk():
-    diffusers = pytest.importorskip("diffusers")
+    diffusers = pytest.importorskip("diffusers", reason="diffusers (an extra) is not installed")
     x = draw(*SHAPE)
     clocks = []
 

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import re
-import shutil
 import subprocess
 import sys
 from datetime import date, datetime, timedelta
@@ -527,18 +526,6 @@ def test_words_from_elsewhere_stay_words(monkeypatch):
     page = sheets.page(sheets.Sheet("c", (odd,)))
     assert not re.search(r"<(i|u|s|script)>", page)
     assert "<b>title" not in page
-
-
-@pytest.fixture(scope="module")
-def browser():
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no chromium on this machine to open pages with")
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with api.sync_playwright() as playwright:
-        one = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        yield one
-        one.close()
 
 
 def test_the_sheet_prints_on_both_kinds_of_paper(browser, tmp_path):

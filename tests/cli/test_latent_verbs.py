@@ -26,7 +26,7 @@ FACTOR, CHANNELS = 4, 5
 @pytest.fixture(scope="module")
 def vae(tmp_path_factory):
     """The folder of a small autoencoder with random weights."""
-    diffusers = pytest.importorskip("diffusers")
+    diffusers = pytest.importorskip("diffusers", reason="diffusers (an extra) is not installed")
     torch.manual_seed(7)
     model = diffusers.AutoencoderKL(
         in_channels=3, out_channels=3, down_block_types=["DownEncoderBlock2D"] * 3, norm_num_groups=3,

@@ -4,7 +4,6 @@ import base64
 import json
 import math
 import re
-import shutil
 from functools import cache
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def captioner() -> Trace:
 
 @cache
 def gpt2() -> Trace:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="transformers (an extra) is not installed")
     torch.manual_seed(3)
     config = transformers.GPT2Config(
         vocab_size=37, n_positions=17, n_embd=24, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=0
@@ -154,18 +153,6 @@ def test_a_table_of_complex_numbers_shows_their_sizes():
 
 
 # ---- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no chromium on this machine to open pages with")
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with api.sync_playwright() as playwright:
-        one = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        yield one
-        one.close()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pencil.models import create
 from pencil.models.dit import DiTConfig
 from pencil.weights import dit
 
-pytest.importorskip("diffusers")
+pytest.importorskip("diffusers", reason="diffusers (an extra) is not installed")
 
 # each size is another prime, or a multiple where heads, patches and waves must divide it
 KINDS = [

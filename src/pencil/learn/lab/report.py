@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ...files import write_aside
+from ... import files as writing
 from .figure import figure
 from .finding import Finding, effect, number, wanted
 from .run import Result, here, plain, sizes_in_words
@@ -33,7 +33,7 @@ def write_claim(folder: Path, result: Result, command: str) -> list[Path]:
         "report.html": page.encode(),
         "results.json": _json({"facts": facts, "claims": [plain(result)]}),
     }
-    return _written(folder, files)
+    return writing.write_all(folder, files)
 
 
 def write_all(folder: Path, results: Sequence[Result], command: str, seconds: float) -> list[Path]:
@@ -49,7 +49,7 @@ def write_all(folder: Path, results: Sequence[Result], command: str, seconds: fl
         "table.md": table(held).encode(),
         "results.json": _json(held),
     }
-    return _written(folder, files)
+    return writing.write_all(folder, files)
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -84,12 +84,6 @@ def _interval(found: Mapping[str, Any]) -> str:
 
 def _said(verdict: str) -> str:
     return verdict if verdict == "shown" else f"**{verdict}**"
-
-
-def _written(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
-    for name, content in files.items():
-        write_aside(folder / name, content)
-    return [folder / name for name in files]
 
 
 def _json(held: Mapping[str, Any]) -> bytes:
