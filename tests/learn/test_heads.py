@@ -13,7 +13,7 @@ from pencil.core.probe import Probe
 from pencil.data.tokenizers import CharTokenizer
 from pencil.learn.heads import show
 from pencil.learn.heads.layouts import chances, everything, line, repeated, stacks_of
-from pencil.learn.heads.scores import DRAWS, FEWEST, STUDENT, fresh, measure, observe
+from pencil.learn.heads.scores import DRAWS, FEWEST, fresh, measure, observe
 from pencil.learn.heads.texts import apart, given_to, windows
 from pencil.models import configure, create
 from pencil.runs import Run, load
@@ -260,18 +260,6 @@ def test_induction_counts_what_came_after_the_same_token():
             assert tokens[key - 1] == tokens[query]
             assert key < 7 <= query
     assert (layout.targets["induction"] & layout.rows[:, None]).sum() == 4
-
-
-def test_the_interval_is_students():
-    """Between −t and t lies 95 % of Student's distribution, as nearly as the digits of t allow."""
-
-    def within(freedom: int, t: float) -> float:
-        x = np.linspace(-t, t, 20_001)
-        height = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / math.sqrt(freedom * math.pi)
-        return np.trapezoid(height * (1 + x**2 / freedom) ** (-(freedom + 1) / 2), x)
-
-    for freedom, t in enumerate(STUDENT, 1):
-        assert within(freedom, t - 5e-4) <= 0.95 <= within(freedom, t + 5e-4), freedom
 
 
 def test_an_untrained_twin_is_made_without_touching_the_random_state():

@@ -7,7 +7,6 @@ import platform
 import re
 import shutil
 from math import prod
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -27,27 +26,14 @@ def shapes(what: str, /, *, batch: int = 1) -> int:
     """
     import torch
 
-    from ..config import UserError, nearest
+    from ..config import UserError
     from ..core.probe import LEGEND, Probe, declared, symbols
-    from ..models import FAMILIES, configure, create
-    from ..runs import Run
+    from ..models import create
+    from .cost import found
 
     if batch < 1:
         raise UserError(f"--batch must be at least 1, not {batch}")
-    presets = {f"{name}:{preset}": (name, preset) for name, kind in FAMILIES.items() for preset in kind.presets}
-    alike = [full for full in presets if full.endswith(f":{what}")]
-    if len(alike) > 1:
-        raise UserError(f"{what} is a preset of several families; say {', '.join(alike[:-1])} or {alike[-1]}")
-    if what in presets or alike:
-        family, preset = presets[alike[0] if alike else what]
-        config = configure(family, preset)
-    elif Path(what).is_dir():
-        held = Run.open(what)
-        family = held.family
-        config = configure(family, None, **held.config["model"])
-    else:
-        words = {preset for pair in presets.items() for preset in (pair[0], pair[1][1])}
-        raise UserError(f"{what} is neither a preset nor a run's folder; {nearest(what, words)}")
+    family, config, _ = found(what)
     with torch.device("meta"):
         model = create(family, config)
     probe = Probe()

@@ -4,7 +4,6 @@ A score is the share of a token's attention that falls on certain keys (the one 
 tokens that have a choice, averaged over texts. docs/heads.md says how each is defined, and what it does not say.
 """
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 from ...config import UserError
 from ...core.probe import Probe
 from ...models import create
+from ..lab.finding import interval
 from .layouts import Inputs, Layout, Stack, chances, everything, repeated, shares, stacks_of
 
 TEXTS = 32  # read of what there is, spread evenly
@@ -29,11 +29,6 @@ NAMES = {
     "own": "own token", "class": "class token", "near": "next door", "picture": "picture", "induction": "induction",
     "broad": "broad",
 }  # fmt: skip
-# Student's t for a 95 % interval, by degrees of freedom from 1 on
-STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042, 2.040,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,8 +145,8 @@ def _scores(name: str, pairs: list[tuple[Tensor, Tensor]]) -> list[Score]:
 
 def _margin(values: np.ndarray) -> float:
     """Half the width of a 95 % interval of the mean."""
-    count = len(values)
-    return STUDENT[min(count - 1, len(STUDENT)) - 1] * float(values.std(ddof=1)) / math.sqrt(count)
+    mean, low, _ = interval(values.tolist())
+    return mean - low
 
 
 def _repeats(
