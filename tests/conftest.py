@@ -13,7 +13,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # kernels with two threads on a busy machine can be ten times slower than with one
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
@@ -37,6 +37,13 @@ def pytest_configure(config):
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory):
     os.environ["PENCIL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def same_kernels():
+    """Where oneDNN has no product for a kind of number, torch turns it off for good: the next test wants it back."""
+    yield
+    torch.backends.mkldnn.enabled = True
 
 
 @pytest.fixture
