@@ -67,6 +67,18 @@ def test_unknown_families_and_verbs(fails):
     assert "gtp2 is neither a preset nor a run's folder; did you mean gpt2?" in fails("shapes", "gtp2")
 
 
+@pytest.mark.parametrize("words", [
+    ["sample", "runs/mine", "--steps", "1.5"], ["cost", "gpt2", "--batch", "-2.5"], ["kata", "--print", ".5"],
+    ["lab", "residual", "--seeds", "3.7"],
+])  # fmt: skip
+def test_whole_numbers_are_not_rounded(fails, words):
+    assert fails(*words) == f"pencil: Invalid value for {words[-2]}: {words[-1]} is not a whole number"
+
+
+def test_a_whole_number_may_have_a_point(type_in):  # noqa: F811
+    assert "B 2 at once" in type_in("cost", "gpt2", "--batch", "2.0").out
+
+
 def test_a_run_is_never_overwritten_unasked(fails, type_in, notes, tmp_path):  # noqa: F811
     type_in("train", "gpt", "--data", notes, "--name", "mine", *QUICK)
     weights = (tmp_path / "runs" / "mine" / "model.safetensors").read_bytes()

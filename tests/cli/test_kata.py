@@ -402,6 +402,15 @@ def test_the_list_says_how_you_stand(do, at):
     assert "softmax" not in masks
 
 
+def test_two_terminals_count_together(do, standing):
+    from pencil.cli.kata import Record
+
+    first, second = Record(), Record()
+    first.add("softmax", "solved")
+    second.add("cut", "solved")
+    assert standing("softmax")[:2] == standing("cut")[:2] == (1, 1)
+
+
 def test_progress_survives_the_file(tmp_path):
     path = tmp_path / "a" / "katas.json"
     assert progress.read(path) == {}

@@ -162,6 +162,35 @@ def test_a_process_of_its_own_gives_the_same_numbers():
     assert plain(here)["findings"] == plain(there)["findings"]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_claim_that_cannot_be_measured_does_not_end_the_others(workers):
+    small = dataclasses.replace(claim_of("scaling"), quick=dict(widths=(2, 5), tokens=3, rows=1))
+    broken = dataclasses.replace(small, name="broken", quick=small.quick | dict(rows="many"))
+    lost = []
+    results = run(Plan([broken, small], seeds=3, workers=workers), failed=lambda claim, error: lost.append(claim.name))
+    assert [result.claim.name for result in results] == ["scaling"]
+    assert lost == ["broken"]
+    with pytest.raises(TypeError):
+        list(run(Plan([small, broken], seeds=3, workers=workers)))
+
+
+def test_the_verb_names_what_could_not_be_measured(tmp_path, capsys, monkeypatch):
+    small = dataclasses.replace(claim_of("scaling"), quick=dict(widths=(2, 5), tokens=3, rows=1))
+    broken = dataclasses.replace(small, name="broken", quick=small.quick | dict(rows="many"))
+    known = {"broken": broken, "scaling": small}
+    monkeypatch.setattr("pencil.learn.lab.claims", lambda: known)
+    monkeypatch.setattr("pencil.learn.lab.claim_of", known.get)
+    monkeypatch.chdir(tmp_path)
+    status, text = said(["lab", "all", "--quick", "--seeds", "3"], capsys)
+    assert status == 1
+    assert "broken could not be measured: " in text
+    assert "Not measured: broken." in text
+    assert "`scaling`" in (tmp_path / "lab" / "all" / "table.md").read_text()
+    status, text = said(["lab", "broken", "--quick"], capsys)
+    assert status == 2
+    assert text.count("broken could not be measured: ") == 1
+
+
 def test_what_measures_time_comes_last():
     timed = dataclasses.replace(claim_with(), name="timed", alone=True)
     assert [result.claim.name for result in run(Plan([timed, claim_with()], workers=0))] == ["fake", "timed"]

@@ -117,12 +117,15 @@ class Record:
         from ..learn.katas import progress
 
         self.progress, self.path = progress, progress.file()
+        self.standings = self._read()
+
+    def _read(self) -> "dict[str, Standing]":
         try:
-            self.standings = progress.read(self.path)
-        except progress.Damaged:
-            aside = progress.set_aside(self.path)
+            return self.progress.read(self.path)
+        except self.progress.Damaged:
+            aside = self.progress.set_aside(self.path)
             print(f"{self.path} was damaged: it is now {aside.name}, and your progress begins anew", file=sys.stderr)
-            self.standings = {}
+            return {}
 
     def of(self, name: str) -> "Standing":
         return self.standings.get(name) or self.progress.NEW
@@ -130,6 +133,7 @@ class Record:
     def add(self, name: str, outcome: "Outcome | None") -> None:
         """Count one exercise; nothing is written when there is nothing to count."""
         if outcome is not None:
+            self.standings = self._read()  # another terminal may have written since
             self.standings[name] = self.progress.after(self.of(name), outcome, now())
             self.progress.write(self.path, self.standings)
 

@@ -58,8 +58,7 @@ def lab(
     chosen = list(claims().values()) if every else [claim_of(name)]
     folder = _folder(in_full(out) if out is not None else Path("lab") / name, force)
     words = ["pencil", "lab", name, *(["--quick"] if quick else []), *(["--seeds", str(seeds)] if seeds != 5 else [])]
-    _run(console, chosen, seeds, quick, folder, shlex.join(words), every)
-    return 0
+    return _run(console, chosen, seeds, quick, folder, shlex.join(words), every)
 
 
 def _list(console: Console, known: "list[Claim]") -> None:
@@ -89,14 +88,14 @@ def _folder(folder: Path, force: bool) -> Path:
 
 def _run(
     console: Console, chosen: "list[Claim]", seeds: int, quick: bool, folder: Path, command: str, every: bool
-) -> None:
+) -> int:
     from ..learn.lab.report import write_all, write_claim
     from ..learn.lab.run import Plan, append, run
 
     total, begun = seeds * sum(len(claim.arms) for claim in chosen), time.monotonic()
     if not every:
         _announce(console, chosen[0], quick)
-    count, results = 0, []
+    count, results, lost = 0, [], []
     with console.status(f"0 of {total} measured") as status:
 
         def tell(row: "Row") -> None:
@@ -108,12 +107,21 @@ def _run(
             if not every and not console.is_terminal:
                 console.print(f"  {line}", markup=False)
 
-        for result in run(Plan(chosen, seeds, quick), tell):
+        def failed(claim: "Claim", error: Exception) -> None:
+            said = f"{claim.name} could not be measured: {' '.join(str(error).split()) or type(error).__name__}"
+            if not every:
+                raise UserError(said) from error
+            lost.append(claim.name)
+            console.print(said, style="bold red", markup=False)
+
+        for result in run(Plan(chosen, seeds, quick), tell, failed):
             results.append(result)
             if every:
                 console.print(_line(result, time.monotonic() - begun))
     order = [claim.name for claim in chosen]
     results.sort(key=lambda result: order.index(result.claim.name))
+    if not results:
+        raise UserError("no claim could be measured")
     console.print(_table(results))
     seconds = time.monotonic() - begun
     paths = write_all(folder, results, command, seconds) if every else write_claim(folder, results[0], command)
@@ -121,6 +129,9 @@ def _run(
         console.print(Text(results[0].claim.caveat, "dim"))
     shown = [path for path in paths if path.suffix in (".html", ".md") or path.name == "figure.png"]
     console.print(f"{seconds:.0f} s; {', '.join(map(str, shown))}", markup=False, soft_wrap=True)
+    if lost:
+        console.print(f"Not measured: {', '.join(lost)}.", markup=False, soft_wrap=True)
+    return 1 if lost else 0
 
 
 def _announce(console: Console, claim: "Claim", quick: bool) -> None:

@@ -1,18 +1,31 @@
 """The `pencil` command: its verbs, and how it fails: one sentence and exit status 2."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import Any, get_args
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter, Token, convert
 from rich.console import Console
 
 from .. import __version__
 from ..config import UserError
 from . import checking, cost, heads, kata, lab, looking, tracing, training, using
 
+
+def _whole(kind: Any, tokens: Sequence[Token]) -> Any:
+    """A value of its type; where a whole number is asked for, 1.5 is refused, not rounded."""
+    if int in (kind, *get_args(kind)):
+        for token in tokens:
+            if re.fullmatch(r"[+-]?\d*\.\d+", token.value) and float(token.value) % 1:
+                raise ValueError(f"{token.value} is not a whole number")
+    return convert(kind, tokens)
+
+
 app = App(
     name="pencil",
+    default_parameter=Parameter(converter=_whole),
     help="Transformers from pencil arithmetic to production.",
     version=__version__,
     help_epilogue="Settings of training are dotted: pencil train gpt --model.depth 6 --train.lr 3e-4. "

@@ -83,30 +83,49 @@ def result_of(claim: Claim, size: Size, rows: Sequence[Row]) -> Result:
     return Result(claim, size, tuple(rows), tuple(findings), verdict(findings))
 
 
-def run(plan: Plan, tell: Callable[[Row], None] = lambda row: None) -> Iterator[Result]:
+def _raise(claim: Claim, error: Exception) -> None:
+    raise error
+
+
+def run(
+    plan: Plan, tell: Callable[[Row], None] = lambda row: None, failed: Callable[[Claim, Exception], None] = _raise
+) -> Iterator[Result]:
     """Each claim's result as soon as its last measurement is in; `tell` hears of every measurement.
 
-    What trains runs side by side, a process a core; what measures time runs after it, with nothing beside it.
+    What trains runs side by side, a process a core; what measures time runs after it, with nothing beside it. A claim
+    that cannot be measured is told to `failed`, once; unless that raises, the others go on.
     """
     for alone in (False, True):
         chosen = [claim for claim in plan.claims if claim.alone == alone]
         if chosen and plan.workers:
-            yield from _side_by_side(chosen, plan, 1 if alone else plan.workers, tell)
+            yield from _side_by_side(chosen, plan, 1 if alone else plan.workers, tell, failed)
         elif chosen:
-            yield from _one_by_one(chosen, plan, tell)
+            yield from _one_by_one(chosen, plan, tell, failed)
 
 
-def _one_by_one(chosen: Sequence[Claim], plan: Plan, tell: Callable[[Row], None]) -> Iterator[Result]:
+def _one_by_one(
+    chosen: Sequence[Claim], plan: Plan, tell: Callable[[Row], None], failed: Callable[[Claim, Exception], None]
+) -> Iterator[Result]:
     for claim in chosen:
         rows = []
-        for seed in plan.each_seed:
-            for arm in claim.arms:
-                rows.append(measured(claim, arm, seed, claim.size(plan.quick)))
-                tell(rows[-1])
+        try:
+            for seed in plan.each_seed:
+                for arm in claim.arms:
+                    rows.append(measured(claim, arm, seed, claim.size(plan.quick)))
+                    tell(rows[-1])
+        except Exception as error:
+            failed(claim, error)
+            continue
         yield result_of(claim, claim.size(plan.quick), rows)
 
 
-def _side_by_side(chosen: Sequence[Claim], plan: Plan, workers: int, tell: Callable[[Row], None]) -> Iterator[Result]:
+def _side_by_side(
+    chosen: Sequence[Claim],
+    plan: Plan,
+    workers: int,
+    tell: Callable[[Row], None],
+    failed: Callable[[Claim, Exception], None],
+) -> Iterator[Result]:
     with _one_thread(), ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         try:
             jobs: dict[Future[Row], Claim] = {
@@ -116,8 +135,19 @@ def _side_by_side(chosen: Sequence[Claim], plan: Plan, workers: int, tell: Calla
                 for arm in claim.arms
             }
             rows: dict[str, list[Row]] = {claim.name: [] for claim in chosen}
+            lost: set[str] = set()
             for done in as_completed(jobs):
-                claim, row = jobs[done], done.result()
+                claim = jobs[done]
+                if claim.name in lost:
+                    continue
+                try:
+                    row = done.result()
+                except Exception as error:
+                    failed(claim, error)
+                    lost.add(claim.name)
+                    for job in (job for job, of in jobs.items() if of is claim):
+                        job.cancel()
+                    continue
                 tell(row)
                 rows[claim.name].append(row)
                 if len(rows[claim.name]) == plan.seeds * len(claim.arms):
