@@ -39,6 +39,13 @@ def private_cache(tmp_path_factory):
     os.environ["PENCIL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_previews():
+    """A page of text takes its time, the more so with every shape checked; a process of its own writes it whole."""
+    texts = importlib.import_module("pencil.train.texts")
+    texts.WRITTEN = 19
+
+
 @pytest.fixture(autouse=True)
 def same_kernels():
     """Where oneDNN has no product for a kind of number, torch turns it off for good: the next test wants it back."""

@@ -13,8 +13,6 @@ from test_verbs import type_in  # noqa: F401
 from pencil.cli.main import main
 from pencil.runs import load
 from pencil.train.report import Metrics
-from pencil.train.tasks import Preview
-from pencil.train.texts import TextTask
 
 WORDS = [a + b + c for a in "abc" for b in "deab" for c in "cde"]
 FILMS = [
@@ -239,8 +237,7 @@ def test_a_target_of_ones_own_can_be_looked_into(type_in, turned, tmp_path):  # 
 
 
 @pytest.mark.parametrize("positions", ["alibi", "t5", "shaw", "sincos", "sincos-halves", "learned", "rope", "none"])
-def test_every_scheme_of_positions_trains_and_writes(type_in, notes, positions, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(TextTask, "preview", lambda *_: Preview(".txt", b""))  # a page of text takes its time
+def test_every_scheme_of_positions_trains_and_writes(type_in, notes, positions):  # noqa: F811
     two = (*SMALL, "--train.steps", 2, "--model.positions", positions)
     type_in("train", "gpt", "--data", notes, "--model.context", 31, *two, "--name", "text")
     assert len(type_in("sample", "runs/text", "--prompt", "line", "--new", 5).out) > len("line\n")

@@ -11,8 +11,6 @@ import pytest
 
 from conftest import TEXT, TINY, pencil
 from pencil.cli.main import main
-from pencil.train.tasks import Preview
-from pencil.train.texts import TextTask
 
 
 @pytest.fixture
@@ -31,16 +29,9 @@ def type_in(capsys, monkeypatch, tmp_path):
     return call
 
 
-@pytest.fixture
-def no_previews(monkeypatch):
-    """A page of text takes its time."""
-    monkeypatch.setattr(TextTask, "preview", lambda *_: Preview(".txt", b""))
-
-
 QUICK = [*TINY, "--train.steps", "4", "--train.eval_batches", "1", "--train.batch", "3"]
 
 
-@pytest.mark.usefixtures("no_previews")
 def test_the_story_of_a_run(type_in, tmp_path, notes):
     said = type_in("train", "gpt", "--data", notes, "--tokenizer", "bpe", "--vocab", 300, "--preset", "small", *QUICK)
     assert "the run is in runs/notes-gpt" in said.err
@@ -60,7 +51,6 @@ def test_the_story_of_a_run(type_in, tmp_path, notes):
     assert "the run is in runs/notes-gpt-2" in said.err
 
 
-@pytest.mark.usefixtures("no_previews")
 def test_a_folder_names_what_it_skipped(type_in, tmp_path):
     folder = tmp_path / "notes"
     folder.mkdir()
@@ -71,7 +61,6 @@ def test_a_folder_names_what_it_skipped(type_in, tmp_path):
     assert "runs/notes-gpt" in said.err
 
 
-@pytest.mark.usefixtures("no_previews")
 def test_standard_input_trains_evaluates_and_resumes(type_in, tmp_path):
     said = pencil("train", "gpt", "--data", "-", *QUICK, stdin=TEXT, cwd=tmp_path)
     assert "runs/stdin-gpt" in said.stderr
@@ -80,7 +69,6 @@ def test_standard_input_trains_evaluates_and_resumes(type_in, tmp_path):
     assert not list((tmp_path / "runs" / "stdin-gpt").glob(".*.*"))
 
 
-@pytest.mark.usefixtures("no_previews")
 def test_a_run_is_used_from_any_folder(type_in, tmp_path, monkeypatch):
     (tmp_path / "tale.txt").write_text(TEXT)
     type_in("train", "gpt", "--data", "tale.txt", *QUICK)

@@ -2,7 +2,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pencil.train import checkpoint, losses
 from pencil.train.loop import Trainer, pick_device
 from pencil.train.report import Metrics
 from pencil.train.settings import TrainConfig
+from pencil.train.start import new_run, task_of
 from pencil.train.tasks import Preview, Task, random_of
 from pencil.train.texts import TextTask
 
@@ -136,6 +136,7 @@ def test_what_a_run_leaves(run):
                      "model.safetensors", "manifest.json", "checkpoints"}  # fmt: skip
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in (run / "samples").iterdir()) == [f"step-{s:08d}.txt" for s in (0, 15, 30)]
+    assert len((run / "samples" / "step-00000030.txt").read_text()) == 16 + 256 + 1
     assert checkpoint.saved(run) == [20, 30]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "val_loss" in line] == [0, 15, 30]
@@ -205,13 +206,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, notes, how):
 
 def test_a_run_killed_with_no_warning_resumes_and_ends_as_one_never_killed(tmp_path, notes):
     rng = random.Random(0)
-    pencil("train", "gpt", "--data", notes, "--out", tmp_path / "killed", *TINY, "--train.steps", "1")
-    run = Run.open(tmp_path / "killed")
-    longer = {**run.config["train"], "steps": 60, "save_every": 5, "eval_every": 30, "eval_batches": 1}
-    run.write_config({**run.config, "train": longer})
-    for old in checkpoint.saved(run.path):
-        checkpoint._remove(checkpoint.folder_of(run.path, old))
-    shutil.copytree(run.path, tmp_path / "whole")
+    pace = dict(steps=60, batch=7, save_every=5, eval_every=30, eval_batches=1)
+    for name in ("killed", "whole"):
+        new_run("gpt", str(notes), "char", model=SIZES, train=pace, out=tmp_path / name)
     for _ in range(3):
         process = subprocess.Popen(
             [sys.executable, "-m", "pencil", "resume", str(tmp_path / "killed")], stderr=subprocess.DEVNULL
@@ -222,8 +219,11 @@ def test_a_run_killed_with_no_warning_resumes_and_ends_as_one_never_killed(tmp_p
         time.sleep(rng.uniform(0, 0.3))
         process.kill()
         process.wait()
-    pencil("resume", tmp_path / "killed")
-    pencil("resume", tmp_path / "whole")
+    assert checkpoint.saved(tmp_path / "killed")[-1] < 60
+    for name in ("killed", "whole"):
+        run = Run.open(tmp_path / name)
+        config = build(TrainConfig, run.config["train"])
+        assert Trainer(task_of(run, config), run, config).train().finished
     assert bits(tmp_path / "killed", 60) == bits(tmp_path / "whole", 60)
 
 

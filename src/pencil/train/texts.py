@@ -18,6 +18,8 @@ from .losses import next_token
 from .settings import PICTURES, TrainConfig, refuse
 from .tasks import Asked, Batch, Begun, Preview, random_of
 
+WRITTEN = 256  # tokens of a preview
+
 
 class TextTask:
     """Predict the next token of a text."""
@@ -120,7 +122,7 @@ class TextTask:
         tokenizer = self.data.tokenizer
         ids = self.data.val[: min(16, self.config.context)].tolist()
         grown = Generation(
-            model, [ids], 256, Sampling(0.8, top_p=0.95), end=tokenizer.end, vocab=tokenizer.vocab, slide=True
+            model, [ids], WRITTEN, Sampling(0.8, top_p=0.95), end=tokenizer.end, vocab=tokenizer.vocab, slide=True
         )
         new = [token for (token,) in grown if token is not None]
         return Preview(".txt", (tokenizer.decode(ids + new) + "\n").encode())
