@@ -130,6 +130,15 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_the_run_and_keeps_the_last_
     assert load(tmp_path / "a").model is not None
 
 
+def test_half_the_bits_on_a_processor_are_no_matter_for_words(tmp_path, notes, recwarn, capsys):
+    outcome = trainer(tmp_path / "a", notes, dtype="bfloat16").train()
+    whole = trainer(tmp_path / "b", notes, dtype="float32").train()
+    assert outcome.best["val_loss"] == pytest.approx(whole.best["val_loss"], rel=0.01)
+    assert outcome.best["val_loss"] != whole.best["val_loss"]
+    assert not [one for one in recwarn if "mkldnn" in str(one.message)]
+    assert "frame #" not in capsys.readouterr().err
+
+
 def test_what_a_run_leaves(run):
     names = {p.name for p in run.iterdir() if not p.name.startswith(".")}
     assert names == {"config.toml", "metrics.jsonl", "tokenizer.json", "README.md", "loss.png", "samples",

@@ -7,6 +7,7 @@ import platform
 import signal
 import threading
 import time
+import warnings
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -90,6 +91,9 @@ class Trainer:
         self.optimizers = make_optimizers(self.model, config)
         half = config.dtype == "bfloat16" or (config.dtype == "auto" and self.device.type == "cuda")
         self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16) if half else nullcontext
+        if half and self.device.type == "cpu":
+            # a processor without such units multiplies all the same, by another route, after a page of stack frames
+            warnings.filterwarnings("ignore", "mkldnn_matmul failed")
         loss = partial(task.loss, self.model)
         compiled = config.compile == "on" or (config.compile == "auto" and self.device.type == "cuda")
         self.loss = torch.compile(loss) if compiled else loss
