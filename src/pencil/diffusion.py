@@ -228,14 +228,14 @@ def process_of(noise: str, says: Said, clip: float | None = 1.0) -> Process:
 SAMPLERS = {"ddpm": Steps, "ddim": Steps, "flow": Flow, "heun": Flow}
 
 
-def guided(model: Any, given: Tensor, scale: float, places: Any = None) -> Denoise:
+def guided(model: Any, given: Tensor | None, scale: float, places: Any = None) -> Denoise:
     """What the model says of x under a condition, pushed away from what it says under none; both in one pass.
 
     Of the variance it is what the model says under the condition.
     """
     if not math.isfinite(scale):
         raise UserError(f"--guidance must be a number, not {scale}")
-    if scale == 1:
+    if scale == 1 or given is None:
         return lambda x, clock: model(x, clock, given, places)
     twice = torch.cat((given, given))
     span = None if places is None else places.pick(torch.arange(len(given), device=given.device).repeat(2))

@@ -143,6 +143,64 @@ def test_the_story_of_a_dit_on_an_album(type_in, fails, tmp_path):  # noqa: F811
     assert set(json.loads(type_in("eval", run, "--json").out)) == {"val_loss"}
 
 
+def test_the_story_of_a_dit_told_nothing(type_in, fails, tmp_path):  # noqa: F811
+    for i in range(11):
+        picture(tmp_path / "walks" / f"{i}.png", seed=i)
+    said = type_in("train", "dit", "--data", "walks", *SMALL).err
+    assert "pictures of walks at 11×13, 10 to train on, 1 to be judged by" in said
+    run = "runs/walks-dit"
+    assert "pencil sample runs/walks-dit --count 16\n" in (tmp_path / run / "README.md").read_text()
+    type_in("sample", run, "--count", 3, "--steps", 2, "--out", "three.png")
+    type_in("sample", run, "--steps", 2, "--out", "one.png")
+    three, one = (Image.open(tmp_path / name) for name in ("three.png", "one.png"))
+    one, three = one.resize((13, 11), 0), three.resize((2 * 13 + 1, 2 * 11 + 1), 0)
+    assert three.crop((0, 0, 13, 11)).tobytes() == one.tobytes()  # the first of three is the one drawn alone
+    assert three.crop((14, 0, 27, 11)).tobytes() != one.tobytes()
+    assert "draws what it likes: leave --label out" in fails("sample", run, "--label", 7)
+    assert "draws what it likes: leave --prompt out" in fails("sample", run, "--prompt", "a walk")
+    assert "told nothing of what to draw, so it cannot be guided" in fails("sample", run, "--guidance", 3)
+    said = type_in("eval", run)
+    assert [line.split()[0] for line in said.out.splitlines()] == ["val_loss"]
+    assert "pictures alone have no label to judge samples by" in said.err
+    assert "✓" in type_in("why", run, "blocks.0.attn.pattern[0,1,2,3]", "--step", 2, "--steps", 3).out
+    assert "Trained 3 steps" in type_in("resume", run, "--train.steps", 3).err
+    assert "--tokenizer is for text, and these pictures have no captions" in fails(
+        "train", "dit", "--data", "walks", "--tokenizer", "char"
+    )
+    picture(tmp_path / "walks" / "dog" / "1.png")
+    assert "11 pictures without a label" in fails("train", "dit", "--data", "walks", *SMALL)
+
+
+@pytest.mark.usefixtures("no_previews")
+def test_labels_may_be_left_aside(type_in, fails, tmp_path, monkeypatch):  # noqa: F811
+    photos(tmp_path / "photos")
+    type_in("train", "dit", "--data", "photos", "--model.classes", "none", *SMALL)
+    type_in("sample", "runs/photos-dit", "--count", 2, "--steps", 2)
+    monkeypatch.setattr(judging, "JUDGE", dict(steps=2, eval_every=2, eval_batches=1, batch=3))
+    monkeypatch.setattr(judging, "SAMPLES", 5)
+    monkeypatch.setattr(judging, "STEPS", 2)
+    said = type_in("eval", "runs/photos-dit")
+    assert [line.split()[0] for line in said.out.splitlines()] == ["val_loss", "frechet", "frechet_of_real"]
+    assert "no label was asked for, so none is judged" in said.err
+    assert "model.classes 1 is fewer than the 2 classes of photos" in fails(
+        "train", "dit", "--data", "photos", "--model.classes", 1, *SMALL
+    )
+
+
+@pytest.mark.usefixtures("no_previews")
+@pytest.mark.parametrize("what", ["text", "label", "nothing"])
+def test_folders_with_a_part_to_judge_by(type_in, tmp_path, what):  # noqa: F811
+    for k, part in enumerate(("train", "test")):
+        if what == "nothing":
+            for i in range(5):
+                picture(tmp_path / "mine" / part / f"{i}.png", seed=7 * k + i)
+        else:
+            album(tmp_path / "mine" / part, ["cup", "dot"] * 3, key=what)
+    type_in("train", "dit", "--data", "mine", *SMALL)
+    asked = {"text": ("--prompt", "cup"), "label": ("--label", "cup"), "nothing": ()}[what]
+    type_in("sample", "runs/mine-dit", *asked, "--steps", 2)
+
+
 @pytest.mark.usefixtures("no_previews")
 def test_pictures_of_different_sizes_are_refused_before_a_run_is_made(type_in, fails, tmp_path):  # noqa: F811
     photos(tmp_path / "photos", sizes=((41, 37), (29, 53)))

@@ -82,11 +82,11 @@ def test_a_row_of_noise_is_its_own_whatever_stands_beside_it():
     task = begun().task
     model = task.build()
     torch.nn.init.normal_(model.head.weight, std=0.3)
-    many = paint(model, Flow(), task.given([3, 1, 4]), guidance=2.0, steps=3)[-1]
-    few = paint(model, Flow(), task.given([3, 1]), guidance=2.0, steps=3)[-1]
+    many = paint(model, Flow(), task.given([3, 1, 4]), 3, guidance=2.0, steps=3)[-1]
+    few = paint(model, Flow(), task.given([3, 1]), 2, guidance=2.0, steps=3)[-1]
     assert (many[:2] == few).all()
     assert not (many[0] == many[1]).all()
-    stops = paint(model, Flow(), task.given([3]), steps=5, films=True)
+    stops = paint(model, Flow(), task.given([3]), 1, steps=5, films=True)
     assert len(stops) == 6
     assert stops[0].dtype == np.uint8
 
@@ -95,11 +95,11 @@ def test_a_model_without_the_null_class_cannot_be_guided():
     task = begun(model=dict(null=False)).task
     assert task.left_out == 0
     with pytest.raises(UserError, match="without the null class"):
-        paint(task.build(), task.process, task.given([1]), guidance=2.0)
+        paint(task.build(), task.process, task.given([1]), 1, guidance=2.0)
 
 
 def test_what_comes_with_the_pictures_is_found_by_the_data(tmp_path):
-    (tmp_path / "metadata.jsonl").write_text("")
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "a", "label": "b"}\n')
     assert [wanted_of(name) for name in ("digits", "scenes", "moving-digits", str(tmp_path))] == [
         "label", "caption", "video", "caption",
     ]  # fmt: skip

@@ -39,7 +39,8 @@ def paint_pictures(
         check_sampler(process, sampler)
     given = told(loaded, labels, texts, count)
     guidance = (3.0 if c.null else 1.0) if guidance is None else guidance
-    stops = paint(model, process, given, guidance, steps, sampler, seed, films=True, finish=finish_of(codec))
+    rows, finish = len(given[0]) if given else count, finish_of(codec)
+    stops = paint(model, process, given, rows, guidance, steps, sampler, seed, films=True, finish=finish)
     made = stops[-1]
     folder = run.path / "sampled" if out is None else out if not out.suffix else out.parent
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,9 +64,14 @@ def paint_pictures(
 
 
 def told(loaded: Loaded, labels: list[str], texts: list[str], count: int = 1) -> tuple[Any, ...]:
-    """What a dit is given, `count` rows of each: the numbers of labels, or the tokens of texts and their places."""
+    """What a dit is given, `count` rows of each: the numbers of labels, or the tokens of texts and their places; or
+    nothing, where it was trained on pictures alone."""
     model, tokenizer, run = loaded
     c = model.config
+    if not (c.vocab or c.classes):
+        if labels or texts:
+            raise UserError(f"{run.path} draws what it likes: leave {'--label' if labels else '--prompt'} out")
+        return ()
     asked, other = (texts, labels) if c.vocab else (labels, texts)
     if other:
         how = "a text: say it by --prompt, not --label" if c.vocab else "a label: say it by --label, not --prompt"

@@ -157,12 +157,12 @@ def _from_noise(loaded: Loaded, reading: Any, double: bool) -> LiveTrace:
     if double:
         model.double()
         handed = mapped(handed, "", lambda _, one: one.double() if one.is_floating_point() else one)
-    words = _groups(c, [] if guidance == 1 else [asked, "nothing"])
+    words = _groups(c, [] if guidance == 1 else [str(asked), "nothing"])
     if c.vocab:
         ids, there = given[0][0].tolist(), given[1][0].tolist()
         read = [shown(tokenizer, i) if at < NOWHERE else "(padding)" for i, at in zip(ids, there, strict=True)]
         words["s"] = ["begin", *read[1:]]
-    moment = f"{asked}, step {step} of {steps}" + (f", seed {seed}" if seed else "")
+    moment = (f"{asked}, " if given else "") + f"step {step} of {steps}" + (f", seed {seed}" if seed else "")
     return trace(model, *handed, words=words, facts=_strips(0, c.grid) | {"moment": moment})
 
 
@@ -183,7 +183,7 @@ def _handed(loaded: Loaded, given: Any, step: int, steps: int, seed: int, guidan
 
     listening = model.register_forward_pre_hook(listen)
     try:
-        paint(model, process, given, guidance, steps, seed=seed)
+        paint(model, process, given, 1, guidance, steps, seed=seed)
     except _Reached:
         pass
     finally:

@@ -35,14 +35,14 @@ def train(
     ----------
     family
         What to train: gpt (text), vit (picture to label), captioner (picture to text), seq2seq (text to text), reader
-        (text to label, or hidden words) or dit (label or text to picture, label to video).
+        (text to label, or hidden words) or dit (label, text or nothing to picture, label to video).
     data
         gpt: a text file, a folder of them, "-" for standard input, or pydoc (embedded). vit: digits (embedded), a
         folder with one folder a class, or of MNIST's idx files. captioner: scenes or scenes-hard (embedded), or a
         folder of pictures with metadata.jsonl (file_name and text a line). Pictures also as hub:OWNER/NAME. seq2seq:
         dates (embedded), a .tsv file of source, tab, target a line, or a .jsonl file. reader: a .tsv file of text, tab,
-        label, or a .jsonl file; without labels what gpt takes, and words are hidden. dit: as vit or captioner, or
-        moving-digits (embedded videos).
+        label, or a .jsonl file; without labels what gpt takes, and words are hidden. dit: as vit or captioner, a folder
+        of pictures alone, or moving-digits (embedded videos).
     tokenizer
         Of text: char, byte, bpe (trained on the data), gpt2, or the path of a tokenizer.json.
     vocab

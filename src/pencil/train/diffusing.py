@@ -18,6 +18,7 @@ from ..core.patches import by
 from ..core.span import Span
 from ..data import images
 from ..data.augment import Look
+from ..data.folders import brought
 from ..data.moving import MovingDigits
 from ..data.sizes import common_size, patch_for
 from ..data.tokenizers import Tokenizer, learn
@@ -45,7 +46,7 @@ LEFT_OUT = 0.1  # of the labels or texts, where nothing else is said
 
 
 class DiffusionTask(PictureTask):
-    """Say what is noise in a noised picture, given the time and a label or a text."""
+    """Say what is noise in a noised picture, given the time, and a label or a text if there is."""
 
     family, headline = "dit", "val_loss"
 
@@ -62,8 +63,9 @@ class DiffusionTask(PictureTask):
             facts = {"tokenizer": tokenizer.kind}
         else:
             if asked.tokenizer is not None:
-                raise UserError("--tokenizer is for text, and these pictures have labels")
-            found, facts = {"classes": len(data.classes)}, {"classes": data.classes}
+                have = "labels" if data.classes else "no captions"
+                raise UserError(f"--tokenizer is for text, and these pictures have {have}")
+            found = {"classes": len(data.classes) or None}
         codec = None
         if asked.vae is not None:
             if not hasattr(data.train, "targets"):
@@ -74,6 +76,8 @@ class DiffusionTask(PictureTask):
             codec = Codec.open(asked.vae, pick_device(config.device))
             facts |= {"vae": codec.source, "vae_hash": codec.hash}
         sizes = cls.sizes_for(asked, data, found, codec)
+        if sizes.classes:
+            facts |= {"classes": data.classes}
         task = cls(data, sizes, config, tokenizer, asked.data, codec)
         return Begun(task, data.name, data.hash, sizes, config, tokenizer, facts)
 
@@ -90,7 +94,13 @@ class DiffusionTask(PictureTask):
             if "image_size" not in preset:
                 even = not any(side % 2 for side in suggested["image_size"])
                 suggested["patch"] = (2, 2) if even else (1, 1)
-        return configure(asked.family, asked.preset, **{**suggested, **found, **asked.model})
+        sizes = configure(asked.family, asked.preset, **{**suggested, **found, **asked.model})
+        if sizes.vocab is None and sizes.classes is not None and sizes.classes < len(data.classes):
+            raise UserError(
+                f"model.classes {sizes.classes} is fewer than the {len(data.classes)} classes of {data.name}"
+            )
+        # where nothing is told there is nothing to leave out
+        return sizes if sizes.classes or sizes.vocab else replace(sizes, null=False)
 
     @classmethod
     def settings_for(cls, asked: Asked, data: images.PictureData, config: TrainConfig) -> TrainConfig:
@@ -119,6 +129,7 @@ class DiffusionTask(PictureTask):
         super().__init__(data, sizes, config)
         self.source = source
         self.process, self.tokenizer = drawing_of(sizes, codec is not None), tokenizer
+        self.told = bool(sizes.classes or sizes.vocab)  # of a label or a text; else pictures are drawn untold
         if tokenizer is not None:
             self.end = end_of(tokenizer)
             self.encoded = lru_cache(1 << 16)(lambda text: tokenizer.encode(text).tolist())
@@ -158,7 +169,9 @@ class DiffusionTask(PictureTask):
 
     @property
     def usage(self) -> str:
-        return f"--label {self.data.classes[0]}" if self.data.classes else f"--prompt {self.data.test.targets[0]!r}"
+        if not self.told:
+            return "--count 16"
+        return f"--prompt {self.data.test.targets[0]!r}" if self.tokenizer else f"--label {self.data.classes[0]}"
 
     def draw(self, step: int, micro: int) -> tuple[np.ndarray, list[Any]]:
         if isinstance(self.data.train, MovingDigits):
@@ -166,7 +179,9 @@ class DiffusionTask(PictureTask):
         return super().draw(step, micro)
 
     def given(self, targets: Sequence[Any]) -> tuple[Tensor, ...]:
-        """The labels, or the texts' tokens and their places."""
+        """The labels, or the texts' tokens and their places; or nothing."""
+        if not self.told:
+            return ()
         if self.tokenizer is None:
             return (torch.tensor(targets),)
         return padded([[self.end, *self.encoded(str(text))] for text in targets], self.end, self.config.context)
@@ -185,7 +200,7 @@ class DiffusionTask(PictureTask):
         nothing = torch.rand(len(x), device=x.device) < left_out if left_out else None
         places = Span.at(given[1]) if len(given) > 1 else None
         noised = self.process.noised(x, noise, t)
-        both = model(noised, self.process.clock(t), given[0], places, nothing).float()
+        both = model(noised, self.process.clock(t), given[0] if given else None, places, nothing).float()
         said, spread = with_spread(both, x.shape[1])
         loss = F.mse_loss(said, self.process.target(x, noise, t))
         if spread is None or isinstance(self.process, Flow):
@@ -216,24 +231,29 @@ class DiffusionTask(PictureTask):
         return Preview(".png", draw.sheet(shown, names, [True] * len(shown), self.data.name))
 
     def wanted(self, count: int) -> list[Any]:
-        """Labels in turn, or the first held-out texts."""
+        """Labels in turn, or the first held-out texts; or nothing, so many times."""
+        if not self.told:
+            return [None] * count
         if self.tokenizer is None:
             return [i % len(self.data.classes) for i in range(count)]
         return list(self.data.test.targets[:count])
 
     def named(self, target: Any) -> str:
+        if target is None:
+            return ""
         return str(self.data.classes[target]) if self.tokenizer is None else str(target)
 
     def paint(self, model: nn.Module, targets: Sequence[Any], **how: Any) -> np.ndarray:
-        return paint(model, self.process, self.given(targets), finish=finish_of(self.codec), **how)[-1]
+        given, finish = self.given(targets), finish_of(self.codec)
+        return paint(model, self.process, given, len(targets), finish=finish, **how)[-1]
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
-        """The loss, and samples judged by a classifier trained on the same pictures; those of texts only to look at."""
+        """The loss, and samples judged by a classifier trained on the same pictures; others only to look at."""
         from .judging import judge_samples
 
         folder.mkdir(parents=True, exist_ok=True)
         measures = self.evaluate(model)
-        if self.tokenizer is not None:
+        if self.tokenizer is not None or not self.data.classes:
             return measures, write_all(folder, {"samples.png": self.preview(model).content})
         measured, files = judge_samples(self, model)
         return measures | measured, write_all(folder, files)
@@ -241,8 +261,10 @@ class DiffusionTask(PictureTask):
     @property
     def notes(self) -> list[str]:
         """What to know of the measures."""
-        worded = self.tokenizer is not None
-        return ["captions have no label to judge samples by: look at samples.png yourself"] if worded else []
+        if self.data.classes:
+            return [] if self.told else ["no label was asked for, so none is judged: look at samples.png yourself"]
+        what = "captions" if self.told else "pictures alone"
+        return [f"{what} have no label to judge samples by: look at samples.png yourself"]
 
 
 def shape_for(asked: Asked, data: images.PictureData) -> dict[str, Any]:
@@ -261,12 +283,12 @@ def shape_for(asked: Asked, data: images.PictureData) -> dict[str, Any]:
 
 
 def wanted_of(data: str) -> str:
-    """What comes with the pictures: a caption in a folder with metadata.jsonl, else a label; or whether they move."""
+    """What comes with the pictures: a label, a caption, or nothing; or whether they move."""
     path = Path(data).expanduser()
     for want in ("video", "caption"):
         if data in images.EMBEDDED[want]:
             return want
-    return "caption" if path.is_dir() and (path / "metadata.jsonl").is_file() else "label"
+    return brought(path) if path.is_dir() else "label"
 
 
 def read(pictures: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ def paint(
     model: Any,
     process: Process,
     given: Sequence[Tensor],
+    count: int,
     guidance: float = 1.0,
     steps: int = 50,
     sampler: str | None = None,
@@ -27,18 +28,18 @@ def paint(
     films: bool = False,
     finish: Callable[[Tensor], np.ndarray] = as_bytes,
 ) -> list[np.ndarray]:
-    """Pictures from noise, as bytes: the last ones, and before them the first row's after every step where a film is
-    asked for. A seed gives a row its noise."""
+    """`count` pictures from noise, as bytes: the last ones, and before them the first row's after every step where a
+    film is asked for. A seed gives a row its noise."""
     c, device = model.config, next(model.parameters()).device
     if guidance != 1 and not c.null:
-        raise UserError("the model was trained without the null class, so it cannot be guided: leave --guidance at 1")
-    count = len(given[0])
+        why = "trained without the null class" if given else "told nothing of what to draw"
+        raise UserError(f"the model was {why}, so it cannot be guided: leave --guidance at 1")
     if not 0 <= seed < SEEDS:
         raise UserError(f"--seed must be from 0 to {SEEDS - 1}, not {seed}")
     rows = [torch.Generator().manual_seed(seed * 1_000_003 + i) for i in range(count)]
     x = torch.stack([torch.randn((c.channels, *c.sides), generator=g) for g in rows]).to(device)
     places = Span.at(given[1].to(device)) if len(given) > 1 else None
-    denoise = guided(model, given[0].to(device), guidance, places)
+    denoise = guided(model, given[0].to(device) if given else None, guidance, places)
     stops = [finish(x[:1])] if films else []
     for less in walk(process, denoise, x, steps, sampler, torch.Generator().manual_seed(seed)):
         if films:
