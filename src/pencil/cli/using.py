@@ -39,7 +39,7 @@ def sample(
     device: str = "auto",
     out: Path | None = None,
 ) -> int:
-    """Let a trained model write, say what a picture shows, or judge a text; one text streams as it is decoded.
+    """Let a trained model write, say what a picture shows, judge a text, or draw; one text streams as it is decoded.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def sample(
     length_penalty
         Of a search by beams: over 0 long texts lose less by being long. 0.6 when not given.
     count
-        How many texts for each prompt; with --beams, how many of the best to tell.
+        How many texts for each prompt, or pictures for each label; with --beams, how many of the best to tell.
     new
         How many tokens to write at most.
     temperature
