@@ -1,7 +1,10 @@
 """train, sample and resume of a diffusion transformer, and what is refused."""
 
 import json
+import os
+import signal
 
+import numpy as np
 import pytest
 from PIL import Image
 from test_tracing import fails  # noqa: F401
@@ -9,8 +12,9 @@ from test_verbs import type_in  # noqa: F401
 
 from albums import album, picture
 from pencil.cli.main import main
-from pencil.train import judging
+from pencil.train import checkpoint, judging
 from pencil.train.diffusing import DiffusionTask
+from pencil.train.loop import Trainer
 from pencil.train.tasks import Preview
 
 SMALL = ("--model.width", 16, "--model.depth", 1, "--model.heads", 2, "--train.batch", 5, "--train.steps", 2,
@@ -58,7 +62,15 @@ def test_a_video_is_drawn_as_a_film(type_in, tmp_path):  # noqa: F811
     type_in("train", "dit", "--data", "moving-digits", "--model.attention", "windowed", "--model.window", 2, *SMALL)
     type_in("sample", "runs/moving-digits-dit", "--label", 3, "--steps", 2, "--out", "three.gif")
     assert Image.open(tmp_path / "three.gif").n_frames >= 1
-    assert (tmp_path / "strip.png").is_file()
+    # a row for the noise, one for the step between, one for the end; eight frames of sixteen dots in each
+    strip = Image.open(tmp_path / "three-strip.png").convert("L").resize((8 * 17 - 1, 3 * 17 - 1), 0)
+    rows = [strip.crop((0, top, strip.width, top + 16)) for top in (0, 17, 34)]
+    assert len({row.tobytes() for row in rows}) == 3
+    rough = [np.abs(np.diff(np.asarray(row, float)[:, :16])).mean() for row in rows]
+    assert rough[0] == max(rough)
+    for out in ("three.png", "a.mp4"):
+        said = type_in("sample", "runs/moving-digits-dit", "--label", 3, "--out", out, code=2).err
+        assert f"a video is written as .gif, and --out is {out}" in said
 
 
 @pytest.mark.usefixtures("no_previews")
@@ -81,6 +93,65 @@ def test_a_text_is_drawn(type_in, tmp_path):  # noqa: F811
 ])  # fmt: skip
 def test_what_cannot_be_drawn_is_refused(fails, once, words, said):  # noqa: F811
     assert said in fails("sample", once, *words)
+
+
+def test_where_pictures_are_written(type_in, fails, once, tmp_path):  # noqa: F811
+    def places(out, *labels):
+        said = type_in("sample", once, *labels or ("--label", 7), "--steps", 1, "--guidance", 1, "--out", out).err
+        return said.split()
+
+    (tmp_path / "old.v1").mkdir()
+    assert places("old.v1") == ["old.v1/grid.png", "old.v1/strip.png"]
+    assert places("new.v2") == ["new.v2/grid.png", "new.v2/strip.png"]
+    assert places("a.PNG") == ["a.PNG", "a-strip.png"]
+    for out in ("a.gif", "a.jpg"):
+        assert f"a picture is written as .png, and --out is {out}" in fails("sample", once, "--label", 7, "--out", out)
+    # each of several labels has a row of its own; with one picture each they stand in one row
+    places("rows.png", "--label", 7, "--label", 3, "--count", 5)
+    assert Image.open(tmp_path / "rows.png").width > 2 * Image.open(tmp_path / "rows.png").height
+    places("row.png", "--label", 7, "--label", 3, "--label", 1)
+    assert Image.open(tmp_path / "row.png").width > 2 * Image.open(tmp_path / "row.png").height
+
+
+@pytest.mark.parametrize("words, said", [
+    (("--model.frames", 4), "model.frames 4 is for video, and digits has pictures that do not move"),
+    (("--data", "moving-digits", "--size", 32), "moving-digits is made with model.image_size 16x16, and no other"),
+    (("--data", "moving-digits", "--model.frames", 4), "moving-digits is made with model.frames 8, and no other"),
+    (("--data", "moving-digits", "--model.channels", 3), "moving-digits is made with model.channels 1, and no other"),
+    (("--model.says", "v"), "model.says v is for noise in steps"),
+    (("--size", 16, "--model.image_size", 12), "--size is the same as --model.image_size here"),
+])  # fmt: skip
+def test_settings_that_do_not_fit_the_data(fails, tmp_path, words, said):  # noqa: F811
+    assert said in fails("train", "dit", *SMALL, *words)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_picture_that_runs_away_is_not_drawn(fails, once, tmp_path):  # noqa: F811
+    said = fails("sample", once, "--label", 7, "--steps", 2, "--guidance", "1e300", "--out", "black.png")
+    assert "ran away from all numbers" in said
+    assert not (tmp_path / "black.png").exists()
+
+
+def test_a_judge_that_was_interrupted_is_not_taken_at_its_word(type_in, tmp_path, monkeypatch):  # noqa: F811
+    type_in("train", "dit", "--data", photos(tmp_path / "photos"), *SMALL)
+    monkeypatch.setattr(judging, "JUDGE", dict(steps=7, eval_every=7, eval_batches=1, batch=3))
+    monkeypatch.setattr(judging, "SAMPLES", 5)
+    monkeypatch.setattr(judging, "STEPS", 2)
+    monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
+    update = Trainer.update
+
+    def interrupted(self):
+        if self.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return update(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "update", interrupted)
+        assert not type_in("eval", "runs/photos-dit", code=130).out
+    (judge,) = (tmp_path / "cache").glob("judge-*")
+    assert checkpoint.saved(judge) == [4]
+    assert "asked_for" in type_in("eval", "runs/photos-dit").out
+    assert checkpoint.saved(judge)[-1] == 7
 
 
 @pytest.mark.usefixtures("no_previews")
@@ -167,6 +238,13 @@ def test_the_story_of_a_dit_told_nothing(type_in, fails, tmp_path):  # noqa: F81
     assert "--tokenizer is for text, and these pictures have no captions" in fails(
         "train", "dit", "--data", "walks", "--tokenizer", "char"
     )
+    # all of one class say as little
+    (tmp_path / "walks").rename(tmp_path / "dog")
+    (tmp_path / "walks").mkdir()
+    (tmp_path / "dog").rename(tmp_path / "walks" / "dog")
+    assert "11×13, 10 to train on" in type_in("train", "dit", "--data", "walks", "--name", "again", *SMALL).err
+    for path in (tmp_path / "walks" / "dog").iterdir():
+        path.rename(tmp_path / "walks" / path.name)
     picture(tmp_path / "walks" / "dog" / "1.png")
     assert "11 pictures without a label" in fails("train", "dit", "--data", "walks", *SMALL)
 
@@ -185,6 +263,16 @@ def test_labels_may_be_left_aside(type_in, fails, tmp_path, monkeypatch):  # noq
     assert "model.classes 1 is fewer than the 2 classes of photos" in fails(
         "train", "dit", "--data", "photos", "--model.classes", 1, *SMALL
     )
+
+
+@pytest.mark.usefixtures("no_previews")
+def test_of_texts_and_labels_one_may_choose(type_in, tmp_path):  # noqa: F811
+    album(tmp_path / "both", ["a cup", "a dot"] * 3, label=["cup", "dot"] * 3)
+    type_in("train", "dit", "--data", "both", *SMALL, "--out", "texts")
+    type_in("sample", "texts", "--prompt", "a cup", "--steps", 1)
+    type_in("train", "dit", "--data", "both", "--model.classes", 2, *SMALL, "--out", "labels")
+    type_in("sample", "labels", "--label", "cup", "--steps", 1)
+    assert "Trained 3 steps" in type_in("resume", "labels", "--train.steps", 3).err
 
 
 @pytest.mark.usefixtures("no_previews")

@@ -210,7 +210,7 @@ def test_a_picture_its_camera_turned_has_the_size_a_person_sees(tmp_path):
 
 
 def test_pictures_no_patch_divides_are_refused_with_a_size_that_would_do(tmp_path):
-    with pytest.raises(UserError, match="no patch cuts pictures of 127×131 into 1,024 strips .* --size 128x128"):
+    with pytest.raises(UserError, match="at most 16 dots .* pictures of 127×131 into 1,024 .* --size 128x128"):
         begun(folders(tmp_path / "photos", [(127, 131)]))
 
 

@@ -16,6 +16,7 @@ from ..train.painting import drawing_of, finish_of, paint
 from ..train.pairs import end_of, padded
 
 ACROSS = 13  # stops in a row of a strip
+KINDS = frozenset(".png .gif .jpg .jpeg .webp .bmp .tif .tiff .svg .pdf .mp4 .webm .mov .avi".split())
 MOST, MOST_FILMS = 8 * ACROSS, 11  # stops on a strip: of longer ways only some, as evenly as can be
 
 
@@ -33,6 +34,7 @@ def paint_pictures(
     """A grid of pictures, or a film of them, and a strip: the first of them at each step."""
     model, _, run = loaded
     c = model.config
+    grid, strip = _places(run.path, out, c.frames > 1)
     codec = codec_of(run, next(model.parameters()).device)
     process = drawing_of(c, codec is not None)
     if sampler is not None:
@@ -42,25 +44,33 @@ def paint_pictures(
     rows, finish = len(given[0]) if given else count, finish_of(codec)
     stops = paint(model, process, given, rows, guidance, steps, sampler, seed, films=True, finish=finish)
     made = stops[-1]
-    folder = run.path / "sampled" if out is None else out if not out.suffix else out.parent
-    folder.mkdir(parents=True, exist_ok=True)
+    grid.parent.mkdir(parents=True, exist_ok=True)
     first = [stop[0] for stop in stops]
     most = MOST_FILMS if made.ndim == 5 else MOST
     which = np.linspace(0, len(first) - 1, min(most, len(first))).astype(int)
+    # of several labels each has a row of its own, or all of them one
+    across = int(np.ceil(np.sqrt(rows))) if rows == count else count if count > 1 else min(rows, ACROSS)
     if made.ndim == 5:
-        film = out if out is not None and out.suffix else folder / "grid.gif"
-        written = [(film, draw.film(_tiled(made)))]
-        frames = made[0].swapaxes(0, 1)
-        written.append((folder / "strip.png", draw.rows([frames, *(first[i].swapaxes(0, 1) for i in which[::-1])])))
+        sheet, way = draw.film(_tiled(made, across)), [first[i].swapaxes(0, 1) for i in which]
     else:
-        grid = out if out is not None and out.suffix else folder / "grid.png"
-        written = [(grid, draw.rows([_tiled(made[:, :, None])[0][None]]))]
-        way = np.stack([first[i] for i in which])
-        written.append((folder / "strip.png", draw.rows([way[i : i + ACROSS] for i in range(0, len(way), ACROSS)])))
-    for path, content in written:
+        sheet, stills = draw.rows([_tiled(made[:, :, None], across)[0][None]]), np.stack([first[i] for i in which])
+        way = [stills[i : i + ACROSS] for i in range(0, len(stills), ACROSS)]
+    for path, content in ((grid, sheet), (strip, draw.rows(way))):
         write_aside(path, content)
         Console(stderr=True).print(str(path), highlight=False, markup=False, soft_wrap=True)
     return 0
+
+
+def _places(run: Path, out: Path | None, film: bool) -> tuple[Path, Path]:
+    """Where the pictures and the strip are written: into a folder, or under the name of a file and beside it."""
+    ending = ".gif" if film else ".png"
+    if out is not None and not out.is_dir():
+        if out.suffix.lower() == ending:
+            return out, out.with_name(f"{out.stem}-strip.png")
+        if out.suffix.lower() in KINDS:
+            raise UserError(f"{'a video' if film else 'a picture'} is written as {ending}, and --out is {out}")
+    folder = run / "sampled" if out is None else out
+    return folder / f"grid{ending}", folder / "strip.png"
 
 
 def told(loaded: Loaded, labels: list[str], texts: list[str], count: int = 1) -> tuple[Any, ...]:
@@ -104,10 +114,9 @@ def _tokens(tokenizer: Any, text: str, context: int) -> list[int]:
     return ids
 
 
-def _tiled(videos: np.ndarray) -> np.ndarray:
-    """Videos (n, C, F, H, W) side by side in a near square, as frames (F, C, down, across), one dot between them."""
+def _tiled(videos: np.ndarray, across: int) -> np.ndarray:
+    """Videos (n, C, F, H, W), so many in a row, as frames (F, C, down, across), one dot between them."""
     count, channels, frames, height, width = videos.shape
-    across = int(np.ceil(np.sqrt(count)))
     down = -(-count // across)
     sheet = np.full((frames, channels, down * (height + 1) - 1, across * (width + 1) - 1), 64, np.uint8)
     for i, video in enumerate(videos):

@@ -68,6 +68,8 @@ def train(
     chosen = overrides(list(settings), ("model", "train"))
     if vae is not None and family != "dit":
         raise UserError(f"--vae is for a dit, and this is a {family}")
+    if size is not None and vae is None and "image_size" in chosen["model"]:
+        raise UserError("--size is the same as --model.image_size here: give one of the two")
     if size is not None and vae is None:
         chosen["model"]["image_size"] = size
     from ..models import parameters

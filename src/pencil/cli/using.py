@@ -21,7 +21,7 @@ def sample(
     new: int = 256,
     image: Annotated[list[Path] | None, Parameter(negative=(), consume_multiple=True)] = None,
     source: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative=())] = None,
-    label: Annotated[list[str] | None, Parameter(negative=())] = None,
+    label: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative=())] = None,
     guidance: float | None = None,
     steps: int | None = None,
     sampler: str | None = None,

@@ -68,14 +68,15 @@ def from_folder(folder: Path, want: str) -> PictureData:
 
 
 def brought(folder: Path) -> str:
-    """What the pictures of a folder, or of its train/, come with: a caption, a label; where all lie loose, nothing."""
+    """What the pictures of a folder, or of its train/, come with: a caption, a label; or nothing, where all lie loose
+    or all are of one class."""
     here = folder / "train" if (folder / "train").is_dir() else folder
     table = here / "metadata.jsonl"
     if table.is_file():
         _, first = next(iter(_metadata(table)))
         return "label" if "label" in first and not first.keys() & {"text", "caption"} else "caption"
-    some = any(_is_picture(entry.name) for entry in os.scandir(here))
-    return "nothing" if some and all(path.parent == here for path in _pictures(here)) else "label"
+    homes = {path.relative_to(here).parts[:-1][:1] for path in _pictures(here)}
+    return "nothing" if len(homes) == 1 else "label"
 
 
 def _rows(folder: Path, want: str) -> list[tuple[Path, Any]]:
@@ -98,12 +99,8 @@ def _pictures(folder: Path) -> list[Path]:
 
     for root, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
-        found += [Path(root) / name for name in sorted(names) if _is_picture(name)]
+        found += [Path(root) / n for n in sorted(names) if Path(n).suffix.lower() in ENDINGS and not n.startswith(".")]
     return found
-
-
-def _is_picture(name: str) -> bool:
-    return Path(name).suffix.lower() in ENDINGS and not name.startswith(".")
 
 
 def _class_folders(folder: Path) -> list[tuple[Path, str]]:

@@ -57,8 +57,8 @@ def patch_for(size: tuple[int, int]) -> tuple[int, int]:
     scale = min(1, 128 / max(size))
     round_ = "x".join(str(max(8, round(side * scale / 8) * 8)) for side in size)
     raise UserError(
-        f"no patch cuts pictures of {size[0]}×{size[1]} into {MOST_STRIPS:,} strips or fewer: say another size, such "
-        f"as --size {round_}, or a --model.patch"
+        f"no patch of at most {WIDEST} dots a side cuts pictures of {size[0]}×{size[1]} into {MOST_STRIPS:,} strips or "
+        f"fewer: say another size, such as --size {round_}, or a --model.patch"
     )
 
 

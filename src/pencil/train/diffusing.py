@@ -53,7 +53,7 @@ class DiffusionTask(PictureTask):
     @classmethod
     def begin(cls, asked: Asked, config: TrainConfig) -> Begun:
         refuse(config, ("mixup", "word_dropout", "label_smoothing"), "not for a dit")
-        want = wanted_of(asked.data)
+        want = wanted_of(asked.data, coerce(asked.model.get("classes"), int | None, "model.classes") is not None)
         worded, data = want == "caption", images.load(asked.data, want)
         config = cls.settings_for(asked, data, config)
         tokenizer, found, facts = None, {}, {}
@@ -99,6 +99,13 @@ class DiffusionTask(PictureTask):
             raise UserError(
                 f"model.classes {sizes.classes} is fewer than the {len(data.classes)} classes of {data.name}"
             )
+        made, frames = data.native, data.native.get("frames", 1)
+        if sizes.frames != frames and frames == 1:
+            raise UserError(f"model.frames {sizes.frames} is for video, and {data.name} has pictures that do not move")
+        for name in ("frames", "image_size", "channels") if frames > 1 else ():
+            if getattr(sizes, name) != made[name]:
+                said = "x".join(map(str, made[name])) if name == "image_size" else made[name]
+                raise UserError(f"{data.name} is made with model.{name} {said}, and no other: leave it out")
         # where nothing is told there is nothing to leave out
         return sizes if sizes.classes or sizes.vocab else replace(sizes, null=False)
 
@@ -112,7 +119,7 @@ class DiffusionTask(PictureTask):
     def again(cls, run: Run, source: str, config: TrainConfig) -> "DiffusionTask":
         sizes = configure(run.family, None, **run.config["model"])
         worded = sizes.vocab is not None
-        data = images.load(source, wanted_of(source))
+        data = images.load(source, wanted_of(source, sizes.classes is not None))
         codec = codec_of(run, pick_device(config.device))
         return cls(data, sizes, config, run.tokenizer if worded else None, source, codec)
 
@@ -282,13 +289,15 @@ def shape_for(asked: Asked, data: images.PictureData) -> dict[str, Any]:
     return shape
 
 
-def wanted_of(data: str) -> str:
-    """What comes with the pictures: a label, a caption, or nothing; or whether they move."""
+def wanted_of(data: str, labels: bool = False) -> str:
+    """What comes with the pictures: a label, a caption, or nothing; or whether they move. Of both, `labels` are taken
+    where they are wished for."""
     path = Path(data).expanduser()
     for want in ("video", "caption"):
         if data in images.EMBEDDED[want]:
             return want
-    return brought(path) if path.is_dir() else "label"
+    found = brought(path) if path.is_dir() else "label"
+    return "label" if labels and found == "caption" else found
 
 
 def read(pictures: Tensor) -> Tensor:

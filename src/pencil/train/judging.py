@@ -1,5 +1,6 @@
 """Samples judged without a download: a classifier of ours, trained on the same pictures, says what each one shows."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..data.sizes import patch_for
 from ..data.text import cache_folder
 from ..models.parts import numbers
 from ..runs import Run
+from . import checkpoint
 from .loop import Trainer
 from .start import new_run
 from .tasks import random_of
@@ -28,12 +30,18 @@ def judge_of(task: Any) -> Any:
     path = (
         cache_folder() / f"judge-{task.data.hash[:32]}{'' if native else '-' + by((size['channels'], *task.look.size))}"
     )
-    if not (path / "model.safetensors").is_file():
+    if not _finished(path):
         sizes = {} if native else size | {"patch": patch_for(task.look.size)}
         pace = {} if task.data.pace else JUDGE
         run, vit, config = new_run("vit", task.source, model=sizes, train=pace, out=path, force=path.exists())
-        Trainer(vit, run, config).train()
+        if not Trainer(vit, run, config).train().finished:
+            raise KeyboardInterrupt  # a judge that has not learned all it shall would be taken at its word
     return Run.open(path).load_model()
+
+
+def _finished(path: Path) -> bool:
+    steps = checkpoint.saved(path)
+    return bool(steps) and steps[-1] == Run.open(path).config["train"]["steps"]
 
 
 @torch.no_grad()

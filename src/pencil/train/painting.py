@@ -45,6 +45,8 @@ def paint(
         if films:
             stops.append(finish(less[:1]))
         x = less
+    if not x.isfinite().all():
+        raise UserError("the picture ran away from all numbers on its way: a --guidance nearer to 1 may help")
     return [*stops[:-1], finish(x)]
 
 
