@@ -118,7 +118,7 @@ def test_where_pictures_are_written(type_in, fails, once, tmp_path):  # noqa: F8
     (("--data", "moving-digits", "--size", 32), "moving-digits is made with model.image_size 16x16, and no other"),
     (("--data", "moving-digits", "--model.frames", 4), "moving-digits is made with model.frames 8, and no other"),
     (("--data", "moving-digits", "--model.channels", 3), "moving-digits is made with model.channels 1, and no other"),
-    (("--model.says", "v"), "model.says v is for noise in steps"),
+    (("--model.says", "v"), "model.says is for noise in steps"),
     (("--size", 16, "--model.image_size", 12), "--size is the same as --model.image_size here"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_the_data(fails, tmp_path, words, said):  # noqa: F811

@@ -77,8 +77,6 @@ class DiTConfig:
             raise UserError("a dit is given a label or a text, not both: leave model.classes or model.vocab out")
         if self.variance and self.noise == "flow":
             raise UserError("model.variance is for noise in steps: --model.noise linear or cosine")
-        if self.says != "eps" and self.noise == "flow":
-            raise UserError(f"model.says {self.says} is for noise in steps: --model.noise linear or cosine")
         if self.frames < 1 or self.patch_frames < 1 or self.frames % self.patch_frames:
             raise UserError(f"model.patch_frames {self.patch_frames} does not divide model.frames {self.frames}")
         if self.attention == "factored" and self.frames == 1:

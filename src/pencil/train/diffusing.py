@@ -99,6 +99,8 @@ class DiffusionTask(PictureTask):
             raise UserError(
                 f"model.classes {sizes.classes} is fewer than the {len(data.classes)} classes of {data.name}"
             )
+        if "says" in asked.model and sizes.noise == "flow":
+            raise UserError("model.says is for noise in steps: --model.noise linear or cosine")
         made, frames = data.native, data.native.get("frames", 1)
         if sizes.frames != frames and frames == 1:
             raise UserError(f"model.frames {sizes.frames} is for video, and {data.name} has pictures that do not move")
