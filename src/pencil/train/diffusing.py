@@ -99,7 +99,7 @@ class DiffusionTask(PictureTask):
             raise UserError(
                 f"model.classes {sizes.classes} is fewer than the {len(data.classes)} classes of {data.name}"
             )
-        if "says" in asked.model and sizes.noise == "flow":
+        if "says" in asked.model and sizes.says != "eps" and sizes.noise == "flow":
             raise UserError("model.says is for noise in steps: --model.noise linear or cosine")
         made, frames = data.native, data.native.get("frames", 1)
         if sizes.frames != frames and frames == 1:
