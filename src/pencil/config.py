@@ -23,6 +23,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
 
 
+def can_be_written(option: str, path: Path | None, *endings: str) -> None:
+    """Refuse, before any work is done, a file that is a folder, stands in none, or by its name is of another kind."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; {option} is the file to write")
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write {path.name} in")
+    if endings and path.suffix.lower() not in endings:
+        raise UserError(f"{option} writes a {endings[0]} file, and {path} is not named so")
+
+
 def in_full(path: str) -> Path:
     """The path with a ~ at its beginning written out."""
     try:

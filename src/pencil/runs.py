@@ -71,6 +71,8 @@ class Run:
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file; --out is the folder of a run")
         if path.exists() and any(path.iterdir()):
+            if not (path / "config.toml").is_file():
+                raise UserError(f"{path} already holds something that is not a run; choose another --out")
             if not force:
                 raise UserError(f"{path} already holds another run; choose another --out, or --force to replace it")
             held = Run.open(path)

@@ -55,6 +55,7 @@ def fails(type_in, tmp_path):  # noqa: F811
     (["--tokenizer", "chars"], "did you mean char?"),
     (["--model.vocab", "7"], "model.vocab 7 is smaller than the tokenizer's"),
     (["--wat", "7"], "--wat"),
+    (["--size", "32"], "--size is for pictures, and gpt reads text"),
 ])  # fmt: skip
 def test_training_that_cannot_begin(fails, tmp_path, words, said):
     assert said in fails("train", "gpt", *words)
@@ -89,7 +90,9 @@ def test_a_run_is_never_overwritten_unasked(fails, type_in, notes, tmp_path):  #
     assert (tmp_path / "runs" / "mine" / "model.safetensors").read_bytes() == weights
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "dear.txt").write_text("diary")
-    assert "already holds" in fails("train", "gpt", "--data", notes, "--out", "letters", *QUICK)
+    assert "already holds something that is not a run" in fails(
+        "train", "gpt", "--data", notes, "--out", "letters", *QUICK
+    )
     type_in("train", "gpt", "--data", notes, "--out", "runs/mine", "--force", "--train.seed", "8", *QUICK)
     assert (tmp_path / "runs" / "mine" / "model.safetensors").read_bytes() != weights
 
@@ -215,6 +218,7 @@ def test_data_that_changed_under_a_run(fails, type_in, tmp_path):  # noqa: F811
     type_in("train", "gpt", "--data", "tale.txt", *QUICK)
     (tmp_path / "tale.txt").write_text(TEXT + "more")
     assert "tale.txt has changed since" in fails("resume", "runs/tale-gpt", "--train.steps", 9)
+    (tmp_path / "tale.txt").write_text(TEXT + "Ж")  # which the tokenizer has never met
     assert "tale.txt has changed since" in fails("eval", "runs/tale-gpt")
 
 
@@ -663,6 +667,8 @@ def test_standard_input_that_is_not_text(turned):  # noqa: F811
 
 @pytest.mark.parametrize("words, said", [
     (["--beams", 0], "--beams must be at least 1, not 0"),
+    (["--beams", 3, "--count", 5], "--beams 3 finds 3 texts at most, and --count asks for 5"),
+    (["--attention", "a.jpg"], "--attention writes a .png file, and a.jpg is not named so"),
     (["--beams", 3, "--temperature", 0.7], "--beams looks for the likeliest texts and draws none: it takes no --temperature"),
     (["--beams", 3, "--top-k", 5], "it takes no --top-k"),
     (["--beams", 3, "--stop", "a"], "it takes no --stop"),

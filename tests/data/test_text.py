@@ -21,6 +21,13 @@ def test_a_file_is_its_text(tmp_path):
     assert data.val_bytes == len(data.tokenizer.decode(data.val.tolist()).encode())
 
 
+def test_a_mark_of_the_byte_order_is_no_letter(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_bytes("\ufeffbread\ufeff\n".encode())
+    data = text.load(str(tmp_path), "char")
+    assert [text for document in data.corpus.documents() for text in document] == ["bread\ufeff\n"] * 2
+
+
 def test_a_folder_is_read_in_order_and_what_is_not_text_is_named(tmp_path):
     folder = tmp_path / "notes"
     (folder / "deep").mkdir(parents=True)

@@ -367,6 +367,7 @@ def test_what_cannot_be_measured_is_one_sentence(kept, tmp_path, capsys):
     assert "No such file" in said(kept, "--text", tmp_path / "none.txt")
     assert "not UTF-8 text" in said(kept, "--text", tmp_path / "latin.txt")
     assert "is a folder; --out is the file to write" in said(kept, "--out", tmp_path)
+    assert "--out writes a .png file" in said(kept, "--out", tmp_path / "heads.txt")
     dit = configure("dit", None, width=24, heads=3, depth=1, classes=3)
     run = Run.create(tmp_path / "dit", {"run": {"family": "dit"}, "model": dit, "train": {}}, None)
     run.write_weights(create("dit", dit), {})

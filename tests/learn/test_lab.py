@@ -3,8 +3,11 @@
 import dataclasses
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -189,6 +192,38 @@ def test_the_verb_names_what_could_not_be_measured(tmp_path, capsys, monkeypatch
     status, text = said(["lab", "broken", "--quick"], capsys)
     assert status == 2
     assert text.count("broken could not be measured: ") == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="only Linux says whose child a process is")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_lab_leaves_no_process_and_no_traceback(tmp_path, how):
+    words = [sys.executable, "-m", "pencil", "lab", "residual", "--quick", "--seeds", "3", "--out", "out"]
+    lab = subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    )
+
+    def children():
+        return [int(n) for n in Path(f"/proc/{lab.pid}/task/{lab.pid}/children").read_text().split()]
+
+    def alive(pid):
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    while len(found := children()) < 2:
+        assert lab.poll() is None
+        time.sleep(0.05)
+    time.sleep(1)  # while they import, or have begun
+    os.killpg(lab.pid, how) if how == signal.SIGINT else lab.send_signal(how)  # Ctrl-C reaches all of them
+    said = "".join(lab.communicate(timeout=60))
+    assert lab.returncode == (130 if how == signal.SIGINT else -how)
+    assert "Traceback" not in said
+    for _ in range(200):
+        if not any(map(alive, found)):
+            break
+        time.sleep(0.05)
+    assert not [pid for pid in found if alive(pid)]
 
 
 def test_what_measures_time_comes_last():

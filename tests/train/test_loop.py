@@ -201,7 +201,7 @@ def wait_for(folder, step, process):
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, notes, how):
-    folder = tmp_path / "a"
+    folder = tmp_path / "my own"
     process = start(folder, notes)
     wait_for(folder, 5, process)
     process.send_signal(how)
@@ -209,7 +209,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, notes, how):
     assert process.returncode == 130
     step = checkpoint.saved(folder)[-1]
     assert f"Stopped after step {step}, and saved" in said
-    assert f"pencil resume {folder}" in said
+    assert f"pencil resume '{folder}'" in said
     assert load(folder).model is not None
 
 

@@ -14,7 +14,7 @@ from pencil.config import UserError, build
 from pencil.core.masks import NOWHERE
 from pencil.data.dates import Dates
 from pencil.runs import Run
-from pencil.train import checkpoint, losses
+from pencil.train import checkpoint, losses, pairs
 from pencil.train.loop import Trainer
 from pencil.train.pairs import PairTask, best, padded, sources_of, write
 from pencil.train.report import Metrics
@@ -302,6 +302,24 @@ def test_the_report_tells_what_differs_and_shows_where_it_looked(backwards, tmp_
         with Image.open(path) as image:
             image.load()
             assert image.format == "PNG"
+
+
+def test_a_text_that_was_cut_short_never_said_its_end(backwards, monkeypatch):
+    task = begin(backwards)
+    model, tokenizer, drawn = lively(task), task.tokenizer, []
+    monkeypatch.setattr(
+        pairs.draw, "heat_maps", lambda maps, names, rows, *_: drawn.append((len(maps[0]), rows)) or b""
+    )
+    source = "abde"
+    whole = write(model, tokenizer, [source])[0]
+    for said in (whole, whole[:-1], "abcde" * 9):
+        pairs.looks(model, tokenizer, source, said)
+        count, rows = drawn.pop()
+        assert count == len(rows)
+        ids = [tokenizer.end, *tokenizer.encode(said).tolist()][: task.config.context]
+        next_word = int(model(torch.tensor([ids]), sources_of(model, tokenizer, [source])["source"])[0, -1].argmax())
+        assert (rows[-1] == "end") == (next_word == tokenizer.end)
+        assert rows[: len(said)] == list(said)[: len(rows)]
 
 
 def tensors(folder, step):

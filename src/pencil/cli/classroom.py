@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from ..config import UserError, in_full
+from ..config import UserError, can_be_written, in_full
 from ..files import write_aside
 from .asking import Screen, joined
 
@@ -55,8 +55,12 @@ def printed(name: str | None, topic: str | None, seed: int | None, printing: Pri
     named = [path for path in (printing.out, printing.key, printing.csv) if path is not None]
     if len({in_full(path).resolve() for path in named}) < len(named):
         raise UserError("--out, --key and --csv must be different files")
-    for word in SHEET:
-        _can_be_written(word, printing.words()[word])
+    for word, path, *endings in (
+        ("--out", printing.out, ".html", ".htm"),
+        ("--key", printing.key, ".html", ".htm"),
+        ("--csv", printing.csv, ".csv"),
+    ):
+        can_be_written(word, None if path is None else in_full(path), *endings)
     if printing.csv is not None and in_full(printing.csv).exists():
         raise UserError(f"{printing.csv} is already there, and answers may stand in it: give --csv another name")
     drawn = random.SystemRandom().randrange(10_000) if seed is None else seed
@@ -75,17 +79,6 @@ def printed(name: str | None, topic: str | None, seed: int | None, printing: Pri
     return 0
 
 
-def _can_be_written(word: str, name: object) -> None:
-    """Refuse a file that is a folder, or that would stand in none."""
-    if name is None:
-        return
-    path = in_full(str(name))
-    if path.is_dir():
-        raise UserError(f"{name} is a folder; {word} is the file to write")
-    if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent} to write {path.name} in")
-
-
 def grade(file: str, /, *, out: str | None = None) -> int:
     """Grade a class: a CSV file with the columns student, sheet, question and answer.
 
@@ -101,7 +94,7 @@ def grade(file: str, /, *, out: str | None = None) -> int:
     path = in_full(file)
     if out is not None and in_full(out).resolve() == path.resolve():
         raise UserError(f"--out would replace the answers in {file}: give it another name")
-    _can_be_written("--out", out)
+    can_be_written("--out", None if out is None else in_full(out), ".csv")
     marked = marking.mark(marking.read(path), path)
     _report(marked)
     if out is not None:

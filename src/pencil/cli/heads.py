@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from ..config import UserError
+from ..config import UserError, can_be_written
 
 WIDTH = 100  # of the table, where the terminal does not say
 
@@ -46,10 +46,7 @@ def heads(
     """
     if text is not None and prompt is not None:
         raise UserError("--text and --prompt are both a text to measure on: give one of them")
-    if out is not None and out.is_dir():
-        raise UserError(f"{out} is a folder; --out is the file to write")
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"there is no folder {out.parent} to write {out.name} in")
+    can_be_written("--out", out, ".png")
     typed = prompt if text is None else _read(text)
 
     from ..files import write_aside

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 
-from ..config import UserError
+from ..config import UserError, can_be_written
 
 Words = Annotated[list[str] | None, Parameter(negative=(), allow_leading_hyphen=True)]
 Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
@@ -122,11 +122,13 @@ def trace(
     out
         Write the trace itself, to be shown, compared or asked later.
     """
-    for name, path in (("--html", html), ("--xlsx", xlsx), ("--png", png), ("--out", out)):
-        if path is not None and path.is_dir():
-            raise UserError(f"{path} is a folder; {name} is the file to write")
-        if path is not None and not path.parent.is_dir():
-            raise UserError(f"there is no folder {path.parent} to write {path.name} in")
+    for name, path, *endings in (
+        ("--html", html, ".html", ".htm"),
+        ("--xlsx", xlsx, ".xlsx"),
+        ("--png", png, ".png"),
+        ("--out", out, ".safetensors"),
+    ):
+        can_be_written(name, path, *endings)
     if (of or query) and png is None:
         raise UserError("--of and --query say what --png draws: give --png too")
     found = _open(what, reading, edit)

@@ -1,6 +1,7 @@
 """train, resume and demo."""
 
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -68,6 +69,8 @@ def train(
     chosen = overrides(list(settings), ("model", "train"))
     if vae is not None and family != "dit":
         raise UserError(f"--vae is for a dit, and this is a {family}")
+    if size is not None and family in ("gpt", "seq2seq", "reader"):
+        raise UserError(f"--size is for pictures, and {family} reads text")
     if size is not None and vae is None and "image_size" in chosen["model"]:
         raise UserError("--size is the same as --model.image_size here: give one of the two")
     if size is not None and vae is None:
@@ -226,7 +229,8 @@ def _go(run: Any, task: Any, config: Any) -> int:
     if lost := len(told) + len(later):
         _say(f"{lost} file{'s' if lost > 1 else ''} of the data could not be used.")
     if not outcome.finished:
-        _say(f"Stopped after step {outcome.step}, and saved. Go on with:\n  {_command()} resume {run.path}")
+        _say(f"Stopped after step {outcome.step}, and saved. Go on with:\n  {_command()} resume "
+             f"{shlex.quote(str(run.path))}")  # fmt: skip
         return 130
     best = outcome.best
     told_first = "" if task.headline == "val_loss" else f"{task.headline} {best[task.headline]:.4f}, "

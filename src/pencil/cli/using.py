@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from ..config import UserError
+from ..config import UserError, can_be_written
 
 
 def sample(
@@ -106,11 +106,9 @@ def sample(
         raise UserError("--stop cannot be empty: every text begins with nothing")
     loaded = load(run, pick_device(device))
     family = loaded.run.family
-    for name, path in (("--out", out), ("--attention", attention)):
-        if path is not None and path.is_dir() and family != "dit":
-            raise UserError(f"{path} is a folder; {name} is the file to write")
-        if path is not None and not path.parent.is_dir():
-            raise UserError(f"there is no folder {path.parent} to write {path.name} in")
+    if family != "dit":
+        can_be_written("--out", out)
+    can_be_written("--attention", attention, ".png")
     given = {
         "--prompt": prompt, "--image": image, "--source": source, "--attention": attention, "--slide": slide or None,
         "--beams": beams, "--length-penalty": length_penalty, "--temperature": temperature, "--top-k": top_k,
@@ -147,6 +145,8 @@ def sample(
         beam = None if beams is None else Beam(beams, 0.6 if length_penalty is None else length_penalty)
         if beam is None and length_penalty is not None:
             raise UserError("--length-penalty is for a search by --beams")
+        if beams is not None and count is not None and count > beams:
+            raise UserError(f"--beams {beams} finds {beams} texts at most, and --count asks for {count}")
         if beam and (drawn := [name for name in DRAWN if given[name]]):
             raise UserError(f"--beams looks for the likeliest texts and draws none: it takes no {drawn[0]}")
         return transduce(loaded, sources, new, likeliest, stop or [], count, beam, attention, out)

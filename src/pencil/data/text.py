@@ -65,7 +65,7 @@ class Corpus:
 
 
 def _blocks(path: Path) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
     with path.open("rb") as file:
         while block := file.read(CHUNK):
             yield decoder.decode(block)

@@ -261,10 +261,14 @@ def looks(model: Any, tokenizer: Tokenizer, source: str, said: str) -> bytes:
     given = sources_of(model, tokenizer, [source])["source"]
     ids = [tokenizer.end, *tokenizer.encode(said).tolist()][: model.config.context]
     maps = attention_maps(model, given, torch.tensor([ids], device=given.device))[0].float().cpu().numpy()
-    rows = [*(shown(tokenizer, token) for token in ids[1:]), "end"]
+    with torch.no_grad():
+        ended = int(model(torch.tensor([ids], device=given.device), given)[0, -1].argmax()) == tokenizer.end
+    rows = [shown(tokenizer, token) for token in ids[1:]]
+    if ended or not rows:  # what was cut short never said so
+        rows.append("end")
     columns = [*(shown(tokenizer, token) for token in given[0, :-1].tolist()), "end"]
     title = "where it looked in the source as it said each word"
-    return draw.heat_maps([maps[: len(rows)]], [""], rows[: len(maps)], columns, title)
+    return draw.heat_maps([maps[: len(rows)]], [""], rows, columns, title)
 
 
 def shown(tokenizer: Tokenizer, token: int) -> str:

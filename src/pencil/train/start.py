@@ -20,7 +20,7 @@ from .pairs import PairTask
 from .pictures import LabelTask
 from .reading import ReadTask
 from .settings import PRESETS, TrainConfig
-from .tasks import Asked
+from .tasks import Asked, unchanged
 from .texts import TextTask
 
 TASKS: dict[str, Any] = {
@@ -111,8 +111,7 @@ def task_of(run: Run, config: TrainConfig) -> Any:
     if "data_path" not in facts or "data_hash" not in facts:
         raise UserError(f"{run.path} does not say where its data is: it was made by Pencil {facts.get('pencil', '?')}")
     task = TASKS[run.family].again(run, facts["data_path"], config)
-    if task.hash != facts["data_hash"]:
-        raise UserError(f"{facts['data']} has changed since {run.path} was trained on it")
+    unchanged(run, task.hash)
     return task
 
 

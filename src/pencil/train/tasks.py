@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
+from ..config import UserError
 from ..data.tokenizers import Tokenizer
+from ..runs import Run
 
 Batch = tuple[Tensor, ...]
 
@@ -103,3 +105,10 @@ def in_turn(seed: int, first: int, count: int, total: int) -> list[int]:
 @lru_cache(maxsize=4)
 def _shuffled(seed: int, epoch: int, total: int) -> np.ndarray:
     return random_of(seed, epoch, 1 << 21).permutation(total)
+
+
+def unchanged(run: Run, found: str) -> None:
+    """Refuse data whose hash is not that of what the run was trained on."""
+    facts = run.config["run"]
+    if found != facts["data_hash"]:
+        raise UserError(f"{facts['data']} has changed since {run.path} was trained on it")

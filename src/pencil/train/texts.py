@@ -16,7 +16,7 @@ from ..models import configure, create
 from ..runs import Run
 from .losses import next_token
 from .settings import PICTURES, TrainConfig, refuse
-from .tasks import Asked, Batch, Begun, Preview, random_of
+from .tasks import Asked, Batch, Begun, Preview, random_of, unchanged
 
 WRITTEN = 256  # tokens of a preview
 
@@ -58,6 +58,7 @@ class TextTask:
         if source == "-":
             source = str(text.cache_folder() / f"text-{facts['data_hash'][:32]}.txt")
         corpus = text.find(source)
+        unchanged(run, corpus.hash)  # before what is new in it is refused by the tokenizer
         data = text.TextData(corpus, run.tokenizer, text.tokenize(corpus, run.tokenizer))
         sizes = configure(run.family, facts.get("preset"), **run.config["model"])
         return cls(data, sizes, config.batch, config.seed)

@@ -3,12 +3,14 @@
 import json
 import os
 import platform
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +128,16 @@ def _side_by_side(
     tell: Callable[[Row], None],
     failed: Callable[[Claim, Exception], None],
 ) -> Iterator[Result]:
-    with _one_thread(), ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with _one_thread(), ProcessPoolExecutor(workers, get_context("spawn"), _leave_with_parent) as pool:
         try:
-            jobs: dict[Future[Row], Claim] = {
-                pool.submit(measured, claim, arm, seed, claim.size(plan.quick)): claim
-                for claim in chosen
-                for seed in plan.each_seed
-                for arm in claim.arms
-            }
+            # the first job starts the processes
+            with _deaf():
+                jobs: dict[Future[Row], Claim] = {
+                    pool.submit(measured, claim, arm, seed, claim.size(plan.quick)): claim
+                    for claim in chosen
+                    for seed in plan.each_seed
+                    for arm in claim.arms
+                }
             rows: dict[str, list[Row]] = {claim.name: [] for claim in chosen}
             lost: set[str] = set()
             for done in as_completed(jobs):
@@ -153,8 +157,30 @@ def _side_by_side(
                 if len(rows[claim.name]) == plan.seeds * len(claim.arms):
                     yield result_of(claim, claim.size(plan.quick), rows[claim.name])
         except BaseException:
+            begun = list((getattr(pool, "_processes", None) or {}).values())
             pool.shutdown(wait=False, cancel_futures=True)
+            for worker in begun:
+                worker.terminate()
             raise
+
+
+def _leave_with_parent() -> None:
+    """A process whose parent was killed has nobody to tell what it finds."""
+    if (parent := parent_process()) is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes begun within do not hear Ctrl-C: the one that began them does, and ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
