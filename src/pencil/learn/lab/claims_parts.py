@@ -161,7 +161,7 @@ CLAIMS = (
             ),
         ),
         quick=_FACTS,
-        full=_FACTS | dict(words=67, width=64, depth=2, steps=2000),
+        full=_FACTS | dict(words=37, width=64, steps=600),
         tiny=dict(words=3, width=4, depth=1, steps=1, lr=1e-3),
         curves=(_LOSS,),
         caveat="Facts drawn by chance, a word for each pair of words, learned by heart; nothing is held out, since "
