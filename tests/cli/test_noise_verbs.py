@@ -238,6 +238,9 @@ def test_the_story_of_a_dit_told_nothing(type_in, fails, tmp_path):  # noqa: F81
     assert "--tokenizer is for text, and these pictures have no captions" in fails(
         "train", "dit", "--data", "walks", "--tokenizer", "char"
     )
+    for word, what in (("classes", "labels"), ("vocab", "captions")):
+        said = fails("train", "dit", "--data", "walks", f"--model.{word}", 5, *SMALL)
+        assert f"model.{word} is for pictures with {what}, and walks has none" in said
     # all of one class say as little
     (tmp_path / "walks").rename(tmp_path / "dog")
     (tmp_path / "walks").mkdir()
@@ -284,9 +287,12 @@ def test_folders_with_a_part_to_judge_by(type_in, tmp_path, what):  # noqa: F811
                 picture(tmp_path / "mine" / part / f"{i}.png", seed=7 * k + i)
         else:
             album(tmp_path / "mine" / part, ["cup", "dot"] * 3, key=what)
-    type_in("train", "dit", "--data", "mine", *SMALL)
+    each = 5 if what == "nothing" else 6
+    said = type_in("train", "dit", "--data", "mine", *SMALL).err
+    assert f"pictures of mine at 11×13, {each} to train on, {each} to be judged by" in said
     asked = {"text": ("--prompt", "cup"), "label": ("--label", "cup"), "nothing": ()}[what]
-    type_in("sample", "runs/mine-dit", *asked, "--steps", 2)
+    type_in("sample", "runs/mine-dit", *asked, "--steps", 2, "--out", "one.png")
+    assert Image.open(tmp_path / "one.png").resize((13, 11)).mode == "RGB"
 
 
 @pytest.mark.usefixtures("no_previews")

@@ -95,19 +95,9 @@ class DiffusionTask(PictureTask):
                 even = not any(side % 2 for side in suggested["image_size"])
                 suggested["patch"] = (2, 2) if even else (1, 1)
         sizes = configure(asked.family, asked.preset, **{**suggested, **found, **asked.model})
-        if sizes.vocab is None and sizes.classes is not None and sizes.classes < len(data.classes):
-            raise UserError(
-                f"model.classes {sizes.classes} is fewer than the {len(data.classes)} classes of {data.name}"
-            )
         if "says" in asked.model and sizes.says != "eps" and sizes.noise == "flow":
             raise UserError("model.says is for noise in steps: --model.noise linear or cosine")
-        made, frames = data.native, data.native.get("frames", 1)
-        if sizes.frames != frames and frames == 1:
-            raise UserError(f"model.frames {sizes.frames} is for video, and {data.name} has pictures that do not move")
-        for name in ("frames", "image_size", "channels") if frames > 1 else ():
-            if getattr(sizes, name) != made[name]:
-                said = "x".join(map(str, made[name])) if name == "image_size" else made[name]
-                raise UserError(f"{data.name} is made with model.{name} {said}, and no other: leave it out")
+        check_fit(sizes, data, "vocab" in found)
         # where nothing is told there is nothing to leave out
         return sizes if sizes.classes or sizes.vocab else replace(sizes, null=False)
 
@@ -274,6 +264,23 @@ class DiffusionTask(PictureTask):
             return [] if self.told else ["no label was asked for, so none is judged: look at samples.png yourself"]
         what = "captions" if self.told else "pictures alone"
         return [f"{what} have no label to judge samples by: look at samples.png yourself"]
+
+
+def check_fit(sizes: Any, data: images.PictureData, captions: bool) -> None:
+    """Refuse a model that is told what its data does not say, or reads pictures of a shape they do not have."""
+    if sizes.vocab and not captions:
+        raise UserError(f"model.vocab is for pictures with captions, and {data.name} has none")
+    if sizes.classes and not data.classes:
+        raise UserError(f"model.classes is for pictures with labels, and {data.name} has none")
+    if sizes.classes and sizes.classes < len(data.classes):
+        raise UserError(f"model.classes {sizes.classes} is fewer than the {len(data.classes)} classes of {data.name}")
+    made, frames = data.native, data.native.get("frames", 1)
+    if sizes.frames != frames and frames == 1:
+        raise UserError(f"model.frames {sizes.frames} is for video, and {data.name} has pictures that do not move")
+    for name in ("frames", "image_size", "channels") if frames > 1 else ():
+        if getattr(sizes, name) != made[name]:
+            said = "x".join(map(str, made[name])) if name == "image_size" else made[name]
+            raise UserError(f"{data.name} is made with model.{name} {said}, and no other: leave it out")
 
 
 def shape_for(asked: Asked, data: images.PictureData) -> dict[str, Any]:
