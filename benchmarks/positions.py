@@ -30,13 +30,13 @@ TRAINED, LENGTHS = 64, (64, 128, 256, 512)
 SCHEMES = {
     "none": dict(positions="none"),
     "learned": dict(positions="learned"),
-    "sincos": dict(positions="sincos"),
+    "sinusoidal": dict(positions="sinusoidal"),
     "rope": dict(positions="rope"),
-    "rope, half of each head": dict(positions="rope", rope_share=0.5),
+    "rope, half of each head": dict(positions="rope", rope_fraction=0.5),
     "alibi": dict(positions="alibi"),
     "shaw": dict(positions="shaw"),
     "t5": dict(positions="t5"),
-    "t5, reach 64": dict(positions="t5", reach=64),
+    "t5, reach 64": dict(positions="t5", max_distance=64),
 }
 WINDOWS = 500  # of held-out text
 SCALED = ("linear", "ntk", "yarn")

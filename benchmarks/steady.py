@@ -18,10 +18,11 @@ def one(what: str, fifth: int) -> float:
 
     from pencil.cli.training import DEMO
     from pencil.data import builtin, images
+    from pencil.data.digits import digits
     from pencil.train.loop import Trainer
     from pencil.train.start import new_run
 
-    pictures, labels, _ = builtin.digits()
+    pictures, labels, _ = digits()
     held = np.zeros(len(pictures), bool)
     held[np.random.Generator(np.random.Philox(key=fifth)).permutation(len(held))[: len(held) // 5]] = True
     builtin.digits = images.digits = lambda: (pictures, labels, held)

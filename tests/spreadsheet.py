@@ -68,7 +68,7 @@ def read(path: Path) -> dict[str, Sheet]:
 
 
 def located(sheets: dict[str, Sheet]) -> dict[str, tuple[str, int, int]]:
-    """Where each tensor starts, by its name, as the Map says."""
+    """Where each tensor starts, by its name, from the Map."""
     cells = sheets["Map"].values
     head, across = next(at for at, value in cells.items() if value == "cells")
     found = {}

@@ -13,7 +13,7 @@ from pencil.config import UserError, build, nearest, overrides, to_toml
 class Sizes:
     depth: int = 1
     rate: float = 0.5
-    tied: bool = True
+    tie_embeddings: bool = True
     kind: Literal["plain", "fancy"] = "plain"
     heads: int | None = None
 

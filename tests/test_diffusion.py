@@ -39,7 +39,7 @@ def draw(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def scheduler_of(kind, noise, says, clip, exact=True, **values):
+def scheduler_of(kind, noise, prediction, clip, exact=True, **values):
     """Theirs; `exact` has it compute with its own float32 table in float64."""
     diffusers = pytest.importorskip("diffusers", reason="diffusers (an extra) is not installed")
     made = getattr(diffusers, kind)(
@@ -58,8 +58,8 @@ def where(t, steps, message):
     return f"at {t} of {steps} steps: {message}"
 
 
-def ours_of(scheduler, says, clip):
-    return Steps(scheduler.alphas_cumprod.double(), says, clip)
+def ours_of(scheduler, prediction, clip):
+    return Steps(scheduler.alphas_cumprod.double(), prediction, clip)
 
 
 def each(test):
@@ -74,9 +74,9 @@ def each(test):
 @pytest.mark.proof("parity with a reference on random weights", "dit")
 @each
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_step_of_ddpm_equals_diffusers(noise, says, clip, exact):
-    theirs = scheduler_of("DDPMScheduler", noise, says, clip, exact)
-    ours, dtype = ours_of(theirs, says, clip), torch.float64 if exact else torch.float32
+def test_a_step_of_ddpm_equals_diffusers(noise, prediction, clip, exact):
+    theirs = scheduler_of("DDPMScheduler", noise, prediction, clip, exact)
+    ours, dtype = ours_of(theirs, prediction, clip), torch.float64 if exact else torch.float32
     x, said = draw(*SHAPE, dtype=dtype), draw(*SHAPE, seed=1, dtype=dtype)
     for steps in (4, 13, 250, 1000) if exact else (4, 13):
         theirs.set_timesteps(steps)
@@ -92,9 +92,9 @@ def test_a_step_of_ddpm_equals_diffusers(noise, says, clip, exact):
 @each
 @pytest.mark.parametrize("eta", [0.0, 0.7])
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_step_of_ddim_equals_diffusers(noise, says, clip, eta, exact):
-    theirs = scheduler_of("DDIMScheduler", noise, says, clip, exact)
-    ours, dtype = ours_of(theirs, says, clip), torch.float64 if exact else torch.float32
+def test_a_step_of_ddim_equals_diffusers(noise, prediction, clip, eta, exact):
+    theirs = scheduler_of("DDIMScheduler", noise, prediction, clip, exact)
+    ours, dtype = ours_of(theirs, prediction, clip), torch.float64 if exact else torch.float32
     x, said = draw(*SHAPE, dtype=dtype), draw(*SHAPE, seed=1, dtype=dtype)
     fresh = draw(*SHAPE, seed=5, dtype=dtype)
     for steps in (4, 13, 250, 1000) if exact else (4, 13):
@@ -258,13 +258,13 @@ def test_the_cosine_schedule_is_a_squared_cosine_until_its_last_step():
 
 @settings(max_examples=50)
 @given(
-    says=st.sampled_from(["eps", "x0", "v"]),
+    prediction=st.sampled_from(["eps", "x0", "v"]),
     noise=st.sampled_from(["linear", "cosine"]),
     times=st.lists(st.integers(0, 999), min_size=1, max_size=5),
     seed=st.integers(0, 2**31),
 )
 def test_apart_undoes_noised(says, noise, times, seed):
-    process, t = process_of(noise, says, clip=None), torch.tensor(times)
+    process, t = process_of(noise, prediction, clip=None), torch.tensor(times)
     picture, noise_ = draw(len(times), 2, 3, seed=seed), draw(len(times), 2, 3, seed=seed + 1)
     found = process.apart(process.noised(picture, noise_, t), process.target(picture, noise_, t), t)
     torch.testing.assert_close(found[0], picture, atol=1e-7, rtol=0)
@@ -272,9 +272,9 @@ def test_apart_undoes_noised(says, noise, times, seed):
 
 
 @settings(max_examples=50)
-@given(t=st.integers(0, 999), says=st.sampled_from(["eps", "x0", "v"]))
+@given(t=st.integers(0, 999), prediction=st.sampled_from(["eps", "x0", "v"]))
 def test_a_clipped_picture_goes_with_the_noise_that_makes_x_of_it(t, says):
-    process = process_of("linear", says, clip=0.5)
+    process = process_of("linear", prediction, clip=0.5)
     x, when = draw(2, 3, 5), torch.full((2,), t)
     picture, noise = process.apart(x, draw(2, 3, 5, seed=1), when)
     assert picture.abs().max() <= 0.5
@@ -282,9 +282,9 @@ def test_a_clipped_picture_goes_with_the_noise_that_makes_x_of_it(t, says):
 
 
 @settings(max_examples=50)
-@given(says=st.sampled_from(["eps", "x0", "v"]), t=st.integers(0, 999), noise=st.sampled_from(["linear", "cosine"]))
+@given(prediction=st.sampled_from(["eps", "x0", "v"]), t=st.integers(0, 999), noise=st.sampled_from(["linear", "cosine"]))
 def test_with_a_perfect_model_ddim_finds_the_picture_in_one_step(says, t, noise):
-    process, when = process_of(noise, says, clip=None), torch.full((3,), t)
+    process, when = process_of(noise, prediction, clip=None), torch.full((3,), t)
     picture, added = draw(*SHAPE), draw(*SHAPE, seed=1)
     x = process.noised(picture, added, when)
     said = process.target(picture, added, when)
@@ -510,8 +510,8 @@ def noised_at(process, times, seed=0, dtype=torch.float64):
 @pytest.mark.parametrize("noise", ["linear", "cosine"])
 @pytest.mark.parametrize("says", PREDICTED)
 @pytest.mark.parametrize("clip", [None, 0.7])
-def test_after_the_first_step_the_bound_is_the_divergence_of_two_normals(noise, says, clip):
-    process = process_of(noise, says, clip)
+def test_after_the_first_step_the_bound_is_the_divergence_of_two_normals(noise, prediction, clip):
+    process = process_of(noise, prediction, clip)
     picture, x, said, spread, t = noised_at(process, [1, 2, 17, 500, 997, 999])
     found = process.bound(picture, x, said, spread, t)
     known, zeros = Steps(process.shares, "x0", None), torch.zeros(2, 5, 7, dtype=torch.float64)

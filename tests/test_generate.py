@@ -10,7 +10,7 @@ from pencil.models import create
 from pencil.models.gpt import GPTConfig
 from traced import unchecked
 
-SCHEMES = ["learned", "sincos", "rope", "none"]
+SCHEMES = ["learned", "sinusoidal", "rope", "none"]
 
 
 def model(context=23, vocab=41, positions="rope"):

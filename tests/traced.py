@@ -23,27 +23,27 @@ GPTS = {
     ),
     "gpt llama": dict(
         vocab=23, context=13, width=44, depth=2, heads=11, kv_heads=1, hidden=31, positions="rope", norm="rms",
-        activation="swiglu", tied=False,
+        activation="swiglu", tie_embeddings=False,
     ),
     "gpt grouped": dict(
         vocab=23, context=13, width=36, depth=1, heads=6, kv_heads=3, hidden=31, positions="rope", norm="rms",
-        activation="swiglu", tied=False,
+        activation="swiglu", tie_embeddings=False,
     ),
-    "gpt waves": dict(
-        vocab=31, context=7, width=38, depth=2, heads=1, hidden=41, positions="sincos", activation="gelu-tanh"
+    "gpt sinusoidal": dict(
+        vocab=31, context=7, width=38, depth=2, heads=1, hidden=41, positions="sinusoidal", activation="gelu-tanh"
     ),
 }  # fmt: skip
 PICTURE = dict(image_size=(6, 25), channels=2, patch=(2, 5), width=28, depth=1, heads=7, hidden=37)
 VITS = {
     "vit class": dict(classes=11, depth=2),
-    "vit mean": dict(classes=11, pool="mean", positions="sincos", activation="gelu-tanh"),
-    "vit turned": dict(classes=11, positions="rope", norm="rms", activation="swiglu", bias=False),
+    "vit mean": dict(classes=11, pool="mean", positions="sinusoidal", activation="gelu-tanh"),
+    "vit rotated": dict(classes=11, positions="rope", norm="rms", activation="swiglu", bias=False),
 }
 CAPTIONERS = {
     "captioner prefix": dict(vocab=19, context=5, mask="prefix"),
     "captioner causal": dict(
-        vocab=19, context=5, mask="causal", positions="learned", types=False, delimiters=False, bias=True,
-        picture_width=17, tied=False,
+        vocab=19, context=5, mask="causal", positions="learned", type_embeddings=False, delimiters=False, bias=True,
+        image_width=17, tie_embeddings=False,
     ),
 }  # fmt: skip
 OURS = [*GPTS, *VITS, *CAPTIONERS]

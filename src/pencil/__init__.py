@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
 
 # name -> module; torch loads only when one of these is first used
 _LAZY = {
@@ -23,11 +23,11 @@ _LAZY = {
     "Cache": "core.cache",
     "Span": "core.span",
     "attend": "core.attention",
-    "configure": "models",
-    "create": "models",
-    "complete": "generate",
-    "stream": "generate",
-    "load": "runs",
+    "configure": "families",
+    "create": "families",
+    "complete": "inference.generation",
+    "stream": "inference.generation",
+    "load": "families",
     "trace": "tracing.record",
 }
 

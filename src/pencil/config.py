@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 
 class UserError(ValueError):
-    """Something the user can mend: one sentence that names the file, the value and the mend."""
+    """A mistake the user can fix: one sentence that names the file, the value and the fix."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """ " (did you mean x?)", or the list when nothing is near."""
+    """ "did you mean x?", or the list when nothing is close."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, 1, 0.5)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
 
 
-def can_be_written(option: str, path: Path | None, *endings: str) -> None:
-    """Refuse, before any work is done, a file that is a folder, stands in none, or by its name is of another kind."""
+def check_output(option: str, path: Path | None, *endings: str) -> None:
+    """Refuse, before any work is done, an output file that is a folder, has no folder, or has the wrong ending."""
     if path is None:
         return
     if path.is_dir():
@@ -32,15 +32,15 @@ def can_be_written(option: str, path: Path | None, *endings: str) -> None:
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {path.parent} to write {path.name} in")
     if endings and path.suffix.lower() not in endings:
-        raise UserError(f"{option} writes a {endings[0]} file, and {path} is not named so")
+        raise UserError(f"{option} writes a {endings[0]} file, not {path}")
 
 
-def in_full(path: str) -> Path:
+def expand_path(path: str) -> Path:
     """The path with a ~ at its beginning written out."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise UserError(f"{path} is nowhere: {error}") from None
+        raise UserError(f"{path} cannot be expanded: {error}") from None
 
 
 def build(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
@@ -49,12 +49,32 @@ def build(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def fitted(kind: type, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """The values as the dataclass's fields want them; unknown names and wrong types are refused, sizes not yet."""
-    hints = get_type_hints(kind)
-    for name in values:
+    """The values as the dataclass's fields want them; unknown names, old names and wrong types are refused."""
+    hints = setting_types(kind)
+    renamed, values_renamed = getattr(kind, "RENAMED", {}), getattr(kind, "RENAMED_VALUES", {})
+    for name, value in values.items():
+        if name in renamed:
+            raise UserError(f"{where}{name} is now called {where}{renamed[name]}")
         if name not in hints:
             raise UserError(f"{where}{name} is not a setting; {nearest(name, hints)}")
+        if isinstance(value, str) and (name, value) in values_renamed:
+            raise UserError(f"{where}{name} {value} is now called {values_renamed[name, value]}")
     return {name: coerce(value, hints[name], where + name) for name, value in values.items()}
+
+
+def setting_types(kind: type) -> dict[str, Any]:
+    """The type of each field of a dataclass."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def upgraded(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings written by an older version under the names and values of this one."""
+    renamed, values_renamed = getattr(kind, "RENAMED", {}), getattr(kind, "RENAMED_VALUES", {})
+    table = {renamed.get(name, name): value for name, value in values.items()}
+    table = {n: values_renamed.get((n, v), v) if isinstance(v, str) else v for n, v in table.items()}
+    upgrade = getattr(kind, "upgrade", None)
+    return table if upgrade is None else upgrade(table)
 
 
 def coerce(value: Any, kind: Any, name: str) -> Any:
@@ -67,11 +87,11 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     for option in options:
         if option is not type(None) and (fit := _fit(value, option)) is not None:
             return fit
-    wanted = " or ".join(_say(option) for option in options if option is not type(None))
+    wanted = " or ".join(describe_type(option) for option in options if option is not type(None))
     raise UserError(f"{name} must be {wanted}, not {value!r}")
 
 
-def _say(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
@@ -140,10 +160,10 @@ def overrides(words: list[str], sections: Iterable[str]) -> dict[str, dict[str, 
         name, equals, value = word.partition("=")
         section, dot, field = name.removeprefix("--").partition(".")
         if not word.startswith("--") or not dot:
-            raise UserError(f"{word} is not understood; settings look like --model.depth 6 or --train.lr 3e-4")
+            raise UserError(f"unknown option {word}; settings look like --model.depth 6 or --train.lr 3e-4")
         if section not in found:
             only = " and ".join(f"--{section}" for section in found)
-            raise UserError(f"{name} is not understood: only {only} settings can change here")
+            raise UserError(f"unknown option {name}: only {only} settings can be changed here")
         if not equals:
             if not rest:
                 raise UserError(f"{name} needs a value")

@@ -1,4 +1,4 @@
-"""Drawing: pictures in a terminal, contact sheets, confusion matrices, heat maps, and where a model looked."""
+"""Drawing: pictures in a terminal, contact sheets, confusion matrices, heat maps, and attention over a picture."""
 
 import io
 import math
@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 
 RAMP = " .:-=+*#%@"
-GOOD, BAD = "#0072b2", "#d55e00"  # told apart by every eye
+GOOD, BAD = "#0072b2", "#d55e00"  # distinct for colour-blind readers too
 ORANGE = (1.0, 0.5, 0.05)
-NUMBERED = 12  # places along a side of a heat map up to which each cell's number is written in
-LABELLED = 40  # and up to which each place has its word
+NUMBERED = 12  # rows or columns of a heat map up to which each cell shows its value
+LABELLED = 40  # and up to which each has its label
 
 
 def terminal(picture: np.ndarray, colour: bool, width: int = 32) -> list[str]:
-    """A picture (C, H, W) of bytes as lines of text: two dots a letter in colour, else two letters a dot."""
+    """A picture (C, H, W) of bytes as lines of text: two pixels a character in colour, else two characters a pixel."""
     step = max(1, -(-picture.shape[2] // width))
     picture = picture[:, ::step, ::step]
     grey = picture.mean(0)
     if not colour:
         levels = (grey / 256 * len(RAMP)).astype(int)
         return ["".join(RAMP[v] * 2 for v in row) for row in levels]
-    dots = np.broadcast_to(picture, (3, *picture.shape[1:])).transpose(1, 2, 0)
-    if len(dots) % 2:
-        dots = np.concatenate((dots, np.zeros_like(dots[:1])))
+    pixels = np.broadcast_to(picture, (3, *picture.shape[1:])).transpose(1, 2, 0)
+    if len(pixels) % 2:
+        pixels = np.concatenate((pixels, np.zeros_like(pixels[:1])))
     lines = []
-    for upper, lower in zip(dots[::2], dots[1::2], strict=True):
+    for upper, lower in zip(pixels[::2], pixels[1::2], strict=True):
         cells = (
             f"\x1b[38;2;{';'.join(map(str, a))}m\x1b[48;2;{';'.join(map(str, b))}m▀"
             for a, b in zip(upper.tolist(), lower.tolist(), strict=True)
@@ -51,7 +51,7 @@ def as_png(figure: Any) -> bytes:
     """A figure as the bytes of a PNG file."""
     out = io.BytesIO()
     with warnings.catch_warnings():
-        # a letter the font lacks, or a name too long for its place, is no concern of the user's
+        # characters the font lacks, and labels too long for their space, are not the user's concern
         warnings.simplefilter("ignore")
         figure.savefig(out, format="png", dpi=110)
     return out.getvalue()
@@ -88,7 +88,7 @@ def sheet(pictures: Sequence[np.ndarray], lines: Sequence[str], right: Sequence[
 
 
 def confusion(matrix: np.ndarray, names: Sequence[str], title: str = "") -> bytes:
-    """Rows are what a picture is, columns what it was taken for; numbers where there are few enough to read."""
+    """Rows are true classes, columns predicted ones; counts where there are few enough to read."""
     size = len(names)
     side = min(14.0, max(4.0, 1.2 + 0.42 * size))
     figure = canvas(side, side)
@@ -96,7 +96,7 @@ def confusion(matrix: np.ndarray, names: Sequence[str], title: str = "") -> byte
     share = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
     few = size <= 30
-    axes.set(xlabel="taken for", ylabel="is", title=literal(title))
+    axes.set(xlabel="predicted", ylabel="true", title=literal(title))
     if few:
         axes.set_xticks(range(size), [literal(n) for n in names], rotation=90 if max(map(len, names)) > 2 else 0)
         axes.set_yticks(range(size), [literal(n) for n in names])
@@ -108,8 +108,18 @@ def confusion(matrix: np.ndarray, names: Sequence[str], title: str = "") -> byte
     return as_png(figure)
 
 
-def overlays(picture: np.ndarray, words: Sequence[str], looks: np.ndarray) -> bytes:
-    """The picture, then once for each word, lit where the model looked as it said it; the share of attention below."""
+def numbered(words: Sequence[str]) -> list[str]:
+    """The words, the second and later occurrences of one marked by their number: a, b, a#2."""
+    seen: dict[str, int] = {}
+    found = []
+    for word in words:
+        seen[word] = seen.get(word, 0) + 1
+        found.append(word if seen[word] == 1 else f"{word}#{seen[word]}")
+    return found
+
+
+def overlays(picture: np.ndarray, words: Sequence[str], attention: np.ndarray) -> bytes:
+    """The picture, then once for each word under its attention; one scale for all, each panel's total below it."""
     across = min(6, len(words) + 1)
     down = -(-(len(words) + 1) // across)
     height, width = picture.shape[1:]
@@ -117,17 +127,25 @@ def overlays(picture: np.ndarray, words: Sequence[str], looks: np.ndarray) -> by
     plain = figure.add_subplot(down, across, 1)
     _show(plain, picture)
     plain.set_title("the picture", fontsize=9)
-    plain.set_xlabel("orange: looked at", fontsize=7)
-    for i, (word, look) in enumerate(zip(words, looks, strict=True)):
+    highest = float(attention.max(initial=0)) or 1.0
+    plain.set_xlabel(f"orange: attention, full at {highest:.1%}", fontsize=7)
+    for i, (word, weights) in enumerate(zip(words, attention, strict=True)):
         axes = figure.add_subplot(down, across, i + 2)
         _show(axes, picture)
-        # one colour, stronger where it looked more: it shows on black and on white
-        lit = np.zeros((*look.shape, 4))
-        lit[..., :3], lit[..., 3] = ORANGE, 0.75 * look / (look.max() or 1)
+        # one colour, stronger for more attention: it shows on black and on white
+        lit = np.zeros((*weights.shape, 4))
+        lit[..., :3], lit[..., 3] = ORANGE, 0.75 * weights / highest
         axes.imshow(lit, extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="nearest")
         axes.set_title(literal(word), fontsize=9)
-        axes.set_xlabel(f"{look.sum():.0%} on the picture", fontsize=7)
+        axes.set_xlabel(f"{weights.sum():.0%} on the picture", fontsize=7)
     return as_png(figure)
+
+
+def attention_colours() -> Any:
+    """White to the orange of the overlays."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("attention", [(1.0, 1.0, 1.0), ORANGE, (0.45, 0.2, 0.0)])
 
 
 def heat_maps(
@@ -137,14 +155,17 @@ def heat_maps(
     columns: Sequence[str],
     title: str = "",
     probability: bool = True,
-    looking: bool = True,
+    axes: tuple[str, str] | None = ("key", "query"),
 ) -> bytes:
-    """Matrices side by side on one scale: 0 to 1 for portions, else as far below nothing as above it."""
+    """Matrices side by side on one scale: from 0 to the largest for probabilities, else symmetric around 0.
+
+    `axes` are the labels of the columns and of the rows.
+    """
     maps = [np.asarray(m, dtype=float) for m in maps]
     finite = np.concatenate([m[np.isfinite(m)] for m in maps])
     top = float(np.abs(finite).max(initial=0)) or 1.0
     scale: dict[str, Any] = (
-        dict(cmap="Blues", vmin=0, vmax=1) if probability else dict(cmap="RdBu_r", vmin=-top, vmax=top)
+        dict(cmap=attention_colours(), vmin=0, vmax=top) if probability else dict(cmap="RdBu_r", vmin=-top, vmax=top)
     )
     across = min(4, len(maps))
     down = math.ceil(len(maps) / across)
@@ -158,21 +179,21 @@ def heat_maps(
     shown: Any = None
     panels = []
     for i, (m, word) in enumerate(zip(maps, titles, strict=True)):
-        axes = figure.add_subplot(down, across, i + 1)
-        panels.append(axes)
-        axes.set_facecolor("#dddddd")  # what may not be seen: neither high nor low
-        shown = axes.imshow(np.where(np.isfinite(m), m, np.nan), aspect="equal", **scale)
+        panel = figure.add_subplot(down, across, i + 1)
+        panels.append(panel)
+        panel.set_facecolor("#dddddd")  # masked: neither high nor low
+        shown = panel.imshow(np.where(np.isfinite(m), m, np.nan), aspect="equal", **scale)
         if word:
-            axes.set_title(literal(word), fontsize=10)
-        if looking:
-            axes.set_xlabel("looked at", fontsize=8)
-            axes.set_ylabel("" if i % across else "looking", fontsize=8)
-        _ticks(axes, rows, columns)
+            panel.set_title(literal(word), fontsize=10)
+        if axes:
+            panel.set_xlabel(axes[0], fontsize=8)
+            panel.set_ylabel("" if i % across else axes[1], fontsize=8)
+        _ticks(panel, rows, columns)
         if small:
             for (r, c), value in np.ndenumerate(m):
-                said = f"{value:.2f}" if np.isfinite(value) else "−∞"
-                dark = np.isfinite(value) and (value > 0.5 if probability else abs(value) > 0.6 * top)
-                axes.text(c, r, said, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+                text = f"{value:.2f}" if np.isfinite(value) else "−∞"
+                dark = np.isfinite(value) and abs(value) > 0.6 * top
+                panel.text(c, r, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
     figure.colorbar(shown, ax=panels, fraction=0.04, shrink=0.8)
     return as_png(figure)
 
@@ -186,7 +207,7 @@ def _ticks(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
 
 
 def rows(lines: Sequence[np.ndarray], side: int = 640) -> bytes:
-    """Pictures (n, C, H, W) of bytes in lines under one another, each dot as large as fits, one dot between."""
+    """Pictures (n, C, H, W) of bytes in rows, each pixel as large as fits, one pixel between."""
     from PIL import Image
 
     _, channels, height, width = lines[0].shape

@@ -1,4 +1,4 @@
-"""A run folder: opened, named, written and verified. Files are written aside, flushed, then renamed into place."""
+"""A run folder: opened, named, written and verified. Files are written under another name, flushed, then renamed."""
 
 import hashlib
 import json
@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from .config import UserError, to_toml
 from .data.tokenizers import Tokenizer, read_json
 from .files import beside, fingerprint, sweep, write_aside
-from .models import create
 
 WEIGHTS = "model.safetensors"
 MANIFEST = ("config.toml", "tokenizer.json", WEIGHTS)
 
 
-def read_tensors(path: Path, wanted: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
+def read_tensors(
+    path: Path, wanted: Mapping[str, tuple[int, ...]] | None = None, renamed: Mapping[str, str] | None = None
+) -> dict[str, Tensor]:
     """The tensors of a safetensors file; with `wanted`, exactly those names and shapes, checked before any is read."""
     try:
         with path.open("rb") as file:
@@ -33,18 +34,18 @@ def read_tensors(path: Path, wanted: Mapping[str, tuple[int, ...]] | None = None
         if header > min(path.stat().st_size, 1 << 22):
             raise UserError(f"{path} is not a safetensors file, or is damaged")
         with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
+            names = {rename(name, renamed): name for name in file.keys()}  # noqa: SIM118
             if wanted is not None:
-                for name in sorted(names ^ set(wanted)):
+                for name in sorted(set(names) ^ set(wanted)):
                     where = "not in it" if name in wanted else "not in this model"
                     raise UserError(f"{path} is of another model: {name} is {where}")
                 for name, shape in wanted.items():
-                    found = tuple(file.get_slice(name).get_shape())
+                    found = tuple(file.get_slice(names[name]).get_shape())
                     if found != tuple(shape):
                         raise UserError(
                             f"{path} is of another model: {name} has shape {found} there and {tuple(shape)} here"
                         )
-            return {name: file.get_tensor(name) for name in names}
+            return {name: file.get_tensor(stored) for name, stored in names.items()}
     except (SafetensorError, OSError, struct.error) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
 
@@ -113,7 +114,7 @@ class Run:
         return read_json(path.read_text(encoding="utf-8"), str(path))
 
     def write_weights(self, model: nn.Module, facts: Mapping[str, Any]) -> None:
-        """Put these weights in place as the run's own."""
+        """Make these weights the run's own."""
         tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
         self._replace(WEIGHTS, save(tensors, {"format": "pt"} | {key: str(value) for key, value in facts.items()}))
 
@@ -135,7 +136,7 @@ class Run:
         allow(new)
 
     def verify(self) -> None:
-        """Refuse, by name, a file that is not what the manifest says."""
+        """Refuse, by name, a file that does not match the manifest."""
         path = self.path / "manifest.json"
         try:
             files = json.loads(path.read_text(encoding="utf-8"))["files"]
@@ -151,22 +152,18 @@ class Run:
             if fingerprint(file) not in entries:
                 raise UserError(f"{file} is damaged or was changed: it does not match manifest.json")
 
-    def load_model(self, device: torch.device | str = "cpu") -> Any:
-        """The run's model with its best weights, ready to be used."""
+    def load_weights(self, model: nn.Module, renamed: Mapping[str, str] | None = None) -> None:
+        """Give a model built on the meta device the run's weights; `renamed` are name prefixes of older versions."""
         path = self.path / WEIGHTS
         if not path.is_file():
             raise UserError(f"{self.path} has no weights yet; train it with: pencil resume {self.path}")
         self.verify()
-        with torch.device("meta"):
-            model = create(self.family, self.config["model"])
         shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-        tensors = read_tensors(path, shapes)
-        model.load_state_dict(tensors, assign=True)
-        return model.to(device).eval()
+        model.load_state_dict(read_tensors(path, shapes, renamed), assign=True)
 
     @contextmanager
     def writing(self):
-        """One writer at a time: the lock goes with the process, however it ends."""
+        """One writer at a time: the lock ends with the process, however that ends."""
         try:
             import fcntl
         except ImportError:  # Windows has no flock; a second writer is not noticed there
@@ -195,12 +192,23 @@ class Loaded(NamedTuple):
     """A run opened for use."""
 
     model: Any
-    tokenizer: Any  # None where a family has no words
+    tokenizer: Any  # None where a family has no text
     run: Run
 
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes; their numbers where the run has no names."""
+        names = self.run.config["run"].get("classes") or ()
+        return list(map(str, names or range(getattr(self.model.config, "classes", None) or 0)))
 
-def load(path: str | Path, device: torch.device | str = "cpu") -> Loaded:
-    """Open a run: its model, its tokenizer and its folder."""
-    run = Run.open(path)
-    worded = (run.path / "tokenizer.json").is_file()
-    return Loaded(run.load_model(device), run.tokenizer if worded else None, run)
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+def rename(name: str, renamed: Mapping[str, str] | None) -> str:
+    """A tensor's name with an old prefix replaced by the new one."""
+    for old, new in (renamed or {}).items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name

@@ -164,7 +164,7 @@ def test_a_checkpoint_of_another_model(fails, type_in, copy, notes):  # noqa: F8
 
 
 def test_a_checkpoint_of_the_same_shapes_but_another_model(fails, type_in, copy, notes):  # noqa: F811
-    type_in("train", "gpt", "--data", notes, "--name", "other", *QUICK, "--model.rope_base", "500")
+    type_in("train", "gpt", "--data", notes, "--name", "other", *QUICK, "--model.rope_theta", "500")
     shutil.rmtree(copy / "checkpoints")
     shutil.copytree("runs/other/checkpoints", copy / "checkpoints")
     assert "is a checkpoint of another model" in fails("resume", copy, "--train.steps", "99")
@@ -199,7 +199,7 @@ def test_a_model_that_does_not_fit_in_memory(fails, notes, words, tmp_path):
 @pytest.mark.parametrize("words, said", [
     (["--data", ""], "--data is empty"), (["--name", ""], "--name must be"), (["--name", ".."], "--name must be"),
     (["--name", "a/b"], "--name must be"), (["--model.eps", "-1"], "model.eps must be above 0"),
-    (["--model.rope_base", "0"], "model.rope_base must be above 0"),
+    (["--model.rope_theta", "0"], "model.rope_theta must be above 0"),
 ])  # fmt: skip
 def test_values_that_make_no_sense(fails, words, said):
     assert said in fails("train", "gpt", *words)
@@ -542,9 +542,9 @@ def test_a_picture_model_that_does_not_fit_in_memory(fails, tmp_path):
 
 
 def test_a_picture_that_unpacks_to_too_much_is_refused(fails, named, tmp_path, monkeypatch):  # noqa: F811
-    from pencil.data import images
+    from pencil.data import decoding
 
-    monkeypatch.setattr(images, "MOST_PIXELS", 1000)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 1000)
     Image.new("L", (101, 67)).save(tmp_path / "large.png")
     assert "large.png: 101×67 pixels is more than 1,000" in fails("sample", named, "--image", "large.png")
 
@@ -592,15 +592,15 @@ def test_lines_of_json_that_cannot_be_used(fails, tmp_path, line, said):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["--model.trunk", "middle"], "model.trunk must be one of pre, post, not 'middle'"),
+    (["--model.norm_position", "middle"], "model.norm_position must be one of pre, post, not 'middle'"),
     (["--model.positions", "banana"], "model.positions must be one of learned, sincos, "),
-    (["--model.source_vocab", "97"], "so the two cannot share one table: --model.shared false gives the source its own"),
-    (["--model.source_vocab", "3", "--model.shared", "false"], "model.source_vocab 3 is smaller than the tokenizer's 5"),
+    (["--model.source_vocab", "97"], "so the two cannot share one table: --model.share_embeddings false gives the source its own"),
+    (["--model.source_vocab", "3", "--model.share_embeddings", "false"], "model.source_vocab 3 is smaller than the tokenizer's 5"),
     (["--model.vocab", "3"], "model.vocab 3 is smaller than the tokenizer's 5"),
     (["--model.width", "15", "--model.heads", "3"], "the head width must be even, not 5"),
-    (["--model.rope_share", "0"], "model.rope_share must be above 0 and at most 1 (the whole head), not 0"),
-    (["--model.rope_share", "1.5"], "model.rope_share must be above 0 and at most 1 (the whole head), not 1.5"),
-    (["--model.width", "15", "--model.heads", "3", "--model.positions", "sincos"], "model.width must be even, not 15"),
+    (["--model.rope_fraction", "0"], "model.rope_fraction must be above 0 and at most 1 (the whole head), not 0"),
+    (["--model.rope_fraction", "1.5"], "model.rope_fraction must be above 0 and at most 1 (the whole head), not 1.5"),
+    (["--model.width", "15", "--model.heads", "3", "--model.positions", "sinusoidal"], "model.width must be even, not 15"),
     (["--model.context", "2"], "targets of mine will not fit into model.context 2: the longest needs 4"),
     (["--model.source_context", "2"], "sources of mine will not fit into model.source_context 2: the longest needs 4"),
     (["--train.label_smoothing", "1"], "train.label_smoothing must be at least 0 and under 1, not 1"),
@@ -626,7 +626,7 @@ def test_training_on_pairs_that_cannot_begin(fails, tmp_path, words, said):
     (["--data", "nowhere.tsv"], "there is no file nowhere.tsv"), (["--data", "nowhere"], "there is no file or folder nowhere"),
     (["--data", "empty.txt"], "empty.txt cannot be trained on: empty"),
     (["--data", "digits"], "no file or folder digits"),
-    (["--model.trunk", "middle"], "model.trunk must be one of pre, post"),
+    (["--model.norm_position", "middle"], "model.norm_position must be one of pre, post"),
     (["--model.pool", "last"], "model.pool must be one of class, mean"),
     (["--model.types", "-1"], "model.types cannot be negative"),
     (["--model.classes", "3"], "model.classes is for text with labels"),

@@ -54,7 +54,7 @@ def test_rounded_is_exit_0_too(type_in, write):  # noqa: F811
     assert said.out.endswith("2 right, 2 rounded along the way, 0 wrong\n")
 
 
-def test_wrong_is_exit_1_and_tells_the_true_value(type_in, write):  # noqa: F811
+def test_wrong_is_exit_1_and_shows_the_true_value(type_in, write):  # noqa: F811
     said = type_in("check", write(SLIP), code=1)
     assert re.search(r"third +1 right, 1 wrong\n +\[1\]  0\.670  should be 0\.6667  wrong\n", said.out)
     assert said.out.endswith("1 right, 0 rounded along the way, 1 wrong\n")
@@ -163,7 +163,7 @@ def step(formula="x", **keys):
     (step("-" * 1000 + "1"), "line 5: the formula is nested too deeply"),
     (step("(" * 300 + "1" + ")" * 300), "line 5: the formula ((((((("),
     (step("1+" * 2000 + "1"), "line 5: a formula of 4,001 letters is too long"),
-    (step("9**9**9", printed="1"), "line 6: the formula gives inf, which no printed number can be held against"),
+    (step("9**9**9", printed="1"), "line 6: the formula gives inf, which cannot be compared with a printed number"),
     (step("x / [1, 0] * 0", printed="0 0"), "line 6: the formula gives nan at [1], which"),
     (step(printed="1 2 3"), "line 6: the printed numbers are 3, and the formula gives 2"),
     (step(printed="1"), "line 6: the printed numbers are a single number, and the formula gives 2"),

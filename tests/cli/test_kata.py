@@ -19,14 +19,14 @@ from rich.cells import cell_len
 from test_verbs import type_in  # noqa: F401
 
 from conftest import pencil
-from pencil.cli import asking
+from pencil.cli import exercise_screen
 from pencil.cli import kata as verb
 from pencil.learn.katas import KATAS, PAGES, kata, progress, sheets
+from pencil.learn.katas.answer_text import choices, parts, understood
+from pencil.learn.katas.class_grading import COLUMNS, Marked, Row, commonest
 from pencil.learn.katas.exercise import Blank, Mistake, Question, Table
 from pencil.learn.katas.grader import grade
-from pencil.learn.katas.marking import COLUMNS, Marked, Row, commonest
 from pencil.learn.katas.progress import DAYS, NEW, Standing, after, following
-from pencil.learn.katas.writing import choices, parts, understood
 
 NOON = datetime(2026, 3, 2, 12)
 
@@ -121,7 +121,7 @@ def test_a_mistake_is_named_and_what_was_wrong_comes_back(do, standing):
     assert standing("softmax") == (1, 1, 0, 1, 1, "2026-03-03")
 
 
-def test_only_the_wrong_blanks_are_asked_again(do, standing):
+def test_only_the_wrong_blanks_are_read_again(do, standing):
     first, second = RIGHT.split()
     said = do("softmax", typed=f"{first} 5\n{second}\n").out
     label = kata("softmax").make(None).blanks[1].label
@@ -145,11 +145,11 @@ def test_the_working_counts_as_seen_not_as_solved(do, standing, word):
     assert standing("softmax") == (1, 0, 1, 0, 0, "2026-03-02")
 
 
-def test_no_number_is_asked_again_and_not_counted(do, standing):
+def test_what_is_no_number_is_read_again_and_not_counted(do, standing):
     said = do("softmax", typed=f"half\n0.1 x\n1 2 3\n{RIGHT}\n").out
     assert "half is not a number" in said
     assert "x is not a number" in said
-    assert "That is 3 answers, and 2 are asked for." in said
+    assert "That is 3 answers for 2 blanks." in said
     assert "✗" not in said
     assert standing("softmax") == (1, 1, 0, 0, 1, "2026-03-03")
 
@@ -157,7 +157,7 @@ def test_no_number_is_asked_again_and_not_counted(do, standing):
 @pytest.mark.parametrize("word, said", [
     ("banana", "banana is not row or square; type one"), ("rows", "rows is not row or square; type one")
 ])  # fmt: skip
-def test_a_word_that_is_none_of_those_asked_for_is_asked_again(do, standing, word, said):
+def test_an_unknown_word_is_read_again(do, standing, word, said):
     *numbers, last = (blank.written for blank in kata("missing-swap").make(None).blanks)
     told = do("missing-swap", typed=f"{' '.join(numbers)}\n{word}\n{last[:1].upper()}\n").out
     assert said in told
@@ -175,7 +175,7 @@ def test_the_words_that_may_be_answered():
     assert not understood("pat", blanks[0], ["patch", "path"])  # which of them?
     assert understood("pat", blanks[0], ["pat", "path"])
     alone = Question("x", 1, "", (), "", (Blank("a", "row", words=True),))
-    assert choices(alone) == []  # to know only the answer is to tell it
+    assert choices(alone) == []  # the only known word would be the answer
     assert understood("square", alone.blanks[0], [])
     for name in KATAS:
         for question in (kata(name).make(seed) for seed in (None, 3, 5)):
@@ -195,8 +195,8 @@ def test_control_c_leaves_as_q_does(do, standing, monkeypatch):
         def readline(self, *_):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(asking.sys, "stdin", Keyboard())
-    monkeypatch.setattr(io, "StringIO", lambda _: asking.sys.stdin)
+    monkeypatch.setattr(exercise_screen.sys, "stdin", Keyboard())
+    monkeypatch.setattr(io, "StringIO", lambda _: exercise_screen.sys.stdin)
     assert "This one was not counted." in do("softmax").out
     assert standing("softmax") is None
 
@@ -224,12 +224,20 @@ def test_a_page_in_its_order(do, standing):
     assert left.endswith(f"\n1 of {len(questions)} right at once, 0 after a wrong answer.\n")
 
 
-def test_who_leaves_a_page_is_told_of_the_one_not_answered(do, standing):
+def test_quitting_a_page_does_not_count_the_one_not_answered(do, standing):
     said = do("--page", "000", typed="?\n?\n\nq\n").out
     assert said.count("Seen, not solved.") == 2
     assert "This one was not counted." in said
     assert "Nothing" not in said
     assert [standing(name) is not None for name in PAGES["000"][:3]] == [True, True, False]
+
+
+@pytest.mark.parametrize("seed", [(), ("--seed", 13)])
+def test_the_key_of_the_tags_is_shown_once(do, seed):
+    for name in KATAS:
+        shown = do(name, *seed, typed="?\n").out
+        used = any(tag in shown for tag in ("WANT", "HAVE", "GIVE"))
+        assert shown.count("WANT = query (Q), HAVE = key (K), GIVE = value (V)\n") == used, name
 
 
 def test_nothing_is_wider_than_the_terminal(do, monkeypatch):
@@ -243,14 +251,14 @@ def test_nothing_is_wider_than_the_terminal(do, monkeypatch):
 
 def test_wide_tables_are_cut_and_narrow_ones_stand_side_by_side():
     wide = Table("grid", [[17 * i * j for j in range(29)] for i in range(3)], [f"c{j}" for j in range(29)], list("xyz"))
-    lines = asking.laid_out([wide], 60)
+    lines = exercise_screen.laid_out([wide], 60)
     assert max(map(len, lines)) <= 60
     found = [line.split() for line in lines]
     for i, name in enumerate("xyz"):
         assert [int(n) for words in found if words[:1] == [name] for n in words[1:]] == [17 * i * j for j in range(29)]
     assert [w for words in found if words and words[0].startswith("c") for w in words] == [f"c{j}" for j in range(29)]
     small = Table("W", [[1, 0.5], [-2, 10]], down=["s1", "s2"])
-    assert asking.laid_out([small, small], 60) == [
+    assert exercise_screen.laid_out([small, small], 60) == [
         "W              W",
         "s1   1  0.5    s1   1  0.5",
         "s2  −2   10    s2  −2   10",
@@ -266,7 +274,7 @@ def test_over_a_pipe_nothing_but_text(tmp_path):
     assert not done.stderr
 
 
-def test_in_a_terminal_each_blank_is_asked_for(do, monkeypatch):
+def test_in_a_terminal_each_blank_has_a_prompt(do, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -507,6 +515,17 @@ def test_the_key_apart(do, tmp_path):
     rows = list(csv.DictReader(io.StringIO((tmp_path / "answers.csv").read_text(encoding="utf-8-sig"))))
     assert [(row["sheet"], row["question"]) for row in rows] == [(code, str(i)) for i in range(1, 6)]
     assert tuple(rows[0]) == COLUMNS
+
+
+@pytest.mark.parametrize(
+    "what, used", [("all", 1), ("all.attention", 1), ("softmax", 1), ("gelu", 0), ("all.taming", 0)]
+)
+def test_a_sheet_has_the_key_of_the_tags_once(what, used):
+    sheet = sheets.make(what, 12, 7)
+    key = html.escape("WANT = query (Q), HAVE = key (K), GIVE = value (V)")
+    for page in (sheets.page(sheet), sheets.page(sheet, answers=False), sheets.key_page(sheet)):
+        assert page.count(key) == used
+        assert used or not any(tag in page for tag in ("WANT", "HAVE", "GIVE"))
 
 
 def test_one_exercise_many_times(do, tmp_path):
@@ -752,7 +771,7 @@ def test_a_file_that_cannot_be_graded(do, tmp_path, content, said):
     (["softmax", "--page", "000"], "--page and a name do not go together"),
     (["--list", "--new"], "--list and --new do not go together"),
     (["--out", "x.html"], "--out is for a worksheet"),
-    (["--print", "3"], "say where the worksheet shall go"),
+    (["--print", "3"], "--print needs a file for the worksheet"),
     (["--print", "0", "--out", "x.html"], "between 1 and 100 exercises, not 0"),
     (["--print", "101", "--out", "x.html"], "between 1 and 100 exercises, not 101"),
     (["--print", "2", "--out", "x.html", "--seed", "1000000"], "between 0 and 999,999"),
@@ -768,7 +787,7 @@ def test_a_file_that_cannot_be_graded(do, tmp_path, content, said):
     (["--print", "2", "--out", "old.csv/x.html"], "there is no folder old.csv to write x.html in"),
     (["grade", "old.csv", "--out", "."], ". is a folder; --out is the file to write"),
     (["grade", "old.csv", "--out", "no/g.csv"], "there is no folder no to write g.csv in"),
-    (["--print", "2", "--out", "x.html", "--csv", "old.csv"], "old.csv is already there"),
+    (["--print", "2", "--out", "x.html", "--csv", "old.csv"], "old.csv already exists"),
     (["grade", "old.csv", "--out", "./old.csv"], "--out would replace the answers in old.csv"),
     (["grade", "nowhere.csv"], "there is no file nowhere.csv"),
     (["grade", "."], ". is a folder"),

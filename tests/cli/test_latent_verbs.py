@@ -13,7 +13,7 @@ from test_tracing import fails  # noqa: F401
 from test_verbs import type_in  # noqa: F401
 
 from pencil.data import images
-from pencil.data.augment import Look
+from pencil.data.augment import ImageTransform
 from pencil.train import latents
 from pencil.train.diffusing import DiffusionTask
 from pencil.train.latents import AT_ONCE, Codec, as_latents
@@ -92,11 +92,11 @@ def test_latents_are_made_once_and_kept(vae, photos, monkeypatch, tmp_path):
     again = begun(vae, photos).task.learned
     assert np.array_equal(again.train.latents, first.train.latents, equal_nan=True)
     # the latents of a row are those of its picture, and of its label
-    codec, look = Codec.open(str(vae)), Look((20, 28), 3)
+    codec, transform = Codec.open(str(vae)), ImageTransform((20, 28), 3)
     pixels = images.load(str(photos), "label")
     for part, whole in ((first.train, pixels.train), (first.test, pixels.test)):
-        pictures, labels = whole.take(range(len(whole)), look)
-        found, named = part.take(range(len(part)), look)
+        pictures, labels = whole.take(range(len(whole)), transform)
+        found, named = part.take(range(len(part)), transform)
         assert named == labels
         torch.testing.assert_close(torch.from_numpy(found), codec.encode(pictures), rtol=2e-3, atol=1e-3)
 
@@ -106,7 +106,7 @@ def test_a_picture_that_breaks_while_it_is_encoded_is_left_out(vae, photos, monk
     data = images.load(str(photos), "label")
     victim = data.train.sources[5]
     victim.write_bytes(victim.read_bytes()[:700])
-    kept = as_latents(data, Codec.open(str(vae)), Look((20, 28), 3), lambda _: None)
+    kept = as_latents(data, Codec.open(str(vae)), ImageTransform((20, 28), 3), lambda _: None)
     broken = {victim, photos / "cat" / "3.png"}
     whole = [t for source, t in zip(data.train.sources, data.train.targets, strict=True) if source not in broken]
     assert kept.train.targets == whole
@@ -123,7 +123,7 @@ def test_an_encoding_that_is_cut_leaves_nothing(vae, photos, monkeypatch, tmp_pa
 
     monkeypatch.setattr(codec, "encode", stop)
     with pytest.raises(KeyboardInterrupt):
-        as_latents(data, codec, Look((20, 28), 3), lambda _: None)
+        as_latents(data, codec, ImageTransform((20, 28), 3), lambda _: None)
     assert list((tmp_path / "cache").iterdir()) == []
 
 

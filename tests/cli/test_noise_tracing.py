@@ -29,9 +29,9 @@ RUNS = {
     "frames": FILM | dict(attention="factored"),
     "windows": dict(frames=4, image_size=(6, 30), patch=(3, 5), classes=11, attention="windowed", window=2),
     "whole": FILM,
-    "steps": dict(image_size=(6, 10), patch=(2, 5), classes=11, noise="linear"),
-    "latents": dict(image_size=(6, 10), channels=2, patch=(2, 5), classes=11, noise="linear"),
-    "text": dict(image_size=(6, 10), patch=(2, 5), context=19, reader_depth=1, noise="cosine", says="v"),
+    "steps": dict(image_size=(6, 10), patch=(2, 5), classes=11, noise_schedule="linear"),
+    "latents": dict(image_size=(6, 10), channels=2, patch=(2, 5), classes=11, noise_schedule="linear"),
+    "text": dict(image_size=(6, 10), patch=(2, 5), context=19, text_encoder_depth=1, noise_schedule="cosine", prediction="v"),
 }
 AT = ("--step", 3, "--steps", 5, "--seed", 7)  # of a flow: two steps of a fifth were made, and the clock is at 600
 TEXT = "a one"
@@ -188,7 +188,7 @@ def test_a_number_is_walked_back_to_the_noise(type_in, run, traced):  # noqa: F8
 
 
 def test_an_edit_of_the_way(type_in, run):  # noqa: F811
-    words = ("--label", "seven", "--steps", 1, "--edit", "blocks.0.set=0")  # the gates closed: the block adds nothing
+    words = ("--label", "seven", "--steps", 1, "--edit", "blocks.0.modulation=0")  # the gates closed: the block adds nothing
     out = type_in("why", run("picture"), "blocks.0.post[0,3,5]", *words).out
     assert re.search(r"= (\S+) \+ 0·\S+ = \1$", out, re.M)
 
@@ -202,7 +202,7 @@ def strip_of(found, at):
 
 def test_a_strip_of_a_video_is_named_by_where_it_stands(traced):
     found = traced("frames", "--label", "three", "--steps", 2)
-    strip = found["patches.strips"].value[0, strip_of(found, (3, 2, 1))]
+    strip = found["patches.flat"].value[0, strip_of(found, (3, 2, 1))]
     there = found["picture"].value[0, :, 6:8, 4:6, 7:14]
     assert sorted(strip.tolist()) == sorted(there.reshape(-1).tolist())
 

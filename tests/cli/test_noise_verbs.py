@@ -118,7 +118,7 @@ def test_where_pictures_are_written(type_in, fails, once, tmp_path):  # noqa: F8
     (("--data", "moving-digits", "--size", 32), "moving-digits is made with model.image_size 16x16, and no other"),
     (("--data", "moving-digits", "--model.frames", 4), "moving-digits is made with model.frames 8, and no other"),
     (("--data", "moving-digits", "--model.channels", 3), "moving-digits is made with model.channels 1, and no other"),
-    (("--model.says", "v"), "model.says is for noise in steps"),
+    (("--model.prediction", "v"), "model.prediction is for noise in steps"),
     (("--size", 16, "--model.image_size", 12), "--size is the same as --model.image_size here"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_the_data(fails, tmp_path, words, said):  # noqa: F811
@@ -156,14 +156,14 @@ def test_a_judge_that_was_interrupted_is_not_taken_at_its_word(type_in, tmp_path
 
 @pytest.mark.usefixtures("no_previews")
 def test_guidance_needs_the_null_class(type_in, fails):  # noqa: F811
-    type_in("train", "dit", "--model.null", "false", *SMALL, "--out", "bare")
+    type_in("train", "dit", "--model.null_condition", "false", *SMALL, "--out", "bare")
     assert "without the null class" in fails("sample", "bare", "--label", 7, "--guidance", 2)
     type_in("sample", "bare", "--label", 7, "--steps", 1)
 
 
 @pytest.mark.usefixtures("no_previews")
 def test_a_learned_variance_is_trained_and_drawn_with(type_in, fails, tmp_path):  # noqa: F811
-    noise = ("--model.variance", "true", "--model.noise", "linear")
+    noise = ("--model.learned_variance", "true", "--model.noise_schedule", "linear")
     said = type_in("train", "dit", *noise, *SMALL, "--out", "spread").err
     assert "Trained 2 steps" in said
     type_in("sample", "spread", "--label", 7, "--steps", 3, "--sampler", "ddpm", "--out", "seven.png")
@@ -171,7 +171,7 @@ def test_a_learned_variance_is_trained_and_drawn_with(type_in, fails, tmp_path):
     said = fails("sample", "spread", "--label", 7, "--sampler", "heun")
     assert said.endswith("the sampler heun does not fit a model that says eps; ddpm or ddim would")
     assert "trained with 1000 steps of noise" in fails("sample", "spread", "--label", 7, "--steps", 1009)
-    assert "model.variance is for noise in steps" in fails("train", "dit", "--model.variance", "true")
+    assert "model.learned_variance is for noise in steps" in fails("train", "dit", "--model.learned_variance", "true")
 
 
 def photos(folder, sizes=((33, 35),)):

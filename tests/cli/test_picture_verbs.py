@@ -12,7 +12,7 @@ from test_verbs import type_in  # noqa: F401
 
 from albums import album, cut_short, idx, photos, picture
 from pencil.cli.main import main
-from pencil.data.builtin import digits
+from pencil.data.digits import digits
 from pencil.runs import load
 from pencil.train.report import Metrics
 

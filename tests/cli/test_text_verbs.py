@@ -236,7 +236,7 @@ def test_a_target_of_ones_own_can_be_looked_into(type_in, turned, tmp_path):  # 
     assert (tmp_path / "a.html").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("positions", ["alibi", "t5", "shaw", "sincos", "sincos-halves", "learned", "rope", "none"])
+@pytest.mark.parametrize("positions", ["alibi", "t5", "shaw", "sinusoidal", "sinusoidal-halves", "learned", "rope", "none"])
 def test_every_scheme_of_positions_trains_and_writes(type_in, notes, positions):  # noqa: F811
     two = (*SMALL, "--train.steps", 2, "--model.positions", positions)
     type_in("train", "gpt", "--data", notes, "--model.context", 31, *two, "--name", "text")
@@ -257,16 +257,16 @@ def test_every_family_trains_with_other_positions(type_in, tmp_path, family, pos
 
 def test_the_first_transformer_in_its_own_shape_trains(type_in, tmp_path):  # noqa: F811
     write_rows(tmp_path / "mine.tsv", [(word, word[::-1]) for word in WORDS])
-    said = type_in("train", "seq2seq", "--data", "mine.tsv", *SMALL, "--model.trunk", "post", "--model.scaled", "true",
-                   "--model.positions", "sincos", "--model.activation", "relu", "--model.shared", "false",
-                   "--train.schedule", "paper", "--train.label_smoothing", 0.1, "--train.optimizer", "adamw")  # fmt: skip
+    said = type_in("train", "seq2seq", "--data", "mine.tsv", *SMALL, "--model.norm_position", "post", "--model.scale_embeddings", "true",
+                   "--model.positions", "sinusoidal", "--model.activation", "relu", "--model.share_embeddings", "false",
+                   "--train.schedule", "inverse-sqrt", "--train.label_smoothing", 0.1, "--train.optimizer", "adamw")  # fmt: skip
     assert "Trained 3 steps" in said.err
 
 
 def test_every_setting_of_texts_can_be_listed(type_in, tmp_path):  # noqa: F811
     shown = tomllib.loads(type_in("train", "seq2seq", "--preset", "base", "--settings").out)
     assert (shown["model"]["width"], shown["model"]["depth"], shown["model"]["hidden"]) == (512, 6, 2048)
-    assert shown["train"]["schedule"] == "paper"
+    assert shown["train"]["schedule"] == "inverse-sqrt"
     write_rows(tmp_path / "films.tsv", FILMS)
     shown = tomllib.loads(type_in("train", "reader", "--data", "films.tsv", "--settings").out)
     assert shown["model"]["classes"] == 2

@@ -169,17 +169,17 @@ def test_the_joined_product_has_its_three_named_views():
     torch.testing.assert_close(probe.values["k"].transpose(1, 2).flatten(-2), x @ attention.w_k.T)
 
 
-def test_keys_turn_by_their_own_places_in_cross_attention():
+def test_keys_are_rotated_by_their_own_positions_in_cross_attention():
     torch.manual_seed(1)
     attention, rope = Attention(24, 3), Rope(8)
     x, memory = torch.randn(B, T, 24), torch.randn(B, S, 24)
     here, there = Span.whole(T), Span.whole(S)
-    _, turned = rope(x, here)
+    _, queries = rope(x, here)
     _, keys = rope(memory, there)
-    crossing = replace(here.across(there), turn=turned.turn, key_turn=keys.turn).under(full)
-    q = rotate(attention.split_heads(x @ attention.w_q.T + attention.qkv.bias[:24]), turned.turn)
+    crossing = replace(here.across(there), rotation=queries.rotation, key_rotation=keys.rotation).under(full)
+    q = rotate(attention.split_heads(x @ attention.w_q.T + attention.qkv.bias[:24]), queries.rotation)
     k, v = attention.read(memory)
-    z = attend(q, rotate(k, keys.turn), v)
+    z = attend(q, rotate(k, keys.rotation), v)
     expected = attention.out(z.transpose(1, 2).flatten(-2))
     torch.testing.assert_close(attention(x, crossing, source=memory), expected, atol=1e-5, rtol=1e-5)
 

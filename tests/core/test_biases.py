@@ -9,24 +9,24 @@ import torch
 from hypothesis import given, settings
 
 from pencil.core.attention import Attention
-from pencil.core.biases import T5, Alibi, Shaw, apart, ladder, slopes
+from pencil.core.biases import T5, Alibi, Shaw, ladder, slopes, within_segments
 from pencil.core.cache import Cache
 from pencil.core.masks import NOWHERE, causal, full, padding, prefix
-from pencil.core.positions import Learned, Positions, Rope, SinCos, interpolate, ntk, yarn
+from pencil.core.positions import Learned, Positions, Rope, Sinusoidal, interpolate, ntk, yarn
 from pencil.core.probe import Probe
 from pencil.core.span import Span
 
 WIDTH, HEADS, GROUPS = 30, 3, 1  # heads of 10 channels
 
 
-def standing(places):
-    """A span of tokens at these places of the world."""
+def span_at(places):
+    """A span of tokens at these positions."""
     return Span.whole(len(places), coords=torch.tensor(places)[None])
 
 
 def places(axes, least=1, most=7, far=40):
-    seat = st.tuples(*[st.integers(0, far)] * axes)
-    return st.lists(seat, min_size=least, max_size=most)
+    position = st.tuples(*[st.integers(0, far)] * axes)
+    return st.lists(position, min_size=least, max_size=most)
 
 
 anywhere = st.integers(1, 3).flatmap(places)
@@ -70,13 +70,13 @@ def test_the_slopes_of_any_number_of_heads_are_the_authors(heads):
 
 
 @settings(max_examples=30)
-@given(seats=anywhere, heads=st.sampled_from([1, 2, 3, 8, 12]))
-def test_alibi_takes_a_slope_for_every_step_between_query_and_key(seats, heads):
-    bias = Alibi(heads, len(seats[0])).bias(standing(seats))(torch.zeros(1, heads, len(seats), 2))
-    assert bias.shape == (1, heads, len(seats), len(seats))
+@given(positions=anywhere, heads=st.sampled_from([1, 2, 3, 8, 12]))
+def test_alibi_takes_a_slope_for_every_step_between_query_and_key(positions, heads):
+    bias = Alibi(heads, len(positions[0])).bias(span_at(positions))(torch.zeros(1, heads, len(positions), 2))
+    assert bias.shape == (1, heads, len(positions), len(positions))
     for h, slope in enumerate(authors_slopes(heads)):
-        for i, query in enumerate(seats):
-            for j, key in enumerate(seats):
+        for i, query in enumerate(positions):
+            for j, key in enumerate(positions):
                 expected = -slope * math.dist(query, key)
                 assert float(bias[0, h, i, j]) == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
@@ -85,22 +85,22 @@ def test_alibi_takes_a_slope_for_every_step_between_query_and_key(seats, heads):
 
 
 @settings(max_examples=30)
-@given(seats=anywhere, reach=st.integers(1, 13), seed=st.integers(0, 99))
-def test_shaws_scores_are_those_of_keys_with_a_vector_of_their_distance_added(seats, reach, seed):
-    """q·(k + a)/√d, distances beyond the reach counted as the reach; each axis has vectors of its own."""
-    axes, n, d = len(seats[0]), len(seats), 5
-    scheme = Shaw(d, axes, reach).double()
-    assert scheme.table.shape == (axes, 2 * reach + 1, d)
+@given(positions=anywhere, max_distance=st.integers(1, 13), seed=st.integers(0, 99))
+def test_shaws_scores_are_those_of_keys_with_a_vector_of_their_distance_added(positions, max_distance, seed):
+    """q·(k + a)/√d, distances clipped to max_distance; each axis has vectors of its own."""
+    axes, n, d = len(positions[0]), len(positions), 5
+    scheme = Shaw(d, axes, max_distance).double()
+    assert scheme.table.shape == (axes, 2 * max_distance + 1, d)
     torch.nn.init.normal_(scheme.table)
     q, k = normal(1, 2, n, d, seed=seed), normal(1, 2, n, d, seed=seed + 100)
-    found = (q @ k.mT / math.sqrt(d) + scheme.bias(standing(seats))(q)).detach()
+    found = (q @ k.mT / math.sqrt(d) + scheme.bias(span_at(positions))(q)).detach()
     for h in range(2):
-        for i, query in enumerate(seats):
-            for j, key in enumerate(seats):
+        for i, query in enumerate(positions):
+            for j, key in enumerate(positions):
                 added = k[0, h, j].clone()
                 for axis in range(axes):
-                    distance = max(-reach, min(reach, key[axis] - query[axis]))
-                    added += scheme.table[axis, distance + reach].detach()
+                    distance = max(-max_distance, min(max_distance, key[axis] - query[axis]))
+                    added += scheme.table[axis, distance + max_distance].detach()
                 expected = sum(float(a * b) for a, b in zip(q[0, h, i], added, strict=True)) / math.sqrt(d)
                 assert float(found[0, h, i, j]) == pytest.approx(expected, abs=1e-12)
 
@@ -108,9 +108,9 @@ def test_shaws_scores_are_those_of_keys_with_a_vector_of_their_distance_added(se
 # T5
 
 
-def bucket_of(distance, buckets, reach, both):
+def bucket_of(distance, buckets, max_distance, both):
     """By its definition, in whole numbers: half the buckets are one distance each; the k-th of the others begins where
-    the distance is as many times the first half as (reach over that half)^(k/all the others)."""
+    the distance is as many times the first half as (max_distance over that half)^(k/all the others)."""
     first = 0
     if both:
         buckets //= 2
@@ -120,17 +120,17 @@ def bucket_of(distance, buckets, reach, both):
     others = buckets - half
     if far < half:
         return first + far
-    begun = [k for k in range(others) if far**others * half**k >= reach**k * half**others]
+    begun = [k for k in range(others) if far**others * half**k >= max_distance**k * half**others]
     return first + half + max(begun)
 
 
 @pytest.mark.parametrize("both", [True, False])
-@pytest.mark.parametrize("buckets, reach", [(32, 128), (12, 47), (8, 20), (32, 300)])
-def test_the_bucket_of_a_distance_is_its_definition(buckets, reach, both):
-    scheme = T5(3, both=both, buckets=buckets, reach=reach)
-    distances = list(range(-2 * reach, 2 * reach + 1))
+@pytest.mark.parametrize("buckets, max_distance", [(32, 128), (12, 47), (8, 20), (32, 300)])
+def test_the_bucket_of_a_distance_is_its_definition(buckets, max_distance, both):
+    scheme = T5(3, both=both, buckets=buckets, max_distance=max_distance)
+    distances = list(range(-2 * max_distance, 2 * max_distance + 1))
     found = scheme.bucket(torch.tensor(distances)).tolist()
-    assert found == [bucket_of(d, buckets, reach, both) for d in distances]
+    assert found == [bucket_of(d, buckets, max_distance, both) for d in distances]
     assert set(found) == set(range(buckets)) - ({buckets // 2} if both else set())  # 0 steps ahead is no distance ahead
 
 
@@ -151,20 +151,20 @@ def test_the_ladder_climbs_one_step_at_a_time_and_ends_at_the_last():
 
 
 @settings(max_examples=20)
-@given(seats=anywhere, both=st.booleans())
-def test_t5_adds_a_number_of_each_axis_bucket_and_divides_by_nothing(seats, both):
+@given(positions=anywhere, both=st.booleans())
+def test_t5_adds_a_scalar_of_each_axis_bucket_and_divides_by_nothing(positions, both):
     """In attention itself: the scores are q·k + Σ table, at whatever width of a head."""
-    axes, n = len(seats[0]), len(seats)
-    scheme = T5(HEADS, axes, both, buckets=12, reach=20).double()
+    axes, n = len(positions[0]), len(positions)
+    scheme = T5(HEADS, axes, both, buckets=12, max_distance=20).double()
     torch.nn.init.normal_(scheme.table)
     torch.manual_seed(1)
     attention, probe = Attention(WIDTH, HEADS).double(), Probe("q", "k", "scores")
-    x, here = scheme(normal(1, n, WIDTH), standing(seats))
+    x, here = scheme(normal(1, n, WIDTH), span_at(positions))
     attention(x, here.under(full, scheme.bias), probe=probe)
     q, k, scores = (probe.values[name][0].detach() for name in ("q", "k", "scores"))
     for h in range(HEADS):
-        for i, query in enumerate(seats):
-            for j, key in enumerate(seats):
+        for i, query in enumerate(positions):
+            for j, key in enumerate(positions):
                 expected = sum(float(a * b) for a, b in zip(q[h, i], k[h, j], strict=True))
                 for axis in range(axes):
                     bucket = bucket_of(key[axis] - query[axis], 12, 20, both)
@@ -177,23 +177,23 @@ def test_t5_adds_a_number_of_each_axis_bucket_and_divides_by_nothing(seats, both
 
 @settings(max_examples=40)
 @given(cuts=st.lists(st.integers(0, 11), min_size=4, max_size=4).map(sorted), silent=st.sampled_from([None, 0, 1]))
-def test_a_part_is_biased_among_its_own_tokens_and_between_parts_nothing_is_added(cuts, silent):
+def test_a_segment_is_biased_among_its_own_tokens_and_between_segments_nothing_is_added(cuts, silent):
     torch.manual_seed(2)
     schemes = [T5(HEADS).double(), Shaw(10).double()]
     for scheme in schemes:
         torch.nn.init.normal_(scheme.table)
     if silent is not None:
         schemes[silent] = Positions()
-    parts = [(schemes[0].bias, cuts[0], cuts[1]), (schemes[1].bias, cuts[2], cuts[3])]
+    segments = [(schemes[0].bias, cuts[0], cuts[1]), (schemes[1].bias, cuts[2], cuts[3])]
     span, q = Span.whole(11), normal(2, HEADS, 11, 10)
     with torch.no_grad():
-        _each_among_its_own(parts, span, q)
+        _each_among_its_own(segments, span, q)
 
 
-def _each_among_its_own(parts, span, q):
-    found = apart(parts)(span)(q)
+def _each_among_its_own(segments, span, q):
+    found = within_segments(segments)(span)(q)
     expected = torch.zeros(2, HEADS, 11, 11, dtype=torch.float64)
-    for scheme, first, last in parts:
+    for scheme, first, last in segments:
         added = scheme(span)
         if added is not None:
             bias = added(q)
@@ -203,13 +203,13 @@ def _each_among_its_own(parts, span, q):
     assert torch.equal(found.expand(2, -1, -1, -1), expected)
 
 
-def test_parts_that_all_say_nothing_are_no_bias():
-    assert apart([(Positions().bias, 0, 5), (SinCos(4).bias, 5, 7)])(Span.whole(7)) is None
+def test_segments_without_any_bias_have_none():
+    assert within_segments([(Positions().bias, 0, 5), (Sinusoidal(4).bias, 5, 7)])(Span.whole(7)) is None
 
 
-def test_padding_belongs_to_no_part():
+def test_padding_belongs_to_no_segment():
     span = Span.at(torch.tensor([[NOWHERE, NOWHERE, 0, 1, 2]]))
-    added = apart([(Alibi(2).bias, 0, NOWHERE)])(span)(torch.zeros(1, 2, 5, 3))
+    added = within_segments([(Alibi(2).bias, 0, NOWHERE)])(span)(torch.zeros(1, 2, 5, 3))
     assert not added[:, :, :2].any()
     assert not added[:, :, :, :2].any()
     assert added[0, :, 2:, 2:].count_nonzero() == 2 * 6
@@ -220,15 +220,15 @@ def test_padding_belongs_to_no_part():
 FAR, KEEP = yarn(3.0, 5, 10000.0)
 SCHEMES = {
     "learned": lambda: Learned(19, WIDTH),
-    "sincos": lambda: SinCos(WIDTH),
-    "halves": lambda: SinCos(WIDTH, halves=True),
+    "sinusoidal": lambda: Sinusoidal(WIDTH),
+    "halves": lambda: Sinusoidal(WIDTH, halves=True),
     "rope": lambda: Rope(10),
-    "rope in part": lambda: Rope(10, turned=6, stretch=ntk(2.0)),
+    "rope in part": lambda: Rope(10, rotary_width=6, stretch=ntk(2.0)),
     "rope further": lambda: Rope(10, stretch=FAR, strength=KEEP),
     "rope nearer": lambda: Rope(10, stretch=interpolate(3.0)),
     "alibi": lambda: Alibi(HEADS),
-    "shaw": lambda: Shaw(10, reach=3),
-    "t5": lambda: T5(HEADS, both=False, buckets=6, reach=7),
+    "shaw": lambda: Shaw(10, max_distance=3),
+    "t5": lambda: T5(HEADS, both=False, buckets=6, max_distance=7),
     "none": Positions,
 }
 
@@ -242,10 +242,10 @@ def attending(kind, seed=0):
 
     def run(x, span, mask=causal, cache=None, probe=None):
         placed = span if cache is None else cache.place(span)
-        stamped, here = scheme(x, placed)
+        embedded, here = scheme(x, placed)
         layer = None if cache is None else cache[0]
         extra = {} if probe is None else {"probe": probe}
-        return attention(stamped, here.under(mask, scheme.bias), cache=layer, **extra)
+        return attention(embedded, here.under(mask, scheme.bias), cache=layer, **extra)
 
     return run, [*scheme.parameters(), *attention.parameters()]
 
@@ -297,7 +297,7 @@ def test_rows_of_mixed_lengths_are_as_each_alone(lengths, later, right, kind):
     cache = Cache(1, len(lengths), GROUPS, longest + later, 10, dtype=torch.float64)
     with torch.no_grad():
         together = run(padded, Span.at(index), cache=cache)
-        both_ways = run(padded, Span.at(index), padding)
+        both_directions = run(padded, Span.at(index), padding)
         after = []
         for step in range(later):
             new = torch.stack([x[i, n + step] for i, n in enumerate(lengths)])[:, None]
@@ -308,7 +308,7 @@ def test_rows_of_mixed_lengths_are_as_each_alone(lengths, later, right, kind):
             for step, row in enumerate(after):
                 torch.testing.assert_close(row[i, 0], alone[n + step], atol=1e-10, rtol=1e-10)
             alone = run(x[i : i + 1, :n], Span.whole(n), full)[0]
-            torch.testing.assert_close(both_ways[i, slot], alone, atol=1e-10, rtol=1e-10)
+            torch.testing.assert_close(both_directions[i, slot], alone, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["alibi", "shaw", "t5"])

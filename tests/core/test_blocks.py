@@ -131,8 +131,8 @@ def test_every_name_is_fired_with_its_shape(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropout_takes_from_what_is_added_and_never_from_the_trunk(kind):
-    """With nearly all dropped, what is left is the trunk, normed where the block norms it."""
+def test_dropout_is_on_what_is_added_and_never_on_the_residual_stream(kind):
+    """With nearly all dropped, what is left is the residual stream, normed where the block norms it."""
     block, x = made(kind, dropout=1 - 1e-12), given(2, T, D)
     here, across = here_and_across()
     found = block(x, here, *((given(2, S, D), across) if kind in CROSSING else ()))

@@ -17,7 +17,7 @@ def new(batch=2, length=11):
     return Cache(3, batch, 5, length, 7)
 
 
-def test_slots_fill_in_order_and_empty_ones_stand_nowhere():
+def test_slots_fill_in_order_and_empty_ones_have_no_index():
     cache = new()
     span = cache.place(cache.next(4))
     assert span.slots == slice(0, 4)
@@ -49,11 +49,11 @@ def test_rows_of_different_lengths_go_on_from_their_own_last_token():
 def test_more_tokens_than_slots_are_refused():
     cache = new(length=5)
     cache.place(cache.next(4))
-    with pytest.raises(ValueError, match="holds 5 tokens, 4 are in it, and 2 more"):
+    with pytest.raises(ValueError, match="has room for 5 tokens: 4 are in it, and 2 more"):
         cache.place(cache.next(2))
 
 
-def test_picked_rows_are_kept_in_their_order_as_often_as_asked():
+def test_picked_rows_are_kept_in_their_order_as_often_as_requested():
     cache = Cache(3, 5, 2, 11, 7, axes=2)
     cache.place(Span.at(torch.tensor([[NOWHERE, 0], [0, 1], [0, 1], [NOWHERE, 0], [0, 1]])))
     for layer in cache.layers:
@@ -96,8 +96,8 @@ def test_a_memory_is_picked_with_its_rows_unless_sources_stay():
 SCHEMES = {
     "rope": lambda: Rope(10),
     "alibi": lambda: Alibi(3),
-    "shaw": lambda: Shaw(10, reach=2),
-    "t5": lambda: T5(3, both=False, buckets=6, reach=7),
+    "shaw": lambda: Shaw(10, max_distance=2),
+    "t5": lambda: T5(3, both=False, buckets=6, max_distance=7),
     "none": Positions,
 }
 
@@ -105,7 +105,7 @@ SCHEMES = {
 @settings(max_examples=15)
 @given(rows=st.lists(st.integers(0, 2), min_size=1, max_size=5), kind=st.sampled_from(sorted(SCHEMES)), data=st.data())
 def test_going_on_with_picked_rows_is_going_on_with_those_rows_alone(rows, kind, data):
-    """A block that looks at itself and at a source, both padded; then two tokens more of the rows picked."""
+    """A block with self- and cross-attention, both padded; then two tokens more of the rows picked."""
     torch.manual_seed(0)
     scheme = SCHEMES[kind]().double()
     block = CrossBlock(lambda: Attention(30, 3, 1), lambda: MLP(30, 7), lambda: LayerNorm(30)).double()

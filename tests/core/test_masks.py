@@ -30,20 +30,20 @@ def test_each_predicate_by_its_definition():
 
 
 @pytest.mark.parametrize("mask", [causal, prefix(3), window(4), causal & window(4), full & padding])
-def test_no_mask_admits_a_token_that_stands_nowhere(mask):
+def test_no_mask_admits_padding(mask):
     query = torch.arange(13)[:, None]
     assert not mask(query, torch.tensor([[NOWHERE]])).any()
 
 
 @given(n=st.integers(1, 23), count=st.integers(0, 29), size=st.integers(1, 29))
-def test_the_cheapest_route_says_the_same_as_the_predicate(n, count, size):
+def test_the_cheapest_route_equals_the_predicate(n, count, size):
     index = torch.arange(n)[None]
     for mask in (full, causal, padding, prefix(count), window(size), causal & window(size), prefix(count) & padding):
         seen = mask.over(index, start=0)
-        said = {"all": torch.ones(n, n, dtype=torch.bool), "causal": torch.ones(n, n, dtype=torch.bool).tril()}
-        said["prefix"] = said["causal"].clone()
-        said["prefix"][: seen.first, : seen.first] = True
-        claimed = said.get(seen.route, seen.allowed)
+        expected = {"all": torch.ones(n, n, dtype=torch.bool), "causal": torch.ones(n, n, dtype=torch.bool).tril()}
+        expected["prefix"] = expected["causal"].clone()
+        expected["prefix"][: seen.first, : seen.first] = True
+        claimed = expected.get(seen.route, seen.allowed)
         assert torch.equal(claimed.expand(1, 1, n, n), table(mask, n).expand(1, 1, n, n)), (mask.name, seen.route)
 
 
@@ -69,7 +69,7 @@ def test_full_needs_no_mask_across_two_sequences():
     assert full.over(torch.arange(5)[None], torch.arange(9)[None]).route == "all"
 
 
-def test_masks_are_told_apart_by_what_they_are_not_by_their_names():
+def test_masks_are_distinguished_by_identity_not_by_name():
     one, two = Mask("mine", lambda q, k: k <= q), Mask("mine", lambda q, k: k < q)
     assert one != two
     assert prefix(3) is prefix(3)

@@ -1,4 +1,4 @@
-"""Cutting and joining: the seeds' own numbers, the exact inverse, and Conv2d."""
+"""Cutting and joining: the seeds' own values, the exact inverse, and Conv2d."""
 
 import hypothesis.strategies as st
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import given
 
 from pencil.core import patches
 from pencil.core.embed import Patches
-from pencil.core.patches import cut, fold, glue, join, seats, swap, unfold, unglue, unswap
+from pencil.core.patches import cut, fold, glue, grid_positions, join, swap, unfold, unglue, unswap
 
 
 def picture_of(entry):
@@ -28,24 +28,24 @@ def test_three_moves_as_on_the_page(golden, seed):
     assert cut(picture, patch)[0].tolist() == expected["patches"]
 
 
-def test_one_dot_is_traced_through_the_three_moves(golden):
+def test_one_pixel_is_traced_through_the_three_moves(golden):
     entry = golden["000-kata1-yourturn-trace-dot7"]
-    (picture, patch), said = picture_of(entry), entry["expected"]
+    (picture, patch), expected = picture_of(entry), entry["expected"]
     row, column = entry["inputs"]["row"], entry["inputs"]["col"]
     places = torch.zeros_like(picture, dtype=torch.bool)
     places[0, 0, row, column] = True
     folded = fold(places, patch).nonzero()[0].tolist()
-    assert folded == [0, 0, said["floor"], said["desk_row"], said["wing"], said["desk"]]
-    floor, wing, desk_row, desk = said["swap_order"]
+    assert folded == [0, 0, expected["floor"], expected["desk_row"], expected["wing"], expected["desk"]]
+    floor, wing, desk_row, desk = expected["swap_order"]
     assert swap(fold(places, patch)).nonzero()[0].tolist() == [0, floor, wing, 0, desk_row, desk]
-    assert cut(places, patch).nonzero()[0].tolist() == [0, said["chip"], said["spot"]]
-    strips = cut(picture, patch)
-    assert strips[0, said["chip"]].tolist() == said["chip_content"]
-    assert strips[0, said["chip"], said["spot"]] == said["value"]
+    assert cut(places, patch).nonzero()[0].tolist() == [0, expected["chip"], expected["spot"]]
+    flat = cut(picture, patch)
+    assert flat[0, expected["chip"]].tolist() == expected["chip_content"]
+    assert flat[0, expected["chip"], expected["spot"]] == expected["value"]
 
 
-def test_without_the_swap_a_strip_is_no_square(golden):
-    """The mistake of the page: the flat line read straight, four dots a strip."""
+def test_without_the_swap_a_patch_is_no_square(golden):
+    """The mistake of the page: the flat line read straight, four pixels a patch."""
     picture, patch = picture_of(golden["000-kata1-patchify"])
     wrong = cut(picture, patch, swap=lambda folded: folded)
     assert (
@@ -61,12 +61,12 @@ def test_without_the_swap_a_strip_is_no_square(golden):
 
 def test_the_numeric_instance_of_the_notation(golden):
     entry = golden["001-patch-embed-numeric"]
-    image, said = torch.tensor(entry["inputs"]["image"]), entry["expected"]
+    image, expected = torch.tensor(entry["inputs"]["image"]), entry["expected"]
     embed = Patches(2, (2, 2), 3)
     embed.proj.weight.data = torch.tensor(entry["inputs"]["W_patch"]).T
     embed.proj.bias.data = torch.tensor(entry["inputs"]["b_patch"])
-    assert cut(image, (2, 2)).tolist() == said["X_patch"]
-    torch.testing.assert_close(embed(image), torch.tensor(said["I"]), atol=1e-6, rtol=0)
+    assert cut(image, (2, 2)).tolist() == expected["X_patch"]
+    torch.testing.assert_close(embed(image), torch.tensor(expected["I"]), atol=1e-6, rtol=0)
 
 
 @given(data=st.data(), axes=st.integers(1, 3), channels=st.integers(1, 5), batch=st.integers(1, 3))
@@ -77,23 +77,23 @@ def test_joining_undoes_cutting_and_each_move_undoes_itself(data, axes, channels
     picture = torch.arange(batch * channels * torch.tensor(sides).prod().item()).reshape(batch, channels, *sides)
     folded = fold(picture, patch)
     swapped = swap(folded)
-    strips = cut(picture, patch)
+    flat = cut(picture, patch)
     assert torch.equal(unfold(folded), picture)
     assert torch.equal(unswap(swapped), folded)
-    assert torch.equal(unglue(strips, grid, patch), swapped)
-    assert torch.equal(join(strips, sides, patch), picture)
-    assert strips.shape == (batch, len(seats(grid)), channels * torch.tensor(patch).prod().item())
+    assert torch.equal(unglue(flat, grid, patch), swapped)
+    assert torch.equal(join(flat, sides, patch), picture)
+    assert flat.shape == (batch, len(grid_positions(grid)), channels * torch.tensor(patch).prod().item())
 
 
 @given(data=st.data(), channels=st.integers(1, 4))
-def test_each_strip_is_the_square_that_stands_there(data, channels):
-    """Against plain slicing, at its seat."""
+def test_each_patch_is_the_square_at_its_position(data, channels):
+    """Against plain slicing."""
     (ph, pw), (rows, columns) = (data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4))) for _ in "pg")
     picture = torch.randn(2, channels, ph * rows, pw * columns)
-    strips = cut(picture, (ph, pw))
-    for strip, (row, column) in zip(strips.unbind(1), seats((rows, columns)).tolist(), strict=True):
+    flat = cut(picture, (ph, pw))
+    for values, (row, column) in zip(flat.unbind(1), grid_positions((rows, columns)).tolist(), strict=True):
         square = picture[:, :, row * ph : (row + 1) * ph, column * pw : (column + 1) * pw]
-        assert torch.equal(strip, square.flatten(1))
+        assert torch.equal(values, square.flatten(1))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_patches_equal_a_convolution_with_the_same_weights(axes, sides, patch):
     convolution.weight.data = embed.proj.weight.data.unflatten(1, (3, *patch))
     convolution.bias.data = embed.proj.bias.data
     picture = torch.randn(2, 3, *sides)
-    # the convolution's channels stand before its places: they change sides
+    # the convolution's channels come before its positions
     torch.testing.assert_close(embed(picture), convolution(picture).flatten(2).transpose(1, 2), atol=1e-5, rtol=1e-5)
 
 
@@ -117,7 +117,7 @@ def test_a_patch_that_does_not_fit_is_refused(sides, patch):
 
 
 def test_wrong_channels_are_refused_by_name():
-    with pytest.raises(ValueError, match="have 3 channels and the model takes 2"):
+    with pytest.raises(ValueError, match="have 3 channels, and the model takes 2"):
         Patches(2, (2, 2), 5)(torch.zeros(1, 3, 4, 4))
 
 

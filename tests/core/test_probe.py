@@ -30,14 +30,14 @@ def test_an_edit_replaces_the_value_and_keeps_nothing_else():
     assert not probe.values
 
 
-def test_every_public_function_of_the_core_says_its_shapes():
+def test_every_public_function_of_the_core_annotates_its_shapes():
     import importlib
     import inspect
     import pkgutil
 
     import pencil.core
 
-    silent = []
+    missing = []
     for info in pkgutil.iter_modules(pencil.core.__path__):
         module = importlib.import_module(f"pencil.core.{info.name}")
         if info.name == "probe":  # names any value, whatever its shape
@@ -52,13 +52,13 @@ def test_every_public_function_of_the_core_says_its_shapes():
                     continue
                 if function.__module__ != module.__name__:
                     continue
-                said = inspect.signature(function)
-                hints = [p.annotation for n, p in said.parameters.items() if n not in ("self", "cls")] + [
-                    said.return_annotation
+                found = inspect.signature(function)
+                hints = [p.annotation for n, p in found.parameters.items() if n not in ("self", "cls")] + [
+                    found.return_annotation
                 ]
                 if any(hint in (inspect.Parameter.empty, torch.Tensor) for hint in hints):
-                    silent.append(f"{module.__name__}.{name}")
-    assert not silent
+                    missing.append(f"{module.__name__}.{name}")
+    assert not missing
 
 
 class Leaf(nn.Module):
@@ -68,7 +68,7 @@ class Leaf(nn.Module):
 
 class Middle(nn.Module):
     NAMES = {"post": ("B T D", "X", "x + y")}
-    INNER = {"leaf.out": ("B T F", "m", "as the middle says"), "leaf.never": ("B", "?", "?")}
+    INNER = {"leaf.out": ("B T F", "m", "as in the middle"), "leaf.never": ("B", "?", "?")}
 
     def __init__(self):
         super().__init__()
@@ -77,7 +77,7 @@ class Middle(nn.Module):
 
 class Outer(nn.Module):
     NAMES = {"logits": ("B V", "Z", "X W")}
-    INNER = {"first.leaf.out": ("B T C", "o", "as the whole says")}
+    INNER = {"first.leaf.out": ("B T C", "o", "as in the whole")}
     LETTERS = {"second": {"T": "s", "S": "s"}}
 
     def __init__(self):
@@ -85,22 +85,22 @@ class Outer(nn.Module):
         self.first, self.second, self.secondary = Middle(), Middle(), Leaf()
 
 
-def test_what_stands_further_out_says_more_exactly_what_a_part_computes():
+def test_an_outer_module_describes_the_values_of_an_inner_one_more_exactly():
     names = declared(Outer())
-    assert names["first.leaf.out"] == Name("B T C", "o", "as the whole says")
-    assert names["second.leaf.out"] == Name("B s F", "m", "as the middle says")
+    assert names["first.leaf.out"] == Name("B T C", "o", "as in the whole")
+    assert names["second.leaf.out"] == Name("B s F", "m", "as in the middle")
     assert names["secondary.out"] == Name("B T D", "y", "f(x)")
-    assert declared(Middle())["leaf.out"] == Name("B T F", "m", "as the middle says")
+    assert declared(Middle())["leaf.out"] == Name("B T F", "m", "as in the middle")
 
 
-def test_letters_stand_for_others_in_all_of_a_part_and_nowhere_else():
+def test_letters_are_renamed_in_all_of_a_submodule_and_nowhere_else():
     names = declared(Outer())
     assert names["second.leaf.seen"].axes == "B s s"
     assert names["second.post"].axes == "B s D"
     assert names["first.leaf.seen"].axes == names["secondary.seen"].axes == "B T S"
 
 
-def test_a_name_said_of_a_part_that_does_not_fire_it_is_not_declared():
+def test_a_name_of_a_submodule_that_does_not_fire_it_is_not_declared():
     assert set(declared(Outer())) == {
         "logits", "first.post", "first.leaf.out", "first.leaf.seen", "second.post", "second.leaf.out",
         "second.leaf.seen", "secondary.out", "secondary.seen",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# a process of its own: the shapes that tests check would stand in the graph of one library and not of the other
+# a process of its own: the shapes that tests check would be in the graph of one library and not of the other
 CODE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -36,7 +36,7 @@ def graph(model):
         torch.compile(model, backend=keep, fullgraph=True)(*model.example(2))
     return seen
 
-def told(model):
+def called(model):
     try:
         model(*model.example(1), probe=Loud())
     except AssertionError:
@@ -50,7 +50,7 @@ for family, sizes in SIZES.items():
     theirs.load_state_dict(ours.state_dict())
     mine, other = graph(ours), graph(theirs)
     same = torch.equal(ours(*ours.example(2)), theirs(*theirs.example(2)))
-    out[family] = [len(mine), mine == other, same, told(ours), told(theirs)]
+    out[family] = [len(mine), mine == other, same, called(ours), called(theirs)]
 print(json.dumps(out))
 """
 
@@ -58,16 +58,16 @@ print(json.dumps(out))
 @pytest.fixture(scope="module")
 def found():
     tests = str(Path(__file__).parents[1])
-    said = subprocess.run([sys.executable, "-c", CODE, tests], capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stderr[-2000:]
-    return json.loads(said.stdout.splitlines()[-1])
+    counts = subprocess.run([sys.executable, "-c", CODE, tests], capture_output=True, text=True, check=False)
+    assert counts.returncode == 0, counts.stderr[-2000:]
+    return json.loads(counts.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("family", ["gpt", "vit", "captioner"])
 def test_the_compiled_graph_is_that_of_a_model_without_probes(found, family):
-    count, same_graph, same_numbers, ours_tells, copy_tells = found[family]
+    count, same_graph, same_values, ours_calls, copy_calls = found[family]
     assert count > 20
     assert same_graph
-    assert same_numbers
-    assert ours_tells, "the probe is told where there is one"
-    assert not copy_tells, "the copy has none left"
+    assert same_values
+    assert ours_calls, "the probe is called where there is one"
+    assert not copy_calls, "the copy has none left"

@@ -1,20 +1,19 @@
-"""FLOPs equal torch's own counter, number for number, and parameters the built model's; all sizes are primes apart."""
+"""Parameters and FLOPs counted on the meta device, against closed formulas, real models and public sizes; the sizes are different primes."""
 
-from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from pencil.config import UserError
-from pencil.cost.count import by_group, flops
-from pencil.cost.count import parameters as said
-from pencil.cost.parts import lengths, parts_of, stepped
-from pencil.models import configure, create, parameters
+from pencil.cost.count import count
+from pencil.cost.profile import CostProfile
+from pencil.families import FAMILIES, family
 
 aten = torch.ops.aten
-# the counter knows the fused kernels of CUDA, and counts nothing for a CPU's: the same work under another name
+# the counter knows the fused attention kernels of CUDA, not those of a CPU: the same work under another name
 FUSED = {
     aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, out_shape=None, **__: sdpa_flop_count(
         q, k, v
@@ -24,115 +23,240 @@ FUSED = {
     ),
 }
 
-_SIZES = dict(width=66, heads=11, depth=3, hidden=29, dropout=0.0)
-_PICTURE = dict(image_size=(21, 10), patch=(7, 5), channels=3)
-_TEXT = dict(vocab=31, context=13)
-SCHEMES = ("learned", "sincos", "rope", "alibi", "shaw", "t5", "none")
-FAMILIES = {
-    "gpt": _TEXT, "vit": _PICTURE | dict(classes=5), "captioner": _PICTURE | _TEXT, "reader": _TEXT,
-    "seq2seq": _TEXT | dict(source_context=17), "dit": _PICTURE | dict(classes=5),
-}  # fmt: skip
-_VIDEO = dict(frames=10, patch_frames=2, image_size=(14, 10), patch=(7, 5), channels=3)
-
-CASES = [(family, _SIZES | sizes | dict(positions=scheme)) for family, sizes in FAMILIES.items() for scheme in SCHEMES]
-CASES += [
-    ("gpt", _SIZES | _TEXT | dict(kv_heads=1, bias=True)),
-    ("gpt", _TEXT | dict(width=84, heads=6, kv_heads=3, depth=2, norm="rms", activation="swiglu", tied=False)),
-    ("gpt", _SIZES | _TEXT | dict(tied=False, bias=True, positions="shaw", reach=7)),
-    ("vit", _SIZES | _PICTURE | dict(pool="mean", norm="rms", activation="swiglu", bias=False)),
-    ("captioner", _SIZES | _PICTURE | _TEXT | dict(mask="causal", picture_width=7, types=False, delimiters=False)),
-    ("captioner", _SIZES | _PICTURE | _TEXT | dict(kv_heads=1, tied=False, bias=True, picture_positions="learned")),
-    ("captioner", _SIZES | _PICTURE | _TEXT | dict(positions="rope", picture_positions="shaw")),
-    ("reader", _SIZES | _TEXT | dict(classes=5, types=2, trunk="post", embed_norm=True)),
-    ("reader", _SIZES | _TEXT | dict(classes=5, pool="mean", kv_heads=1)),
-    ("seq2seq", _SIZES | _TEXT | dict(source_context=7, source_vocab=37, shared=False, tied=False, head_bias=True,
-                                      trunk="post", bias=True, kv_heads=1, activation="swiglu")),
-    ("dit", _SIZES | _PICTURE),
-    ("dit", _SIZES | _PICTURE | dict(vocab=31, context=13)),
-    ("dit", _SIZES | _PICTURE | dict(vocab=31, context=13, null=False, ada="plain", variance=True, noise="linear")),
-    ("dit", _SIZES | _VIDEO),
-    ("dit", _SIZES | _VIDEO | dict(attention="factored", positions="shaw")),
-    ("dit", _SIZES | _VIDEO | dict(attention="windowed", window=2, frames=8)),
-]  # fmt: skip
-NAMES = [f"{family} {i}" for i, (family, _) in enumerate(CASES)]
+L, D, H, d, F = 2, 66, 11, 6, 29
+T, V, K, N, C = 13, 31, 5, 6, 105  # text, vocabulary, classes; patches, and values in a patch
+SIZES = dict(width=D, heads=H, depth=L, hidden=F, dropout=0.0)
+IMAGE = dict(image_size=(21, 10), patch=(7, 5), channels=3)
+TEXT = dict(vocab=V, context=T)
+VIDEO = dict(frames=10, patch_frames=2, image_size=(14, 10), patch=(7, 5), channels=3)
 
 
-def counted(family, config, batch, plain):
-    model, mapping = create(family, config), {} if plain else FUSED
-    with sdpa_kernel(SDPBackend.MATH) if plain else nullcontext():
-        with FlopCounterMode(display=False, custom_mapping=mapping) as forward:
-            out = model(*model.example(batch))
-        with FlopCounterMode(display=False, custom_mapping=mapping) as backward:
-            out.sum().backward()
-    return forward.get_total_flops(), backward.get_total_flops()
+def counted(name, length=None, short=True, **values):
+    record = family(name)
+    config = record.configure(**SIZES | values)
+    return count(record.create, record.cost, config, length, short)
 
 
-@pytest.mark.parametrize("family, values", CASES, ids=NAMES)
-def test_flops_of_the_plain_route_are_the_counters(family, values):
-    config = configure(family, **values)
-    ours = flops(parts_of(family, config, 3), recompute=False)
-    assert (ours.forward, ours.backward) == counted(family, config, 3, plain=True)
+def product(rows, inside, outside):
+    return 2 * rows * inside * outside
 
 
-def _fused(values):
-    """A CPU has no fused kernel for a bias that is learned; of the other schemes none changes a product."""
-    schemes = {values.get("positions", "learned"), values.get("picture_positions", "learned")}
-    return schemes <= {"learned", "alibi"}
+def check(counts, groups, first=0):
+    """Forward by group; backward twice that, less the gradients of `first` inputs, and five products of attention for two."""
+    assert counts.forward.by_group == groups
+    scores = sum(flops for group, flops in groups.items() if "Kᵀ" in group)
+    assert counts.unfused_backward == 2 * sum(groups.values()) - first
+    assert counts.backward == 2 * sum(groups.values()) - first + scores // 2
 
 
-@pytest.mark.parametrize("family, values", [case for case in CASES if _fused(case[1])])
-def test_flops_of_the_fused_kernel_are_the_counters(family, values):
-    config = configure(family, **values)
-    ours = flops(parts_of(family, config, 3))
-    assert (ours.forward, ours.backward) == counted(family, config, 3, plain=False)
+@pytest.mark.parametrize("scheme", ["sinusoidal", "rope", "alibi", "t5"])
+def test_gpt_flops_are_the_closed_formula(scheme):
+    n = 7
+    check(counted("gpt", n, **TEXT, positions=scheme), {
+        "attention": L * product(n, D, 4 * D), "attention: Q Kᵀ, A V": 4 * L * n * n * D,
+        "MLP": L * 2 * product(n, D, F), "head": product(n, D, V),
+    })  # fmt: skip
 
 
-@pytest.mark.parametrize("family, values", CASES, ids=NAMES)
-def test_parameters_are_the_built_models(family, values):
-    config = configure(family, **values)
-    assert sum(said(family, config).values()) == parameters(family, config)
+def test_gpt_with_shared_kv_heads_gates_and_shaw():
+    n, reach = 11, 7
+    counts = counted("gpt", n, **TEXT, kv_heads=1, activation="swiglu", tie_embeddings=False, bias=True, positions="shaw",
+                     max_distance=reach)  # fmt: skip
+    check(counts, {
+        "positions": L * product(n * H, d, 2 * reach + 1), "attention": L * product(n, D, D + D + 2 * d),
+        "attention: Q Kᵀ, A V": 4 * L * n * n * D, "MLP": L * 3 * product(n, D, F), "head": product(n, D, V),
+    })  # fmt: skip
+    assert counts.parameters == {
+        "embeddings": V * D, "positions": (2 * reach + 1) * d, "attention": L * ((2 * D + 2 * d) * D + 2 * D + 2 * d),
+        "MLP": L * (3 * D * F + 2 * F + D), "norms": (2 * L + 1) * 2 * D, "head": (D + 1) * V,
+    }  # fmt: skip
+    assert counts.block_matrices == L * ((2 * D + 2 * d) * D + 3 * D * F)
 
 
-@pytest.mark.parametrize("family, preset, published", [
-    ("gpt", "gpt2-xl", 1_557_611_200), ("gpt", "llama2-7b", 6_738_415_616), ("gpt", "llama2-13b", 13_015_864_320),
-    ("gpt", "llama2-70b", 68_976_648_192), ("gpt", "llama3-8b", 8_030_261_248), ("gpt", "llama3-70b", 70_553_706_496),
-    ("vit", "b/16", 86_567_656), ("dit", "xl/2", None), ("reader", "bert-base", None), ("seq2seq", "big", None),
-    ("captioner", "base", None),
+@pytest.mark.parametrize("pool", ["class", "mean"])
+def test_vit_flops_are_the_closed_formula(pool):
+    n, patches = N + (pool == "class"), product(N, C, D)
+    counts = counted("vit", **IMAGE, classes=K, pool=pool)
+    check(counts, {
+        "embeddings": patches, "attention": L * product(n, D, 4 * D), "attention: Q Kᵀ, A V": 4 * L * n * n * D,
+        "MLP": L * 2 * product(n, D, F), "head": product(1, D, K),
+    }, first=patches)  # fmt: skip
+    assert counts.forward.matrices == C * D + L * (4 * D * D + 2 * D * F) + D * K
+    assert counts.prefill is counts.decode is None
+    assert counts.parameters["embeddings"] == (C + 1) * D + D * (pool == "class")
+
+
+def test_captioner_prefix_is_counted_in_two_parts():
+    image, t, narrow = N + 2, 7, 17
+    n, given = image + t, product(N, C, narrow)
+    rest = {
+        "embeddings": given + product(N, narrow, D), "attention": L * product(n, D, 4 * D),
+        "MLP": L * 2 * product(n, D, F), "head": product(t, D, V),
+    }  # fmt: skip
+    counts = counted("captioner", t, **IMAGE, **TEXT, image_width=narrow)
+    check(counts, rest | {"attention: Q Kᵀ, A V": 4 * L * D * (image * image + t * n)}, given)
+    # a bias needs the whole square, and so does a causal mask
+    for values in (dict(positions="alibi"), dict(mask="causal")):
+        counts = counted("captioner", t, **IMAGE, **TEXT, image_width=narrow, **values)
+        check(counts, rest | {"attention: Q Kᵀ, A V": 4 * L * D * n * n}, given)
+
+
+def test_reader_heads():
+    blocks = {
+        "attention": L * product(T, D, 4 * D),
+        "attention: Q Kᵀ, A V": 4 * L * T * T * D,
+        "MLP": L * 2 * product(T, D, F),
+    }
+    check(counted("reader", **TEXT), blocks | {"head": product(T, D, D) + product(T, D, V)})
+    check(counted("reader", **TEXT, classes=K, token_types=2, norm_position="post", embed_norm=True), blocks | {
+        "head": product(1, D, D) + product(1, D, K)
+    })  # fmt: skip
+    assert counted("reader", **TEXT).parameters["head"] == (D + 1) * D + 2 * D + V
+
+
+def test_seq2seq_reads_its_source_once():
+    s, t, source_vocab = 17, 7, 37
+    counts = counted("seq2seq", t, **TEXT, source_context=s, source_vocab=source_vocab, share_embeddings=False)
+    s = t  # the source is cut to the length too
+    check(counts, {
+        "attention": L * product(s + t, D, 4 * D), "attention: Q Kᵀ, A V": 4 * L * (s * s + t * t) * D,
+        "cross-attention": L * (product(t, D, 2 * D) + product(s, D, 2 * D)),
+        "cross-attention: Q Kᵀ, A V": 4 * L * s * t * D, "MLP": L * 2 * product(s + t, D, F), "head": product(t, D, V),
+    })  # fmt: skip
+    assert counts.decode.by_group["cross-attention"] == L * product(1, D, 2 * D)
+    assert counts.decode.by_group["cross-attention: Q Kᵀ, A V"] == 4 * L * s * D
+    assert counts.decode.matrices == L * (4 * D * D + 2 * D * D + 2 * D * F) + D * V
+    assert counts.prefill.matrices == L * (2 * 4 * D * D + 4 * D * D + 4 * D * F) + D * V
+    assert counts.parameters["embeddings"] == (V + source_vocab) * D
+
+
+@pytest.mark.parametrize("attention, changed, groups", [
+    ("full", {}, ((1, 20), (1, 20))), ("factored", {}, ((5, 4), (4, 5))),
+    ("windowed", dict(image_size=(70, 10), frames=4, window=2), ((5, 8), (5, 8))),
 ])  # fmt: skip
-def test_parameters_of_public_models(family, preset, published):
-    config = configure(family, preset)
-    ours = sum(said(family, config).values())
-    assert ours == (published or parameters(family, config))
+def test_dit_attention_in_groups(attention, changed, groups):
+    patches, values, steps = groups[0][0] * groups[0][1], 2 * C, 256
+    given = product(patches, values, D) + product(1, steps, D)
+    condition = product(1, steps, D) + product(1, D, D) + product(1, D, 2 * D)
+    check(counted("dit", **VIDEO | changed, attention=attention), {
+        "embeddings": product(patches, values, D),
+        "condition": condition + sum(product(many, D, 6 * D) for many, _ in groups),
+        "attention": L * product(patches, D, 4 * D),
+        "attention: Q Kᵀ, A V": sum(4 * many * size * size * D for many, size in groups),
+        "MLP": L * 2 * product(patches, D, F), "head": product(patches, D, values),
+    }, given)  # fmt: skip
 
 
-@pytest.mark.parametrize("family, values", [
-    ("gpt", FAMILIES["gpt"]), ("gpt", FAMILIES["gpt"] | dict(kv_heads=1, positions="shaw", tied=False)),
-    ("captioner", FAMILIES["captioner"]), ("seq2seq", FAMILIES["seq2seq"]),
+def test_dit_condition_is_a_group_of_its_own():
+    labels = counted("dit", **IMAGE, classes=K)
+    # 256 frequencies; a label for no label; six vectors a block, and two at the end
+    time = (256 + 1) * D + (D + 1) * D + L * (D + 1) * 6 * D + (D + 1) * 2 * D
+    assert labels.parameters["condition"] == time + (K + 1) * D
+    text = counted("dit", **IMAGE, vocab=V, context=T, text_encoder_depth=1)
+    assert text.forward.by_group["condition: Q Kᵀ, A V"] == 4 * T * T * D
+    encoder = 4 * (D + 1) * D + (D + 1) * F + (F + 1) * D + 3 * 2 * D
+    assert text.parameters["condition"] == time + (V + 1) * D + encoder
+    assert set(text.parameters) == set(labels.parameters) == {"embeddings", "condition", "attention", "MLP", "head"}
+
+
+@pytest.mark.parametrize("name, values", [
+    ("gpt", TEXT), ("gpt", TEXT | dict(kv_heads=1, positions="shaw", tie_embeddings=False)),
+    ("captioner", IMAGE | TEXT), ("seq2seq", TEXT | dict(source_context=17)),
 ])  # fmt: skip
-def test_one_more_token_costs_what_the_counter_says(family, values):
-    config = configure(family, **_SIZES | values)
-    model = create(family, config).eval()
-    tokens, *given = model.example(3)
-    cache = model.new_cache(3)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        model(tokens[:, :7], *given, cache=cache)
-        with FlopCounterMode(display=False) as counter:
-            model(tokens[:, :1], cache=cache, last=True)
-    assert flops(stepped(family, config, 3, cache.used)).forward == counter.get_total_flops()
+def test_prefill_and_decode(name, values):
+    record = family(name)
+    config = record.configure(**SIZES | values)
+    n, counts = 7, count(record.create, record.cost, config, 7)
+    kv, before = (config.kv_heads or H) * d, getattr(config, "before", 0)
+    decode = counts.decode.by_group
+    # one token, with the keys of all before it and its own
+    assert decode["attention"] == L * product(1, D, 2 * D + 2 * kv)
+    assert decode["attention: Q Kᵀ, A V"] == 4 * L * (before + n) * D
+    assert (decode["MLP"], decode["head"]) == (L * 2 * product(1, D, F), product(1, D, V))
+    assert decode.get("positions", 0) == (L * product(H, d, 33) if config.positions == "shaw" else 0)
+    # a prefill is a forward pass with the head for one token
+    assert counts.prefill.by_group == counts.forward.by_group | {"head": product(1, D, V)}
+    assert counts.prefill.matrices == counts.forward.matrices
 
 
-def test_a_shorter_text_costs_less_and_learns_the_same():
-    config = configure("gpt", **_SIZES | _TEXT, positions="learned")
-    model = create("gpt", config)
-    with FlopCounterMode(display=False, custom_mapping=FUSED) as counter:
-        model(torch.zeros(2, 11, dtype=torch.long))
-    parts = parts_of("gpt", config, 2, 11)
-    assert flops(parts).forward == counter.get_total_flops() == sum(by_group(parts).values())
-    assert sum(part.parameters for part in parts) == parameters("gpt", config)
+def _case(name):
+    values = {"gpt": TEXT | dict(kv_heads=1), "vit": IMAGE | dict(classes=K), "captioner": IMAGE | TEXT,
+              "reader": TEXT, "seq2seq": TEXT | dict(source_context=17), "dit": VIDEO | dict(attention="factored", classes=K)}  # fmt: skip
+    return SIZES | dict(positions="alibi" if name == "reader" else "learned") | values.get(name, {})
 
 
-def test_lengths_that_cannot_be_are_refused():
+@pytest.mark.parametrize("name", ["gpt", "vit", "captioner", "reader", "seq2seq", "dit"])
+def test_a_real_batch_with_fused_attention_counts_the_same(name):
+    """On a CPU with memory and fused kernels, three sequences at once: three times what the meta device says of one."""
+    record, batch = FAMILIES[name], 3
+    config = record.configure(**_case(name))
+    model, counts = record.create(config), count(record.create, record.cost, config)
+    with FlopCounterMode(display=False, custom_mapping=FUSED) as forward:
+        output = model(*model.example(batch))
+    with FlopCounterMode(display=False, custom_mapping=FUSED) as backward:
+        output.sum().backward()
+    assert forward.get_total_flops() == batch * counts.forward.flops
+    assert backward.get_total_flops() == batch * counts.backward
+    assert sum(p.numel() for p in model.parameters()) == counts.total_parameters
+
+
+@pytest.mark.parametrize("name, depth", [
+    ("gpt", 5), ("vit", 5), ("captioner", 5), ("reader", 5), ("seq2seq", 5), ("dit", 5), ("dit", 6),
+])  # fmt: skip
+def test_short_models_count_a_deep_one_exactly(name, depth):
+    values = _case(name) | dict(depth=depth)
+    assert counted(name, **values) == counted(name, **values, short=False)
+
+
+@pytest.mark.parametrize("name, preset, published", [
+    ("gpt", "gpt2-xl", 1_557_611_200), ("gpt", "llama2-70b", 68_976_648_192), ("gpt", "llama3-8b", 8_030_261_248),
+    ("gpt", "llama3-70b", 70_553_706_496), ("vit", "b/16", 86_567_656),
+])  # fmt: skip
+def test_parameters_of_public_models(name, preset, published):
+    record = family(name)
+    assert count(record.create, record.cost, record.configure(preset), None).total_parameters == published
+
+
+def test_a_long_context_takes_no_memory_and_one_too_long_is_an_error():
+    record = family("gpt")
+    config = replace(record.configure("llama2-70b"), context=1 << 17)
+    counts, n = count(record.create, record.cost, config), 1 << 17
+    assert counts.forward.by_group["attention: Q Kᵀ, A V"] == 4 * 80 * n * n * 64 * 128
+    with pytest.raises(UserError, match="1,000,000,000,000 tokens are too many to count"):
+        count(record.create, record.cost, replace(config, context=10**12))
+
+
+def test_lengths_that_a_model_cannot_take():
     with pytest.raises(UserError, match="--context must be from 1 to 13, not 17"):
-        lengths("gpt", configure("gpt", **_SIZES | _TEXT), 17)
-    with pytest.raises(UserError, match="a vit reads 7 tokens of a picture"):
-        lengths("vit", configure("vit", **_SIZES | FAMILIES["vit"]), 5)
+        counted("gpt", 17, **TEXT)
+    with pytest.raises(UserError, match="--context is for text: this model takes 7 tokens of an image"):
+        counted("vit", 5, **IMAGE, classes=K)
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    depth: int = 3
+    sizes: tuple = ()
+
+
+class Toy(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.mine = nn.Linear(7, 5)
+        self.blocks = nn.ModuleList(nn.Linear(5, 5, bias=False) for _ in range(config.depth))
+
+    def example(self, batch=1):
+        return (torch.zeros(batch, 11, 7, device=self.mine.weight.device),)
+
+    def forward(self, x):
+        x = self.mine(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_new_family_needs_no_description_of_its_products():
+    counts = count(Toy, CostProfile(groups={"blocks": "MLP"}), ToyConfig(depth=9))
+    assert counts.parameters == {"MLP": 9 * 25, "other": 40}
+    assert counts.forward.by_group == {"MLP": 9 * product(11, 5, 5), "other": product(11, 7, 5)}
+    assert counts.backward == 2 * 9 * product(11, 5, 5) + product(11, 7, 5)

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from pencil.data import images
-from pencil.data.builtin import PLACES, SIDE, WORDS, Scenes, digits
+from pencil.data.builtin import PLACES, WORDS, Scenes
+from pencil.data.digits import SIDE, digits
 
 NUMBER = {word.split()[1]: number for number, word in enumerate(WORDS)}
 WHERE = {words: (row, column) for row, line in enumerate(PLACES) for column, words in enumerate(line)}
@@ -16,7 +17,7 @@ def rng(key):
 
 
 def read(caption):
-    """A caption taken apart again: its digits in order, and what is said of where they are."""
+    """A caption parsed: its digits in order, and their places."""
     both = re.fullmatch(r"an? (\w+) (above|left of) an? (\w+)", caption)
     if both:
         return [NUMBER[both[1]], NUMBER[both[3]]], both[2]
@@ -30,13 +31,13 @@ def known(pools):
 
 
 def boxes(canvas, pool):
-    """Where handwriting of a pool stands on a canvas, found by looking: (row, column, digit)."""
+    """The positions of the handwriting of a pool on a canvas, by exhaustive search: (row, column, digit)."""
     places = [(row, column) for row in range(len(canvas) - SIDE + 1) for column in range(len(canvas) - SIDE + 1)]
     parts = {(r, c): canvas[r : r + SIDE, c : c + SIDE].tobytes() for r, c in places}
     return [(*place, pool[part]) for place, part in parts.items() if part in pool]
 
 
-def paint(canvas, spots, pool):
+def covers(canvas, spots, pool):
     """Whether these digits at these spots, each in some handwriting of the pool, are all there is on the canvas."""
     rest = canvas.copy()
     for row, column, digit in spots:
@@ -53,7 +54,7 @@ def test_digits_are_split_once_and_for_all():
     assert pictures.dtype == np.uint8
     assert (pictures.min(), pictures.max()) == (0, 255)
     assert held.sum() == 1797 // 5
-    # another scikit-learn, another numpy: still these
+    # fixed for every numpy version
     assert np.flatnonzero(held)[:11].tolist() == [0, 5, 7, 10, 11, 12, 22, 23, 25, 31, 39]
     counts = np.bincount(labels[held], minlength=10)
     assert counts.min() > 20  # drawn at random, not the end of the file
@@ -67,17 +68,30 @@ def test_digits_are_split_once_and_for_all():
 
 
 def test_digits_are_those_of_scikit_learn():
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
+    datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn is not installed")
+    found = datasets.load_digits()
     pictures, labels, _ = digits()
+    assert np.array_equal(pictures[:, 0], np.round(found.images * (255 / 16)).astype(np.uint8))
     np.testing.assert_allclose(pictures[:, 0] / 255 * 16, found.images, atol=16 / 255 / 2 + 1e-9)
     assert np.array_equal(labels, found.target)
+    assert labels.dtype == np.int64
+
+
+@pytest.mark.parametrize("name, want, known", [
+    ("digits", "label", "381d9df3c4865c28993671cf566c9610f63fc3fbb5945326e7976c51e07b8ed6"),
+    ("moving-digits", "label", "3c2dade77d97b41896b20d21cfeb9cbb953a385c11003e3cdd0a60c9276b9e0a"),
+    ("moving-digits", "video", "3c2dade77d97b41896b20d21cfeb9cbb953a385c11003e3cdd0a60c9276b9e0a"),
+    ("scenes", "caption", "0cde0305e2156d87b9e0e4607aa319ecf1597efe9ffa6c5ee829bfd6d3be2116"),
+    ("scenes-hard", "caption", "5426a0fcac2501629a59ade42dae108975082a916dfb8f1e813d6ad7aff34919"),
+])  # fmt: skip
+def test_the_hashes_of_built_in_data_never_change(name, want, known):
+    """A run checks the hash of its data when it is resumed or evaluated."""
+    assert images.load(name, want).hash == known
 
 
 @pytest.mark.parametrize("hard", [False, True], ids=["scenes", "hard"])
 @pytest.mark.parametrize("held_out", [False, True], ids=["train", "test"])
-def test_combinations_kept_for_the_test_are_never_trained_on_and_always_tested(hard, held_out):
+def test_held_out_combinations_are_in_every_test_caption_and_in_no_training_caption(hard, held_out):
     _, captions = Scenes(hard).draw(rng(3), 2000, held_out, held_out)
     for caption in captions:
         named, _ = read(caption)
@@ -89,9 +103,9 @@ def test_combinations_kept_for_the_test_are_never_trained_on_and_always_tested(h
 
 
 @pytest.mark.parametrize("unseen", [False, True])
-def test_a_scene_of_one_or_two_digits_is_what_its_caption_says(unseen):
+def test_a_scene_of_one_or_two_digits_matches_its_caption(unseen):
     scenes = Scenes()
-    pools, others = known(scenes.writing[unseen]), known(scenes.writing[not unseen])
+    pools, others = known(scenes.handwriting[unseen]), known(scenes.handwriting[not unseen])
     pictures, captions = scenes.draw(rng(5), 150, unseen)
     assert pictures.shape == (150, 1, 16, 16)
     alone = 0
@@ -100,32 +114,32 @@ def test_a_scene_of_one_or_two_digits_is_what_its_caption_says(unseen):
         spots = boxes(picture, pools)
         if len(named) == 1:
             alone += 1
-            # a place is at most one dot off its third of the canvas, kept inside
+            # a place is at most one pixel off its third of the canvas, kept inside
             row, column = where[0]
             fit = [
-                spot for spot in spots if spot[2] == named[0] and paint(picture, [spot], pools)
+                spot for spot in spots if spot[2] == named[0] and covers(picture, [spot], pools)
                 and abs(spot[0] - 4 * row) <= 1 and abs(spot[1] - 4 * column) <= 1
             ]  # fmt: skip
             assert fit, caption
-            assert not paint(picture, fit[:1], others)
+            assert not covers(picture, fit[:1], others)
             continue
         fits = [
             (a, b) for a in spots for b in spots
-            if [a[2], b[2]] == named and paint(picture, [a, b], pools)
+            if [a[2], b[2]] == named and covers(picture, [a, b], pools)
             and (a[0] + SIDE <= b[0] if where == "above" else a[1] + SIDE <= b[1])
         ]  # fmt: skip
         assert fits, caption
         a, b = fits[0]
         sideways = abs(a[1] - b[1]) if where == "above" else abs(a[0] - b[0])
         assert sideways <= SIDE // 2  # never so far that the other relation holds as well
-        assert not paint(picture, [a, b], others)
+        assert not covers(picture, [a, b], others)
     assert 40 < alone < 110
 
 
-def test_a_hard_scene_is_what_its_caption_says():
+def test_a_hard_scene_matches_its_caption():
     scenes = Scenes(hard=True)
     for unseen in (False, True):
-        pools, others = known(scenes.writing[unseen]), known(scenes.writing[not unseen])
+        pools, others = known(scenes.handwriting[unseen]), known(scenes.handwriting[not unseen])
         pictures, captions = scenes.draw(rng(7), 40, unseen)
         assert pictures.shape == (40, 1, 32, 32)
         for picture, caption in zip(pictures[:, 0], captions, strict=True):
@@ -141,12 +155,12 @@ def test_a_hard_scene_is_what_its_caption_says():
                 ]  # fmt: skip
                 assert fits, caption
                 choices.append(fits)
-            whole = [c for c in product(*choices) if paint(picture, c, pools)]
+            whole = [c for c in product(*choices) if covers(picture, c, pools)]
             assert whole, caption
             for i, a in enumerate(whole[0]):
                 for b in whole[0][:i]:
                     assert abs(a[0] - b[0]) >= SIDE or abs(a[1] - b[1]) >= SIDE
-            assert not paint(picture, whole[0], others)
+            assert not covers(picture, whole[0], others)
 
 
 def test_the_same_generator_draws_the_same_scenes():
@@ -166,13 +180,13 @@ def test_the_captions_are_english():
 
 
 @pytest.mark.parametrize("name", ["scenes", "scenes-hard"])
-def test_scenes_to_judge_by_are_fixed_and_new_in_both_ways(name):
+def test_test_scenes_are_fixed_with_unseen_handwriting_and_combinations(name):
     data, again = images.load(name, "caption"), images.load(name, "caption")
     assert data.hash == again.hash
     assert np.array_equal(data.test.pictures, again.test.pictures)
-    assert len(data.test) == len(data.familiar) == 1000
-    for part, kept in ((data.test, True), (data.familiar, False)):
+    assert len(data.test) == len(data.seen_combinations) == 1000
+    for part, kept in ((data.test, True), (data.seen_combinations, False)):
         assert all(any((a - b) % 10 in (3, 7) for a, b in pairwise(read(t)[0])) == kept for t in part.targets)
     assert data.hash != images.load("scenes" if name != "scenes" else "scenes-hard", "caption").hash
     trained = {row.tobytes() for row in data.train.draw(rng(1), 3000)[0]}
-    assert not trained & {row.tobytes() for part in (data.test, data.familiar) for row in part.pictures}
+    assert not trained & {row.tobytes() for part in (data.test, data.seen_combinations) for row in part.pictures}

@@ -87,8 +87,8 @@ def test_python_reads_the_same_day_in_every_source_and_no_other(held_out):
 
 
 def test_each_form_is_written_as_it_should_be():
-    chance = [(i + 0.5) / len(FORMS) for i in range(len(FORMS))]
-    assert [dates._pair(date(1999, 5, 3), form, 0, 0.5) for form in chance] == [(said, "1999-05-03") for said in (
+    values = [(i + 0.5) / len(FORMS) for i in range(len(FORMS))]
+    assert [dates._pair(date(1999, 5, 3), form, 0, 0.5) for form in values] == [(source, "1999-05-03") for source in (
         "the 3rd of May, 1999", "the third of May, 1999", "3 May 1999", "3 May 1999", "May 3, 1999", "May 3rd, 1999",
         "May 3, 1999", "Monday, 3 May 1999", "Mon 3 May 1999", "1999 May 3", "3.5.1999", "5/3/1999", "19990503",
         "3 May 99", "3-May-99", "03.05.99", "05/03/99",
@@ -108,7 +108,7 @@ def test_the_words_for_days_are_english():
     assert [month[0] for month in ABBREVIATED] == list(calendar.month_abbr)[1:]
 
 
-def test_two_digits_are_only_said_of_the_hundred_years_they_can_mean():
+def test_years_of_two_digits_are_1950_to_2049():
     years = {int(target[:4]) for source, target in Dates().draw(rng(5), 20011) if of_century(source)}
     assert (min(years), max(years)) == (1950, 2049)
     assert len(years) == 100
@@ -119,7 +119,7 @@ def test_every_edge_of_the_range_is_among_the_days():
     every = np.sort(np.concatenate([trained, held])).tolist()
     assert every == list(range(date(1900, 1, 1).toordinal(), date(2099, 12, 31).toordinal() + 1))
     assert len(held) == len(every) // 10
-    # another numpy, another machine: still these
+    # fixed for every machine and numpy version
     assert [date.fromordinal(day).isoformat() for day in held[:7].tolist()] == [
         "1900-01-01", "1900-01-22", "1900-02-08", "1900-02-13", "1900-02-24", "1900-03-08", "1900-03-11",
     ]  # fmt: skip
@@ -128,7 +128,7 @@ def test_every_edge_of_the_range_is_among_the_days():
     assert decades.max() < 0.12 * 3653
 
 
-def test_days_kept_for_the_test_are_never_trained_on():
+def test_held_out_days_are_never_trained_on():
     trained = {target for _, target in Dates().draw(rng(7), 20_000)}
     tested = {target for _, target in Dates().draw(rng(7), 20_000, held_out=True)}
     assert len(trained) > 15_000

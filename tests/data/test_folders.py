@@ -1,4 +1,4 @@
-"""Folders as people keep them: several captions a picture, parts of their own, empty classes, strange files."""
+"""Image folders: several captions an image, given splits, empty classes, files that are no images."""
 
 import pytest
 
@@ -22,16 +22,16 @@ def test_all_captions_of_a_picture_are_held_out_together(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["val", "valid", "validation"])
-def test_test_is_judged_by_and_val_only_where_there_is_no_test(tmp_path, part):
+def test_test_is_held_out_and_val_only_without_a_test(tmp_path, part):
     for name in ("train", part):
         photos(tmp_path / name)
     data = images.load(str(tmp_path), "label")
     assert {path.parts[-3] for path in data.test.sources} == {part}
-    assert data.chosen_by
+    assert data.select_best
     photos(tmp_path / "test")
     data = images.load(str(tmp_path), "label")
     assert {path.parts[-3] for path in data.test.sources} == {"test"}
-    assert not data.chosen_by
+    assert not data.select_best
 
 
 def test_a_class_without_pictures_is_named(tmp_path):
@@ -44,9 +44,9 @@ def test_a_class_without_pictures_is_named(tmp_path):
 
 def test_one_colour_picture_anywhere_makes_the_set_coloured(tmp_path):
     photos(tmp_path, {"ant": 70, "bee": 70}, mode="L")
-    assert images.load(str(tmp_path), "label").native["channels"] == 1
+    assert images.load(str(tmp_path), "label").model_defaults["channels"] == 1
     photos(tmp_path, {"cow": 70})
-    assert images.load(str(tmp_path), "label").native["channels"] == 3
+    assert images.load(str(tmp_path), "label").model_defaults["channels"] == 3
 
 
 def test_formats_that_run_programs_are_not_opened(tmp_path):
@@ -64,12 +64,12 @@ def test_text_that_cannot_be_written_is_refused(tmp_path):
         images.load(str(tmp_path), "caption")
 
 
-def test_a_home_that_does_not_exist_is_a_sentence():
-    with pytest.raises(UserError, match="is nowhere"):
+def test_a_home_folder_that_does_not_exist_is_refused():
+    with pytest.raises(UserError, match="cannot be expanded"):
         images.load("~nosuchuser/x", "label")
 
 
-def test_a_byte_order_mark_and_foreign_line_ends_are_taken(tmp_path):
+def test_a_byte_order_mark_and_crlf_line_ends_are_read(tmp_path):
     album(tmp_path, [f"dot {i}" for i in range(7)])
     path = tmp_path / "metadata.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))

@@ -7,9 +7,9 @@ from PIL import Image
 
 from pencil.config import UserError
 from pencil.data import images
-from pencil.data.augment import Look
+from pencil.data.augment import ImageTransform
 
-LOOK = Look((9, 7), 1)
+TRANSFORM = ImageTransform((9, 7), 1)
 
 
 @pytest.fixture
@@ -43,11 +43,11 @@ def test_a_table_with_labels(datasets, tmp_path):
     assert data.name == "pets"
     assert data.classes == ("cat", "dog")
     assert (len(data.train), len(data.test)) == (20, 7)
-    rows, targets = data.train.take([3, 8], LOOK)
+    rows, targets = data.train.take([3, 8], TRANSFORM)
     assert rows.shape == (2, 1, 9, 7)
     assert rows[:, 0, 4, 4].tolist() == [3, 8]
     assert targets == [1, 0]
-    rows, targets = data.test.take(range(7), LOOK)
+    rows, targets = data.test.take(range(7), TRANSFORM)
     assert rows[:, 0, 0, 0].tolist() == list(range(100, 107))
     assert images.load(f"hub:{tmp_path / 'pets'}", "label").hash == data.hash
 
@@ -58,7 +58,7 @@ def test_a_table_with_captions_and_no_split(datasets, tmp_path):
     assert (len(data.train), len(data.test)) == (27, 3)
     seen = set()
     for part in (data.train, data.test):
-        rows, targets = part.take(range(len(part)), LOOK)
+        rows, targets = part.take(range(len(part)), TRANSFORM)
         assert [f"number {value}" for value in rows[:, 0, 0, 0]] == targets
         seen |= set(targets)
     assert len(seen) == 30
@@ -74,7 +74,7 @@ def test_a_broken_picture_of_a_table_is_named(datasets, tmp_path):
         held = datasets.Dataset.from_dict({"image": rows, "label": [0, 1, 0, 1]}, features=kinds)
         held.to_parquet(str(tmp_path / "pets" / f"{split}-0.parquet"))
     data = images.load(f"hub:{tmp_path / 'pets'}", "label")
-    shown, targets = data.train.take(range(4), LOOK, np.random.default_rng(0))
+    shown, targets = data.train.take(range(4), TRANSFORM, np.random.default_rng(0))
     assert shown[:, 0, 0, 0].tolist() == [10, 30, 30, 40]
     assert targets == [0, 0, 0, 1]
     assert data.skipped == [("train row 1", "not a picture Pillow can read")]
@@ -100,7 +100,7 @@ def test_a_name_that_is_not_there(datasets, monkeypatch, name, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_failure_without_words_is_still_a_sentence(datasets, monkeypatch):
+def test_a_failure_without_a_message_is_named_by_its_type(datasets, monkeypatch):
     def fail(name):
         raise RuntimeError
 

@@ -9,24 +9,25 @@ from PIL import Image
 
 from albums import album, cut_short, idx, photos, picture, write_rows
 from pencil.config import UserError
-from pencil.data import images
-from pencil.data.augment import Look
+from pencil.data import decoding, examples, images
+from pencil.data.augment import ImageTransform
+from pencil.data.decoding import open_image
+from pencil.data.examples import ArrayExamples, FileExamples
 from pencil.data.idx import read_idx
-from pencil.data.images import ArrayExamples, FileExamples, open_picture
 
-GREY, COLOUR = Look((16, 24), 1), Look((16, 24), 3)
+GREY, COLOUR = ImageTransform((16, 24), 1), ImageTransform((16, 24), 3)
 
 
 def rng(key=1):
     return np.random.Generator(np.random.Philox(key=key))
 
 
-def names(examples):
-    return [Path(path).name for path in examples.sources]
+def names(part):
+    return [Path(path).name for path in part.sources]
 
 
 def flat(path, value, size=(24, 16), **how):
-    """A picture of one colour, so that what became of it can be told."""
+    """An image of one colour, so that it can be recognized after decoding."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB" if isinstance(value, tuple) else "L", size, value).save(path, **how)
     return path
@@ -40,10 +41,10 @@ def test_idx_files_are_their_arrays(tmp_path, packed):
         assert np.array_equal(part.pictures[:, 0], arrays[split, "images-idx3"])
         assert part.targets == arrays[split, "labels-idx1"].tolist()
     assert data.classes == ("0", "1", "2")
-    assert data.native == dict(image_size=(6, 9), channels=1, patch=(3, 3))
+    assert data.model_defaults == dict(image_size=(6, 9), channels=1, patch=(3, 3))
     assert data.name == "leaf"
-    assert not data.chosen_by
-    rows, targets = data.test.take([2, 5], Look((6, 9), 1))
+    assert not data.select_best
+    rows, targets = data.test.take([2, 5], ImageTransform((6, 9), 1))
     assert np.array_equal(rows[:, 0], arrays["t10k", "images-idx3"][[2, 5]])
     assert targets == [2, 2]
     other = idx(tmp_path / "other", packed=True, prefix="kmnist-", side=(28, 28))
@@ -51,7 +52,7 @@ def test_idx_files_are_their_arrays(tmp_path, packed):
         read_idx(tmp_path / "other" / "kmnist-t10k-images-idx3-ubyte.gz", 3), other["t10k", "images-idx3"]
     )
     assert images.load(str(tmp_path / "other"), "label").name == "kmnist"
-    assert images.load(str(tmp_path / "other"), "label").native["patch"] == (4, 4)
+    assert images.load(str(tmp_path / "other"), "label").model_defaults["patch"] == (4, 4)
 
 
 def test_packed_and_plain_idx_files_are_the_same_data(tmp_path):
@@ -61,21 +62,21 @@ def test_packed_and_plain_idx_files_are_the_same_data(tmp_path):
     assert images.load(str(tmp_path / "a"), "label").hash != images.load(str(tmp_path / "b"), "label").hash
 
 
-def test_pictures_in_memory_are_fitted_and_varied():
+def test_images_in_memory_are_resized_and_augmented():
     pictures = np.random.default_rng(0).integers(0, 256, (7, 1, 6, 9), dtype=np.uint8)
     held = ArrayExamples(pictures, list("abcdefg"))
-    rows, targets = held.take([6, 0], Look((6, 9), 1))
+    rows, targets = held.take([6, 0], ImageTransform((6, 9), 1))
     assert np.array_equal(rows, pictures[[6, 0]])
     assert targets == ["g", "a"]
-    rows, _ = held.take([3], Look((11, 13), 3))
+    rows, _ = held.take([3], ImageTransform((11, 13), 3))
     assert rows.shape == (1, 3, 11, 13)
     assert (rows[:, 0] == rows[:, 1]).all()
-    look = Look((6, 9), 1, randaugment=2)
-    assert np.array_equal(held.take([3], look)[0], pictures[[3]])  # without a generator, nothing is varied
-    one, two = (held.take(range(7), look, rng(k))[0] for k in (1, 2))
-    assert np.array_equal(one, held.take(range(7), look, rng(1))[0])
+    transform = ImageTransform((6, 9), 1, augment_ops=2)
+    assert np.array_equal(held.take([3], transform)[0], pictures[[3]])  # without a generator, no augmentation
+    one, two = (held.take(range(7), transform, rng(k))[0] for k in (1, 2))
+    assert np.array_equal(one, held.take(range(7), transform, rng(1))[0])
     assert not np.array_equal(one, two)
-    flipped, _ = held.take(range(7), Look((6, 9), 1, flip=True), rng(4))
+    flipped, _ = held.take(range(7), ImageTransform((6, 9), 1, flip=True), rng(4))
     mirrored = [np.array_equal(a, b[..., ::-1]) for a, b in zip(flipped, pictures, strict=True)]
     assert {True, False} == set(mirrored)
     assert all(m or np.array_equal(a, b) for m, a, b in zip(mirrored, flipped, pictures, strict=True))
@@ -99,9 +100,9 @@ def test_a_folder_a_class(tmp_path):
     again = images.load(str(folder), "label")
     assert again.test.sources == data.test.sources
     assert again.hash == data.hash
-    assert data.native["channels"] == 3
-    assert data.chosen_by
-    assert images.load(str(photos(tmp_path / "grey", mode="L")), "label").native["channels"] == 1
+    assert data.model_defaults["channels"] == 3
+    assert data.select_best
+    assert images.load(str(photos(tmp_path / "grey", mode="L")), "label").model_defaults["channels"] == 1
 
 
 @pytest.mark.parametrize("given", ["test", "val", "valid", "validation"])
@@ -124,7 +125,7 @@ def test_an_album(tmp_path):
             assert [f"thing {int(name[1:3])}" for name in names(part)] == part.targets
         assert len(data.test) == 2
         assert data.classes == ()
-        assert "flip" not in data.augment
+        assert "flip" not in data.augmentation
     labels = ["x", 7, "y"] * 5
     data = images.load(str(album(tmp_path / "labelled", [f"c{i}" for i in range(15)], label=labels)), "label")
     assert data.classes == ("7", "x", "y")
@@ -155,15 +156,15 @@ def test_the_hash_is_of_every_picture_label_and_caption(tmp_path):
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF"])
 def test_a_picture_of_any_kind_is_read(tmp_path, kind):
     path = flat(tmp_path / f"a.{kind.lower()}", (200, 90, 40), format=kind)
-    shown = open_picture(path, COLOUR)
+    shown = open_image(path, COLOUR)
     assert shown.shape == (3, 16, 24)
     assert shown.dtype == np.uint8
     np.testing.assert_allclose(shown.mean((1, 2)), (200, 90, 40), atol=4)
-    assert open_picture(path, GREY).mean() == pytest.approx(0.299 * 200 + 0.587 * 90 + 0.114 * 40, abs=4)
+    assert open_image(path, GREY).mean() == pytest.approx(0.299 * 200 + 0.587 * 90 + 0.114 * 40, abs=4)
 
 
 def test_grey_becomes_colour(tmp_path):
-    shown = open_picture(flat(tmp_path / "a.png", 77), COLOUR)
+    shown = open_image(flat(tmp_path / "a.png", 77), COLOUR)
     assert (shown == 77).all()
 
 
@@ -171,56 +172,57 @@ def test_a_palette_is_looked_up(tmp_path):
     image = Image.new("P", (24, 16), 3)
     image.putpalette([0, 0, 0, 9, 9, 9, 1, 2, 3, 250, 120, 10])
     image.save(tmp_path / "a.png")
-    assert open_picture(tmp_path / "a.png", COLOUR)[:, 4, 5].tolist() == [250, 120, 10]
+    assert open_image(tmp_path / "a.png", COLOUR)[:, 4, 5].tolist() == [250, 120, 10]
     image.save(tmp_path / "b.png", transparency=3)
-    assert open_picture(tmp_path / "b.png", COLOUR)[:, 4, 5].tolist() == [255, 255, 255]
+    assert open_image(tmp_path / "b.png", COLOUR)[:, 4, 5].tolist() == [255, 255, 255]
 
 
 @pytest.mark.parametrize("mode, clear, half", [
     ("RGBA", (255, 0, 0, 0), (255, 0, 0, 128)), ("LA", (0, 0), (0, 127)),
 ])  # fmt: skip
-def test_what_is_transparent_lies_on_white(tmp_path, mode, clear, half):
+def test_transparent_pixels_become_white(tmp_path, mode, clear, half):
     image = Image.new(mode, (24, 16), clear)
     image.paste(half, (12, 0, 24, 16))
     image.save(tmp_path / "a.png")
-    shown = open_picture(tmp_path / "a.png", COLOUR)
+    shown = open_image(tmp_path / "a.png", COLOUR)
     assert (shown[:, :, :10] == 255).all()
     np.testing.assert_allclose(shown[:, 5, 20], (255, 127, 127) if mode == "RGBA" else (128,) * 3, atol=1)
 
 
-def test_sixteen_bits_are_brought_to_eight(tmp_path):
+def test_sixteen_bits_are_scaled_to_eight(tmp_path):
     ramp = np.linspace(0, 65535, 24).astype(np.uint16)
     Image.fromarray(np.tile(ramp, (16, 1))).save(tmp_path / "a.png")
-    shown = open_picture(tmp_path / "a.png", GREY)
+    shown = open_image(tmp_path / "a.png", GREY)
     np.testing.assert_allclose(shown[0, 3], ramp / 257, atol=0.51)
     Image.fromarray(np.tile(ramp, (16, 1))).save(tmp_path / "a.tif")
-    assert np.array_equal(open_picture(tmp_path / "a.tif", GREY), shown)
-    assert open_picture(tmp_path / "a.png", COLOUR).shape == (3, 16, 24)
+    assert np.array_equal(open_image(tmp_path / "a.tif", GREY), shown)
+    assert open_image(tmp_path / "a.png", COLOUR).shape == (3, 16, 24)
 
 
 @pytest.mark.parametrize(
-    "turn, undo", [(3, Image.Transpose.ROTATE_180), (6, Image.Transpose.ROTATE_90), (8, Image.Transpose.ROTATE_270)]
+    "orientation, undo",
+    [(3, Image.Transpose.ROTATE_180), (6, Image.Transpose.ROTATE_90), (8, Image.Transpose.ROTATE_270)],
 )
-def test_a_picture_is_turned_as_its_camera_says(tmp_path, turn, undo):
+def test_an_image_is_rotated_by_its_exif_orientation(tmp_path, orientation, undo):
     image = Image.new("L", (24, 16), 0)
     image.paste(255, (0, 0, 6, 4))  # bright at the top left
     exif = Image.Exif()
-    exif[0x0112] = turn
+    exif[0x0112] = orientation
     image.transpose(undo).save(tmp_path / "a.jpg", exif=exif, quality=95)
-    shown = open_picture(tmp_path / "a.jpg", GREY)[0]
+    shown = open_image(tmp_path / "a.jpg", GREY)[0]
     assert shown[:3, :5].min() > 200
     assert shown[6:, 9:].max() < 60
 
 
-def test_a_large_jpeg_is_decoded_at_less(tmp_path):
+def test_a_large_jpeg_is_decoded_at_a_smaller_size(tmp_path):
     x = np.mgrid[:480, :720][1]
     Image.fromarray(((x // 3) % 256).astype(np.uint8)).save(tmp_path / "a.jpg", quality=95)
-    shown = open_picture(tmp_path / "a.jpg", GREY)
+    shown = open_image(tmp_path / "a.jpg", GREY)
     assert shown.shape == (1, 16, 24)
     np.testing.assert_allclose(shown[0, 8], (np.arange(24) * 30 + 15) // 3 % 256, atol=8)
 
 
-@pytest.mark.parametrize("make, said", [
+@pytest.mark.parametrize("make, message", [
     (lambda p: None, "there is no picture"),
     (lambda p: p.mkdir(), "is a folder, not a picture"),
     (lambda p: p.touch(), r"is empty \(0 bytes\)"),
@@ -228,16 +230,16 @@ def test_a_large_jpeg_is_decoded_at_less(tmp_path):
     (lambda p: p.write_bytes(b"\x89PNG\r\n\x1a\n" + b"\0" * 40), "cannot be read as a picture"),
     (lambda p: shutil.move(cut_short(p.with_suffix(".jpg")), p), "truncated"),
 ])  # fmt: skip
-def test_a_picture_that_cannot_be_shown_is_a_sentence(tmp_path, make, said):
+def test_an_image_that_cannot_be_read_is_refused_in_one_line(tmp_path, make, message):
     make(tmp_path / "a.png")
-    with pytest.raises(UserError, match=said) as error:
-        open_picture(tmp_path / "a.png", GREY)
+    with pytest.raises(UserError, match=message) as error:
+        open_image(tmp_path / "a.png", GREY)
     assert "a.png" in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def spoiled(tmp_path):
-    """Twelve flat pictures, as bright as ten times their number; four of them broken in ways of their own."""
+    """Twelve flat pictures, as bright as ten times their number; four of them each broken differently."""
     folder = tmp_path / "photos"
     for i in range(12):
         flat(folder / ("even" if i % 2 == 0 else "odd") / f"{i:02}.png", 10 * i)
@@ -249,10 +251,10 @@ def spoiled(tmp_path):
 
 
 def test_broken_pictures_are_left_out_and_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "MOST_PIXELS", 64 * 48)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 64 * 48)
     data = images.load(str(spoiled(tmp_path)), "label")
     faults = {Path(name).name: why for name, why in data.skipped}
-    assert set(faults) == {"03.png", "04.png", "08.png"}  # a missing end shows later
+    assert set(faults) == {"03.png", "04.png", "08.png"}  # a truncated file is found when decoded
     assert faults["04.png"] == "empty (0 bytes)"
     assert "bomb" in faults["08.png"]
     everything = FileExamples(
@@ -265,16 +267,16 @@ def test_broken_pictures_are_left_out_and_named(tmp_path, monkeypatch):
     assert [int(row.mean()) // 10 % 2 for row in rows] == targets
     assert [Path(name).name for name, _ in data.skipped][3:] == ["07.png"]
     everything.take(range(len(everything)), GREY)
-    assert len(data.skipped) == 4  # each told once
+    assert len(data.skipped) == 4  # each is reported once
 
 
-def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "MOST_PIXELS", 5000)
+def test_a_bomb_is_refused_before_it_is_decompressed(tmp_path, monkeypatch):
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 5000)
     Image.new("L", (101, 67)).save(tmp_path / "a.png")
     loaded = []
     monkeypatch.setattr(Image.Image, "load", lambda image: loaded.append(image))
     with pytest.raises(UserError, match="a.png: 101×67 pixels is more than 5,000: taken for a decompression bomb"):
-        open_picture(tmp_path / "a.png", GREY)
+        open_image(tmp_path / "a.png", GREY)
     assert not loaded
 
 
@@ -296,7 +298,7 @@ def test_in_training_a_broken_picture_is_replaced_by_the_next_with_its_target(tm
     assert targets == []
 
 
-def test_pictures_of_one_name_are_told_apart(tmp_path):
+def test_images_of_the_same_name_are_reported_by_path(tmp_path):
     paths = [cut_short(tmp_path / name / "a.jpg") for name in ("cat", "dog")]
     held = FileExamples(paths, [0, 1], [])
     held.take([0, 1], GREY)
@@ -305,37 +307,39 @@ def test_pictures_of_one_name_are_told_apart(tmp_path):
 
 def test_pictures_are_decoded_off_the_training_thread(tmp_path, monkeypatch):
     paths = [flat(tmp_path / f"{i}.png", i) for i in range(5)]
-    threads, decode = set(), images.decode
+    threads, decode = set(), examples.decode
 
-    def watched(source, look):
+    def watched(source, transform):
         threads.add(threading.current_thread())
-        return decode(source, look)
+        return decode(source, transform)
 
-    monkeypatch.setattr(images, "decode", watched)
+    monkeypatch.setattr(examples, "decode", watched)
     rows, _ = FileExamples(paths, list(range(5)), []).take(range(5), GREY, rng())
-    assert rows[:, 0, 0, 0].tolist() == list(range(5))  # in the order that was asked for
+    assert rows[:, 0, 0, 0].tolist() == list(range(5))  # in the requested order
     assert threads
     assert threading.main_thread() not in threads
 
 
-@pytest.mark.parametrize("room, kept", [(0, 0), (40 * 30 * 3, 1), (1 << 20, 4)])
-def test_what_is_kept_is_the_same_as_what_is_decoded_again(tmp_path, monkeypatch, room, kept):
+@pytest.mark.parametrize("room, cached", [(0, 0), (40 * 30 * 3, 1), (1 << 20, 4)])
+def test_a_cached_image_equals_one_decoded_again(tmp_path, monkeypatch, room, cached):
     paths = [picture(tmp_path / f"{i}.png", seed=i, size=(40, 30)) for i in range(4)]
-    calls, decode = [], images.decode
-    monkeypatch.setattr(images, "decode", lambda source, look: calls.append(source) or decode(source, look))
-    monkeypatch.setattr(images, "KEEP_BYTES", room)
-    look = Look((16, 24), 3, flip=True, crop=0.4, randaugment=2)
+    calls, decode = [], examples.decode
+    monkeypatch.setattr(examples, "decode", lambda source, transform: calls.append(source) or decode(source, transform))
+    monkeypatch.setattr(examples, "CACHE_BYTES", room)
+    transform = ImageTransform((16, 24), 3, flip=True, crop=0.4, augment_ops=2)
     held = FileExamples(paths, list(range(4)), [])
-    first, _ = held.take(range(4), look, rng(6))
-    assert len(held.kept) == kept
-    assert sum(image.width * image.height * 3 for image in held.kept.values()) <= room
+    first, _ = held.take(range(4), transform, rng(6))
+    assert len(held.cache) == cached
+    assert sum(image.width * image.height * 3 for image in held.cache.values()) <= room
     calls.clear()
-    again, _ = held.take(range(4), look, rng(6))
-    plain, _ = held.take(range(4), look.plain)
-    assert len(calls) == 2 * (4 - kept)
+    again, _ = held.take(range(4), transform, rng(6))
+    plain, _ = held.take(range(4), transform.without_augmentation)
+    assert len(calls) == 2 * (4 - cached)
     assert np.array_equal(first, again)
-    assert not np.array_equal(first, held.take(range(4), look, rng(7))[0])
-    assert np.array_equal(FileExamples(paths, list(range(4)), []).take(range(4), look.plain)[0], plain)
+    assert not np.array_equal(first, held.take(range(4), transform, rng(7))[0])
+    assert np.array_equal(
+        FileExamples(paths, list(range(4)), []).take(range(4), transform.without_augmentation)[0], plain
+    )
 
 
 def test_a_picture_can_come_from_bytes(tmp_path):

@@ -37,10 +37,10 @@ def refused(read, data):
     """The one sentence a file is refused with."""
     with pytest.raises(UserError) as caught:
         read(str(data))
-    said = str(caught.value)
-    assert "\n" not in said
-    assert not re.search(r"[.!?] [A-Z]", said), said
-    return said
+    message = str(caught.value)
+    assert "\n" not in message
+    assert not re.search(r"[.!?] [A-Z]", message), message
+    return message
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
@@ -55,7 +55,7 @@ def test_a_file_of_tabs_is_its_pairs(tmp_path, end, mark, more):
     assert in_order(data) == sorted(rows)
     assert data.name == "german"
     assert data.hash == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert data.chosen_by
+    assert data.select_best
     assert data.classes == ()
 
 
@@ -93,10 +93,10 @@ def test_labels_are_the_classes(tmp_path):
     data = pairs.load_labelled(write(tmp_path / "reviews.tsv", rows))
     assert data.classes == ("bad", "good", "so so")
     assert in_order(data) == sorted(rows)
-    assert data.chosen_by
+    assert data.select_best
     few = pairs.load_labelled(write(tmp_path / "few.tsv", rows[:53]))
-    assert len(few.test) < pairs.FEW
-    assert not few.chosen_by
+    assert len(few.test) < pairs.MIN_TO_SELECT_BEST
+    assert not few.select_best
 
 
 def test_a_label_may_be_a_number_or_true(tmp_path):
@@ -109,7 +109,7 @@ def test_a_label_may_be_a_number_or_true(tmp_path):
     assert data.classes == ("-3", "1", "True", "true")
 
 
-def test_a_home_is_written_out(tmp_path, monkeypatch):
+def test_a_home_folder_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     write(tmp_path / "a.tsv", WORDS)
@@ -133,7 +133,7 @@ def test_what_is_held_out_stays_so_when_lines_are_added_moved_or_given_another_t
     second = pairs.load(write(tmp_path / "b.tsv", [*more, *((s, t + "!") for s, t in reversed(WORDS))]))
     held = {s for s, _ in first.test}
     assert {s for s, _ in second.test if s.startswith("wort")} == held
-    # another machine, another Python: still these
+    # fixed for every machine and Python version
     assert sorted(held, key=lambda s: int(s.split()[1]))[:5] == ["wort 11", "wort 16", "wort 18", "wort 20", "wort 21"]
 
 
@@ -207,10 +207,10 @@ BAD = {
 def test_a_file_of_pairs_that_cannot_be_used_is_refused(tmp_path, name, content, words):
     path = tmp_path / name
     path.write_bytes(content)
-    said = refused(pairs.load, path)
-    assert said.startswith(str(path))
-    assert words in said
-    assert len(said) - len(str(path)) < 200
+    message = refused(pairs.load, path)
+    assert message.startswith(str(path))
+    assert words in message
+    assert len(message) - len(str(path)) < 200
 
 
 BAD_LABELS = {
@@ -231,9 +231,9 @@ BAD_LABELS = {
 def test_a_file_of_labels_that_cannot_be_used_is_refused(tmp_path, name, content, words):
     path = tmp_path / name
     path.write_bytes(content)
-    said = refused(pairs.load_labelled, path)
-    assert said.startswith(str(path))
-    assert words in said
+    message = refused(pairs.load_labelled, path)
+    assert message.startswith(str(path))
+    assert words in message
 
 
 def test_what_is_not_a_file_is_refused(tmp_path):
@@ -246,7 +246,7 @@ def test_what_is_not_a_file_is_refused(tmp_path):
     assert "cannot be read" in refused(pairs.load, tmp_path / ("x" * 5003))
     assert "there is no file" in refused(pairs.load_labelled, tmp_path / "none.tsv")
     assert "dates has no labels" in refused(pairs.load_labelled, "dates")
-    assert "nowhere" in refused(pairs.load, "~nobody-of-this-name/a.tsv")
+    assert "cannot be expanded" in refused(pairs.load, "~nobody-of-this-name/a.tsv")
 
 
 def test_a_long_line_is_quoted_short(tmp_path):
@@ -255,16 +255,16 @@ def test_a_long_line_is_quoted_short(tmp_path):
     assert len(refused(pairs.load, path)) < len(str(path)) + 150
 
 
-def test_dates_are_judged_by_days_never_trained_on():
+def test_dates_hold_out_days_never_trained_on():
     data, again = pairs.load("dates"), pairs.load("dates")
-    assert (data.name, data.chosen_by, data.classes) == ("dates", False, ())
+    assert (data.name, data.select_best, data.classes) == ("dates", False, ())
     assert (data.hash, data.test) == (again.hash, again.test)
     assert re.fullmatch("[0-9a-f]{64}", data.hash)
     assert len(data.test) == len({source for source, _ in data.test}) == 1000
     assert isinstance(data.train, Dates)
     trained = {target for _, target in data.train.draw(np.random.Generator(np.random.Philox(key=23)), 20_000)}
     assert not trained & {target for _, target in data.test}
-    # another numpy, another machine: still these
+    # fixed for every machine and numpy version
     assert data.test[:3] == [("3.8.1992", "1992-08-03"), ("6 Dec. 1998", "1998-12-06"), ("16.11.2087", "2087-11-16")]
 
 

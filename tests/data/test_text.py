@@ -21,7 +21,7 @@ def test_a_file_is_its_text(tmp_path):
     assert data.val_bytes == len(data.tokenizer.decode(data.val.tolist()).encode())
 
 
-def test_a_mark_of_the_byte_order_is_no_letter(tmp_path):
+def test_a_byte_order_mark_is_not_text(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_bytes("\ufeffbread\ufeff\n".encode())
     data = text.load(str(tmp_path), "char")

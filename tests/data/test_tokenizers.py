@@ -90,7 +90,7 @@ def test_the_saved_bpe_is_a_plain_file_of_the_tokenizers_library(tmp_path):
 @pytest.mark.parametrize(
     "name, words", [("bqe", "did you mean bpe"), ("nowhere.json", "no tokenizer file"), ("gpt2", "hub")]
 )
-def test_a_tokenizer_that_is_not_to_be_had(name, words):
+def test_a_tokenizer_that_is_not_available_is_refused(name, words):
     with pytest.raises(UserError, match=words):
         from_name(name)
 
@@ -106,10 +106,10 @@ def test_gpt2s_tokenizer_is_the_hubs_file(tmp_path, monkeypatch):
 
     path = tmp_path / "tokenizer.json"
     path.write_text(BPE.to_json())
-    asked = []
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *words: asked.append(words) or str(path))
+    requested = []
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *words: requested.append(words) or str(path))
     assert from_name("gpt2").vocab == BPE.vocab
-    assert asked == [("openai-community/gpt2", "tokenizer.json")]
+    assert requested == [("openai-community/gpt2", "tokenizer.json")]
 
 
 @pytest.mark.parametrize("name", ["char", "byte", "bpe"])
@@ -120,7 +120,7 @@ def test_every_learned_tokenizer_can_end_a_text(name):
     assert len(tokenizer.byte_lengths) == tokenizer.vocab
     assert tokenizer.byte_lengths[tokenizer.end] == 0
     ids = tokenizer.encode(TEXT).tolist()
-    assert tokenizer.end not in ids  # no letter stands for it
+    assert tokenizer.end not in ids  # no character has this id
     assert tokenizer.decode(ids) == TEXT
     assert tokenizer.decode([*ids, tokenizer.end]) == TEXT + "<|endoftext|>"
     again = read_json(tokenizer.to_json(), "x")
@@ -128,7 +128,7 @@ def test_every_learned_tokenizer_can_end_a_text(name):
     assert again.encode(TEXT).tolist() == ids
 
 
-def test_an_end_is_not_there_unless_asked_for():
+def test_there_is_no_end_token_unless_requested():
     assert learn("char", [TEXT], 0).end is None
     assert learn("byte", [TEXT], 0).end is None
     assert learn("char", [TEXT], 0).vocab == len(set(TEXT))

@@ -79,7 +79,7 @@ def test_no_step_is_labelled_for_nothing(golden, steps):
     assert set(steps) <= known
 
 
-def test_rounding_is_told_from_mistakes(steps):
+def test_rounding_is_not_a_mistake(steps):
     output = steps["000-kata3-attention/output"].numbers
     rounded = [(number.index, number.printed, number.true) for number in output if number.verdict == ROUNDED]
     assert rounded == [((0, 0), "0.094", "0.0949"), ((0, 1), "2.859", "2.8577"), ((1, 1), "2.643", "2.6424")]

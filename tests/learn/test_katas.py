@@ -13,7 +13,7 @@ import pytest
 
 from pencil.config import UserError
 from pencil.learn.katas import KATAS, PAGES, kata, page
-from pencil.learn.katas.exercise import Blank, Question, written
+from pencil.learn.katas.exercise import TAG_KEY, TAGS, Blank, Question, tag_key, written
 from pencil.learn.katas.grader import Graded, grade, read
 from traced import unchecked
 
@@ -68,9 +68,9 @@ def test_at_least_two_dozen_over_every_topic():
 
 
 def test_a_question_made_twice_is_the_same():
-    from pencil.learn.katas import caching, looking, seats
+    from pencil.learn.katas import attention, kv_cache, positions
 
-    for make in (*caching.MAKES.values(), looking.MAKES["attention"], seats.MAKES["rope"]):
+    for make in (*kv_cache.MAKES.values(), attention.MAKES["attention"], positions.MAKES["rope"]):
         assert make.__wrapped__(19) == make.__wrapped__(19)
         assert make.__wrapped__(19).given != make.__wrapped__(23).given
 
@@ -80,18 +80,18 @@ def values(question):
 
 
 def test_page_000_has_its_own_numbers_in_its_order(golden):
-    asked = {question.kata: question for question in page("000")}
-    assert tuple(asked) == PAGES["000"]
-    assert all(question.seed is None and question.page_words for question in asked.values())
+    questions = {question.kata: question for question in page("000")}
+    assert tuple(questions) == PAGES["000"]
+    assert all(question.seed is None and question.page_words for question in questions.values())
 
     def expected(name, key):
         return golden[f"000-{name}"]["expected"][key]
 
     def close(name, expected):
-        np.testing.assert_allclose(values(asked[name]), np.ravel(expected), atol=1e-6)
+        np.testing.assert_allclose(values(questions[name]), np.ravel(expected), atol=1e-6)
 
     close("cut", expected("kata1-patchify", "patches")[1])
-    assert values(asked["missing-swap"]) == [*expected("kata1-patchify", "no_swap_strips")[2], "row"]
+    assert values(questions["missing-swap"]) == [*expected("kata1-patchify", "no_swap_strips")[2], "row"]
     dot = golden["000-kata1-yourturn-trace-dot7"]["expected"]
     close("dot", [dot[key] for key in ("floor", "desk_row", "wing", "desk", "chip", "spot")])
     close("stamp", expected("kata2-stamps", "stamps")[1])
@@ -102,13 +102,13 @@ def test_page_000_has_its_own_numbers_in_its_order(golden):
     close("layernorm", expected("kata4-layernorm", "normed_eps_1e_6_sqrt_var_plus_eps"))
     close("middle", [expected("kata4-yourturn", "mean"), *expected("kata4-yourturn", "diffs")])
     close("causal", expected("kata5-yourturn", "weights"))
-    assert [b.written for b in asked["weighted-sum"].blanks] == ["0.095", "2.858", "0.953", "0.047"]
-    assert asked["weighted-sum"].given[0].rows[0] == [0.047, 0.953]
+    assert [b.written for b in questions["weighted-sum"].blanks] == ["0.095", "2.858", "0.953", "0.047"]
+    assert questions["weighted-sum"].given[0].rows[0] == [0.047, 0.953]
     # as the page prints it, its weights rounded first
-    assert grade(asked["weighted-sum"], ["0.094", "2.859", "0.953", "0.047"]).solved
-    assert grade(asked["softmax"], ["0.119", "0.881"]).solved
+    assert grade(questions["weighted-sum"], ["0.094", "2.859", "0.953", "0.047"]).solved
+    assert grade(questions["softmax"], ["0.119", "0.881"]).solved
     for words in ("WANT", "HAVE", "GIVE", "SWAP", "portions", "strip", "seat"):
-        assert any(words in q.ask + (q.page_words or "") + q.given[0].name for q in asked.values()), words
+        assert any(words in q.ask + (q.page_words or "") + q.given[0].name for q in questions.values()), words
 
 
 def softmax(x):
@@ -121,15 +121,15 @@ def table(question, name):
 
 
 def test_attention_of_other_sizes_is_numpys():
-    from pencil.learn.katas import heads, looking
+    from pencil.learn.katas import attention, heads
 
     rng = np.random.default_rng(5)
     want, have, give = rng.integers(0, 3, (3, 5)), rng.integers(0, 3, (7, 5)), rng.integers(0, 5, (7, 2))
     many, scores = rng.integers(0, 3, (7, 5)), want @ have.T / math.sqrt(5)
     want_rows, have_rows, give_rows, many_rows = (one.astype(float).tolist() for one in (want, have, give, many))
-    scaled = looking._scale(want_rows, have_rows, 2)
-    portions = looking._softmax(want_rows, have_rows, 1)
-    summed = looking._attention(many_rows, have_rows, give_rows, 2)
+    scaled = attention._scale(want_rows, have_rows, 2)
+    portions = attention._softmax(want_rows, have_rows, 1)
+    summed = attention._attention(many_rows, have_rows, give_rows, 2)
     crossed = heads._cross(want_rows, want_rows, want_rows, have_rows, give_rows, 0)
     np.testing.assert_allclose(values(scaled), scores[2])
     np.testing.assert_allclose(values(portions), softmax(scores)[1])
@@ -141,17 +141,17 @@ def test_attention_of_other_sizes_is_numpys():
 
 
 def test_norms_of_other_sizes_are_numpys():
-    from pencil.learn.katas import noise, taming
+    from pencil.learn.katas import diffusion, layernorm
 
     rng = np.random.default_rng(7)
     for n in (5, 7):
         x, gain, shift = rng.integers(0, 99, n), rng.normal(size=n), rng.normal(size=n)
         tamed = (x - x.mean()) / np.sqrt(x.var() + 1e-6)
         short = (x - x.mean()) / x.std(ddof=1)
-        norm = taming._layernorm(x.astype(float).tolist())
-        dials = taming._dials(x.astype(float).tolist(), gain.tolist(), shift.tolist())
-        ada = noise._adaln(x.astype(float).tolist(), gain.tolist(), shift.tolist())
-        middle = taming._middle(x.astype(float).tolist())
+        norm = layernorm._layernorm(x.astype(float).tolist())
+        dials = layernorm._dials(x.astype(float).tolist(), gain.tolist(), shift.tolist())
+        ada = diffusion._adaln(x.astype(float).tolist(), gain.tolist(), shift.tolist())
+        middle = layernorm._middle(x.astype(float).tolist())
         np.testing.assert_allclose(values(norm), tamed)
         np.testing.assert_allclose(norm.mistakes[0].values, short)
         np.testing.assert_allclose(values(dials), tamed * gain + shift)
@@ -193,8 +193,8 @@ def test_fresh_numbers_are_numpys(seed):
     np.testing.assert_allclose(values(loss), [portion, -math.log(portion)], rtol=1e-6)
 
     step = made("ddim", seed)
-    x, eps = table(step, "x_t")[0], table(step, "ε, as the model says")[0]
-    now, then = table(step, "share ᾱ left of the picture")[0]
+    x, eps = table(step, "x_t")[0], table(step, "ε, predicted")[0]
+    now, then = table(step, "ᾱ")[0]
     picture = (x - np.sqrt(1 - now) * eps) / np.sqrt(now)
     np.testing.assert_allclose(
         values(step), [*picture, *(np.sqrt(then) * picture + np.sqrt(1 - then) * eps)], atol=1e-12
@@ -212,11 +212,11 @@ def test_fresh_numbers_are_numpys(seed):
 
 
 def test_the_cells_of_the_published_page_that_are_wrong(golden):
-    from pencil.learn.katas import finding
+    from pencil.learn.katas import wrong_cells
 
     for head, row in ((0, 0), (0, 3), (1, 2)):
         true = np.array(golden[f"004-head{head + 1}-scores"]["expected"]["scores"])[row]
-        question = finding._scores(head, row)
+        question = wrong_cells._scores(head, row)
         printed = question.given[1].rows[0]
         wrong = [abs(float(text) - exact) > 1e-6 for text, exact in zip(printed, true, strict=True)]
         assert [value == "wrong" for value in values(question)] == wrong
@@ -242,7 +242,7 @@ def test_numbers_as_people_write_them(text, value):
 @pytest.mark.parametrize(
     "text", ["", " ", "abc", "1/0", "1/2/3", "nan", "0x10", "1.2.3", "--1", "1e999", "1" * 61, "½½", "%", "[1]", "1 2"]
 )
-def test_what_is_no_number_is_asked_again(text):
+def test_what_is_no_number_is_unread(text):
     assert read(text, Blank("a", 0.0, 3)) is None
     graded = grade(LEFT, [text, "-0.13", "327680"])
     assert graded == Graded((False, True, True), False, None, (0,))
@@ -278,6 +278,16 @@ def test_one_slip_among_right_answers_is_still_explained():
     assert grade(question, ["0.5", "0.5"]).hint is None
 
 
+@pytest.mark.parametrize("name", KATAS)
+def test_the_key_of_the_tags_is_for_the_exercises_that_use_them(name):
+    assert TAG_KEY == "WANT = query (Q), HAVE = key (K), GIVE = value (V)"
+    for seed in (None, 3):
+        question = made(name, seed)
+        text = " ".join((repr(question), *question.working))  # all that is ever shown
+        assert tag_key([question]) == (TAG_KEY if any(tag in text for tag in TAGS) else "")
+    assert tag_key([made("cut", None), made("gelu", None)]) == ""
+
+
 def test_unknown_names_are_refused_with_the_list():
     with pytest.raises(UserError, match=r"there is no kata sofmax; known: cut, missing-swap, .*wrong-cells$"):
         kata("sofmax")
@@ -291,7 +301,7 @@ def test_the_list_needs_no_torch():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == [str(len(KATAS)), "False"]
 
 
-def test_an_answer_with_too_few_decimals_is_told_so():
+def test_an_answer_with_too_few_decimals_gets_that_hint():
     question = kata("softmax").make(None)
     marked = grade(question, ["0.12", "0,88"])
     assert not marked.solved

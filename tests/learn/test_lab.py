@@ -8,39 +8,68 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from scipy import stats
 
 from pencil.cli.main import main
 from pencil.core.cache import Cache
 from pencil.core.probe import Probe
 from pencil.learn.lab import claim_of, claims
 from pencil.learn.lab import claims_order as order
-from pencil.learn.lab import claims_trunk as trunk
+from pencil.learn.lab import claims_residual as residual
 from pencil.learn.lab.claim import Claim, Curve, Prediction
-from pencil.learn.lab.claims_cache import next_word
+from pencil.learn.lab.claims_cache import time_next_token
 from pencil.learn.lab.claims_scores import pattern_of
-from pencil.learn.lab.claims_training import stamped
+from pencil.learn.lab.claims_training import scaled_gpt
 from pencil.learn.lab.finding import find, interval, number, verdict
-from pencil.learn.lab.practice import built, dice, last, train
+from pencil.learn.lab.grammar_task import grammar, grammatical, lowest_loss, sample_texts
 from pencil.learn.lab.removals import post_norm, without_norms, without_positions, without_skips
 from pencil.learn.lab.report import table, write_all, write_claim
-from pencil.learn.lab.run import FIRST, Plan, append, plain, run
-from pencil.learn.lab.tasks import floor_of, grammar, lawful, walks
+from pencil.learn.lab.run import FIRST, Plan, append, as_json, run
+from pencil.learn.lab.student_t import two_sided_quantile
+from pencil.learn.lab.training import generator, mean_of_last, seeded, train
 from pencil.models.gpt import GPT, GPTConfig
 
 MINE = "scaling residual layernorm pre-norm positions causal-mask warm-up embedding-scale kv-cache".split()
 DOCS = Path(__file__).parents[2] / "docs" / "lab.md"
+HANGS = 900  # seconds: only a process that never ends reaches this
 MODEL = dict(vocab=7, context=5, width=6, heads=3, depth=2, bias=True)
 
 
 # statistics
 
 
-def test_the_interval_is_students():
+@pytest.fixture
+def stats():
+    """The reference for Student's t."""
+    return pytest.importorskip("scipy.stats", reason="scipy is not installed: no reference for Student's t")
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.8, 0.9, 0.95, 0.99, 0.999])
+def test_quantiles_of_students_t_are_scipys(stats, confidence):
+    for degrees in (*range(1, 101), 127, 200, 293, 500, 999, 1000, 4999, 10_000):
+        wanted = stats.t.ppf((1 + confidence) / 2, degrees)
+        assert two_sided_quantile(confidence, degrees) == pytest.approx(wanted, rel=1e-9), degrees
+
+
+def test_quantiles_of_students_t_in_closed_form():
+    """One degree of freedom is Cauchy's distribution; two have an algebraic quantile."""
+    for confidence in (0.1, 0.5, 0.95, 0.99):
+        assert two_sided_quantile(confidence, 1) == pytest.approx(math.tan(math.pi * confidence / 2), rel=1e-12)
+        wanted = confidence * math.sqrt(2 / (1 - confidence**2))
+        assert two_sided_quantile(confidence, 2) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("confidence, degrees", [(0.95, 0), (0.0, 3), (1.0, 3), (math.nan, 3)])
+def test_quantiles_that_do_not_exist(confidence, degrees):
+    with pytest.raises(ValueError, match="no quantile"):
+        two_sided_quantile(confidence, degrees)
+
+
+def test_the_interval_is_students(stats):
     values = [0.31, 0.17, 0.59, 0.23, 0.41]
     mean, low, high = interval(values)
     wanted = stats.t.interval(0.95, 4, loc=sum(values) / 5, scale=stats.sem(values))
@@ -64,7 +93,7 @@ MORE = Prediction("a is larger", "m", "m (units)", "a", "b")
         ({}, [5, 6, 7], [1, 2, 3.1], "shown"),
         ({}, [1, 2, 3.1], [5, 6, 7], "the opposite"),
         ({}, [1, 5, 3], [2, 3, 4], "not shown at this size"),
-        # all larger, but not by as much as was said
+        # all larger, but by less than predicted
         (dict(by=5.0), [5, 6, 7], [1, 2, 3.1], "not shown at this size"),
         (dict(times=3.0), [10, 20, 41], [2, 4, 8], "shown"),
         (dict(times=9.0), [10, 20, 41], [2, 4, 8], "not shown at this size"),
@@ -80,7 +109,7 @@ def test_verdicts(change, a, b, wanted):
     assert find(dataclasses.replace(MORE, **change), {"a": a, "b": b}).verdict == wanted
 
 
-def test_pairs_are_compared_not_groups():
+def test_pairs_are_compared_not_groups(stats):
     # the seeds differ widely, the arms by one in each: only pairs show it
     found = find(MORE, {"a": [11, 101, 1001.1], "b": [10, 100, 1000]})
     assert found.verdict == "shown"
@@ -116,10 +145,10 @@ def fake(arm, seed, size):
 
 
 def claim_with(**size) -> Claim:
-    says = Prediction("it falls", "m", "made up <m> (units)", "with", "without")
+    prediction = Prediction("it falls", "m", "made up <m> (units)", "with", "without")
     size = dict(sign=1.0, noise=0.01) | size
     return Claim(
-        "fake", "Made up & true", "With it m is larger.", "nothing", ("with", "without", "third"), fake, (says,),
+        "fake", "Made up & true", "With it m is larger.", "nothing", ("with", "without", "third"), fake, (prediction,),
         size, size, size, (Curve("curve", "x", "y", log_y=True),),
     )  # fmt: skip
 
@@ -147,7 +176,7 @@ def test_what_is_written(tmp_path):
     figure, report, numbers = write_claim(tmp_path, result, "pencil lab fake --seeds 5")
     assert figure.read_bytes().startswith(b"\x89PNG")
     page = report.read_text()
-    # nothing is asked of the network, and nothing in a name can break the page
+    # nothing is loaded from the network, and no name can break the page
     assert "data:image/png;base64," in page
     assert "http" not in page
     assert "made up &lt;m&gt;" in page
@@ -162,7 +191,7 @@ def test_what_is_written(tmp_path):
 def test_a_process_of_its_own_gives_the_same_numbers():
     small = dataclasses.replace(claim_of("scaling"), quick=dict(widths=(2, 5), tokens=3, rows=1))
     (here,), (there,) = (list(run(Plan([small], seeds=3, workers=workers))) for workers in (0, 1))
-    assert plain(here)["findings"] == plain(there)["findings"]
+    assert as_json(here)["findings"] == as_json(there)["findings"]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -205,25 +234,35 @@ def test_an_interrupted_lab_leaves_no_process_and_no_traceback(tmp_path, how):
     def children():
         return [int(n) for n in Path(f"/proc/{lab.pid}/task/{lab.pid}/children").read_text().split()]
 
-    def alive(pid):
+    def read(pid, name):
         try:
-            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+            return Path(f"/proc/{pid}/{name}").read_text()
         except (FileNotFoundError, ProcessLookupError):
-            return False
+            return ""
 
-    while len(found := children()) < 2:
+    def alive(pid):
+        return read(pid, "stat").rpartition(")")[2].split()[:1] not in ([], ["Z"])
+
+    def wait(condition):
+        begun = time.monotonic()
+        while not condition():
+            assert time.monotonic() - begun < HANGS
+            time.sleep(0.05)
+
+    try:
+        # the workers import torch, or have begun to measure
+        wait(lambda: lab.poll() is not None or any("libtorch" in read(pid, "maps") for pid in children()))
         assert lab.poll() is None
-        time.sleep(0.05)
-    time.sleep(1)  # while they import, or have begun
-    os.killpg(lab.pid, how) if how == signal.SIGINT else lab.send_signal(how)  # Ctrl-C reaches all of them
-    said = "".join(lab.communicate(timeout=60))
-    assert lab.returncode == (130 if how == signal.SIGINT else -how)
-    assert "Traceback" not in said
-    for _ in range(200):
-        if not any(map(alive, found)):
-            break
-        time.sleep(0.05)
-    assert not [pid for pid in found if alive(pid)]
+        found = children()
+        assert len(found) >= 2
+        os.killpg(lab.pid, how) if how == signal.SIGINT else lab.send_signal(how)  # Ctrl-C reaches all of them
+        text = "".join(lab.communicate(timeout=HANGS))
+        assert lab.returncode == (130 if how == signal.SIGINT else -how)
+        assert "Traceback" not in text
+        wait(lambda: not any(map(alive, found)))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(lab.pid, signal.SIGKILL)
 
 
 def test_what_measures_time_comes_last():
@@ -267,14 +306,14 @@ def test_names_are_known_and_documented():
 
 
 def model_of(seed=0, **sizes) -> GPT:
-    return built(lambda: GPT(GPTConfig(**(MODEL | sizes))), seed).eval()
+    return seeded(lambda: GPT(GPTConfig(**(MODEL | sizes))), seed).eval()
 
 
 TEXT = torch.tensor([[3, 1, 6, 2, 5]])
 
 
 def test_without_the_scale_scores_are_larger_by_the_root_of_the_width():
-    q, k = torch.randn(2, 1, 3, 5, 7, generator=dice(0))
+    q, k = torch.randn(2, 1, 3, 5, 7, generator=generator(0))
     assert torch.allclose(pattern_of(q, k, 1.0)[0], pattern_of(q, k, None)[0] * math.sqrt(7), atol=1e-5)
 
 
@@ -312,11 +351,11 @@ def test_post_norm_norms_the_trunk_and_keeps_the_matrices():
 
 def test_gradients_are_those_of_autograd():
     size = claim_of("residual").tiny
-    model = trunk.made(size, 0, 3)
-    found = trunk.gradients(model, size, 0)
+    model = residual.small_gpt(size, 0, 3)
+    found = residual.block_gradients(model, size, 0)
     probe = Probe("blocks.*.post")
-    text, following = trunk.texts(size, 0, 0)
-    loss = trunk.next_token(model(text, probe=probe), following)
+    text, targets = residual.text_batch(size, 0, 0)
+    loss = residual.next_token(model(text, probe=probe), targets)
     wanted = torch.autograd.grad(loss, list(probe.values.values()))
     assert found == pytest.approx([float(grad.norm()) for grad in wanted], rel=1e-5)
 
@@ -325,7 +364,7 @@ def test_without_positions_order_changes_nothing():
     size = claim_of("positions").tiny | dict(length=5)
     text = torch.tensor([[0, 3, 1, 4, 2]])
     swapped = text[:, [2, 4, 1, 0, 3]]
-    blind, sees = (order.reader(arm, 0, size).double() for arm in ("without", "with"))
+    blind, sees = (order.order_classifier(arm, 0, size).double() for arm in ("without", "with"))
     assert torch.allclose(blind(text), blind(swapped), atol=1e-12)
     assert not torch.allclose(sees(text), sees(swapped), atol=1e-12)
     line = without_positions(model_of())
@@ -342,25 +381,25 @@ def test_without_the_mask_the_future_is_looked_at():
     assert (pattern > 0).all()
 
 
-def test_who_came_first_is_what_it_says():
-    text, first = order.bitten(dict(words=11, length=7), 0, 0, 101)
-    for row, said in zip(text.tolist(), first.tolist(), strict=True):
+def test_the_label_is_which_word_comes_first():
+    text, first = order.order_batch(dict(words=11, length=7), 0, 0, 101)
+    for row, label in zip(text.tolist(), first.tolist(), strict=True):
         assert row.count(0) == row.count(1) == 1
-        assert said == (row.index(0) < row.index(1))
+        assert label == (row.index(0) < row.index(1))
     assert 0.3 < first.float().mean() < 0.7
 
 
 def test_the_grammar_is_kept():
     words = grammar(11, 3, 5)
-    assert floor_of(words) == pytest.approx(math.log(3))
-    text = walks(words, 13, 17, dice(2))
-    assert lawful(words, text) == 1.0
-    assert lawful(words, torch.randint(11, (101, 53), generator=dice(3))) == pytest.approx(3 / 11, abs=0.03)
+    assert lowest_loss(words) == pytest.approx(math.log(3))
+    text = sample_texts(words, 13, 17, generator(2))
+    assert grammatical(words, text) == 1.0
+    assert grammatical(words, torch.randint(11, (101, 53), generator=generator(3))) == pytest.approx(3 / 11, abs=0.03)
 
 
 def test_the_scale_of_the_words():
     size = dict(words=7, length=5, width=16, heads=2, depth=1)
-    plain_model, times = (stamped(size, 0, 0.25, scaled) for scaled in (False, True))
+    plain_model, times = (scaled_gpt(size, 0, 0.25, scaled) for scaled in (False, True))
     probes = Probe("embed"), Probe("embed")
     plain_model(TEXT, probe=probes[0])
     times(TEXT, probe=probes[1])
@@ -369,7 +408,7 @@ def test_the_scale_of_the_words():
 
 def test_one_more_word_is_the_same_word_with_a_cache():
     model = model_of()
-    _, cache = next_word(model, TEXT[:, :3], True, 1)
+    _, cache = time_next_token(model, TEXT[:, :3], True, 1)
     assert isinstance(cache, Cache)
     assert cache.used == 5
     fresh = model.new_cache(1, 5)
@@ -384,8 +423,8 @@ def test_a_training_learns_and_a_broken_one_ends():
     assert losses[-1] < 0.1 * losses[0]
     broken = train(weight, lambda step: weight(torch.ones(1, 3)).sum() * (math.nan if step == 3 else 1), 11)
     assert len(broken) == 4
-    assert last(broken, 1, 7.0) == 7.0
-    assert last([9.0, 1.0], 2, 5.0) == 3.0
+    assert mean_of_last(broken, 1, 7.0) == 7.0
+    assert mean_of_last([9.0, 1.0], 2, 5.0) == 3.0
 
 
 # the verb

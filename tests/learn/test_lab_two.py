@@ -12,17 +12,17 @@ from pencil.core.masks import causal, full
 from pencil.core.probe import OFF, Probe
 from pencil.core.span import Span
 from pencil.learn.lab import claims
-from pencil.learn.lab import claims_looking as looking
+from pencil.learn.lab import claims_attention as attention
+from pencil.learn.lab import claims_images as images
 from pencil.learn.lab import claims_parts as parts
-from pencil.learn.lab import claims_pictures as pictures
 from pencil.learn.lab import claims_recurrent as recurrent
-from pencil.learn.lab.cards import Cards, Stack, all_right, deal
-from pencil.learn.lab.practice import dice
+from pencil.learn.lab.recall_task import Blocks, RecallModel, exact_match, recall_batch
+from pencil.learn.lab.training import generator
 
-MINE = {claim.name: claim for file in (looking, parts, pictures, recurrent) for claim in file.CLAIMS}
+MINE = {claim.name: claim for file in (attention, parts, images, recurrent) for claim in file.CLAIMS}
 
 
-def numbers(model):
+def parameters(model):
     return sum(p.numel() for p in model.parameters())
 
 
@@ -57,27 +57,27 @@ def test_the_same_seed_gives_the_same_numbers(name):
 # cards
 
 
-def test_a_deal_asks_for_cards_that_are_shown():
-    hand = deal(dice(0), rows=17, names=7, values=5, shown=3, asked=2)
-    for names, values, asked, answers in zip(*(part.tolist() for part in hand), strict=True):
-        assert (len(set(names)), len(set(asked))) == (3, 2)
+def test_a_query_names_cards_that_are_shown():
+    batch = recall_batch(generator(0), rows=17, names=7, values=5, shown=3, queries=2)
+    for names, values, queries, answers in zip(*(part.tolist() for part in batch), strict=True):
+        assert (len(set(names)), len(set(queries))) == (3, 2)
         held = dict(zip(names, values, strict=True))
-        assert [held[name] for name in asked] == answers
+        assert [held[name] for name in queries] == answers
 
 
 def test_all_right_means_every_answer():
-    hand = deal(dice(1), rows=19, names=5, values=3, shown=5, asked=2)
-    model = Cards(5, 3, 2, 4, Stack(lambda: torch.nn.Identity(), 0, torch.nn.Identity()))
-    model.forward = lambda hand: torch.nn.functional.one_hot(hand.answers, 3).float()
-    assert all_right(model, hand) == 1.0
+    batch = recall_batch(generator(1), rows=19, names=5, values=3, shown=5, queries=2)
+    model = RecallModel(5, 3, 2, 4, Blocks(lambda: torch.nn.Identity(), 0, torch.nn.Identity()))
+    model.forward = lambda batch: torch.nn.functional.one_hot(batch.answers, 3).float()
+    assert exact_match(model, batch) == 1.0
     # the first answer always right, the second always wrong
-    model.forward = lambda hand: torch.nn.functional.one_hot((hand.answers + torch.tensor([0, 1])) % 3, 3).float()
-    assert all_right(model, hand) == 0.0
+    model.forward = lambda batch: torch.nn.functional.one_hot((batch.answers + torch.tensor([0, 1])) % 3, 3).float()
+    assert exact_match(model, batch) == 0.0
 
 
-def test_a_mixture_of_two_cards_does_not_say_whose_value_is_whose():
-    """What makes the task need two looks: cards exchanged between two names add up to the same."""
-    model = Cards(5, 3, 2, 8, torch.nn.Identity())
+def test_a_mixture_of_two_cards_does_not_show_whose_value_is_whose():
+    """Why the task needs two heads: two names with their values exchanged have the same sum."""
+    model = RecallModel(5, 3, 2, 8, torch.nn.Identity())
     mixed = model.names(torch.tensor([0, 1])) + model.values(torch.tensor([2, 0]))
     other = model.names(torch.tensor([0, 1])) + model.values(torch.tensor([0, 2]))
     torch.testing.assert_close(mixed.sum(0), other.sum(0))
@@ -87,13 +87,13 @@ def test_a_mixture_of_two_cards_does_not_say_whose_value_is_whose():
 
 
 def test_one_head_and_four_learn_as_many_numbers():
-    assert numbers(looking.stack(12, 1)) == numbers(looking.stack(12, 4))
-    assert looking.stack(12, 1).blocks[0].attn.heads == 1
+    assert parameters(attention.make_blocks(12, 1)) == parameters(attention.make_blocks(12, 4))
+    assert attention.make_blocks(12, 1).blocks[0].attn.heads == 1
 
 
 def test_the_cost_formula_is_what_torch_counts():
     width, heads, n = 6, 3, 5
-    run = looking.looking(width, heads, n, 0)
+    run = attention.attention_pass(width, heads, n, 0)
     with FlopCounterMode(display=False) as counter:
         run(Probe("pattern"))
     # queries, keys, values and output; scores and sums; each twice again backward
@@ -103,37 +103,37 @@ def test_the_cost_formula_is_what_torch_counts():
 
 def test_the_ratio_is_of_the_first_to_the_second(monkeypatch):
     clock = iter([0, 7, 7, 8, 10, 19, 20, 23, 30, 36, 40, 42])  # a first that does not count, 9 against 3, 6 against 2
-    monkeypatch.setattr(looking.time, "perf_counter", lambda: next(clock))
-    assert looking.ratio(lambda: None, lambda: None, 2) == 3
+    monkeypatch.setattr(attention.time, "perf_counter", lambda: next(clock))
+    assert attention.time_ratio(lambda: None, lambda: None, 2) == 3
 
 
 # one vector
 
 
 def scores_of(model, seed):
-    names, ahead, _ = looking.ring(dice(seed), 2, 5)
-    x = model.trunk.blocks[0].attn_norm(model.names(names) + model.points(ahead))
+    names, ahead, _ = attention.ring_batch(generator(seed), 2, 5)
+    x = model.body.blocks[0].attn_norm(model.names(names) + model.points(ahead))
     probe = Probe("scores")
-    model.trunk.blocks[0].attn(x, Span.whole(5).under(full), probe=probe)
+    model.body.blocks[0].attn(x, Span.whole(5).under(full), probe=probe)
     return probe.values["scores"]
 
 
 def test_one_vector_gives_symmetric_scores():
     size = MINE["qkv"].tiny
-    tied = scores_of(looking.arrows("one vector", 0, size), 7)
+    tied = scores_of(attention.pointer_model("one vector", 0, size), 7)
     torch.testing.assert_close(tied, tied.mT)
-    free = scores_of(looking.arrows("three vectors", 0, size), 7)
+    free = scores_of(attention.pointer_model("three vectors", 0, size), 7)
     assert (free - free.mT).abs().max() > 1e-2
 
 
 def test_one_vector_learns_as_many_numbers():
     size = MINE["qkv"].quick
-    three, one = (numbers(looking.arrows(arm, 0, size)) for arm in ("three vectors", "one vector"))
+    three, one = (parameters(attention.pointer_model(arm, 0, size)) for arm in ("three vectors", "one vector"))
     assert one == pytest.approx(three, rel=0.01)
 
 
 def test_a_ring_points_on_and_on():
-    names, ahead, answers = looking.ring(dice(3), 11, 7)
+    names, ahead, answers = attention.ring_batch(generator(3), 11, 7)
     for row in zip(names.tolist(), ahead.tolist(), answers.tolist(), strict=True):
         follows = dict(zip(row[0], row[1], strict=True))
         assert sorted(row[0]) == sorted(row[1]) == list(range(7))
@@ -150,26 +150,27 @@ def test_a_ring_points_on_and_on():
 
 def test_without_the_mlp_the_trunk_is_left_as_attention_made_it():
     size = MINE["ffn"].tiny
-    asked, _ = parts.facts(3, 0)
+    inputs, _ = parts.random_facts(3, 0)
     for arm, same in (("attention alone", True), ("with", False)):
         probe = Probe("blocks.0.mid", "blocks.0.post")
-        parts.knower(arm, 0, size)(asked, probe=probe)
+        parts.facts_model(arm, 0, size)(inputs, probe=probe)
         assert torch.equal(*probe.values.values()) == same
 
 
 def test_the_deeper_attention_has_as_many_numbers():
     size = MINE["ffn"].quick
     whole, deep, alone = (
-        numbers(parts.knower(arm, 0, size)) for arm in ("with", "attention, three times as deep", "attention alone")
+        parameters(parts.facts_model(arm, 0, size))
+        for arm in ("with", "attention, three times as deep", "attention alone")
     )
     assert deep == pytest.approx(whole, rel=0.05)
     assert alone < whole / 2
 
 
 def test_facts_are_every_pair_once():
-    asked, answers = parts.facts(5, 2)
-    assert len({tuple(row) for row in asked.tolist()}) == 25 == len(answers)
-    assert (asked[:, 2] == 5).all()
+    inputs, answers = parts.random_facts(5, 2)
+    assert len({tuple(row) for row in inputs.tolist()}) == 25 == len(answers)
+    assert (inputs[:, 2] == 5).all()
     assert answers.max() < 5
 
 
@@ -182,34 +183,34 @@ def test_only_the_open_mask_sees_the_future():
     other = text.clone()
     other[0, -1] = 3
     for arm, moved in (("open", True), ("causal", False)):
-        model = parts.switched(arm, 0, size)
+        model = parts.gpt_with_mask(arm, 0, size)
         assert model.mask is (full if arm == "open" else causal)
         assert (not torch.equal(model(text)[:, :-1], model(other)[:, :-1])) == moved
-    open_, closed = (parts.switched(arm, 0, size).state_dict() for arm in ("open", "causal"))
+    open_, closed = (parts.gpt_with_mask(arm, 0, size).state_dict() for arm in ("open", "causal"))
     assert all(torch.equal(open_[key], closed[key]) for key in open_)
 
 
-def test_hidden_words_have_both_sides():
-    hidden = parts.hide(torch.zeros(37, 7, dtype=torch.long), 0.2, dice(0))
-    assert hidden.any(1).all()
-    assert not hidden[:, [0, -1]].any()
-    assert 0.1 < parts.hide(torch.zeros(503, 101, dtype=torch.long), 0.2, dice(0)).float().mean() < 0.25
+def test_masked_tokens_have_both_sides():
+    masked = parts.random_masked(torch.zeros(37, 7, dtype=torch.long), 0.2, generator(0))
+    assert masked.any(1).all()
+    assert not masked[:, [0, -1]].any()
+    assert 0.1 < parts.random_masked(torch.zeros(503, 101, dtype=torch.long), 0.2, generator(0)).float().mean() < 0.25
 
 
 # the swap
 
 
-def strips_of(model):
-    probe = Probe("patches.strips")
+def patches_of(model):
+    probe = Probe("patches.flat")
     model(torch.arange(64.0).reshape(1, 1, 8, 8), probe=probe)
-    return probe.values["patches.strips"]
+    return probe.values["patches.flat"]
 
 
 def test_slices_are_a_plain_reshape():
-    model = pictures.vit(0, MINE["swap"].tiny, 2)
-    assert strips_of(model)[0, 0].tolist() == [0, 1, 8, 9]
-    model.patches.swap = pictures.leave
-    assert torch.equal(strips_of(model), torch.arange(64.0).reshape(1, 16, 4))
+    model = images.digit_vit(0, MINE["swap"].tiny, 2)
+    assert patches_of(model)[0, 0].tolist() == [0, 1, 8, 9]
+    model.patches.swap = images.no_swap
+    assert torch.equal(patches_of(model), torch.arange(64.0).reshape(1, 16, 4))
 
 
 # BatchNorm
@@ -217,18 +218,18 @@ def test_slices_are_a_plain_reshape():
 
 def test_a_norm_over_the_batch_makes_a_row_depend_on_the_others():
     size = MINE["batchnorm"].tiny
-    plain, batch = pictures.vit(0, size, 4), pictures.over_the_batch(pictures.vit(0, size, 4))
+    plain, batch = images.digit_vit(0, size, 4), images.with_batchnorm(images.digit_vit(0, size, 4))
     assert not any(isinstance(module, LayerNorm) for module in batch.modules())
-    assert pictures.leak(plain, 3) < 1e-5 < 1e-2 < pictures.leak(batch, 3)
-    # in use it reads what it remembers, and rows are apart again
-    given, _ = pictures.handwriting()[1]
+    assert images.batch_dependence(plain, 3) < 1e-5 < 1e-2 < images.batch_dependence(batch, 3)
+    # in evaluation mode it uses running statistics, and rows are independent again
+    given, _ = images.digit_images()[1]
     batch.eval()
     torch.testing.assert_close(batch(given[:3])[0], batch(given[:1])[0])
 
 
-def test_a_norm_over_the_batch_is_the_middle_and_spread_of_each_channel():
-    x = torch.randn(3, 5, 7, generator=dice(0), dtype=torch.float64)
-    normed = pictures.OverTheBatch(7).double()(x).detach().numpy()
+def test_a_norm_over_the_batch_is_the_mean_and_variance_of_each_channel():
+    x = torch.randn(3, 5, 7, generator=generator(0), dtype=torch.float64)
+    normed = images.TokenBatchNorm(7).double()(x).detach().numpy()
     flat = x.numpy().reshape(15, 7)
     wanted = (flat - flat.mean(0)) / np.sqrt(flat.var(0) + 1e-5)
     np.testing.assert_allclose(normed.reshape(15, 7), wanted, atol=1e-12)
@@ -239,14 +240,14 @@ def test_a_norm_over_the_batch_is_the_middle_and_spread_of_each_channel():
 
 def test_the_zero_makes_fresh_blocks_the_identity():
     size = MINE["ada-zero"].tiny
-    assert pictures.drift(pictures.dit("zero", 0, size)) == 0
-    assert pictures.drift(pictures.dit("one", 0, size)) > 0.1
+    assert images.block_change(images.digit_dit("zero", 0, size)) == 0
+    assert images.block_change(images.digit_dit("one", 0, size)) > 0.1
 
 
 def test_without_the_zero_a_block_is_a_plain_prenorm_block():
     size = MINE["ada-zero"].tiny
-    block = pictures.dit("one", 0, size).blocks[0]
-    x, span = torch.randn(2, 3, 4, generator=dice(0)), Span.whole(3).under(full)
+    block = images.digit_dit("one", 0, size).blocks[0]
+    x, span = torch.randn(2, 3, 4, generator=generator(0)), Span.whole(3).under(full)
     mid = x + block.attn(block.attn_norm(x), span)
     torch.testing.assert_close(block(x, span, torch.randn(2, 4)), mid + block.mlp(block.mlp_norm(mid)))
 
@@ -257,8 +258,8 @@ def test_without_the_zero_a_block_is_a_plain_prenorm_block():
 @pytest.mark.parametrize("arm", recurrent.ARMS[1:])
 def test_recurrent_networks_are_as_large(arm):
     for size in (MINE["rnn-time"].quick, MINE["rnn-recall"].quick):
-        blocks, other = (recurrent.trunk(kind, size["width"], size["depth"]) for kind in ("transformer", arm))
-        assert numbers(other) == pytest.approx(numbers(blocks), rel=0.02)
+        blocks, other = (recurrent.sequence_model(kind, size["width"], size["depth"]) for kind in ("transformer", arm))
+        assert parameters(other) == pytest.approx(parameters(blocks), rel=0.02)
 
 
 def test_the_share_of_an_rnn_is_its_matrices_multiplied():
@@ -269,15 +270,15 @@ def test_the_share_of_an_rnn_is_its_matrices_multiplied():
             p.fill_(1e-4 if p is model.cells.weight_ih_l0 else 0.0)
         model.cells.weight_hh_l0.fill_(0.5)
         model.out.weight.fill_(1.0)
-    x = torch.randn(1, 11, 1, generator=dice(0), dtype=torch.float64, requires_grad=True)
+    x = torch.randn(1, 11, 1, generator=generator(0), dtype=torch.float64, requires_grad=True)
     (grad,) = torch.autograd.grad(model(x)[0, -1].sum(), x)
     assert float(grad[0, 0] / grad[0, -1]) == pytest.approx(0.5**10, rel=1e-5)
 
 
 def test_attention_reaches_the_first_token_in_one_step():
     size = dict(width=8, depth=1, lengths=(2, 53))
-    share = {arm: recurrent.reaching_back(arm, 0, size)["share"] for arm in recurrent.ARMS}
-    assert share["transformer"] > 1e-4 > 1e-8 > max(share["LSTM"], share["RNN"])
+    ratio = {arm: recurrent.measure_gradient(arm, 0, size)["ratio"] for arm in recurrent.ARMS}
+    assert ratio["transformer"] > 1e-4 > 1e-8 > max(ratio["LSTM"], ratio["RNN"])
 
 
 def test_sizes_are_whole_claims():

@@ -24,23 +24,27 @@ from pencil.train.losses import next_token
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 
-SCHEMES = ["learned", "sincos", "sincos-halves", "rope", "alibi", "shaw", "t5", "none"]
+SCHEMES = ["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
 SIZES = dict(image_size=(6, 10), channels=3, patch=(2, 5), vocab=101, context=11, width=42, depth=2, heads=3, hidden=53)
 KINDS = {
     "nano": dict(),
-    "seed": dict(mask="causal", positions="learned", delimiters=False, types=False, bias=True),
-    "waves": dict(mask="causal", positions="sincos", tied=False, bias=True, types=False, picture_width=19),
-    "still": dict(positions="none", picture_positions="learned", tied=False, delimiters=False, activation="gelu-tanh"),
-    "llama": dict(positions="rope", picture_positions="none", norm="rms", activation="swiglu", kv_heads=1, types=False),
-    "turned": dict(mask="causal", positions="learned", picture_positions="rope", bias=True, picture_width=47, kv_heads=1),
-    "mixed": dict(positions="sincos", picture_positions="rope", delimiters=False, types=False, kv_heads=3, eps=1e-3),
-    "words": dict(positions="rope", picture_positions="sincos", bias=True, tied=False, rope_base=7.0),
-    "biased": dict(positions="alibi", picture_positions="t5", kv_heads=1),
+    "seed": dict(mask="causal", positions="learned", delimiters=False, type_embeddings=False, bias=True),
+    "sinusoidal": dict(mask="causal", positions="sinusoidal", tie_embeddings=False, bias=True, type_embeddings=False,
+                       image_width=19),
+    "still": dict(positions="none", image_positions="learned", tie_embeddings=False, delimiters=False,
+                  activation="gelu-tanh"),
+    "llama": dict(positions="rope", image_positions="none", norm="rms", activation="swiglu", kv_heads=1,
+                  type_embeddings=False),
+    "rotated": dict(mask="causal", positions="learned", image_positions="rope", bias=True, image_width=47, kv_heads=1),
+    "mixed": dict(positions="sinusoidal", image_positions="rope", delimiters=False, type_embeddings=False, kv_heads=3,
+                  eps=1e-3),
+    "words": dict(positions="rope", image_positions="sinusoidal", bias=True, tie_embeddings=False, rope_theta=7.0),
+    "biased": dict(positions="alibi", image_positions="t5", kv_heads=1),
     "far": dict(mask="causal", positions="shaw", bias=True, delimiters=False),
-    "buckets": dict(positions="t5", tied=False, norm="rms"),
-    "crow": dict(positions="t5", picture_positions="alibi", types=False, delimiters=False),
-    "part": dict(positions="rope", picture_positions="shaw", rope_share=0.6, activation="relu"),
-    "halves": dict(positions="sincos-halves", picture_positions="rope", rope_share=0.3, activation="silu"),
+    "buckets": dict(positions="t5", tie_embeddings=False, norm="rms"),
+    "crow": dict(positions="t5", image_positions="alibi", type_embeddings=False, delimiters=False),
+    "part": dict(positions="rope", image_positions="shaw", rope_fraction=0.6, activation="relu"),
+    "halves": dict(positions="sinusoidal-halves", image_positions="rope", rope_fraction=0.3, activation="silu"),
 }  # fmt: skip
 
 
@@ -61,32 +65,32 @@ def pictures(count, channels=3, height=6, width=10):
     return torch.randn(count, channels, height, width, generator=torch.Generator().manual_seed(5))
 
 
-# the model once more, from its weights and its config's words alone: one sequence, one head at a time
+# the model once more, from its weights and its config alone: one sequence, one head at a time
 
 
-def waves(place, pairs, base):
+def angles_at(place, pairs, base):
     """The angles of one place: the axes share the pairs, the first taking what is left over."""
     angles = []
-    for axis, seat in enumerate(place):
+    for axis, position in enumerate(place):
         n = pairs // len(place) + (1 if axis < pairs % len(place) else 0)
-        angles += [seat * base ** (-i / n) for i in range(n)]
+        angles += [position * base ** (-i / n) for i in range(n)]
     return torch.tensor(angles, dtype=torch.float64)
 
 
-def stamped(x, scheme, table, seat, place):
+def embedded(x, scheme, table, position, place):
     if scheme == "learned":
-        return x + table[seat]
-    if scheme == "sincos":
-        angles = waves(place, len(x) // 2, 10000.0)
+        return x + table[position]
+    if scheme == "sinusoidal":
+        angles = angles_at(place, len(x) // 2, 10000.0)
         return x + torch.stack([angles.sin(), angles.cos()], 1).flatten()
-    if scheme == "sincos-halves":
-        angles = waves(place, len(x) // 2, 10000.0)
+    if scheme == "sinusoidal-halves":
+        angles = angles_at(place, len(x) // 2, 10000.0)
         return x + torch.cat([angles.sin(), angles.cos()])
     return x
 
 
 def bucket(distance, both):
-    """T5's, by its definition: 32 in all, half of them for keys ahead if those are seen; reach 128."""
+    """T5's, by its definition: 32 in all, half of them for keys ahead in both directions; max_distance 128."""
     count = 16 if both else 32
     far, half = abs(distance) if both else max(-distance, 0), count // 2
     if far >= half:
@@ -96,16 +100,16 @@ def bucket(distance, both):
 
 def added(scheme, table, heads, both, query, key, q):
     """What a scheme adds to the scores of one query for one key, for each head's q."""
-    apart = [b - a for a, b in zip(query, key, strict=True)]
+    offsets = [b - a for a, b in zip(query, key, strict=True)]
     if scheme == "alibi":
         assert heads == 3
-        far = torch.tensor(math.hypot(*apart), dtype=torch.float32).item()  # a distance is kept in float32
+        far = torch.tensor(math.hypot(*offsets), dtype=torch.float32).item()  # a distance is kept in float32
         return [-slope * far for slope in (1 / 16, 1 / 256, 1 / 4)]
     if scheme == "shaw":
-        rows = [table[axis, max(-16, min(16, n)) + 16] for axis, n in enumerate(apart)]
+        rows = [table[axis, max(-16, min(16, n)) + 16] for axis, n in enumerate(offsets)]
         return [float(sum(rows) @ q[h]) / math.sqrt(len(q[h])) for h in range(heads)]
     if scheme == "t5":
-        return [sum(float(table[axis, bucket(n, both), h]) for axis, n in enumerate(apart)) for h in range(heads)]
+        return [sum(float(table[axis, bucket(n, both), h]) for axis, n in enumerate(offsets)) for h in range(heads)]
     return [0.0] * heads
 
 
@@ -142,12 +146,12 @@ def by_hand(model, text, image):
     c, w = model.config, model.state_dict()
     d, (ph, pw) = c.width // c.heads, c.patch
     rows, columns = c.image_size[0] // ph, c.image_size[1] // pw
-    picture_scheme, half = c.picture_positions or c.positions, int(d * c.rope_share) // 2
-    sequence, turns, places = [], [], []
+    image_scheme, half = c.image_positions or c.positions, int(d * c.rope_fraction) // 2
+    sequence, rotations, places = [], [], []
 
     def add(x, kind, angles, place=None):
-        sequence.append(x + w["types"][kind] if c.types else x)
-        turns.append(torch.zeros(half, dtype=torch.float64) if angles is None else angles)
+        sequence.append(x + w["types"][kind] if c.type_embeddings else x)
+        rotations.append(torch.zeros(half, dtype=torch.float64) if angles is None else angles)
         places.append((kind, place))
 
     if c.delimiters:
@@ -156,36 +160,36 @@ def by_hand(model, text, image):
         for column in range(columns):
             square = image[:, row * ph : (row + 1) * ph, column * pw : (column + 1) * pw]
             x = mapped(square.flatten(), w, "patches.proj")
-            if c.picture_width:
+            if c.image_width:
                 x = mapped(x, w, "project.map")
             place = (row, column)
-            x = stamped(x, picture_scheme, w.get("picture_positions.table"), row * columns + column, place)
-            add(x, 0, waves(place, half, c.rope_base) if picture_scheme == "rope" else None, place)
+            x = embedded(x, image_scheme, w.get("image_positions.table"), row * columns + column, place)
+            add(x, 0, angles_at(place, half, c.rope_theta) if image_scheme == "rope" else None, place)
     if c.delimiters:
         add(w["marks"][1], 0, None)
     before = len(sequence)
-    for seat, token in enumerate(text.tolist()):
-        x = stamped(w["tokens.weight"][token], c.positions, w.get("positions.table"), seat, (seat,))
-        add(x, 1, waves((seat,), half, c.rope_base) if c.positions == "rope" else None, (seat,))
+    for position, token in enumerate(text.tolist()):
+        x = embedded(w["tokens.weight"][token], c.positions, w.get("positions.table"), position, (position,))
+        add(x, 1, angles_at((position,), half, c.rope_theta) if c.positions == "rope" else None, (position,))
     x, total = torch.stack(sequence), len(sequence)
 
     def seen(query, key):
         return key <= query or (c.mask == "prefix" and key < before)
 
-    def turned(head):
+    def rotated(head):
         out = head.clone()
-        for t, angle in enumerate(turns):
+        for t, angle in enumerate(rotations):
             a, b = head[t, :half], head[t, half : 2 * half]
             out[t, :half] = a * angle.cos() - b * angle.sin()
             out[t, half : 2 * half] = a * angle.sin() + b * angle.cos()
         return out
 
     def bias(h, t, s, q):
-        """Among strips, or among words; a delimiter has no place, and a word and a strip share no world."""
+        """Among patches, or among words; a delimiter has no position, and between word and patch there is none."""
         (kind, query), (other, key) = places[t], places[s]
         if kind != other or query is None or key is None:
             return 0.0
-        scheme, name = (c.positions, "positions") if kind else (picture_scheme, "picture_positions")
+        scheme, name = (c.positions, "positions") if kind else (image_scheme, "image_positions")
         return added(scheme, w.get(f"{name}.table"), c.heads, not kind, query, key, [q] * c.heads)[h]
 
     scale = 1.0 if c.positions == "t5" else 1 / math.sqrt(d)
@@ -198,7 +202,7 @@ def by_hand(model, text, image):
             g = h // (c.heads // groups)
             at = [h * d, c.heads * d + g * d, (c.heads + groups) * d + g * d]
             q, k, v = (joined[:, start : start + d] for start in at)
-            q, k = turned(q), turned(k)
+            q, k = rotated(q), rotated(k)
             head = torch.zeros(total, d, dtype=torch.float64)
             for t in range(total):
                 keys = [s for s in range(total) if seen(t, s)]
@@ -209,7 +213,7 @@ def by_hand(model, text, image):
         x = x + mapped(torch.cat(out, 1), w, f"blocks.{i}.attn.out")
         x = x + activated(normed(x, w, f"blocks.{i}.mlp_norm", c), w, f"blocks.{i}.mlp", c)
     x = normed(x[before:], w, "norm", c)
-    return x @ w["tokens.weight"].T if c.tied else mapped(x, w, "head")
+    return x @ w["tokens.weight"].T if c.tie_embeddings else mapped(x, w, "head")
 
 
 @pytest.mark.proof("parity with a reference on random weights", "captioner")
@@ -225,13 +229,13 @@ def test_logits_equal_the_formulas_written_out(kind):
 @pytest.mark.proof("parity with a reference on random weights", "captioner")
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_its_picture_half_is_a_vit_of_the_same_weights(scheme):
-    """The words never reach the strips, so the strips' half of every block is the ViT's."""
-    model = tiny(positions=scheme, types=False, delimiters=False, bias=True, eps=1e-6)
+    """The patches do not attend to the words, so their half of every block is the ViT's."""
+    model = tiny(positions=scheme, type_embeddings=False, delimiters=False, bias=True, eps=1e-6)
     twin = create("vit", ViTConfig(
         **{name: SIZES[name] for name in ("image_size", "channels", "patch", "width", "depth", "heads", "hidden")},
         positions=scheme, pool="mean",
     )).eval()  # fmt: skip
-    ours = {name.replace("picture_positions", "positions"): t for name, t in model.state_dict().items()
+    ours = {name.replace("image_positions", "positions"): t for name, t in model.state_dict().items()
             if not name.startswith(("positions", "tokens"))}  # fmt: skip
     missing = twin.load_state_dict(ours, strict=False)
     assert not missing.unexpected_keys
@@ -248,13 +252,13 @@ def test_its_picture_half_is_a_vit_of_the_same_weights(scheme):
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("mask", ["causal", "prefix"])
 def test_its_text_half_is_a_gpt_of_the_same_weights(scheme, mask):
-    """With every score of a word for a strip struck out, the words are alone."""
-    model = tiny(positions=scheme, mask=mask, types=False, kv_heads=1)
+    """With every score of a word for a patch masked, the words are alone."""
+    model = tiny(positions=scheme, mask=mask, type_embeddings=False, kv_heads=1)
     twin = create("gpt", GPTConfig(
         **{name: SIZES[name] for name in ("vocab", "context", "width", "depth", "heads", "hidden")},
-        positions=scheme, kv_heads=1, rope_base=100.0,
+        positions=scheme, kv_heads=1, rope_theta=100.0,
     )).eval()  # fmt: skip
-    ours = {name: t for name, t in model.state_dict().items() if not name.startswith(("p", "marks"))}
+    ours = {name: t for name, t in model.state_dict().items() if not name.startswith(("p", "image_positions", "marks"))}
     if hasattr(model.positions, "table"):
         ours["positions.table"] = model.positions.table
     twin.load_state_dict(ours)
@@ -329,7 +333,7 @@ def test_a_batch_of_mixed_lengths_equals_each_row_alone(lengths, steps, kind, ri
     rows = tokens(len(lengths), longest + steps)
     index = torch.full((len(lengths), longest), NOWHERE)
     ids = torch.zeros(len(lengths), longest, dtype=torch.long)
-    for i, n in enumerate(lengths):  # padding may stand on either side
+    for i, n in enumerate(lengths):  # padding may be on either side
         place = slice(0, n) if right else slice(longest - n, longest)
         index[i, place] = torch.arange(n)
         ids[i, place] = rows[i, :n]
@@ -345,14 +349,14 @@ def test_a_batch_of_mixed_lengths_equals_each_row_alone(lengths, steps, kind, ri
 
 
 def test_a_cache_holds_the_same_places_however_the_tokens_came():
-    """Strips at (row, column), the delimiters at (0, 0), and words at (seat, 0)."""
+    """Patches at (row, column), the delimiters at (0, 0), and words at (position, 0)."""
     model, ids, picture = tiny(), tokens(2, 7), pictures(2)
     whole, pieces = model.new_cache(2, 7), model.new_cache(2, 7)
     with torch.no_grad():
         model(ids, picture, cache=whole)
         for at in range(7):
             model(ids[:, at : at + 1], None if at else picture, cache=pieces)
-    words = [[seat, 0] for seat in range(7)]
+    words = [[position, 0] for position in range(7)]
     places = [[0, 0], [0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1], [0, 0], *words]
     for cache in (whole, pieces):
         assert cache.index.tolist() == [list(range(15))] * 2
@@ -388,7 +392,7 @@ def test_another_picture_gives_other_words():
     assert rows[0] != rows[1]
 
 
-def test_the_picture_is_read_once_however_much_is_said(monkeypatch):
+def test_the_picture_is_read_once_however_much_is_generated(monkeypatch):
     model, count = tiny(context=13), 0
     read = model.patches.forward
 
@@ -421,7 +425,7 @@ def test_a_picture_of_another_shape_is_refused_with_both_shapes_named():
         tiny()(tokens(1, 2), torch.zeros(1, 3, 10, 6))
 
 
-def test_only_the_last_logits_when_asked():
+def test_only_the_last_logits_when_requested():
     model, ids = tiny(), tokens(2, 7)
     torch.testing.assert_close(model(ids, pictures(2), last=True), model(ids, pictures(2))[:, -1:])
 
@@ -429,7 +433,7 @@ def test_only_the_last_logits_when_asked():
 @pytest.mark.parametrize("mask", ["causal", "prefix"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_who_sees_whom(scheme, mask):
-    """A word never sees a later one, a strip never sees a word, and strips see later strips only under the prefix."""
+    """A word never attends to a later one, a patch never to a word, and patches to later ones only under the prefix."""
     model, ids, picture = tiny(positions=scheme, mask=mask, delimiters=False), tokens(1, 11), pictures(1)
 
     def inside(ids, picture):
@@ -441,17 +445,17 @@ def test_who_sees_whom(scheme, mask):
     before, logits = inside(ids, picture)
     other = ids.clone()
     other[0, 5:] = (other[0, 5:] + 1) % 101
-    after, said = inside(other, picture)
-    assert torch.equal(before[:, :11], after[:, :11])  # 6 strips and 5 words
-    assert torch.equal(logits[:, :5], said[:, :5])
-    assert not torch.equal(logits[:, 5], said[:, 5])
+    after, output = inside(other, picture)
+    assert torch.equal(before[:, :11], after[:, :11])  # 6 patches and 5 words
+    assert torch.equal(logits[:, :5], output[:, :5])
+    assert not torch.equal(logits[:, 5], output[:, 5])
 
     changed = picture.clone()
-    changed[:, :, 4:, 5:] += 1  # the last of the six strips
-    after, said = inside(ids, changed)
-    assert not torch.equal(logits[:, 0], said[:, 0])
-    for strip in range(5):
-        assert torch.equal(before[:, strip], after[:, strip]) == (mask == "causal"), strip
+    changed[:, :, 4:, 5:] += 1  # the last of the six patches
+    after, output = inside(ids, changed)
+    assert not torch.equal(logits[:, 0], output[:, 0])
+    for patch in range(5):
+        assert torch.equal(before[:, patch], after[:, patch]) == (mask == "causal"), patch
 
 
 class Squares(TorchDispatchMode):
@@ -488,7 +492,7 @@ def test_a_prefix_needs_no_square_of_all_tokens(kv_heads, training):
 GOLDEN_LOSSES = {
     ("nano", "muon"): [4.67292, 4.47168, 4.29744, 4.13767, 3.99477, 3.86196, 3.73382, 3.61145, 3.48615, 3.3628],
     ("seed", "adamw"): [4.63522, 4.36704, 4.18624, 4.04702, 3.91302, 3.78531, 3.66652, 3.54887, 3.4306, 3.31342],
-    ("turned", "muon"): [4.65531, 4.42659, 4.26061, 4.10625, 3.96064, 3.83868, 3.71565, 3.59135, 3.46632, 3.3428],
+    ("rotated", "muon"): [4.65531, 4.42659, 4.26061, 4.10625, 3.96064, 3.83868, 3.71565, 3.59135, 3.46632, 3.3428],
 }
 
 
@@ -508,7 +512,7 @@ def ten_steps(kind, optimizer):
     return losses
 
 
-@pytest.mark.parametrize("kind, optimizer", [("nano", "muon"), ("seed", "adamw"), ("turned", "muon")])
+@pytest.mark.parametrize("kind, optimizer", [("nano", "muon"), ("seed", "adamw"), ("rotated", "muon")])
 @pytest.mark.proof("golden ten-step loss", "captioner")
 def test_ten_steps_of_training_give_the_same_losses_as_ever(kind, optimizer):
     assert ten_steps(kind, optimizer) == pytest.approx(GOLDEN_LOSSES[kind, optimizer], abs=1e-4)
@@ -521,7 +525,8 @@ def test_the_names_have_the_shapes_of_the_notation(golden, tied):
     size, shape = entry["inputs"], entry["expected"]
     config = configure(
         "captioner", "seed", image_size=(size["H"], size["W"]), channels=size["C"], patch=(size["P"], size["P"]),
-        vocab=size["V"], context=size["T"], width=size["D"], depth=size["L"], heads=1, hidden=size["d_ff"], tied=tied,
+        vocab=size["V"], context=size["T"], width=size["D"], depth=size["L"], heads=1, hidden=size["d_ff"],
+        tie_embeddings=tied,
     )  # fmt: skip
     model, probe = create("captioner", config), Probe()
     model(
@@ -551,7 +556,7 @@ def test_its_masks_are_those_of_the_notation(golden, mask, name):
     expected = torch.tensor([[float(cell) for cell in row] for row in entry["expected"][name]])
     assert torch.equal(allowed, expected == 0)
     probe = Probe("blocks.0.attn.pattern")
-    with torch.no_grad():  # even scores: each token looks at all it may see alike
+    with torch.no_grad():  # even scores: each token attends equally to all it may
         model.blocks[0].attn.qkv.weight.zero_()
         model(tokens(1, 3), pictures(1, 3, 4, 10), probe=probe)
     even = {"causal": "uniform_attention_causal", "prefix": "uniform_attention_bidirectional"}[mask]
@@ -563,18 +568,18 @@ def test_begun_by_a_token_every_word_is_predicted_even_the_first(golden):
     """Read from the text alone and shifted by one, the first word would have no loss; with a token before it, it has."""
     entry = golden["001-head-supervision"]
     words, begin = [5, 7, 11], 2
-    model = tiny(image_size=(4, 10), delimiters=False, types=False, tied=False)
+    model = tiny(image_size=(4, 10), delimiters=False, type_embeddings=False, tie_embeddings=False)
     shifted = model(torch.tensor([words]), pictures(1, 3, 4, 10))[:, :-1]
     assert shifted.shape[1] == len(entry["expected"]["targets_predicted_text_index_1based"]) == 2
-    read, say = torch.tensor([[begin, *words]]), torch.tensor([[*words, begin]])
+    read, target = torch.tensor([[begin, *words]]), torch.tensor([[*words, begin]])
     logits = model(read, pictures(1, 3, 4, 10))
-    losses = F.cross_entropy(logits[0], say[0], reduction="none")
+    losses = F.cross_entropy(logits[0], target[0], reduction="none")
     assert len(losses) == len(words) + 1
-    assert next_token(logits, say).item() == pytest.approx(losses.mean().item())
-    # the first word's own loss asks for that word at the token before it, and teaches how the picture is read
-    asked, patches = torch.autograd.grad(losses[0], (logits, model.patches.proj.weight))
-    assert (asked[0, 0] < 0).nonzero().tolist() == [[words[0]]]
-    assert not asked[0, 1:].any()
+    assert next_token(logits, target).item() == pytest.approx(losses.mean().item())
+    # the first word's loss has that word as its target at the token before it, and trains how the picture is read
+    gradient, patches = torch.autograd.grad(losses[0], (logits, model.patches.proj.weight))
+    assert (gradient[0, 0] < 0).nonzero().tolist() == [[words[0]]]
+    assert not gradient[0, 1:].any()
     assert patches.any()
 
 
@@ -616,13 +621,13 @@ def test_every_preset_builds():
     (dict(width=100, heads=3), "heads 3 does not divide"),
     (dict(heads=4, kv_heads=3), "kv_heads 3 does not divide"),
     (dict(width=6, heads=3), "at least 4, not 2"),
-    (dict(width=6, heads=3, positions="learned", picture_positions="rope"), "at least 4, not 2"),
+    (dict(width=6, heads=3, positions="learned", image_positions="rope"), "at least 4, not 2"),
     (dict(width=9, heads=3), "even"),
-    (dict(width=21, heads=3, positions="sincos"), "even"),
-    (dict(width=21, heads=3, positions="alibi", picture_positions="sincos-halves"), "even"),
-    (dict(width=42, heads=3, positions="rope", rope_share=0.5), "rope_share 0.5 turns must be even, not 7"),
-    (dict(width=2, heads=1, positions="none", picture_positions="sincos"), "at least 4, not 2"),
-    (dict(picture_width=0), "picture_width must be at least 1"),
+    (dict(width=21, heads=3, positions="sinusoidal"), "even"),
+    (dict(width=21, heads=3, positions="alibi", image_positions="sinusoidal-halves"), "even"),
+    (dict(width=42, heads=3, positions="rope", rope_fraction=0.5), "rope_fraction 0.5 rotates must be even, not 7"),
+    (dict(width=2, heads=1, positions="none", image_positions="sinusoidal"), "at least 4, not 2"),
+    (dict(image_width=0), "image_width must be at least 1"),
     (dict(context=0), "context must be at least 1"),
     (dict(patch=(5, 4)), "does not divide a picture"),
 ])  # fmt: skip
@@ -631,17 +636,17 @@ def test_sizes_that_do_not_fit_are_refused_in_a_sentence(values, words):
         CaptionerConfig(**values)
 
 
-SEVEN = [scheme for scheme in SCHEMES if scheme != "sincos-halves"]
+SEVEN = [scheme for scheme in SCHEMES if scheme != "sinusoidal-halves"]
 SMALL = dict(image_size=(4, 6), channels=1, patch=(2, 3), vocab=13, context=7, width=12, depth=1, hidden=5)
 BIASED = ["alibi", "shaw", "t5"]
 
 
 @pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "captioner")
-@pytest.mark.parametrize("picture_positions", SEVEN)
+@pytest.mark.parametrize("image_positions", SEVEN)
 @pytest.mark.parametrize("positions", SEVEN)
-def test_every_pair_of_schemes_gives_the_same_cached_as_whole(positions, picture_positions):
+def test_every_pair_of_schemes_gives_the_same_cached_as_whole(positions, image_positions):
     """In chunks, one by one, and in a batch of which one row is shorter and padded before."""
-    model = tiny(**SMALL, positions=positions, picture_positions=picture_positions).double()
+    model = tiny(**SMALL, positions=positions, image_positions=image_positions).double()
     ids, picture, cache = tokens(2, 7, vocab=13), pictures(2, 1, 4, 6).double(), model.new_cache(2)
     ragged = model.new_cache(2)
     index, shifted = torch.tensor([[0, 1, 2, 3], [NOWHERE, NOWHERE, 0, 1]]), ids.clone()
@@ -657,16 +662,16 @@ def test_every_pair_of_schemes_gives_the_same_cached_as_whole(positions, picture
         torch.testing.assert_close(together[1, 2:], short[0], atol=1e-9, rtol=1e-9)
 
 
-def test_only_the_picture_has_buckets_for_what_stands_ahead():
+def test_only_the_picture_has_buckets_for_keys_ahead():
     model, probe = tiny(**{**SMALL, "context": 23}, positions="t5"), Probe("*.bucket")
     model(tokens(1, 23, vocab=13), pictures(1, 1, 4, 6), probe=probe)
     first, before = 1, model.config.before
     words = probe.values["positions.bucket"][0, before:, before:, 0]
     assert words[22, 10:].tolist() == list(range(12, -1, -1))
     assert words[0].tolist() == [0] * 23
-    strips = probe.values["picture_positions.bucket"][0, first : first + 4, first : first + 4]
-    assert strips[0].tolist() == [[0, 0], [0, 17], [17, 0], [17, 17]]
-    assert strips[3].tolist() == [[1, 1], [1, 0], [0, 1], [0, 0]]
+    patches = probe.values["image_positions.bucket"][0, first : first + 4, first : first + 4]
+    assert patches[0].tolist() == [[0, 0], [0, 17], [17, 0], [17, 17]]
+    assert patches[3].tolist() == [[1, 1], [1, 0], [0, 1], [0, 0]]
 
 
 def inside(model, ids, picture, name):
@@ -677,25 +682,25 @@ def inside(model, ids, picture, name):
 
 
 @pytest.mark.parametrize("delimiters", [True, False])
-@pytest.mark.parametrize("picture_positions", SEVEN)
+@pytest.mark.parametrize("image_positions", SEVEN)
 @pytest.mark.parametrize("positions", BIASED)
-def test_a_bias_acts_only_within_its_part(positions, picture_positions, delimiters):
+def test_a_bias_acts_only_within_its_part(positions, image_positions, delimiters):
     """Text and picture by hand; between them, and for the delimiters, q·k and nothing more."""
-    _within(tiny(**SMALL, positions=positions, picture_positions=picture_positions, delimiters=delimiters))
+    _within(tiny(**SMALL, positions=positions, image_positions=image_positions, delimiters=delimiters))
 
 
-@pytest.mark.parametrize("picture_positions", BIASED)
-@pytest.mark.parametrize("positions", ["learned", "sincos", "rope", "none"])
-def test_a_pictures_bias_acts_only_within_the_picture(positions, picture_positions):
-    _within(tiny(**SMALL, positions=positions, picture_positions=picture_positions))
+@pytest.mark.parametrize("image_positions", BIASED)
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rope", "none"])
+def test_a_pictures_bias_acts_only_within_the_picture(positions, image_positions):
+    _within(tiny(**SMALL, positions=positions, image_positions=image_positions))
 
 
 def _within(model):
     c, ids, picture = model.double().config, tokens(1, 5, vocab=13), pictures(1, 1, 4, 6).double()
     q, k, scores = (inside(model, ids, picture, name)[0] for name in ("q", "k", "scores"))
     first, tables, met = int(c.delimiters), model.state_dict(), set()
-    strips = {first + row * 2 + column: (row, column) for row in range(2) for column in range(2)}
-    words = {c.before + seat: (seat,) for seat in range(5)}
+    patches = {first + row * 2 + column: (row, column) for row in range(2) for column in range(2)}
+    words = {c.before + position: (position,) for position in range(5)}
     scale = 1.0 if c.positions == "t5" else 1 / math.sqrt(c.head_width)
     for i in range(c.before + 5):
         for j in range(c.before + 5):
@@ -703,24 +708,24 @@ def _within(model):
                 assert (scores[:, i, j] == -torch.inf).all()
                 continue
             expected = [float(q[h, i] @ k[h, j]) * scale for h in range(3)]
-            parts = ((strips, c.picture_scheme, "picture_positions", True), (words, c.positions, "positions", False))
+            parts = ((patches, c.image_scheme, "image_positions", True), (words, c.positions, "positions", False))
             for part, scheme, name, both in parts:
                 if i in part and j in part:
                     more = added(scheme, tables.get(f"{name}.table"), 3, both, part[i], part[j], q[:, i])
                     expected = [a + b for a, b in zip(expected, more, strict=True)]
                     met.update({name} if any(more) else ())
             assert scores[:, i, j].tolist() == pytest.approx(expected, abs=1e-9), (i, j)
-    assert met == {n for n, s in (("positions", c.positions), ("picture_positions", c.picture_scheme)) if s in BIASED}
+    assert met == {n for n, s in (("positions", c.positions), ("image_positions", c.image_scheme)) if s in BIASED}
 
 
-@pytest.mark.parametrize("picture_positions", ["learned", "shaw", "t5"])
+@pytest.mark.parametrize("image_positions", ["learned", "shaw", "t5"])
 @pytest.mark.parametrize("positions", ["learned", "shaw", "t5"])
-def test_what_a_part_learns_of_its_places_is_no_matter_to_the_other(positions, picture_positions):
-    model = tiny(**SMALL, positions=positions, picture_positions=picture_positions)
+def test_what_a_part_learns_of_its_places_is_no_matter_to_the_other(positions, image_positions):
+    model = tiny(**SMALL, positions=positions, image_positions=image_positions)
     ids, picture, before = tokens(2, 7, vocab=13), pictures(2, 1, 4, 6), model.config.before
     scores = inside(model, ids, picture, "scores")
     for scheme, own, other in (
-        (model.picture_positions, slice(0, before), slice(before, None)),
+        (model.image_positions, slice(0, before), slice(before, None)),
         (model.positions, slice(before, None), slice(0, before)),
     ):
         kept = scheme.table.detach().clone()
@@ -728,7 +733,7 @@ def test_what_a_part_learns_of_its_places_is_no_matter_to_the_other(positions, p
         changed = inside(model, ids, picture, "scores")
         assert torch.equal(changed[:, :, other, other], scores[:, :, other, other])
         assert not torch.equal(changed[:, :, own, own], scores[:, :, own, own])
-        if not isinstance(scheme, Learned):  # a stamp is in the queries and keys, a bias only among its own
+        if not isinstance(scheme, Learned):  # an embedding is in the queries and keys, a bias only among its own
             assert torch.equal(changed[:, :, own, other], scores[:, :, own, other])
             assert torch.equal(changed[:, :, other, own], scores[:, :, other, own])
         scheme.table.data.copy_(kept)
@@ -740,6 +745,6 @@ def test_an_odd_width_is_no_matter_to_schemes_that_pair_nothing(scheme):
     assert model(tokens(2, 7, vocab=13), pictures(2, 1, 4, 6)).shape == (2, 7, 13)
 
 
-def test_more_words_than_seats_are_refused():
-    with pytest.raises(ValueError, match="7 seats, and 8 tokens came"):
+def test_more_words_than_positions_are_refused():
+    with pytest.raises(ValueError, match="7 rows, and 8 tokens were given"):
         tiny(**SMALL, positions="learned")(tokens(1, 8, vocab=13), pictures(1, 1, 4, 6))

@@ -18,40 +18,44 @@ SIZES = {
 KINDS = {
     "gpt": {
         "gpt2": dict(positions="learned", bias=True, activation="gelu-tanh", depth=2),
-        "llama": dict(positions="rope", norm="rms", activation="swiglu", kv_heads=1, tied=False),
-        "t5": dict(positions="t5", norm="rms", tied=False),
+        "llama": dict(positions="rope", norm="rms", activation="swiglu", kv_heads=1, tie_embeddings=False),
+        "t5": dict(positions="t5", norm="rms", tie_embeddings=False),
     },
     "vit": {
         "class": dict(depth=2),
-        "turned": dict(positions="rope", norm="rms", activation="swiglu", bias=False, pool="mean"),
+        "rotated": dict(positions="rope", norm="rms", activation="swiglu", bias=False, pool="mean"),
     },
     "captioner": {
         "nano": dict(),
-        "turned": dict(mask="causal", positions="learned", picture_positions="rope", picture_width=47, kv_heads=1),
+        "rotated": dict(mask="causal", positions="learned", image_positions="rope", image_width=47, kv_heads=1),
     },
     "reader": {
-        "bert": dict(trunk="post", embed_norm=True, positions="learned", types=2, classes=5),
+        "bert": dict(norm_position="post", embed_norm=True, positions="learned", token_types=2, classes=5),
         "mean": dict(classes=5, pool="mean", positions="alibi", norm="rms", activation="swiglu", kv_heads=1),
     },
     "seq2seq": {
-        "first": dict(trunk="post", positions="sincos", scaled=True, activation="relu", bias=True),
-        "shaw": dict(positions="shaw", trunk="post", shared=False, source_vocab=37),
+        "first": dict(
+            norm_position="post", positions="sinusoidal", scale_embeddings=True, activation="relu", bias=True
+        ),
+        "shaw": dict(positions="shaw", norm_position="post", share_embeddings=False, source_vocab=37),
     },
     "dit": {
-        "factored": dict(vocab=31, context=7, reader_depth=1, frames=10, patch_frames=2, attention="factored", depth=2),
+        "factored": dict(
+            vocab=31, context=7, text_encoder_depth=1, frames=10, patch_frames=2, attention="factored", depth=2
+        ),
     },
 }
 MORE = {
-    "gpt": {"plain": dict(positions="sincos", tied=False, bias=True), "none": dict(positions="none")},
-    "vit": {"mean": dict(pool="mean", positions="sincos", activation="gelu-tanh"), "t5": dict(positions="t5")},
+    "gpt": {"plain": dict(positions="sinusoidal", tie_embeddings=False, bias=True), "none": dict(positions="none")},
+    "vit": {"mean": dict(pool="mean", positions="sinusoidal", activation="gelu-tanh"), "t5": dict(positions="t5")},
     "captioner": {
-        "seed": dict(mask="causal", positions="learned", delimiters=False, types=False, bias=True),
-        "crow": dict(positions="t5", picture_positions="alibi", types=False, delimiters=False),
+        "seed": dict(mask="causal", positions="learned", delimiters=False, type_embeddings=False, bias=True),
+        "crow": dict(positions="t5", image_positions="alibi", type_embeddings=False, delimiters=False),
     },
     "reader": {"t5": dict(positions="t5", activation="relu", bias=False, norm="rms")},
     "dit": {
         "windowed": dict(image_size=(12, 20), attention="windowed", window=2, classes=11, positions="rope", depth=2),
-        "plain": dict(ada="plain", positions="shaw", noise="linear", variance=True),
+        "plain": dict(adaln="plain", positions="shaw", noise_schedule="linear", learned_variance=True),
     },
 }
 
@@ -74,7 +78,7 @@ for name, family, sizes in json.loads(sys.argv[1]):
         p.data.add_(torch.randn_like(p) * 0.2)
     inputs = [filled(given) for given in model.example(2)]
     if family == "dit" and len(inputs) > 2:
-        inputs += [None, torch.tensor([True, False])]  # one row is given nothing
+        inputs += [None, torch.tensor([True, False])]  # one row without its condition
     graphs = CompileCounterWithBackend("aot_eager")
     fast, plain = torch.compile(model, fullgraph=True, backend=graphs)(*inputs), model(*inputs)
     torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
@@ -85,15 +89,15 @@ print(json.dumps(out))
 
 
 def compiled(tables):
-    asked = [
+    requested = [
         (f"{family} {kind}", family, {"depth": 1, **SIZES[family], **values})
         for family, kinds in tables.items()
         for kind, values in kinds.items()
     ]
-    done = subprocess.run([sys.executable, "-c", CODE, json.dumps(asked)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", CODE, json.dumps(requested)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert set(found) == {name for name, *_ in asked}
+    assert set(found) == {name for name, *_ in requested}
     return found
 
 
@@ -133,7 +137,7 @@ def test_an_encoder_and_decoder_compile_to_one_graph(graphs):
 
 @pytest.mark.proof("one compiled graph, no breaks", "dit")
 def test_a_dit_compiles_to_one_graph(graphs):
-    """A video in groups, given a text or nothing."""
+    """A video in groups, with a text or without."""
     assert whole(graphs, "dit")
 
 

@@ -1,4 +1,4 @@
-"""The diffusion transformer: the proofs every family carries, what it is given, and who looks at whom."""
+"""The diffusion transformer: the proofs every family carries, its condition, and which patch attends to which."""
 
 from dataclasses import replace
 
@@ -15,9 +15,9 @@ from pencil.models.dit import PRESETS, DiTConfig, groupings
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 
-SCHEMES = ["learned", "sincos", "sincos-halves", "rope", "alibi", "shaw", "t5", "none"]
+SCHEMES = ["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
 SIZES = dict(image_size=(6, 10), channels=2, patch=(2, 5), width=30, depth=3, heads=3, hidden=17)
-LABEL, TEXT = dict(classes=11), dict(vocab=31, context=7, reader_depth=1)
+LABEL, TEXT = dict(classes=11), dict(vocab=31, context=7, text_encoder_depth=1)
 VIDEO = dict(frames=10, patch_frames=2)
 FACTORED = VIDEO | dict(attention="factored")
 WINDOWED = dict(image_size=(12, 20), attention="windowed", window=2)
@@ -25,17 +25,17 @@ KINDS = {
     "label": LABEL,
     "text": TEXT,
     "nothing": dict(),
-    "plain": LABEL | dict(ada="plain"),
-    "plain text": TEXT | dict(ada="plain", positions="rope", rope_share=0.6),
-    "never nothing": LABEL | dict(null=False),
-    "variance": LABEL | dict(noise="linear", variance=True, time_closed=True),
+    "plain": LABEL | dict(adaln="plain"),
+    "plain text": TEXT | dict(adaln="plain", positions="rope", rope_fraction=0.6),
+    "no null": LABEL | dict(null_condition=False),
+    "variance": LABEL | dict(noise_schedule="linear", learned_variance=True, downscale_freq_shift=True),
     "video": TEXT | VIDEO,
     "factored": LABEL | FACTORED,
-    "factored text": TEXT | FACTORED | dict(ada="plain", noise="cosine", variance=True),
+    "factored text": TEXT | FACTORED | dict(adaln="plain", noise_schedule="cosine", learned_variance=True),
     "windowed": LABEL | WINDOWED,
     "windowed video": WINDOWED | dict(frames=4, patch_frames=1),
-    **{f"{scheme} in {word}": LABEL | way | dict(positions=scheme) for scheme in SCHEMES
-       for word, way in (("full", dict()), ("groups", FACTORED), ("windows", WINDOWED))},
+    **{f"{scheme} in {word}": LABEL | grouping | dict(positions=scheme) for scheme in SCHEMES
+       for word, grouping in (("full", dict()), ("groups", FACTORED), ("windows", WINDOWED))},
 }  # fmt: skip
 SOME = ["label", "text", "nothing", "plain text", "variance", "factored text", "windowed", "rope in full",
         "shaw in groups", "t5 in windows", "rope in windows", "alibi in groups"]  # fmt: skip
@@ -44,33 +44,33 @@ SOME = ["label", "text", "nothing", "plain text", "variance", "factored text", "
 def tiny(**values):
     torch.manual_seed(0)
     model = create("dit", DiTConfig(**{**SIZES, **values})).eval()
-    with torch.no_grad():  # a fresh model says nothing
+    with torch.no_grad():  # a fresh model predicts zero
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.2)
     return model
 
 
 def noised(c, rows, seed=7):
-    """Pictures or videos and what the clock shows for each."""
+    """Pictures or videos and the timestep of each."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, c.channels, *c.sides, generator=generator), torch.rand(rows, generator=generator) * 1000
 
 
-def asked(c, rows, seed=3):
+def conditions(c, rows, seed=3):
     """Labels or texts, the shortest with padding on the left; and that one row has neither."""
     generator = torch.Generator().manual_seed(seed)
-    nothing = torch.arange(rows) == 1 if c.null and (c.classes or c.vocab) else None
+    dropped = torch.arange(rows) == 1 if c.null_condition and (c.classes or c.vocab) else None
     if c.classes:
-        return torch.randint(0, c.classes, (rows,), generator=generator), None, nothing
+        return torch.randint(0, c.classes, (rows,), generator=generator), None, dropped
     if c.vocab is None:
         return None, None, None
     index = torch.arange(c.context).repeat(rows, 1)
     index[0] = torch.tensor([NOWHERE] * 3 + list(range(c.context - 3)))
-    return torch.randint(0, c.vocab, (rows, c.context), generator=generator), Span.at(index), nothing
+    return torch.randint(0, c.vocab, (rows, c.context), generator=generator), Span.at(index), dropped
 
 
 def test_the_parameter_count_is_the_published_one():
-    """Of xl/2, where the paper's code counts its waves for 16×16 strips too; written out, and as one number."""
+    """Of xl/2, where the paper's code counts its sinusoids for 16×16 patches too; written out, and in one sum."""
     config = configure("dit", "xl/2")
     d = config.width
     block = 4 * (d * d + d) + (d * 4 * d + 4 * d) + (4 * d * d + d) + (d * 6 * d + 6 * d)
@@ -88,8 +88,8 @@ def test_every_preset_builds():
 @pytest.mark.proof("declared names = fired names", "dit")
 def test_declared_names_are_fired_with_their_declared_shapes(kind):
     model, probe = tiny(**KINDS[kind]), Probe()
-    given, places, nothing = asked(model.config, 2)
-    model(*noised(model.config, 2), given, places, nothing, probe=probe)
+    given, places, dropped = conditions(model.config, 2)
+    model(*noised(model.config, 2), given, places, dropped, probe=probe)
     names = declared(model)
     assert set(probe.values) == set(names)
     sizes = {"B": 2, **model.config.sizes}
@@ -103,7 +103,7 @@ def test_declared_names_are_fired_with_their_declared_shapes(kind):
 @pytest.mark.proof("observed = fast, values and gradients", "dit")
 def test_observing_changes_neither_the_answer_nor_the_gradients(kind):
     model = tiny(**KINDS[kind]).double()
-    inputs = *(t.double() for t in noised(model.config, 3)), *asked(model.config, 3)
+    inputs = *(t.double() for t in noised(model.config, 3)), *conditions(model.config, 3)
     fast = model(*inputs)
     target = torch.randn(fast.shape, generator=torch.Generator().manual_seed(5)).double()
     F.mse_loss(fast, target).backward()
@@ -128,10 +128,10 @@ def ten_steps(kind, optimizer):
     torch.manual_seed(1234)
     model = create("dit", DiTConfig(**{**SIZES, **KINDS[kind]}))
     optimizers = make_optimizers(model, TrainConfig(optimizer=optimizer))
-    picture, clock = noised(model.config, 5)
-    target, given, losses = picture.flip(-1), asked(model.config, 5), []
+    picture, timestep = noised(model.config, 5)
+    target, given, losses = picture.flip(-1), conditions(model.config, 5), []
     for _ in range(10):
-        loss = F.mse_loss(model(picture, clock, *given), target)
+        loss = F.mse_loss(model(picture, timestep, *given), target)
         loss.backward()
         for o in optimizers.values():
             o.step()
@@ -147,21 +147,21 @@ def test_ten_steps_of_training_give_the_same_losses_as_ever(kind, optimizer):
 
 
 @pytest.mark.parametrize("kind", SOME)
-def test_a_fresh_model_says_exactly_nothing(kind):
+def test_a_fresh_model_predicts_exactly_zero(kind):
     torch.manual_seed(0)
     model = create("dit", DiTConfig(**{**SIZES, **KINDS[kind]}))
-    said = model(*noised(model.config, 3), *asked(model.config, 3))
-    assert said.shape == (3, model.config.out_channels, *model.config.sides)
-    assert not said.any()
+    output = model(*noised(model.config, 3), *conditions(model.config, 3))
+    assert output.shape == (3, model.config.out_channels, *model.config.sides)
+    assert not output.any()
 
 
 @pytest.mark.parametrize("ada", ["zero", "plain"])
 def test_at_first_a_gated_block_changes_nothing_and_a_plain_one_is_not_conditioned(ada):
     torch.manual_seed(0)
-    model, probe, other = create("dit", DiTConfig(**SIZES, **LABEL, ada=ada)), Probe(), Probe()
-    picture, clock = noised(model.config, 2)
-    model(picture, clock, torch.tensor([3, 5]), probe=probe)
-    model(picture, clock.flip(0), torch.tensor([5, 7]), probe=other)
+    model, probe, other = create("dit", DiTConfig(**SIZES, **LABEL, adaln=ada)), Probe(), Probe()
+    picture, timestep = noised(model.config, 2)
+    model(picture, timestep, torch.tensor([3, 5]), probe=probe)
+    model(picture, timestep.flip(0), torch.tensor([5, 7]), probe=other)
     assert not torch.equal(probe.values["condition"], other.values["condition"])
     assert torch.equal(probe.values["blocks.2.post"], other.values["blocks.2.post"])
     assert torch.equal(probe.values["input"], probe.values["blocks.2.post"]) == (ada == "zero")
@@ -172,43 +172,43 @@ def test_at_first_a_gated_block_changes_nothing_and_a_plain_one_is_not_condition
 def test_a_batch_of_padded_texts_equals_each_alone(kind, right):
     model = tiny(**KINDS[kind]).double()
     c, lengths = model.config, (2, 7, 5)
-    picture, clock = noised(c, 3)
-    picture, clock = picture.double(), clock.double()
-    rows, _, _ = asked(c, 3)
+    picture, timestep = noised(c, 3)
+    picture, timestep = picture.double(), timestep.double()
+    rows, _, _ = conditions(c, 3)
     ids, index = torch.full((3, 7), 29), torch.full((3, 7), NOWHERE)
     for i, n in enumerate(lengths):
         place = slice(0, n) if right else slice(7 - n, 7)
         ids[i, place], index[i, place] = rows[i, :n], torch.arange(n)
     with torch.no_grad():
-        together = model(picture, clock, ids, Span.at(index))
+        together = model(picture, timestep, ids, Span.at(index))
         for i, n in enumerate(lengths):
-            alone = model(picture[i : i + 1], clock[i : i + 1], rows[i : i + 1, :n])
+            alone = model(picture[i : i + 1], timestep[i : i + 1], rows[i : i + 1, :n])
             torch.testing.assert_close(together[i : i + 1], alone, atol=1e-9, rtol=1e-9)
 
 
-def test_a_row_given_nothing_is_one_given_the_null_label():
+def test_a_row_without_its_condition_is_one_with_the_null_label():
     model, labels = tiny(**LABEL), torch.tensor([3, 5, 7])
     inputs = noised(model.config, 3)
     with torch.no_grad():
-        left_out = model(*inputs, labels, nothing=torch.tensor([False, True, False]))
+        left_out = model(*inputs, labels, drop_condition=torch.tensor([False, True, False]))
         assert torch.equal(left_out, model(*inputs, torch.tensor([3, 11, 7])))
         assert not torch.allclose(left_out[1], model(*inputs, labels)[1], atol=1e-3)
 
 
-def test_a_row_given_nothing_does_not_depend_on_its_text():
+def test_a_row_without_its_condition_does_not_depend_on_its_text():
     model, probe = tiny(**TEXT), Probe("condition", "time.out")
-    inputs, (ids, places, nothing) = noised(model.config, 3), asked(model.config, 3)
+    inputs, (ids, places, dropped) = noised(model.config, 3), conditions(model.config, 3)
     with torch.no_grad():
-        said = model(*inputs, ids, places, nothing, probe=probe)
-        after = model(*inputs, (ids + 1) % 31, places, nothing)
-    assert [torch.equal(a, b) for a, b in zip(said, after, strict=True)] == [False, True, False]
-    assert torch.equal(probe.values["condition"][1], probe.values["time.out"][1] + model.nothing)
+        output = model(*inputs, ids, places, dropped, probe=probe)
+        after = model(*inputs, (ids + 1) % 31, places, dropped)
+    assert [torch.equal(a, b) for a, b in zip(output, after, strict=True)] == [False, True, False]
+    assert torch.equal(probe.values["condition"][1], probe.values["time.out"][1] + model.null_text)
 
 
-def test_without_a_null_class_nothing_can_be_left_out():
-    model = tiny(**KINDS["never nothing"])
-    with pytest.raises(ValueError, match="without the null class"):
-        model(*noised(model.config, 2), torch.tensor([3, 5]), nothing=torch.tensor([True, False]))
+def test_without_a_null_condition_none_can_be_dropped():
+    model = tiny(**KINDS["no null"])
+    with pytest.raises(ValueError, match="no null condition"):
+        model(*noised(model.config, 2), torch.tensor([3, 5]), drop_condition=torch.tensor([True, False]))
 
 
 @pytest.mark.parametrize("kind, given", [
@@ -220,43 +220,43 @@ def test_a_condition_that_is_missing_or_too_much_is_refused(kind, given):
         model(*noised(model.config, 2), given)
 
 
-def changed_strips(model):
-    """For each strip, which strips of the last block's output change when it does."""
-    model, (picture, clock) = model.double(), noised(model.config, 1)
-    given, found = asked(model.config, 1)[:2], []
+def changed_patches(model):
+    """For each patch, which patches of the last block's output change when it does."""
+    model, (picture, timestep) = model.double(), noised(model.config, 1)
+    given, found = conditions(model.config, 1)[:2], []
 
-    def after(strip):
+    def after(changed):
         def change(x):
             other = x.clone()
-            other[0, strip, 0] += 1
+            other[0, changed, 0] += 1
             return other
 
-        probe = Probe("norm", edit={"input": change} if strip is not None else {})
+        probe = Probe("norm", edit={"input": change} if changed is not None else {})
         with torch.no_grad():
-            model(picture.double(), clock.double(), *given, probe=probe)
+            model(picture.double(), timestep.double(), *given, probe=probe)
         return probe.values["norm"][0]
 
     before = after(None)
-    for strip in range(len(before)):
-        found.append((after(strip) != before).any(-1))
+    for changed in range(len(before)):
+        found.append((after(changed) != before).any(-1))
     return torch.stack(found)
 
 
 @pytest.mark.parametrize("kind", ["factored", "windowed", "windowed video"])
-def test_strips_gathered_in_groups_and_scattered_are_where_they_were(kind):
+def test_patches_gathered_in_groups_and_scattered_are_where_they_were(kind):
     config = DiTConfig(**{**SIZES, **KINDS[kind]})
     x = torch.arange(2.0 * config.sizes["N"]).reshape(2, -1, 1)
-    ways = groupings(config, x.device)
-    assert len(ways) == 2
-    for way in ways:
-        assert way.gather(x).shape == (2 * way.count, way.size, 1)
-        assert torch.equal(way.scatter(way.gather(x)), x)
+    groups = groupings(config, x.device)
+    assert len(groups) == 2
+    for grouping in groups:
+        assert grouping.gather(x).shape == (2 * grouping.count, grouping.size, 1)
+        assert torch.equal(grouping.scatter(grouping.gather(x)), x)
 
 
 @pytest.mark.parametrize("kind, depth", [("factored", 1), ("factored", 2), ("windowed", 1), ("windowed", 2)])
-def test_a_strip_is_seen_by_its_own_group_alone_and_then_by_those_its_group_meets(kind, depth):
+def test_a_patch_is_seen_by_its_own_group_alone_and_then_by_those_its_group_meets(kind, depth):
     model = tiny(**{**KINDS[kind], "depth": depth})
-    reached = changed_strips(model)
+    reached = changed_patches(model)
     places = [tuple(p) for p in torch.cartesian_prod(*(torch.arange(n) for n in model.config.grid)).tolist()]
     for i, a in enumerate(places):
         for j, b in enumerate(places):
@@ -270,46 +270,46 @@ def test_a_strip_is_seen_by_its_own_group_alone_and_then_by_those_its_group_meet
             assert bool(reached[i, j]) == expected, (a, b)
 
 
-@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("second", [0, 1])
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("way", ["factored", "windowed"])
-def test_attention_in_groups_is_attention_to_all_under_a_mask(way, scheme, turn, monkeypatch):
-    """One block, which looks as the first does, or as the second."""
-    kind = KINDS[way] | dict(positions=scheme, depth=1)
+@pytest.mark.parametrize("grouping", ["factored", "windowed"])
+def test_attention_in_groups_is_attention_to_all_under_a_mask(grouping, scheme, second, monkeypatch):
+    """One block, which attends as the first does, or as the second."""
+    kind = KINDS[grouping] | dict(positions=scheme, depth=1)
     model = tiny(**kind).double()
     plain = create("dit", replace(model.config, attention="full")).double().eval()
     plain.load_state_dict(model.state_dict())
-    seats = torch.cartesian_prod(*(torch.arange(n) for n in model.config.grid))
-    if way == "factored":
-        group = seats[:, 1:] @ torch.tensor([2, 1]) if turn else seats[:, 0]
+    coords = torch.cartesian_prod(*(torch.arange(n) for n in model.config.grid))
+    if grouping == "factored":
+        group = coords[:, 1:] @ torch.tensor([2, 1]) if second else coords[:, 0]
     else:
-        moved = (seats - turn) % torch.tensor(model.config.grid)
+        moved = (coords - second) % torch.tensor(model.config.grid)
         group = moved // 2 @ torch.tensor([2, 1])
     plain.mask = Mask("of one group", lambda query, key: group[query] == group[key])
-    monkeypatch.setattr(dit, "groupings", lambda *given: groupings(*given)[turn:] or [None])
-    inputs = [t.double() for t in noised(model.config, 2)], asked(model.config, 2)
+    monkeypatch.setattr(dit, "groupings", lambda *given: groupings(*given)[second:] or [None])
+    inputs = [t.double() for t in noised(model.config, 2)], conditions(model.config, 2)
     with torch.no_grad():
-        said, expected = (one(*inputs[0], *inputs[1]) for one in (model, plain))
-    torch.testing.assert_close(said, expected, atol=1e-9, rtol=1e-9)
+        output, expected = (one(*inputs[0], *inputs[1]) for one in (model, plain))
+    torch.testing.assert_close(output, expected, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("kind, name", [
     ("rope in groups", "positions.angles"), ("rope in windows", "positions.angles"),
     ("alibi in groups", "positions.bias"), ("alibi in windows", "positions.next.bias"),
     ("shaw in groups", "positions.next.distance"), ("t5 in windows", "positions.bucket"),
-    ("sincos in groups", "positions.stamp"), ("learned in full", "positions.stamp"),
+    ("sinusoidal in groups", "positions.embedding"), ("learned in full", "positions.embedding"),
 ])  # fmt: skip
-def test_an_edit_of_where_strips_stand_reaches_the_answer(kind, name):
+def test_an_edit_of_the_positions_reaches_the_output(kind, name):
     model = tiny(**KINDS[kind])
-    inputs = *noised(model.config, 2), *asked(model.config, 2)
+    inputs = *noised(model.config, 2), *conditions(model.config, 2)
     with torch.no_grad():
-        said, edited = model(*inputs), model(*inputs, probe=Probe(edit={name: torch.zeros_like}))
-    assert not torch.allclose(said, edited, atol=1e-3)
+        output, edited = model(*inputs), model(*inputs, probe=Probe(edit={name: torch.zeros_like}))
+    assert not torch.allclose(output, edited, atol=1e-3)
 
 
 @pytest.mark.parametrize("values, words", [
     (dict(classes=11, vocab=31), "a label or a text, not both"),
-    (dict(variance=True), "model.variance is for noise in steps"),
+    (dict(learned_variance=True), "model.learned_variance needs --model.noise_schedule linear or cosine"),
     (dict(frames=7, patch_frames=2), "patch_frames 2 does not divide model.frames 7"),
     (dict(attention="factored"), "is for video"),
     (dict(attention="windowed", window=2), "window 2 does not divide a grid of 3×2"),

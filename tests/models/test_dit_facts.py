@@ -1,4 +1,4 @@
-"""What is known of the diffusion transformer from its paper, and who looks at whom, written out from the weights."""
+"""What is known of the diffusion transformer from its paper, and which patch attends to which, written out from the weights."""
 
 import math
 from functools import cache
@@ -8,9 +8,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pencil.config import UserError
-from pencil.core.embed import Time
+from pencil.core.embed import TimestepEmbedding
 from pencil.core.masks import full
-from pencil.core.patches import seats
+from pencil.core.patches import grid_positions
 from pencil.core.positions import rotate
 from pencil.core.probe import Probe
 from pencil.core.span import Span
@@ -30,7 +30,7 @@ def test_parameters_are_those_of_the_paper(size):
     counts = {patch: parameters("dit", configure("dit", f"{size}/{patch}")) for patch in (2, 4, 8)}
     assert round(counts[2] / 1e6) == MILLIONS[size]
     width = configure("dit", f"{size}/2").width
-    for patch in (4, 8):  # only the strips are longer: 4 channels in, 8 out
+    for patch in (4, 8):  # only the patches are longer: 4 channels in, 8 out
         assert counts[patch] - counts[2] == (patch**2 - 4) * (4 * width + 8 * (width + 1))
 
 
@@ -59,10 +59,10 @@ def test_operations_of_the_largest():
     assert abs(operations("xl/2") / 1e9 - 237.2) < 0.1
 
 
-def test_a_video_has_the_strips_of_all_its_frames():
+def test_a_video_has_the_patches_of_all_its_frames():
     config = DiTConfig(image_size=(32, 32), patch=(2, 2), frames=16, patch_frames=1, channels=4)
     assert config.grid == (16, 16, 16)
-    assert config.sizes["N"] == len(seats(config.grid)) == 4096
+    assert config.sizes["N"] == len(grid_positions(config.grid)) == 4096
     with torch.device("meta"):
         model = create("dit", config)
         probe = Probe("input")
@@ -70,26 +70,26 @@ def test_a_video_has_the_strips_of_all_its_frames():
     assert probe.values["input"].shape == (1, 4096, 128)
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_the_clock_is_cosines_and_sines_through_two_matrices(closed):
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_timestep_is_cosines_and_sines_through_two_matrices(exact):
     torch.manual_seed(0)
-    part = Time(13, waves=14, closed=closed).double()
-    probe, clock = Probe("waves"), [0.0, 1.0, 0.37, 999.0]
-    found = part(torch.tensor(clock, dtype=torch.float64), probe)
+    part = TimestepEmbedding(13, frequencies=14, downscale_freq_shift=exact).double()
+    probe, timestep = Probe("sinusoids"), [0.0, 1.0, 0.37, 999.0]
+    found = part(torch.tensor(timestep, dtype=torch.float64), probe)
     w = part.state_dict()
-    for row, t in enumerate(clock):
-        speeds = [math.exp(-math.log(10000) * i / (6 if closed else 7)) for i in range(7)]
-        waves = [math.cos(t * s) for s in speeds] + [math.sin(t * s) for s in speeds]
-        torch.testing.assert_close(probe.values["waves"][row].tolist(), waves, atol=1e-12, rtol=0)
-        hidden = w["up.weight"] @ torch.tensor(waves, dtype=torch.float64) + w["up.bias"]
+    for row, t in enumerate(timestep):
+        omegas = [math.exp(-math.log(10000) * i / (6 if exact else 7)) for i in range(7)]
+        sinusoids = [math.cos(t * s) for s in omegas] + [math.sin(t * s) for s in omegas]
+        torch.testing.assert_close(probe.values["sinusoids"][row].tolist(), sinusoids, atol=1e-12, rtol=0)
+        hidden = w["up.weight"] @ torch.tensor(sinusoids, dtype=torch.float64) + w["up.bias"]
         hidden = hidden / (1 + torch.exp(-hidden))
         expected = w["down.weight"] @ hidden + w["down.bias"]
         torch.testing.assert_close(found[row], expected, atol=1e-12, rtol=1e-12)
-    assert closed == math.isclose(speeds[-1], 1e-4)
+    assert exact == math.isclose(omegas[-1], 1e-4)
 
 
-def test_a_clock_of_whole_numbers_is_a_clock_of_numbers():
-    part = Time(13)
+def test_integer_timesteps_equal_float_timesteps():
+    part = TimestepEmbedding(13)
     assert torch.equal(part(torch.tensor([0, 7, 999])), part(torch.tensor([0.0, 7.0, 999.0])))
 
 
@@ -103,8 +103,8 @@ GROUPED = {
 
 
 def together(config, i):
-    """Whether two strips look at each other in block i, from where they stand alone."""
-    places, grid, odd = seats(config.grid).tolist(), config.grid, i % 2
+    """Whether two patches attend to each other in block i, from their positions alone."""
+    places, grid, odd = grid_positions(config.grid).tolist(), config.grid, i % 2
 
     def group(place):
         if config.attention == "factored":
@@ -120,10 +120,10 @@ def together(config, i):
 
 
 def by_hand(model, x, condition):
-    """The blocks over all strips at once, with what a strip may not see hidden from it; one row of a batch."""
+    """The blocks over all patches at once, with what a patch may not attend to masked; one row of a batch."""
     c, w = model.config, {name: tensor.double() for name, tensor in model.state_dict().items()}
-    whole = Span.whole(len(x), coords=seats(c.grid)[None])
-    turn = model.positions.turned(whole, torch.float64).turn
+    whole = Span.whole(len(x), coords=grid_positions(c.grid)[None])
+    rotation = model.positions.rotated(whole, torch.float64).rotation
     bias = model.positions.bias(whole.under(full))
 
     def normed(x):
@@ -138,8 +138,8 @@ def by_hand(model, x, condition):
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = settings.chunk(6)
         qkv = linear(normed(x) * (1 + scale) + shift, f"blocks.{i}.attn.qkv").chunk(3, -1)
         q, k, v = (part.unflatten(-1, (c.heads, c.head_width)).transpose(0, 1)[None] for part in qkv)
-        if turn is not None:
-            q, k = rotate(q, turn), rotate(k, turn)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         scores = q @ k.transpose(-1, -2) * (model.positions.scale or 1 / math.sqrt(c.head_width))
         scores = scores if bias is None else scores + bias(q)
         pattern = scores.masked_fill(~together(c, i), -math.inf).softmax(-1)
@@ -150,9 +150,9 @@ def by_hand(model, x, condition):
     return x
 
 
-@pytest.mark.parametrize("positions", ["sincos", "rope", "alibi", "shaw", "t5", "learned"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "rope", "alibi", "shaw", "t5", "learned"])
 @pytest.mark.parametrize("kind", GROUPED)
-def test_groups_that_look_among_themselves_are_a_mask_over_all(kind, positions):
+def test_groups_that_attend_among_themselves_are_a_mask_over_all(kind, positions):
     config = DiTConfig(**SIZES, **GROUPED[kind], positions=positions)
     torch.manual_seed(0)
     model = create("dit", config).double().eval()
@@ -161,8 +161,8 @@ def test_groups_that_look_among_themselves_are_a_mask_over_all(kind, positions):
             p.normal_(std=0.3)
         probe = Probe("input", "condition", f"blocks.{config.depth - 1}.post", "norm")
         picture = torch.randn(2, 2, *config.sides, dtype=torch.float64)
-        clock, label = torch.tensor([13, 701]), torch.tensor([5, 3])
-        model(picture, clock, label, probe=probe)
+        timestep, label = torch.tensor([13, 701]), torch.tensor([5, 3])
+        model(picture, timestep, label, probe=probe)
         for row in range(2):
             condition = probe.values["condition"][row]
             x = by_hand(model, probe.values["input"][row], condition)
@@ -177,7 +177,7 @@ def test_groups_that_look_among_themselves_are_a_mask_over_all(kind, positions):
 @pytest.mark.parametrize("values, words", [
     (dict(mlp_eps=0.0), "model.mlp_eps must be above 0, not 0.0"),
     (dict(attention="windowed", window=0), "model.window must be at least 1, not 0"),
-    (dict(dropout=0.1), "a dit drops nothing, and model.dropout is 0.1"),
+    (dict(dropout=0.1), "this model has no dropout, and model.dropout is 0.1"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_in_a_sentence(values, words):
     with pytest.raises(UserError, match=words):

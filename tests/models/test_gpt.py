@@ -16,17 +16,17 @@ from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 from pencil.weights import gpt2, llama
 
-SCHEMES = ["learned", "sincos", "sincos-halves", "rope", "alibi", "shaw", "t5", "none"]
+SCHEMES = ["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
 KINDS = {
     "gpt2": dict(positions="learned", bias=True, activation="gelu-tanh"),
-    "plain": dict(positions="sincos", tied=False, bias=True),
-    "llama": dict(positions="rope", norm="rms", activation="swiglu", kv_heads=1, tied=False),
+    "plain": dict(positions="sinusoidal", tie_embeddings=False, bias=True),
+    "llama": dict(positions="rope", norm="rms", activation="swiglu", kv_heads=1, tie_embeddings=False),
     "none": dict(positions="none"),
-    "halves": dict(positions="sincos-halves", activation="silu"),
+    "halves": dict(positions="sinusoidal-halves", activation="silu"),
     "alibi": dict(positions="alibi", kv_heads=1),
     "shaw": dict(positions="shaw", bias=True, activation="relu"),
-    "t5": dict(positions="t5", norm="rms", tied=False),
-    "further": dict(positions="rope", rope_share=0.6, rope_scaling="yarn", rope_factor=2.0),
+    "t5": dict(positions="t5", norm="rms", tie_embeddings=False),
+    "further": dict(positions="rope", rope_fraction=0.6, rope_scaling="yarn", rope_factor=2.0),
 }
 
 
@@ -194,7 +194,7 @@ def test_a_batch_of_mixed_lengths_equals_each_row_alone(lengths, steps, kind, ri
     rows = tokens(len(lengths), longest + steps)
     index = torch.full((len(lengths), longest), NOWHERE)
     ids = torch.zeros(len(lengths), longest, dtype=torch.long)
-    for i, n in enumerate(lengths):  # padding may stand on either side
+    for i, n in enumerate(lengths):  # padding may be on either side
         place = slice(0, n) if right else slice(longest - n, longest)
         index[i, place] = torch.arange(n)
         ids[i, place] = rows[i, :n]
@@ -209,7 +209,7 @@ def test_a_batch_of_mixed_lengths_equals_each_row_alone(lengths, steps, kind, ri
             torch.testing.assert_close(together[i : i + 1], alone, atol=1e-9, rtol=1e-9)
 
 
-def test_only_the_last_logits_when_asked():
+def test_only_the_last_logits_when_requested():
     model, ids = tiny(), tokens(2, 13)
     torch.testing.assert_close(model(ids, last=True), model(ids)[:, -1:])
 
@@ -270,11 +270,11 @@ def test_initialisation_is_gpt2s():
     (dict(width=100, heads=3), "heads 3 does not divide"),
     (dict(heads=4, kv_heads=3), "kv_heads 3 does not divide"),
     (dict(width=30, heads=2, positions="rope"), "even"),
-    (dict(width=21, heads=3, positions="sincos"), "even"),
-    (dict(width=21, heads=3, positions="sincos-halves"), "even"),
-    (dict(width=30, heads=3, rope_share=0.5), "rope_share 0.5 turns must be even, not 5"),
-    (dict(width=30, heads=3, rope_share=0.1), "rope_share 0.1 turns must be even, not 1"),
-    (dict(rope_share=1.5), "rope_share must be above 0 and at most 1"),
+    (dict(width=21, heads=3, positions="sinusoidal"), "even"),
+    (dict(width=21, heads=3, positions="sinusoidal-halves"), "even"),
+    (dict(width=30, heads=3, rope_fraction=0.5), "rope_fraction 0.5 rotates must be even, not 5"),
+    (dict(width=30, heads=3, rope_fraction=0.1), "rope_fraction 0.1 rotates must be even, not 1"),
+    (dict(rope_fraction=1.5), "rope_fraction must be above 0 and at most 1"),
     (dict(rope_factor=-2.0), "rope_factor must be above 0"),
     (dict(depth=0), "depth must be at least 1"),
     (dict(dropout=1.0), "dropout"),
@@ -289,8 +289,8 @@ def test_an_odd_width_is_no_matter_to_schemes_that_pair_nothing(scheme):
     assert tiny(width=21, positions=scheme)(tokens(2, 11)).shape == (2, 11, 101)
 
 
-def test_more_tokens_than_seats_are_refused_and_only_a_table_has_seats():
-    with pytest.raises(ValueError, match="17 seats, and 18 tokens came"):
+def test_more_tokens_than_positions_are_refused_and_only_a_table_has_a_limit():
+    with pytest.raises(ValueError, match="17 rows, and 18 tokens were given"):
         tiny(positions="learned")(tokens(1, 18))
     for scheme in set(SCHEMES) - {"learned"}:
         assert tiny(positions=scheme)(tokens(1, 18)).shape == (1, 18, 101)
@@ -302,8 +302,8 @@ def test_the_order_of_earlier_tokens_reaches_the_last(scheme):
     model, ids = tiny(positions=scheme, depth=1), tokens(1, 17)
     order = torch.cat((torch.randperm(16, generator=torch.Generator().manual_seed(3)), torch.tensor([16])))
     with torch.no_grad():
-        apart = (model(ids) - model(ids[:, order]))[:, -1].abs().max()
+        difference = (model(ids) - model(ids[:, order]))[:, -1].abs().max()
         deeper = tiny(positions=scheme, depth=2)
         assert (deeper(ids) - deeper(ids[:, order]))[:, -1].abs().max() > 1e-3
-    assert (apart < 1e-5) == (scheme == "none")
-    assert apart < 1e-5 or apart > 1e-3
+    assert (difference < 1e-5) == (scheme == "none")
+    assert difference < 1e-5 or difference > 1e-3

@@ -30,10 +30,10 @@ def shaken(module):
     return module.eval()
 
 
-def theirs_of(trunk, width, heads, depth, hidden, activation, eps):
-    """torch's, with a norm at the end of each stack only where the trunk itself is never normed."""
+def theirs_of(norm_position, width, heads, depth, hidden, activation, eps):
+    """torch's, with a norm at the end of each stack only where the residual stream is never normed."""
     torch.manual_seed(1)
-    pre = trunk == "pre"
+    pre = norm_position == "pre"
     given = dict(dim_feedforward=hidden, dropout=0.0, activation=activation, layer_norm_eps=eps, batch_first=True,
                  norm_first=pre)  # fmt: skip
     last = [nn.LayerNorm(width, eps) if pre else None for _ in range(2)]
@@ -70,23 +70,23 @@ def encoder_from(encoder):
 
 
 def rows(lengths, longest):
-    """The index of each row's tokens, with what stands after them nowhere, and where something stands."""
+    """The index of each row's tokens, with padding after them, and which are real."""
     real = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
     return torch.arange(longest).expand(len(lengths), -1).masked_fill(~real, NOWHERE), real
 
 
 @pytest.mark.proof("parity with a reference on random weights", "seq2seq")
-@pytest.mark.parametrize("trunk", ["pre", "post"])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_both_stacks_equal_torchs_transformer(trunk, shape):
-    theirs = theirs_of(trunk, **shape)
-    config = Seq2SeqConfig(vocab=59, source_vocab=61, shared=False, context=23, source_context=19, trunk=trunk, bias=True,
+def test_both_stacks_equal_torchs_transformer(norm_position, shape):
+    theirs = theirs_of(norm_position, **shape)
+    config = Seq2SeqConfig(vocab=59, source_vocab=61, share_embeddings=False, context=23, source_context=19, norm_position=norm_position, bias=True,
                            positions="none", **shape)  # fmt: skip
     ours = shaken(create("seq2seq", config))
     state = prefixed("encoder", encoder_from(theirs.encoder))
     for i, layer in enumerate(theirs.decoder.layers):
         state |= prefixed(f"blocks.{i}", block_from(layer, cross=True))
-    if trunk == "pre":
+    if norm_position == "pre":
         state |= prefixed("norm", theirs.decoder.norm.state_dict())
     missing, unexpected = ours.load_state_dict(state, strict=False)
     assert set(missing) == {"tokens.weight", "source_tokens.weight"}
@@ -100,23 +100,23 @@ def test_both_stacks_equal_torchs_transformer(trunk, shape):
     torch.testing.assert_close(probe.values["norm"], theirs(x, y, tgt_mask=later), atol=1e-5, rtol=1e-5)
     # with padding after some sources and some targets
     places, real = rows([17, 2, 11, 1, 7], 17)
-    steps, said = rows([3, 13, 1, 11, 5], 13)
+    steps, output = rows([3, 13, 1, 11, 5], 13)
     probe = Probe("norm", "encoder.out")
     ours(target, source, Span.at(places), Span.at(steps), probe=probe)
     expected = theirs(x, y, tgt_mask=later, src_key_padding_mask=~real, memory_key_padding_mask=~real,
-                      tgt_key_padding_mask=~said)  # fmt: skip
-    torch.testing.assert_close(probe.values["norm"][said], expected[said], atol=1e-5, rtol=1e-5)
+                      tgt_key_padding_mask=~output)  # fmt: skip
+    torch.testing.assert_close(probe.values["norm"][output], expected[output], atol=1e-5, rtol=1e-5)
     expected = theirs.encoder(x, src_key_padding_mask=~real)
     torch.testing.assert_close(probe.values["encoder.out"][real], expected[real], atol=1e-5, rtol=1e-5)
-    assert (theirs.encoder(x) - expected)[1, :2].abs().max() > 1e-2  # the mask says something
+    assert (theirs.encoder(x) - expected)[1, :2].abs().max() > 1e-2  # the mask has an effect
 
 
 @pytest.mark.proof("parity with a reference on random weights", "reader")
-@pytest.mark.parametrize("trunk", ["pre", "post"])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_readers_stack_equals_torchs_encoder_with_gradients(trunk, shape):
-    theirs = theirs_of(trunk, **shape).encoder.double()
-    config = ReaderConfig(vocab=59, context=23, trunk=trunk, positions="none", **shape)
+def test_the_readers_stack_equals_torchs_encoder_with_gradients(norm_position, shape):
+    theirs = theirs_of(norm_position, **shape).encoder.double()
+    config = ReaderConfig(vocab=59, context=23, norm_position=norm_position, positions="none", **shape)
     ours = create("reader", config).eval().encoder.double()
     ours.load_state_dict(encoder_from(theirs))
     places, real = rows([17, 2, 11], 17)
@@ -128,12 +128,12 @@ def test_the_readers_stack_equals_torchs_encoder_with_gradients(trunk, shape):
     torch.testing.assert_close(mine, wanted, atol=1e-10, rtol=1e-10)
 
 
-def t5_attention(both, buckets, reach, heads=5, head_width=7, width=33):
+def t5_attention(both, buckets, max_distance, heads=5, head_width=7, width=33):
     from transformers import T5Config
     from transformers.models.t5.modeling_t5 import T5Attention
 
     config = T5Config(d_model=width, d_kv=head_width, num_heads=heads, relative_attention_num_buckets=buckets,
-                      relative_attention_max_distance=reach, is_decoder=not both, dropout_rate=0.0)  # fmt: skip
+                      relative_attention_max_distance=max_distance, is_decoder=not both, dropout_rate=0.0)  # fmt: skip
     config._attn_implementation = "eager"
     torch.manual_seed(4)
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
@@ -146,23 +146,23 @@ def t5_attention(both, buckets, reach, heads=5, head_width=7, width=33):
 T5_SIZES = [(32, 128), (32, 257), (8, 20), (16, 128), (64, 509), (34, 101)]
 
 
-@pytest.mark.parametrize("buckets, reach", T5_SIZES)
+@pytest.mark.parametrize("buckets, max_distance", T5_SIZES)
 @pytest.mark.parametrize("both", [True, False])
-def test_t5s_buckets_equal_transformers(both, buckets, reach):
+def test_t5s_buckets_equal_transformers(both, buckets, max_distance):
     from transformers.models.t5.modeling_t5 import T5Attention
 
-    apart = torch.arange(-600, 601)
-    found = T5(3, both=both, buckets=buckets, reach=reach).bucket(apart)
-    expected = T5Attention._relative_position_bucket(apart, both, buckets, reach)
+    distance = torch.arange(-600, 601)
+    found = T5(3, both=both, buckets=buckets, max_distance=max_distance).bucket(distance)
+    expected = T5Attention._relative_position_bucket(distance, both, buckets, max_distance)
     assert torch.equal(found, expected)
     assert found.max() == buckets - 1  # the last one is reached
 
 
-@pytest.mark.parametrize("buckets, reach", T5_SIZES)
+@pytest.mark.parametrize("buckets, max_distance", T5_SIZES)
 @pytest.mark.parametrize("both", [True, False])
-def test_t5s_bias_equals_transformers(both, buckets, reach):
-    theirs = t5_attention(both, buckets, reach)
-    ours = T5(5, both=both, buckets=buckets, reach=reach)
+def test_t5s_bias_equals_transformers(both, buckets, max_distance):
+    theirs = t5_attention(both, buckets, max_distance)
+    ours = T5(5, both=both, buckets=buckets, max_distance=max_distance)
     ours.load_state_dict({"table": theirs.relative_attention_bias.weight[None]})
     for length in (1, 13, 300):
         found = ours.bias(Span.whole(length))(torch.zeros(1))
@@ -191,4 +191,4 @@ def test_a_layer_of_t5s_attention_equals_transformers(both, padded):
         found = ours(x, here.under(padding if both else causal, scheme.bias))
         torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
         unbiased = ours(x, replace(here.under(padding if both else causal), bias=None))
-        assert (unbiased - found)[real].abs().max() > 1e-2  # the bias says something
+        assert (unbiased - found)[real].abs().max() > 1e-2  # the bias has an effect

@@ -19,20 +19,20 @@ from pencil.train.losses import next_token
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 
-SCHEMES = ["learned", "sincos", "sincos-halves", "rope", "alibi", "shaw", "t5", "none"]
+SCHEMES = ["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
 SIZES = dict(vocab=31, context=11, width=30, depth=2, heads=3, hidden=17)
-BERT = dict(trunk="post", embed_norm=True, positions="learned", types=2, eps=1e-12)
+BERT = dict(norm_position="post", embed_norm=True, positions="learned", token_types=2, eps=1e-12)
 KINDS = {
     "bert": dict(**BERT),
     "bert label": dict(**BERT, classes=5),
     "nano": dict(classes=5),
     "mean": dict(classes=5, pool="mean", positions="alibi", norm="rms", activation="swiglu", bias=False, kv_heads=1),
-    "mean words": dict(pool="mean", positions="sincos", types=3, activation="gelu-tanh"),
-    "shaw": dict(classes=5, positions="shaw", trunk="post", pool="mean"),
+    "mean words": dict(pool="mean", positions="sinusoidal", token_types=3, activation="gelu-tanh"),
+    "shaw": dict(classes=5, positions="shaw", norm_position="post", pool="mean"),
     "t5": dict(positions="t5", activation="relu", bias=False, norm="rms"),
-    "halves": dict(positions="sincos-halves", trunk="post", classes=1, activation="silu"),
-    "none": dict(positions="none", classes=5, embed_norm=True, types=1),
-    "further": dict(rope_share=0.6, rope_scaling="llama3", rope_factor=2.0, classes=5),
+    "halves": dict(positions="sinusoidal-halves", norm_position="post", classes=1, activation="silu"),
+    "none": dict(positions="none", classes=5, embed_norm=True, token_types=1),
+    "further": dict(rope_fraction=0.6, rope_scaling="llama3", rope_factor=2.0, classes=5),
 }
 
 
@@ -50,7 +50,7 @@ def tokens(*shape, vocab=31, seed=7):
 
 
 def padded(rows, lengths, right):
-    """Rows cut to their lengths with padding on one side, and where each token stands."""
+    """Rows cut to their lengths with padding on one side, and the index of each token."""
     ids, index = tokens(len(rows), max(lengths), seed=99), torch.full((len(rows), max(lengths)), NOWHERE)
     for i, n in enumerate(lengths):
         place = slice(0, n) if right else slice(max(lengths) - n, max(lengths))
@@ -58,11 +58,11 @@ def padded(rows, lengths, right):
     return ids, Span.at(index)
 
 
-def wrong(said, ids):
+def wrong(output, ids):
     """Something to be made less, of either head."""
-    if said.ndim == 3:
-        return next_token(said, ids)
-    return (said * torch.randn(said.shape, generator=torch.Generator().manual_seed(1))).sum()
+    if output.ndim == 3:
+        return next_token(output, ids)
+    return (output * torch.randn(output.shape, generator=torch.Generator().manual_seed(1))).sum()
 
 
 @pytest.mark.parametrize("preset, values, count", [
@@ -98,14 +98,14 @@ def test_declared_names_are_fired_with_their_declared_shapes(kind):
 def test_observing_changes_neither_the_answer_nor_the_gradients(kind):
     """With padding, so that both routes have a mask to keep to, and with types where there are some."""
     model = tiny(**KINDS[kind])
-    (ids, span), count = padded(tokens(3, 11), (11, 4, 7), right=True), model.config.types
+    (ids, span), count = padded(tokens(3, 11), (11, 4, 7), right=True), model.config.token_types
     types = torch.arange(33).reshape(3, 11) % count if count else None
     labels, found = ids.masked_fill(span.index >= NOWHERE, -100), []
     for probe in ({}, {"probe": Probe()}):
-        said = model(ids, span, types, **probe)
+        output = model(ids, span, types, **probe)
         model.zero_grad()
-        wrong(said, labels).backward()
-        found.append((said, {n: p.grad.clone() for n, p in model.named_parameters()}))
+        wrong(output, labels).backward()
+        found.append((output, {n: p.grad.clone() for n, p in model.named_parameters()}))
     (fast, gradients), (observed, others) = found
     torch.testing.assert_close(fast, observed, atol=1e-5, rtol=1e-5)
     for name, gradient in gradients.items():
@@ -121,7 +121,7 @@ def test_observing_changes_neither_the_answer_nor_the_gradients(kind):
 )
 def test_a_batch_of_mixed_lengths_equals_each_text_alone(lengths, kind, right):
     """Padding on either side: it is seen by nobody, counted in no mean, and is never the first token."""
-    model, rows, count = tiny(**KINDS[kind]).double(), tokens(len(lengths), 11), KINDS[kind].get("types")
+    model, rows, count = tiny(**KINDS[kind]).double(), tokens(len(lengths), 11), KINDS[kind].get("token_types")
     ids, span = padded(rows, lengths, right)
     types = ids % count if count else None
     with torch.no_grad():
@@ -134,20 +134,20 @@ def test_a_batch_of_mixed_lengths_equals_each_text_alone(lengths, kind, right):
             torch.testing.assert_close(mine, alone, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("trunk", ["pre", "post"])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_token_sees_every_other_and_the_order_matters_unless_there_are_no_positions(scheme, trunk):
-    model, ids = tiny(positions=scheme, trunk=trunk), tokens(1, 11)
+def test_every_token_sees_every_other_and_the_order_matters_unless_there_are_no_positions(scheme, norm_position):
+    model, ids = tiny(positions=scheme, norm_position=norm_position), tokens(1, 11)
     order = torch.randperm(11, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        said = model(ids)
+        output = model(ids)
         for changed in (0, 10):
             other = ids.clone()
             other[0, changed] = (other[0, changed] + 1) % 31
-            assert all(not torch.equal(said[:, at], model(other)[:, at]) for at in range(11))
-        apart = (model(ids[:, order]) - said[:, order]).abs().max()
-    assert (apart < 1e-5) == (scheme == "none")
-    assert apart < 1e-5 or apart > 1e-3
+            assert all(not torch.equal(output[:, at], model(other)[:, at]) for at in range(11))
+        difference = (model(ids[:, order]) - output[:, order]).abs().max()
+    assert (difference < 1e-5) == (scheme == "none")
+    assert difference < 1e-5 or difference > 1e-3
 
 
 def test_the_label_is_read_from_the_first_token_or_from_the_mean_of_all():
@@ -163,7 +163,7 @@ def test_the_label_is_read_from_the_first_token_or_from_the_mean_of_all():
         torch.testing.assert_close(probe.values["logits"], read @ head.label.weight.T + head.label.bias)
 
 
-def test_words_are_said_by_the_table_they_are_read_from():
+def test_words_are_predicted_by_the_table_they_are_embedded_with():
     model, probe = tiny(eps=1e-3), Probe("encoder.out", "head.guess", "logits")
     model(tokens(2, 11), probe=probe)
     final, head = probe.values["encoder.out"].double(), model.double().head
@@ -172,12 +172,12 @@ def test_words_are_said_by_the_table_they_are_read_from():
     g = (g - g.mean(-1, keepdim=True)) / (g.var(-1, correction=0, keepdim=True) + 1e-3).sqrt()
     guess = g * head.norm.weight + head.norm.bias
     torch.testing.assert_close(probe.values["head.guess"].double(), guess, atol=1e-5, rtol=1e-5)
-    said = guess @ model.tokens.weight.T + head.bias
-    torch.testing.assert_close(probe.values["logits"].double(), said, atol=1e-4, rtol=1e-5)
+    output = guess @ model.tokens.weight.T + head.bias
+    torch.testing.assert_close(probe.values["logits"].double(), output, atol=1e-4, rtol=1e-5)
 
 
-def test_the_kind_of_a_token_is_added_to_its_word_and_the_first_kind_unless_said():
-    model, ids, probe = tiny(types=3), tokens(2, 11), Probe("embed")
+def test_the_type_of_a_token_is_added_to_its_embedding_and_the_first_type_unless_given():
+    model, ids, probe = tiny(token_types=3), tokens(2, 11), Probe("embed")
     types = torch.arange(22).reshape(2, 11) % 3
     model(ids, types=types, probe=probe)
     torch.testing.assert_close(probe.values["embed"], model.tokens.weight[ids] + model.types.weight[types])
@@ -186,7 +186,7 @@ def test_the_kind_of_a_token_is_added_to_its_word_and_the_first_kind_unless_said
 
 
 def test_the_input_is_normed_after_positions_and_kinds_were_added():
-    model, ids, probe = tiny(**BERT), tokens(2, 11), Probe("encoder.input", "embed", "encoder.positions.stamp")
+    model, ids, probe = tiny(**BERT), tokens(2, 11), Probe("encoder.input", "embed", "encoder.positions.embedding")
     model(ids, probe=probe)
     x = probe.values["embed"] + model.encoder.positions.table
     x = (x - x.mean(-1, keepdim=True)) / x.std(-1, correction=0, keepdim=True)
@@ -203,7 +203,7 @@ GOLDEN_LOSSES = {
 
 
 def ten_steps(kind, optimizer):
-    """Labels, or words of which every third is hidden behind the first of the table."""
+    """Labels, or words of which every third is masked by the first of the table."""
     torch.manual_seed(1234)
     model = create("reader", ReaderConfig(**SIZES, **KINDS[kind]))
     optimizers = make_optimizers(model, TrainConfig(optimizer=optimizer))
@@ -228,14 +228,14 @@ def test_ten_steps_of_training_give_the_same_losses_as_ever(kind, optimizer):
     assert ten_steps(kind, optimizer) == pytest.approx(GOLDEN_LOSSES[kind, optimizer], abs=1e-4)
 
 
-@pytest.mark.parametrize("trunk", ["pre", "post"])
-def test_a_trunk_that_norms_itself_is_initialised_as_it_was_first(trunk):
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_a_post_norm_reader_is_initialised_as_the_first_transformer(norm_position):
     torch.manual_seed(0)
-    model = create("reader", ReaderConfig(vocab=997, width=192, heads=4, depth=2, trunk=trunk))
+    model = create("reader", ReaderConfig(vocab=997, width=192, heads=4, depth=2, norm_position=norm_position))
     for module in model.modules():
         if isinstance(module, Attention):
             for matrix in (module.w_q, module.w_k, module.w_v):
-                assert matrix.std().item() == pytest.approx(192**-0.5 if trunk == "post" else 0.02, rel=0.02)
+                assert matrix.std().item() == pytest.approx(192**-0.5 if norm_position == "post" else 0.02, rel=0.02)
     assert model.tokens.weight.std().item() == pytest.approx(0.02, rel=0.02)
 
 
@@ -243,10 +243,10 @@ def test_a_trunk_that_norms_itself_is_initialised_as_it_was_first(trunk):
     (dict(width=100, heads=3), "heads 3 does not divide"),
     (dict(heads=4, kv_heads=3), "kv_heads 3 does not divide"),
     (dict(width=30, heads=2, positions="rope"), "even"),
-    (dict(width=21, heads=3, positions="sincos"), "even"),
-    (dict(width=21, heads=3, positions="sincos-halves"), "even"),
-    (dict(width=30, heads=3, rope_share=0.5), "rope_share 0.5 turns must be even, not 5"),
-    (dict(types=-1), "types cannot be negative"),
+    (dict(width=21, heads=3, positions="sinusoidal"), "even"),
+    (dict(width=21, heads=3, positions="sinusoidal-halves"), "even"),
+    (dict(width=30, heads=3, rope_fraction=0.5), "rope_fraction 0.5 rotates must be even, not 5"),
+    (dict(token_types=-1), "token_types must be at least 0, not -1"),
     (dict(classes=0), "classes must be at least 1"),
     (dict(context=0), "context must be at least 1"),
     (dict(dropout=1.0), "dropout"),
@@ -261,6 +261,6 @@ def test_an_odd_width_is_no_matter_to_schemes_that_pair_nothing(scheme):
     assert tiny(width=21, positions=scheme)(tokens(2, 11)).shape == (2, 11, 31)
 
 
-def test_more_tokens_than_seats_are_refused():
-    with pytest.raises(ValueError, match="11 seats, and 12 tokens came"):
+def test_more_tokens_than_positions_are_refused():
+    with pytest.raises(ValueError, match="11 rows, and 12 tokens were given"):
         tiny(positions="learned")(tokens(1, 12))

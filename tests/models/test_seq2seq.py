@@ -18,18 +18,20 @@ from pencil.train.losses import next_token
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 
-SCHEMES = ["learned", "sincos", "sincos-halves", "rope", "alibi", "shaw", "t5", "none"]
+SCHEMES = ["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
 SIZES = dict(vocab=31, context=7, source_context=11, width=30, depth=2, heads=3, hidden=17)
 KINDS = {
     "nano": dict(),
-    "first": dict(trunk="post", positions="sincos", scaled=True, activation="relu", bias=True),
-    "marian": dict(trunk="post", positions="sincos-halves", scaled=True, activation="silu", bias=True, head_bias=True),
-    "separate": dict(shared=False, source_vocab=37, positions="learned", tied=False, norm="rms", activation="swiglu", kv_heads=1),
-    "t5": dict(positions="t5", norm="rms", activation="relu", tied=False, head_bias=True),
-    "shaw": dict(positions="shaw", trunk="post", shared=False, source_vocab=37),
-    "alibi": dict(positions="alibi", kv_heads=1, activation="gelu-tanh", shared=False),
-    "none": dict(positions="none", scaled=True, eps=1e-3),
-    "further": dict(rope_share=0.6, rope_scaling="yarn", rope_factor=2.0, trunk="post", bias=True),
+    "first": dict(norm_position="post", positions="sinusoidal", scale_embeddings=True, activation="relu", bias=True),
+    "marian": dict(norm_position="post", positions="sinusoidal-halves", scale_embeddings=True, activation="silu", bias=True,
+                   head_bias=True),
+    "separate": dict(share_embeddings=False, source_vocab=37, positions="learned", tie_embeddings=False, norm="rms",
+                     activation="swiglu", kv_heads=1),
+    "t5": dict(positions="t5", norm="rms", activation="relu", tie_embeddings=False, head_bias=True),
+    "shaw": dict(positions="shaw", norm_position="post", share_embeddings=False, source_vocab=37),
+    "alibi": dict(positions="alibi", kv_heads=1, activation="gelu-tanh", share_embeddings=False),
+    "none": dict(positions="none", scale_embeddings=True, eps=1e-3),
+    "further": dict(rope_fraction=0.6, rope_scaling="yarn", rope_factor=2.0, norm_position="post", bias=True),
 }  # fmt: skip
 
 
@@ -47,7 +49,7 @@ def tokens(*shape, vocab=31, seed=7):
 
 
 def padded(rows, lengths, right):
-    """Rows cut to their lengths with padding on one side, and where each token stands."""
+    """Rows cut to their lengths with padding on one side, and the index of each token."""
     ids, index = tokens(len(rows), max(lengths), seed=99), torch.full((len(rows), max(lengths)), NOWHERE)
     for i, n in enumerate(lengths):
         place = slice(0, n) if right else slice(max(lengths) - n, max(lengths))
@@ -57,7 +59,7 @@ def padded(rows, lengths, right):
 
 @pytest.mark.parametrize("preset, count", [("base", 63_082_496), ("big", 214_245_376)])
 def test_parameter_counts_are_those_of_the_first_transformer(preset, count):
-    """A shared table of 37,000 words, tied; written out, and as one number."""
+    """A shared table of 37,000 words, tied; written out, and in one sum."""
     config = configure("seq2seq", preset, vocab=37000)
     d, f = config.width, config.hidden
     attention, mlp, norm = 4 * (d * d + d), d * f + f + f * d + d, 2 * d
@@ -126,10 +128,10 @@ def test_cached_equals_uncached_under_any_chunking(data, kind):
 def test_a_batch_of_mixed_lengths_equals_each_row_alone(data, lengths, later, kind, right):
     """Targets padded on one side, sources on the other; every token, not only the last."""
     model, count = tiny(**KINDS[kind]).double(), len(lengths)
-    reach = [data.draw(st.integers(1, 11)) for _ in lengths]
+    seen_until = [data.draw(st.integers(1, 11)) for _ in lengths]
     rows, sources = tokens(count, 7), tokens(count, 11, seed=8)
     ids, here = padded(rows, lengths, not right)
-    source, there = padded(sources, reach, right)
+    source, there = padded(sources, seen_until, right)
     cache = model.new_cache(count, max(lengths) + later)
     with torch.no_grad():
         together = model(ids, source, there, here, cache)
@@ -138,7 +140,7 @@ def test_a_batch_of_mixed_lengths_equals_each_row_alone(data, lengths, later, ki
         for step in range(later):
             new = torch.stack([rows[i, n + step] for i, n in enumerate(lengths)])[:, None]
             after.append(model(new, cache=cache)[:, 0])
-        for i, (n, s) in enumerate(zip(lengths, reach, strict=True)):
+        for i, (n, s) in enumerate(zip(lengths, seen_until, strict=True)):
             alone = model(rows[i : i + 1, : n + later], sources[i : i + 1, :s])[0]
             place = slice(0, n) if not right else slice(max(lengths) - n, max(lengths))
             for batch in (together, uncached):
@@ -153,19 +155,19 @@ def test_a_batch_of_mixed_lengths_equals_each_row_alone(data, lengths, later, ki
 def test_going_on_with_picked_rows_is_going_on_with_those_rows_alone(rows, kind):
     """A row may come several times, as the best beginnings of a beam do; its source comes with it."""
     model, all_ids, sources = tiny(**KINDS[kind]).double(), tokens(3, 7), tokens(3, 11, seed=8)
-    reach, cache = (11, 3, 7), model.new_cache(3)
-    source, there = padded(sources, reach, right=True)
+    seen_until, cache = (11, 3, 7), model.new_cache(3)
+    source, there = padded(sources, seen_until, right=True)
     with torch.no_grad():
         model(all_ids[:, :4], source, there, cache=cache)
         cache.pick(torch.tensor(rows))
         found = [model(all_ids[rows, at : at + 1], cache=cache) for at in (4, 5)]
         for i, row in enumerate(rows):
-            alone = model(all_ids[row : row + 1, :6], sources[row : row + 1, : reach[row]])
+            alone = model(all_ids[row : row + 1, :6], sources[row : row + 1, : seen_until[row]])
             torch.testing.assert_close(torch.cat(found, 1)[i], alone[0, 4:], atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_the_source_is_read_once_however_much_is_said(monkeypatch, cached):
+def test_the_source_is_read_once_however_much_is_generated(monkeypatch, cached):
     """With a cache, one reading of keys and values for each block of the decoder, and one pass of the encoder."""
     model, reads, passes = tiny(), [], []
     read, encode = Attention.read, model.encoder.forward
@@ -173,9 +175,9 @@ def test_the_source_is_read_once_however_much_is_said(monkeypatch, cached):
     monkeypatch.setattr(model.encoder, "forward", lambda *args, **given: passes.append(1) or encode(*args, **given))
     ids, source, cache = tokens(2, 2), tokens(2, 11), model.new_cache(2) if cached else None
     with torch.no_grad():
-        for said in range(5):
+        for output in range(5):
             if cached:
-                z = model(ids if said == 0 else ids[:, -1:], None if said else source, cache=cache, last=True)
+                z = model(ids if output == 0 else ids[:, -1:], None if output else source, cache=cache, last=True)
             else:
                 z = model(ids, source, last=True)
             ids = torch.cat((ids, z[:, -1].argmax(-1, keepdim=True)), 1)
@@ -198,17 +200,17 @@ def test_a_source_given_again_or_never_is_refused():
     assert cache.used == 3
 
 
-def test_only_the_last_logits_when_asked():
+def test_only_the_last_logits_when_requested():
     for kind in ("nano", "first"):
         model, ids, source = tiny(**KINDS[kind]), tokens(2, 7), tokens(2, 11)
         torch.testing.assert_close(model(ids, source, last=True), model(ids, source)[:, -1:])
 
 
-@pytest.mark.parametrize("trunk", ["pre", "post"])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_who_sees_whom(scheme, trunk):
+def test_who_sees_whom(scheme, norm_position):
     """A target token never sees a later one and sees all of the source; a source token sees all of it, and no target."""
-    model, ids, source = tiny(positions=scheme, trunk=trunk), tokens(1, 7), tokens(1, 11)
+    model, ids, source = tiny(positions=scheme, norm_position=norm_position), tokens(1, 7), tokens(1, 11)
 
     def inside(ids, source):
         probe = Probe("encoder.out")
@@ -219,27 +221,27 @@ def test_who_sees_whom(scheme, trunk):
     states, logits = inside(ids, source)
     other = ids.clone()
     other[0, 4:] = (other[0, 4:] + 1) % 31
-    after, said = inside(other, source)
+    after, output = inside(other, source)
     assert torch.equal(states, after)
-    assert torch.equal(logits[:, :4], said[:, :4])
-    assert all(not torch.equal(logits[:, at], said[:, at]) for at in range(4, 7))
+    assert torch.equal(logits[:, :4], output[:, :4])
+    assert all(not torch.equal(logits[:, at], output[:, at]) for at in range(4, 7))
     for changed in (0, 10):
         another = source.clone()
         another[0, changed] = (another[0, changed] + 1) % 31
-        after, said = inside(ids, another)
+        after, output = inside(ids, another)
         assert all(not torch.equal(states[:, at], after[:, at]) for at in range(11))
-        assert all(not torch.equal(logits[:, at], said[:, at]) for at in range(7))
+        assert all(not torch.equal(logits[:, at], output[:, at]) for at in range(7))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_order_of_the_source_matters_unless_it_has_no_positions(scheme):
-    """The encoder sees all, so only a scheme tells it the order; the decoder's own mask does not reach the source."""
+    """The encoder attends to all, so only a scheme gives it the order; the decoder's mask is not on the source."""
     model, ids, source = tiny(positions=scheme), tokens(2, 5), tokens(2, 11)
     order = torch.randperm(11, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        apart = (model(ids, source) - model(ids, source[:, order])).abs().max()
-    assert (apart < 1e-5) == (scheme == "none")
-    assert apart < 1e-5 or apart > 1e-3
+        difference = (model(ids, source) - model(ids, source[:, order])).abs().max()
+    assert (difference < 1e-5) == (scheme == "none")
+    assert difference < 1e-5 or difference > 1e-3
 
 
 @pytest.mark.parametrize("kind", [*(dict(positions=scheme) for scheme in SCHEMES), KINDS["further"]], ids=str)
@@ -253,8 +255,8 @@ def test_the_scheme_acts_within_each_half_and_between_them_nothing_is_added(kind
         torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_only_the_encoder_has_buckets_for_what_stands_ahead():
-    """Looking back alone, a decoder has all 32 for what stands behind it: the first 16 are one distance each."""
+def test_only_the_encoder_has_buckets_for_keys_ahead():
+    """A causal decoder has all 32 for the keys before it: the first 16 are one distance each."""
     model, probe = tiny(positions="t5", context=23, source_context=23), Probe("*.bucket")
     model(tokens(2, 23), tokens(2, 23), probe=probe)
     mine, theirs = (probe.values[f"{part}positions.bucket"][0, :, :, 0] for part in ("", "encoder."))
@@ -265,7 +267,7 @@ def test_only_the_encoder_has_buckets_for_what_stands_ahead():
 
 
 def test_words_are_read_times_the_root_of_the_width():
-    model, probe = tiny(scaled=True), Probe("source", "embed")
+    model, probe = tiny(scale_embeddings=True), Probe("source", "embed")
     ids, source = tokens(2, 7), tokens(2, 11)
     model(ids, source, probe=probe)
     for name, read in (("source", source), ("embed", ids)):
@@ -273,12 +275,12 @@ def test_words_are_read_times_the_root_of_the_width():
 
 
 def test_source_and_target_have_tables_of_their_own_unless_shared():
-    separate = tiny(shared=False, source_vocab=37)
+    separate = tiny(share_embeddings=False, source_vocab=37)
     assert separate.source_tokens.weight.shape == (37, 30)
     probe, source = Probe("source"), tokens(2, 11, vocab=37)
     separate(tokens(2, 7), source, probe=probe)
     assert torch.equal(probe.values["source"], separate.source_tokens.weight[source])
-    assert tiny(shared=False).source_tokens.weight.shape == (31, 30)
+    assert tiny(share_embeddings=False).source_tokens.weight.shape == (31, 30)
     assert tiny().source_tokens is None
 
 
@@ -312,7 +314,7 @@ def test_ten_steps_of_training_give_the_same_losses_as_ever(kind, optimizer):
 
 
 def test_initialisation_is_the_first_transformers():
-    """Glorot's uniform for every matrix, Q, K and V each by itself; words as large as waves once they are scaled."""
+    """Xavier uniform for every matrix, Q, K and V each by itself; words as large as sinusoids once they are scaled."""
     torch.manual_seed(0)
     model = create(
         "seq2seq", Seq2SeqConfig(vocab=997, width=192, heads=4, hidden=400, **{**KINDS["first"], "depth": 3})
@@ -350,10 +352,10 @@ def test_attention_maps_are_the_recorded_pattern():
     (dict(width=100, heads=3), "heads 3 does not divide"),
     (dict(heads=4, kv_heads=3), "kv_heads 3 does not divide"),
     (dict(width=30, heads=2, positions="rope"), "even"),
-    (dict(width=30, heads=3, rope_share=0.5), "rope_share 0.5 turns must be even, not 5"),
-    (dict(width=21, heads=3, positions="sincos"), "even"),
-    (dict(width=21, heads=3, positions="sincos-halves"), "even"),
-    (dict(rope_share=0.0), "rope_share must be above 0"),
+    (dict(width=30, heads=3, rope_fraction=0.5), "rope_fraction 0.5 rotates must be even, not 5"),
+    (dict(width=21, heads=3, positions="sinusoidal"), "even"),
+    (dict(width=21, heads=3, positions="sinusoidal-halves"), "even"),
+    (dict(rope_fraction=0.0), "rope_fraction must be above 0"),
     (dict(rope_factor=0.0), "rope_factor must be above 0"),
     (dict(source_context=0), "source_context must be at least 1"),
     (dict(vocab=31, source_vocab=37), "cannot share one table"),
@@ -371,9 +373,9 @@ def test_an_odd_width_is_no_matter_to_schemes_that_pair_nothing(scheme):
     assert model(tokens(2, 7), tokens(2, 11)).shape == (2, 7, 31)
 
 
-def test_more_tokens_than_seats_are_refused():
+def test_more_tokens_than_positions_are_refused():
     model = tiny(positions="learned")
-    with pytest.raises(ValueError, match="7 seats, and 8 tokens came"):
+    with pytest.raises(ValueError, match="7 rows, and 8 tokens were given"):
         model(tokens(1, 8), tokens(1, 11))
-    with pytest.raises(ValueError, match="11 seats, and 12 tokens came"):
+    with pytest.raises(ValueError, match="11 rows, and 12 tokens were given"):
         model(tokens(1, 7), tokens(1, 12))

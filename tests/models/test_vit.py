@@ -20,18 +20,18 @@ from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 from pencil.weights import vit
 
-SCHEMES = ["learned", "sincos", "sincos-halves", "rope", "alibi", "shaw", "t5", "none"]
+SCHEMES = ["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
 SIZES = dict(image_size=(6, 25), channels=2, patch=(2, 5), classes=11, width=42, depth=2, heads=3, hidden=53)
 KINDS = {
     "class": dict(),
-    "mean": dict(pool="mean", positions="sincos", activation="gelu-tanh"),
-    "turned": dict(positions="rope", norm="rms", activation="swiglu", bias=False),
+    "mean": dict(pool="mean", positions="sinusoidal", activation="gelu-tanh"),
+    "rotated": dict(positions="rope", norm="rms", activation="swiglu", bias=False),
     "none": dict(pool="mean", positions="none"),
-    "halves": dict(positions="sincos-halves", activation="relu"),
+    "halves": dict(positions="sinusoidal-halves", activation="relu"),
     "alibi": dict(positions="alibi", activation="silu"),
     "shaw": dict(pool="mean", positions="shaw", norm="rms"),
     "t5": dict(positions="t5", bias=False),
-    "turned in part": dict(positions="rope", rope_share=0.6),
+    "partly rotated": dict(positions="rope", rope_fraction=0.6),
 }
 
 
@@ -99,7 +99,7 @@ def test_what_is_written_for_transformers_is_what_its_own_file_holds(sizes, tmp_
     assert set(back) == set(held)
     assert all(torch.equal(back[name], tensor) for name, tensor in held.items())
 
-    ours = stirred(create("vit", config).eval())  # other numbers, into the same folder
+    ours = stirred(create("vit", config).eval())  # other values, into the same folder
     save_file(vit.to_hf(ours.state_dict(), config), tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded, found = ViTForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not found["missing_keys"]
@@ -201,7 +201,7 @@ def test_observing_changes_neither_the_answer_nor_the_gradients(kind):
 GOLDEN_LOSSES = {
     ("class", "adamw"): [2.44191, 2.31467, 2.23278, 2.00874, 1.85536, 1.75937, 1.65075, 1.56746, 1.47716, 1.389],
     ("class", "muon"): [2.44191, 2.3323, 2.26312, 2.15214, 1.92131, 1.7257, 1.63916, 1.50824, 1.4266, 1.32025],
-    ("turned", "muon"): [2.39814, 2.29423, 2.17138, 1.99515, 1.77855, 1.58104, 1.44737, 1.34619, 1.25564, 1.15676],
+    ("rotated", "muon"): [2.39814, 2.29423, 2.17138, 1.99515, 1.77855, 1.58104, 1.44737, 1.34619, 1.25564, 1.15676],
 }
 
 
@@ -221,7 +221,7 @@ def ten_steps(kind, optimizer):
     return losses
 
 
-@pytest.mark.parametrize("kind, optimizer", [("class", "adamw"), ("class", "muon"), ("turned", "muon")])
+@pytest.mark.parametrize("kind, optimizer", [("class", "adamw"), ("class", "muon"), ("rotated", "muon")])
 @pytest.mark.proof("golden ten-step loss", "vit")
 def test_ten_steps_of_training_give_the_same_losses_as_ever(kind, optimizer):
     assert ten_steps(kind, optimizer) == pytest.approx(GOLDEN_LOSSES[kind, optimizer], abs=1e-4)
@@ -229,15 +229,15 @@ def test_ten_steps_of_training_give_the_same_losses_as_ever(kind, optimizer):
 
 def shuffled(picture, patch=(2, 5)):
     """The same squares in another order."""
-    strips = cut(picture, patch)
-    order = torch.randperm(strips.shape[1], generator=torch.Generator().manual_seed(3))
+    patches = cut(picture, patch)
+    order = torch.randperm(patches.shape[1], generator=torch.Generator().manual_seed(3))
     assert (order != torch.arange(len(order))).any()
-    return join(strips[:, order], picture.shape[2:], patch)
+    return join(patches[:, order], picture.shape[2:], patch)
 
 
 @pytest.mark.parametrize("pool", ["class", "mean"])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_only_without_positions_does_the_order_of_the_strips_not_matter(scheme, pool):
+def test_only_without_positions_does_the_order_of_the_patches_not_matter(scheme, pool):
     model, picture = tiny(positions=scheme, pool=pool), pictures(2)
     with torch.no_grad():
         same = torch.allclose(model(picture), model(shuffled(picture)), atol=1e-5, rtol=1e-5)
@@ -245,16 +245,16 @@ def test_only_without_positions_does_the_order_of_the_strips_not_matter(scheme, 
 
 
 @pytest.mark.parametrize("pool", ["class", "mean"])
-def test_distances_between_strips_are_counted_as_the_crow_flies(pool):
-    """The class token stands one seat to the left of the first strip."""
+def test_distances_between_patches_are_euclidean(pool):
+    """The class token is one position to the left of the first patch."""
     model, probe = tiny(positions="alibi", pool=pool), Probe("positions.bias")
     model(pictures(2), probe=probe)
-    seats = [(0, -1)] * (pool == "class") + [(row, column) for row in range(3) for column in range(5)]
+    coords = [(0, -1)] * (pool == "class") + [(row, column) for row in range(3) for column in range(5)]
     bias = probe.values["positions.bias"][0]
-    assert bias.shape == (3, len(seats), len(seats))
+    assert bias.shape == (3, len(coords), len(coords))
     for head, slope in enumerate((1 / 16, 1 / 256, 1 / 4)):
-        for i, query in enumerate(seats):
-            for j, key in enumerate(seats):
+        for i, query in enumerate(coords):
+            for j, key in enumerate(coords):
                 assert float(bias[head, i, j]) == pytest.approx(-slope * math.dist(query, key), rel=1e-6)
 
 
@@ -300,8 +300,8 @@ def test_a_learned_table_is_stretched_as_a_picture_is(size, pool):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_turns_and_waves_at_a_new_size_are_those_of_a_model_made_for_it():
-    for scheme in ("rope", "sincos"):
+def test_rotations_and_sinusoids_at_a_new_size_are_those_of_a_model_made_for_it():
+    for scheme in ("rope", "sinusoidal"):
         model = tiny(positions=scheme)
         made = create("vit", ViTConfig(**{**SIZES, "image_size": (14, 35), "positions": scheme})).eval()
         made.load_state_dict(model.state_dict())
@@ -324,11 +324,11 @@ def test_attention_maps_are_the_recorded_pattern(pool):
     pattern = probe.values["blocks.1.attn.pattern"].detach()
     for row in range(3):
         for column in range(5):
-            strip = row * 5 + column
+            patch = row * 5 + column
             if pool == "class":
-                expected = pattern[:, :, 0, 1 + strip].sum(1) / 3
+                expected = pattern[:, :, 0, 1 + patch].sum(1) / 3
             else:
-                expected = pattern[:, :, :, strip].sum((1, 2)) / (3 * 15)
+                expected = pattern[:, :, :, patch].sum((1, 2)) / (3 * 15)
             torch.testing.assert_close(maps[:, row, column], expected)
     totals = maps.sum((1, 2))
     assert (totals <= 1 + 1e-6).all()
@@ -351,11 +351,11 @@ def test_an_edit_reaches_the_logits():
     (dict(width=100, heads=3), "heads 3 does not divide"),
     (dict(width=30, heads=2, positions="rope"), "even"),
     (dict(width=6, heads=3, positions="rope"), "at least 4, not 2"),
-    (dict(width=21, heads=3, positions="sincos"), "even"),
-    (dict(width=21, heads=3, positions="sincos-halves"), "even"),
-    (dict(width=42, heads=3, positions="rope", rope_share=0.5), "rope_share 0.5 turns must be even, not 7"),
-    (dict(width=42, heads=3, positions="rope", rope_share=0.2), "at least 4, not 2"),
-    (dict(width=2, heads=1, positions="sincos"), "at least 4, not 2"),
+    (dict(width=21, heads=3, positions="sinusoidal"), "even"),
+    (dict(width=21, heads=3, positions="sinusoidal-halves"), "even"),
+    (dict(width=42, heads=3, positions="rope", rope_fraction=0.5), "rope_fraction 0.5 rotates must be even, not 7"),
+    (dict(width=42, heads=3, positions="rope", rope_fraction=0.2), "at least 4, not 2"),
+    (dict(width=2, heads=1, positions="sinusoidal"), "at least 4, not 2"),
     (dict(patch=(0, 4)), "patch must be at least 1"),
     (dict(image_size=(0, 4)), "image_size must be at least 1"),
     (dict(classes=0), "classes must be at least 1"),
@@ -373,10 +373,10 @@ def test_sizes_that_do_not_fit_are_refused_in_a_sentence(values, words):
 def test_a_patch_that_does_not_divide_the_picture_is_refused_and_what_would_is_named(image, patch):
     with pytest.raises(UserError, match="does not divide a picture") as refusal:
         ViTConfig(image_size=image, patch=patch)
-    said = re.search(r"a patch of ([\d, ×]+) would, or a model.image_size of ([\dx]+)$", str(refusal.value))
-    for named in said[1].split(", "):
+    printed = re.search(r"a patch of ([\d, ×]+) would, or a model.image_size of ([\dx]+)$", str(refusal.value))
+    for named in printed[1].split(", "):
         configure("vit", image_size=image, patch=named)
-    configure("vit", image_size=said[2], patch=patch)
+    configure("vit", image_size=printed[2], patch=patch)
 
 
 @pytest.mark.parametrize("image, patch", [((28, 30), 8), ((30, 28), 8), ((224, 160), 24)])
@@ -414,7 +414,7 @@ def test_the_worked_example_from_the_picture_to_the_residual(golden):
     found = {name: value[0] for name, value in probe.values.items()}
     assert found["tokens"].shape == (sizes["tokens"], sizes["D"])
     for name, entry, key in [
-        ("patches.strips", "004-patchify", "patches"),
+        ("patches.flat", "004-patchify", "patches"),
         ("patches.out", "004-embed", "z"),
         ("input", "004-Z0", "Z0"),
         ("blocks.0.attn.out", "004-msa", "msa_out"),
@@ -430,7 +430,7 @@ def test_the_worked_example_from_the_picture_to_the_residual(golden):
             torch.testing.assert_close(found[f"blocks.0.attn.{name}"][head - 1], expected, atol=1e-8, rtol=1e-8)
 
 
-def test_nothing_is_left_of_what_stood_in_for_torchvision(timm):
+def test_no_stand_in_for_torchvision_is_left(timm):
     """transformers asks whether torchvision is there, and would believe it."""
     if importlib.util.find_spec("torchvision") is not None:
         pytest.skip("torchvision itself is installed")

@@ -266,7 +266,7 @@ HARMS = {
     "a function that does not exist": lambda meta, header: meta["nodes"][-1].update(plan=["explode", 1]),
     "an array that is not there": lambda meta, header: header.pop(next(k for k in header if k.endswith(":attn.pattern"))),
     "a table that is not there": lambda meta, header: meta["nodes"][-1].update(plan=["list", 0, "table.99", 1]),
-    "a plan that is a word": lambda meta, header: meta["nodes"][-1].update(plan="ref"),
+    "a plan that is a string": lambda meta, header: meta["nodes"][-1].update(plan="ref"),
 }  # fmt: skip
 
 
@@ -274,14 +274,14 @@ HARMS = {
 def test_a_graph_that_leads_nowhere(good, harm):
     good.write_bytes(altered(good, HARMS[harm]))
 
-    def looked_into():
+    def opened_all():
         found = read(good)
         for name in ("attn.pattern", "out"):
             _ = found[name].value
             found[name][(0,) * len(found[name].shape)].why()
 
     with pytest.raises(UserError, match="good.trace.safetensors"):
-        looked_into()
+        opened_all()
 
 
 def test_a_header_without_end(tmp_path):

@@ -16,7 +16,7 @@ from pencil.models import configure, create
 from pencil.tracing import html
 from pencil.tracing.functions import FUNCTIONS
 from pencil.tracing.opened import Trace
-from pencil.tracing.receipt import receipt, say
+from pencil.tracing.receipt import format_number, receipt
 from pencil.tracing.record import trace
 from traced import unchecked
 
@@ -60,14 +60,14 @@ def rotation() -> Trace:
     """Complex numbers, and operations no model above has."""
     torch.manual_seed(3)
 
-    def turned(x):
-        turn = torch.polar(torch.ones(5, 4), torch.arange(5.0)[:, None] * torch.arange(1.0, 5.0))
-        y = torch.view_as_real(torch.view_as_complex(x.reshape(2, 5, 4, 2)) * turn).flatten(2)
+    def rotated(x):
+        rotation = torch.polar(torch.ones(5, 4), torch.arange(5.0)[:, None] * torch.arange(1.0, 5.0))
+        y = torch.view_as_real(torch.view_as_complex(x.reshape(2, 5, 4, 2)) * rotation).flatten(2)
         return (
             y.topk(3).values + y.amax(-1, keepdim=True) + y.argmax(-1, keepdim=True) + y.round().prod(-1, keepdim=True)
         )
 
-    return trace(turned, torch.randn(2, 5, 8))
+    return trace(rotated, torch.randn(2, 5, 8))
 
 
 # ---- the file
@@ -77,10 +77,10 @@ def test_the_same_trace_gives_the_same_bytes():
     assert html.page(gpt(), "once") == html.page(gpt.__wrapped__(), "once")
 
 
-def test_nothing_a_trace_says_can_end_its_script():
-    said = "</script><script>alert(1)</script>"
+def test_no_text_of_a_trace_can_end_its_script():
+    shown = "</script><script>alert(1)</script>"
     t = gpt()
-    page = html.page(Trace(t.graph, {"T": [said] * 11}), said, said)
+    page = html.page(Trace(t.graph, {"T": [shown] * 11}), shown, shown)
     assert page.count("</script>") == 3
     assert "alert(1)</script>" not in page
 
@@ -104,14 +104,14 @@ def test_numbers_keep_their_kind():
     json.loads(json.dumps(graph, allow_nan=False))  # what is not a number JSON knows is written in words
 
 
-def test_a_page_too_large_to_mail_is_said(tmp_path, monkeypatch):
-    told = []
-    size = html.write(gpt(), tmp_path / "t.html", tell=told.append)
+def test_a_page_too_large_to_mail_is_reported(tmp_path, monkeypatch):
+    warned = []
+    size = html.write(gpt(), tmp_path / "t.html", warn=warned.append)
     assert size == (tmp_path / "t.html").stat().st_size
-    assert told == []
+    assert warned == []
     monkeypatch.setattr(html, "HEAVY", 1000)
-    html.write(gpt(), tmp_path / "t.html", tell=told.append)
-    assert "t.html is" in told[0]
+    html.write(gpt(), tmp_path / "t.html", warn=warned.append)
+    assert "t.html is" in warned[0]
 
 
 def test_the_example_is_small_enough_to_mail(tmp_path):
@@ -130,7 +130,7 @@ def test_a_table_for_a_notebook():
     assert "repeating-linear-gradient" in made
     assert "shown: [0, 0, :, :]" in made
     assert made.count("<td") == 121
-    assert say(float(t["blocks.0.attn.scores"][0, 0, 3, 1].value), 3) in made
+    assert format_number(float(t["blocks.0.attn.scores"][0, 0, 3, 1].value), 3) in made
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_table_of_any_part(where, cells):
     assert html.table(gpt()[where]).count("<td") == cells
 
 
-def test_a_table_says_where_its_cells_stand():
+def test_a_table_has_the_labels_of_its_cells():
     made = html.table(gpt()["blocks.0.mlp.out[1,3:5,7:9]"])
     assert re.findall(r"<th [^>]*>([^<]*)", made) == ["", "7", "8", "on", "a"]
 
@@ -173,7 +173,7 @@ def pages(tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, pages):
-    """Open a page; afterwards nothing may have gone wrong in it, and it may have asked for nothing."""
+    """Open a page; afterwards nothing may have gone wrong in it, and it may have requested nothing."""
     contexts, wrong, asked = [], [], []
 
     def go(name: str, where: str = "", **how):
@@ -217,14 +217,14 @@ OPEN = """([meta, body]) => {
 }"""
 WORK = """(cells) => cells.map(([node, place]) => {
     const r = receipt(graph, node, place);
-    const told = (x) => (x === null ? null : [x].flat().map(String));
-    const terms = r.terms.map((t) => [t.where, ...told(t.value)]);
-    return { lines: r.lines, where: r.where, terms, reworked: told(r.reworked), allowed: String(r.allowed), agrees: r.agrees };
+    const strings = (x) => (x === null ? null : [x].flat().map(String));
+    const terms = r.terms.map((t) => [t.where, ...strings(t.value)]);
+    return { lines: r.lines, where: r.where, terms, reworked: strings(r.reworked), allowed: String(r.allowed), agrees: r.agrees };
 })"""
 
 
-def number(said: list[str]) -> complex:
-    parts = [float(s.replace("Infinity", "inf")) for s in said]
+def number(shown: list[str]) -> complex:
+    parts = [float(s.replace("Infinity", "inf")) for s in shown]
     return complex(*parts)
 
 
@@ -326,8 +326,8 @@ def test_numbers_are_written_alike(blank):
     numbers += (np.round(rng.normal(size=4000), 4) + 5e-5).tolist()  # halves
     numbers += (rng.integers(-(10**6), 10**6, 4000) / 2.0 ** rng.integers(0, 12, 4000)).tolist()
     sent = [n if math.isfinite(n) else str(n).replace("inf", "Infinity") for n in numbers]
-    said = blank.evaluate("(all) => all.map((n) => [4, 3, 2].map((digits) => say(Number(n), digits)))", sent)
-    assert said == [[say(n, digits) for digits in (4, 3, 2)] for n in numbers]
+    shown = blank.evaluate("(all) => all.map((n) => [4, 3, 2].map((digits) => formatNumber(Number(n), digits)))", sent)
+    assert shown == [[format_number(n, digits) for digits in (4, 3, 2)] for n in numbers]
 
 
 def test_the_error_function_is_exact_to_a_few_units_in_the_last_place(blank):
@@ -372,12 +372,12 @@ def test_a_cell_opens_and_its_operands_are_the_way_back(visit):
     assert here(page) == "attn.scores[0,0,3,1]"
 
 
-def test_one_can_walk_from_a_logit_to_what_was_given(visit):
+def test_one_can_follow_links_from_a_logit_to_the_inputs(visit):
     page = visit("gpt", "#logits[0,3,5]")
     for _ in range(60):
         if "reworked" not in page.inner_text("#receipt"):
             break
-        page.click("#receipt [data-walk]:not(.term) >> nth=0")
+        page.click("#receipt [data-follow]:not(.term) >> nth=0")
     assert "(" in page.inner_text("#receipt .formula")
     assert "reworked" not in page.inner_text("#receipt")
 
@@ -404,12 +404,12 @@ def test_keys_alone_reach_a_receipt(visit):
     assert here(page) == "attn.scores[0,0,2,4]"
 
 
-def test_turning_to_another_head_keeps_the_cell(visit):
+def test_choosing_another_head_keeps_the_cell(visit):
     page = visit("gpt", "#blocks.1.attn.pattern[1,0,5,3]")
     page.select_option("select[data-axis='1']", "2")
     assert here(page) == "blocks.1.attn.pattern[1,2,5,3]"
-    assert "“looked”" not in page.inner_text("#receipt .told")
-    assert "“mat”" in page.inner_text("#receipt .told")
+    assert "“looked”" not in page.inner_text("#receipt .labels")
+    assert "“mat”" in page.inner_text("#receipt .labels")
 
 
 def test_an_address_that_names_nothing_shows_the_first_sight(visit):

@@ -13,7 +13,7 @@ from pencil.tracing.rules import RULES
 from traced import LEAVES, unchecked
 
 GPT = dict(vocab=37, context=11, width=24, depth=2, heads=3)
-SCHEMES = ["learned", "sincos", "sincos-halves", "rope", "alibi", "shaw", "t5", "none"]
+SCHEMES = ["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
 PICTURE = dict(image_size=(6, 15), channels=3, patch=(2, 5), width=24, depth=2, heads=3)
 
 
@@ -56,9 +56,9 @@ def hold(found, count=1000):
     "kind",
     [
         dict(positions="learned", bias=True),
-        dict(positions="rope", norm="rms", activation="swiglu", kv_heads=1, tied=False),
-        dict(positions="sincos", activation="gelu-tanh"),
-        dict(positions="sincos-halves", activation="relu"),
+        dict(positions="rope", norm="rms", activation="swiglu", kv_heads=1, tie_embeddings=False),
+        dict(positions="sinusoidal", activation="gelu-tanh"),
+        dict(positions="sinusoidal-halves", activation="relu"),
         dict(positions="alibi", activation="silu"),
         dict(positions="shaw", kv_heads=1),
         dict(positions="t5"),
@@ -70,7 +70,7 @@ def test_every_operation_of_gpt_has_a_receipt(kind):
 
 
 @pytest.mark.proof("no operation without a receipt", "vit")
-@pytest.mark.parametrize("positions", ["learned", "sincos", "rope", "alibi", "shaw", "t5"])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rope", "alibi", "shaw", "t5"])
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_every_operation_of_vit_has_a_receipt(positions, pool):
     hold(trace(filled("vit", **PICTURE, classes=7, positions=positions, pool=pool), torch.randn(2, 3, 6, 15)))
@@ -78,20 +78,21 @@ def test_every_operation_of_vit_has_a_receipt(positions, pool):
 
 @pytest.mark.proof("no operation without a receipt", "captioner")
 @pytest.mark.parametrize("mask", ["causal", "prefix"])
-@pytest.mark.parametrize("positions", ["learned", "sincos", "rope", "alibi", "shaw", "t5"])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rope", "alibi", "shaw", "t5"])
 def test_every_operation_of_the_captioner_has_a_receipt(mask, positions):
     model = filled("captioner", **PICTURE, vocab=29, context=7, mask=mask, positions=positions)
     hold(trace(model, torch.randint(0, 29, (2, 7)), torch.randn(2, 3, 6, 15)))
 
 
 @pytest.mark.proof("no operation without a receipt", "seq2seq")
-@pytest.mark.parametrize("trunk", ["pre", "post"])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
 @pytest.mark.parametrize("positions", SCHEMES)
-def test_every_operation_of_seq2seq_has_a_receipt(positions, trunk):
-    """Source and target padded, on either side; words scaled and a number for each, in one of the two trunks."""
-    rest = dict(scaled=True, head_bias=True, activation="relu", bias=True) if trunk == "post" else dict(shared=False)
+def test_every_operation_of_seq2seq_has_a_receipt(positions, norm_position):
+    """Source and target padded, on either side; with scaled embeddings and a head bias where it is post-norm."""
+    first = dict(scale_embeddings=True, head_bias=True, activation="relu", bias=True)
+    rest = first if norm_position == "post" else dict(share_embeddings=False)
     model = filled("seq2seq", vocab=29, context=5, source_context=7, width=18, depth=1, heads=3, positions=positions,
-                   trunk=trunk, **rest)  # fmt: skip
+                   norm_position=norm_position, **rest)  # fmt: skip
     here = Span.at(torch.tensor([[0, 1, 2, 3, 4], [NOWHERE, NOWHERE, 0, 1, 2]]))
     there = Span.at(torch.tensor([[0, 1, 2, 3, 4, NOWHERE, NOWHERE], [0, 1, 2, 3, 4, 5, 6]]))
     spans = (there, here) if positions in ("rope", "t5", "shaw") else ()
@@ -103,10 +104,10 @@ def test_every_operation_of_seq2seq_has_a_receipt(positions, trunk):
 @pytest.mark.parametrize(
     "kind", [dict(classes=3), dict(classes=3, pool="mean"), dict()], ids=["class", "mean", "words"]
 )
-@pytest.mark.parametrize("positions, trunk", [("learned", "post"), ("rope", "pre"), ("shaw", "pre")])
-def test_every_operation_of_a_reader_has_a_receipt(positions, trunk, kind, padded):
-    model = filled("reader", vocab=29, context=5, width=18, depth=1, heads=3, positions=positions, trunk=trunk, types=2,
-                   embed_norm=trunk == "post", **kind)  # fmt: skip
+@pytest.mark.parametrize("positions, norm_position", [("learned", "post"), ("rope", "pre"), ("shaw", "pre")])
+def test_every_operation_of_a_reader_has_a_receipt(positions, norm_position, kind, padded):
+    model = filled("reader", vocab=29, context=5, width=18, depth=1, heads=3, positions=positions,
+                   norm_position=norm_position, token_types=2, embed_norm=norm_position == "post", **kind)  # fmt: skip
     span = Span.at(torch.tensor([[0, 1, 2, 3, 4], [NOWHERE, NOWHERE, 0, 1, 2]])) if padded else None
     hold(trace(model, torch.randint(0, 29, (2, 5)), span, torch.randint(0, 2, (2, 5))), 300)
 
@@ -115,16 +116,16 @@ def test_every_operation_of_a_reader_has_a_receipt(positions, trunk, kind, padde
 @pytest.mark.parametrize("given", ["label", "text"])
 @pytest.mark.parametrize("ada", ["zero", "plain"])
 @pytest.mark.parametrize("attention, positions", [
-    ("full", "sincos"), ("full", "rope"), ("factored", "learned"), ("factored", "t5"), ("windowed", "shaw"),
+    ("full", "sinusoidal"), ("full", "rope"), ("factored", "learned"), ("factored", "t5"), ("windowed", "shaw"),
     ("windowed", "rope"),
 ])  # fmt: skip
 def test_every_operation_of_a_dit_has_a_receipt(attention, positions, ada, given):
     """A picture, or a video in groups; of the second row the label or the text, which is padded, is left out."""
     shape = dict(frames=6, patch_frames=2) if attention == "factored" else dict(image_size=(8, 10), window=2)
-    kind = dict(classes=7) if given == "label" else dict(vocab=29, context=5, reader_depth=1)
+    kind = dict(classes=7) if given == "label" else dict(vocab=29, context=5, text_encoder_depth=1)
     shape = dict(image_size=(4, 10), channels=3, patch=(2, 5), attention=attention) | shape
-    model = filled("dit", **shape, width=18, depth=2, heads=3, hidden=11, positions=positions, ada=ada, **kind)
+    model = filled("dit", **shape, width=18, depth=2, heads=3, hidden=11, positions=positions, adaln=ada, **kind)
     words = torch.randint(0, 7, (2,)) if given == "label" else torch.randint(0, 29, (2, 5))
     places = Span.at(torch.tensor([[0, 1, 2, 3, 4], [NOWHERE, NOWHERE, 0, 1, 2]])) if given == "text" else None
-    picture, clock = torch.randn(2, 3, *model.config.sides), torch.tensor([13.0, 701.0])
-    hold(trace(model, picture, clock, words, places, torch.tensor([False, True])), 200)
+    picture, timestep = torch.randn(2, 3, *model.config.sides), torch.tensor([13.0, 701.0])
+    hold(trace(model, picture, timestep, words, places, torch.tensor([False, True])), 200)

@@ -111,14 +111,14 @@ def test_many_heads_and_many_tokens(figures):
 def test_one_query_over_the_picture(monkeypatch, query, row):
     found, seen = traced("example:vit-4x4"), {}
 
-    def overlays(shown, titles, looks):
-        seen.update(shown=shown, titles=list(titles), looks=looks)
-        return before(shown, titles, looks)
+    def overlays(shown, titles, weights):
+        seen.update(shown=shown, titles=list(titles), weights=weights)
+        return before(shown, titles, weights)
 
     before = draw.overlays
     monkeypatch.setattr(draw, "overlays", overlays)
     opened(picture.attention(found, None, query))
-    np.testing.assert_array_equal(seen["looks"], found["attn.pattern"].value[0, :, row, 1:].reshape(2, 2, 2))
+    np.testing.assert_array_equal(seen["weights"], found["attn.pattern"].value[0, :, row, 1:].reshape(2, 2, 2))
     assert seen["titles"] == ["head 0", "head 1"]
     np.testing.assert_array_equal(np.argsort(seen["shown"].reshape(-1)), np.arange(16))  # brighter as the picture is
 
@@ -127,24 +127,24 @@ def test_a_captioners_query_is_a_word():
     assert opened(picture.attention(traced("example:vit-text"), None, "dark")).std() > 5
 
 
-@pytest.mark.parametrize("name, query, said", [
+@pytest.mark.parametrize("name, query, message", [
     ("example:vit-4x4", "strip 9", "no token is called strip 9; did you mean strip"),
     ("example:vit-4x4", "5", "no token is called 5"),
     ("example:vit-4x4", "-6", "no token is called -6"),
     ("example:vit-4x4", "", "no token is called"),
     ("example:nanogpt-block", "cat", "this trace did not read a picture"),
 ])  # fmt: skip
-def test_queries_that_cannot_be_drawn(name, query, said):
-    with pytest.raises(UserError, match=said):
+def test_queries_that_cannot_be_drawn(name, query, message):
+    with pytest.raises(UserError, match=message):
         picture.attention(traced(name), None, query)
 
 
-@pytest.mark.parametrize("of, said", [
+@pytest.mark.parametrize("of, message", [
     ("seats[0]", "a heat map has two sides"), ("attn.patern", "did you mean attn.pattern"),
     ("attn.pattern[0,0,0,9]", "its shape is 1×2×5×5"),
 ])  # fmt: skip
-def test_tensors_that_cannot_be_drawn(of, said):
-    with pytest.raises(UserError, match=said):
+def test_tensors_that_cannot_be_drawn(of, message):
+    with pytest.raises(UserError, match=message):
         picture.attention(traced("example:vit-4x4"), of)
 
 

@@ -1,4 +1,4 @@
-"""What a receipt says: the numbers as they are rounded, the arithmetic as it is written, the links."""
+"""Receipts: numbers as they are rounded, the arithmetic as it is written, the links."""
 
 import math
 import re
@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pencil.tracing.receipt import receipt, say
+from pencil.tracing.receipt import format_number, receipt
 from pencil.tracing.record import trace
 from traced import OURS, disagreeing, traced, unchecked
 
 # numbers
 
 
-def read(said):
-    return Decimal(said.replace("−", "-"))
+def read(written):
+    return Decimal(written.replace("−", "-"))
 
 
 @given(
@@ -38,7 +38,7 @@ def read(said):
 @example(1e15, 4)
 @example(0.1 + 0.2, 17)
 def test_numbers_are_rounded_half_up_from_their_exact_value(value, digits):
-    said = say(value, digits)
+    written = format_number(value, digits)
     exact = Decimal(value)
     with localcontext() as context:
         context.prec = 1200
@@ -46,26 +46,26 @@ def test_numbers_are_rounded_half_up_from_their_exact_value(value, digits):
         last = exact.adjusted() - digits + 1
         last = min(last, 0) if abs(exact) < 10**15 else last
         expected = exact.quantize(Decimal(1).scaleb(last), ROUND_HALF_UP)
-        assert read(said) == expected
-    assert "-" not in said
-    assert not re.search(r"\.\d*0(e|$)", said)
-    assert ("e" in said) == (exact != 0 and not -4 <= exact.adjusted() < 15)
+        assert read(written) == expected
+    assert "-" not in written
+    assert not re.search(r"\.\d*0(e|$)", written)
+    assert ("e" in written) == (exact != 0 and not -4 <= exact.adjusted() < 15)
 
 
-@pytest.mark.parametrize("value, said", [
+@pytest.mark.parametrize("value, written", [
     (1.98, "1.98"), (0, "0"), (-0.0, "0"), (3.0, "3"), (-7, "−7"), (0.1 + 0.2, "0.3"), (12345.678, "12346"),
     (1e-5, "1e−5"), (-1.23456e-7, "−1.235e−7"), (0.0001234, "0.0001234"), (math.inf, "∞"), (-math.inf, "−∞"),
     (math.nan, "not a number"), (1.5 + 2j, "1.5 + 2i"), (1.5 - 0.25j, "1.5 − 0.25i"), (1e15, "1e15"), (-1.23456e20, "−1.235e20"),
     (999999999999999.0, "999999999999999"),
     (True, "1"),
 ])  # fmt: skip
-def test_numbers_as_they_are_said(value, said):
-    assert say(value) == said
+def test_numbers_as_they_are_written(value, written):
+    assert format_number(value) == written
 
 
 def test_the_number_masks_are_made_of():
     """Nothing float32 holds is less; transformers adds it to what may not be seen."""
-    assert say(-3.4028234663852886e38) == "−3.403e38"
+    assert format_number(-3.4028234663852886e38) == "−3.403e38"
 
 
 # exact texts
@@ -87,7 +87,7 @@ def gpt():
     ("input[0,0,0]", ["Z⁰[0,0] = 0.5 + 0.1 = 0.6", "recorded 0.6 ✓"]),
     ("input[0,1,1]", ["Z⁰[1,1] = 1 + 0.1 = 1.1", "recorded 1.1 ✓"]),
     ("patches.out[0,2,3]", ["z[2,3] = 9·0.1 + 10·0.1 + 13·0.1 + 14·0.1 = 4.6", "recorded 4.6 ✓"]),
-    ("patches.strips[0,1,0]", ["X_patch[1,0] = picture[0,0,0,2] = 3", "recorded 3 ✓"]),
+    ("patches.flat[0,1,0]", ["X_patch[1,0] = picture[0,0,0,2] = 3", "recorded 3 ✓"]),
     ("out[0,1,2]", ["Z′[1,2] = 1.5 + 3.924 = 5.424", "recorded 5.424 ✓"]),
     ("attn.pattern[0,0,0,2]", [
         "A[0,2] = e^(1.98 − 6.827)/1.301 = 0.006034",
@@ -149,8 +149,8 @@ def test_a_norm_shows_its_steps_and_its_epsilon(gpt):
 
 
 def test_a_root_of_the_mean_of_squares_shows_its_epsilon():
-    said = str(traced("gpt grouped")["blocks.0.attn_norm[0,1,2]"].why())
-    assert re.search(r"/√\(.*/36 \+ 1e−5\)", said)
+    written = str(traced("gpt grouped")["blocks.0.attn_norm[0,1,2]"].why())
+    assert re.search(r"/√\(.*/36 \+ 1e−5\)", written)
     fused = trace(lambda x: F.rms_norm(x, (3,), eps=1e-3), torch.tensor([[1.0, 2.0, 2.0]]))["output[0,1]"].why()
     assert str(fused).endswith("recorded 1.155 ✓")
     assert "1e−3" in str(fused) or "0.001" in str(fused)
@@ -168,13 +168,13 @@ def test_what_may_not_be_seen(gpt):
 
 
 def test_activations(gpt):
-    said = str(gpt["blocks.0.mlp.act[0,1,1]"].why())
-    assert said == (
+    written = str(gpt["blocks.0.mlp.act[0,1,1]"].why())
+    assert written == (
         "G[1,1] = (−0.7655)·0.222 = −0.1699\n  where Φ = (1 + erf((−0.7655)/1.414))/2 = 0.222\nrecorded −0.1699 ✓"
     )
-    said = str(traced("gpt waves")["blocks.0.mlp.act[0,1,1]"].why())
-    assert "where inner = 0.7979·(" in said
-    assert "where tanh = tanh(" in said
+    written = str(traced("gpt sinusoidal")["blocks.0.mlp.act[0,1,1]"].why())
+    assert "where inner = 0.7979·(" in written
+    assert "where tanh = tanh(" in written
 
 
 def test_lookups_and_moves_name_where_the_number_came_from(gpt):
@@ -188,7 +188,7 @@ def test_lookups_and_moves_name_where_the_number_came_from(gpt):
 X = torch.tensor([1.5, -2.0, 0.25])
 
 
-@pytest.mark.parametrize("program, where, said", [
+@pytest.mark.parametrize("program, where, written", [
     (lambda x: -x, "output[1]", "output[1] = −(−2) = 2"),
     (lambda x: (x - (-x)) * 2, "output[1]", "output[1] = (−2 − (−(−2)))·2 = −8"),
     (lambda x: x / (x * 2), "output[1]", "output[1] = (−2)/((−2)·2) = 0.5"),
@@ -205,8 +205,8 @@ X = torch.tensor([1.5, -2.0, 0.25])
     (lambda x: x.cumsum(0), "output[2]", "output[2] = −0.5 + 0.25 = −0.25"),
     (lambda x: F.mse_loss(x, x.flip(0)), "output", "output = ((1.5 − 0.25)² + (−2 − (−2))² + (0.25 − 1.5)²)/3 = 1.042"),
 ])  # fmt: skip
-def test_small_sums_as_they_are_written(program, where, said):
-    assert str(trace(program, X)[where].why()).split("\n")[0] == said
+def test_small_sums_as_they_are_written(program, where, written):
+    assert str(trace(program, X)[where].why()).split("\n")[0] == written
 
 
 def test_digits_can_be_chosen(vit):
@@ -252,12 +252,12 @@ def test_sixteen_terms_are_written_out_and_no_more(count, cut):
         assert found.formula == " + ".join(map(str, range(1, count + 1)))
 
 
-# what is written is what is meant
+# what is written is what is computed
 
 
-def evaluated(said):
+def evaluated(written):
     """The value of a formula as it is written, by Python's rules of arithmetic."""
-    code = re.sub(r"\+ … \(\d+ more sum to ([^)]*)\)", r"+ (\1)", said)
+    code = re.sub(r"\+ … \(\d+ more sum to ([^)]*)\)", r"+ (\1)", written)
     code = code.replace("−", "-").replace("·", "*").replace("²", "**2").replace("∞", "inf")
     code = re.sub(r"√(\d[\d.]*(e-\d+)?)", r"sqrt(\1)", code).replace("√(", "sqrt(")
     code = re.sub(r"(?<![\w.])e\^", "E**", code).replace("^", "**")
@@ -299,23 +299,26 @@ def test_a_sum_of_comparisons_is_bracketed():
 # failing aloud
 
 
-def test_a_receipt_that_does_not_agree_says_by_how_much():
+def test_a_receipt_that_does_not_agree_gives_the_difference():
     found = trace(lambda x: x * 2, X)
     graph = found.graph
     graph.kept[graph.names["output"]] = torch.tensor([3.0, -4.0, 0.75])
-    said = found["output[2]"].why()
-    assert not said.agrees
-    assert str(said) == f"output[2] = 0.25·2 = 0.5\nrecorded 0.75 ✗ (off by 0.25, {say(said.allowed, 2)} allowed)"
-    assert 0 < said.allowed < 1e-6
+    written = found["output[2]"].why()
+    assert not written.agrees
+    assert (
+        str(written)
+        == f"output[2] = 0.25·2 = 0.5\nrecorded 0.75 ✗ (off by 0.25, {format_number(written.allowed, 2)} allowed)"
+    )
+    assert 0 < written.allowed < 1e-6
     assert found["output[1]"].why().agrees
     assert disagreeing(found, 30)
 
 
 def test_not_a_number_agrees_with_itself_only():
     found = trace(lambda x: x / x, torch.tensor([0.0, 1.0]))
-    said = found["output[0]"].why()
-    assert said.agrees
-    assert "recorded not a number ✓" in str(said)
+    written = found["output[0]"].why()
+    assert written.agrees
+    assert "recorded not a number ✓" in str(written)
     found.graph.kept[found.graph.names["output"]] = torch.tensor([1.0, math.nan])
     again = trace(lambda x: x / x, torch.tensor([0.0, 1.0]))
     again.graph.kept[again.graph.names["output"]] = torch.tensor([1.0, math.nan])
@@ -354,7 +357,7 @@ def test_links_lead_back_to_the_input():
     assert kinds == {"input", "weight"}
     assert {one.partition("[")[0] for one in seen} >= {
         "picture",
-        "patches.strips",
+        "patches.flat",
         "attn.pattern",
         "attn.scores",
         "input",

@@ -126,10 +126,10 @@ def test_a_number_off_by_ten_times_its_bound_is_caught(name):
             bad = Shaken(graph, node, cell[0], 10 * allowed[0] or 1.0)
             again, bound = bad.work(node, cell)
             assert abs(again[0] - recorded(bad, node, cell)[0]) > bound[0], graph.nodes[node].name
-            said = receipt(Trace(bad), node, int(cell[0]))
-            if not graph.nodes[node].moves and said.reworked is not None and said.allowed < 5 * allowed[0]:
-                assert not said.agrees
-                assert "✗" in str(said)
+            worked = receipt(Trace(bad), node, int(cell[0]))
+            if not graph.nodes[node].moves and worked.reworked is not None and worked.allowed < 5 * allowed[0]:
+                assert not worked.agrees
+                assert "✗" in str(worked)
             caught.add(op)
             break
     assert len(caught) > 12

@@ -1,4 +1,4 @@
-"""Tracing a model: names, lookups, edits, and blocks that are opened only when looked into."""
+"""Tracing a model: names, lookups, edits, and blocks that are opened only when needed."""
 
 import os
 import re
@@ -69,7 +69,7 @@ def test_every_name_a_model_declares_is_listed(name):
 
 def test_a_tensor_of_two_names_has_the_symbol_of_the_first():
     """Four models, of which each would be right by chance half the time."""
-    for name in ("gpt llama", "gpt grouped", "vit mean", "vit turned"):
+    for name in ("gpt llama", "gpt grouped", "vit mean", "vit rotated"):
         model, inputs = ours(name)
         found, names = trace(model, *inputs), declared(model)
         for one in names:
@@ -156,10 +156,10 @@ def test_a_model_with_an_argument_called_labels():
     assert found.output.loss is not None
 
 
-# looking a name up
+# names
 
 
-@pytest.mark.parametrize("where, said", [
+@pytest.mark.parametrize("where, shown", [
     ("blocks.0.attn.patern", "nothing in the trace is called blocks.0.attn.patern; did you mean blocks.0.attn.pattern?"),
     ("nonsense", "nothing in the trace is called nonsense"),
     ("blocks.0.attn.pattern[0,9,0,0]", "has no cell [0, 9, 0, 0]: its shape is 2×2×7×7 (B h T S)"),
@@ -175,8 +175,8 @@ def test_a_model_with_an_argument_called_labels():
     ("blocks.0.attn.pattern[-]", "'-' in blocks.0.attn.pattern[-] is not a whole number or a range"),
     ("blocks.0.attn.pattern[1 2]", "'1 2' in blocks.0.attn.pattern[1 2] is not a whole number"),
 ])  # fmt: skip
-def test_lookups_that_fail(plain, where, said):
-    with pytest.raises(UserError, match=re.escape(said)) as refusal:
+def test_lookups_that_fail(plain, where, shown):
+    with pytest.raises(UserError, match=re.escape(shown)) as refusal:
         plain[where]
     assert "\n" not in str(refusal.value)
 
@@ -232,10 +232,10 @@ def test_what_comes_after_an_edit_is_worked_from_it(plain):
     found = plain.edit("blocks.0.attn.pattern[:, 1]", 0)
     holds(found)
     assert not disagreeing(found)
-    said = found["blocks.0.attn.z[0,1,4,2]"].why()
-    assert said.recorded == 0
-    assert said.agrees
-    assert {t.name for t in said.terms} == {"blocks.0.attn.pattern", "blocks.0.attn.v"}
+    shown = found["blocks.0.attn.z[0,1,4,2]"].why()
+    assert shown.recorded == 0
+    assert shown.agrees
+    assert {t.name for t in shown.terms} == {"blocks.0.attn.pattern", "blocks.0.attn.v"}
     assert found["blocks.0.attn.scores[0,1,3,2]"].why().agrees
     np.testing.assert_array_equal(found["blocks.0.attn.scores"].value, plain["blocks.0.attn.scores"].value)
 
@@ -347,12 +347,12 @@ def test_an_edit_by_an_array(plain):
     assert not found["blocks.0.attn.z"].value.any()
 
 
-@pytest.mark.parametrize("where, said", [
+@pytest.mark.parametrize("where, shown", [
     ("blocks.0.attn.patern", "did you mean blocks.0.attn.pattern?"),
     ("blocks.0.attn.pattern[", "is not a name with an index"),
 ])  # fmt: skip
-def test_edits_that_fail(plain, where, said):
-    with pytest.raises(UserError, match=re.escape(said)):
+def test_edits_that_fail(plain, where, shown):
+    with pytest.raises(UserError, match=re.escape(shown)):
         plain.edit(where, 0)
 
 
@@ -365,15 +365,15 @@ def test_edits_that_do_not_fit(plain, where, value):
         plain.edit(where, value)
 
 
-def test_an_edit_of_a_weight_works_or_says_why_not(plain):
-    said = ""
+def test_an_edit_of_a_weight_works_or_gives_the_reason(plain):
+    shown = ""
     try:
         found = plain.edit("blocks.1.mlp.down.weight", 0)
     except UserError as refusal:
-        said = str(refusal)
+        shown = str(refusal)
     else:
         assert not found["blocks.1.mlp.down.weight"].value.any()
-    assert "nothing was called" not in said
+    assert "nothing was called" not in shown
 
 
 def test_an_edit_of_a_nested_input():
@@ -399,7 +399,7 @@ def test_an_edited_trace_can_be_kept(plain, tmp_path):
     assert not disagreeing(back, 40)
 
 
-# odd ways to call it
+# unusual calls
 
 
 def test_tracing_inside_inference_mode():
@@ -422,10 +422,10 @@ def test_what_is_not_a_tensor_is_a_number_in_the_arithmetic():
     assert trace(lambda a: None, torch.ones(2)).names == []
 
 
-# blocks opened when looked into
+# blocks opened when needed
 
 
-@pytest.mark.parametrize("name", ["gpt learned", "gpt waves", "vit class"])
+@pytest.mark.parametrize("name", ["gpt learned", "gpt sinusoidal", "vit class"])
 @unchecked()
 def test_a_trace_of_blocks_holds_the_same_as_a_trace_of_all(name):
     model, inputs = ours(name)
@@ -469,14 +469,14 @@ def test_what_a_block_gave_is_explained_without_naming_its_inside():
     model, inputs = ours("gpt learned")
     lazy = trace(model, *inputs, keep="blocks")
     assert "blocks.1" in lazy.names
-    said = lazy["blocks.1[0,2,3]"].why()
+    shown = lazy["blocks.1[0,2,3]"].why()
     full = trace(model, *inputs)["blocks.1.post[0,2,3]"].why()
-    assert said.reworked == full.reworked
-    assert said.formula == full.formula
-    assert said.agrees
+    assert shown.reworked == full.reworked
+    assert shown.formula == full.formula
+    assert shown.agrees
 
 
-def test_only_the_block_asked_for_is_opened():
+def test_only_the_requested_block_is_opened():
     model, inputs = ours("gpt learned")
     lazy = trace(model, *inputs, keep="blocks")
     assert lazy["blocks.1.attn.pattern[0,1,3,2]"].why().agrees
@@ -495,23 +495,23 @@ def test_a_trace_of_blocks_can_be_edited(gpt, plain):
 
 
 class Fickle(nn.Module):
-    """Gives another answer each time it is asked."""
+    """Gives another output each time it is called."""
 
-    def __init__(self, way):
+    def __init__(self, reason):
         super().__init__()
-        self.way, self.count, self.inner = way, 0, nn.Linear(3, 3)
+        self.reason, self.count, self.inner = reason, 0, nn.Linear(3, 3)
 
     def forward(self, x):
         self.count += 1
-        return self.inner(x) + (self.count if self.way == "counts" else torch.rand(3) + 1)
+        return self.inner(x) + (self.count if self.reason == "counts" else torch.rand(3) + 1)
 
 
-@pytest.mark.parametrize("way", ["counts", "draws"])
-def test_a_block_that_gives_other_numbers_the_second_time_is_refused_by_name(way):
-    model = nn.ModuleDict({"stack": nn.Sequential(Fickle(way), Fickle(way))})
+@pytest.mark.parametrize("reason", ["counts", "draws"])
+def test_a_block_that_gives_other_values_the_second_time_is_refused_by_name(reason):
+    model = nn.ModuleDict({"stack": nn.Sequential(Fickle(reason), Fickle(reason))})
     model.forward = lambda x: model.stack(x)
     lazy = trace(model, torch.ones(1, 3), keep="blocks")
-    with pytest.raises(UserError, match=r"^stack\.1 gave other numbers when it was run again"):
+    with pytest.raises(UserError, match=r"^stack\.1 gave other values when it was run again"):
         lazy["stack.1.inner"]
 
 

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from pencil.tracing.opened import Trace
-from pencil.tracing.receipt import say
+from pencil.tracing.receipt import format_number
 from pencil.tracing.record import trace
 from pencil.tracing.show import differences, names, only_in, receipt, tables
 from traced import ours, traced
@@ -39,7 +39,7 @@ def test_a_table_holds_the_recorded_numbers(vit):
     rows = [line for line in out.splitlines() if re.match(r"(cls|strip \d)\s", line)]
     assert len(rows) == 5
     for row, line in zip(values, rows, strict=True):
-        assert re.sub(r"^(cls|strip \d)\s+", "", line).split() == [say(v) for v in row]
+        assert re.sub(r"^(cls|strip \d)\s+", "", line).split() == [format_number(v) for v in row]
     assert re.search(r"cls +strip 1 +strip 2 +strip 3 +strip 4", out)
 
 
@@ -54,9 +54,9 @@ def test_a_part_is_labelled_by_the_places_it_has(vit):
     out = shown(vit["attn.pattern[0,0,3:5,1:3]"])
     assert re.search(r"^ +strip 1 +strip 2$", out, re.M)
     assert len(re.findall(r"^strip [34] ", out, re.M)) == 2
-    assert say(vit["attn.pattern"].value[0, 0, 3, 1]) in out
+    assert format_number(vit["attn.pattern"].value[0, 0, 3, 1]) in out
     column = shown(vit["attn.pattern[0,0,:,2]"])
-    assert say(vit["attn.pattern"].value[0, 0, 3, 2]) in column
+    assert format_number(vit["attn.pattern"].value[0, 0, 3, 2]) in column
 
 
 def test_one_number_and_one_row(vit):
@@ -100,7 +100,7 @@ def test_what_may_not_be_seen_is_not_coloured():
     assert "−∞" not in backgrounds(out)
 
 
-def test_a_large_tensor_is_cut_on_a_terminal_and_says_so():
+def test_a_large_tensor_is_cut_on_a_terminal_with_a_note():
     found = trace(lambda x: x * 1, torch.arange(100.0 * 90).reshape(100, 90))
     out = re.sub(r"\x1b\[[0-9;]*m", "", shown(found["output"], terminal=True, width=100))
     assert "cut" in out
@@ -148,7 +148,7 @@ def test_a_receipt_with_its_links(vit):
         ["2", "attn.k[0,0,2,1]"],
     ]
     for value, where in links:
-        assert say(float(vit[where])) == value
+        assert format_number(float(vit[where])) == value
 
 
 def test_of_many_links_the_largest():

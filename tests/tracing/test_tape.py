@@ -87,7 +87,7 @@ def into_a_buffer(x):
     return torch.cat((seen, kept[0]))
 
 
-def turned_about(x):
+def flipped(x):
     y = x.clone()
     flat = y.view(-1)
     flat[3:9].view(2, 3).zero_()
@@ -120,7 +120,7 @@ def other_kinds(x):
 
 @pytest.mark.parametrize(
     "program",
-    [through_views, by_index, by_mask, into_a_buffer, turned_about, scattered, aside, other_kinds],
+    [through_views, by_index, by_mask, into_a_buffer, flipped, scattered, aside, other_kinds],
     ids=lambda f: f.__name__,
 )
 def test_writing_in_place(program):
@@ -233,19 +233,19 @@ def test_places_that_are_added_to_are_refused():
 @pytest.mark.filterwarnings("ignore:The reduce argument")
 def test_scattering_that_adds_is_refused_or_right():
     places = torch.tensor([0, 0, 1])[:, None].expand(3, 5)
-    said = "scatter"
+    message = "scatter"
     try:
         same(lambda x: torch.zeros(4, 5).scatter(0, places, x, reduce="add"), X)
     except UserError as refusal:
-        said = str(refusal)
-    assert "scatter" in said
+        message = str(refusal)
+    assert "scatter" in message
 
 
-@pytest.mark.parametrize("way", ["complex", "real"])
-def test_writing_through_a_complex_view(way):
+@pytest.mark.parametrize("view_kind", ["complex", "real"])
+def test_writing_through_a_complex_view(view_kind):
     def program(x):
         y = x.clone()
-        if way == "complex":
+        if view_kind == "complex":
             torch.view_as_complex(y).mul_(2j)
             return y * 1
         z = torch.view_as_complex(y)
@@ -289,7 +289,7 @@ def test_moves(program):
     same(program, X)
 
 
-def test_repeating_each_as_often_as_a_tensor_says():
+def test_repeating_each_as_often_as_a_tensor_counts():
     with pytest.raises(UserError, match="repeat_interleave"):
         trace(lambda x: x.repeat_interleave(torch.tensor([2, 0, 3]), 0) * 2, X)
 
@@ -399,18 +399,18 @@ def test_silu_far_below_nothing():
 # rotation by complex numbers
 
 
-def turned_by_complex_numbers(x, angles):
+def rotated_by_complex_numbers(x, angles):
     turn = torch.polar(torch.ones_like(angles), angles)
     z = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
     return torch.view_as_real(z * turn).flatten(-2)
 
 
 def test_whole_receipts_of_a_complex_rotation():
-    same(turned_by_complex_numbers, drawn(2, 3, 5, 6), drawn(5, 3, seed=2), receipts=300)
+    same(rotated_by_complex_numbers, drawn(2, 3, 5, 6), drawn(5, 3, seed=2), receipts=300)
 
 
 def test_complex_rotation():
-    found = same(turned_by_complex_numbers, drawn(2, 3, 5, 6), drawn(5, 3, seed=2), receipts=0)
+    found = same(rotated_by_complex_numbers, drawn(2, 3, 5, 6), drawn(5, 3, seed=2), receipts=0)
     assert {"polar", "view_as_complex", "view_as_real"} <= {n.op for n in found.graph.nodes}
     assert any(n.dtype == "complex64" for n in found.graph.nodes)
     same(

@@ -55,7 +55,7 @@ def _foreign():
 
 
 class _Shuffled(nn.Module):
-    """A sum over cells that stand far apart: they are gathered first."""
+    """A sum over scattered cells: they are gathered first."""
 
     def __init__(self):
         super().__init__()
@@ -85,8 +85,8 @@ def _kinds():
 
 MODELS = {
     "gpt": lambda: _gpt(),
-    "gpt-llama": lambda: _gpt(norm="rms", activation="swiglu", heads=4, kv_heads=2, tied=False),
-    "gpt-tanh": lambda: _gpt(positions="sincos", activation="gelu-tanh", bias=True, depth=2, hidden=6),
+    "gpt-llama": lambda: _gpt(norm="rms", activation="swiglu", heads=4, kv_heads=2, tie_embeddings=False),
+    "gpt-tanh": lambda: _gpt(positions="sinusoidal", activation="gelu-tanh", bias=True, depth=2, hidden=6),
     "vit": lambda: _vit(batch=2, channels=2),
     "vit-mean": lambda: _vit(pool="mean", positions="rope", norm="rms"),
     "captioner": lambda: _captioner(),
@@ -156,8 +156,8 @@ def _off(sheets, t, formulas):
         width = values.shape[-1] if values.ndim else 1
         for i, value in enumerate(values.reshape(-1).tolist()):
             at = (row + i // width, column + i % width)
-            said = sheets[sheet].values[at]
-            worst = max(worst, abs(said - float(np.clip(value, -BIG, BIG))))
+            computed = sheets[sheet].values[at]
+            worst = max(worst, abs(computed - float(np.clip(value, -BIG, BIG))))
             count += at in formulas[sheet].formulas
     return worst, count
 
@@ -225,7 +225,7 @@ def test_only_functions_every_spreadsheet_has(books):
         assert all(len(sheet) <= 31 and not set(sheet) & set("[]:*?/\\") for sheet in sheets)
 
 
-# ---- what a workbook says, without LibreOffice
+# ---- what a workbook holds, without LibreOffice
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +241,7 @@ def _cell(sheets, name, row, column):
     return sheets[sheet], (r + row, c + column)
 
 
-def test_recorded_values_stand_beside_the_formulas(gpt):
+def test_recorded_values_are_beside_the_formulas(gpt):
     t, sheets = gpt
     worst, count = _off(sheets, t, sheets)
     assert worst == 0
@@ -250,11 +250,11 @@ def test_recorded_values_stand_beside_the_formulas(gpt):
 
 def test_formulas_read_as_the_mathematics_does(gpt):
     _, sheets = gpt
-    said = {}
+    patterns = {}
     for name in ("attn.pattern", "attn.z", "attn.out", "mid", "mlp.act"):
         sheet, at = _cell(sheets, f"blocks.0.{name}", 3, 1)
-        said[name] = re.sub(r"[A-Z]+\d+", "x", sheet.formulas[at])
-    assert said == {
+        patterns[name] = re.sub(r"[A-Z]+\d+", "x", sheet.formulas[at])
+    assert patterns == {
         "attn.pattern": "EXP(x-MAX(x:x))/SUMPRODUCT(EXP(x:x-MAX(x:x)))",
         "attn.z": "SUM(MMULT(x:x,x:x))",
         "attn.out": "SUMPRODUCT(x:x,x:x)+SUMPRODUCT(x:x,x:x)",
@@ -297,18 +297,22 @@ def test_rows_are_called_by_their_labels(gpt):
 
 
 @pytest.mark.parametrize(
-    "function, inputs, said",
+    "function, inputs, message",
     [
         (lambda x: torch.view_as_complex(x).abs(), torch.ones(3, 2), "complex numbers"),
         (lambda x: x * 2, torch.ones(1, 16_384), "16,384 columns"),
-        (lambda x: x * 2, torch.ones(1001, 1000), "2,002,000 numbers, and a workbook holds no more than 1,000,000"),
+        (
+            lambda x: x * 2,
+            torch.ones(1001, 1000),
+            "2,002,000 values, and a workbook that still opens holds no more than 1,000,000",
+        ),
         (lambda x: x.round(), torch.ones(3), "the operation round (at output) has no form in a spreadsheet"),
         (lambda x: x.log(), -torch.ones(3), "not a number"),
         (lambda x: (x > 0).any(-1), torch.ones(1, 1200), "a longer formula than the 8,192 characters Excel takes"),
     ],
 )
-def test_what_no_sheet_can_hold_is_refused_in_a_sentence(tmp_path, function, inputs, said):
-    with pytest.raises(UserError, match=re.escape(said)):
+def test_what_no_sheet_can_hold_is_refused_in_a_sentence(tmp_path, function, inputs, message):
+    with pytest.raises(UserError, match=re.escape(message)):
         write(trace(function, inputs.double()), tmp_path / "refused.xlsx")
     assert not list(tmp_path.iterdir())
 

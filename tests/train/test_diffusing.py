@@ -47,7 +47,7 @@ def test_the_loss_is_the_mean_square_of_what_is_said_wrong(noise, says):
 
 @pytest.mark.parametrize("noise, says", [("linear", "eps"), ("cosine", "v")])
 def test_where_the_variance_is_learned_the_loss_has_a_share_of_the_bound(noise, says):
-    task = begun(model=dict(noise=noise, says=says, variance=True)).task
+    task = begun(model=dict(noise=noise, says=says, learned_variance=True)).task
     model = task.build()
     torch.manual_seed(3)
     loss = task.loss(model, task.batch(0))
@@ -92,7 +92,7 @@ def test_a_row_of_noise_is_its_own_whatever_stands_beside_it():
 
 
 def test_a_model_without_the_null_class_cannot_be_guided():
-    task = begun(model=dict(null=False)).task
+    task = begun(model=dict(null_condition=False)).task
     assert task.left_out == 0
     with pytest.raises(UserError, match="without the null class"):
         paint(task.build(), task.process, task.given([1]), 1, guidance=2.0)
@@ -172,7 +172,7 @@ def test_pictures_of_different_sizes_are_refused_unless_a_size_is_said(tmp_path)
         begun(mixed)
     assert str(refused.value) == (
         f"the pictures in {mixed} are of different sizes (0.png has 37×41 and 1.png 53×29, height first): "
-        "say at which to draw, such as --size 64 or --size 64x96"
+        "give the size to generate at, such as --size 64 or --size 64x96"
     )
     task = begun(mixed, model=dict(image_size="22x26")).task
     assert task.batch(0)[0].shape == (7, 3, 22, 26)

@@ -122,7 +122,7 @@ def test_what_is_read_and_what_is_to_be_said(backwards):
         assert (say[i, len(ids) + 1 :] == -100).all()
 
 
-@pytest.mark.parametrize("positions", ["rope", "learned", "sincos", "alibi", "shaw", "t5", "none"])
+@pytest.mark.parametrize("positions", ["rope", "learned", "sinusoidal", "alibi", "shaw", "t5", "none"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_the_loss_is_that_of_each_sentence_alone_over_all_its_tokens(backwards, positions, smoothing):
     task = begin(backwards, dict(positions=positions), label_smoothing=smoothing)

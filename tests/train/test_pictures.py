@@ -15,7 +15,8 @@ from albums import album, photos
 from pencil import draw
 from pencil.config import build
 from pencil.data import images
-from pencil.data.images import ArrayExamples
+from pencil.data.augment import ImageTransform
+from pencil.data.examples import ArrayExamples
 from pencil.data.tokenizers import learn
 from pencil.runs import Run, load
 from pencil.train import checkpoint
@@ -52,7 +53,7 @@ def tales(tmp_path):
 SMALL = dict(image_size="16")
 CASES = {
     "digits": ("vit", {}, {}),
-    "digits, bent": ("vit", {}, dict(randaugment=2)),
+    "digits, bent": ("vit", {}, dict(augment_ops=2)),
     "digits, mixed": ("vit", {}, dict(mixup=0.4)),
     "photos": ("vit", SMALL, dict(mixup=0.4)),
     "scenes": ("captioner", {}, {}),
@@ -91,7 +92,7 @@ def test_a_batch_of_pictures_is_a_function_of_seed_and_step_alone(case):
 def test_every_example_comes_once_an_epoch(accumulate):
     pictures = np.arange(30, dtype=np.uint8)[:, None, None, None] * np.ones((1, 1, 8, 8), np.uint8)
     held = ArrayExamples(pictures, [i % 3 for i in range(30)])
-    data = images.PictureData("counted", "x", held, held, tuple("abc"))
+    data = images.ImageData("counted", "x", held, held, tuple("abc"))
     config = build(TrainConfig, {**PACE, "batch": 5, "accumulate": accumulate})
     sizes = begin("vit", "digits").config
     task = LabelTask(data, sizes, config)
@@ -120,7 +121,7 @@ def test_pictures_keep_their_labels_through_augmentation(tmp_path):
             path = tmp_path / "two" / name / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (20, 20), value).save(path)
-    task = begin("vit", tmp_path / "two", SMALL, crop=0.5, flip=True, randaugment=0)
+    task = begin("vit", tmp_path / "two", SMALL, crop=0.5, flip=True, augment_ops=0)
     for step in range(5):
         rows, labels = task.batch(step)
         assert [int(row.float().mean() > 128) for row in rows] == labels.tolist()
@@ -263,11 +264,11 @@ def test_a_perfect_captioner_is_right_to_the_last_word(tmp_path, monkeypatch):
     task = begin("captioner", "scenes")
     torch.manual_seed(0)
     model = task.build().eval()
-    for part in (task.data.test, task.data.familiar):
+    for part in (task.data.test, task.data.seen_combinations):
         part.pictures, part.targets = part.pictures[:7], part.targets[:7]
     known = {
         row.tobytes(): target
-        for part in (task.data.test, task.data.familiar) for row, target in zip(part.pictures, part.targets, strict=True)
+        for part in (task.data.test, task.data.seen_combinations) for row, target in zip(part.pictures, part.targets, strict=True)
     }  # fmt: skip
     monkeypatch.setattr(CaptionTask, "caption", lambda self, model, rows: [known[row.tobytes()] for row in rows])
     measures, files = task.report(model, tmp_path)
@@ -313,11 +314,11 @@ def test_evaluation_leaves_out_what_cannot_be_decoded(folder):
 def test_the_data_suggests_sizes_and_settings_and_is_overruled(folder):
     task = begin("vit", folder)
     assert (task.config.image_size, task.config.channels, task.config.patch) == ((64, 64), 3, (8, 8))
-    assert task.look == images.Look((64, 64), 3, True, 0.5, 1)
-    task = begin("vit", folder, dict(image_size="21x14", patch=7, channels=1), flip=False, crop=1.0, randaugment=0)
+    assert task.transform == ImageTransform((64, 64), 3, True, 0.5, 1)
+    task = begin("vit", folder, dict(image_size="21x14", patch=7, channels=1), flip=False, crop=1.0, augment_ops=0)
     assert task.config.image_size == (21, 14)
     assert task.config.grid == (3, 2)
-    assert not task.look.varied
+    assert not task.transform.augmented
     assert task.batch(0)[0].shape == (5, 1, 21, 14)
 
 
@@ -336,7 +337,7 @@ def test_a_picture_run_cut_anywhere_goes_on_to_the_same_bits(tmp_path, folder, t
     family, model, _ = CASES[which]
     data = {"photos": folder, "album": tales}.get(which, which)
     more = dict(mixup=0.4, accumulate=2) if family == "vit" else {}
-    more["randaugment"] = 1 if which == "digits" else 0 if which == "scenes" else 2
+    more["augment_ops"] = 1 if which == "digits" else 0 if which == "scenes" else 2
     model = {**model, "dropout": 0.1}
     run, task, config = run_of(tmp_path, "whole", family, data, model, **more)
     assert task.slow == (which in ("photos", "album"))  # only decoding is worth a thread of its own
@@ -465,6 +466,6 @@ def test_sizes_are_judged_against_the_data_not_against_a_default(tmp_path, folde
     assert task.config.grid == (1, 1)
     settings = settings_of("vit", "digits", None, {}, {})
     assert settings["model"].image_size == (8, 8)
-    assert settings["train"].steps == task.data.pace["steps"]
+    assert settings["train"].steps == task.data.training_defaults["steps"]
     # a preset with sizes of its own keeps its own pace
     assert settings_of("vit", "digits", "ti/16", {}, {})["train"].steps == 50_000

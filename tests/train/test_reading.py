@@ -103,13 +103,13 @@ def test_classes_told_apart_by_a_word_are_learned(tmp_path, films, pool):
 def test_texts_longer_than_the_context_are_cut_and_told(films, tmp_path):
     whole = begin(films, tokenizer="char")
     assert "cut" not in whole.about()
-    lengths = [len(one) for one, _ in whole.data.every()]
+    lengths = [len(one) for one, _ in whole.data.all_pairs()]
     assert whole.config.context >= max(lengths) + 1
     task = begin(films, dict(context=29), "char")
     over = sum(n + 1 > 29 for n in lengths)
     assert 0 < over < len(lengths)
     assert f"({over} of them longer than the context of 29 and cut)" in task.about()
-    one = max((one for one, _ in task.data.every()), key=len)
+    one = max((one for one, _ in task.data.all_pairs()), key=len)
     tokens, places, _ = task.tokens([(one, "sad")])
     assert tokens.shape == places.shape == (1, 29)
     assert tokens[0].tolist() == [task.end, *task.tokenizer.encode(one[:28]).tolist()]

@@ -9,7 +9,7 @@ from pencil.train.start import train_config
 
 
 def test_cosine_is_the_published_one():
-    config = TrainConfig(steps=2000, warmup=100, min_lr=0.1)
+    config = TrainConfig(steps=2000, warmup=100, final_lr_fraction=0.1)
     assert factor(0, config) == pytest.approx(1 / 101)
     assert factor(99, config) == pytest.approx(100 / 101)
     assert factor(100, config) == 1
@@ -19,7 +19,7 @@ def test_cosine_is_the_published_one():
 
 
 def test_warmup_stable_decay():
-    config = TrainConfig(steps=1000, warmup=10, schedule="wsd", min_lr=0.0)
+    config = TrainConfig(steps=1000, warmup=10, schedule="wsd", final_lr_fraction=0.0)
     assert [factor(s, config) for s in (10, 500, 800, 900, 1000)] == pytest.approx([1, 1, 1, 0.5, 0])
 
 
@@ -38,16 +38,16 @@ def test_a_short_run_reaches_its_full_rate():
 def test_the_first_transformers_rate_is_the_published_one(preset, width):
     config = train_config("seq2seq", preset, {})
     assert configure("seq2seq", preset).width == width
-    assert (config.schedule, config.warmup) == ("paper", 4000)
+    assert (config.schedule, config.warmup) == ("inverse-sqrt", 4000)
     for step in (1, 100, 4000, 4001, 100_000):  # counted from one
         published = width**-0.5 * min(step**-0.5, step * 4000**-1.5)
         assert config.lr * factor(step - 1, config) == pytest.approx(published, rel=1e-12)
 
 
 def test_the_published_rate_rises_to_its_peak_and_falls_from_it_for_ever():
-    config = TrainConfig(warmup=7, schedule="paper", steps=11)
+    config = TrainConfig(warmup=7, schedule="inverse-sqrt", steps=11)
     rates = [factor(step, config) for step in range(1000)]
     assert max(rates) == rates[6] == 1
     assert rates[:7] == sorted(rates[:7])
     assert rates[6:] == sorted(rates[6:], reverse=True)
-    assert factor(0, TrainConfig(warmup=0, schedule="paper")) == 1
+    assert factor(0, TrainConfig(warmup=0, schedule="inverse-sqrt")) == 1

@@ -62,10 +62,10 @@ def test_logits_equal_transformers_bert(classes, values):
         index = torch.arange(17).expand(5, -1).masked_fill(~real, NOWHERE)
         expected = theirs(ids, attention_mask=real.long(), token_type_ids=types).logits
         found = ours(ids, Span.at(index), types)
-    if classes is None:  # what stands at a padding says nothing to anybody
+    if classes is None:  # padding has no effect
         found, expected, typed = found[real], expected[real], typed[real]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    assert (typed - expected).abs().max() > 1e-2  # the mask says something
+    assert (typed - expected).abs().max() > 1e-2  # the mask has an effect
 
 
 @pytest.mark.proof("parity with a reference on random weights", "reader")
@@ -121,11 +121,11 @@ def test_the_norms_of_the_first_files_have_other_names():
     assert all(torch.equal(ours[name], tensor) for name, tensor in bert.from_hf(old, config).items())
 
 
-def test_a_missing_head_is_told():
+def test_a_missing_head_is_reported():
     words, labels = reader(None), reader(3)
     with pytest.raises(UserError, match="no classifier"):
         bert.from_hf(words.state_dict(), bert.config_from(words.config.to_dict(), 3))
-    with pytest.raises(UserError, match="no head that says the hidden words"):
+    with pytest.raises(UserError, match="no masked-token head"):
         bert.from_hf(labels.state_dict(), bert.config_from(labels.config.to_dict()))
 
 
@@ -134,7 +134,7 @@ def test_a_missing_head_is_told():
     (None, dict(hidden_act="gelu_new"), "exact GELU"),
     (3, dict(position_embedding_type="relative_key"), "'relative_key'"),
     (3, dict(is_decoder=True), "decoder"),
-    (None, dict(tie_word_embeddings=False), "table of its own"),
+    (None, dict(tie_word_embeddings=False), "output embeddings are not tied"),
 ])  # fmt: skip
 def test_what_ours_cannot_do_is_refused_in_a_sentence(classes, values, words):
     with pytest.raises(UserError, match=words):
@@ -142,12 +142,12 @@ def test_what_ours_cannot_do_is_refused_in_a_sentence(classes, values, words):
 
 
 @pytest.mark.parametrize("values", [
-    dict(trunk="pre"), dict(embed_norm=False), dict(types=0), dict(bias=False), dict(positions="sincos"),
+    dict(norm_position="pre"), dict(embed_norm=False), dict(token_types=0), dict(bias=False), dict(positions="sinusoidal"),
     dict(norm="rms"), dict(kv_heads=1), dict(activation="swiglu"), dict(activation="relu"),
     dict(classes=3, pool="mean"),
 ])  # fmt: skip
 def test_what_is_no_bert_is_not_written_as_one(values):
-    kept = dict(width=42, heads=3, trunk="post", embed_norm=True, positions="learned", types=2)
+    kept = dict(width=42, heads=3, norm_position="post", embed_norm=True, positions="learned", token_types=2)
     bert.to_hf(create("reader", ReaderConfig(**kept)).state_dict(), ReaderConfig(**kept))
     config = ReaderConfig(**{**kept, **values})
     with pytest.raises(UserError, match="written as a BERT"):

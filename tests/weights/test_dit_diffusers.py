@@ -10,7 +10,7 @@ from pencil.weights import dit
 
 pytest.importorskip("diffusers", reason="diffusers (an extra) is not installed")
 
-# each size is another prime, or a multiple where heads, patches and waves must divide it
+# each size is another prime, or a multiple where heads, patches and sinusoids must divide it
 KINDS = [
     dict(num_attention_heads=3, attention_head_dim=20, in_channels=3, out_channels=6, num_layers=2, sample_size=14,
          patch_size=2, num_embeds_ada_norm=11),
@@ -55,47 +55,47 @@ def drawn(config, count=5, dtype=torch.float32):
     return picture, label
 
 
-def exact_waves(t):
-    """The clock's waves in float64; theirs are float32, whose cosine of 999/ω is off by 6e-5."""
+def exact_sinusoids(t):
+    """The timestep's sinusoids in float64; theirs are float32, whose cosine of 999/ω is off by 6e-5."""
     angles = t[:, None].double() * 10000.0 ** (-torch.arange(128, dtype=torch.float64) / 127)
     return torch.cat((angles.cos(), angles.sin()), -1)
 
 
 @pytest.mark.proof("parity with a reference on random weights", "dit")
 @pytest.mark.parametrize("values", KINDS)
-def test_what_it_says_equals_diffusers_dit(values):
+def test_its_output_equals_diffusers_dit(values):
     theirs = theirs_of(values)
     ours = ours_of(theirs)
     picture, label = drawn(ours.config)
-    clock = torch.tensor([0, 1, 2, 3, 5])
+    timestep = torch.tensor([0, 1, 2, 3, 5])
     with torch.no_grad():
-        expected = theirs(picture, clock, label).sample
-        found = ours(picture, clock, label)
+        expected = theirs(picture, timestep, label).sample
+        found = ours(picture, timestep, label)
         assert found.shape == expected.shape == (5, ours.config.out_channels, *ours.config.image_size)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        nothing = torch.tensor([False, False, True, False, False])
-        plain = label.masked_fill(nothing, 1)
-        assert torch.equal(ours(picture, clock, plain, nothing=nothing), found)
-        assert (ours(picture, clock, plain) - found)[2].abs().max() > 1e-3  # the null class says something
+        dropped = torch.tensor([False, False, True, False, False])
+        plain = label.masked_fill(dropped, 1)
+        assert torch.equal(ours(picture, timestep, plain, drop_condition=dropped), found)
+        assert (ours(picture, timestep, plain) - found)[2].abs().max() > 1e-3  # the null class has an effect
 
 
 @pytest.mark.proof("parity with a reference on random weights", "dit")
 @pytest.mark.parametrize("values", KINDS)
-def test_at_every_time_it_equals_diffusers_dit_with_an_exact_clock(values, monkeypatch):
+def test_at_every_timestep_it_equals_diffusers_dit_with_exact_sinusoids(values, monkeypatch):
     theirs = theirs_of(values).double()
     ours = ours_of(theirs).double()
     picture, label = drawn(ours.config, dtype=torch.float64)
-    clock = torch.tensor([999, 0, 501, 97, 772])
+    timestep = torch.tensor([999, 0, 501, 97, 772])
     table = ours.positions.table.detach()
     torch.testing.assert_close(table, theirs.pos_embed.pos_embed[0], atol=1e-7, rtol=0)
     with torch.no_grad():
         ours.positions.table.copy_(theirs.pos_embed.pos_embed[0])
-        rounded = theirs(picture, clock, label).sample
+        rounded = theirs(picture, timestep, label).sample
         for block in theirs.transformer_blocks:
-            monkeypatch.setattr(block.norm1.emb.time_proj, "forward", exact_waves)
-        found = ours(picture, clock, label)
-        # their weights are float64 and their waves are cut to that width, so nothing is rounded on either side
-        torch.testing.assert_close(found, theirs(picture, clock, label).sample, atol=1e-10, rtol=1e-10)
+            monkeypatch.setattr(block.norm1.emb.time_proj, "forward", exact_sinusoids)
+        found = ours(picture, timestep, label)
+        # their weights are float64 and their sinusoids are cut to that width, so nothing is rounded on either side
+        torch.testing.assert_close(found, theirs(picture, timestep, label).sample, atol=1e-10, rtol=1e-10)
         torch.testing.assert_close(found, rounded, atol=1e-3, rtol=1e-3)
 
 
@@ -128,8 +128,8 @@ def test_a_file_we_write_is_read_by_diffusers(tmp_path):
     read = DiTTransformer2DModel.from_pretrained(tmp_path, low_cpu_mem_usage=False).eval()
     picture, label = drawn(ours.config)
     with torch.no_grad():
-        said = [model(picture, torch.full((5,), 37), label).sample for model in (read, theirs)]
-    assert torch.equal(*said)
+        output = [model(picture, torch.full((5,), 37), label).sample for model in (read, theirs)]
+    assert torch.equal(*output)
 
 
 def test_a_table_of_positions_in_a_file_is_taken_as_it_is():
@@ -143,7 +143,7 @@ def test_a_table_of_positions_in_a_file_is_taken_as_it_is():
         dit.to_diffusers(ours, config)
 
 
-def test_blocks_that_embed_time_or_label_apart_are_refused():
+def test_blocks_with_different_timestep_or_label_embeddings_are_refused():
     theirs = theirs_of(KINDS[1])
     config = dit.config_from(dict(theirs.config))
     for part in ("timestep_embedder.linear_2.bias", "class_embedder.embedding_table.weight"):
@@ -175,7 +175,7 @@ def test_tensors_too_few_or_too_many_are_refused():
     (dict(num_embeds_ada_norm=None), "embeds no classes"),
     (dict(attention_bias=False), "attention without bias"),
     (dict(norm_elementwise_affine=True), "norms with weights"),
-    (dict(out_channels=7), "reads 3 channels and says 7"),
+    (dict(out_channels=7), "has 3 input and 7 output channels"),
 ])  # fmt: skip
 def test_what_ours_cannot_do_is_refused_in_a_sentence(values, words):
     dit.config_from(FULL)
@@ -184,15 +184,15 @@ def test_what_ours_cannot_do_is_refused_in_a_sentence(values, words):
 
 
 @pytest.mark.parametrize("values", [
-    dict(image_size=(6, 10)), dict(patch=(2, 3)), dict(frames=2), dict(attention="windowed", window=3), dict(ada="plain"),
-    dict(eps=1e-5), dict(hidden=53), dict(classes=None), dict(null=False), dict(positions="sincos"),
-    dict(time_closed=False), dict(classes=None, vocab=31),
+    dict(image_size=(6, 10)), dict(patch=(2, 3)), dict(frames=2), dict(attention="windowed", window=3), dict(adaln="plain"),
+    dict(eps=1e-5), dict(hidden=53), dict(classes=None), dict(null_condition=False), dict(positions="sinusoidal"),
+    dict(downscale_freq_shift=False), dict(classes=None, vocab=31),
 ])  # fmt: skip
 def test_what_is_no_dit_of_diffusers_is_not_written_as_one(values):
     kept = dict(image_size=(6, 6), channels=3, patch=(2, 2), classes=5, width=28, depth=1, heads=7, positions="learned",
-                time_closed=True)  # fmt: skip
+                downscale_freq_shift=True)  # fmt: skip
     config = DiTConfig(**kept)
-    fresh = {**create("dit", config).state_dict(), "positions.table": dit.waves(config).float()}
+    fresh = {**create("dit", config).state_dict(), "positions.table": dit.sinusoids(config).float()}
     dit.to_diffusers(fresh, config)
     with pytest.raises(UserError, match="trained away"):
         dit.to_diffusers({**fresh, "positions.table": fresh["positions.table"] + 1e-3}, config)
@@ -201,6 +201,6 @@ def test_what_is_no_dit_of_diffusers_is_not_written_as_one(values):
         dit.to_diffusers(create("dit", config).state_dict(), config)
 
 
-def test_a_width_without_waves_for_rows_and_columns_is_refused():
-    with pytest.raises(UserError, match="a width that 4 divides, not 42"):
-        dit.waves(DiTConfig(width=42, heads=3))
+def test_a_width_without_sinusoids_for_rows_and_columns_is_refused():
+    with pytest.raises(UserError, match="a width divisible by 4, not 42"):
+        dit.sinusoids(DiTConfig(width=42, heads=3))

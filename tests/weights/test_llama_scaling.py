@@ -12,7 +12,7 @@ from pencil.core.span import Span
 from pencil.models import create
 from pencil.weights import llama
 
-# heads 14 wide: seven pairs, of which some stay, some are slowed and some stand between
+# heads 14 wide: seven pairs, of which some are kept, some are slowed and some are between
 SIZES = dict(vocab_size=103, hidden_size=84, intermediate_size=59, num_hidden_layers=2, num_attention_heads=6,
              num_key_value_heads=3, max_position_embeddings=148)  # fmt: skip
 LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -38,8 +38,8 @@ def config_of(scaling, **values):
     return LlamaConfig(**{**SIZES, "max_position_embeddings": length, **values}, rope_parameters=dict(scaling))
 
 
-def waves(config):
-    """The frequencies of our model: how far each pair turns at seat 1."""
+def omegas(config):
+    """The frequencies of our model: the angle of each pair at position 1."""
     positions = create("gpt", config).positions
     assert isinstance(positions, Rope)
     return positions, positions.angles(torch.ones(1, 1, 1))[0, 0]
@@ -53,7 +53,7 @@ def test_scaled_frequencies_equal_transformers(scaling):
     theirs = config_of(scaling)
     expected, strength = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs)
     config = llama.config_from(theirs.to_dict())
-    positions, found = waves(config)
+    positions, found = omegas(config)
     torch.testing.assert_close(found.float(), expected, atol=0, rtol=2e-6)  # theirs are powers in float32
     assert positions.strength == pytest.approx(strength, rel=1e-12)
     plain = frequencies(7, scaling["rope_theta"], torch.device("cpu"))
@@ -77,7 +77,7 @@ def test_logits_equal_transformers_llama_with_scaled_rotations(scaling):
         torch.testing.assert_close(found, theirs(ids).logits, atol=1e-5, rtol=1e-5)
         plain = create("gpt", replace(config, rope_scaling=None)).eval()
         plain.load_state_dict(ours.state_dict())
-        assert (plain(ids) - found).abs().max() > 1e-2  # the scaling says something
+        assert (plain(ids) - found).abs().max() > 1e-2  # the scaling has an effect
 
 
 @pytest.mark.parametrize("pairs, base, factor", [(7, 10000.0, 4.0), (2, 100.0, 8.0), (32, 500000.0, 1.7)])
@@ -91,7 +91,7 @@ def test_ntk_raises_the_base(pairs, base, factor):
 
 @pytest.mark.proof("parity with a reference on random weights", "gpt")
 @pytest.mark.parametrize("heads, width, share", [(3, 60, 0.3), (5, 110, 0.55), (7, 98, 1.0)])
-def test_turning_a_part_of_each_head_equals_transformers_gpt_neox(heads, width, share):
+def test_rotating_a_part_of_each_head_equals_transformers_gpt_neox(heads, width, share):
     from transformers import GPTNeoXConfig
     from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding, apply_rotary_pos_emb
 
@@ -102,33 +102,33 @@ def test_turning_a_part_of_each_head_equals_transformers_gpt_neox(heads, width, 
     named = dict(vocab_size=11, hidden_size=width, num_attention_heads=heads, num_hidden_layers=1, intermediate_size=13,
                  max_position_embeddings=53, rms_norm_eps=1e-6, rope_parameters=rope)  # fmt: skip
     config = llama.config_from(named)
-    assert config.rope_share == share
-    assert llama.config_from({**named, "rope_parameters": None, "partial_rotary_factor": share}).rope_share == share
+    assert config.rope_fraction == share
+    assert llama.config_from({**named, "rope_parameters": None, "partial_rotary_factor": share}).rope_fraction == share
     torch.manual_seed(5)
     q, k = torch.randn(2, 2, heads, 29, width // heads).unbind()
     cos, sin = theirs(q, torch.arange(29)[None])
     expected = apply_rotary_pos_emb(q, k, cos, sin)
     _, span = create("gpt", config).positions(torch.zeros(1, 29, width), Span.whole(29))
-    assert span.turn is not None
-    assert span.turn[0].shape[-1] == int(share * width // heads) // 2
-    for turned, wanted in zip((rotate(q, span.turn), rotate(k, span.turn)), expected, strict=True):
-        torch.testing.assert_close(turned, wanted, atol=1e-5, rtol=1e-5)
+    assert span.rotation is not None
+    assert span.rotation[0].shape[-1] == int(share * width // heads) // 2
+    for rotated, wanted in zip((rotate(q, span.rotation), rotate(k, span.rotation)), expected, strict=True):
+        torch.testing.assert_close(rotated, wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_the_names_of_older_files_are_read():
     """rope_scaling beside rope_theta, its kind called type, and the trained length beside it."""
     older = {**SIZES, "rms_norm_eps": 1e-6, "rope_theta": 100.0}
     linear = llama.config_from({**older, "rope_scaling": {"type": "linear", "factor": 3.0}})
-    assert (linear.rope_scaling, linear.rope_factor, linear.rope_base) == ("linear", 3, 100)
+    assert (linear.rope_scaling, linear.rope_factor, linear.rope_theta) == ("linear", 3, 100)
     yarn = llama.config_from(
         {**older, "rope_scaling": {"type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 37}
     )
-    assert (yarn.rope_scaling, yarn.rope_factor, yarn.rope_trained) == ("yarn", 4, 37)
-    # without a factor it is what the lengths say
+    assert (yarn.rope_scaling, yarn.rope_factor, yarn.rope_original_context) == ("yarn", 4, 37)
+    # without a factor it is the ratio of the lengths
     yarn = llama.config_from({**older, "rope_scaling": {**YARN, "factor": None}})
-    assert (yarn.rope_factor, yarn.rope_trained) == (4, 37)
+    assert (yarn.rope_factor, yarn.rope_original_context) == (4, 37)
     plain = llama.config_from({**older, "rope_scaling": None})
-    assert (plain.rope_scaling, plain.rope_base) == (None, 100)
+    assert (plain.rope_scaling, plain.rope_theta) == (None, 100)
 
 
 @pytest.mark.parametrize("values, words", [

@@ -52,7 +52,7 @@ def draw(vocab, *shape, seed=7):
 
 
 def padded(lengths, longest):
-    """The index of each row's tokens, with what stands after them nowhere, and the mask that says the same to theirs."""
+    """The index of each row's tokens, with padding after them, and the same mask for theirs."""
     real = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
     return torch.arange(longest).expand(len(lengths), -1).masked_fill(~real, NOWHERE), real.long()
 
@@ -71,7 +71,7 @@ def test_logits_equal_transformers_marian(values):
         found = ours(target, source, Span.at(index))
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         unpadded = theirs(input_ids=source, decoder_input_ids=target).logits
-    assert (unpadded - expected)[1].abs().max() > 1e-2  # the mask says something
+    assert (unpadded - expected)[1].abs().max() > 1e-2  # the mask has an effect
 
 
 @pytest.mark.parametrize("values", KINDS)
@@ -114,21 +114,21 @@ def test_greedy_translation_equals_transformers_marian(values):
     config = theirs.config
     start, end, words = config.decoder_start_token_id, config.eos_token_id, config.decoder_vocab_size
     with torch.no_grad():
-        # random weights say one word for ever: no word shall be likelier than others, and the last one not again
+        # random weights repeat one word for ever: make no word likelier than others, and not the last one again
         theirs.model.decoder.layers[-1].final_layer_norm.weight.neg_()
         usual = theirs(input_ids=draw(config.vocab_size, 53, 17), decoder_input_ids=draw(words, 53, 23, seed=8)).logits
         theirs.final_logits_bias -= usual.mean((0, 1))
         theirs.final_logits_bias[0, end] += 1
-        theirs.final_logits_bias[0, start] = -1e4  # what pads is never said: their files list it as a bad word
+        theirs.final_logits_bias[0, start] = -1e4  # padding is never generated: their files list it as a bad word
     ours = ours_of(theirs)
     source, lengths = draw(config.vocab_size, 11, 17), [17, 3, 11, 1, 7, 13, 2, 5, 16, 4, 9]
     index, mask = padded(lengths, 17)
-    said = theirs.generate(input_ids=source, attention_mask=mask, num_beams=1, do_sample=False, max_new_tokens=23)
+    output = theirs.generate(input_ids=source, attention_mask=mask, num_beams=1, do_sample=False, max_new_tokens=23)
     grown = Generation(ours, [[start]] * 11, 23, Sampling(0), end=end,
                        given={"source": source, "source_span": Span.at(index)})  # fmt: skip
     for _ in grown:
         pass
-    for row, expected in zip(grown.rows, said.tolist(), strict=True):
+    for row, expected in zip(grown.rows, output.tolist(), strict=True):
         assert row == expected[: len(row)]
         assert set(expected[len(row) :]) <= {start}  # theirs are filled up to the longest
     assert len({tuple(row) for row in grown.rows}) > 5
@@ -156,7 +156,7 @@ def test_the_shared_table_is_found_under_any_of_its_names(left):
         marian.from_hf({name: t for name, t in held.items() if name not in left}, config)
 
 
-def test_positions_that_are_not_our_waves_are_refused():
+def test_positions_that_are_not_our_sinusoids_are_refused():
     theirs = translator()
     config = marian.config_from(theirs.config.to_dict())
     held = theirs.state_dict()
@@ -171,7 +171,7 @@ def test_positions_that_are_not_our_waves_are_refused():
     (dict(decoder_attention_heads=7), "decoder_attention_heads 7"),
     (dict(decoder_ffn_dim=59), "decoder_ffn_dim 59"),
     (dict(activation_function="tanh"), "'tanh', is none of ours"),
-    (dict(tie_word_embeddings=False), "shared and that they are not tied"),
+    (dict(tie_word_embeddings=False), "shares its embeddings and does not tie them"),
 ])  # fmt: skip
 def test_what_ours_cannot_do_is_refused_in_a_sentence(values, words):
     with pytest.raises(UserError, match=words):
@@ -179,12 +179,18 @@ def test_what_ours_cannot_do_is_refused_in_a_sentence(values, words):
 
 
 @pytest.mark.parametrize("values", [
-    dict(trunk="pre"), dict(positions="sincos"), dict(bias=False), dict(head_bias=False), dict(kv_heads=1),
-    dict(activation="swiglu"), dict(tied=False), dict(eps=1e-3), dict(norm="rms"),
+    dict(norm_position="pre"), dict(positions="sinusoidal"), dict(bias=False), dict(head_bias=False), dict(kv_heads=1),
+    dict(activation="swiglu"), dict(tie_embeddings=False), dict(eps=1e-3), dict(norm="rms"),
 ])  # fmt: skip
 def test_what_is_no_marian_is_not_written_as_one(values):
     kept = dict(
-        width=42, heads=3, trunk="post", positions="sincos-halves", bias=True, head_bias=True, activation="relu"
+        width=42,
+        heads=3,
+        norm_position="post",
+        positions="sinusoidal-halves",
+        bias=True,
+        head_bias=True,
+        activation="relu",
     )
     marian.to_hf(create("seq2seq", Seq2SeqConfig(**kept)).state_dict(), Seq2SeqConfig(**kept))
     config = Seq2SeqConfig(**{**kept, **values})

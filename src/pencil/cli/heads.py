@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from ..config import UserError, can_be_written
+from ..config import UserError, check_output
 
 WIDTH = 100  # of the table, where the terminal does not say
 
@@ -23,20 +23,20 @@ def heads(
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     device: str = "auto",
 ) -> int:
-    """What the heads of a trained model look at: scores beside what they would be by chance, as a table and a picture.
+    """What the attention heads of a trained model do: scores beside what chance would give, as a table and a picture.
 
-    How much of its attention each head gives to the token before, the first token, the token itself, and, in a sequence
-    written twice, to what came after the same token the first time (induction); and how broadly it looks. A head is
-    named only where its score is clearly beyond its baseline.
+    The share of each head's attention on the token before, the first token, the token itself, and, in a sequence written
+    twice, on what came after the same token the first time (induction); and how broad it is. A head is named only where
+    its score is clearly beyond its baseline.
 
     Parameters
     ----------
     run
         The run's folder.
     text
-        A file of text to measure on, or - for standard input; the run's own held-out data when not given.
+        A text file to measure on, or - for standard input; the run's held-out data when not given.
     prompt
-        The same, typed.
+        A text to measure on.
     out
         The picture's file; heads.png in the run's folder when not given.
     as_json
@@ -45,30 +45,29 @@ def heads(
         auto, cpu, cuda or mps.
     """
     if text is not None and prompt is not None:
-        raise UserError("--text and --prompt are both a text to measure on: give one of them")
-    can_be_written("--out", out, ".png")
+        raise UserError("--text and --prompt are both a text to measure on: give one")
+    check_output("--out", out, ".png")
     typed = prompt if text is None else _read(text)
 
+    from ..device import pick_device
+    from ..families import load
     from ..files import write_aside
     from ..learn.heads import show
+    from ..learn.heads.inputs import head_inputs, head_profile, separators
     from ..learn.heads.scores import measure
-    from ..learn.heads.texts import apart, given_to
-    from ..runs import load
-    from ..train.loop import pick_device
 
     loaded = load(run, pick_device(device))
-    texts = given_to(loaded, typed)
-    family = loaded.run.family
-    report = measure(loaded.model, family, texts, apart(loaded))
+    profile = head_profile(loaded)
+    report = measure(loaded.model, profile, head_inputs(loaded, typed), separators(loaded))
     path = out or loaded.run.path / "heads.png"
-    write_aside(path, show.picture(report, f"{run.resolve().name}: what each head looks at"))
+    write_aside(path, show.picture(report, f"{run.resolve().name}: what each head attends to"))
     if as_json:
         print(json.dumps(show.as_data(report)))
     else:
         console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=WIDTH, soft_wrap=True)
         for table in show.tables(report):
             console.print(table)
-        for line in [*show.words(report), *show.about(report), show.measured_on(report, family, typed is None)]:
+        for line in [*show.words(report), *show.about(report), show.measured_on(report, profile, typed is None)]:
             console.print(line, highlight=False, markup=False)
     Console(stderr=True).print(str(path), highlight=False, markup=False, soft_wrap=True)
     return 0

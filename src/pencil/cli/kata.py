@@ -1,4 +1,4 @@
-"""kata, and kata grade."""
+"""The commands kata and kata grade."""
 
 import random
 import sys
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from ..config import UserError
-from .asking import Screen, ask
-from .classroom import PLAIN, SHEET, Printing, grade, printed
+from .exercise_screen import Screen, ask
+from .kata_sheets import PLAIN, SHEET, Printing, grade, printed
 
 if TYPE_CHECKING:
     from ..learn.katas.exercise import Question
@@ -35,22 +35,22 @@ def exercise(
     topic: str | None = None,
     printing: Printing = PLAIN,
 ) -> int:
-    """Exercises for the hand: the next one for you, the working covered until you answer.
+    """Exercises to work by hand: shows the next one, and its working after your answer.
 
-    An answer may be one number a line, or all on one line; ? shows the working (seen, not solved), q leaves.
+    Type one number a line, or all on one line; ? shows the working (counted as seen, not solved), q quits.
 
     Parameters
     ----------
     name
-        The exercise to do, with the page's own numbers; what is due, or else the next new one, when not given.
+        The exercise, with the numbers of its document. Without a name: one that is due, else the next new one.
     new
-        Fresh numbers.
+        Use fresh numbers.
     seed
-        The same fresh numbers again.
+        Use the fresh numbers of this seed again.
     page
-        A whole page in its order and its words: 000.
+        Do all exercises of a document in its order and its words: 000.
     every
-        List all exercises, and how you stand.
+        List all exercises and your progress.
     topic
         Only exercises of this topic; --list shows the topics.
     """
@@ -58,7 +58,7 @@ def exercise(
     from ..learn.katas import page as pages
 
     given = {"a name": name, "--page": page, "--list": every, "--new": new, "--seed": seed, "--topic": topic}
-    _fit_together(given | printing.words())
+    _fit_together(given | printing.options())
     if name is not None:
         kata(name)
     if seed is not None and seed < 0:
@@ -74,16 +74,16 @@ def exercise(
     if chosen is None:
         return 0
     if seed is None and (new or (not name and chosen in record.standings)):
-        seed = random.SystemRandom().randrange(10_000)  # what comes back has other numbers
+        seed = random.SystemRandom().randrange(10_000)  # an exercise that comes back has fresh numbers
     screen = Screen()
     outcome, _ = ask(kata(chosen).make(seed), screen)
     record.add(chosen, outcome)
-    record.tell(chosen, outcome, screen)
+    record.show_next(chosen, outcome, screen)
     return 0
 
 
-# what may be said beside each of these
-BESIDE = {
+# the options that each task allows
+ALLOWED = {
     "--page": (),
     "--list": ("--topic",),
     "--print": ("a name", "--topic", "--seed", *SHEET),
@@ -92,26 +92,26 @@ BESIDE = {
 
 
 def _fit_together(given: dict[str, object]) -> None:
-    """Refuse words that do not go together."""
-    said = [word for word, value in given.items() if value is not None and value is not False]
-    task = next((word for word in BESIDE if word in said), "")
-    for word in said:
-        if word != task and word not in BESIDE[task]:
+    """Refuse options that cannot be combined."""
+    options = [word for word, value in given.items() if value is not None and value is not False]
+    task = next((word for word in ALLOWED if word in options), "")
+    for word in options:
+        if word != task and word not in ALLOWED[task]:
             if not task:
-                raise UserError(f"{word} is for a worksheet: say how many exercises by --print")
+                raise UserError(f"{word} is for a worksheet: add --print and the number of exercises")
             raise UserError(f"{task} and {word} do not go together")
     for one, other in (("a name", "--topic"), ("--new", "--seed")):
-        if one in said and other in said:
+        if one in options and other in options:
             raise UserError(f"{one} and {other} do not go together")
-    if "--seed" in said and not task and "a name" not in said:
+    if "--seed" in options and not task and "a name" not in options:
         raise UserError("--seed repeats the numbers of one exercise: name it, as in pencil kata softmax --seed 7")
 
 
-# ---- what was done
+# ---- progress
 
 
 class Record:
-    """The learner's progress, read at the beginning and written after every exercise."""
+    """The learner's progress, read at the start and written after every exercise."""
 
     def __init__(self):
         from ..learn.katas import progress
@@ -124,24 +124,24 @@ class Record:
             return self.progress.read(self.path)
         except self.progress.Damaged:
             aside = self.progress.set_aside(self.path)
-            print(f"{self.path} was damaged: it is now {aside.name}, and your progress begins anew", file=sys.stderr)
+            print(f"{self.path} was damaged: it is now {aside.name}, and your progress starts again", file=sys.stderr)
             return {}
 
     def of(self, name: str) -> "Standing":
         return self.standings.get(name) or self.progress.NEW
 
     def add(self, name: str, outcome: "Outcome | None") -> None:
-        """Count one exercise; nothing is written when there is nothing to count."""
+        """Count one exercise, unless it was not answered."""
         if outcome is not None:
-            self.standings = self._read()  # another terminal may have written since
+            self.standings = self._read()  # another terminal may have written to the file
             self.standings[name] = self.progress.after(self.of(name), outcome, now())
             self.progress.write(self.path, self.standings)
 
-    def tell(self, name: str, outcome: "Outcome | None", screen: Screen) -> None:
+    def show_next(self, name: str, outcome: "Outcome | None", screen: Screen) -> None:
         if outcome is not None:
             when = self.progress.when(self.of(name), now().date())
-            when = "today, with other numbers" if when == "due" else when
-            screen.say(f"{name} comes back {when}. Next: pencil kata", "dim")
+            when = "today, with fresh numbers" if when == "due" else when
+            screen.write(f"{name} comes back {when}. Next: pencil kata", "dim")
 
 
 def _names(topic: str | None) -> list[str]:
@@ -152,15 +152,15 @@ def _names(topic: str | None) -> list[str]:
 
 
 def _next(topic: str | None, record: Record) -> str | None:
-    """The exercise that is due or new; None, with a word of when to come again, where there is none."""
+    """The exercise that is due or new; if there is none, None, and a message about the next one."""
     names = _names(topic)
     chosen = record.progress.following(record.standings, names, now().date())
     if chosen is None:
         soonest = min(names, key=lambda name: record.of(name).due or now().date())
         when = record.progress.when(record.of(soonest), now().date())
         screen = Screen()
-        screen.say(f"Nothing is due today; {soonest} comes back {when}.")
-        screen.say(f"To practise all the same: pencil kata {soonest} --new")
+        screen.write(f"Nothing is due today; {soonest} comes back {when}.")
+        screen.write(f"To practise now: pencil kata {soonest} --new")
     return chosen
 
 
@@ -168,19 +168,21 @@ def _page(questions: "list[Question]", record: Record) -> int:
     """All exercises of a page, one after the other."""
     screen, done = Screen(), Counter()
     for i, question in enumerate(questions, 1):
-        screen.say(f"{i} of {len(questions)}", "dim")
+        screen.write(f"{i} of {len(questions)}", "dim")
         outcome, left = ask(question, screen)
         record.add(question.kata, outcome)
         done[outcome] += 1
         if left:
             break
-        screen.say()
-    screen.say(f"{done['solved']} of {len(questions)} right at once, {done['corrected']} after a wrong answer.", "bold")
+        screen.write()
+    screen.write(
+        f"{done['solved']} of {len(questions)} right at once, {done['corrected']} after a wrong answer.", "bold"
+    )
     return 0
 
 
 def _list(topic: str | None, record: Record) -> int:
-    """All exercises by topic, with how the learner stands."""
+    """All exercises by topic, with the learner's progress."""
     from ..learn.katas import KATAS
 
     screen, today, last = Screen(), now().date(), None
@@ -189,13 +191,13 @@ def _list(topic: str | None, record: Record) -> int:
     for name in sorted(names, key=lambda name: [kata.topic for kata in KATAS.values()].index(KATAS[name].topic)):
         kata, standing = KATAS[name], record.of(name)
         if kata.topic != last:
-            screen.say(f"{chr(10) if last else ''}{kata.topic}", "bold")
+            screen.write(f"{chr(10) if last else ''}{kata.topic}", "bold")
         last = kata.topic
         score = f", {standing.solved} of {standing.attempts} solved" if standing.attempts else ""
-        screen.say(f"{name:{wide}}  {kata.title}", indent=2)
+        screen.write(f"{name:{wide}}  {kata.title}", indent=2)
         if standing.attempts:
-            screen.say(f"{'':{wide}}  {record.progress.when(standing, today)}{score}", "dim", indent=2)
+            screen.write(f"{'':{wide}}  {record.progress.when(standing, today)}{score}", "dim", indent=2)
     tried = [name for name in names if record.of(name).attempts]
     due = [name for name in tried if record.progress.when(record.of(name), today) == "due"]
-    screen.say(f"\n{len(names)} exercises: {len(names) - len(tried)} new, {len(due)} due.")
+    screen.write(f"\n{len(names)} exercises: {len(names) - len(tried)} new, {len(due)} due.")
     return 0

@@ -1,4 +1,4 @@
-"""lab."""
+"""The command lab."""
 
 import shlex
 import time
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ..config import UserError, in_full
+from ..config import UserError, expand_path
 
 if TYPE_CHECKING:
     from ..learn.lab.claim import Claim
@@ -31,20 +31,20 @@ def lab(
     out: str | None = None,
     force: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Take a part out of a transformer and see what breaks: with and without it, the same seeds, side by side.
+    """Remove one part of a transformer and measure what breaks, with and without it over the same seeds.
 
     Parameters
     ----------
     name
-        A claim, or `all`; without a name the claims are listed.
+        The claim to test, or `all`. Without a name: list the claims.
     quick
-        The small form of each experiment, for a first look.
+        Run the small size of each experiment.
     seeds
-        How many times each is run, each time with other weights and other data; at least 3.
+        Number of runs, each with different weights and data; at least 3.
     out
-        The folder for figure and report: lab/NAME unless it is given.
+        Folder for the figure and the report; lab/NAME by default.
     force
-        Write over what an earlier run left in that folder.
+        Overwrite the results of an earlier run in that folder.
     """
     from ..learn.lab import claim_of, claims
 
@@ -53,10 +53,10 @@ def lab(
         _list(console, list(claims().values()))
         return 0
     if seeds < 3:
-        raise UserError(f"--seeds must be at least 3, or there is no interval to speak of, not {seeds}")
+        raise UserError(f"--seeds must be at least 3, not {seeds}: a confidence interval needs several runs")
     every = name == "all"
     chosen = list(claims().values()) if every else [claim_of(name)]
-    folder = _folder(in_full(out) if out is not None else Path("lab") / name, force)
+    folder = _folder(expand_path(out) if out is not None else Path("lab") / name, force)
     words = ["pencil", "lab", name, *(["--quick"] if quick else []), *(["--seeds", str(seeds)] if seeds != 5 else [])]
     return _run(console, chosen, seeds, quick, folder, shlex.join(words), every)
 
@@ -69,18 +69,20 @@ def _list(console: Console, known: "list[Claim]") -> None:
     for claim in known:
         table.add_row(Text(claim.name, "bold"), Text(claim.hypothesis))
     console.print(table)
-    console.print(f"\npencil lab NAME runs one, pencil lab all --quick all {len(known)}.", markup=False)
+    console.print(f"\npencil lab NAME runs one, pencil lab all --quick runs all {len(known)}.", markup=False)
 
 
 def _folder(folder: Path, force: bool) -> Path:
-    """The folder for what is written; one with something in it only when that is asked for, and the lab wrote it."""
+    """The folder for the results; one that is not empty only with --force, and only if the lab wrote it."""
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file, not a folder; name another with --out")
+        raise UserError(f"{folder} is a file, not a folder; choose another with --out")
     if folder.is_dir() and any(folder.iterdir()):
         if not force:
-            raise UserError(f"{folder} has something in it; --force writes over it, --out names another")
+            raise UserError(f"{folder} is not empty; --force overwrites it, --out chooses another")
         if not (folder / "results.jsonl").is_file():
-            raise UserError(f"{folder} is no folder of the lab's (it has no results.jsonl); name another with --out")
+            raise UserError(
+                f"{folder} was not written by pencil lab (it has no results.jsonl); choose another with --out"
+            )
         (folder / "results.jsonl").unlink()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -98,7 +100,7 @@ def _run(
     count, results, lost = 0, [], []
     with console.status(f"0 of {total} measured") as status:
 
-        def tell(row: "Row") -> None:
+        def measured(row: "Row") -> None:
             nonlocal count
             count += 1
             append(folder / "results.jsonl", row)
@@ -108,13 +110,13 @@ def _run(
                 console.print(f"  {line}", markup=False)
 
         def failed(claim: "Claim", error: Exception) -> None:
-            said = f"{claim.name} could not be measured: {' '.join(str(error).split()) or type(error).__name__}"
+            message = f"{claim.name} could not be measured: {' '.join(str(error).split()) or type(error).__name__}"
             if not every:
-                raise UserError(said) from error
+                raise UserError(message) from error
             lost.append(claim.name)
-            console.print(said, style="bold red", markup=False)
+            console.print(message, style="bold red", markup=False)
 
-        for result in run(Plan(chosen, seeds, quick), tell, failed):
+        for result in run(Plan(chosen, seeds, quick), measured, failed):
             results.append(result)
             if every:
                 console.print(_line(result, time.monotonic() - begun))
@@ -160,7 +162,7 @@ def _line(result: "Result", seconds: float) -> Text:
 
 
 def _table(results: "list[Result]") -> Table:
-    """Predicted beside measured; of one claim with every arm's mean, of many with the effect alone."""
+    """Predicted beside measured; for one claim with the mean of every arm, for many with the effect only."""
     from ..learn.lab.finding import effect
 
     several = len(results) > 1
@@ -170,7 +172,7 @@ def _table(results: "list[Result]") -> Table:
     for result in results:
         for i, found in enumerate(result.findings):
             measured = Text(effect(found)) if several else _measured(result, found)
-            cells = [Text(found.prediction.says), measured, Text(found.verdict, STYLE[found.verdict])]
+            cells = [Text(found.prediction.symptom), measured, Text(found.verdict, STYLE[found.verdict])]
             table.add_row(*([Text(result.claim.name if i == 0 else "", "bold")] if several else []), *cells)
     return table
 
@@ -179,8 +181,8 @@ def _measured(result: "Result", found: "Finding") -> Text:
     from ..learn.lab.finding import effect, number
 
     p = found.prediction
-    said = Text(f"{p.label}\n", "dim")
+    text = Text(f"{p.label}\n", "dim")
     if p.near is None:
         arms = [arm for arm in result.claim.arms if arm in found.values]
-        said.append(", ".join(f"{arm} {number(found.average(arm))}" for arm in arms) + "\n", "not dim")
-    return said.append(effect(found), "not dim")
+        text.append(", ".join(f"{arm} {number(found.average(arm))}" for arm in arms) + "\n", "not dim")
+    return text.append(effect(found), "not dim")

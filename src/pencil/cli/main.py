@@ -1,81 +1,83 @@
 """The `pencil` command: its verbs, and how it fails: one sentence and exit status 2."""
 
 import os
-import re
 import sys
-from collections.abc import Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Sequence
 
-from cyclopts import App, CycloptsError, Parameter, Token, convert
-from rich.console import Console
+from cyclopts import App, CycloptsError
 
 from .. import __version__
 from ..config import UserError
-from . import checking, cost, heads, kata, lab, looking, tracing, training, using
-
-
-def _whole(kind: Any, tokens: Sequence[Token]) -> Any:
-    """A value of its type; where a whole number is asked for, 1.5 is refused, not rounded."""
-    if int in (kind, *get_args(kind)):
-        for token in tokens:
-            if re.fullmatch(r"[+-]?\d*\.\d+", token.value) and float(token.value) % 1:
-                raise ValueError(f"{token.value} is not a whole number")
-    return convert(kind, tokens)
-
+from . import check, cost, demo, doctor, evaluate, heads, kata, lab, sample, shapes, trace, train
+from .dispatch import HELP, dispatch, named_family, run_family, trace_family
+from .numbers import PARAMETERS
+from .terminal import note
 
 app = App(
     name="pencil",
-    default_parameter=Parameter(converter=_whole),
+    default_parameter=PARAMETERS,
     help="Transformers from pencil arithmetic to production.",
     version=__version__,
     help_epilogue="Settings of training are dotted: pencil train gpt --model.depth 6 --train.lr 3e-4. "
     "--debug shows where a failure came from.",
 )
-app.command(training.demo)
-app.command(training.train)
-app.command(training.resume)
-app.command(using.sample)
-app.command(using.evaluate, name="eval")
-app.command(looking.shapes)
-app.command(tracing.why)
-app.command(tracing.trace)
-app.command(tracing.show)
-app.command(tracing.diff)
+app.command(demo.demo)
+app.command(train.train)
+app.command(train.resume)
+app.command(sample.sample)
+app.command(evaluate.evaluate, name="eval")
+app.command(shapes.shapes)
+app.command(trace.why)
+app.command(trace.trace)
+app.command(trace.show)
+app.command(trace.diff)
 app.command(heads.heads)
-app.command(checking.check)
+app.command(check.check)
 app.command(kata.app)
 app.command(lab.lab)
 app.command(cost.cost)
-app.command(looking.doctor)
+app.command(doctor.doctor)
+
+# verbs whose options depend on the family that their first word names
+BY_FAMILY: dict[str, tuple[Callable, Callable]] = {
+    "train": (named_family, train.train_command),
+    "sample": (run_family, sample.sample_command),
+    "why": (trace_family, trace.why_command),
+    "trace": (trace_family, trace.trace_command),
+    "show": (trace_family, trace.show_command),
+}
+
+
+def run(words: Sequence[str]) -> int:
+    """Run one command."""
+    if len(words) > 1 and words[0] in BY_FAMILY and not set(words[1:]) <= set(HELP):
+        return dispatch(words[0], words[1:], *BY_FAMILY[words[0]])
+    return app(words, exit_on_error=False, print_error=False) or 0
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line; every failure the user can mend is one sentence."""
+    """Run the command line; every failure the user can fix is one sentence."""
     words = list(sys.argv[1:] if words is None else words)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        status = app(words, exit_on_error=False, print_error=False)
+        status = run(words)
         sys.stdout.flush()
-        sys.exit(status or 0)
+        sys.exit(status)
     except (UserError, CycloptsError) as error:
         if debug:
             raise
-        _say(str(error))
+        note(f"pencil: {error}")
         sys.exit(2)
     except OSError as error:
         if debug:
             raise
         if isinstance(error, BrokenPipeError):
-            # the reader of our output left: say nothing more
+            # the reader of our output has closed it: write nothing more
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
         where = f"{error.filename}: " if error.filename else ""
-        _say(f"{where}{error.strerror or error}")
+        note(f"pencil: {where}{error.strerror or error}")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _say(sentence: str) -> None:
-    Console(stderr=True).print(f"pencil: {sentence}", highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Attention in all its roles: self, cross, grouped heads; one place with two routes."""
+"""Attention: self or cross, with grouped heads; a fused route, and a plain one that shows every value."""
 
 import math
 from functools import lru_cache
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .cache import LayerCache
 from .masks import Seen
 from .positions import rotate
-from .probe import OFF, Off
+from .probe import OFF, Probe
 from .span import Span
 
 
@@ -24,11 +24,11 @@ def attend(
     bias: Float[Tensor, "#B #h T S"] | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
-    probe: Off = OFF,
+    probe: Probe = OFF,
 ) -> Float[Tensor, "B h T e"]:
     """softmax(q kᵀ·scale + bias + mask) v; fused, unless the probe wants the scores or the pattern.
 
-    A query that may see nothing gets zeros in both routes. With g < h each key-value head serves h/g query heads.
+    A query whose keys are all masked gets zeros on both routes. With g < h each key-value head serves h/g query heads.
     """
     seen = Seen.dense(mask) if isinstance(mask, Tensor) else mask
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -37,7 +37,7 @@ def attend(
     return _fused(q, k, v, seen, bias, scale, dropout)
 
 
-def _plain(q, k, v, seen: Seen | None, bias, scale: float, dropout: float, probe: Off):
+def _plain(q, k, v, seen: Seen | None, bias, scale: float, dropout: float, probe: Probe):
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = q @ k.mT * scale
@@ -49,7 +49,7 @@ def _plain(q, k, v, seen: Seen | None, bias, scale: float, dropout: float, probe
         scores = scores.masked_fill(~allowed, -torch.inf)
         blind = ~allowed.any(-1, keepdim=True)
     scores = probe("scores", scores)
-    # a blind row is all −∞: give its softmax something finite, then zero it, so that no gradient is NaN either
+    # a fully masked row is all −∞: give its softmax finite values, then zero it, so that no gradient is NaN
     pattern = (scores if blind is None else scores.masked_fill(blind, 0)).softmax(-1)
     pattern = probe("pattern", pattern if blind is None else pattern.masked_fill(blind, 0))
     return F.dropout(pattern, dropout, dropout > 0).to(v.dtype) @ v
@@ -58,7 +58,7 @@ def _plain(q, k, v, seen: Seen | None, bias, scale: float, dropout: float, probe
 def _fused(q, k, v, seen: Seen | None, bias, scale: float, dropout: float):
     grouped = q.shape[1] != k.shape[1]
     route = "all" if seen is None else seen.route
-    # the block kernel takes no heads narrower than 16, and drops no cells
+    # FlexAttention takes no heads narrower than 16, and has no dropout
     if seen is not None and route == "blocks" and bias is None and not dropout and q.shape[-1] >= 16:
         return _flex(q, k, v, seen.blocks, scale, grouped)
     if route in ("all", "causal") and bias is None:
@@ -79,19 +79,19 @@ def _fused(q, k, v, seen: Seen | None, bias, scale: float, dropout: float):
 
 
 def _in_two(q, k, v, first: int, scale: float, dropout: float, grouped: bool):
-    """A prefix without a square mask: the first tokens among themselves, then the rest, over all that stands behind."""
-    given: dict[str, Any] = dict(scale=scale, dropout_p=dropout, enable_gqa=grouped)
-    head = F.scaled_dot_product_attention(q[:, :, :first], k[:, :, :first], v[:, :, :first], **given)
+    """A prefix mask in two calls: the first tokens attend to one another, each later one to all tokens up to itself."""
+    options: dict[str, Any] = dict(scale=scale, dropout_p=dropout, enable_gqa=grouped)
+    head = F.scaled_dot_product_attention(q[:, :, :first], k[:, :, :first], v[:, :, :first], **options)
     rest = q.shape[2] - first
-    behind = torch.ones(rest, k.shape[2], dtype=torch.bool, device=q.device).tril(first)
-    tail = F.scaled_dot_product_attention(q[:, :, first:], k, v, attn_mask=behind, **given)
+    causal = torch.ones(rest, k.shape[2], dtype=torch.bool, device=q.device).tril(first)
+    tail = F.scaled_dot_product_attention(q[:, :, first:], k, v, attn_mask=causal, **options)
     return torch.cat((head, tail), 2)
 
 
 def _flex(q, k, v, blocks, scale: float, grouped: bool):
     from torch.nn.attention.flex_attention import flex_attention
 
-    # inside a compiled model the call is already being compiled; alone it must be, or it would build every score
+    # inside a compiled model this call is compiled with it; alone it must be, or it would build the whole score matrix
     call = flex_attention if torch.compiler.is_compiling() else _compiled(flex_attention)
     return call(q, k, v, block_mask=blocks, scale=scale, enable_gqa=grouped)
 
@@ -102,11 +102,11 @@ def _compiled(function):
 
 
 class Attention(nn.Module):
-    """Queries look at keys and take a weighted sum of values.
+    """Queries are matched against keys, and take a weighted sum of values.
 
     Queries, keys and values come from one joined product; W_Q, W_K and W_V are views of it. `source` makes it
-    cross-attention: another sequence, or its keys and values already read by `read`. `dropout` drops cells of the
-    pattern, each by itself; `key_dropout` drops keys, for all queries alike, which every fused kernel can do.
+    cross-attention: another sequence, or its keys and values as `read` returns them. `dropout` zeroes single attention
+    weights; `key_dropout` zeroes whole keys, for all queries alike, which every fused kernel can do.
     """
 
     NAMES = {
@@ -158,7 +158,7 @@ class Attention(nn.Module):
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
     def read(self, source: Float[Tensor, "B S D"]) -> tuple[Float[Tensor, "B g S d"], Float[Tensor, "B g S d"]]:
-        """The keys and values of a source, to be computed once and looked at often."""
+        """The keys and values of a source, computed once and used by every query."""
         queries, rest = self.sizes[0], self.qkv.weight[self.sizes[0] :]
         bias = None if self.qkv.bias is None else self.qkv.bias[queries:]
         k, v = F.linear(source, rest, bias).chunk(2, -1)
@@ -171,7 +171,7 @@ class Attention(nn.Module):
         *,
         source: Float[Tensor, "B S D"] | tuple[Float[Tensor, "B g S d"], Float[Tensor, "B g S d"]] | None = None,
         cache: LayerCache | None = None,
-        probe: Off = OFF,
+        probe: Probe = OFF,
     ) -> Float[Tensor, "B T D"]:
         if source is None:
             q, k, v = (self.split_heads(part) for part in self.qkv(x).split(self.sizes, -1))
@@ -179,10 +179,10 @@ class Attention(nn.Module):
             bias = None if self.qkv.bias is None else self.qkv.bias[: self.sizes[0]]
             q = self.split_heads(F.linear(x, self.w_q, bias))
             k, v = self.read(source) if isinstance(source, Tensor) else source
-        if span.turn is not None:
-            q = rotate(q, span.turn)
-        if span.key_turn is not None:
-            k = rotate(k, span.key_turn)
+        if span.rotation is not None:
+            q = rotate(q, span.rotation)
+        if span.key_rotation is not None:
+            k = rotate(k, span.key_rotation)
         q, k, v = probe("q", q), probe("k", k), probe("v", v)
         if self.key_dropout and self.training:
             v = v * F.dropout(torch.ones_like(v[..., :1]), self.key_dropout)

@@ -1,4 +1,4 @@
-"""Position schemes that bias the scores: the distance between a query and a key, in three ways of counting it."""
+"""Position schemes that bias the scores by the distance between query and key: ALiBi, Shaw and T5."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from .positions import Positions
-from .probe import OFF, Off
+from .probe import OFF, Probe
 from .span import Span
 
 
 def steps(span: Span, axes: int) -> Num[Tensor, "#B T S a"]:
-    """How far each key stands from each query, along each axis: below zero behind it, above zero ahead."""
+    """The signed distance from each query to each key along each axis: negative before it, positive after."""
     return span.key_coords[:, None, :, :axes] - span.coords[:, :, None, :axes]
 
 
@@ -22,7 +22,7 @@ class Alibi(Positions):
     """Each head subtracts a slope of its own for every step between query and key; nothing is learned.
 
     The slopes of n heads are 2^(−8/n), 2^(−16/n), …, 1/256 where n is a power of two; else those of the power below,
-    and every other one of the power above. Along several axes the steps are counted as the crow flies.
+    and every other one of the power above. Along several axes the distance is Euclidean.
     """
 
     NAMES = {"bias": ("B h T S", "B", "−m_h·|j − i|")}
@@ -31,9 +31,9 @@ class Alibi(Positions):
         super().__init__()
         self.slopes, self.axes = slopes(heads), axes
 
-    def bias(self, span: Span, probe: Off = OFF) -> Callable[[Tensor], Tensor]:
-        apart = steps(span, self.axes).to(torch.float32)
-        far = apart[..., 0].abs() if self.axes == 1 else apart.square().sum(-1).sqrt()
+    def bias(self, span: Span, probe: Probe = OFF) -> Callable[[Tensor], Tensor]:
+        distance = steps(span, self.axes).to(torch.float32)
+        far = distance[..., 0].abs() if self.axes == 1 else distance.square().sum(-1).sqrt()
         slope = torch.tensor(self.slopes, device=far.device)[:, None, None]
         bias = probe("bias", far[:, None] * -slope)
         return lambda q: bias.to(q.dtype)
@@ -48,41 +48,41 @@ def slopes(heads: int) -> list[float]:
 
 
 class Shaw(Positions):
-    """A learned vector for each distance is added to the key: the score gains q·a/√d, so it reads what is asked.
+    """A learned vector for each distance is added to the key: the score gains q·a/√d, so it depends on the query.
 
-    Distances beyond `reach` count as `reach`. One table serves all heads and blocks; each axis has its own, and the
+    Distances are clipped to `max_distance`. One table serves all heads and blocks; each axis has its own, and their
     vectors are added.
     """
 
     NAMES = {"distance": ("B T S a", "r", "clip(j − i)")}
     WEIGHTS = {"table": "a_K"}
 
-    def __init__(self, head_width: int, axes: int = 1, reach: int = 16):
+    def __init__(self, head_width: int, axes: int = 1, max_distance: int = 16):
         super().__init__()
-        self.reach = reach
-        self.table = nn.Parameter(torch.empty(axes, 2 * reach + 1, head_width))
+        self.max_distance = max_distance
+        self.table = nn.Parameter(torch.empty(axes, 2 * max_distance + 1, head_width))
         nn.init.normal_(self.table, std=0.02)
 
-    def bias(self, span: Span, probe: Off = OFF) -> Callable[[Tensor], Tensor]:
-        apart = steps(span, len(self.table)).long().clamp(-self.reach, self.reach)
-        row = probe("distance", apart) + self.reach
+    def bias(self, span: Span, probe: Probe = OFF) -> Callable[[Tensor], Tensor]:
+        distance = steps(span, len(self.table)).long().clamp(-self.max_distance, self.max_distance)
+        row = probe("distance", distance) + self.max_distance
 
-        def read(q: Float[Tensor, "B h T d"]) -> Float[Tensor, "B h T S"]:
+        def added(q: Float[Tensor, "B h T d"]) -> Float[Tensor, "B h T S"]:
             shape = (*q.shape[:3], row.shape[2])
-            dots = [
+            products = [
                 (q @ table.T).gather(-1, row[:, None, :, :, axis].expand(shape))
                 for axis, table in enumerate(self.table.to(q.dtype))
             ]
-            return _sum(dots) / math.sqrt(q.shape[-1])
+            return _sum(products) / math.sqrt(q.shape[-1])
 
-        return read
+        return added
 
 
 class T5(Positions):
-    """A learned number for each head and each bucket of distances; the scores are not divided by √d.
+    """A learned scalar for each head and each bucket of distances; the scores are not divided by √d.
 
-    Half the buckets are one distance each, the others ever wider up to `reach`, where all further ones join the last.
-    Keys ahead of the query have buckets of their own if it sees `both` ways. Each axis has its own table.
+    Half the buckets hold one distance each. The others grow wider up to `max_distance`; larger distances share the
+    last. With `both` directions, keys after the query have buckets of their own. Each axis has its own table.
     """
 
     NAMES = {"bucket": ("B T S a", "b", "bucket(j − i)"), "bias": ("B h T S", "B", "Σ_a table_a[b]")}
@@ -90,45 +90,45 @@ class T5(Positions):
 
     scale = 1.0
 
-    def __init__(self, heads: int, axes: int = 1, both: bool = True, buckets: int = 32, reach: int = 128):
+    def __init__(self, heads: int, axes: int = 1, both: bool = True, buckets: int = 32, max_distance: int = 128):
         super().__init__()
-        self.both, self.buckets, self.reach = both, buckets // 2 if both else buckets, reach
-        self.ladder = ladder(self.buckets, reach)
+        self.both, self.buckets, self.max_distance = both, buckets // 2 if both else buckets, max_distance
+        self.ladder = ladder(self.buckets, max_distance)
         self.table = nn.Parameter(torch.empty(axes, buckets, heads))
         nn.init.normal_(self.table, std=0.02)
 
-    def bucket(self, apart: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    def bucket(self, distance: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """The bucket of each distance."""
-        far = apart.abs() if self.both else -apart.clamp(max=0)
-        found = far.new_tensor(self.ladder)[far.clamp(max=self.reach)]
-        return found + (apart > 0) * self.buckets if self.both else found
+        far = distance.abs() if self.both else -distance.clamp(max=0)
+        found = far.new_tensor(self.ladder)[far.clamp(max=self.max_distance)]
+        return found + (distance > 0) * self.buckets if self.both else found
 
-    def bias(self, span: Span, probe: Off = OFF) -> Callable[[Tensor], Tensor]:
+    def bias(self, span: Span, probe: Probe = OFF) -> Callable[[Tensor], Tensor]:
         bucket = probe("bucket", self.bucket(steps(span, len(self.table)).long()))
         added = _sum([F.embedding(bucket[..., axis], table) for axis, table in enumerate(self.table)])
         bias = probe("bias", added.permute(0, 3, 1, 2))
         return lambda q: bias.to(q.dtype)
 
 
-def ladder(buckets: int, reach: int) -> list[int]:
-    """The bucket of each distance from 0 to `reach`, in float32 as T5 works it out: its weights were trained so."""
+def ladder(buckets: int, max_distance: int) -> list[int]:
+    """The bucket of each distance from 0 to `max_distance`, computed in float32 as T5 does, to fit its weights."""
     exact = buckets // 2
-    far = torch.arange(reach + 1, device="cpu")
-    wide = (far.clamp(min=1).float() / exact).log() / math.log(reach / exact) * (buckets - exact)
+    far = torch.arange(max_distance + 1, device="cpu")
+    wide = (far.clamp(min=1).float() / exact).log() / math.log(max_distance / exact) * (buckets - exact)
     return torch.where(far < exact, far, (exact + wide.long()).clamp(max=buckets - 1)).tolist()
 
 
-def apart(
-    parts: Sequence[tuple[Callable[[Span], Callable[[Tensor], Tensor] | None], int, int]],
+def within_segments(
+    segments: Sequence[tuple[Callable[[Span], Callable[[Tensor], Tensor] | None], int, int]],
 ) -> Callable[[Span], Callable[[Tensor], Tensor] | None]:
-    """Several schemes' biases in one sequence, each among the tokens from its first index to before its last.
+    """The biases of several schemes in one sequence, each within its own segment of tokens [first, last).
 
-    Between tokens of different parts nothing is added.
+    Between tokens of different segments nothing is added.
     """
 
     def bias(span: Span) -> Callable[[Tensor], Tensor] | None:
         found = []
-        for scheme, first, last in parts:
+        for scheme, first, last in segments:
             if (added := scheme(span)) is not None:
                 query = (span.index >= first) & (span.index < last)
                 key = (span.key_index >= first) & (span.key_index < last)

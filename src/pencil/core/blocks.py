@@ -1,8 +1,7 @@
-"""Blocks, each written out: the residual trunk as visible lines.
+"""Blocks, each written out, so that the residual stream can be followed line by line.
 
-`Block` and `CrossBlock` norm what a part reads, and the trunk itself is never normed; `PostBlock` and `PostCrossBlock`
-norm the trunk after each part has added to it, as the first Transformer did; `AdaBlock` and `AdaNormBlock` have their
-norms set by a condition.
+`Block` and `CrossBlock` are pre-norm: the residual stream itself is never normed. `PostBlock` and `PostCrossBlock` are
+post-norm, as the first Transformer was. In `AdaBlock` and `AdaNormBlock` a condition sets the norms (adaLN).
 """
 
 from collections.abc import Callable
@@ -14,10 +13,10 @@ from torch import Tensor, nn
 
 from .attention import Attention
 from .cache import LayerCache
-from .probe import OFF, Off
+from .probe import OFF, Probe
 from .span import Span
 
-# what attention computes where it looks at a source of s tokens
+# what cross-attention computes over a source of s tokens
 CROSS = {
     "cross.q": ("B h T d", "Q_src", "X̃′ W_Q"),
     "cross.k": ("B g s d", "K_src", "E W_K"),
@@ -30,7 +29,7 @@ CROSS = {
 
 
 class Block(nn.Module):
-    """The pre-norm block of GPT and ViT, handed its attention, its MLP and its norm as makers."""
+    """The pre-norm block of GPT and ViT; its attention, MLP and norm are given as factories."""
 
     NAMES = {
         "attn_norm": ("B T D", "X̃", "Norm(X)"),
@@ -52,25 +51,25 @@ class Block(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], span: Span, cache: LayerCache | None = None, probe: Off = OFF
+        self, x: Float[Tensor, "B T D"], span: Span, cache: LayerCache | None = None, probe: Probe = OFF
     ) -> Float[Tensor, "B T D"]:
-        seen = probe("attn_norm", self.attn_norm(x))
-        x = probe("mid", x + self.drop(self.attn(seen, span, cache=cache, probe=probe / "attn")))
-        seen = probe("mlp_norm", self.mlp_norm(x))
-        return probe("post", x + self.drop(self.mlp(seen, probe=probe / "mlp")))
+        normed = probe("attn_norm", self.attn_norm(x))
+        x = probe("mid", x + self.drop(self.attn(normed, span, cache=cache, probe=probe / "attn")))
+        normed = probe("mlp_norm", self.mlp_norm(x))
+        return probe("post", x + self.drop(self.mlp(normed, probe=probe / "mlp")))
 
 
 Source = Float[Tensor, "B S D"] | tuple[Float[Tensor, "B g S d"], Float[Tensor, "B g S d"]]
 
 
 class CrossBlock(nn.Module):
-    """The pre-norm block that also looks at a source: itself, then the source, then the MLP."""
+    """The pre-norm block with cross-attention: self-attention, cross-attention to the source, then the MLP."""
 
     NAMES = {
         "attn_norm": ("B T D", "X̃", "Norm(X)"),
         "mid": ("B T D", "X′", "X + O"),
         "cross_norm": ("B T D", "X̃′", "Norm(X′)"),
-        "looked": ("B T D", "X″", "X′ + O_src"),
+        "cross_mid": ("B T D", "X″", "X′ + O_src"),
         "mlp_norm": ("B T D", "X̂", "Norm(X″)"),
         "post": ("B T D", "X", "X″ + M"),
     }
@@ -96,18 +95,18 @@ class CrossBlock(nn.Module):
         source: Source,
         across: Span,
         cache: LayerCache | None = None,
-        probe: Off = OFF,
+        probe: Probe = OFF,
     ) -> Float[Tensor, "B T D"]:
-        seen = probe("attn_norm", self.attn_norm(x))
-        x = probe("mid", x + self.drop(self.attn(seen, span, cache=cache, probe=probe / "attn")))
-        seen = probe("cross_norm", self.cross_norm(x))
-        x = probe("looked", x + self.drop(self.cross(seen, across, source=source, probe=probe / "cross")))
-        seen = probe("mlp_norm", self.mlp_norm(x))
-        return probe("post", x + self.drop(self.mlp(seen, probe=probe / "mlp")))
+        normed = probe("attn_norm", self.attn_norm(x))
+        x = probe("mid", x + self.drop(self.attn(normed, span, cache=cache, probe=probe / "attn")))
+        normed = probe("cross_norm", self.cross_norm(x))
+        x = probe("cross_mid", x + self.drop(self.cross(normed, across, source=source, probe=probe / "cross")))
+        normed = probe("mlp_norm", self.mlp_norm(x))
+        return probe("post", x + self.drop(self.mlp(normed, probe=probe / "mlp")))
 
 
 class PostBlock(nn.Module):
-    """The block of the first encoders: each part reads the trunk as it is, and the trunk is normed after it."""
+    """The post-norm block of the first encoders: a norm after each residual addition."""
 
     NAMES = {
         "mid": ("B T D", "X′", "Norm(X + O)"),
@@ -133,18 +132,18 @@ class PostBlock(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], span: Span, cache: LayerCache | None = None, probe: Off = OFF
+        self, x: Float[Tensor, "B T D"], span: Span, cache: LayerCache | None = None, probe: Probe = OFF
     ) -> Float[Tensor, "B T D"]:
         x = probe("mid", self.attn_norm(x + self.drop(self.attn(x, span, cache=cache, probe=probe / "attn"))))
         return probe("post", self.mlp_norm(x + self.drop(self.mlp(x, probe=probe / "mlp"))))
 
 
 class PostCrossBlock(nn.Module):
-    """The block of the first decoders: itself, the source, the MLP, and a norm after each."""
+    """The post-norm block of the first decoders: self-attention, cross-attention, the MLP, and a norm after each."""
 
     NAMES = {
         "mid": ("B T D", "X′", "Norm(X + O)"),
-        "looked": ("B T D", "X″", "Norm(X′ + O_src)"),
+        "cross_mid": ("B T D", "X″", "Norm(X′ + O_src)"),
         "post": ("B T D", "X", "Norm(X″ + M)"),
     }
     INNER = (
@@ -171,20 +170,20 @@ class PostCrossBlock(nn.Module):
         source: Source,
         across: Span,
         cache: LayerCache | None = None,
-        probe: Off = OFF,
+        probe: Probe = OFF,
     ) -> Float[Tensor, "B T D"]:
         x = probe("mid", self.attn_norm(x + self.drop(self.attn(x, span, cache=cache, probe=probe / "attn"))))
-        looked = self.cross(x, across, source=source, probe=probe / "cross")
-        x = probe("looked", self.cross_norm(x + self.drop(looked)))
+        crossed = self.cross(x, across, source=source, probe=probe / "cross")
+        x = probe("cross_mid", self.cross_norm(x + self.drop(crossed)))
         return probe("post", self.mlp_norm(x + self.drop(self.mlp(x, probe=probe / "mlp"))))
 
 
 class AdaBlock(nn.Module):
-    """The block of a diffusion transformer (adaLN-Zero): a condition shifts and scales what each part reads, and gates
-    what it adds. The matrix that does so begins at zero: a fresh block changes nothing."""
+    """The block of a diffusion transformer (adaLN-Zero): a condition shifts and scales the norms before attention
+    and MLP, and gates their outputs. Its matrix is initialised to zero: a fresh block is the identity."""
 
     NAMES = {
-        "set": ("B m", "β γ α", "SiLU(c) W_ada + b_ada"),
+        "modulation": ("B m", "β γ α", "SiLU(c) W_ada + b_ada"),
         "attn_norm": ("B T D", "X̃", "Norm(X)·(1 + γ₁) + β₁"),
         "mid": ("B T D", "X′", "X + α₁·O"),
         "mlp_norm": ("B T D", "X̂", "Norm(X′)·(1 + γ₂) + β₂"),
@@ -207,21 +206,21 @@ class AdaBlock(nn.Module):
         nn.init.zeros_(self.ada.bias)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], span: Span, condition: Float[Tensor, "B D"], probe: Off = OFF
+        self, x: Float[Tensor, "B T D"], span: Span, condition: Float[Tensor, "B D"], probe: Probe = OFF
     ) -> Float[Tensor, "B T D"]:
-        ada = probe("set", self.ada(F.silu(condition)))[:, None]
+        ada = probe("modulation", self.ada(F.silu(condition)))[:, None]
         shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = ada.chunk(6, -1)
-        seen = probe("attn_norm", self.attn_norm(x) * (1 + scale_attn) + shift_attn)
-        x = probe("mid", x + gate_attn * self.attn(seen, span, probe=probe / "attn"))
-        seen = probe("mlp_norm", self.mlp_norm(x) * (1 + scale_mlp) + shift_mlp)
-        return probe("post", x + gate_mlp * self.mlp(seen, probe=probe / "mlp"))
+        normed = probe("attn_norm", self.attn_norm(x) * (1 + scale_attn) + shift_attn)
+        x = probe("mid", x + gate_attn * self.attn(normed, span, probe=probe / "attn"))
+        normed = probe("mlp_norm", self.mlp_norm(x) * (1 + scale_mlp) + shift_mlp)
+        return probe("post", x + gate_mlp * self.mlp(normed, probe=probe / "mlp"))
 
 
 class AdaNormBlock(nn.Module):
-    """The plain adaLN: the condition gives each norm its γ and β, and nothing is gated; at first a pre-norm block."""
+    """Plain adaLN: the condition gives each norm its γ and β, without gates; a fresh block is a pre-norm block."""
 
     NAMES = {
-        "set": ("B m", "γ β", "SiLU(c) W_ada + b_ada"),
+        "modulation": ("B m", "γ β", "SiLU(c) W_ada + b_ada"),
         "attn_norm": ("B T D", "X̃", "γ₁·Norm(X) + β₁"),
         "mid": ("B T D", "X′", "X + O"),
         "mlp_norm": ("B T D", "X̂", "γ₂·Norm(X′) + β₂"),
@@ -245,10 +244,11 @@ class AdaNormBlock(nn.Module):
             self.ada.bias.copy_(torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat_interleave(width))
 
     def forward(
-        self, x: Float[Tensor, "B T D"], span: Span, condition: Float[Tensor, "B D"], probe: Off = OFF
+        self, x: Float[Tensor, "B T D"], span: Span, condition: Float[Tensor, "B D"], probe: Probe = OFF
     ) -> Float[Tensor, "B T D"]:
-        scale_attn, shift_attn, scale_mlp, shift_mlp = probe("set", self.ada(F.silu(condition)))[:, None].chunk(4, -1)
-        seen = probe("attn_norm", self.attn_norm(x) * scale_attn + shift_attn)
-        x = probe("mid", x + self.attn(seen, span, probe=probe / "attn"))
-        seen = probe("mlp_norm", self.mlp_norm(x) * scale_mlp + shift_mlp)
-        return probe("post", x + self.mlp(seen, probe=probe / "mlp"))
+        ada = probe("modulation", self.ada(F.silu(condition)))[:, None]
+        scale_attn, shift_attn, scale_mlp, shift_mlp = ada.chunk(4, -1)
+        normed = probe("attn_norm", self.attn_norm(x) * scale_attn + shift_attn)
+        x = probe("mid", x + self.attn(normed, span, probe=probe / "attn"))
+        normed = probe("mlp_norm", self.mlp_norm(x) * scale_mlp + shift_mlp)
+        return probe("post", x + self.mlp(normed, probe=probe / "mlp"))

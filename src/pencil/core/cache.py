@@ -1,4 +1,4 @@
-"""The KV cache: keys and values preallocated, with the index and coords of each slot. The caller owns it."""
+"""The KV cache: preallocated keys and values, with the index and coordinates of each slot. The caller owns it."""
 
 from dataclasses import dataclass, replace
 
@@ -20,8 +20,8 @@ class LayerCache:
     def write(
         self, slots: slice, k: Float[Tensor, "B g T d"], v: Float[Tensor, "B g T d"]
     ) -> tuple[Float[Tensor, "B g S d"], Float[Tensor, "B g S d"]]:
-        """Keep k and v in these slots; give back everything kept so far."""
-        # a cache holds values, not their history
+        """Write k and v into these slots; return everything written so far."""
+        # the cache takes part in no backward pass
         self.keys[:, :, slots] = k.detach()
         self.values[:, :, slots] = v.detach()
         return self.keys[:, :, : slots.stop], self.values[:, :, : slots.stop]
@@ -29,7 +29,7 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class Memory:
-    """What cross-attention looks at: each block's keys and values of a source, read once, and where it stands."""
+    """What cross-attention reads: each block's keys and values of a source, computed once, and the source's span."""
 
     layers: list[tuple[Float[Tensor, "B g S d"], Float[Tensor, "B g S d"]]]
     span: Span
@@ -40,7 +40,7 @@ class Memory:
 
 
 class Cache:
-    """All blocks' keys and values, and where each slot's token stands; of a model with a source, its memory too."""
+    """All blocks' keys and values, and the position of each slot's token; for a model with a source, its memory too."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class Cache:
         self.layers = [LayerCache(*both) for both in store.unbind(1)]
 
     def pick(self, rows: Int[Tensor, "b"], sources: bool = True) -> None:
-        """Keep these rows of the batch, in this order; a row may come several times. `sources` may stay as they are."""
+        """Keep these rows of the batch, in this order; a row may come several times. `sources`: of the memory too."""
         self._hold(self.store[:, :, rows])
         self.index, self.coords = self.index[rows], self.coords[rows]
         if self.memory is not None and sources:
             self.memory = self.memory.pick(rows)
 
     def next(self, count: int) -> Span:
-        """The span of the next `count` tokens: each row goes on where its own last token stood."""
+        """The span of the next `count` tokens: each row continues after its own last token."""
         steps = torch.arange(count, device=self.index.device)
         if self.even:
             return Span.of((self.used + steps)[None], start=self.used)
@@ -89,12 +89,14 @@ class Cache:
         return Span.of(last + 1 + steps)
 
     def place(self, span: Span) -> Span:
-        """Give the span's tokens the next free slots, and let them face every slot filled so far."""
+        """Give the span's tokens the next free slots, and all filled slots as keys."""
         count = span.index.shape[1]
         slots = slice(self.used, self.used + count)
         if slots.stop > self.length:
-            raise ValueError(f"the cache holds {self.length} tokens, {self.used} are in it, and {count} more came")
-        # a world of fewer axes is filled up with zeros, as when spans are joined
+            raise ValueError(
+                f"the cache has room for {self.length} tokens: {self.used} are in it, and {count} more were given"
+            )
+        # coordinates with fewer axes are padded with zeros, as when spans are joined
         coords = F.pad(span.coords, (0, self.coords.shape[-1] - span.coords.shape[-1]))
         self.index[:, slots] = span.index
         self.coords[:, slots] = coords.to(self.coords.dtype)

@@ -1,4 +1,4 @@
-"""What turns the world into tokens: words, one row of a table each; pictures and videos, one strip a patch."""
+"""Embeddings: of tokens, of the patches of images and videos, and of the diffusion timestep."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -9,11 +9,11 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
 from .patches import cut, swap
-from .probe import OFF, Off
+from .probe import OFF, Probe
 
 
 class Tokens(nn.Module):
-    """The table E: token id to vector, and, when the head is tied to it, vector back to logits."""
+    """The token table E: token id to vector, and, when the head is tied to it, vector to logits."""
 
     WEIGHTS = {"weight": "E"}
 
@@ -31,13 +31,13 @@ class Tokens(nn.Module):
 
 
 class Patches(nn.Module):
-    """Strips of a picture, each through one matrix: the same as a convolution whose kernel and stride are the patch.
+    """Patches of an image, each through one matrix: the same as a convolution whose kernel and stride are the patch.
 
-    `swap` is the second of the three moves that cut; it is an argument so that it can be left out, to see what breaks.
+    `swap` is the second of the three steps that cut; it is an argument so that it can be left out, to show what breaks.
     """
 
     NAMES = {
-        "strips": ("B N c", "X_patch", "glue(swap(fold(picture)))"),
+        "flat": ("B N c", "X_patch", "glue(swap(fold(picture)))"),
         "out": ("B N D", "I", "X_patch W_patch + b_patch"),
     }
     WEIGHTS = {"proj.weight": "W_patch", "proj.bias": "b_patch"}
@@ -54,15 +54,15 @@ class Patches(nn.Module):
         self.channels, self.patch, self.swap = channels, tuple(patch), swap
         self.proj = nn.Linear(channels * prod(patch), width, bias=bias)
 
-    def forward(self, picture: Float[Tensor, "B C *sides"], probe: Off = OFF) -> Float[Tensor, "B N D"]:
+    def forward(self, picture: Float[Tensor, "B C *sides"], probe: Probe = OFF) -> Float[Tensor, "B N D"]:
         if picture.shape[1] != self.channels:
-            raise ValueError(f"the pictures have {picture.shape[1]} channels and the model takes {self.channels}")
-        strips = probe("strips", cut(picture, self.patch, self.swap))
-        return probe("out", self.proj(strips))
+            raise ValueError(f"the pictures have {picture.shape[1]} channels, and the model takes {self.channels}")
+        flat = probe("flat", cut(picture, self.patch, self.swap))
+        return probe("out", self.proj(flat))
 
 
 class Project(nn.Module):
-    """One matrix from one width to another."""
+    """A linear map from one width to another."""
 
     NAMES = {"out": ("B N D", "I′", "I W_proj + b_proj")}
     WEIGHTS = {"map.weight": "W_proj", "map.bias": "b_proj"}
@@ -71,28 +71,29 @@ class Project(nn.Module):
         super().__init__()
         self.map = nn.Linear(narrow, width, bias=bias)
 
-    def forward(self, x: Float[Tensor, "B N E"], probe: Off = OFF) -> Float[Tensor, "B N D"]:
+    def forward(self, x: Float[Tensor, "B N E"], probe: Probe = OFF) -> Float[Tensor, "B N D"]:
         return probe("out", self.map(x))
 
 
-class Time(nn.Module):
-    """What the clock shows as a vector: cosines and sines of it at many speeds, through two matrices.
+class TimestepEmbedding(nn.Module):
+    """The diffusion timestep as a vector: its cosines and sines at many frequencies, through two matrices.
 
-    The speeds fall from 1 towards 1/10,000; with `closed` the slowest is exactly that.
+    The frequencies fall from 1 towards 1/10,000; with `downscale_freq_shift`, as in diffusers, the last is that.
     """
 
-    NAMES = {"waves": ("B f", "φ", "cos, sin of t·ω_i"), "out": ("B D", "c_t", "SiLU(φ W₁ + b₁) W₂ + b₂")}
+    NAMES = {"sinusoids": ("B f", "φ", "cos, sin of t·ω_i"), "out": ("B D", "c_t", "SiLU(φ W₁ + b₁) W₂ + b₂")}
     WEIGHTS = {"up.weight": "W_t1", "up.bias": "b_t1", "down.weight": "W_t2", "down.bias": "b_t2"}
 
-    def __init__(self, width: int, waves: int = 256, closed: bool = False):
+    def __init__(self, width: int, frequencies: int = 256, downscale_freq_shift: bool = False):
         super().__init__()
-        self.waves, self.closed = waves, closed
-        self.up, self.down = nn.Linear(waves, width), nn.Linear(width, width)
+        self.frequencies, self.downscale_freq_shift = frequencies, downscale_freq_shift
+        self.up, self.down = nn.Linear(frequencies, width), nn.Linear(width, width)
 
-    def forward(self, clock: Num[Tensor, "B"], probe: Off = OFF) -> Float[Tensor, "B D"]:
-        half = self.waves // 2
-        exact = torch.float32 if clock.device.type == "mps" else torch.float64
-        speeds = 10000.0 ** (-torch.arange(half, device=clock.device, dtype=exact) / (half - self.closed))
-        angles = clock[:, None].to(exact) * speeds
-        waves = torch.cat((angles.cos(), angles.sin()), -1).to(self.up.weight.dtype)
-        return probe("out", self.down(F.silu(self.up(probe("waves", waves)))))
+    def forward(self, timestep: Num[Tensor, "B"], probe: Probe = OFF) -> Float[Tensor, "B D"]:
+        half = self.frequencies // 2
+        exact = torch.float32 if timestep.device.type == "mps" else torch.float64
+        steps = torch.arange(half, device=timestep.device, dtype=exact) / (half - self.downscale_freq_shift)
+        omega = 10000.0**-steps
+        angles = timestep[:, None].to(exact) * omega
+        sinusoids = torch.cat((angles.cos(), angles.sin()), -1).to(self.up.weight.dtype)
+        return probe("out", self.down(F.silu(self.up(probe("sinusoids", sinusoids)))))

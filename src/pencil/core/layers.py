@@ -1,4 +1,4 @@
-"""The parts inside a block that look at one token at a time: norms and MLPs."""
+"""The token-wise layers of a block: norms and MLPs."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .probe import OFF, Off
+from .probe import OFF, Probe
 
 
 class LayerNorm(nn.Module):
@@ -48,7 +48,7 @@ def gelu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 class _Gelu(torch.autograd.Function):
-    """The same numbers; torch's own backward is not vectorised on every CPU, and takes three times as long there."""
+    """The same values as F.gelu, whose backward is not vectorised on every CPU and takes three times as long there."""
 
     generate_vmap_rule = True
 
@@ -85,12 +85,12 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = gelu, bias: bool = True):
         super().__init__()
-        said = "ReLU(U)" if activation is F.relu else "SiLU(U)" if activation is F.silu else "GELU(U)"
-        self.NAMES = type(self).NAMES | {"act": ("B T F", "G", said)}
+        formula = "ReLU(U)" if activation is F.relu else "SiLU(U)" if activation is F.silu else "GELU(U)"
+        self.NAMES = type(self).NAMES | {"act": ("B T F", "G", formula)}
         self.up, self.down = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width, bias=bias)
         self.activation = activation
 
-    def forward(self, x: Float[Tensor, "B T D"], probe: Off = OFF) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "B T D"], probe: Probe = OFF) -> Float[Tensor, "B T D"]:
         act = probe("act", self.activation(probe("pre", self.up(x))))
         return probe("out", self.down(act))
 
@@ -112,6 +112,6 @@ class GatedMLP(nn.Module):
         self.down = nn.Linear(hidden, width, bias=bias)
         self.activation = activation
 
-    def forward(self, x: Float[Tensor, "B T D"], probe: Off = OFF) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "B T D"], probe: Probe = OFF) -> Float[Tensor, "B T D"]:
         gate, up = probe("gate", self.gate(x)), probe("up", self.up(x))
         return probe("out", self.down(probe("act", self.activation(gate) * up)))

@@ -1,8 +1,7 @@
-"""Masks: who may see whom, as elementwise predicates of (query index, key index), joined by &.
+"""Attention masks: elementwise predicates of (query index, key index), combined by &.
 
 The same predicate serves the plain route, a dense mask and FlexAttention's mask_mod. `Mask.over` picks the cheapest
-form that says the same thing exactly: no mask at all, the kernel's own causal flag, a prefix in two parts, blocks, or a
-dense matrix.
+exact form: no mask, the kernel's causal flag, a prefix in two calls, a block mask, or a dense matrix.
 """
 
 from collections.abc import Callable
@@ -14,8 +13,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-# The index of a token that stands nowhere: an empty cache slot, or padding. It lies after every real token, so every
-# mask that looks backwards refuses it; `padding` refuses it for the masks that do not.
+# The index of padding and of empty cache slots. It is larger than every real index, so causal masks exclude it; for
+# the other masks `padding` does.
 NOWHERE = 1 << 30
 
 Indices = Int[Tensor, "..."]
@@ -23,34 +22,34 @@ Indices = Int[Tensor, "..."]
 
 @dataclass(frozen=True)
 class Seen:
-    """Which keys each query sees, in the form the fused route wants."""
+    """Which keys each query attends to, in the form the fused route takes."""
 
     route: str  # "all", "causal", "prefix", "blocks" or "dense"
     matrix: Callable[[], Bool[Tensor, "#B #h #T S"]]
     allowed: Bool[Tensor, "#B #h #T S"] | None = None
     blind: Bool[Tensor, "#B #h #T 1"] | None = None
     blocks: Any = None
-    first: int = 0  # how many tokens see each other where all the later ones are causal
+    first: int = 0  # the length of a prefix that attends in both directions; later tokens are causal
 
     @staticmethod
     def dense(allowed: Bool[Tensor, "#B #h #T S"]) -> "Seen":
-        """A query that sees nothing is `blind`: kernels differ on it, so it is let see all, and zeroed after."""
+        """A query whose keys are all masked is `blind`. Kernels differ on it: it attends to all, then is zeroed."""
         blind = ~allowed.any(-1, keepdim=True)
         return Seen("dense", lambda: allowed, allowed | blind, blind)
 
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """A named predicate, and what is known of it, so that the cheapest exact form can be chosen.
+    """A named predicate, with the properties that let the cheapest exact form be chosen.
 
-    `reach` says what it becomes over n tokens 0 … n−1: "all", "causal" or neither (None); `behind`, whether each token
-    sees all before it; `always`, whether it refuses nothing at all, not even a token that stands nowhere;
-    `first`, how many tokens see one another where all the later ones are causal.
+    `kernel_form`: over tokens 0 … n−1 it equals "all", "causal", or neither (None). `behind`: each token attends to all
+    before it. `always`: nothing is masked, not even padding. `first`: the length of a prefix that attends in both
+    directions, where all later tokens are causal.
     """
 
     name: str
     sees: Callable[[Indices, Indices], Bool[Tensor, "..."]]
-    reach: Callable[[int], str | None] = lambda n: None
+    kernel_form: Callable[[int], str | None] = lambda n: None
     behind: bool = False
     always: bool = False
     first: int = 0
@@ -59,14 +58,14 @@ class Mask:
         return self.sees(query, key)
 
     def __and__(self, other: "Mask") -> "Mask":
-        def reach(n: int) -> str | None:
-            both = {self.reach(n), other.reach(n)}
+        def kernel_form(n: int) -> str | None:
+            both = {self.kernel_form(n), other.kernel_form(n)}
             return None if None in both else "causal" if "causal" in both else "all"
 
         return Mask(
             f"{self.name} & {other.name}",
             lambda q, k: self.sees(q, k) & other.sees(q, k),
-            reach,
+            kernel_form,
             self.behind and other.behind,
             self.always and other.always,
         )
@@ -74,7 +73,7 @@ class Mask:
     def over(
         self, index: Int[Tensor, "#B T"], key_index: Int[Tensor, "#B S"] | None = None, start: int | None = None
     ) -> Seen:
-        """The cheapest exact form. `start` is known when the queries are start … and the keys 0 … in every row."""
+        """The cheapest exact form. `start` is given where in every row the queries are start … and the keys 0 …"""
         keys = index if key_index is None else key_index
         count, total = index.shape[1], keys.shape[1]
 
@@ -84,13 +83,13 @@ class Mask:
         if self.always:
             return Seen("all", matrix)
         if start is not None:
-            reach = self.reach(total)
-            # the last token of all sees everything that stands behind it
-            if reach == "all" or (self.behind and count == 1):
+            kernel_form = self.kernel_form(total)
+            # a single query after all keys attends to every one
+            if kernel_form == "all" or (self.behind and count == 1):
                 return Seen("all", matrix)
-            if reach == "causal" and start == 0:
+            if kernel_form == "causal" and start == 0:
                 return Seen("causal", matrix)
-            # the block kernel is compiled for each length, which pays in training, not for one prompt
+            # FlexAttention is compiled for each length, which pays in training, not for one prompt
             if start == 0 and index.is_cuda and torch.is_grad_enabled():
                 return Seen("blocks", matrix, blocks=_blocks(self, total, index.device), first=self.first)
             if start == 0 and self.first:
@@ -112,7 +111,7 @@ padding = Mask("padding", lambda q, k: k < NOWHERE, lambda n: "all", behind=True
 
 @lru_cache
 def prefix(count: int) -> Mask:
-    """The first `count` tokens see each other; every later one sees all before it."""
+    """The first `count` tokens attend to one another; every later one to all up to itself."""
     few = "causal" if count < 2 else None
     return Mask(
         f"prefix({count})",
@@ -125,5 +124,5 @@ def prefix(count: int) -> Mask:
 
 @lru_cache
 def window(count: int) -> Mask:
-    """A token sees only those fewer than `count` steps away; joined with causal, the last `count` up to itself."""
+    """A token attends only to those fewer than `count` steps away; with causal, to the last `count` up to itself."""
     return Mask(f"window({count})", lambda q, k: (q - k).abs() < count, lambda n: "all" if n <= count else None)

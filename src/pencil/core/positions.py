@@ -1,8 +1,7 @@
-"""Position schemes: how a model learns where a token stands, at up to three moments.
+"""Position schemes: how a model learns the position of each token.
 
-A scheme may add a stamp to the input, turn the queries and keys, or bias the scores; each moment defaults to nothing,
-and `Positions` itself is the scheme that says nothing. A model takes any scheme as data. Those that bias stand in
-`biases.py`.
+A scheme may add an embedding to the input, rotate the queries and keys, or bias the scores. `Positions` itself does
+none of these. A model takes any scheme by name. Those that bias the scores are in `biases.py`.
 """
 
 import math
@@ -15,89 +14,91 @@ import torch.nn.functional as F
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from .probe import OFF, Off
+from .probe import OFF, Probe
 from .span import Span
 
 
 class Positions(nn.Module):
-    """No positions; and the three moments every scheme chooses from."""
+    """No positions; and the three methods from which a scheme overrides its own."""
 
-    scale: float | None = None  # of the scores, where a scheme brings its own
-    strength: float = 1.0  # of what is turned
+    scale: float | None = None  # of the scores, where a scheme sets its own
+    strength: float = 1.0  # a factor on the rotated q and k
 
-    def stamp(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"] | None:
-        """Moment one: what is added to the input."""
+    def embedding(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"] | None:
+        """What is added to the input."""
         return None
 
     def angles(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T p"] | None:
-        """Moment two: how far each pair of channels of q and k is turned."""
+        """The angle by which each pair of channels of q and k is rotated."""
         return None
 
-    def bias(self, span: Span, probe: Off = OFF) -> Callable[[Tensor], Tensor] | None:
-        """Moment three: what is added to the scores, as a function of q; of a span whose keys are all in place."""
+    def bias(self, span: Span, probe: Probe = OFF) -> Callable[[Tensor], Tensor] | None:
+        """What is added to the scores, as a function of q. The span must already have all its keys."""
         return None
 
-    def forward(self, x: Float[Tensor, "B T D"], span: Span, probe: Off = OFF) -> tuple[Float[Tensor, "B T D"], Span]:
-        """The stamped input, and the span with its turn worked out once for all blocks."""
-        stamp = self.stamp(span.coords)
-        if stamp is not None:
-            x = x + probe("stamp", stamp.to(x.dtype))
-        return x, self.turned(span, x.dtype, probe)
+    def forward(self, x: Float[Tensor, "B T D"], span: Span, probe: Probe = OFF) -> tuple[Float[Tensor, "B T D"], Span]:
+        """The input with its position embedding, and the span with its rotation computed once for all blocks."""
+        added = self.embedding(span.coords)
+        if added is not None:
+            x = x + probe("embedding", added.to(x.dtype))
+        return x, self.rotated(span, x.dtype, probe)
 
-    def turned(self, span: Span, dtype: torch.dtype, probe: Off = OFF) -> Span:
-        """The span with its turn, for queries and keys of this dtype, and its scale."""
-        angles, turn = self.angles(span.coords), None
+    def rotated(self, span: Span, dtype: torch.dtype, probe: Probe = OFF) -> Span:
+        """The span with its rotation, for queries and keys of this dtype, and its scale."""
+        angles, rotation = self.angles(span.coords), None
         if angles is not None:
             angles, exact = probe("angles", angles)[:, None], torch.promote_types(dtype, torch.float32)
-            turn = angles.cos().to(exact), angles.sin().to(exact)
+            rotation = angles.cos().to(exact), angles.sin().to(exact)
             if self.strength != 1:
-                turn = turn[0] * self.strength, turn[1] * self.strength
-        return replace(span, turn=turn, key_turn=turn, scale=self.scale)
+                rotation = rotation[0] * self.strength, rotation[1] * self.strength
+        return replace(span, rotation=rotation, key_rotation=rotation, scale=self.scale)
 
 
 class Learned(Positions):
-    """A table of trained stamps, one row a seat: P in X⁰ = E[t] + P.
+    """A learned table, one row a position: P in X⁰ = E[t] + P.
 
-    Seats on a grid are numbered in reading order; `before` rows stand ahead of the first, for tokens that have no place
-    on it (the class token sits at −1).
+    Positions on a grid are numbered in reading order; `before` rows come first, for tokens that are not on the grid
+    (the class token is at −1).
     """
 
-    NAMES = {"stamp": ("B T D", "P", "table[seat]")}
+    NAMES = {"embedding": ("B T D", "P", "table[position]")}
     WEIGHTS = {"table": "P"}
 
-    def __init__(self, seats: int | Sequence[int], width: int, before: int = 0):
+    def __init__(self, grid: int | Sequence[int], width: int, before: int = 0):
         super().__init__()
-        self.grid, self.before = (seats,) if isinstance(seats, int) else tuple(seats), before
+        self.grid, self.before = (grid,) if isinstance(grid, int) else tuple(grid), before
         self.table = nn.Parameter(torch.empty(before + prod(self.grid), width))
         nn.init.normal_(self.table, std=0.02)
 
-    def stamp(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"]:
+    def embedding(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"]:
         if coords.shape[1] > len(self.table):
-            raise ValueError(f"the table of positions has {len(self.table)} seats, and {coords.shape[1]} tokens came")
-        seat = coords[..., 0]
+            raise ValueError(
+                f"the table of positions has {len(self.table)} rows, and {coords.shape[1]} tokens were given"
+            )
+        row = coords[..., 0]
         for axis, size in enumerate(self.grid[1:], 1):
-            seat = seat * size + coords[..., axis]
-        return self.table[seat + self.before if self.before else seat]
+            row = row * size + coords[..., axis]
+        return self.table[row + self.before if self.before else row]
 
     def resampled(self, grid: Sequence[int]) -> Float[Tensor, "n D"]:
-        """The table for a grid of another size: the same stamps, stretched as a picture is, by bicubic curves."""
+        """The table for a grid of another size, by bicubic interpolation."""
         first, rest = self.table[: self.before], self.table[self.before :]
         if tuple(grid) == self.grid:
             return self.table
         if len(self.grid) != 2:
-            raise ValueError("only the table of a picture can be stretched")
-        picture = rest.T.unflatten(1, self.grid)[None].float()
-        stretched = F.interpolate(picture, tuple(grid), mode="bicubic", align_corners=False)
-        return torch.cat((first, stretched[0].flatten(1).T.to(rest.dtype)))
+            raise ValueError("only the table of an image can be resized")
+        image = rest.T.unflatten(1, self.grid)[None].float()
+        resized = F.interpolate(image, tuple(grid), mode="bicubic", align_corners=False)
+        return torch.cat((first, resized[0].flatten(1).T.to(rest.dtype)))
 
 
-class SinCos(Positions):
-    """Fixed waves: channel 2i is sin(seat/base^(2i/D)), channel 2i+1 its cosine; n axes share the channels evenly.
+class Sinusoidal(Positions):
+    """Sinusoidal embeddings: channel 2i is sin(position/base^(2i/D)), channel 2i+1 its cosine.
 
-    With `halves` all the sines stand first and all the cosines after them, as Marian keeps them.
+    Several axes share the channels evenly. With `halves` all the sines come first, then all the cosines, as in Marian.
     """
 
-    NAMES = {"stamp": ("B T D", "P", "sin, cos of seat·ω_i")}
+    NAMES = {"embedding": ("B T D", "P", "sin, cos of position·ω_i")}
 
     def __init__(self, width: int, axes: int = 1, base: float = 10000.0, halves: bool = False):
         super().__init__()
@@ -107,40 +108,42 @@ class SinCos(Positions):
             raise ValueError(f"a width of {width} has no pair of channels for each of {axes} axes")
         self.pairs, self.base, self.halves = share(width // 2, axes), base, halves
 
-    def stamp(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"]:
-        angles = turn_angles(coords, [frequencies(n, self.base, coords.device) for n in self.pairs])
+    def embedding(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"]:
+        angles = rotation_angles(coords, [frequencies(n, self.base, coords.device) for n in self.pairs])
         if self.halves:
             return torch.cat((angles.sin(), angles.cos()), -1)
         return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
 
 
 class Rope(Positions):
-    """Rotations: pair i of q and k (channels i and i + n) is turned by seat·base^(−i/n); n axes share the pairs.
+    """Rotary embeddings: of n pairs, pair i of q and k (channels i, i + n) is rotated by position·base^(−i/n).
 
-    Only the first `turned` channels of a head are, all of them unless it is given. `stretch` changes the frequencies of
-    a model that shall read further than it was trained to; `strength` is a factor on what is turned that goes with it.
+    Several axes share the pairs. Only the first `rotary_width` channels of a head are rotated, by default all.
+    `stretch` rescales the frequencies, for contexts longer than trained on; `strength` multiplies the rotated q and k.
     """
 
-    NAMES = {"angles": ("B T d/2", "θ", "seat · base^(−2i/d)")}
+    NAMES = {"angles": ("B T d/2", "θ", "position · base^(−2i/d)")}
 
     def __init__(
         self,
         head_width: int,
         axes: int = 1,
         base: float = 10000.0,
-        turned: int | None = None,
+        rotary_width: int | None = None,
         stretch: Callable[[Tensor], Tensor] = lambda frequency: frequency,
         strength: float = 1.0,
     ):
         super().__init__()
-        turned = head_width if turned is None else turned
-        if turned % 2 or turned // 2 < axes or turned > head_width:
-            raise ValueError(f"{turned} channels of {head_width} are no pairs to turn for each of {axes} axes")
-        self.pairs, self.base, self.stretch = share(turned // 2, axes), base, stretch
+        rotary_width = head_width if rotary_width is None else rotary_width
+        if rotary_width % 2 or rotary_width // 2 < axes or rotary_width > head_width:
+            raise ValueError(
+                f"{rotary_width} channels of {head_width} do not give a pair to rotate for each of {axes} axes"
+            )
+        self.pairs, self.base, self.stretch = share(rotary_width // 2, axes), base, stretch
         self.strength = strength
 
     def angles(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T p"]:
-        return turn_angles(coords, [self.stretch(frequencies(n, self.base, coords.device)) for n in self.pairs])
+        return rotation_angles(coords, [self.stretch(frequencies(n, self.base, coords.device)) for n in self.pairs])
 
 
 def share(pairs: int, axes: int) -> tuple[int, ...]:
@@ -149,23 +152,23 @@ def share(pairs: int, axes: int) -> tuple[int, ...]:
 
 
 def frequencies(pairs: int, base: float, device: torch.device) -> Float[Tensor, "p"]:
-    """base^(−i/n) for n pairs; in float64 where there is one (float32 is 4e-4 off at seat 5,000)."""
+    """base^(−i/n) for n pairs, in float64 where the device has it (float32 is 4e-4 off at position 5,000)."""
     exact = torch.float32 if device.type == "mps" else torch.float64
     return base ** (-torch.arange(pairs, device=device, dtype=exact) / pairs)
 
 
-def turn_angles(coords: Num[Tensor, "B T a"], waves: Sequence[Float[Tensor, "_"]]) -> Float[Tensor, "B T p"]:
-    """seat·frequency for each axis's frequencies, one axis after another."""
-    return torch.cat([coords[..., axis, None].to(wave.dtype) * wave for axis, wave in enumerate(waves)], -1)
+def rotation_angles(coords: Num[Tensor, "B T a"], per_axis: Sequence[Float[Tensor, "_"]]) -> Float[Tensor, "B T p"]:
+    """position·frequency for each axis's frequencies, one axis after another."""
+    return torch.cat([coords[..., axis, None].to(omega.dtype) * omega for axis, omega in enumerate(per_axis)], -1)
 
 
 def interpolate(factor: float) -> Callable[[Tensor], Tensor]:
-    """Every seat is a factor nearer: no angle is met that was not met in training."""
+    """Position interpolation: every position is divided by the factor, so no angle is new to the model."""
     return lambda frequency: frequency / factor
 
 
 def ntk(factor: float) -> Callable[[Tensor], Tensor]:
-    """The base is raised: the slowest pair turns a factor slower, the fastest not at all."""
+    """NTK-aware scaling: a larger base. The slowest pair rotates slower by the factor, the fastest as before."""
 
     def stretch(frequency: Tensor) -> Tensor:
         n = len(frequency)
@@ -175,16 +178,16 @@ def ntk(factor: float) -> Callable[[Tensor], Tensor]:
 
 
 def yarn(factor: float, trained: int, base: float) -> tuple[Callable[[Tensor], Tensor], float]:
-    """Pairs that turned more than 32 times within the trained length stay, those that turned less than once are a
-    factor slower, those between in between; and the factor on q and k that keeps their scores apart."""
+    """YaRN: pairs that rotate more than 32 times within the trained length are kept, those that rotate less than once
+    are slowed by the factor, those between are blended. Also returns its factor on q and k (the attention scaling)."""
 
     def stretch(frequency: Tensor) -> Tensor:
         n = len(frequency)
 
-        def pair_that_turns(times: float) -> float:
+        def pair_that_rotates(times: float) -> float:
             return n * math.log(trained / (times * 2 * math.pi)) / math.log(base)
 
-        low, high = max(math.floor(pair_that_turns(32)), 0), min(math.ceil(pair_that_turns(1)), 2 * n - 1)
+        low, high = max(math.floor(pair_that_rotates(32)), 0), min(math.ceil(pair_that_rotates(1)), 2 * n - 1)
         slow = ((torch.arange(n).to(frequency) - low) / max(high - low, 1e-3)).clamp(0, 1)
         return frequency / factor * slow + frequency * (1 - slow)
 
@@ -192,22 +195,22 @@ def yarn(factor: float, trained: int, base: float) -> tuple[Callable[[Tensor], T
 
 
 def llama3(factor: float, trained: int) -> Callable[[Tensor], Tensor]:
-    """Waves longer than the trained length are a factor slower, those shorter than a quarter of it stay."""
+    """Llama 3: wavelengths above the trained length are slowed by the factor, those below a quarter of it are kept."""
 
     def stretch(frequency: Tensor) -> Tensor:
-        turns = trained * frequency / (2 * math.pi)
-        kept = ((turns - 1) / 3).clamp(0, 1)
+        rotations = trained * frequency / (2 * math.pi)
+        kept = ((rotations - 1) / 3).clamp(0, 1)
         return frequency / factor * (1 - kept) + frequency * kept
 
     return stretch
 
 
 def rotate(
-    x: Float[Tensor, "B h T d"], turn: tuple[Float[Tensor, "#B 1 T p"], Float[Tensor, "#B 1 T p"]]
+    x: Float[Tensor, "B h T d"], rotation: tuple[Float[Tensor, "#B 1 T p"], Float[Tensor, "#B 1 T p"]]
 ) -> Float[Tensor, "B h T d"]:
-    """Turn each pair (x_i, x_{i+p}) by its angle, given as (cosines, sines); later channels stay as they are."""
-    cos, sin = turn
+    """Rotate each pair (x_i, x_{i+p}) by its angle, given as (cosines, sines); later channels are unchanged."""
+    cos, sin = rotation
     pairs = cos.shape[-1]
     a, b, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
-    turned = torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
-    return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
+    rotated = torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
+    return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated

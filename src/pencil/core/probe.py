@@ -1,4 +1,4 @@
-"""Looking inside: a probe is told the name of each value where it is computed, and may keep it or edit it."""
+"""Probes: a probe is called with each named value where it is computed, and may keep it or edit it."""
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
@@ -8,35 +8,20 @@ from torch import Tensor, nn
 
 # letters for axes, used in every shape of the project
 LEGEND = {
-    "B": "batch", "T": "tokens", "S": "tokens seen", "s": "source tokens", "t": "text tokens", "M": "picture tokens",
-    "N": "strips", "C": "channels", "c": "numbers in a strip", "E": "width of a strip before its projection",
+    "B": "batch", "T": "tokens", "S": "keys", "s": "source tokens", "t": "text tokens", "M": "image tokens",
+    "N": "patches", "C": "channels", "c": "values in a patch", "E": "width of a patch embedding before its projection",
     "D": "width",
     "h": "heads", "g": "key-value heads", "d": "head width", "F": "hidden width of the MLP",
-    "V": "vocabulary", "K": "classes", "m": "numbers that set the norms of a block", "f": "waves of the clock",
-    "r": "numbers that set the last norm", "o": "numbers said of a strip",
-    "n": "strips of a group (a frame, a window)", "B·w": "groups in the batch",
-    "w": "frames", "B·n": "places in the batch, each seen across its frames",
-    "a": "axes of the world a token stands in", "L": "slots of a cache",
+    "V": "vocabulary", "K": "classes", "m": "shifts, scales and gates of a block (adaLN)",
+    "f": "frequencies of the timestep",
+    "r": "shifts and scales of the last norm", "o": "output values of a patch",
+    "n": "patches of a group (a frame, a window)", "B·w": "groups in the batch",
+    "w": "frames", "B·n": "positions in the batch, each attending across frames",
+    "a": "axes of the coordinates (1 text, 2 image, 3 video)", "L": "slots of a cache",
 }  # fmt: skip
 
 
-class Off:
-    """The null probe: hands every value straight back, and costs nothing."""
-
-    def __call__(self, name: str, value: Tensor) -> Tensor:
-        return value
-
-    def __truediv__(self, name: str) -> "Off":
-        return self
-
-    def wants(self, *names: str) -> bool:
-        return False
-
-
-OFF = Off()
-
-
-class Probe(Off):
+class Probe:
     """Keeps the values whose names match `keep`, and replaces those named in `edit`.
 
     `keep` is glob patterns ("blocks.0.*") or a predicate of the full name; `edit` maps a pattern to a function of the
@@ -65,7 +50,7 @@ class Probe(Off):
         return (change for pattern, change in self.edit.items() if fnmatchcase(name, pattern))
 
     def wants(self, *names: str) -> bool:
-        """Whether any of these values would be kept or edited: the fast route may not skip them then."""
+        """Whether any of these values would be kept or edited; then the fused route may not skip them."""
         full = [self.path + name for name in names]
         return any(self.keeps(name) or any(True for _ in self.edits(name)) for name in full)
 
@@ -78,8 +63,27 @@ class Probe(Off):
         return value
 
 
+class NullProbe(Probe):
+    """Returns every value unchanged, and costs nothing."""
+
+    def __init__(self):
+        super().__init__(lambda name: False)
+
+    def __call__(self, name: str, value: Tensor) -> Tensor:
+        return value
+
+    def __truediv__(self, name: str) -> "NullProbe":
+        return self
+
+    def wants(self, *names: str) -> bool:
+        return False
+
+
+OFF = NullProbe()
+
+
 class Name(NamedTuple):
-    """What a module says of a value it names: its axes, its symbol in the mathematics, and its formula."""
+    """How a module describes a value it names: its axes, its symbol in the mathematics, and its formula."""
 
     axes: str
     symbol: str
@@ -87,16 +91,16 @@ class Name(NamedTuple):
 
 
 def declared(model: nn.Module) -> dict[str, Name]:
-    """Every name the model can fire, in order of the modules' paths: their `NAMES` tables, joined.
+    """Every name the model can report to a probe, in module order: the `NAMES` tables of its modules, joined.
 
-    `INNER` of a module says more exactly what a part of it computes there, if that part computes it; `LETTERS`, which
-    letters stand for others in all of a part.
+    `INNER` of a module overrides the entries of its submodules, where it can be more exact; `LETTERS` renames the axes
+    of all values of a submodule.
     """
     names, inner, letters = {}, {}, {}
     for path, module in model.named_modules():
         place = f"{path}." if path else ""
         names |= {place + name: Name(*entry) for name, entry in getattr(module, "NAMES", {}).items()}
-        # what stands further out knows more
+        # an outer module overrides an inner one
         inner = {place + name: Name(*entry) for name, entry in getattr(module, "INNER", {}).items()} | inner
         letters |= {f"{place}{part}.": other for part, other in getattr(module, "LETTERS", {}).items()}
     for name, entry in names.items():

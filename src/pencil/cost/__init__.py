@@ -1,1 +1,1 @@
-"""What a model costs, from its config alone: numbers learned, FLOPs, memory, and the time a device would take."""
+"""What a model costs, from its config: parameters, FLOPs, memory, and the least time a device would take."""

@@ -1,45 +1,181 @@
-"""Parameters and FLOPs: sums over a model's parts."""
+"""Parameters and FLOPs, counted on the meta device: shapes without memory, run under torch's FlopCounterMode.
+
+The counter counts matrix products: a multiplication and an addition are two FLOPs. All else (norms, activations,
+rotations) is some hundred times less work, and is not counted.
+"""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from .parts import Look, Part, parts_of
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from ..config import UserError
+from .profile import CostProfile, on_meta
+
+# the group of a parameter or a product is that of the first module in its path that is named here
+GROUPS = {
+    **dict.fromkeys(("tokens", "source_tokens", "types", "marks", "class_token", "patches", "project"), "embeddings"),
+    **dict.fromkeys(("positions", "image_positions"), "positions"),
+    "attn": "attention",
+    "cross": "cross-attention",
+    "mlp": "MLP",
+    **dict.fromkeys(("attn_norm", "cross_norm", "mlp_norm", "embed_norm", "norm"), "norms"),
+    **dict.fromkeys(("head", "head_bias"), "head"),
+}
+# a table of embeddings is looked up; only the head multiplies with it, where the two are tied
+TIED = {"tokens": "head"}
+ORDER = ("embeddings", "positions", "condition", "attention", "cross-attention", "MLP", "norms", "head")
+SCORES = ": Q Kᵀ, A V"  # attention's products of activations, not of weights
+MATRICES = "matrices"
 
 
 @dataclass(frozen=True)
-class Flops:
-    """Floating-point operations of products: a multiplication and an addition are two."""
+class Pass:
+    """One forward pass over one sequence."""
 
-    forward: int
-    backward: int
+    by_group: dict[str, int]  # FLOPs
+    matrices: int  # values of the weight matrices, each as often as a product reads it
 
     @property
-    def both(self) -> int:
-        return self.forward + self.backward
+    def flops(self) -> int:
+        return sum(self.by_group.values())
 
 
-def parameters(family: str, config: Any) -> dict[str, int]:
-    """How many numbers a model learns, by what they are for."""
-    found: Counter[str] = Counter()
-    for part in parts_of(family, config):
-        found[part.group] += part.parameters
-    return {group: count for group, count in found.items() if count}
+@dataclass(frozen=True)
+class Counts:
+    """A model as the meta device sees it: its parameters, and FLOPs for one sequence.
 
-
-def flops(parts: Iterable[Part], recompute: bool = True) -> Flops:
-    """As torch's FlopCounterMode counts them.
-
-    `recompute` is how fused attention goes back: it has kept no scores, and computes them again.
+    FLOPs grow with the batch exactly: every product has a row for each token of each sequence.
     """
-    parts = list(parts)
-    return Flops(sum(part.flops for part in parts), sum(part.backward(recompute) for part in parts))
+
+    parameters: dict[str, int]  # by group
+    block_matrices: int  # parameters of the matrices inside blocks, which Muon updates
+    forward: Pass
+    unfused_backward: int
+    prefill: Pass | None = None  # the whole sequence into the KV cache, with logits for its last token only
+    decode: Pass | None = None  # the last token of the sequence, with the cache of all before it
+
+    @property
+    def total_parameters(self) -> int:
+        return sum(self.parameters.values())
+
+    @property
+    def backward(self) -> int:
+        """With fused attention, which saves no scores: Q Kᵀ is computed a second time."""
+        scores = sum(flops for group, flops in self.forward.by_group.items() if group.endswith(SCORES))
+        return self.unfused_backward + scores // 2
 
 
-def by_group(parts: Iterable[Part]) -> dict[str, int]:
-    """The FLOPs of a forward pass, by what they are for; Q Kᵀ and A V apart from attention's matrices."""
-    found: Counter[str] = Counter()
-    for part in parts:
-        found[f"{part.group}: Q Kᵀ, A V" if isinstance(part, Look) else part.group] += part.flops
-    return {group: count for group, count in found.items() if count}
+def count(
+    build: Callable[[Any], nn.Module], profile: CostProfile, config: Any, length: int | None = None, short: bool = True
+) -> Counts:
+    """Parameters, and FLOPs of one sequence with text of `length` tokens.
+
+    Both are linear in depth, in steps of two blocks (blocks of factored attention alternate). So with `short` a deep
+    model is not built: two models of at most four blocks give its counts exactly.
+    """
+    profile.check_length(config, length)
+    first = 2 - config.depth % 2
+    steps = (config.depth - first) // 2 if short else 0
+    depths = (first, first + 2) if steps > 1 else (config.depth,)
+    try:
+        low, *high = (_count_passes(on_meta(build, replace(config, depth=n)), profile, length) for n in depths)
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        tokens = profile.tokens(config, length)
+        raise UserError(f"{tokens:,} tokens are too many to count: torch has no tensor of that size") from None
+    found = low if not high else {
+        key: {name: low[key][name] + steps * (n - low[key][name]) for name, n in counted.items()}
+        for key, counted in high[0].items()
+    }  # fmt: skip
+    return Counts(
+        _ordered(found["parameters"]),
+        found["block_matrices"]["all"],
+        _pass(found["forward"]),
+        found["backward"]["all"],
+        _pass(found["prefill"]) if profile.decodes else None,
+        _pass(found["decode"]) if profile.decodes else None,
+    )
+
+
+def _count_parameters(model: nn.Module, names: Mapping[str, str]) -> dict[str, Mapping[str, int]]:
+    """The number of parameters by group, and of those in matrices inside blocks."""
+    found, inside = Counter[str](), 0
+    for name, parameter in model.named_parameters():
+        found[_group(name, names)] += parameter.numel()
+        inside += parameter.numel() * (parameter.ndim == 2 and ".blocks." in f".{name}")
+    return {"parameters": found, "block_matrices": {"all": inside}}
+
+
+def _count_passes(model: nn.Module, profile: CostProfile, length: int | None) -> dict[str, Mapping[str, int]]:
+    """Parameters by group; FLOPs of each pass by group, and the values of its matrices."""
+    names, inputs = {**GROUPS, **profile.groups}, profile.inputs(model.eval(), 1, length)
+    found = _count_parameters(model, names)
+    output, found["forward"] = _count_products(model, names, lambda: model(*inputs))
+    with FlopCounterMode(display=False) as counter:
+        output.sum().backward()
+    found["backward"] = {"all": counter.get_total_flops()}
+    if profile.decodes:
+        tokens, *rest = inputs
+        cache: Any = model.new_cache(1, tokens.shape[1])  # pyright: ignore[reportCallIssue]
+        _, found["prefill"] = _count_products(model, names, lambda: model(tokens, *rest, cache=cache, last=True))
+        cache.used -= 1  # the last token once more, alone
+        _, found["decode"] = _count_products(model, names, lambda: model(tokens[:, -1:], cache=cache, last=True))
+    return found
+
+
+class _Recorded:
+    """torch's FLOP formula of an operation; every call of it is recorded with the operation's tensors."""
+
+    _get_raw = True  # the counter then passes tensors, not shapes
+
+    def __init__(self, formula: Callable[..., int], record: Callable[[int, list[Tensor]], None]):
+        self.formula, self.record = formula, record
+
+    def __call__(self, *args: Any, **kwargs: Any) -> int:
+        flops = self.formula(*args, **kwargs)
+        self.record(flops, [x for x in args if isinstance(x, Tensor) and x.ndim > 1])
+        return flops
+
+
+def _count_products(
+    model: nn.Module, names: Mapping[str, str], forward: Callable[[], Tensor]
+) -> tuple[Tensor, Counter[str]]:
+    """The output of a forward pass, and its FLOPs by group.
+
+    A product's group is that of the parameter it multiplies with: a matrix may be used outside the forward of its
+    module, as a tied head's is. A product without a parameter is attention's, and its group is that of its module.
+    """
+    found, tied = Counter[str](), {**names, **TIED}
+    owners = {p.untyped_storage()._cdata: name for name, p in model.named_parameters()}
+
+    def record(flops: int, operands: list[Tensor]) -> None:
+        weights = [x for x in operands if x.untyped_storage()._cdata in owners]
+        if weights:
+            found[_group(owners[weights[0].untyped_storage()._cdata], tied)] += flops
+            found[MATRICES] += weights[0].numel()
+        else:
+            found[_group(max(counter.mod_tracker.parents, key=len), names) + SCORES] += flops
+
+    formulas = {op: _Recorded(formula, record) for op, formula in flop_registry.items()}
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+        output = forward()
+    return output, found
+
+
+def _group(path: str, names: Mapping[str, str]) -> str:
+    return next((names[part] for part in path.split(".") if part in names), "other")
+
+
+def _ordered(found: Mapping[str, int]) -> dict[str, int]:
+    """Groups in the order of the model."""
+    order = {group: place for i, name in enumerate(ORDER) for place, group in enumerate((name, name + SCORES), 2 * i)}
+    return {group: found[group] for group in sorted(found, key=lambda g: order.get(g, len(order))) if found[group]}
+
+
+def _pass(found: Mapping[str, int]) -> Pass:
+    return Pass(_ordered({group: n for group, n in found.items() if group != MATRICES}), found[MATRICES])

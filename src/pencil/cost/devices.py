@@ -1,19 +1,18 @@
-"""How fast a device could be: the time for the arithmetic or for moving the bytes, whichever is longer."""
+"""The roofline: a device needs at least the time for the FLOPs or for moving the bytes, whichever is longer."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..config import UserError, nearest
-from .count import flops
-from .memory import BYTES, FULL, cache, training
-from .parts import Part, Product, count_tokens, lengths, parts_of, stepped
-
-WRITES = ("gpt", "captioner", "seq2seq")  # families that say one word after another
+from .activations import FULL
+from .count import Counts, Pass
+from .memory import BYTES, TrainMemory, kv_cache
+from .profile import CostProfile
 
 
 @dataclass(frozen=True)
 class Device:
-    """Peak rates: FLOP/s of dense products in each precision, bytes/s of its memory, and how many bytes that holds."""
+    """Peak rates: FLOP/s of dense matrix products in each precision, bytes/s of its memory, and its size in bytes."""
 
     name: str
     bf16: float
@@ -25,7 +24,7 @@ class Device:
         return self.bf16 if dtype == "bf16" else self.fp32
 
 
-# makers' figures, without sparsity; an m1-max multiplies bfloat16 no faster than float32
+# vendor peak figures, without sparsity; an m1-max multiplies bfloat16 no faster than float32
 DEVICES = {
     device.name: device
     for device in (
@@ -48,8 +47,8 @@ def device(name: str) -> Device:
 
 
 @dataclass(frozen=True)
-class Work:
-    """Something to do: FLOPs, and the fewest bytes that must come from memory or go there."""
+class Workload:
+    """FLOPs, and the fewest bytes that must come from memory or go there."""
 
     flops: int
     bytes: int
@@ -57,38 +56,38 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte: under a device's own, it waits for its memory."""
+        """Arithmetic intensity, FLOP/byte: below a device's own, the workload is memory-bound."""
         return self.flops / self.bytes
 
     def seconds(self, on: Device, dtype: str) -> float:
         return max(self.flops / on.rate(dtype), self.bytes / on.bandwidth)
 
     def bound(self, on: Device, dtype: str) -> str:
-        return "arithmetic" if self.flops / on.rate(dtype) >= self.bytes / on.bandwidth else "memory"
+        return "compute" if self.flops / on.rate(dtype) >= self.bytes / on.bandwidth else "memory"
 
 
-def works(
-    family: str, c: Any, batch: int, length: int | None = None, dtype: str = "bf16", optimizer: str = "muon"
-) -> dict[str, Work]:
-    """Training on a batch, reading one, and, of a model that writes, one more token for each sequence."""
-    parts, half = parts_of(family, c, batch, length), BYTES[dtype]
-    learned, needed = sum(part.parameters for part in parts), training(family, c, batch, length, dtype)
-    tokens = count_tokens(family, c, batch, length)
-    # weights are read forward and back and gradients written; AdamW reads four numbers for each, and writes three;
-    # a moment that Muon does without is neither read nor written
-    spared = 2 * (needed.adamw - needed.muon) if optimizer == "muon" else 0
-    found = {"training": Work(flops(parts).both, 10 * FULL * learned - spared + 2 * needed.kept, tokens)}
-    if family not in WRITES:
-        return found | {"reading": Work(flops(parts).forward, half * _multiplied(parts), tokens)}
-    # a prompt is read for what comes after its last word
-    parts = [replace(p, rows=batch) if isinstance(p, Product) and p.group == "head" else p for p in parts]
-    held = lengths(family, c, length)[0] + getattr(c, "before", 0)
-    kept = cache(c, batch, held, dtype, source=sum(lengths(family, c, length)[1:]))
-    found["reading"] = Work(flops(parts).forward, half * _multiplied(parts) + kept, tokens)
-    step = stepped(family, c, batch, held, length)
-    return found | {"writing": Work(flops(step).forward, half * _multiplied(step) + kept, batch)}
+def workloads(
+    profile: CostProfile,
+    config: Any,
+    counts: Counts,
+    memory: TrainMemory,
+    batch: int,
+    length: int | None = None,
+    dtype: str = "bf16",
+    optimizer: str = "muon",
+) -> dict[str, Workload]:
+    """A train step and a forward pass; of a model that decodes, a prefill and one decode step instead of the latter."""
+    tokens = profile.tokens(config, length)
+    # weights are read forward and backward and gradients written; AdamW reads four values a parameter and writes three;
+    # a moment that Muon does not have is neither read nor written
+    spared = 2 * (memory.adamw - memory.muon) if optimizer == "muon" else 0
+    moved = 10 * FULL * counts.total_parameters - spared + 2 * memory.saved
+    found = {"train_step": Workload(batch * (counts.forward.flops + counts.backward), moved, batch * tokens)}
 
+    def inference(passed: Pass, tokens: int, cache: int = 0) -> Workload:
+        return Workload(batch * passed.flops, BYTES[dtype] * passed.matrices + cache, batch * tokens)
 
-def _multiplied(parts: list[Part]) -> int:
-    """Numbers of all matrices."""
-    return sum(p.inside * p.outside * p.times for p in parts if isinstance(p, Product))
+    if counts.prefill is None or counts.decode is None:
+        return found | {"forward": inference(counts.forward, tokens)}
+    cache = kv_cache(config, batch, tokens, dtype)
+    return found | {"prefill": inference(counts.prefill, tokens, cache), "decode": inference(counts.decode, 1, cache)}

@@ -1,1 +1,1 @@
-"""What models learn from, as files, folders, standard input, or embedded in the package."""
+"""Training data: images, texts, and pairs of texts, from files, folders, the hub, or embedded in the package."""

@@ -1,4 +1,4 @@
-"""Pictures varied while training: flipped, cropped, bent a little; and fitted to the size a model takes."""
+"""Image transforms: resize and centre crop to a model's input size, and random augmentation while training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,31 +9,32 @@ from PIL import Image, ImageEnhance, ImageOps
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a picture must look like: its size, its channels, and how it may be varied in training."""
+class ImageTransform:
+    """A model's input format, size and channels, and the random augmentation used in training."""
 
     size: tuple[int, int]  # height, width
     channels: int
-    flip: bool = False  # left and right, half the time
-    crop: float = 1.0  # the smallest share of the picture's area a crop may keep
-    randaugment: int = 0  # how many small changes of form or colour, drawn anew for each picture
+    flip: bool = False  # mirrored left to right with probability one half
+    crop: float = 1.0  # the smallest fraction of the image's area that a random crop keeps
+    augment_ops: int = 0  # the number of random small affine or colour operations for each image, from OPS
 
     @property
     def mode(self) -> str:
+        """Pillow's name of the channels."""
         return {1: "L", 3: "RGB"}[self.channels]
 
     @property
-    def plain(self) -> "Look":
-        """The same, for pictures that are judged: not varied."""
-        return Look(self.size, self.channels)
+    def without_augmentation(self) -> "ImageTransform":
+        """The same size and channels without augmentation, for evaluation."""
+        return ImageTransform(self.size, self.channels)
 
     @property
-    def varied(self) -> bool:
-        return self.flip or self.crop < 1 or self.randaugment > 0
+    def augmented(self) -> bool:
+        return self.flip or self.crop < 1 or self.augment_ops > 0
 
 
 def upright(image: Image.Image, mode: str) -> Image.Image:
-    """The picture as a person sees it: turned as its camera says, transparent parts white, 16 bits brought to 8."""
+    """The image in this mode: rotated by its EXIF orientation, transparency on white, 16 bits scaled to 8."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         # 16-bit greys are clipped by Pillow's own conversion
@@ -46,8 +47,8 @@ def upright(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
-def shrunk(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """No larger than cropping needs: a quarter more than the model's picture; small enough to keep."""
+def shrink(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """No larger than a random crop needs, 1.25 times the model's input size: small enough to keep in memory."""
     height, width = size
     scale = max(1.25 * height / image.height, 1.25 * width / image.width)
     if scale >= 1:
@@ -58,95 +59,105 @@ def shrunk(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """The middle of the picture, as large as fits, at this size."""
+    """The largest centre crop with the aspect ratio of `size`, resized to `size`."""
     height, width = size
     if image.size == (width, height):
         return image
     return ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
 
 
-def vary(image: Image.Image, look: Look, rng: np.random.Generator) -> Image.Image:
-    """Crop, flip and bend, as the look allows; then at its size."""
-    if look.crop < 1:
-        image = _random_crop(image, look, rng)
-    image = fit(image, look.size)
-    if look.flip and rng.random() < 0.5:
+def random_augment(image: Image.Image, transform: ImageTransform, rng: np.random.Generator) -> Image.Image:
+    """A random crop, a resize to the transform's size, a random flip, then `augment_ops` operations from OPS."""
+    if transform.crop < 1:
+        image = _random_crop(image, transform, rng)
+    image = fit(image, transform.size)
+    if transform.flip and rng.random() < 0.5:
         image = ImageOps.mirror(image)
-    for _ in range(look.randaugment):
-        change = CHANGES[rng.integers(len(CHANGES))]
-        image = change(image, float(rng.uniform(-1, 1)))
+    for _ in range(transform.augment_ops):
+        op = OPS[rng.integers(len(OPS))]
+        image = op(image, float(rng.uniform(-1, 1)))
     return image
 
 
-def _random_crop(image: Image.Image, look: Look, rng: np.random.Generator) -> Image.Image:
-    """A box with between `crop` and all of the area, somewhat wider or taller than the target."""
-    area = image.width * image.height * rng.uniform(look.crop, 1)
-    ratio = look.size[1] / look.size[0] * np.exp(rng.uniform(-1, 1) * np.log(4 / 3))
+def _random_crop(image: Image.Image, transform: ImageTransform, rng: np.random.Generator) -> Image.Image:
+    """A box of a random area, at least the fraction `crop`, and up to 4/3 wider or taller than the target."""
+    area = image.width * image.height * rng.uniform(transform.crop, 1)
+    ratio = transform.size[1] / transform.size[0] * np.exp(rng.uniform(-1, 1) * np.log(4 / 3))
     width = min(image.width, max(1, round((area * ratio) ** 0.5)))
     height = min(image.height, max(1, round((area / ratio) ** 0.5)))
     left, top = int(rng.integers(image.width - width + 1)), int(rng.integers(image.height - height + 1))
     return image.resize(
-        (look.size[1], look.size[0]), Image.Resampling.BICUBIC, (left, top, left + width, top + height), reducing_gap=2
+        (transform.size[1], transform.size[0]),
+        Image.Resampling.BICUBIC,
+        (left, top, left + width, top + height),
+        reducing_gap=2,
     )
 
 
-def bent(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Small grey pictures (n, C, H, W), all at once: `count` small changes of form each, then one resampling."""
+def random_affine(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """`augment_ops` for arrays (n, C, H, W) that have the right size already: all images at once, and faster.
+
+    Each image gets `count` of the six affine operations of OPS with the same ranges, composed into one matrix and
+    resampled once, bilinear; pixels from outside are black. There are no colour operations.
+    """
     n, _, height, width = rows.shape
     matrices = np.tile(np.eye(3), (n, 1, 1))
     for _ in range(count):
-        by, one = rng.uniform(-1, 1, n), np.tile(np.eye(3), (n, 1, 1))
-        kind, angle = rng.integers(0, 6, n), np.deg2rad(15 * by)
-        turned, scaled = kind == 0, kind == 1
-        one[turned, 0, 0] = one[turned, 1, 1] = np.cos(angle[turned])
-        one[turned, 0, 1], one[turned, 1, 0] = np.sin(angle[turned]), -np.sin(angle[turned])
-        one[scaled, 0, 0] = one[scaled, 1, 1] = 1 + 0.12 * by[scaled]
-        for which, cell, strength in (
+        magnitude, matrix = rng.uniform(-1, 1, n), np.tile(np.eye(3), (n, 1, 1))
+        op, angle = rng.integers(0, 6, n), np.deg2rad(15 * magnitude)
+        rotated, scaled = op == 0, op == 1
+        matrix[rotated, 0, 0] = matrix[rotated, 1, 1] = np.cos(angle[rotated])
+        matrix[rotated, 0, 1], matrix[rotated, 1, 0] = np.sin(angle[rotated]), -np.sin(angle[rotated])
+        matrix[scaled, 0, 0] = matrix[scaled, 1, 1] = 1 + 0.12 * magnitude[scaled]
+        # shears, then translations
+        for which, cell, largest in (
             (2, (0, 1), 0.2), (3, (1, 0), 0.2), (4, (0, 2), 0.1 * height), (5, (1, 2), 0.1 * width),
         ):  # fmt: skip
-            one[kind == which, *cell] = strength * by[kind == which]
-        matrices = matrices @ one
-    middle = np.array([(height - 1) / 2, (width - 1) / 2])
+            matrix[op == which, *cell] = largest * magnitude[op == which]
+        matrices = matrices @ matrix
+    centre = np.array([(height - 1) / 2, (width - 1) / 2])
     grid = np.stack(np.meshgrid(np.arange(height), np.arange(width), indexing="ij")).reshape(2, -1)
-    from_where = matrices[:, :2, :2] @ (grid - middle[:, None]) + matrices[:, :2, 2:] + middle[:, None]
-    low = np.floor(from_where).astype(np.int64)
-    part = (from_where - low).astype(np.float32)
-    # one black dot all around, for what comes in from outside
-    wide = np.pad(rows, ((0, 0), (0, 0), (1, 1), (1, 1))).reshape(n, rows.shape[1], -1)
+    source = matrices[:, :2, :2] @ (grid - centre[:, None]) + matrices[:, :2, 2:] + centre[:, None]
+    low = np.floor(source).astype(np.int64)
+    part = (source - low).astype(np.float32)
+    # a border of one black pixel represents everything outside
+    padded = np.pad(rows, ((0, 0), (0, 0), (1, 1), (1, 1))).reshape(n, rows.shape[1], -1)
     out = np.zeros((n, rows.shape[1], height * width), np.float32)
     for down in (0, 1):
         for across in (0, 1):
             y = np.clip(low[:, 0] + 1 + down, 0, height + 1)
             x = np.clip(low[:, 1] + 1 + across, 0, width + 1)
             weight = np.abs(1 - down - part[:, 0]) * np.abs(1 - across - part[:, 1])
-            out += weight[:, None] * np.take_along_axis(wide, (y * (width + 2) + x)[:, None], 2)
+            out += weight[:, None] * np.take_along_axis(padded, (y * (width + 2) + x)[:, None], 2)
     return np.round(out).astype(np.uint8).reshape(rows.shape)
 
 
 def _affine(image: Image.Image, a: float, b: float, c: float, d: float, e: float, f: float) -> Image.Image:
-    """Moved about its own middle; what comes in from outside has the colour of the corner."""
+    """The affine map about the image's centre; pixels from outside get the colour of the top left corner."""
     x, y = image.width / 2, image.height / 2
     data = (a, b, c + x - a * x - b * y, d, e, f + y - d * x - e * y)
     corner = image.getpixel((0, 0))
     return image.transform(image.size, Image.Transform.AFFINE, data, Image.Resampling.BILINEAR, fillcolor=corner)
 
 
-def _rotate(image: Image.Image, by: float) -> Image.Image:
-    angle = np.deg2rad(15 * by)
+def _rotate(image: Image.Image, m: float) -> Image.Image:
+    angle = np.deg2rad(15 * m)
     return _affine(image, np.cos(angle), np.sin(angle), 0, -np.sin(angle), np.cos(angle), 0)
 
 
-# each takes a picture and how strong the change is, from −1 to 1
-CHANGES: tuple[Callable[[Image.Image, float], Image.Image], ...] = (
-    _rotate,
-    lambda image, by: _affine(image, 1 + 0.12 * by, 0, 0, 0, 1 + 0.12 * by, 0),
-    lambda image, by: _affine(image, 1, 0.2 * by, 0, 0, 1, 0),
-    lambda image, by: _affine(image, 1, 0, 0, 0.2 * by, 1, 0),
-    lambda image, by: _affine(image, 1, 0, 0.1 * by * image.width, 0, 1, 0),
-    lambda image, by: _affine(image, 1, 0, 0, 0, 1, 0.1 * by * image.height),
-    lambda image, by: ImageEnhance.Brightness(image).enhance(1 + 0.4 * by),
-    lambda image, by: ImageEnhance.Contrast(image).enhance(1 + 0.4 * by),
-    lambda image, by: ImageEnhance.Color(image).enhance(1 + 0.6 * by),
-    lambda image, by: ImageEnhance.Sharpness(image).enhance(1 + 0.8 * by),
-    lambda image, by: ImageOps.autocontrast(image) if by > 0 else image,
+# The operations of `augment_ops`. For each image N of them are drawn, uniformly and with replacement, each with its own
+# magnitude m, uniform in [-1, 1]; every operation scales m to a fixed small range. This is not RandAugment, which draws
+# from its own 14 operations and applies each with one fixed magnitude M; hence its own name.
+OPS: tuple[Callable[[Image.Image, float], Image.Image], ...] = (
+    _rotate,  # up to 15 degrees
+    lambda image, m: _affine(image, 1 + 0.12 * m, 0, 0, 0, 1 + 0.12 * m, 0),  # scale by up to 12 %
+    lambda image, m: _affine(image, 1, 0.2 * m, 0, 0, 1, 0),  # shear along the rows
+    lambda image, m: _affine(image, 1, 0, 0, 0.2 * m, 1, 0),  # shear along the columns
+    lambda image, m: _affine(image, 1, 0, 0.1 * m * image.width, 0, 1, 0),  # shift by up to a tenth of the width
+    lambda image, m: _affine(image, 1, 0, 0, 0, 1, 0.1 * m * image.height),  # shift by up to a tenth of the height
+    lambda image, m: ImageEnhance.Brightness(image).enhance(1 + 0.4 * m),
+    lambda image, m: ImageEnhance.Contrast(image).enhance(1 + 0.4 * m),
+    lambda image, m: ImageEnhance.Color(image).enhance(1 + 0.6 * m),
+    lambda image, m: ImageEnhance.Sharpness(image).enhance(1 + 0.8 * m),
+    lambda image, m: ImageOps.autocontrast(image) if m > 0 else image,
 )

@@ -1,4 +1,4 @@
-"""Dates as people write them, each with the same day in ISO: an endless data set that needs no file."""
+"""Dates as people write them, each with its ISO date: an endless data set of pairs, generated on the fly."""
 
 import re
 from datetime import date
@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-VERSION = 1  # of the days held out, the forms and the order they are drawn in: a change in any raises it
+VERSION = 1  # raised by any change of the held-out days, the forms, or the order of random draws
 FIRST, LAST = date(1900, 1, 1).toordinal(), date(2099, 12, 31).toordinal()
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
@@ -56,47 +56,47 @@ def _characters() -> str:
     return "".join(sorted(set(text + text.lower() + text.upper())))
 
 
-CHARACTERS = _characters()  # every one that a source or a target can hold
+CHARACTERS = _characters()  # all that occur in sources and targets
 
 
 @lru_cache
 def _days(held_out: bool) -> np.ndarray:
-    """The days held out, a tenth of all, or the others; by the raw numbers of a keyed generator, alike everywhere."""
+    """The held-out days, a tenth of all, or the others; from raw generator output, so equal on every numpy version."""
     count = LAST - FIRST + 1
     order = np.random.Philox(key=0).random_raw(count).argsort(kind="stable")
     return FIRST + np.sort(order[: count // 10] if held_out else order[count // 10 :])
 
 
 class Dates:
-    """Pairs of a date as somebody would write it and the same day in ISO, from 1900-01-01 to 2099-12-31.
+    """Pairs of a date as a person writes it and its ISO form, from 1900-01-01 to 2099-12-31.
 
-    Each source means one day only, by these rules:
-    - between dots the day comes first (3.5.1999), between slashes the month (5/3/1999);
+    Each source is one day only, by these rules:
+    - with full stops the day comes first (3.5.1999), with slashes the month (5/3/1999);
     - eight digits are the year, the month and the day (19990503);
-    - a year of two digits is 1950 to 1999 from 50 on and 2000 to 2049 below, so only those years are written so;
-    - the word for a month is its name, its first three letters, or Sept, with a full stop after it or none;
+    - a year of two digits is 1950 to 1999 from 50 on and 2000 to 2049 below; other years always have four digits;
+    - a month is its name, its first three letters, or Sept, with or without a full stop;
     - a weekday is the true one;
-    - the case of letters says nothing: one source in ten is all in small letters, one all in capitals.
+    - letter case has no meaning: one source in ten is all lower case, one in ten all upper case.
 
-    A tenth of the days is held out: training pairs never name one of these, in any form. `draw` gives pairs for a
-    random generator.
+    A tenth of the days is held out: no training pair has one of these, in any form. `draw` samples pairs with a
+    generator.
     """
 
     def draw(self, rng: np.random.Generator, count: int, held_out: bool = False) -> list[tuple[str, str]]:
-        """`count` pairs of a source and its ISO date; `held_out` takes only days kept for the test."""
+        """`count` pairs of a source and its ISO date; `held_out` uses only the held-out days."""
         days = _days(held_out)
         which = rng.integers(0, len(days), count)
-        chances = rng.random((count, 3)).tolist()
-        return [_pair(date.fromordinal(n), *chance) for n, chance in zip(days[which].tolist(), chances, strict=True)]
+        values = rng.random((count, 3)).tolist()
+        return [_pair(date.fromordinal(n), *row) for n, row in zip(days[which].tolist(), values, strict=True)]
 
     def longest(self) -> list[tuple[str, str]]:
-        """One day in every form: none is written longer in any."""
+        """A day with the longest spelling, in every form."""
         day, shorts = date(2000, 9, 27), 0.99
         return [_pair(day, (i + 0.5) / len(FORMS), shorts, 0.5) for i in range(len(FORMS))]
 
 
 def _pair(day: date, form: float, short: float, case: float) -> tuple[str, str]:
-    """A day written in a form, an abbreviation and a case, each chosen by a number from 0 to 1."""
+    """A day in a form, an abbreviation and a letter case, each chosen by a value in [0, 1)."""
     forms = FORMS if 1950 <= day.year < 2050 else FULL
     shorts = ABBREVIATED[day.month - 1]
     source = forms[int(form * len(forms))].format(

@@ -1,4 +1,4 @@
-"""Pictures in folders: one folder a class, or an album with metadata.jsonl; with train/ and test/, or split here."""
+"""Images in folders: one folder a class, or metadata.jsonl; with train/ and test/, or a tenth held out here."""
 
 import hashlib
 import json
@@ -8,29 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from ..config import UserError
-from . import images
-from .images import SPLITS, FileExamples, PictureData, Skipped, Target, check_classes, pool
+from .decoding import header_fault, is_grey, pool
+from .examples import FileExamples, Skipped, Target
+from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
 
 ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"))
-PHOTOS = dict(flip=True, crop=0.5, randaugment=1)
+SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
 
 
-def from_folder(folder: Path, want: str) -> PictureData:
-    """The data set in a folder; pictures that are broken are left out and named."""
+def from_folder(folder: Path, want: str) -> ImageData:
+    """The data set in a folder; broken images are left out and recorded in `skipped`."""
     parts = {e.name: SPLITS[e.name] for e in os.scandir(folder) if e.is_dir() and e.name in SPLITS}
-    # test/ is judged by if it is there, else val/ under one of its names
+    # test/ is held out if it exists, else val/ under one of its names
     split = {name: folder / given for given, name in sorted(parts.items(), key=lambda part: part[0] == "test")}
     split = split if "train" in split else {}
     if split and "test" not in split:
         raise UserError(f"{folder} has train/ but no test/ or val/ beside it")
     skipped: Skipped = []
     rows = {name: _rows(path, want) for name, path in (split or {"all": folder}).items()}
-    sound = {path: fault for found in rows.values() for path, fault in _faults([path for path, _ in found])}
-    skipped += [(str(path), fault) for path, fault in sound.items() if fault]
-    checked = {name: [row for row in found if not sound[row[0]]] for name, found in rows.items()}
+    faults = {path: fault for found in rows.values() for path, fault in _faults([path for path, _ in found])}
+    skipped += [(str(path), fault) for path, fault in faults.items() if fault]
+    checked = {name: [row for row in found if not faults[row[0]]] for name, found in rows.items()}
     if not any(checked.values()):
         first = f"; {Path(skipped[0][0]).name}: {skipped[0][1]}" if skipped else ""
         raise UserError(f"{folder} holds no picture that can be read{first}")
@@ -41,42 +41,42 @@ def from_folder(folder: Path, want: str) -> PictureData:
         checked = {"train": kept, "test": held}
     for name, found in checked.items():
         if not found:
-            raise UserError(f"{folder} has too few pictures: none is left to {'judge by' if name == 'test' else name}")
+            use = "evaluate on" if name == "test" else "train on"
+            raise UserError(f"{folder} has too few pictures: none is left to {use}")
     absent = sorted(set(classes) - {str(target) for _, target in checked["train"]})
     if absent:
         raise UserError(f"{folder} has no training picture of {', '.join(absent[:3])}; each class needs at least two")
 
     def examples(name: str) -> FileExamples:
         found = checked[name]
-        number = {name: i for i, name in enumerate(classes)}
-        targets: list[Target] = [number[str(t)] if classes else str(t) for _, t in found]
+        index = {name: i for i, name in enumerate(classes)}
+        targets: list[Target] = [index[str(t)] if classes else str(t) for _, t in found]
         return FileExamples([path for path, _ in found], targets, skipped)
 
     some = [path for path, _ in everything[:: max(1, len(everything) // 64)]]
-    return PictureData(
+    return ImageData(
         folder.resolve().name or "root",
         _hash(folder, everything),
         examples("train"),
         examples("test"),
         classes,
-        dict(image_size=(64, 64), channels=1 if all(_grey(path) for path in some) else 3, patch=(8, 8)),
-        # a caption says left and right, so its picture is not mirrored
-        PHOTOS if want == "label" else dict(crop=0.9),
+        dict(image_size=(64, 64), channels=1 if all(is_grey(path) for path in some) else 3, patch=(8, 8)),
+        PHOTO_AUGMENTATION if want == "label" else CAPTIONED_AUGMENTATION,
         skipped=skipped,
-        chosen_by="test" not in parts,
+        select_best="test" not in parts,
     )
 
 
-def brought(folder: Path) -> str:
-    """What the pictures of a folder, or of its train/, come with: a caption, a label; or nothing, where all lie loose
-    or all are of one class."""
+def annotations_in(folder: Path) -> str:
+    """The annotations of the images in a folder, or in its train/: "caption", "label", or "nothing" where none are in
+    class folders or all are in one."""
     here = folder / "train" if (folder / "train").is_dir() else folder
     table = here / "metadata.jsonl"
     if table.is_file():
         _, first = next(iter(_metadata(table)))
         return "label" if "label" in first and not first.keys() & {"text", "caption"} else "caption"
-    homes = {path.relative_to(here).parts[:-1][:1] for path in _pictures(here)}
-    return "nothing" if len(homes) == 1 else "label"
+    parents = {path.relative_to(here).parts[:-1][:1] for path in _pictures(here)}
+    return "nothing" if len(parents) == 1 else "label"
 
 
 def _rows(folder: Path, want: str) -> list[tuple[Path, Any]]:
@@ -91,7 +91,7 @@ def _rows(folder: Path, want: str) -> list[tuple[Path, Any]]:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """Every picture under a folder, in order."""
+    """Every image file under a folder, sorted."""
     found = []
 
     def refuse(error: OSError) -> None:
@@ -147,7 +147,7 @@ def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
 
 
 def _metadata(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
-    """The lines of a metadata.jsonl, numbered."""
+    """The rows of a metadata.jsonl, each with its line number."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -182,32 +182,12 @@ def _check_text(text: str, where: object) -> None:
 
 
 def _faults(paths: Sequence[Path]) -> Iterable[tuple[Path, str | None]]:
-    """What is wrong with each file; what its end is like shows only when it is decoded."""
-    return zip(paths, pool().map(_fault_of, paths), strict=True)
-
-
-def _fault_of(path: Path) -> str | None:
-    try:
-        if not path.stat().st_size:
-            return "empty (0 bytes)"
-        with Image.open(path, formats=images.FORMATS) as image:
-            large = image.width * image.height > images.MOST_PIXELS
-            return f"{image.width}×{image.height} pixels: taken for a decompression bomb" if large else None
-    except Image.DecompressionBombError:
-        return "taken for a decompression bomb"
-    except OSError as error:
-        return error.strerror or "not a picture Pillow can read"
-    except Exception as error:  # Pillow's readers of headers raise all kinds
-        return str(error) or type(error).__name__
-
-
-def _grey(path: Path) -> bool:
-    with Image.open(path, formats=images.FORMATS) as image:
-        return image.mode in ("1", "L", "LA", "I;16", "I")
+    """What is wrong with each file, by its header."""
+    return zip(paths, pool().map(header_fault, paths), strict=True)
 
 
 def _hold_out(rows: list[Any], want: str) -> tuple[list[Any], list[Any]]:
-    """A random tenth by a fixed seed, at least one, of each class; all captions of a picture stay together."""
+    """A random tenth of each class by a fixed seed, at least one; all captions of an image stay together."""
     groups: dict[Any, dict[Path, list[Any]]] = {}
     for row in rows:
         groups.setdefault(row[1] if want == "label" else None, {}).setdefault(row[0], []).append(row)
@@ -222,7 +202,7 @@ def _hold_out(rows: list[Any], want: str) -> tuple[list[Any], list[Any]]:
 
 
 def _hash(folder: Path, rows: list[Any]) -> str:
-    """Of every name, target, size and first bytes: enough to notice another data set without reading all of it."""
+    """Over the name, target, size and first 4 KiB of each file: fast, and another data set is still noticed."""
     sha = hashlib.sha256()
     for path, target in rows:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Pictures of the hub, through the `datasets` package (an extra)."""
+"""Images of the Hugging Face hub, through the `datasets` package (an extra)."""
 
 import hashlib
 import io
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError
-from .folders import PHOTOS
-from .images import FileExamples, PictureData, Skipped, Target, check_classes
+from .examples import FileExamples, Skipped, Target
+from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
 
 
 class Cell:
-    """One picture of a table, read when it is decoded."""
+    """One image of a table, read when it is decoded."""
 
     def __init__(self, table: Any, row: int, column: str, name: str):
         self.table, self.row, self.column, self.name = table, row, column, name
@@ -21,7 +21,7 @@ class Cell:
         return io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else Path(cell["path"]).open("rb")
 
 
-def from_hub(name: str, want: str) -> PictureData:
+def from_hub(name: str, want: str) -> ImageData:
     """`hub:OWNER/NAME`, or a folder of parquet files the `datasets` package can read."""
     try:
         import datasets
@@ -31,7 +31,7 @@ def from_hub(name: str, want: str) -> PictureData:
         ) from None
     try:
         found = datasets.load_dataset(name)
-    except Exception as error:  # the package raises many kinds, each with a sentence of its own
+    except Exception as error:  # the package raises many kinds
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"hub:{name} cannot be loaded: {why}") from None
     features = next(iter(found.values())).features
@@ -55,24 +55,24 @@ def from_hub(name: str, want: str) -> PictureData:
         bare = table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
         return FileExamples([Cell(bare, i, column, f"{part} row {i}") for i in range(len(table))], values, skipped)
 
-    # some publish a test part without its labels
-    judged = [key for key in ("test", "validation", "valid", "val") if key in found and "train" in found]
-    judged = [key for key in judged if -1 not in set(found[key][target])] or judged
-    if judged:
-        parts = {"train": found["train"], judged[0]: found[judged[0]]}
+    # some test splits are published without labels, as -1
+    held_out = [key for key in ("test", "validation", "valid", "val") if key in found and "train" in found]
+    held_out = [key for key in held_out if -1 not in set(found[key][target])] or held_out
+    if held_out:
+        parts = {"train": found["train"], held_out[0]: found[held_out[0]]}
     else:
         parts = dict(next(iter(found.values())).train_test_split(test_size=0.1, seed=0))
     train, test = (examples(str(part), table) for part, table in parts.items())
     if want == "label":
         check_classes([str(names[i]) for i in set(train.targets)], f"hub:{name}")
-    return PictureData(
+    return ImageData(
         name.rstrip("/").split("/")[-1],
         hashlib.sha256(repr([train.targets, test.targets]).encode()).hexdigest(),
         train,
         test,
         names,
         dict(image_size=(64, 64), channels=3, patch=(8, 8)),
-        PHOTOS if want == "label" else dict(crop=0.9),
+        PHOTO_AUGMENTATION if want == "label" else CAPTIONED_AUGMENTATION,
         skipped=skipped,
-        chosen_by="test" not in judged[:1],
+        select_best="test" not in held_out[:1],
     )

@@ -1,4 +1,4 @@
-"""Pictures in idx files, as MNIST and its kin come."""
+"""Images in idx files, the format of MNIST."""
 
 import gzip
 import hashlib
@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from ..config import UserError
-from .images import ArrayExamples, PictureData, check_classes
+from .examples import ArrayExamples
+from .image_data import ImageData, check_classes
 
-MOST_BYTES = 1 << 32  # of one file, unpacked
+MAX_BYTES = 1 << 32  # of one file, decompressed
 
 
-def from_idx(folder: Path, names: list[str], want: str) -> PictureData:
-    """MNIST and its kin: four idx files, gzipped or not."""
+def from_idx(folder: Path, names: list[str], want: str) -> ImageData:
+    """MNIST, or a data set in its format: four idx files, gzipped or not."""
     if want != "label":
         raise UserError(f"{folder} holds idx files, which have labels; a captioner needs a folder with metadata.jsonl")
     parts, sha = [], hashlib.sha256()
@@ -36,38 +37,38 @@ def from_idx(folder: Path, names: list[str], want: str) -> PictureData:
     count = 1 + max(max(part.targets) for part in parts)
     patch = next(p for p in (4, 7, 5, 3, 2, 1) if not side[0] % p and not side[1] % p)
     check_classes([str(t) for t in parts[0].targets], str(folder))
-    return PictureData(
+    return ImageData(
         _idx_name(folder, names),
         sha.hexdigest(),
         parts[0],
         parts[1],
         tuple(map(str, range(count))),
         dict(image_size=side, channels=1, patch=(patch, patch)),
-        dict(randaugment=1),
-        chosen_by=False,
+        dict(augment_ops=1),
+        select_best=False,
     )
 
 
 def _idx_name(folder: Path, names: list[str]) -> str:
-    """mnist for mnist-train-images…, else the folder's name."""
+    """`mnist` for mnist-train-images…, else the folder's name."""
     (first, *_) = [name for name in names if "train" in name and "images-idx3" in name]
     return first.partition("train")[0].strip("-_.") or folder.resolve().name
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
-    """An idx file of bytes: its sizes stand in its head, and no more than they say is unpacked."""
+    """An idx file of bytes; no more is decompressed than the sizes in its header."""
     if not path.stat().st_size:
         raise UserError(f"{path} cannot be read: it is empty (0 bytes)")
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             magic, sizes = file.read(4), file.read(4 * axes)
-            # two zeros, 8 for bytes, and how many axes; then the size of each
+            # two zeros, 8 for bytes, and the number of axes; then the size of each axis
             if magic != bytes((0, 0, 8, axes)) or len(sizes) < 4 * axes:
                 raise UserError(f"{path} is not an idx file of bytes with {axes} axes")
             shape = struct.unpack(f">{axes}I", sizes)
-            body = file.read(min(prod(shape), MOST_BYTES) + 1)
+            body = file.read(min(prod(shape), MAX_BYTES) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if len(body) != prod(shape) or not body:
-        raise UserError(f"{path} says it holds {'×'.join(map(str, shape))} bytes, and does not")
+        raise UserError(f"{path} should hold {'×'.join(map(str, shape))} bytes by its header, and does not")
     return np.frombuffer(body, np.uint8).reshape(shape)

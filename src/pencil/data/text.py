@@ -1,4 +1,4 @@
-"""Text corpora: found, checked, hashed, cut into tokens once, and memory-mapped; none is ever held whole in memory."""
+"""Text corpora: find, check and hash them, tokenize once, memory-map the ids; no corpus is held whole in memory."""
 
 import codecs
 import hashlib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config import UserError, in_full, nearest
+from ..config import UserError, expand_path, nearest
 from ..files import write_aside
 from .builtin import TEXTS
 from .tokenizers import (
@@ -28,11 +28,11 @@ from .tokenizers import (
 )
 
 CHUNK = 1 << 20
-FORMAT = 1  # of what the cache holds: a change in how texts become tokens raises it
+FORMAT = 1  # of the cache: raised by any change of tokenization
 
 
 def cache_folder() -> Path:
-    """Where work that can be done again is kept: $PENCIL_CACHE, or the user's cache folder."""
+    """The folder of the cache: $PENCIL_CACHE, or the user's cache folder."""
     base = os.environ.get("PENCIL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pencil"
     folder = Path(base)
     try:
@@ -44,7 +44,7 @@ def cache_folder() -> Path:
 
 @dataclass
 class Corpus:
-    """Texts in a fixed order, read in pieces; `hash` is of their contents."""
+    """Texts in a fixed order, read in pieces; `hash` covers their contents."""
 
     name: str
     files: list[Path] = field(default_factory=list)
@@ -73,7 +73,7 @@ def _blocks(path: Path) -> Iterator[str]:
 
 
 def _check(path: Path, sha: "hashlib._Hash") -> str | None:
-    """Read the file once, into the hash; what is wrong with it as text, or None."""
+    """Read the file once and update the hash; return what is wrong with it as text, or None."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     size = 0
     with path.open("rb") as file:
@@ -94,7 +94,7 @@ def _check(path: Path, sha: "hashlib._Hash") -> str | None:
 
 
 def find(data: str) -> Corpus:
-    """The corpus a --data names: embedded, standard input ("-"), a file, or a folder."""
+    """The corpus that --data names: embedded, standard input ("-"), a file, or a folder."""
     if not data:
         raise UserError("--data is empty; give a file, a folder, - or an embedded text")
     if data in TEXTS:
@@ -102,7 +102,7 @@ def find(data: str) -> Corpus:
         return Corpus(data, text=text, hash=hashlib.sha256(text.encode()).hexdigest())
     if data == "-":
         return _from_stdin()
-    path = in_full(data)
+    path = expand_path(data)
     if path.is_file():
         sha = hashlib.sha256()
         try:
@@ -151,7 +151,7 @@ def _from_folder(folder: Path) -> Corpus:
 
 
 def _from_stdin() -> Corpus:
-    """Standard input can be read once, so it is kept in the cache under its hash."""
+    """Standard input can be read only once, so it is stored in the cache under its hash."""
     folder = cache_folder()
     with tempfile.NamedTemporaryFile(dir=folder, prefix="stdin-", delete=False) as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
@@ -167,7 +167,7 @@ def _from_stdin() -> Corpus:
 
 @dataclass
 class TextData:
-    """A corpus as token ids: the first nine tenths to train on, the last to be judged by."""
+    """A corpus as token ids: the first nine tenths to train on, the last tenth held out."""
 
     corpus: Corpus
     tokenizer: Tokenizer
@@ -192,7 +192,7 @@ class TextData:
 
 
 def make_tokenizer(corpus: Corpus, name: str, vocab: int) -> Tokenizer:
-    """The tokenizer of that name for this corpus; a trained one is kept in the cache by the corpus's hash."""
+    """The tokenizer of that name for this corpus; a trained one is cached by the hash of the corpus."""
     if name != "bpe":
         return learn(name, chain(corpus.pieces(), "\n" if len(corpus.files) > 1 else ""), vocab)
     kept = cache_folder() / f"bpe-{FORMAT}-{corpus.hash[:32]}-{vocab}.json"
@@ -207,7 +207,7 @@ def make_tokenizer(corpus: Corpus, name: str, vocab: int) -> Tokenizer:
 
 
 def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
-    """The corpus's ids, memory-mapped; made once for a content and a tokenizer. uint16 when every id fits."""
+    """The ids of the corpus, memory-mapped, cached by content and tokenizer; uint16 if every id fits, else uint32."""
     dtype = np.dtype(np.uint16 if tokenizer.vocab <= 1 << 16 else np.uint32)
     key = hashlib.sha256(f"{FORMAT} {corpus.hash} {digest(tokenizer)}".encode()).hexdigest()[:32]
     kept = cache_folder() / f"tokens-{key}.{dtype.name}"
@@ -228,7 +228,7 @@ def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _encoded(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Every document's ids, each closed by the end token, or by a line's end where there is none and more than one."""
+    """The ids of every document, then the end token; without one, a newline if there are several documents."""
     if isinstance(tokenizer, BPETokenizer) and tokenizer.end is not None:
         close = np.array([tokenizer.end])
     else:

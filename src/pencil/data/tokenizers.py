@@ -1,4 +1,4 @@
-"""Tokenizers: text to ids and back. Characters, bytes, trained BPE, GPT-2's own; each saved as tokenizer.json."""
+"""Tokenizers: characters, bytes, trained BPE, and GPT-2's; each saved as tokenizer.json."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ END = "<|endoftext|>"
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What every tokenizer does; `end` is the id that ends a text, where there is one."""
+    """The interface of all tokenizers; `end` is the id of the end token, if there is one."""
 
     @property
     def kind(self) -> str: ...
@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
 
     @property
     def byte_lengths(self) -> np.ndarray:
-        """UTF-8 bytes each id stands for, to turn a loss per token into bits per byte."""
+        """The UTF-8 length of each id, to convert a loss per token to bits per byte."""
         ...
 
     def encode(self, text: str) -> np.ndarray: ...
@@ -41,7 +41,7 @@ class Tokenizer(Protocol):
 
 
 class CharTokenizer:
-    """One id a character, of those the corpus holds; `ended` adds one more, that ends a text."""
+    """One id for each character of the corpus; `ended` adds an end token."""
 
     kind = "char"
 
@@ -65,10 +65,8 @@ class CharTokenizer:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
         ids = self._table[np.minimum(codes, len(self._table) - 1)]
         if (ids < 0).any():
-            stranger = chr(int(codes[ids < 0][0]))
-            raise UserError(
-                f"{stranger!r} is not among the {len(self.characters)} characters this model was trained on"
-            )
+            unknown = chr(int(codes[ids < 0][0]))
+            raise UserError(f"{unknown!r} is not among the {len(self.characters)} characters this model was trained on")
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -80,7 +78,7 @@ class CharTokenizer:
 
 
 class ByteTokenizer:
-    """One id a byte: any text, no training, 256 ids; `ended` adds one more, that ends a text."""
+    """One id for each byte: 256 ids, any text, no training; `ended` adds an end token."""
 
     kind = "byte"
 
@@ -106,7 +104,7 @@ class ByteTokenizer:
 
 
 class BPETokenizer:
-    """Byte pairs merged by frequency, by the `tokenizers` library; GPT-2's is one of these."""
+    """Byte-level BPE of the `tokenizers` library; GPT-2's tokenizer is one."""
 
     kind = "bpe"
 
@@ -122,12 +120,12 @@ class BPETokenizer:
     def byte_lengths(self) -> np.ndarray:
         lengths = np.zeros(self.vocab, dtype=np.int64)
         for token, i in self.inner.get_vocab().items():
-            # a byte-level token is spelled with one letter a byte; the end of a text stands for no byte
+            # a byte-level token has one character for each byte; the end token has no bytes
             lengths[i] = 0 if i == self.end else len(token)
         return lengths
 
     def encode(self, text: str) -> np.ndarray:
-        # encoded side by side, on as many threads as there are
+        # in pieces, which the library encodes in parallel
         encoded = self.inner.encode_batch_fast(list(pieces([text], 1 << 15)), add_special_tokens=False)
         return np.concatenate([np.asarray(e.ids, dtype=np.int32) for e in encoded] or [np.zeros(0, np.int32)])
 
@@ -142,8 +140,8 @@ _LINE, _WORD = re.compile(r"(?<=\S)\n(?=\S)"), re.compile(r"(?<=\S)(?= \S)")
 
 
 def pieces(blocks: Iterable[str], size: int) -> Iterator[str]:
-    """The text of the blocks in pieces of `size` to twice `size` characters, cut where no byte-level merge reaches
-    across: after a line's end between two letters, else before a single space; anywhere only if there is neither."""
+    """The text of the blocks in pieces of `size` to twice `size` characters, cut where no byte-level merge crosses:
+    after a newline between two visible characters, else before a single space; anywhere if there is neither."""
     kept = ""
     for block in blocks:
         kept += block
@@ -168,12 +166,14 @@ def _budget(texts: Iterable[str], characters: int) -> Iterator[str]:
 
 
 def train_bpe(texts: Iterable[str], vocab: int) -> BPETokenizer:
-    """A byte-level BPE of at most `vocab` ids, learned from the first 256 million characters of the texts."""
+    """A byte-level BPE of at most `vocab` ids, trained on the first 256 million characters of the texts."""
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     if vocab < 257:
-        raise UserError(f"a byte-level BPE holds 256 bytes and an end, so --vocab must be at least 257, not {vocab}")
+        raise UserError(
+            f"a byte-level BPE has 256 bytes and an end token, so --vocab must be at least 257, not {vocab}"
+        )
     inner = Inner(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     inner.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
@@ -188,7 +188,7 @@ def train_bpe(texts: Iterable[str], vocab: int) -> BPETokenizer:
 
 
 def learn(name: str, texts: Iterable[str], vocab: int, ended: bool = False) -> Tokenizer:
-    """The tokenizer of that name for these texts; `ended` asks for an id that ends a text, which BPE has anyway."""
+    """The tokenizer of that name for these texts; `ended` adds an end token, which BPE always has."""
     if name == "byte":
         return ByteTokenizer(ended)
     if name == "char":
@@ -200,7 +200,7 @@ def learn(name: str, texts: Iterable[str], vocab: int, ended: bool = False) -> T
 
 
 def read_json(text: str, where: str) -> Tokenizer:
-    """A tokenizer.json of ours or of the `tokenizers` library."""
+    """The tokenizer of a tokenizer.json, Pencil's own or of the `tokenizers` library."""
     try:
         content = json.loads(text)
         if content.get("kind") == "char":
@@ -235,7 +235,7 @@ def from_name(name: str) -> Tokenizer:
         path = hf_hub_download("openai-community/gpt2", "tokenizer.json")
     except Exception as error:
         raise UserError(
-            f"GPT-2's tokenizer could not be had from the hub ({type(error).__name__}); "
+            f"GPT-2's tokenizer could not be downloaded from the hub ({type(error).__name__}); "
             "give its file instead: --tokenizer path/to/tokenizer.json"
         ) from None
     return read_json(Path(path).read_text(encoding="utf-8"), path)

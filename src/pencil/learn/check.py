@@ -1,7 +1,7 @@
-"""A published worked example, checked number by number: right to the printed digits, rounded along the way, or wrong.
+"""Checks a published worked example number by number: right to the printed digits, rounded along the way, or wrong.
 
-The file is TOML: what is given under [inputs], then one [[step]] for each thing computed, with its formula and the
-numbers as printed. docs/check.md describes it for authors.
+The file is TOML: the given values under [inputs], then one [[step]] for each computed value, with its formula and its
+printed numbers. docs/check.md describes it for authors.
 """
 
 import itertools
@@ -25,7 +25,7 @@ BYTES = 10_000_000
 
 @dataclass(frozen=True)
 class Number:
-    """One printed number, what it should be, and the verdict."""
+    """One printed number, the exact value, and the verdict."""
 
     index: tuple[int, ...]
     printed: str
@@ -37,7 +37,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the example with its printed numbers."""
+    """One step of an example with its printed numbers."""
 
     name: str
     formula: str
@@ -48,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Report:
-    """A file's steps; those that print nothing are left out."""
+    """The steps of a file that have printed numbers."""
 
     file: str
     title: str
@@ -56,7 +56,7 @@ class Report:
 
 
 def count(steps: Iterable[Step]) -> dict[str, int]:
-    """How many numbers have each verdict."""
+    """The number of verdicts of each kind."""
     found = [number.verdict for step in steps for number in step.numbers]
     return {verdict: found.count(verdict) for verdict in VERDICTS}
 
@@ -67,7 +67,7 @@ def shipped() -> dict[str, Path]:
 
 
 def check(path: Path) -> Report:
-    """Every printed number of a file, with its verdict."""
+    """The verdict on every printed number of a file."""
     if path.is_dir():
         raise UserError(f"{path} is a folder, not an example file")
     if not path.exists():
@@ -84,7 +84,7 @@ def check(path: Path) -> Report:
 
 
 def check_text(text: str, file: str = "example") -> Report:
-    """The same for a file's text."""
+    """The same for the text of a file."""
     tables = Tables(text, file)
     inputs = {name: tables.on(name, "inputs", 0, as_input, name, value) for name, value in tables.inputs.items()}
     chain = _Chain(inputs)
@@ -97,7 +97,7 @@ def check_text(text: str, file: str = "example") -> Report:
         printed: dict[tuple[int, ...], Printed] = {}
         if "printed" in step:
             printed = tables.on("printed", "step", i, as_printed, step["printed"], exact, chain.exact)
-        numbers = chain.judge(step.get("name"), tree, exact, printed)
+        numbers = chain.check(step.get("name"), tree, exact, printed)
         if numbers:
             formula, label = one_line(step["formula"]), one_line(step.get("label", ""))
             steps.append(Step(step.get("name") or formula, formula, label, step.get("line"), tuple(numbers)))
@@ -105,39 +105,39 @@ def check_text(text: str, file: str = "example") -> Report:
 
 
 class _Chain:
-    """Every named value three times: exact, as a careful author who rounds has it, and as printed, mistakes and all."""
+    """Every named value three times: exact; with the right numbers as printed; and with all numbers as printed."""
 
     def __init__(self, inputs: Known):
         self.exact, self.careful, self.printed = dict(inputs), dict(inputs), dict(inputs)
 
-    def judge(self, name: str | None, tree: Any, exact: np.ndarray, printed: dict) -> list[Number]:
-        careful = self._ways(tree, self.careful, exact)
-        believed = self._ways(tree, self.printed, exact)
+    def check(self, name: str | None, tree: Any, exact: np.ndarray, printed: dict) -> list[Number]:
+        careful = self._candidates(tree, self.careful, exact)
+        believed = self._candidates(tree, self.printed, exact)
         numbers = []
         for index, number in printed.items():
             true = float(exact[index])
             if number.fits(true):
-                contradicted = _given(number, index, careful[:1]) and not _given(number, index, believed[:1])
+                contradicted = _fits_any(number, index, careful[:1]) and not _fits_any(number, index, believed[:1])
                 verdict, note = RIGHT, DESPITE if contradicted else ""
-            elif _given(number, index, careful):
+            elif _fits_any(number, index, careful):
                 verdict, note = ROUNDED, ""
             else:
-                verdict, note = WRONG, FOLLOWS if _given(number, index, believed) else ""
+                verdict, note = WRONG, FOLLOWS if _fits_any(number, index, believed) else ""
             numbers.append(Number(index, number.text, true, number.alike(true), verdict, note))
         if name:
             self.exact[name] = exact
             kept = {number.index for number in numbers if number.verdict != WRONG}
-            for known, ways, which in ((self.careful, careful, kept), (self.printed, believed, set(printed))):
-                value = ways[0].copy()
+            for known, candidates, which in ((self.careful, careful, kept), (self.printed, believed, set(printed))):
+                value = candidates[0].copy()
                 for index in which:
                     value[index] = printed[index].value
                 known[name] = value
         return numbers
 
-    def _ways(self, tree: Any, known: Known, exact: np.ndarray) -> list[np.ndarray]:
-        """The value from what `known` has above, then with some of it exact: an author may have kept the digits."""
-        spoken = sorted(names(tree) & known.keys())
-        differ = [name for name in spoken if not np.array_equal(known[name], self.exact[name])]
+    def _candidates(self, tree: Any, known: Known, exact: np.ndarray) -> list[np.ndarray]:
+        """The value computed from `known`, then with some names exact: an author may have kept their digits."""
+        used = sorted(names(tree) & known.keys())
+        differ = [name for name in used if not np.array_equal(known[name], self.exact[name])]
         subsets = (kept for n in range(len(differ) + 1) for kept in itertools.combinations(differ, n))
         found = []
         for kept in itertools.islice(subsets, 16):
@@ -145,10 +145,10 @@ class _Chain:
                 value = work_out(tree, {**known, **{name: self.exact[name] for name in kept}})
             except UserError:
                 value = exact
-            # a wrong number may be no index, or another size
+            # a wrong number may be a bad index, or change the shape
             found.append(value if value.shape == exact.shape else exact)
         return found
 
 
-def _given(number: Printed, index: tuple[int, ...], ways: list[np.ndarray]) -> bool:
-    return any(number.fits(float(way[index])) for way in ways)
+def _fits_any(number: Printed, index: tuple[int, ...], candidates: list[np.ndarray]) -> bool:
+    return any(number.fits(float(value[index])) for value in candidates)

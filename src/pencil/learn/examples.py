@@ -1,4 +1,4 @@
-"""Small worked examples built of the real parts, each a runnable trace in double precision."""
+"""Small worked examples built from the models' own parts, each a trace in double precision."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from ..core.blocks import AdaBlock
 from ..core.embed import Patches
 from ..core.layers import MLP, LayerNorm, gelu_tanh
 from ..core.masks import full
-from ..core.probe import OFF, Off
+from ..core.probe import OFF, Probe
 from ..core.span import Span
 from ..models.captioner import Captioner, CaptionerConfig
 from ..models.gpt import GPT, GPTConfig
@@ -27,7 +27,7 @@ def _set(parameter: Any, values: Any) -> None:
 
 
 class VitByHand(nn.Module):
-    """Four strips of a 4×4 picture and a class token look at one another with two heads; no norm, no MLP."""
+    """Self-attention with two heads over four patches of a 4×4 image and a class token; no norm, no MLP."""
 
     NAMES = {
         "input": ("B T D", "Z⁰", "[cls; z] + P"),
@@ -48,28 +48,28 @@ class VitByHand(nn.Module):
         _set(self.attn.qkv.weight, np.concatenate([np.eye(4)] * 3))
         _set(self.attn.out.weight, np.eye(4))
 
-    def forward(self, picture: Tensor, probe: Off = OFF) -> Tensor:
-        strips = self.patches(picture, probe / "patches")
-        x = probe("input", torch.cat((self.cls, strips), 1) + self.seats)
+    def forward(self, picture: Tensor, probe: Probe = OFF) -> Tensor:
+        patches = self.patches(picture, probe / "patches")
+        x = probe("input", torch.cat((self.cls, patches), 1) + self.seats)
         return probe("out", x + self.attn(x, Span.whole(5).under(full), probe=probe / "attn"))
 
 
-_STRIPS = {"strips": 1, "grid": [2, 2]}
+_STRIPS = {"first_patch": 1, "grid": [2, 2]}
 
 
 def vit_4x4() -> LiveTrace:
-    """A 4×4 picture through one attention of two heads, in numbers a pencil can follow."""
+    """A 4×4 image through one attention of two heads, with numbers for work by hand."""
     seats = ["cls", "strip 1", "strip 2", "strip 3", "strip 4"]
     picture = torch.arange(1, 17, dtype=torch.float64).reshape(1, 1, 4, 4)
     return trace(VitByHand(), picture, words={"T": seats, "S": seats, "N": seats[1:]}, facts=_STRIPS)
 
 
-class Looking(nn.Module):
-    """Given wants, haves and gives look at one another: attention with nothing around it."""
+class TagAttention(nn.Module):
+    """Attention over given WANT (query), HAVE (key) and GIVE (value) tags."""
 
     NAMES = {name: Attention.NAMES[name] for name in ("scores", "pattern")} | {"z": ("B h T d", "H", "A V")}
 
-    def forward(self, want: Tensor, have: Tensor, give: Tensor, probe: Off = OFF) -> Tensor:
+    def forward(self, want: Tensor, have: Tensor, give: Tensor, probe: Probe = OFF) -> Tensor:
         return probe("z", attend(want, have, give, probe=probe))
 
 
@@ -84,11 +84,11 @@ def pencil_attention() -> LiveTrace:
         )
     )
     strips = ["s1", "s2"]
-    return trace(Looking(), want, have, give, words={"T": strips, "S": strips})
+    return trace(TagAttention(), want, have, give, words={"T": strips, "S": strips})
 
 
-def _penciled(model: Any, seed: int) -> Any:
-    """Weights of one decimal, so that they can be written down."""
+def _one_decimal(model: Any, seed: int) -> Any:
+    """The model with weights of one decimal, for work by hand."""
     rng = np.random.Generator(np.random.Philox(key=seed))
     for name, parameter in model.named_parameters():
         drawn = np.round(rng.normal(0, 0.5, parameter.shape), 1)
@@ -97,52 +97,52 @@ def _penciled(model: Any, seed: int) -> Any:
 
 
 def nanogpt_block() -> LiveTrace:
-    """Four words through one block of a GPT, 8 numbers wide, one head: every line of the notation once."""
+    """Four words through one block of a GPT of width 8 with one head: every line of the notation once."""
     words = ["the", "cat", "sat", "on", "a", "mat"]
     model = GPT(
         GPTConfig(vocab=6, context=4, width=8, depth=1, heads=1, hidden=16, positions="learned", bias=True)
     ).double()
     seen = words[:4]
-    return trace(_penciled(model, 1), torch.arange(4)[None], words={"T": seen, "S": seen, "V": words})
+    return trace(_one_decimal(model, 1), torch.arange(4)[None], words={"T": seen, "S": seen, "V": words})
 
 
 def vit_text() -> LiveTrace:
-    """A 4×4 picture in four strips, then three words, one stream: the text sees the picture, never the other way."""
+    """A 4×4 image in four patches, then three words, in one sequence: text attends to the image, not the reverse."""
     words = ["begin", "a", "dark", "square", "light"]
     model = Captioner(
         CaptionerConfig(
             image_size=(4, 4), channels=1, patch=(2, 2), vocab=5, context=3, width=8, depth=1, heads=1, hidden=16,
-            mask="causal", positions="learned", types=False, delimiters=False, bias=True,
+            mask="causal", positions="learned", type_embeddings=False, delimiters=False, bias=True,
         )
     ).double()  # fmt: skip
     picture = torch.arange(16, dtype=torch.float64).reshape(1, 1, 4, 4) / 10
     strips = [f"strip {i + 1}" for i in range(4)]
     stream = strips + words[:3]
     labels = {"T": stream, "S": stream, "N": strips, "M": strips, "t": words[:3], "V": words}
-    facts = {**_STRIPS, "strips": 0}
-    return trace(_penciled(model, 2), torch.arange(3)[None], picture, words=labels, facts=facts)
+    facts = {**_STRIPS, "first_patch": 0}
+    return trace(_one_decimal(model, 2), torch.arange(3)[None], picture, words=labels, facts=facts)
 
 
-DEVIATIONS = (4, 16, 64, 256, 1024)  # widths at which the deviation of scores is measured
+DEVIATIONS = (4, 16, 64, 256, 1024)  # widths for which the standard deviation of scores is measured
 SENTENCE = ["The", "cat", "sat", "on", "the", "mat"]
 
 
 def _drawn() -> dict[str, Any]:
-    """The demonstration's numbers, in the order its program draws them."""
+    """The random numbers of the demonstration, in the order its program draws them."""
     rng = np.random.RandomState(42)
     x = rng.randn(6, 8)
     one = [rng.randn(8, 4) * 0.5 for _ in range(3)]
     curve = []
     for width in DEVIATIONS:
         q, k = rng.randn(1000, width), rng.randn(1000, width)
-        dots = (q * k).sum(1)
-        curve.append((width, float(dots.std()), float((dots / np.sqrt(width)).std())))
+        products = (q * k).sum(1)
+        curve.append((width, float(products.std()), float((products / np.sqrt(width)).std())))
     heads = [[rng.randn(8, 2) * 0.5 for _ in range(4)] for _ in range(3)]
     return {"x": x, "one": one, "curve": curve, "heads": heads, "out": rng.randn(8, 8) * 0.5}
 
 
 def deviations() -> list[tuple[int, float, float]]:
-    """Tag width, deviation of the plain dot products, and of the scaled ones."""
+    """Head width, standard deviation of the dot products, and of the scaled ones."""
     return _drawn()["curve"]
 
 
@@ -156,58 +156,60 @@ class OneAndMany(nn.Module):
         self.many = Attention(8, 4, bias=False)
         self.double()
         _set(self.one.qkv.weight, np.concatenate([w.T for w in drawn["one"]]))
-        _set(self.one.out.weight, np.eye(8, 4))  # the one head's output is read as it is
+        _set(self.one.out.weight, np.eye(8, 4))  # the output of the one head is not projected
         _set(self.many.qkv.weight, np.concatenate([w.T for part in drawn["heads"] for w in part]))
         _set(self.many.out.weight, drawn["out"].T)
 
-    def forward(self, x: Tensor, probe: Off = OFF) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, probe: Probe = OFF) -> tuple[Tensor, Tensor]:
         span = Span.whole(x.shape[1]).under(full)
         return self.one(x, span, probe=probe / "one"), self.many(x, span, probe=probe / "many")
 
 
 def mha_demo() -> LiveTrace:
-    """Six random words: one head, and four heads beside one another."""
+    """Six random words through one head, and through four heads."""
     labels = {"T": SENTENCE, "S": SENTENCE}
     return trace(OneAndMany(), torch.from_numpy(_drawn()["x"])[None], words=labels, facts={"curve": deviations()})
 
 
-class ReadThenWrite(nn.Module):
-    """Three tokens are read into the cache; then one more needs only its own row of keys and values."""
+class PrefillAndDecode(nn.Module):
+    """Three tokens fill the cache (prefill); then one more computes only its own key and value (decode)."""
 
     def __init__(self, model: GPT):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor, next: Tensor, probe: Off = OFF) -> Tensor:
+    def forward(self, tokens: Tensor, next: Tensor, probe: Probe = OFF) -> Tensor:
         cache = self.model.new_cache(1, 4)
         self.model(tokens, cache=cache, probe=probe / "read")
         return self.model(next, cache=cache, probe=probe / "next")
 
 
 def kv_cache() -> LiveTrace:
-    """Generation with a cache: what was kept of three words, and the one row that the fourth adds."""
+    """Generation with a KV cache: the keys and values of three words, and the row that the fourth adds."""
     words = ["the", "cat", "sat", "on"]
     model = GPT(GPTConfig(vocab=4, context=4, width=4, depth=1, heads=1, hidden=8, positions="learned")).double()
     inputs = torch.arange(3)[None], torch.tensor([[3]])
-    return trace(ReadThenWrite(_penciled(model, 3)), *inputs, words={"S": words, "T": words[:3], "V": words})
+    return trace(PrefillAndDecode(_one_decimal(model, 3)), *inputs, words={"S": words, "T": words[:3], "V": words})
 
 
 def original_transformer() -> LiveTrace:
-    """Three words read by one stack, three written by another: attention in its three roles, a norm after each part."""
+    """An encoder of three words and a decoder of three: the three kinds of attention, with post-norm blocks."""
     words = ["begin", "the", "cat", "sleeps", "die", "Katze", "schläft"]
     model = Seq2Seq(
         Seq2SeqConfig(
-            vocab=7, context=3, source_context=3, width=8, depth=1, heads=2, hidden=16, trunk="post", activation="relu",
-            bias=True, positions="sincos", scaled=True,
+            vocab=7, context=3, source_context=3, width=8, depth=1, heads=2, hidden=16, norm_position="post",
+            activation="relu", bias=True, positions="sinusoidal", scale_embeddings=True,
         )
     ).double()  # fmt: skip
     source, target = words[1:4], [words[0], *words[4:6]]
-    read, said = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 4, 5]])
-    return trace(_penciled(model, 4), said, read, words={"s": source, "T": target, "S": target, "V": words})
+    source_tokens, target_tokens = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 4, 5]])
+    return trace(
+        _one_decimal(model, 4), target_tokens, source_tokens, words={"s": source, "T": target, "S": target, "V": words}
+    )
 
 
 class Conditioned(nn.Module):
-    """Two strips through one block whose norms a condition sets, shifts and gates included."""
+    """Two patches through one adaLN-Zero block: shifts, scales and gates come from a condition."""
 
     def __init__(self):
         super().__init__()
@@ -218,16 +220,16 @@ class Conditioned(nn.Module):
             4,
         )
 
-    def forward(self, x: Tensor, condition: Tensor, probe: Off = OFF) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor, probe: Probe = OFF) -> Tensor:
         return self.block(x, Span.whole(x.shape[1]).under(full), condition, probe / "block")
 
 
 def adaln() -> LiveTrace:
-    """Two strips at one moment of their noise: the clock sets the norms, scales them, and opens the gates."""
-    model = _penciled(Conditioned().double(), 5)
-    strips = torch.tensor([[[1.0, -0.5, 0.2, 0.8], [0.0, 1.5, -1.0, 0.5]]], dtype=torch.float64)
-    clock = torch.tensor([[0.5, -1.0, 0.3, 0.7]], dtype=torch.float64)
-    return trace(model, strips, clock, words={"T": ["s1", "s2"], "S": ["s1", "s2"]})
+    """Two noised patches at one timestep: its embedding sets the shifts, scales and gates of a block."""
+    model = _one_decimal(Conditioned().double(), 5)
+    patches = torch.tensor([[[1.0, -0.5, 0.2, 0.8], [0.0, 1.5, -1.0, 0.5]]], dtype=torch.float64)
+    condition = torch.tensor([[0.5, -1.0, 0.3, 0.7]], dtype=torch.float64)
+    return trace(model, patches, condition, words={"T": ["s1", "s2"], "S": ["s1", "s2"]})
 
 
 EXAMPLES: dict[str, Callable[[], LiveTrace]] = {

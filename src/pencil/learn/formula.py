@@ -1,4 +1,4 @@
-"""The small language of a worked example's formulas: arithmetic on float64 arrays, and nothing else of Python."""
+"""The formulas of worked examples: arithmetic on float64 arrays, and nothing else of Python."""
 
 import ast
 import inspect
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError, nearest
-from .functions import CONSTANTS, FUNCTIONS, integer, room
+from .functions import CONSTANTS, FUNCTIONS, check_size, integer
 
-# a formula must neither fill the machine nor keep it busy
+# limits, so that a formula neither fills the memory nor runs for long
 LETTERS, DEPTH = 2_000, 80
 BINARY: dict[type, tuple[str, Callable]] = {
     ast.Add: ("+", np.add),
@@ -36,7 +36,7 @@ COMPARE: dict[type, Callable] = {
 
 
 def read(text: str) -> ast.expr:
-    """A formula taken apart; nothing is worked out yet."""
+    """A parsed formula; nothing is computed yet."""
     if len(text) > LETTERS:
         raise UserError(f"a formula of {len(text):,} letters is too long; name its parts in steps of their own")
     try:
@@ -50,13 +50,13 @@ def read(text: str) -> ast.expr:
 
 
 def names(tree: ast.expr) -> set[str]:
-    """The values a formula speaks of; functions have names of their own."""
+    """The names of values in a formula, without those of functions."""
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
 
 
 def work_out(tree: ast.expr, known: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The value of a formula where these names are known."""
+    """The value of a formula, given the values of its names."""
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -66,7 +66,7 @@ def work_out(tree: ast.expr, known: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _value(node: ast.AST, known: Mapping[str, np.ndarray], depth: int) -> np.ndarray:
-    # numpy hands back a bare number where an array has no axes
+    # numpy returns a scalar for an array without axes
     return np.asarray(_worked(node, known, depth), dtype=np.float64)
 
 
@@ -86,9 +86,9 @@ def _worked(node: ast.AST, known: Mapping[str, np.ndarray], depth: int) -> Any:
             return known[name] if name in known else CONSTANTS[name]
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
             rows = [inner(part) for part in parts]
-            room(sum(row.size for row in rows))
+            check_size(sum(row.size for row in rows))
             if len({row.shape for row in rows}) > 1:
-                raise UserError(f"the rows of {_said(node)} differ in shape")
+                raise UserError(f"the rows of {_source(node)} differ in shape")
             return np.stack(rows) if rows else np.zeros(0)
         case ast.UnaryOp(op=ast.USub(), operand=part):
             return -inner(part)
@@ -97,7 +97,7 @@ def _worked(node: ast.AST, known: Mapping[str, np.ndarray], depth: int) -> Any:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
             return _combined(node, *BINARY[type(op)], inner(left), inner(right))
         case ast.BinOp(op=ast.BitXor()):
-            raise UserError(f"in {_said(node)} ^ is not a power; write **")
+            raise UserError(f"in {_source(node)} ^ is not a power; write **")
         case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in COMPARE for op in ops):
             sides = [inner(part) for part in (left, *others)]
             true = np.asarray(1.0)
@@ -108,16 +108,16 @@ def _worked(node: ast.AST, known: Mapping[str, np.ndarray], depth: int) -> Any:
             whole = inner(part)
             return whole if whole.ndim < 2 else np.swapaxes(whole, -1, -2)
         case ast.Attribute(attr=name):
-            raise UserError(f".{name} is not understood: only .T, a matrix turned, may follow a dot")
+            raise UserError(f".{name} is not understood: only .T, the transpose, may follow a dot")
         case ast.Subscript(value=part, slice=place):
             return _picked(node, inner(part), place, inner)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             if name not in FUNCTIONS:
                 raise UserError(f"{name} is not a function of formulas; {nearest(name, FUNCTIONS)}")
             given = [inner(part) for part in args]
-            room(sum(part.size for part in given))
+            check_size(sum(part.size for part in given))
             return _called(node, name, given, {str(word.arg): inner(word.value) for word in keywords})
-    raise UserError(f"{_said(node)} is not understood in a formula")
+    raise UserError(f"{_source(node)} is not understood in a formula")
 
 
 def _combined(node: ast.AST, symbol: str, function: Callable, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -126,12 +126,12 @@ def _combined(node: ast.AST, symbol: str, function: Callable, a: np.ndarray, b: 
             shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:-1], *b.shape[-1:])
         else:
             shape = np.broadcast_shapes(a.shape, b.shape)
-        room(prod(shape))
+        check_size(prod(shape))
         return np.asarray(function(a, b), dtype=np.float64)
     except UserError:
         raise
     except ValueError:
-        raise UserError(f"in {_said(node)} the shapes {by(a.shape)} and {by(b.shape)} do not fit") from None
+        raise UserError(f"in {_source(node)} the shapes {by(a.shape)} and {by(b.shape)} do not fit") from None
 
 
 def _called(node: ast.AST, name: str, args: list[np.ndarray], keywords: dict[str, np.ndarray]) -> Any:
@@ -139,13 +139,13 @@ def _called(node: ast.AST, name: str, args: list[np.ndarray], keywords: dict[str
     try:
         inspect.signature(function).bind(*args, **keywords)
     except TypeError:
-        raise UserError(f"{_said(node)} is not understood; write {name}{inspect.signature(function)}") from None
+        raise UserError(f"{_source(node)} is not understood; write {name}{inspect.signature(function)}") from None
     try:
         return function(*args, **keywords)
     except UserError:
         raise
     except (ValueError, TypeError, IndexError, ArithmeticError) as error:
-        raise UserError(f"{_said(node)} cannot be worked out: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{_source(node)} cannot be worked out: {str(error).splitlines()[0]}") from None
 
 
 def _picked(node: ast.AST, whole: np.ndarray, place: ast.AST, inner: Callable) -> Any:
@@ -159,7 +159,7 @@ def _picked(node: ast.AST, whole: np.ndarray, place: ast.AST, inner: Callable) -
                 return ...
         where = inner(part)
         if where.size > 1:
-            room(where.size * max(1, prod(whole.shape[1:])))
+            check_size(where.size * max(1, prod(whole.shape[1:])))
         if not np.all(np.abs(where) < 2**31) or np.any(where != np.floor(where)):
             raise IndexError
         return where.astype(int)
@@ -169,15 +169,15 @@ def _picked(node: ast.AST, whole: np.ndarray, place: ast.AST, inner: Callable) -
     except UserError:
         raise
     except (IndexError, ValueError, TypeError):
-        raise UserError(f"there is no {_said(node)}: the shape is {by(whole.shape)}") from None
+        raise UserError(f"there is no {_source(node)}: the shape is {by(whole.shape)}") from None
 
 
 def by(shape: tuple[int, ...]) -> str:
-    """2×3, or what a shape without axes is."""
+    """2×3, or “a single number” for no axes."""
     return "×".join(map(str, shape)) if shape else "a single number"
 
 
-def _said(node: ast.AST) -> str:
+def _source(node: ast.AST) -> str:
     try:
         return _short(ast.unparse(node))
     except RecursionError:

@@ -1,4 +1,4 @@
-"""The functions a worked example's formulas may call, all on float64 arrays."""
+"""The functions that formulas of worked examples may call, on float64 arrays."""
 
 import math
 from collections.abc import Callable
@@ -9,23 +9,23 @@ import numpy as np
 
 from ..config import UserError
 
-NUMBERS = 1_000_000  # a value must not fill the machine
+LARGEST = 1_000_000  # numbers in one value, so that it cannot fill the memory
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf}
 
 
-def room(count: int) -> None:
-    if count > NUMBERS:
-        raise UserError(f"a value of {count:,} numbers is more than the {NUMBERS:,} a formula may hold")
+def check_size(count: int) -> None:
+    if count > LARGEST:
+        raise UserError(f"a value of {count:,} numbers is more than the {LARGEST:,} a formula may hold")
 
 
 def integer(x: Any) -> int:
     if not float(x).is_integer() or abs(x) > 2**31:
-        raise ValueError(f"{float(x):g} is not a whole number to count with")
+        raise ValueError(f"{float(x):g} is not a whole number in range")
     return int(x)
 
 
 def _sizes(parts: tuple[Any, ...]) -> list[int]:
-    """reshape(x, 2, 3) and reshape(x, shape(y)) alike."""
+    """The sizes in reshape(x, 2, 3) or reshape(x, shape(y))."""
     return [integer(size) for part in parts for size in np.ravel(part)]
 
 
@@ -46,7 +46,7 @@ def _along(function: Callable) -> Callable:
 def _filled(number: float) -> Callable:
     def filled(*shape):
         sizes = _sizes(shape)
-        room(prod(sizes))
+        check_size(prod(sizes))
         return np.full(sizes, number)
 
     return filled
@@ -61,7 +61,7 @@ def _softmax(x, *, axis=-1):
 
 
 def _layernorm(x, gamma=1, beta=0, *, eps=0):
-    room(prod(np.broadcast_shapes(np.shape(x), np.shape(gamma), np.shape(beta))))
+    check_size(prod(np.broadcast_shapes(np.shape(x), np.shape(gamma), np.shape(beta))))
     centred = x - x.mean(axis=-1, keepdims=True)
     return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps) * gamma + beta
 
@@ -82,12 +82,12 @@ def _transpose(x, *axes):
     return np.transpose(x, _sizes(axes) or None)
 
 
-def _fold(picture, patch):
-    *outer, height, width = picture.shape
+def _fold(image, patch):
+    *outer, height, width = image.shape
     p = integer(patch)
     if p < 1 or height % p or width % p:
         raise ValueError(f"{height}×{width} is not cut evenly by patches of {p}")
-    return picture.reshape(*outer, height // p, p, width // p, p)
+    return image.reshape(*outer, height // p, p, width // p, p)
 
 
 def _swap(folded):
@@ -101,22 +101,22 @@ def _glue(swapped):
 
 def _arange(start, stop=None, step=1):
     first, last = (0.0, float(start)) if stop is None else (float(start), float(stop))
-    room(math.ceil((last - first) / float(step)))
+    check_size(math.ceil((last - first) / float(step)))
     return np.arange(first, last, float(step))
 
 
 def _eye(n):
-    room(integer(n) ** 2)
+    check_size(integer(n) ** 2)
     return np.eye(integer(n))
 
 
 def _causal(n):
-    room(integer(n) ** 2)
+    check_size(integer(n) ** 2)
     return np.where(np.tri(integer(n)) > 0, 0.0, -np.inf)
 
 
 def _where(condition, yes, no):
-    room(prod(np.broadcast_shapes(np.shape(condition), np.shape(yes), np.shape(no))))
+    check_size(prod(np.broadcast_shapes(np.shape(condition), np.shape(yes), np.shape(no))))
     return np.where(condition != 0, yes, no)
 
 

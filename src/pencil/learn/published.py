@@ -1,4 +1,4 @@
-"""The file of a worked example: its tables with the lines they stand on, and numbers as they were written."""
+"""The file of a worked example: its tables with their line numbers, and its numbers as written."""
 
 import keyword
 import math
@@ -22,7 +22,7 @@ Known = dict[str, np.ndarray]
 
 
 class Written(float):
-    """A number as it was written: 0.540 says more than 0.54."""
+    """A number with its text: 0.540 is more precise than 0.54."""
 
     def __new__(cls, text: str):
         number = super().__new__(cls, text)
@@ -34,20 +34,20 @@ class Written(float):
 
 @dataclass(frozen=True)
 class Printed:
-    """A printed number, and half a unit of its last digit; an exact expression has no such half."""
+    """A printed number, and half a unit of its last digit, which is 0 for an exact expression."""
 
     text: str
     value: float
     half: float
 
     def fits(self, value: float) -> bool:
-        """Whether the value rounds to what is printed; a tie may be rounded either way."""
+        """Whether the value rounds to the printed number; a tie may be rounded up or down."""
         if not math.isfinite(value):
             return value == self.value
         return abs(value - self.value) <= self.half * (1 + 1e-9) + 8 * math.ulp(value)
 
     def alike(self, value: float) -> str:
-        """The value to a digit more than is printed."""
+        """The value with one digit more than the printed number."""
         if not self.half or not math.isfinite(value):
             return f"{value:.10g}"
         digits = max(0, round(-math.log10(2 * self.half)))
@@ -58,24 +58,24 @@ class Printed:
 
 
 class Tables:
-    """The file's tables, and the line each of their keys is on."""
+    """The tables of a file, and the line of each of their keys."""
 
     def __init__(self, text: str, file: str):
         self.file, self.lines = file, text.split("\n")
         try:
-            held = tomllib.loads(text, parse_float=Written)
+            content = tomllib.loads(text, parse_float=Written)
         except RecursionError:
             raise UserError(f"{file}, line {_deepest(text)}: nested too deeply") from None
         except ValueError as error:
             found = re.search(r" \(at (?:line (\d+)|end of document)", str(error))
-            # the only other refusal is of whole numbers with thousands of digits
+            # the only other error is for integers with thousands of digits
             long = next((n for n, line in enumerate(self.lines, 1) if re.search(r"\d{4000}", line)), len(self.lines))
             line = int(found[1]) if found and found[1] else len(text.rstrip().split("\n")) if found else long
-            said = str(error)[: found.start()] if found else "a number has too many digits"
-            raise self.error(said[:1].lower() + said[1:], "", line=line) from None
+            message = str(error)[: found.start()] if found else "a number has too many digits"
+            raise self.error(message[:1].lower() + message[1:], "", line=line) from None
         self.places = self._find_places()
-        self._refuse_unknown("", 0, held)
-        self.inputs, self.steps = held.get("inputs", {}), held.get("step", [])
+        self._refuse_unknown("", 0, content)
+        self.inputs, self.steps = content.get("inputs", {}), content.get("step", [])
         if not isinstance(self.inputs, dict):
             raise self.error("inputs must be a table, [inputs]", "inputs")
         if not isinstance(self.steps, list) or not all(isinstance(step, dict) for step in self.steps):
@@ -86,10 +86,10 @@ class Tables:
             self._refuse_unknown("step", i, step)
             if "formula" not in step:
                 raise self.error("this step has no formula", "", "step", i)
-        self.title = one_line(held.get("title", Path(file).stem))
+        self.title = one_line(content.get("title", Path(file).stem))
 
     def _find_places(self) -> dict[tuple[str, int], dict[str, int]]:
-        """(table, which of that name) to the line of each key; tomllib keeps no lines."""
+        """The line of each key, by (table, its index among those of this name); tomllib has no line numbers."""
         places = {("", 0): {"": 1}}
         here, within, seen = places["", 0], False, Counter[str]()
         for line, row in enumerate(self.lines, 1):
@@ -115,7 +115,7 @@ class Tables:
         return UserError(f"{self.file}, line {line or self.line(key, table, which)}: {one_line(sentence)}")
 
     def on(self, key: str, table: str, which: int, work: Any, *what: Any) -> Any:
-        """The work done; what it refuses is refused with the line it stands on."""
+        """`work(*what)`; its errors get the line number of the key."""
         try:
             return work(*what)
         except _BadNumber as error:
@@ -126,8 +126,8 @@ class Tables:
         except UserError as error:
             raise self.error(str(error), key, table, which) from None
 
-    def _refuse_unknown(self, table: str, which: int, held: dict[str, Any]) -> None:
-        for key, value in held.items():
+    def _refuse_unknown(self, table: str, which: int, content: dict[str, Any]) -> None:
+        for key, value in content.items():
             if key not in KEYS[table]:
                 raise self.error(f"{key} is not understood here; {nearest(key, KEYS[table])}", key, table, which)
             if key == "line" and type(value) is not int:
@@ -143,7 +143,7 @@ class _BadNumber(UserError):
 
 
 def one_line(text: str) -> str:
-    """Text that is shown on one line of a terminal, whatever is in it."""
+    """Text on one line, without control characters."""
     text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return text if len(text) <= 500 else text[:499] + "…"
 
@@ -168,7 +168,7 @@ def as_input(name: str, value: Any) -> np.ndarray:
 
 
 def as_printed(value: Any, exact: np.ndarray, known: Known) -> dict[tuple[int, ...], Printed]:
-    """Each printed number at its index; _ stands for one that is not printed."""
+    """Each printed number by its index; _ is one that is not printed."""
     cells = _cells(value)
     shape = _shape(cells)
     wanted = exact.shape
@@ -182,7 +182,7 @@ def as_printed(value: Any, exact: np.ndarray, known: Known) -> dict[tuple[int, .
             true = float(exact[index])
             if not math.isfinite(true) and true != found[index].value:
                 at = f" at {list(index)}" if index else ""
-                raise UserError(f"the formula gives {true}{at}, which no printed number can be held against")
+                raise UserError(f"the formula gives {true}{at}, which cannot be compared with a printed number")
     return found
 
 
@@ -191,7 +191,7 @@ def _slim(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cells(value: Any) -> Any:
-    """The numbers as text, in lists as they stand: a string's lines are rows, its brackets and commas only dress."""
+    """The numbers as text, in nested lists; the lines of a string are rows, its brackets and commas are ignored."""
     if isinstance(value, list):
         return [_cells(part) for part in value]
     if isinstance(value, str):
@@ -228,7 +228,7 @@ def _flat(cells: Any) -> Iterator[str]:
 
 
 def number(text: str, known: Known) -> Printed:
-    """A number as printed, or an exact expression of what is named above, as B or C*P*P."""
+    """A printed number, or an exact expression of names above, such as B or C*P*P."""
     plain = text.replace("−", "-").replace("∞", "inf")
     if plain.lstrip("+-") == "inf":
         return Printed(text, float(plain), 0.0)

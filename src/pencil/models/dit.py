@@ -1,12 +1,12 @@
-"""The diffusion transformer: a noised picture or video and the time in, what to take away out.
+"""The diffusion transformer (DiT): a noised image or video and the timestep in, the prediction target out.
 
-Strips look at one another in blocks whose norms are set by a condition: the time, and a label or a text if there is.
+The blocks' norms are set by a condition (adaLN): the timestep, and a label or a text if there is one.
 """
 
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
@@ -15,55 +15,69 @@ from torch import Tensor, nn
 from ..config import UserError
 from ..core.attention import Attention
 from ..core.blocks import AdaBlock, AdaNormBlock
-from ..core.embed import Patches, Time, Tokens
-from ..core.groups import Grouping, frames_and_seats, windows
+from ..core.embed import Patches, TimestepEmbedding, Tokens
+from ..core.groups import Grouping, frames_and_positions, windows
 from ..core.layers import MLP, LayerNorm, gelu_tanh
 from ..core.masks import full
-from ..core.patches import by, grid_of, join, seats
-from ..core.probe import OFF, Name, Off, spelled
+from ..core.patches import by, grid_of, grid_positions, join
+from ..core.probe import OFF, Name, Probe, spelled
 from ..core.span import Span
-from .parts import Scheme, check_picture, check_positions, check_sizes, positions_of, turned
+from .parts import (
+    RENAMED,
+    RENAMED_VALUES,
+    Scheme,
+    check_picture,
+    check_positions,
+    check_sizes,
+    make_positions,
+    rotary_width,
+)
 from .reader import Encoder, ReaderConfig, mean_of
 
 
 @dataclass(frozen=True)
 class DiTConfig:
-    """Sizes and choices. With `classes` it is given a label, with `vocab` a text, with neither nothing but the time.
+    """Sizes and options of a DiT. `classes` conditions it on a label, `vocab` on a text; else only on the timestep."""
 
-    `null` leaves room for no condition, which guidance needs. A video has `frames`, cut by `patch_frames`. `attention`
-    is among all strips, or of a video in turn within frames and across them, or within windows. `noise` is how pictures
-    were noised, and `says` what is said of them where that is in steps (linear, cosine); `variance`, of the variance
-    too. `ada` sets the norms and gates (zero) or the norms alone (plain).
-    """
+    image_size: tuple[int, int] = (8, 8)  # height and width
+    channels: int = 1  # of the images or latents
+    patch: tuple[int, int] = (2, 2)  # height and width of a patch
+    frames: int = 1  # frames of a video; 1 for images
+    patch_frames: int = 1  # frames in a patch
+    classes: int | None = None  # number of classes, for a label as condition
+    vocab: int | None = None  # tokens in the vocabulary, for a text as condition
+    context: int = 32  # maximum number of tokens of the text
+    text_encoder_depth: int = 2  # blocks of the text encoder
+    null_condition: bool = True  # the unconditional class or text that classifier-free guidance needs
+    width: int = 128  # size of the residual stream (d_model)
+    depth: int = 4  # number of blocks
+    heads: int = 4  # attention heads in a block
+    hidden: int | None = None  # width of the MLP; 4·width unless given
+    eps: float = 1e-6  # epsilon of the norms
+    mlp_eps: float | None = None  # epsilon of the norm before the MLP; eps unless given
+    positions: Scheme = "sinusoidal"  # position scheme
+    rope_theta: float = 100.0  # base of the RoPE frequencies
+    rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
+    max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
+    attention: Literal["full", "factored", "windowed"] = "full"  # factored: within frames, then across them
+    window: int = 4  # patches along each side of a window
+    adaln: Literal["zero", "plain"] = "zero"  # zero: norms and gates (adaLN-Zero); plain: norms alone
+    noise_schedule: Literal["flow", "linear", "cosine"] = "flow"  # flow is rectified flow
+    prediction: Literal["eps", "x0", "v"] = "eps"  # prediction target, where noise_schedule is linear or cosine
+    learned_variance: bool = False  # also predict the variance, where noise_schedule is linear or cosine
+    downscale_freq_shift: bool = False  # the lowest timestep frequency is exactly 1/10,000, as in diffusers
+    dropout: float = 0.0  # this model has none: it must be 0
 
-    image_size: tuple[int, int] = (8, 8)
-    channels: int = 1
-    patch: tuple[int, int] = (2, 2)
-    frames: int = 1
-    patch_frames: int = 1
-    classes: int | None = None
-    vocab: int | None = None
-    context: int = 32
-    reader_depth: int = 2
-    null: bool = True
-    width: int = 128
-    depth: int = 4
-    heads: int = 4
-    hidden: int | None = None
-    eps: float = 1e-6
-    mlp_eps: float | None = None  # of the norm before the MLP, where it is another, as diffusers has it
-    positions: Scheme = "sincos"
-    rope_base: float = 100.0
-    rope_share: float = 1.0  # of each head
-    reach: int | None = None  # distances beyond it count as it: 16 for shaw and 128 for t5 unless given
-    attention: Literal["full", "factored", "windowed"] = "full"
-    window: int = 4  # strips along each side of a window
-    ada: Literal["zero", "plain"] = "zero"
-    noise: Literal["flow", "linear", "cosine"] = "flow"
-    says: Literal["eps", "x0", "v"] = "eps"
-    variance: bool = False
-    time_closed: bool = False  # the clock's slowest wave is exactly 1/10,000, as diffusers has it
-    dropout: float = 0.0
+    RENAMED: ClassVar = RENAMED | {
+        "says": "prediction",
+        "noise": "noise_schedule",
+        "variance": "learned_variance",
+        "null": "null_condition",
+        "ada": "adaln",
+        "time_closed": "downscale_freq_shift",
+        "reader_depth": "text_encoder_depth",
+    }
+    RENAMED_VALUES: ClassVar = RENAMED_VALUES
 
     def __post_init__(self):
         check_sizes(self)
@@ -72,19 +86,19 @@ class DiTConfig:
         if self.mlp_eps is not None and not self.mlp_eps > 0:
             raise UserError(f"model.mlp_eps must be above 0, not {self.mlp_eps}")
         if self.dropout:
-            raise UserError(f"a dit drops nothing, and model.dropout is {self.dropout:g}: leave it out")
+            raise UserError(f"this model has no dropout, and model.dropout is {self.dropout:g}: leave it out")
         if self.classes is not None and self.vocab is not None:
-            raise UserError("a dit is given a label or a text, not both: leave model.classes or model.vocab out")
-        if self.variance and self.noise == "flow":
-            raise UserError("model.variance is for noise in steps: --model.noise linear or cosine")
+            raise UserError("the condition is a label or a text, not both: leave model.classes or model.vocab out")
+        if self.learned_variance and self.noise_schedule == "flow":
+            raise UserError("model.learned_variance needs --model.noise_schedule linear or cosine")
         if self.frames < 1 or self.patch_frames < 1 or self.frames % self.patch_frames:
             raise UserError(f"model.patch_frames {self.patch_frames} does not divide model.frames {self.frames}")
         if self.attention == "factored" and self.frames == 1:
-            raise UserError("model.attention factored is for video: it looks within frames, then across them")
+            raise UserError("model.attention factored is for video: attention within frames, then across them")
         if self.window < 1:
             raise UserError(f"model.window must be at least 1, not {self.window}")
         if self.attention == "windowed" and any(side % min(self.window, side) for side in self.grid):
-            raise UserError(f"model.window {self.window} does not divide a grid of {by(self.grid)} strips")
+            raise UserError(f"model.window {self.window} does not divide a grid of {by(self.grid)} patches")
 
     @property
     def head_width(self) -> int:
@@ -96,36 +110,36 @@ class DiTConfig:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Of what is read: height and width, and before them the frames of a video."""
+        """Of the input: height and width, and before them the frames of a video."""
         return self.image_size if self.frames == 1 else (self.frames, *self.image_size)
 
     @property
-    def cut(self) -> tuple[int, ...]:
+    def patch_sizes(self) -> tuple[int, ...]:
         return self.patch if self.frames == 1 else (self.patch_frames, *self.patch)
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Strips along each side."""
-        return grid_of(self.sides, self.cut)
+        """Patches along each side."""
+        return grid_of(self.sides, self.patch_sizes)
 
     @property
     def out_channels(self) -> int:
-        return self.channels * (1 + self.variance)
+        return self.channels * (1 + self.learned_variance)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What each letter of the shapes stands for here."""
-        strips, first = prod(self.grid), groupings(self, torch.device("cpu"))[0]
+        """The size of each axis letter used in shapes."""
+        patches, first = prod(self.grid), groupings(self, torch.device("cpu"))[0]
         groups = {} if first is None else {"w": first.count, "n": first.size}
         return groups | {
-            "T": strips, "S": strips, "N": strips, "c": self.channels * prod(self.cut), "D": self.width,
-            "h": self.heads, "g": self.heads, "d": self.head_width, "d/2": turned(self) // 2, "F": self.mlp_width,
-            "a": len(self.grid), "m": (6 if self.ada == "zero" else 4) * self.width, "f": 256, "s": self.context,
-            "o": self.out_channels * prod(self.cut), "r": 2 * self.width,
+            "T": patches, "S": patches, "N": patches, "c": self.channels * prod(self.patch_sizes), "D": self.width,
+            "h": self.heads, "g": self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2, "F": self.mlp_width,
+            "a": len(self.grid), "m": (6 if self.adaln == "zero" else 4) * self.width, "f": 256, "s": self.context,
+            "o": self.out_channels * prod(self.patch_sizes), "r": 2 * self.width,
         }  # fmt: skip
 
 
-_LATENT = dict(image_size=(32, 32), channels=4, classes=1000, variance=True, noise="linear")
+_LATENT = dict(image_size=(32, 32), channels=4, classes=1000, learned_variance=True, noise_schedule="linear")
 _SIZES = {
     "s": dict(width=384, depth=12, heads=6),
     "b": dict(width=768, depth=12, heads=12),
@@ -142,40 +156,41 @@ PRESETS: dict[str, dict] = {
 
 
 class DiT(nn.Module):
-    """A noised picture, the time and a condition to what the model says of it; the trunk is the loop in `forward`."""
+    """A noised image, the timestep and a condition to the prediction; the blocks run in the loop of `forward`."""
 
     NAMES = {
         "input": ("B T D", "X⁰", "I + P"),
         "condition": ("B D", "c", "c_t (+ c_y)"),
         "last": ("B r", "β γ", "SiLU(c) W_last + b_last"),
         "norm": ("B T D", "X_f", "Norm(X)·(1 + γ) + β"),
-        "strips": ("B N o", "Y", "X_f W_out + b_out"),
+        "patches_out": ("B N o", "Y", "X_f W_out + b_out"),
     }
     WEIGHTS = {
-        "labels.weight": "Y", "nothing": "c_∅", "last.weight": "W_last", "last.bias": "b_last", "head.weight": "W_out",
-        "head.bias": "b_out",
+        "labels.weight": "Y", "null_text": "c_∅", "last.weight": "W_last", "last.bias": "b_last",
+        "head.weight": "W_out", "head.bias": "b_out",
     }  # fmt: skip
-    LETTERS = {"reader": {"T": "s", "S": "s"}}
+    RENAMED_TENSORS = {"reader.": "text_encoder.", "words.": "text_tokens.", "nothing": "null_text"}  # before 0.7
+    LETTERS = {"text_encoder": {"T": "s", "S": "s"}}
 
     def __init__(self, config: DiTConfig):
         super().__init__()
         self.config = c = config
         self.mask = full
-        self.patches = Patches(c.channels, c.cut, c.width)
-        self.positions = positions_of(c.positions, c, c.grid)
+        self.patches = Patches(c.channels, c.patch_sizes, c.width)
+        self.positions = make_positions(c.positions, c, c.grid)
         self._declare_groups()
-        self.time = Time(c.width, closed=c.time_closed)
-        self.labels = Tokens(c.classes + c.null, c.width) if c.classes else None
-        self.words, self.reader, self.nothing = None, None, None
+        self.time = TimestepEmbedding(c.width, downscale_freq_shift=c.downscale_freq_shift)
+        self.labels = Tokens(c.classes + c.null_condition, c.width) if c.classes else None
+        self.text_tokens, self.text_encoder, self.null_text = None, None, None
         if c.vocab:
             small = ReaderConfig(
-                vocab=c.vocab, context=c.context, width=c.width, depth=c.reader_depth, heads=c.heads, hidden=c.hidden,
-                rope_share=c.rope_share,
+                vocab=c.vocab, context=c.context, width=c.width, depth=c.text_encoder_depth, heads=c.heads,
+                hidden=c.hidden, rope_fraction=c.rope_fraction,
             )  # fmt: skip
-            self.words, self.reader = Tokens(c.vocab, c.width), Encoder(small, c.context)
-            self.nothing = nn.Parameter(torch.zeros(c.width)) if c.null else None
+            self.text_tokens, self.text_encoder = Tokens(c.vocab, c.width), Encoder(small, c.context)
+            self.null_text = nn.Parameter(torch.zeros(c.width)) if c.null_condition else None
         block = partial(
-            AdaBlock if c.ada == "zero" else AdaNormBlock,
+            AdaBlock if c.adaln == "zero" else AdaNormBlock,
             partial(Attention, c.width, c.heads),
             partial(MLP, c.width, c.mlp_width, gelu_tanh),
             partial(LayerNorm, c.width, c.eps, bias=False, scale=False),
@@ -187,23 +202,24 @@ class DiT(nn.Module):
                 part.mlp_norm = LayerNorm(c.width, c.mlp_eps, bias=False, scale=False)
         self.norm = LayerNorm(c.width, c.eps, bias=False, scale=False)
         self.last = nn.Linear(c.width, 2 * c.width)
-        self.head = nn.Linear(c.width, c.out_channels * prod(c.cut))
+        self.head = nn.Linear(c.width, c.out_channels * prod(c.patch_sizes))
         self._initialise()
 
     def _declare_groups(self) -> None:
-        """Where strips look at one another in groups, a group is a row of the batch, in the blocks and in the bias."""
+        """Name the axes of grouped attention, where a group is a row of the batch, in the blocks and in the bias."""
         c = self.config
         if c.attention == "full":
             return
         within = {"B": "B·w", "T": "n", "S": "n"}
         then = {"B": "B·n", "T": "w", "S": "w"} if c.attention == "factored" else within
         self.LETTERS = self.LETTERS | {f"blocks.{i}": then if i % 2 else within for i in range(c.depth)}
-        biased = {k: Name(*v) for k, v in getattr(self.positions, "NAMES", {}).items() if k not in ("stamp", "angles")}
+        scheme = getattr(self.positions, "NAMES", {})
+        biased = {k: Name(*v) for k, v in scheme.items() if k not in ("embedding", "angles")}
         self.INNER = {f"positions.{name}": spelled(entry, within) for name, entry in biased.items()}
         self.NAMES = self.NAMES | {f"positions.next.{name}": spelled(entry, then) for name, entry in biased.items()}
 
     def _initialise(self) -> None:
-        """Glorot's for every matrix but those that set norms and the last, which begin at zero."""
+        """Xavier uniform for every matrix, but zero for the adaLN matrices and the head."""
         zero = {id(self.head), id(self.last)} | {id(block.get_submodule("ada")) for block in self.blocks}
         for module in self.modules():
             if isinstance(module, nn.Linear) and id(module) not in zero:
@@ -223,73 +239,73 @@ class DiT(nn.Module):
 
     def condition(
         self,
-        clock: Num[Tensor, "B"],
+        timestep: Num[Tensor, "B"],
         given: Int[Tensor, "B *s"] | None,
         places: Span | None,
-        nothing: Bool[Tensor, "B"] | None,
-        probe: Off = OFF,
+        drop_condition: Bool[Tensor, "B"] | None,
+        probe: Probe = OFF,
     ) -> Float[Tensor, "B D"]:
-        """The time, and the label or the text; rows marked `nothing` have neither."""
-        c, time = self.config, self.time(clock, probe / "time")
+        """The embedding of the timestep, plus that of the label or the text; null in the rows of `drop_condition`."""
+        c, condition = self.config, self.time(timestep, probe / "time")
         if (given is None) != (c.classes is None and c.vocab is None):
-            raise ValueError("a label or a text comes with every call to a model that takes one, and with no other")
-        if nothing is not None and not c.null:
-            raise ValueError("the model was trained without the null class: it cannot leave its condition out")
+            raise ValueError("a label or a text is given with every call to a model that takes one, and with no other")
+        if drop_condition is not None and not c.null_condition:
+            raise ValueError("the model has no null condition (model.null_condition false), so it cannot drop one")
         if self.labels is not None and given is not None:
-            label = given if nothing is None else given.masked_fill(nothing, c.classes or 0)
-            time = time + self.labels(label)
-        if self.reader is not None and self.words is not None and given is not None:
+            label = given if drop_condition is None else given.masked_fill(drop_condition, c.classes or 0)
+            condition = condition + self.labels(label)
+        if self.text_encoder is not None and self.text_tokens is not None and given is not None:
             there = places or Span.whole(given.shape[1], device=given.device)
-            read = self.reader(self.words(given), there, probe / "reader")
-            pooled = mean_of(read, there)
-            if nothing is not None and self.nothing is not None:
-                pooled = torch.where(nothing[:, None], self.nothing.to(pooled.dtype), pooled)
-            time = time + pooled
-        return probe("condition", time)
+            states = self.text_encoder(self.text_tokens(given), there, probe / "text_encoder")
+            pooled = mean_of(states, there)
+            if drop_condition is not None and self.null_text is not None:
+                pooled = torch.where(drop_condition[:, None], self.null_text.to(pooled.dtype), pooled)
+            condition = condition + pooled
+        return probe("condition", condition)
 
     def forward(
         self,
         picture: Float[Tensor, "B C *sides"],
-        clock: Num[Tensor, "B"],
+        timestep: Num[Tensor, "B"],
         given: Int[Tensor, "B *s"] | None = None,
         places: Span | None = None,
-        nothing: Bool[Tensor, "B"] | None = None,
-        probe: Off = OFF,
+        drop_condition: Bool[Tensor, "B"] | None = None,
+        probe: Probe = OFF,
     ) -> Float[Tensor, "B o *sides"]:
-        """What the model says of a noised picture; `given` is a label a row, or a text's tokens at their `places`."""
+        """The prediction for a noised image; `given` is a label a row, or the tokens of texts at their `places`."""
         c = self.config
         if tuple(picture.shape[1:]) != (c.channels, *c.sides):
             raise ValueError(
                 f"the pictures are {by(picture.shape[1:])} and the model takes {by((c.channels, *c.sides))}"
             )
-        condition = self.condition(clock, given, places, nothing, probe)
+        condition = self.condition(timestep, given, places, drop_condition, probe)
         x = self.patches(picture, probe / "patches")
-        coords = seats(c.grid, x.device)
+        coords = grid_positions(c.grid, x.device)
         x, here = self.positions(x, Span.whole(len(coords), coords=coords[None], device=x.device), probe / "positions")
         x = probe("input", x)
-        ways, spans = groupings(c, x.device), []
-        for way, inner in zip(ways, (probe / "positions", probe / "positions" / "next"), strict=False):
-            span = here if way is None else way.within(here, len(x))
+        groups, spans = groupings(c, x.device), []
+        for group, inner in zip(groups, (probe / "positions", probe / "positions" / "next"), strict=False):
+            span = here if group is None else group.within(here, len(x))
             spans.append(span.under(self.mask, partial(self.positions.bias, probe=inner)))
         for i, block in enumerate(self.blocks):
-            way, span = ways[i % len(ways)], spans[i % len(ways)]
-            if way is None:
+            group, span = groups[i % len(groups)], spans[i % len(groups)]
+            if group is None:
                 x = block(x, span, condition, probe / f"blocks.{i}")
             else:
-                grouped, each = way.gather(x), condition.repeat_interleave(way.count, 0)
-                x = way.scatter(block(grouped, span, each, probe / f"blocks.{i}"))
+                grouped, repeated = group.gather(x), condition.repeat_interleave(group.count, 0)
+                x = group.scatter(block(grouped, span, repeated, probe / f"blocks.{i}"))
         shift, scale = probe("last", self.last(nn.functional.silu(condition)))[:, None].chunk(2, -1)
         x = probe("norm", self.norm(x) * (1 + scale) + shift)
-        return join(probe("strips", self.head(x)), c.sides, c.cut)
+        return join(probe("patches_out", self.head(x)), c.sides, c.patch_sizes)
 
 
 def groupings(c: DiTConfig, device: torch.device) -> list[Grouping | None]:
-    """How the blocks look, in turn: at everything; within frames and across them; within windows, every other time
-    moved by half a window."""
+    """The attention groups of the blocks, used in rotation: none (all patches); frames, then positions across frames;
+    windows, then windows shifted by half their size."""
     if c.attention == "full":
         return [None]
     if c.attention == "factored":
-        return [*frames_and_seats(c.grid, device)]
+        return [*frames_and_positions(c.grid, device)]
     sizes = [min(c.window, side) for side in c.grid]
     half = [size // 2 if size < side else 0 for size, side in zip(sizes, c.grid, strict=True)]
     return [windows(c.grid, sizes, moved, device) for moved in ([0] * len(half), half)]

@@ -1,8 +1,8 @@
-"""GPT: text in, the next token's logits out; pre-norm, as GPT-2 and nanoGPT write it."""
+"""GPT: tokens in, the next token's logits out; pre-norm, as GPT-2 and nanoGPT."""
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from ..core.cache import Cache
 from ..core.embed import Tokens
 from ..core.masks import causal
-from ..core.probe import OFF, Off
+from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .parts import (
+    RENAMED,
+    RENAMED_VALUES,
     Activation,
     Scaling,
     Scheme,
@@ -21,36 +23,41 @@ from .parts import (
     check_positions,
     check_sizes,
     initialise,
+    make_positions,
     norm_maker,
-    positions_of,
-    turned,
+    rotary_width,
 )
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes and choices of a GPT; `hidden` and `kv_heads` follow from the others when not given."""
+    """Sizes and options of a GPT."""
 
-    vocab: int = 50257
-    context: int = 256
-    width: int = 128
-    depth: int = 4
-    heads: int = 4
-    kv_heads: int | None = None
-    hidden: int | None = None
-    norm: Literal["layer", "rms"] = "layer"
-    eps: float = 1e-5
-    activation: Activation = "gelu"
-    bias: bool = False
-    dropout: float = 0.0
-    positions: Scheme = "rope"
-    rope_base: float = 10000.0
-    rope_share: float = 1.0  # of each head
-    reach: int | None = None  # distances beyond it count as it: 16 for shaw and 128 for t5 unless given
-    rope_scaling: Scaling | None = None  # to read further than it was trained to: rope_factor times as far
-    rope_factor: float = 1.0
-    rope_trained: int | None = None  # context/rope_factor unless given
-    tied: bool = True
+    vocab: int = 50257  # tokens in the vocabulary
+    context: int = 256  # maximum number of tokens in a sequence
+    width: int = 128  # size of the residual stream (d_model)
+    depth: int = 4  # number of blocks
+    heads: int = 4  # attention heads in a block
+    kv_heads: int | None = None  # key-value heads (grouped-query attention); heads unless given
+    hidden: int | None = None  # width of the MLP; 4·width unless given
+    norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
+    eps: float = 1e-5  # epsilon of the norms
+    activation: Activation = "gelu"  # of the MLP; swiglu is gated
+    bias: bool = False  # biases in linear layers and norms
+    dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
+    attention_dropout: float | None = None  # rate for attention weights; dropout unless given
+    key_dropout: float = 0.0  # rate for whole keys, the same for all queries
+    positions: Scheme = "rope"  # position scheme
+    rope_theta: float = 10000.0  # base of the RoPE frequencies
+    rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
+    max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
+    rope_scaling: Scaling | None = None  # for contexts longer than the one trained on
+    rope_factor: float = 1.0  # context divided by the context trained on, for rope_scaling
+    rope_original_context: int | None = None  # the context trained on; context/rope_factor unless given
+    tie_embeddings: bool = True  # the token table is also the output matrix
+
+    RENAMED: ClassVar = RENAMED | {"tied": "tie_embeddings"}
+    RENAMED_VALUES: ClassVar = RENAMED_VALUES
 
     def __post_init__(self):
         check_sizes(self)
@@ -66,10 +73,10 @@ class GPTConfig:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What each letter of the shapes stands for here."""
+        """The size of each axis letter used in shapes."""
         return {
             "T": self.context, "S": self.context, "V": self.vocab, "D": self.width, "h": self.heads,
-            "g": self.kv_heads or self.heads, "d": self.head_width, "d/2": turned(self) // 2, "F": self.mlp_width,
+            "g": self.kv_heads or self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2, "F": self.mlp_width,
             "a": 1,
         }  # fmt: skip
 
@@ -77,8 +84,10 @@ class GPTConfig:
 _GPT2 = dict(vocab=50257, context=1024, activation="gelu-tanh", bias=True, positions="learned")
 
 # public sizes, for `pencil shapes` and `pencil cost`
-_LLAMA2 = dict(vocab=32000, context=4096, norm="rms", activation="swiglu", tied=False)
-_LLAMA3 = dict(vocab=128256, context=8192, norm="rms", activation="swiglu", tied=False, rope_base=500000.0, kv_heads=8)
+_LLAMA2 = dict(vocab=32000, context=4096, norm="rms", activation="swiglu", tie_embeddings=False)
+_LLAMA3 = dict(
+    vocab=128256, context=8192, norm="rms", activation="swiglu", tie_embeddings=False, rope_theta=500000.0, kv_heads=8
+)
 
 PRESETS: dict[str, dict] = {
     "nano": dict(width=128, depth=4, heads=4, context=64),
@@ -86,7 +95,15 @@ PRESETS: dict[str, dict] = {
     "small": dict(width=256, depth=6, heads=8, context=256),
     "shakespeare": dict(width=384, depth=6, heads=6, context=256, dropout=0.2),
     "llama-nano": dict(
-        width=128, depth=4, heads=4, kv_heads=2, hidden=344, context=64, norm="rms", activation="swiglu", tied=False
+        width=128,
+        depth=4,
+        heads=4,
+        kv_heads=2,
+        hidden=344,
+        context=64,
+        norm="rms",
+        activation="swiglu",
+        tie_embeddings=False,
     ),
     "gpt2": dict(width=768, depth=12, heads=12, **_GPT2),
     "gpt2-medium": dict(width=1024, depth=24, heads=16, **_GPT2),
@@ -101,7 +118,7 @@ PRESETS: dict[str, dict] = {
 
 
 class GPT(nn.Module):
-    """Tokens to logits; the parts are chosen by the config's data, the trunk is the loop in `forward`."""
+    """Tokens to logits; the config chooses the parts, and the blocks run in the loop of `forward`."""
 
     NAMES = {
         "embed": ("B T D", "E[t]", "rows of E"),
@@ -117,12 +134,12 @@ class GPT(nn.Module):
         self.config = c = config
         self.mask = causal
         self.tokens = Tokens(c.vocab, c.width)
-        self.positions = positions_of(c.positions, c, (c.context,), both=False)
+        self.positions = make_positions(c.positions, c, (c.context,), both=False)
         self.drop = nn.Dropout(c.dropout)
-        block = block_maker(c, cells=True)
+        block = block_maker(c)
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))
         self.norm = norm_maker(c)()
-        self.head = None if c.tied else nn.Linear(c.width, c.vocab, bias=c.bias)
+        self.head = None if c.tie_embeddings else nn.Linear(c.width, c.vocab, bias=c.bias)
         initialise(self, c.depth)
 
     def new_cache(self, batch: int, length: int | None = None) -> Cache:
@@ -142,11 +159,11 @@ class GPT(nn.Module):
         span: Span | None = None,
         cache: Cache | None = None,
         last: bool = False,
-        probe: Off = OFF,
+        probe: Probe = OFF,
     ) -> Float[Tensor, "B t V"]:
         """Logits for every token, or with `last` only for the last one.
 
-        Without a span the tokens stand one after another, after what the cache holds.
+        Without a span the tokens are consecutive, and follow those in the cache.
         """
         count = tokens.shape[1]
         here = span or (Span.whole(count, device=tokens.device) if cache is None else cache.next(count))

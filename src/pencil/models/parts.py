@@ -1,4 +1,4 @@
-"""What the families share: parts chosen by a config's words, checks of its sizes, and initialisation."""
+"""Shared by the models: parts chosen by a config, checks of its sizes, and initialisation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,16 +16,27 @@ from ..core.biases import T5, Alibi, Shaw
 from ..core.blocks import Block, CrossBlock, PostBlock, PostCrossBlock
 from ..core.layers import MLP, GatedMLP, LayerNorm, RMSNorm, gelu, gelu_tanh
 from ..core.patches import by
-from ..core.positions import Learned, Positions, Rope, SinCos, interpolate, llama3, ntk, yarn
+from ..core.positions import Learned, Positions, Rope, Sinusoidal, interpolate, llama3, ntk, yarn
 
-Scheme = Literal["learned", "sincos", "sincos-halves", "rope", "alibi", "shaw", "t5", "none"]
+Scheme = Literal["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu", "swiglu"]
 Scaling = Literal["linear", "ntk", "yarn", "llama3"]
-Trunk = Literal["pre", "post"]
+NormPosition = Literal["pre", "post"]
+
+# settings and values of versions before 0.7, and what they are called now
+RENAMED = {
+    "rope_base": "rope_theta", "rope_share": "rope_fraction", "rope_trained": "rope_original_context",
+    "reach": "max_distance",
+}  # fmt: skip
+RENAMED_VALUES = {
+    (name, f"sincos{rest}"): f"sinusoidal{rest}"
+    for name in ("positions", "image_positions")
+    for rest in ("", "-halves")
+}
 
 SIZES = (
     "vocab", "source_vocab", "context", "source_context", "width", "depth", "heads", "hidden", "kv_heads", "channels",
-    "classes", "picture_width", "rope_trained", "reach",
+    "classes", "image_width", "rope_original_context", "max_distance",
 )  # fmt: skip
 
 
@@ -36,10 +47,11 @@ def norm_maker(c: Any) -> Callable[[], nn.Module]:
     return partial(LayerNorm, c.width, c.eps, c.bias)
 
 
-def block_maker(c: Any, cells: bool = False, kind: Callable[..., Any] = Block) -> Callable[[], Any]:
-    """A block, by default the pre-norm one, with the config's attention, MLP and norm.
+def block_maker(c: Any, kind: Callable[..., Any] = Block) -> Callable[[], Any]:
+    """A factory of blocks, by default pre-norm, with the config's attention, MLP and norm.
 
-    What dropout takes from the pattern is whole keys, or, as in GPT-2, single `cells`, which a CPU pays dearly for.
+    `attention_dropout` zeroes single attention weights, at the rate of `dropout` unless given. `key_dropout` zeroes
+    whole keys for all queries, which every fused kernel can do.
     """
     mlp = {
         "gelu": partial(MLP, c.width, c.mlp_width, gelu, c.bias),
@@ -48,57 +60,58 @@ def block_maker(c: Any, cells: bool = False, kind: Callable[..., Any] = Block) -
         "silu": partial(MLP, c.width, c.mlp_width, F.silu, c.bias),
         "swiglu": partial(GatedMLP, c.width, c.mlp_width, F.silu, c.bias),
     }[c.activation]
-    dropped = {"dropout" if cells else "key_dropout": c.dropout}
-    attention = partial(Attention, c.width, c.heads, getattr(c, "kv_heads", None), bias=c.bias, **dropped)
+    dropout = c.dropout if c.attention_dropout is None else c.attention_dropout
+    attention = partial(Attention, c.width, c.heads, getattr(c, "kv_heads", None), bias=c.bias)
+    attention = partial(attention, dropout=dropout, key_dropout=c.key_dropout)
     return partial(kind, attention, mlp, norm_maker(c), c.dropout)
 
 
-# blocks of an encoder and of a decoder, where the norm stands before each part or after it
-TRUNKS = {"pre": (Block, CrossBlock), "post": (PostBlock, PostCrossBlock)}
+# the block of an encoder and of a decoder, pre-norm or post-norm
+BLOCKS = {"pre": (Block, CrossBlock), "post": (PostBlock, PostCrossBlock)}
 
 
-def positions_of(name: str, c: Any, seats: Sequence[int], before: int = 0, both: bool = True) -> Positions:
-    """The scheme of that name over a line, a picture's grid or a video's, as many axes as `seats` has sizes.
+def make_positions(name: str, c: Any, grid: Sequence[int], before: int = 0, both: bool = True) -> Positions:
+    """The named scheme for a text, an image or a video: one axis for each size of `grid`.
 
-    `both` says whether a token may look at those after it as well.
+    `before`: tokens before the grid. `both`: tokens attend in both directions.
     """
-    axes, head = len(seats), c.width // c.heads
+    axes, head = len(grid), c.width // c.heads
     return {
-        "learned": partial(Learned, seats, c.width, before),
-        "sincos": partial(SinCos, c.width, axes),
-        "sincos-halves": partial(SinCos, c.width, axes, halves=True),
-        "rope": partial(_rope, c, axes, seats[0]),
+        "learned": partial(Learned, grid, c.width, before),
+        "sinusoidal": partial(Sinusoidal, c.width, axes),
+        "sinusoidal-halves": partial(Sinusoidal, c.width, axes, halves=True),
+        "rope": partial(_rope, c, axes, grid[0]),
         "alibi": partial(Alibi, c.heads, axes),
-        "shaw": partial(Shaw, head, axes, c.reach or 16),
-        "t5": partial(T5, c.heads, axes, both, reach=c.reach or 128),
+        "shaw": partial(Shaw, head, axes, c.max_distance or 16),
+        "t5": partial(T5, c.heads, axes, both, max_distance=c.max_distance or 128),
         "none": Positions,
     }[name]()
 
 
-def turned(c: Any) -> int:
-    """How many channels of a head are turned."""
-    return int(c.width // c.heads * getattr(c, "rope_share", 1.0))
+def rotary_width(c: Any) -> int:
+    """The number of channels of a head that are rotated."""
+    return int(c.width // c.heads * getattr(c, "rope_fraction", 1.0))
 
 
 def _rope(c: Any, axes: int, context: int) -> Rope:
     scaling, factor, strength = getattr(c, "rope_scaling", None), getattr(c, "rope_factor", 1.0), 1.0
     stretch: Callable[[Tensor], Tensor] = lambda frequency: frequency  # noqa: E731
     if scaling is not None:
-        trained = c.rope_trained or max(1, round(context / factor))
+        trained = c.rope_original_context or max(1, round(context / factor))
         if scaling == "yarn":
-            stretch, strength = yarn(factor, trained, c.rope_base)
+            stretch, strength = yarn(factor, trained, c.rope_theta)
         else:
             stretch = {"linear": interpolate(factor), "ntk": ntk(factor), "llama3": llama3(factor, trained)}[scaling]
-    return Rope(c.width // c.heads, axes, c.rope_base, turned(c), stretch, strength)
+    return Rope(c.width // c.heads, axes, c.rope_theta, rotary_width(c), stretch, strength)
 
 
 def check_sizes(c: Any) -> None:
-    """Refuse, in a sentence, what no model can be built of."""
+    """Refuse sizes that no model can be built with."""
     for name in SIZES:
         value = getattr(c, name, None)
         if value is not None and value < 1:
             raise UserError(f"model.{name} must be at least 1, not {value}")
-    for name in ("eps", "rope_base", "rope_factor"):
+    for name in ("eps", "rope_theta", "rope_factor"):
         if not getattr(c, name, 1.0) > 0:
             raise UserError(f"model.{name} must be above 0, not {getattr(c, name)}")
     if c.width % c.heads:
@@ -107,33 +120,35 @@ def check_sizes(c: Any) -> None:
     kv_heads = getattr(c, "kv_heads", None) or c.heads
     if c.heads % kv_heads:
         raise UserError(f"model.kv_heads {kv_heads} does not divide model.heads {c.heads}")
-    if not 0 <= c.dropout < 1:
-        raise UserError(f"model.dropout must be at least 0 and under 1, not {c.dropout}")
+    for name in ("dropout", "attention_dropout", "key_dropout"):
+        if not 0 <= (getattr(c, name, 0) or 0) < 1:
+            raise UserError(f"model.{name} must be at least 0 and under 1, not {getattr(c, name)}")
 
 
 def check_positions(name: str, c: Any, axes: int) -> None:
-    """Whether the widths have the pairs of channels that a scheme of this many axes needs."""
-    head = turned(c)
-    share = getattr(c, "rope_share", 1.0)
-    if not 0 < share <= 1:
-        raise UserError(f"model.rope_share must be above 0 and at most 1 (the whole head), not {share}")
-    named = "the head width" if share == 1 else f"the part of a head that rope_share {share:g} turns"
+    """Refuse widths without the pairs of channels that the scheme needs for this many axes."""
+    head = rotary_width(c)
+    fraction = getattr(c, "rope_fraction", 1.0)
+    if not 0 < fraction <= 1:
+        raise UserError(f"model.rope_fraction must be above 0 and at most 1 (the whole head), not {fraction}")
+    named = "the head width" if fraction == 1 else f"the part of a head that rope_fraction {fraction:g} rotates"
     if name == "rope" and head % 2:
-        raise UserError(f"rotations turn pairs of channels, so {named} must be even, not {head}")
+        raise UserError(f"rope rotates pairs of channels, so {named} must be even, not {head}")
     if name == "rope" and head < 2 * axes:
-        raise UserError(f"rotations along {axes} axes need {named} to be at least {2 * axes}, not {head}")
-    if name == "t5" and c.reach is not None and c.reach <= 16:
+        raise UserError(f"rope along {axes} axes needs {named} to be at least {2 * axes}, not {head}")
+    if name == "t5" and c.max_distance is not None and c.max_distance <= 16:
         raise UserError(
-            f"t5 tells 16 distances apart before it groups any, so model.reach must be over 16, not {c.reach}"
+            "t5 has a bucket for each of the first 16 distances, so model.max_distance must be over 16, "
+            f"not {c.max_distance}"
         )
-    if name.startswith("sincos") and c.width % 2:
-        raise UserError(f"sine and cosine come in pairs, so model.width must be even, not {c.width}")
-    if name.startswith("sincos") and c.width < 2 * axes:
-        raise UserError(f"sine and cosine along {axes} axes need a width of at least {2 * axes}, not {c.width}")
+    if name.startswith("sinusoidal") and c.width % 2:
+        raise UserError(f"sines and cosines come in pairs, so model.width must be even, not {c.width}")
+    if name.startswith("sinusoidal") and c.width < 2 * axes:
+        raise UserError(f"sinusoidal positions along {axes} axes need a width of at least {2 * axes}, not {c.width}")
 
 
 def check_picture(c: Any) -> None:
-    """Whether the patch divides the picture; if not, which would."""
+    """Refuse a patch that does not divide the image, and suggest those that do."""
     for name in ("image_size", "patch"):
         if min(getattr(c, name)) < 1:
             raise UserError(f"model.{name} must be at least 1, not {by(getattr(c, name))}")
@@ -157,7 +172,7 @@ def _divisors_near(whole: int, wanted: int) -> list[int]:
 
 
 def initialise(model: nn.Module, depth: int) -> None:
-    """GPT-2's: normal(0.02), zero biases, and what writes to the trunk scaled down by √(2·depth)."""
+    """GPT-2's: normal(0.02), zero biases, and output projections into the residual stream scaled by 1/√(2·depth)."""
     for name, parameter in model.named_parameters():
         if name.endswith(("attn.out.weight", "cross.out.weight", "mlp.down.weight")):
             nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * depth))
@@ -168,7 +183,7 @@ def initialise(model: nn.Module, depth: int) -> None:
 
 
 def initialise_post(model: nn.Module) -> None:
-    """The first Transformer's: Glorot's uniform for every matrix of the blocks, each of Q, K and V by itself."""
+    """The first Transformer's: Xavier uniform for every matrix of the blocks, W_Q, W_K and W_V each by itself."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -181,11 +196,11 @@ def initialise_post(model: nn.Module) -> None:
 
 
 def parameters(make: Callable[[], nn.Module]) -> int:
-    """How many numbers a model learns, without allocating it."""
+    """The number of parameters of a model, without allocating it."""
     with torch.device("meta"):
         return sum(p.numel() for p in make().parameters())
 
 
-def numbers(picture: UInt8[Tensor, "B C *sides"]) -> Float[Tensor, "B C *sides"]:
-    """Bytes as the models read them: from −1 (black) to 1 (white)."""
+def normalize(picture: UInt8[Tensor, "B C *sides"]) -> Float[Tensor, "B C *sides"]:
+    """Bytes to floats, from −1 (black) to 1 (white)."""
     return picture.float() / 127.5 - 1

@@ -1,8 +1,8 @@
-"""The reader: text in, a label's logits out, or those of the words that were hidden; every token sees every other."""
+"""The reader, an encoder: text in, the logits of a class or of masked tokens out; attention in both directions."""
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -12,63 +12,66 @@ from ..config import UserError
 from ..core.embed import Tokens
 from ..core.layers import gelu
 from ..core.masks import NOWHERE, full, padding
-from ..core.probe import OFF, Off
+from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .parts import (
-    TRUNKS,
+    BLOCKS,
+    RENAMED,
+    RENAMED_VALUES,
     Activation,
+    NormPosition,
     Scaling,
     Scheme,
-    Trunk,
     block_maker,
     check_positions,
     check_sizes,
     initialise,
     initialise_post,
+    make_positions,
     norm_maker,
-    positions_of,
-    turned,
+    rotary_width,
 )
 
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """Sizes and choices of a reader; without `classes` it says which words were hidden.
+    """Sizes and options of a reader (an encoder like BERT); without `classes` it predicts masked tokens."""
 
-    `trunk` is where the norms stand: before each part, or after it as in BERT, which also norms its input
-    (`embed_norm`). `types` is how many kinds of token there are, where the input says of which kind each is.
-    """
+    vocab: int = 512  # tokens in the vocabulary
+    context: int = 128  # maximum number of tokens in a sequence
+    classes: int | None = None  # number of classes; unset, the model predicts masked tokens
+    width: int = 128  # size of the residual stream (d_model)
+    depth: int = 3  # number of blocks
+    heads: int = 4  # attention heads in a block
+    kv_heads: int | None = None  # key-value heads (grouped-query attention); heads unless given
+    hidden: int | None = None  # width of the MLP; 4·width unless given
+    norm_position: NormPosition = "pre"  # before each sublayer (pre) or after it (post)
+    embed_norm: bool = False  # a norm after the embeddings, as in BERT
+    norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
+    eps: float = 1e-5  # epsilon of the norms
+    activation: Activation = "gelu"  # of the MLP; swiglu is gated
+    bias: bool = True  # biases in linear layers and norms
+    dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
+    attention_dropout: float | None = None  # rate for attention weights; dropout unless given
+    key_dropout: float = 0.0  # rate for whole keys, the same for all queries
+    positions: Scheme = "rope"  # position scheme
+    rope_theta: float = 10000.0  # base of the RoPE frequencies
+    rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
+    max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
+    rope_scaling: Scaling | None = None  # for contexts longer than the one trained on
+    rope_factor: float = 1.0  # context divided by the context trained on, for rope_scaling
+    rope_original_context: int | None = None  # the context trained on; context/rope_factor unless given
+    token_types: int = 0  # number of token types (segments); 0 for none
+    pool: Literal["class", "mean"] = "class"  # the class is read from the first token, or from the mean of all
 
-    vocab: int = 512
-    context: int = 128
-    classes: int | None = None
-    width: int = 128
-    depth: int = 3
-    heads: int = 4
-    kv_heads: int | None = None
-    hidden: int | None = None
-    trunk: Trunk = "pre"
-    embed_norm: bool = False
-    norm: Literal["layer", "rms"] = "layer"
-    eps: float = 1e-5
-    activation: Activation = "gelu"
-    bias: bool = True
-    dropout: float = 0.0
-    positions: Scheme = "rope"
-    rope_base: float = 10000.0
-    rope_share: float = 1.0  # of each head
-    reach: int | None = None  # distances beyond it count as it: 16 for shaw and 128 for t5 unless given
-    rope_scaling: Scaling | None = None  # to read further than it was trained to: rope_factor times as far
-    rope_factor: float = 1.0
-    rope_trained: int | None = None  # context/rope_factor unless given
-    types: int = 0
-    pool: Literal["class", "mean"] = "class"
+    RENAMED: ClassVar = RENAMED | {"trunk": "norm_position", "types": "token_types"}
+    RENAMED_VALUES: ClassVar = RENAMED_VALUES
 
     def __post_init__(self):
         check_sizes(self)
         check_positions(self.positions, self, 1)
-        if self.types < 0:
-            raise UserError(f"model.types cannot be negative, not {self.types}")
+        if self.token_types < 0:
+            raise UserError(f"model.token_types must be at least 0, not {self.token_types}")
 
     @property
     def head_width(self) -> int:
@@ -80,16 +83,23 @@ class ReaderConfig:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What each letter of the shapes stands for here."""
-        said = {"V": self.vocab} if self.classes is None else {"K": self.classes}
-        return said | {
+        """The size of each axis letter used in shapes."""
+        output = {"V": self.vocab} if self.classes is None else {"K": self.classes}
+        return output | {
             "T": self.context, "S": self.context, "D": self.width, "h": self.heads, "g": self.kv_heads or self.heads,
-            "d": self.head_width, "d/2": turned(self) // 2, "F": self.mlp_width, "a": 1,
+            "d": self.head_width, "d/2": rotary_width(self) // 2, "F": self.mlp_width, "a": 1,
         }  # fmt: skip
 
 
 _BERT = dict(
-    vocab=30522, context=512, trunk="post", embed_norm=True, eps=1e-12, dropout=0.1, positions="learned", types=2
+    vocab=30522,
+    context=512,
+    norm_position="post",
+    embed_norm=True,
+    eps=1e-12,
+    dropout=0.1,
+    positions="learned",
+    token_types=2,
 )
 
 PRESETS: dict[str, dict] = {
@@ -101,23 +111,23 @@ PRESETS: dict[str, dict] = {
 
 
 class Encoder(nn.Module):
-    """Embedded tokens to what stands behind them: the stack of a reader, and the first of an encoder–decoder's two."""
+    """Embedded tokens to hidden states: the blocks of a reader, and the encoder of an encoder–decoder."""
 
     def __init__(self, config: Any, context: int):
         super().__init__()
         c = config
-        stamped, last = "E[t] (+ P)", "Norm(X)" if c.trunk == "pre" else "X"
+        added, last = "E[t] (+ P)", "Norm(X)" if c.norm_position == "pre" else "X"
         embed_norm = getattr(c, "embed_norm", False)
-        first = f"Norm({stamped})" if embed_norm else stamped
+        first = f"Norm({added})" if embed_norm else added
         self.NAMES = {"input": ("B T D", "X⁰", first), "out": ("B T D", "X_f", last)}
-        self.positions = positions_of(c.positions, c, (context,))
+        self.positions = make_positions(c.positions, c, (context,))
         self.embed_norm = norm_maker(c)() if embed_norm else None
         self.drop = nn.Dropout(c.dropout)
-        block = block_maker(c, cells=True, kind=TRUNKS[c.trunk][0])
+        block = block_maker(c, kind=BLOCKS[c.norm_position][0])
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))
-        self.norm = norm_maker(c)() if c.trunk == "pre" else None
+        self.norm = norm_maker(c)() if c.norm_position == "pre" else None
 
-    def forward(self, x: Float[Tensor, "B T D"], span: Span, probe: Off = OFF) -> Float[Tensor, "B T D"]:
+    def forward(self, x: Float[Tensor, "B T D"], span: Span, probe: Probe = OFF) -> Float[Tensor, "B T D"]:
         x, here = self.positions(x, span, probe / "positions")
         here = here.under(seen_whole(span), partial(self.positions.bias, probe=probe / "positions"))
         x = self.drop(probe("input", x if self.embed_norm is None else self.embed_norm(x)))
@@ -127,12 +137,12 @@ class Encoder(nn.Module):
 
 
 def seen_whole(span: Span):
-    """The mask under which all of a text is seen: nothing is refused but padding, where there may be some."""
+    """The mask of attention in both directions: only padding is masked, where there may be any."""
     return padding if span.start is None else full
 
 
 def mean_of(x: Float[Tensor, "B T D"], span: Span) -> Float[Tensor, "B D"]:
-    """The mean over the tokens that are no padding."""
+    """The mean over all tokens but padding."""
     if span.start is not None:
         return x.mean(1)
     real = (span.index < NOWHERE)[..., None].to(x.dtype)
@@ -140,7 +150,7 @@ def mean_of(x: Float[Tensor, "B T D"], span: Span) -> Float[Tensor, "B D"]:
 
 
 class LabelHead(nn.Module):
-    """One vector for the whole text: its first token's, through a matrix and tanh as in BERT, or the mean of all."""
+    """Logits from one vector of the text: its first token, through a matrix and tanh as in BERT, or the mean of all."""
 
     NAMES = {"pooled": ("B D", "y", "tanh(X_f[0] W_pool + b_pool) or mean X_f")}
     WEIGHTS = {
@@ -156,9 +166,9 @@ class LabelHead(nn.Module):
         self.drop = nn.Dropout(dropout)
         self.label = nn.Linear(width, classes)
 
-    def forward(self, x: Float[Tensor, "B T D"], span: Span, probe: Off = OFF) -> Float[Tensor, "B K"]:
+    def forward(self, x: Float[Tensor, "B T D"], span: Span, probe: Probe = OFF) -> Float[Tensor, "B K"]:
         if self.pool is not None:
-            # where there is padding, it may stand before the first token
+            # padding may come before the first token
             first = x[:, 0] if span.start is not None else (x * (span.index == 0)[..., None].to(x.dtype)).sum(1)
             pooled = torch.tanh(self.pool(first))
         else:
@@ -167,7 +177,7 @@ class LabelHead(nn.Module):
 
 
 class WordHead(nn.Module):
-    """Each token's vector through a matrix, an activation and a norm, ready to be compared with the table of words."""
+    """The masked-token head: a matrix, an activation and a norm before the product with the token table."""
 
     NAMES = {"guess": ("B T D", "Y", "Norm(GELU(X_f W + b))")}
     WEIGHTS = {"map.weight": "W", "map.bias": "b", "bias": "b_vocab"}
@@ -177,22 +187,22 @@ class WordHead(nn.Module):
         self.map, self.norm = nn.Linear(width, width), norm
         self.bias = nn.Parameter(torch.zeros(vocab))
 
-    def forward(self, x: Float[Tensor, "B T D"], tokens: Tokens, probe: Off = OFF) -> Float[Tensor, "B T V"]:
+    def forward(self, x: Float[Tensor, "B T D"], tokens: Tokens, probe: Probe = OFF) -> Float[Tensor, "B T V"]:
         return tokens.logits(probe("guess", self.norm(gelu(self.map(x))))) + self.bias
 
 
 class Reader(nn.Module):
-    """Tokens to one label, or to the words that stand at each place."""
+    """Tokens to the logits of the classes, or of the token at each position."""
 
     WEIGHTS = {"types.weight": "T"}
 
     def __init__(self, config: ReaderConfig):
         super().__init__()
         self.config = c = config
-        said = ("B K", "Z", "y W_class + b_class") if c.classes else ("B T V", "Z", "Y Eᵀ + b_vocab")
-        self.NAMES = {"embed": ("B T D", "E[t]", "rows of E (+ T)"), "logits": said}
+        output = ("B K", "Z", "y W_class + b_class") if c.classes else ("B T V", "Z", "Y Eᵀ + b_vocab")
+        self.NAMES = {"embed": ("B T D", "E[t]", "rows of E (+ T)"), "logits": output}
         self.tokens = Tokens(c.vocab, c.width)
-        self.types = Tokens(c.types, c.width) if c.types else None
+        self.types = Tokens(c.token_types, c.width) if c.token_types else None
         self.encoder = Encoder(c, c.context)
         self.head = (
             LabelHead(c.width, c.classes, c.pool == "class", c.dropout)
@@ -200,7 +210,7 @@ class Reader(nn.Module):
             else WordHead(c.width, c.vocab, norm_maker(c)())
         )
         initialise(self, c.depth)
-        if c.trunk == "post":
+        if c.norm_position == "post":
             initialise_post(self)
 
     def example(self, batch: int = 1) -> tuple[Int[Tensor, "B T"]]:
@@ -212,19 +222,19 @@ class Reader(nn.Module):
         tokens: Int[Tensor, "B T"],
         span: Span | None = None,
         types: Int[Tensor, "B T"] | None = None,
-        probe: Off = OFF,
+        probe: Probe = OFF,
     ) -> Float[Tensor, "B *T n"]:
         """Logits of the label, or of every token.
 
-        Without a span nothing is padding; without types all tokens are of the first.
+        Without a span there is no padding; without types all tokens are of type 0.
         """
         here = span or Span.whole(tokens.shape[1], device=tokens.device)
         x = self.tokens(tokens)
         if self.types is not None:
             x = x + (self.types.weight[0] if types is None else self.types(types))
         elif types is not None:
-            raise ValueError("the model knows no types of tokens: its config has types 0")
+            raise ValueError("the model has no token types: model.token_types is 0")
         x = self.encoder(probe("embed", x), here, probe / "encoder")
         inner = probe / "head"
-        said = self.head(x, here, inner) if isinstance(self.head, LabelHead) else self.head(x, self.tokens, probe=inner)
-        return probe("logits", said)
+        z = self.head(x, here, inner) if isinstance(self.head, LabelHead) else self.head(x, self.tokens, inner)
+        return probe("logits", z)

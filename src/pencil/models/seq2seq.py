@@ -1,9 +1,9 @@
-"""Encoder–decoder: one stack reads a source, another writes a target and looks at it; as the first Transformer did."""
+"""Encoder–decoder, as the first Transformer: the decoder generates a target, with cross-attention to the source."""
 
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -13,69 +13,76 @@ from ..config import UserError
 from ..core.cache import Cache, Memory
 from ..core.embed import Tokens
 from ..core.masks import causal
-from ..core.probe import OFF, Off, Probe
+from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .parts import (
-    TRUNKS,
+    BLOCKS,
+    RENAMED,
+    RENAMED_VALUES,
     Activation,
+    NormPosition,
     Scaling,
     Scheme,
-    Trunk,
     block_maker,
     check_positions,
     check_sizes,
     initialise,
     initialise_post,
+    make_positions,
     norm_maker,
-    positions_of,
-    turned,
+    rotary_width,
 )
 from .reader import Encoder, seen_whole
 
 
 @dataclass(frozen=True)
 class Seq2SeqConfig:
-    """Sizes and choices; `context` is how many target tokens fit, `source_context` how many of the source.
+    """Sizes and options of an encoder–decoder; encoder and decoder have `depth` blocks each."""
 
-    Both stacks have `depth` blocks. `shared` is one table of words for source and target; `tied`, the target's table
-    as the last matrix too; `scaled`, words times √width, as the first Transformer reads them; `head_bias`, a number
-    added to each word's logit.
-    """
+    vocab: int = 512  # tokens in the target's vocabulary
+    source_vocab: int | None = None  # tokens in the source's vocabulary; vocab unless given
+    context: int = 64  # maximum number of target tokens
+    source_context: int = 64  # maximum number of source tokens
+    width: int = 128  # size of the residual stream (d_model)
+    depth: int = 2  # number of blocks, of the encoder and of the decoder
+    heads: int = 4  # attention heads in a block
+    kv_heads: int | None = None  # key-value heads (grouped-query attention); heads unless given
+    hidden: int | None = None  # width of the MLP; 4·width unless given
+    norm_position: NormPosition = "pre"  # before each sublayer (pre) or after it (post)
+    norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
+    eps: float = 1e-5  # epsilon of the norms
+    activation: Activation = "gelu"  # of the MLP; swiglu is gated
+    bias: bool = False  # biases in linear layers and norms
+    dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
+    attention_dropout: float | None = None  # rate for attention weights; dropout unless given
+    key_dropout: float = 0.0  # rate for whole keys, the same for all queries
+    positions: Scheme = "rope"  # position scheme
+    rope_theta: float = 10000.0  # base of the RoPE frequencies
+    rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
+    max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
+    rope_scaling: Scaling | None = None  # for contexts longer than the one trained on
+    rope_factor: float = 1.0  # context divided by the context trained on, for rope_scaling
+    rope_original_context: int | None = None  # the context trained on; context/rope_factor unless given
+    share_embeddings: bool = True  # one token table for source and target
+    scale_embeddings: bool = False  # embeddings times √width, as in the first Transformer
+    tie_embeddings: bool = True  # the target's token table is also the output matrix
+    head_bias: bool = False  # a bias on the logits
 
-    vocab: int = 512
-    source_vocab: int | None = None
-    context: int = 64
-    source_context: int = 64
-    width: int = 128
-    depth: int = 2
-    heads: int = 4
-    kv_heads: int | None = None
-    hidden: int | None = None
-    trunk: Trunk = "pre"
-    norm: Literal["layer", "rms"] = "layer"
-    eps: float = 1e-5
-    activation: Activation = "gelu"
-    bias: bool = False
-    dropout: float = 0.0
-    positions: Scheme = "rope"
-    rope_base: float = 10000.0
-    rope_share: float = 1.0  # of each head
-    reach: int | None = None  # distances beyond it count as it: 16 for shaw and 128 for t5 unless given
-    rope_scaling: Scaling | None = None  # to read further than it was trained to: rope_factor times as far
-    rope_factor: float = 1.0
-    rope_trained: int | None = None  # context/rope_factor unless given
-    shared: bool = True
-    scaled: bool = False
-    tied: bool = True
-    head_bias: bool = False
+    RENAMED: ClassVar = RENAMED | {
+        "trunk": "norm_position",
+        "tied": "tie_embeddings",
+        "shared": "share_embeddings",
+        "scaled": "scale_embeddings",
+    }
+    RENAMED_VALUES: ClassVar = RENAMED_VALUES
 
     def __post_init__(self):
         check_sizes(self)
         check_positions(self.positions, self, 1)
-        if self.shared and self.source_vocab not in (None, self.vocab):
+        if self.share_embeddings and self.source_vocab not in (None, self.vocab):
             raise UserError(
                 f"model.source_vocab {self.source_vocab} is not model.vocab {self.vocab}, so the two cannot share one "
-                "table: --model.shared false gives the source its own"
+                "table: --model.share_embeddings false gives the source its own"
             )
 
     @property
@@ -88,17 +95,17 @@ class Seq2SeqConfig:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What each letter of the shapes stands for here."""
+        """The size of each axis letter used in shapes."""
         return {
             "T": self.context, "S": self.context, "s": self.source_context, "V": self.vocab, "D": self.width,
-            "h": self.heads, "g": self.kv_heads or self.heads, "d": self.head_width, "d/2": turned(self) // 2,
+            "h": self.heads, "g": self.kv_heads or self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2,
             "F": self.mlp_width, "a": 1,
         }  # fmt: skip
 
 
 _PAPER = dict(
-    vocab=37000, context=512, source_context=512, depth=6, trunk="post", activation="relu", bias=True,
-    positions="sincos", scaled=True,
+    vocab=37000, context=512, source_context=512, depth=6, norm_position="post", activation="relu", bias=True,
+    positions="sinusoidal", scale_embeddings=True,
 )  # fmt: skip
 
 # a preset without a context takes both from the data
@@ -111,7 +118,7 @@ PRESETS: dict[str, dict] = {
 
 
 class Seq2Seq(nn.Module):
-    """Source and target tokens to the target's logits; every target token looks at the whole source."""
+    """Source and target tokens to the target's logits; every target token attends to the whole source."""
 
     NAMES = {
         "source": ("B s D", "E[s]", "rows of E (·√D)"),
@@ -127,24 +134,24 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.config = c = config
         self.mask = causal
-        last = "Norm(X)" if c.trunk == "pre" else "X"
+        last = "Norm(X)" if c.norm_position == "pre" else "X"
         self.NAMES = type(self).NAMES | {"norm": ("B T D", "X_f", last)}
         self.INNER = {"encoder.out": ("B s D", "E", last)}
         self.tokens = Tokens(c.vocab, c.width)
-        self.source_tokens = None if c.shared else Tokens(c.source_vocab or c.vocab, c.width)
+        self.source_tokens = None if c.share_embeddings else Tokens(c.source_vocab or c.vocab, c.width)
         self.encoder = Encoder(c, c.source_context)
-        self.positions = positions_of(c.positions, c, (c.context,), both=False)
+        self.positions = make_positions(c.positions, c, (c.context,), both=False)
         self.drop = nn.Dropout(c.dropout)
-        block = block_maker(c, cells=True, kind=TRUNKS[c.trunk][1])
+        block = block_maker(c, kind=BLOCKS[c.norm_position][1])
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))
-        self.norm = norm_maker(c)() if c.trunk == "pre" else None
-        self.head = None if c.tied else nn.Linear(c.width, c.vocab, bias=False)
+        self.norm = norm_maker(c)() if c.norm_position == "pre" else None
+        self.head = None if c.tie_embeddings else nn.Linear(c.width, c.vocab, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(c.vocab)) if c.head_bias else None
         initialise(self, c.depth)
-        if c.trunk == "post":
+        if c.norm_position == "post":
             initialise_post(self)
-        if c.scaled:
-            # times √width a word is then as large as a wave
+        if c.scale_embeddings:
+            # times √width an embedding is then as large as a position's sinusoids
             for table in (self.tokens, self.source_tokens):
                 if table is not None:
                     nn.init.normal_(table.weight, std=c.width**-0.5)
@@ -162,14 +169,14 @@ class Seq2Seq(nn.Module):
         target, source = (torch.zeros(batch, n, dtype=torch.long, device=device) for n in (c.context, c.source_context))
         return target, source
 
-    def _words(self, table: Tokens, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+    def _embed(self, table: Tokens, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         x = table(tokens)
-        return x * math.sqrt(self.config.width) if self.config.scaled else x
+        return x * math.sqrt(self.config.width) if self.config.scale_embeddings else x
 
-    def read(self, source: Int[Tensor, "B s"], span: Span | None = None, probe: Off = OFF) -> Memory:
-        """The source's keys and values for every block, once; without a span nothing of it is padding."""
+    def read(self, source: Int[Tensor, "B s"], span: Span | None = None, probe: Probe = OFF) -> Memory:
+        """The source's keys and values for every block, computed once; without a span it has no padding."""
         there = span or Span.whole(source.shape[1], device=source.device)
-        x = probe("source", self._words(self.source_tokens or self.tokens, source))
+        x = probe("source", self._embed(self.source_tokens or self.tokens, source))
         states = self.encoder(x, there, probe / "encoder")
         blocks: Any = self.blocks
         return Memory([block.cross.read(states) for block in blocks], there)
@@ -182,16 +189,16 @@ class Seq2Seq(nn.Module):
         span: Span | None = None,
         cache: Cache | None = None,
         last: bool = False,
-        probe: Off = OFF,
+        probe: Probe = OFF,
     ) -> Float[Tensor, "B n V"]:
         """Logits for every target token, or with `last` only for the last one.
 
-        The source comes with the first call; a cache remembers its keys and values. A span is the target's, or the
-        source's, and tells where there is padding.
+        The source is given with the first call; a cache keeps its keys and values. Spans are needed where target or
+        source have padding.
         """
         memory = None if cache is None else cache.memory
         if (memory is None) != (source is not None):
-            raise ValueError("the source is read once: it comes with the first tokens, and with no later ones")
+            raise ValueError("the source is read once: give it with the first tokens, and with no later ones")
         if source is not None:
             memory = self.read(source, source_span, probe)
             if cache is not None:
@@ -201,7 +208,7 @@ class Seq2Seq(nn.Module):
         here = span or (Span.whole(count, device=tokens.device) if cache is None else cache.next(count))
         if cache is not None:
             here = cache.place(here)
-        x = probe("embed", self._words(self.tokens, tokens))
+        x = probe("embed", self._embed(self.tokens, tokens))
         x, here = self.positions(x, here, probe / "positions")
         across = here.across(memory.span).under(seen_whole(memory.span))
         here = here.under(self.mask, partial(self.positions.bias, probe=probe / "positions"))
@@ -216,7 +223,7 @@ class Seq2Seq(nn.Module):
 
 @torch.no_grad()
 def attention_maps(model: Seq2Seq, source: Int[Tensor, "B s"], tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T s"]:
-    """Where the model looks in the source as it reads each target token (to say the next): averaged over all heads."""
+    """The attention to each source token at the step that produced each next token: averaged over blocks and heads."""
     probe = Probe("blocks.*.cross.pattern")
     model(tokens, source, probe=probe)
     return torch.stack(list(probe.values.values())).mean((0, 2))

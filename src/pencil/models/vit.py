@@ -1,9 +1,9 @@
-"""ViT: a picture in, a label's logits out; every strip looks at every strip."""
+"""ViT: an image in, the logits of its class out; every patch attends to every patch."""
 
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from ..core.embed import Patches
 from ..core.masks import full
-from ..core.patches import by, grid_of, seats
+from ..core.patches import by, grid_of, grid_positions
 from ..core.positions import Learned
-from ..core.probe import OFF, Off, Probe
+from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .parts import (
+    RENAMED,
+    RENAMED_VALUES,
     Activation,
     Scheme,
     block_maker,
@@ -23,39 +25,49 @@ from .parts import (
     check_positions,
     check_sizes,
     initialise,
+    make_positions,
     norm_maker,
-    positions_of,
-    turned,
+    rotary_width,
 )
 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Sizes and choices of a vision transformer; `hidden` follows from the width when not given."""
+    """Sizes and options of a vision transformer."""
 
-    image_size: tuple[int, int] = (28, 28)
-    channels: int = 1
-    patch: tuple[int, int] = (4, 4)
-    classes: int = 10
-    width: int = 64
-    depth: int = 4
-    heads: int = 4
-    hidden: int | None = None
-    norm: Literal["layer", "rms"] = "layer"
-    eps: float = 1e-6
-    activation: Activation = "gelu"
-    bias: bool = True
-    dropout: float = 0.0
-    positions: Scheme = "learned"
-    rope_base: float = 100.0  # pictures are a few dozen strips wide: slower waves would not turn
-    rope_share: float = 1.0  # of each head
-    reach: int | None = None  # distances beyond it count as it: 16 for shaw and 128 for t5 unless given
-    pool: Literal["class", "mean"] = "class"
+    image_size: tuple[int, int] = (28, 28)  # height and width
+    channels: int = 1  # 1 grey, 3 colour
+    patch: tuple[int, int] = (4, 4)  # height and width of a patch
+    classes: int = 10  # number of classes
+    width: int = 64  # size of the residual stream (d_model)
+    depth: int = 4  # number of blocks
+    heads: int = 4  # attention heads in a block
+    hidden: int | None = None  # width of the MLP; 4·width unless given
+    norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
+    eps: float = 1e-6  # epsilon of the norms
+    activation: Activation = "gelu"  # of the MLP; swiglu is gated
+    bias: bool = True  # biases in linear layers and norms
+    dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
+    attention_dropout: float | None = None  # rate for attention weights; dropout unless given
+    key_dropout: float = 0.0  # rate for whole keys, the same for all queries
+    positions: Scheme = "learned"  # position scheme
+    rope_theta: float = 100.0  # base of the RoPE frequencies; small, as images are a few dozen patches wide
+    rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
+    max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
+    pool: Literal["class", "mean"] = "class"  # the class is read from a class token, or from the mean of all patches
+
+    RENAMED: ClassVar = RENAMED
+    RENAMED_VALUES: ClassVar = RENAMED_VALUES
 
     def __post_init__(self):
         check_sizes(self)
         check_picture(self)
         check_positions(self.positions, self, 2)
+
+    @staticmethod
+    def upgrade(values: dict[str, Any]) -> dict[str, Any]:
+        """Settings of a run made before 0.7, whose dropout was of activations and of whole keys."""
+        return {"attention_dropout": 0.0, "key_dropout": values.get("dropout", 0.0)} | values
 
     @property
     def head_width(self) -> int:
@@ -67,23 +79,23 @@ class ViTConfig:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Strips down and across."""
+        """Patches down and across."""
         return grid_of(self.image_size, self.patch)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What each letter of the shapes stands for here."""
-        strips = prod(self.grid)
-        tokens = strips + (self.pool == "class")
+        """The size of each axis letter used in shapes."""
+        patches = prod(self.grid)
+        tokens = patches + (self.pool == "class")
         return {
-            "T": tokens, "S": tokens, "N": strips, "c": self.channels * prod(self.patch), "K": self.classes,
-            "D": self.width, "h": self.heads, "g": self.heads, "d": self.head_width, "d/2": turned(self) // 2,
+            "T": tokens, "S": tokens, "N": patches, "c": self.channels * prod(self.patch), "K": self.classes,
+            "D": self.width, "h": self.heads, "g": self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2,
             "F": self.mlp_width, "a": 2,
         }  # fmt: skip
 
 
 def _published(patch: int, width: int, depth: int, heads: int) -> dict:
-    """The sizes of the ViT papers: 224×224 pictures, 1,000 classes."""
+    """The sizes of the ViT papers: 224×224 images, 1,000 classes."""
     return dict(
         image_size=(224, 224), channels=3, patch=(patch, patch), classes=1000, width=width, depth=depth, heads=heads
     )
@@ -92,7 +104,7 @@ def _published(patch: int, width: int, depth: int, heads: int) -> dict:
 # a preset without an image_size takes size, channels and patch from the data
 PRESETS: dict[str, dict] = {
     "nano": dict(width=64, depth=4, heads=4),
-    "small": dict(width=192, depth=6, heads=6, dropout=0.1),
+    "small": dict(width=192, depth=6, heads=6, dropout=0.1, attention_dropout=0.0, key_dropout=0.1),
     "ti/16": _published(16, 192, 12, 3),
     "s/16": _published(16, 384, 12, 6),
     "b/16": _published(16, 768, 12, 12),
@@ -102,7 +114,7 @@ PRESETS: dict[str, dict] = {
 
 
 class ViT(nn.Module):
-    """Strips, and a class token before them if it is the one that is read; the trunk is the loop in `forward`."""
+    """Patches to the logits of the classes; the blocks run in the loop of `forward`."""
 
     NAMES = {
         "tokens": ("B T D", "z", "[class; I]"),
@@ -119,7 +131,7 @@ class ViT(nn.Module):
         self.mask = full
         self.patches = Patches(c.channels, c.patch, c.width)
         self.class_token = nn.Parameter(torch.empty(1, 1, c.width)) if c.pool == "class" else None
-        self.positions = positions_of(c.positions, c, c.grid, before=int(c.pool == "class"))
+        self.positions = make_positions(c.positions, c, c.grid, before=int(c.pool == "class"))
         self.drop = nn.Dropout(c.dropout)
         block = block_maker(c)
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))
@@ -132,13 +144,13 @@ class ViT(nn.Module):
         return (torch.zeros(batch, c.channels, *c.image_size, device=self.head.weight.device),)
 
     def span(self, device: torch.device) -> Span:
-        """Strips at (row, column); the class token sits one seat before the first."""
-        coords = seats(self.config.grid, device)
+        """Patches at (row, column); the class token is one position before the first."""
+        coords = grid_positions(self.config.grid, device)
         if self.class_token is not None:
             coords = torch.cat((torch.tensor([[0, -1]], device=device), coords))
         return Span.whole(len(coords), coords=coords[None], device=device)
 
-    def forward(self, picture: Float[Tensor, "B C H W"], probe: Off = OFF) -> Float[Tensor, "B K"]:
+    def forward(self, picture: Float[Tensor, "B C H W"], probe: Probe = OFF) -> Float[Tensor, "B K"]:
         check_shape(picture, self.config)
         x = self.patches(picture, probe / "patches")
         if self.class_token is not None:
@@ -153,7 +165,7 @@ class ViT(nn.Module):
         return probe("logits", self.head(x))
 
     def resized(self, image_size: tuple[int, int]) -> "ViT":
-        """The same model for pictures of another size; a learned table of positions is stretched to the new grid."""
+        """The same model for images of another size; a learned table of positions is interpolated to the new grid."""
         other = ViT(replace(self.config, image_size=image_size)).to(self.head.weight)
         state = self.state_dict()
         if isinstance(self.positions, Learned):
@@ -163,7 +175,7 @@ class ViT(nn.Module):
 
 
 def check_shape(picture: Tensor, c: Any) -> None:
-    """Refuse a picture of another shape than the model's, naming both."""
+    """Refuse a picture whose shape is not the model's, naming both."""
     if tuple(picture.shape[1:]) != (c.channels, *c.image_size):
         raise ValueError(
             f"the pictures are {by(picture.shape[1:])} (channels, height, width) and the model takes "
@@ -173,7 +185,7 @@ def check_shape(picture: Tensor, c: Any) -> None:
 
 @torch.no_grad()
 def attention_maps(model: ViT, picture: Float[Tensor, "B C H W"]) -> Float[Tensor, "B rows columns"]:
-    """Where the model looks: the attention of the token that is read (all tokens, if they are averaged) to each strip.
+    """The attention of the pooled token (or the mean over all tokens) to each patch.
 
     The last block's, averaged over its heads.
     """
@@ -181,5 +193,5 @@ def attention_maps(model: ViT, picture: Float[Tensor, "B C H W"]) -> Float[Tenso
     model(picture, probe=probe)
     (pattern,) = probe.values.values()
     pattern = pattern.mean(1)
-    looks = pattern.mean(1) if model.class_token is None else pattern[:, 0, 1:]
-    return looks.unflatten(1, model.config.grid)
+    attention = pattern.mean(1) if model.class_token is None else pattern[:, 0, 1:]
+    return attention.unflatten(1, model.config.grid)

@@ -1,5 +1,5 @@
-// The page itself: what is looked at, how one goes from cell to cell, and what a hand or a key does. What is looked at is
-// one cell, `here`; tensor.js shows the slice that holds it, slip.js its receipt, and receipt.js works it out.
+// The page itself: the chosen cell, how one goes from cell to cell, and what a click or a key does. The chosen cell is
+// `here`; tensor.js shows the slice that holds it, slip.js its receipt, and receipt.js computes it.
 
 const WIDE = matchMedia("(min-width: 760px)");
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -7,11 +7,11 @@ const STILL = matchMedia("(prefers-reduced-motion: reduce)");
 
 let graph, meta;
 let here = { node: 0, place: 0 };
-let trail = []; // the cells walked through to come here, this one last
+let trail = []; // the cells followed to come here, this one last
 let lens = { row: 0, column: 0 };
 let shown = ""; // what the table shows now, so that it is drawn again only when that changes
 let everything = false;
-const visited = new Set(); // tensors nobody named are listed once they have been looked at
+const visited = new Set(); // unnamed tensors are listed once they have been shown
 
 const at = (id) => document.getElementById(id);
 
@@ -25,12 +25,12 @@ function el(tag, attributes = {}, ...children) {
 }
 
 /** Mathematics with its subscripts lowered: X_txt. */
-function maths(said) {
-  return said.split(/(_[A-Za-z0-9]+(?:,[a-z0-9]+)*)/).map((part) => (part.startsWith("_") ? el("sub", {}, part.slice(1)) : part));
+function maths(text) {
+  return text.split(/(_[A-Za-z0-9]+(?:,[a-z0-9]+)*)/).map((part) => (part.startsWith("_") ? el("sub", {}, part.slice(1)) : part));
 }
 
-/** What a cell or tensor is called: mathematics if it has a symbol, else its name as it is. */
-const titled = (n, said) => (symbolic(n) ? maths(said) : said);
+/** The title of a cell or tensor: mathematics if it has a symbol, else its name as it is. */
+const titled = (n, title) => (symbolic(n) ? maths(title) : title);
 
 // ---- the data
 
@@ -45,12 +45,12 @@ async function opened() {
   return new Graph(meta, arrays);
 }
 
-/** The axes of a node: a letter where it has one, what the letter stands for, and the words along it. */
+/** The axes of a node: a letter where it has one, what the letter means, and the labels along it. */
 function axesOf(n) {
   const letters = (n.axes ?? "").split(" ").filter(Boolean);
   return n.shape.map((count, d) => {
     const letter = letters.length === n.shape.length ? letters[d] : "";
-    // tokens seen are named as the tokens are
+    // keys are labelled as the tokens are
     const words = [letter, letter === "S" ? "T" : ""].map((one) => graph.labels[one]).find((found) => found?.length === count);
     return { letter, count, means: meta.legend[letter] ?? letter, words: words ?? null };
   });
@@ -63,7 +63,7 @@ function sliceOf(n, place) {
   return { rows, columns, base, row: Math.floor((place - base) / columns), column: (place - base) % columns };
 }
 
-/** What made a tensor's numbers: moves are followed back, and so is a mask that only replaces some of them. */
+/** What computed a tensor's values: moves are followed back, and so is a mask that only replaces some of them. */
 function origin(node) {
   const n = graph.nodes[graph.resolve(node, 0)[0]];
   const kept = n.plan?.[0] === "if" ? n.plan.slice(2).find((part) => part[0] === "ref") : null;
@@ -80,8 +80,8 @@ function address(node, place) {
 }
 
 /** The cell an address names, or null. */
-function located(said) {
-  const found = /^([^[\]]+?)\s*(?:\[([\d,\s]*)\])?$/.exec(said.trim());
+function located(address) {
+  const found = /^([^[\]]+?)\s*(?:\[([\d,\s]*)\])?$/.exec(address.trim());
   const node = found ? graph.names[found[1]] : undefined;
   if (node === undefined) return null;
   const { shape } = graph.nodes[node];
@@ -91,24 +91,24 @@ function located(said) {
   return { node, place: ravel(index, shape) };
 }
 
-/** A cell worth a first look: of an attention pattern, what the least decided row looks at most; else the first. */
+/** The cell to show first: of an attention pattern, the largest weight of the most even row; else the first. */
 function striking(node) {
   const n = graph.nodes[node];
-  if (!looks(node)) return 0;
+  if (!isPattern(node)) return 0;
   const { rows, columns } = sliceOf(n, 0), values = graph.values(node);
   const peaks = Array.from({ length: rows }, (_, r) => Math.max(...values.subarray(r * columns, (r + 1) * columns)));
   const peak = Math.min(...peaks.filter((p) => p > 0));
   return Math.max(0, values.indexOf(peak));
 }
 
-/** Whether a tensor is an attention pattern: shares that were made by a softmax, of one token for another. */
-function looks(node) {
+/** Whether a tensor is an attention pattern: weights of one token for another, made by a softmax. */
+function isPattern(node) {
   return graph.nodes[node].shape.length > 2 && origin(node).kind === "softmax" && scaleOf(node).kind === "share";
 }
 
 function firstSight() {
   const ids = graph.nodes.map((_, i) => i).filter((i) => graph.nodes[i].named && graph.nodes[i].size);
-  const node = ids.find(looks) ?? graph.nodes.findIndex((_, i) => looks(i));
+  const node = ids.find(isPattern) ?? graph.nodes.findIndex((_, i) => isPattern(i));
   if (node >= 0) return { node, place: striking(node) };
   const last = ids.at(-1) ?? graph.nodes.length - 1;
   return { node: last, place: striking(last) };
@@ -116,12 +116,12 @@ function firstSight() {
 
 // ---- going from cell to cell
 
-/** Look at a cell. `how` is "walk" from the cell before to one it was made of, "turn" to another slice, else a new start. */
+/** Choose a cell. `how` is "follow" from a cell to one it was made of, "slice" to another slice, else a new start. */
 function go(node, place, how = "start") {
   const one = { node, place };
-  trail = how === "walk" ? [...trail, one] : how === "turn" ? [...trail.slice(0, -1), one] : [one];
+  trail = how === "follow" ? [...trail, one] : how === "slice" ? [...trail.slice(0, -1), one] : [one];
   here = one;
-  remember(how === "turn" ? "replaceState" : "pushState", `#${address(node, place)}`);
+  remember(how === "slice" ? "replaceState" : "pushState", `#${address(node, place)}`);
   render();
 }
 
@@ -142,14 +142,14 @@ function decoded(hash) {
   }
 }
 
-/** Take up what the address bar or the history says. */
+/** Show the cell of the address bar or the history. */
 function recall(state) {
   // the page may have been written anew since the history was
   const known = (one) => one && one.place < graph.nodes[one.node]?.size;
   const kept = known(state?.here) ? state.here : null;
   here = located(decoded(location.hash.slice(1))) ?? kept ?? located(meta.start) ?? firstSight();
-  const way = state?.trail ?? [];
-  trail = way.length && way.every(known) && way.at(-1).node === here.node && way.at(-1).place === here.place ? way : [here];
+  const before = state?.trail ?? [], last = before.at(-1);
+  trail = last && before.every(known) && last.node === here.node && last.place === here.place ? before : [here];
   render();
 }
 
@@ -157,7 +157,7 @@ function back() {
   if (trail.length > 1) history.back();
 }
 
-// ---- what a hand or a key does
+// ---- what a click or a key does
 
 function render() {
   const held = document.activeElement?.closest("#tensor table, #receipt, select");
@@ -175,7 +175,7 @@ function render() {
 
 function onClick(event) {
   if (event.metaKey || event.ctrlKey || event.shiftKey) return;
-  const target = event.target.closest("[data-walk], [data-node], td[data-cell]");
+  const target = event.target.closest("[data-follow], [data-node], td[data-cell]");
   if (!target) return;
   event.preventDefault();
   if (target.dataset.node !== undefined) {
@@ -183,7 +183,7 @@ function onClick(event) {
     return go(Number(target.dataset.node), striking(Number(target.dataset.node)));
   }
   const [node, place] = target.dataset.cell.split(":").map(Number);
-  go(node, place, target.dataset.walk === undefined ? "start" : "walk");
+  go(node, place, target.dataset.follow === undefined ? "start" : "follow");
   const slip = at("receipt").getBoundingClientRect();
   const behavior = STILL.matches ? "auto" : "smooth";
   if (slip.top > innerHeight - 120) at("receipt").scrollIntoView({ block: "nearest", behavior });
@@ -222,7 +222,7 @@ function showLens(row, column) {
   select();
 }
 
-/** Whatever stands for the same number lights up together. */
+/** Everything that shows the same cell lights up together. */
 function onPoint(event) {
   for (const lit of document.querySelectorAll(".lit")) lit.classList.remove("lit");
   const what = event.target.closest?.("[data-cell]")?.dataset.cell;

@@ -1,8 +1,8 @@
-// The receipt of a cell, worked in the browser: the twin of tracing/receipt.py, which is the reference.
+// The receipt of a cell, computed in the browser: the twin of tracing/receipt.py, which is the reference.
 // Pure functions of the graph and its arrays; nothing here touches the page. Plans are described in tracing/graph.py.
 "use strict";
 
-// What receipt.py works by, handed over with the graph: `shown` terms of a sum are written out and of more the eight
+// The constants of receipt.py, sent with the graph: `shown` terms of a sum are written out and of more the eight
 // largest, unnamed values are unfolded `depth` deep but not in lists longer than `wide`; how numbers are rounded.
 const RULES = {};
 
@@ -76,7 +76,7 @@ function total(list) {
   return [0, 1].map((part) => list.reduce((sum, z) => sum + paired(z)[part], 0));
 }
 
-/** The place of the first that is better than all before it; what is not a number is better than any. */
+/** The index of the first that is better than all before it; NaN is better than any. */
 function extreme(better) {
   const beats = (x, best) => better(x, best) || (Number.isNaN(x) && !Number.isNaN(best));
   return (list) => list.reduce((best, x, i) => (beats(x, list[best]) ? i : best), 0);
@@ -123,7 +123,7 @@ const WORK = {
   kth_at: (list, k) => ranked(list)[k],
 };
 
-// ---- the graph: where a cell's number stands
+// ---- the graph: where a cell's value is
 
 const volume = (shape) => shape.reduce((a, b) => a * b, 1);
 
@@ -195,7 +195,7 @@ class Graph {
     throw new Error("a table points outside its sources");
   }
 
-  /** Where the number of a cell was made: moves are followed back, as far as a node that stops them. */
+  /** Where the value of a cell was computed: moves are followed back, up to a node that stops them. */
   resolve(node, place, stop = () => false) {
     while (this.nodes[node].moves && !stop(this.nodes[node])) [node, place] = this.step(node, place);
     return [node, place];
@@ -222,7 +222,7 @@ class Graph {
   }
 }
 
-// ---- a cell as a tree: its plan with the numbers put in
+// ---- a cell as a tree: its plan with the values put in
 
 const known = (m) => Boolean(m.named);
 
@@ -231,9 +231,9 @@ function numeral(plan) {
   if (typeof plan === "number") return { op: "num", value: plan, exact: Number.isInteger(plan) };
   const words = { inf: Infinity, "-inf": -Infinity, nan: NaN };
   if (plan[1].includes("j")) {
-    const said = plan[1].replace(/[()j]/g, "");
-    const cut = Math.max(0, said.search(/(?<=[^e])[+-][^+-]*(?:e[+-]?\d+)?$/));
-    return { op: "num", value: [Number(said.slice(0, cut)), Number(said.slice(cut))], exact: false };
+    const digits = plan[1].replace(/[()j]/g, "");
+    const cut = Math.max(0, digits.search(/(?<=[^e])[+-][^+-]*(?:e[+-]?\d+)?$/));
+    return { op: "num", value: [Number(digits.slice(0, cut)), Number(digits.slice(cut))], exact: false };
   }
   return { op: "num", value: words[plan[1]] ?? Number(plan[1]), exact: false };
 }
@@ -282,7 +282,7 @@ function unfold(graph, plan, n, index, place, depth, whole) {
   return Array.from({ length: count }, (_, i) => ({ op: head, about, args: parts.map((part) => part[i % part.length]) }));
 }
 
-/** A cell as a number, or, where nobody named it, as its own arithmetic: sums too, if it is to be `whole`. */
+/** A cell as a value, or, where it has no name, as its own arithmetic: sums too, if it is to be `whole`. */
 function leaf(graph, node, place, depth, whole) {
   [node, place] = graph.resolve(node, place, known);
   const n = graph.nodes[node];
@@ -303,7 +303,7 @@ function reduces(graph, plan) {
 function* walk(tree, seen = new Set()) {
   if (seen.has(tree)) return;
   seen.add(tree);
-  // why a branch was taken is not what its number was made of, unless it was made of nothing
+  // a condition is not what the value was made of, unless that is a constant
   const why = tree.why && tree.of.op === "num" ? [tree.why] : [];
   for (const part of [...(tree.list ?? []), ...why, ...(tree.args ?? []), ...(tree.of ? [tree.of] : [])]) yield* walk(part, seen);
   yield tree;
@@ -322,7 +322,7 @@ function weigh(tree, n) {
     return { value: tree.value, error: exact ? 0 : size(tree.value) * n.inner };
   }
   if (op === "is" || op === "picked") return weigh(tree.of, n);
-  tree.weighed ??= new Map(); // what many terms share is worked once
+  tree.weighed ??= new Map(); // what many terms share is computed once
   if (!tree.weighed.has(n)) tree.weighed.set(n, weighed(tree, n));
   return tree.weighed.get(n);
 }
@@ -347,7 +347,7 @@ function reduced(op, list, args, u) {
     return { value, error: pairwise(errors) + (list.length - 1) * u * weight };
   }
   if (["argmax", "argmin", "kth_at"].includes(op)) {
-    // which of equal numbers comes first, kernels do not agree on
+    // kernels do not agree on which of equal values comes first
     const best = list[value].value;
     const tied = list.filter((w) => same(w.value, best) || (unlike(w.value) && unlike(best))).length > 1;
     return { value, error: tied ? list.length : 0 };
@@ -393,33 +393,33 @@ const marked = (what, text) => MARK + what + SHUT + text + END;
 const bare = (text) => text.replace(/\u0001[^\u0002]*\u0002|\u0003/g, "");
 const negative = (text) => /^(?:\u0001[^\u0002]*\u0002)*−/.test(text);
 
-/** A number to so many significant digits, halves rounded up. */
-function say(value, digits = 4) {
-  if (Array.isArray(value)) return `${say(value[0], digits)} ${value[1] < 0 ? "−" : "+"} ${say(Math.abs(value[1]), digits)}i`;
+/** A number to this many significant digits, halves rounded up. */
+function formatNumber(value, digits = 4) {
+  if (Array.isArray(value)) return `${formatNumber(value[0], digits)} ${value[1] < 0 ? "−" : "+"} ${formatNumber(Math.abs(value[1]), digits)}i`;
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "not a number" : value < 0 ? "−∞" : "∞";
   if (Number.isInteger(value) && Math.abs(value) < 1e15) return String(value + 0).replace("-", "−");
-  const shorn = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
+  const shorn = (number) => (number.includes(".") ? number.replace(/\.?0+$/, "") : number);
   const power = Number(value.toExponential().split("e")[1]);
-  let said;
+  let text;
   if (power < -4 || power >= 15) {
     const [mantissa, e] = value.toExponential(digits - 1).split("e");
-    said = `${shorn(mantissa)}e${Number(e)}`;
+    text = `${shorn(mantissa)}e${Number(e)}`;
   } else {
-    said = power >= digits - 1 ? value.toFixed(0) : shorn(value.toPrecision(digits));
+    text = power >= digits - 1 ? value.toFixed(0) : shorn(value.toPrecision(digits));
   }
-  return said.replaceAll("-", "−");
+  return text.replaceAll("-", "−");
 }
 
-const numberText = (value, digits) => [say(value, digits), Array.isArray(value) ? 0 : 3];
+const numberText = (value, digits) => [formatNumber(value, digits), Array.isArray(value) ? 0 : 3];
 const text = (tree, digits = 4) => written(tree, digits)[0];
 
-/** A tree as it is written on paper, and how tightly that holds together. */
+/** A tree as text, and how tightly that binds. */
 function written(tree, digits) {
   const { op, args, about } = tree;
   if (op === "num") return numberText(tree.value, digits);
   if (op === "cell" || op === "is") {
-    const [said, binds] = numberText(op === "cell" ? tree.value : weigh(tree.of, EXACT).value, digits);
-    return [marked(op === "cell" ? `${tree.node}:${tree.place}` : tree.word, said), binds];
+    const [number, binds] = numberText(op === "cell" ? tree.value : weigh(tree.of, EXACT).value, digits);
+    return [marked(op === "cell" ? `${tree.node}:${tree.place}` : tree.word, number), binds];
   }
   if (op === "made" || op === "picked") return written(tree.of, digits);
   if (op === "rounded") return written(args[0], digits);
@@ -444,10 +444,10 @@ function written(tree, digits) {
     if (binds === 0 || negative(right)) right = `(${right})`;
     return [`${left[0]} − ${right}`, 0];
   }
-  // what stands right of − or / or · must hold more tightly than they do
+  // what is right of − or / or · must bind more tightly than they do
   const strict = { div: [1, 2], mul: [1, 1], pow: [3, 3], neg: [2] };
   if (about.binds === 0) {
-    const each = args.map((part) => written(part, digits)).map(([said, binds]) => (binds ? said : `(${said})`));
+    const each = args.map((part) => written(part, digits)).map(([part, binds]) => (binds ? part : `(${part})`));
     return [form(about.text, each), 0];
   }
   const tight = strict[op] ?? args.map(() => (about.binds === 2 ? 3 : 1));
@@ -461,17 +461,17 @@ function form(pattern, args) {
 }
 
 function held(tree, tight, digits) {
-  const [said, binds] = written(tree, digits);
-  return binds < tight || (tight && negative(said)) ? `(${said})` : said;
+  const [part, binds] = written(tree, digits);
+  return binds < tight || (tight && negative(part)) ? `(${part})` : part;
 }
 
-/** A term of a sum: what is compared or chosen stands in brackets. */
+/** A term of a sum: what is compared or chosen is in brackets. */
 function term(tree, digits) {
-  const [said, binds] = written(tree, digits);
+  const [part, binds] = written(tree, digits);
   let inner = tree;
   while (inner.op === "made" || inner.op === "picked") inner = inner.of;
   const plain = ["add", "sub", "sum", "num", "cell", "is"].includes(inner.op);
-  return binds === 0 && !plain && said.includes(" ") ? `(${said})` : said;
+  return binds === 0 && !plain && part.includes(" ") ? `(${part})` : part;
 }
 
 function summed(parts, digits) {
@@ -481,12 +481,12 @@ function summed(parts, digits) {
   const order = values.map((_, i) => i).sort((i, j) => size(values[j]) - size(values[i]) || i - j);
   const largest = order.slice(0, 8).sort((i, j) => i - j);
   const rest = values.filter((_, i) => !largest.includes(i)).reduce((a, b) => WORK.add(a, b), 0);
-  return `${joined(largest.map((i) => term(parts[i], digits)))} + … (${parts.length - 8} more sum to ${say(rest, digits)})`;
+  return `${joined(largest.map((i) => term(parts[i], digits)))} + … (${parts.length - 8} more sum to ${formatNumber(rest, digits)})`;
 }
 
-/** Terms of a sum in a row; a negative one is taken away. */
-function joined(said) {
-  return said.reduce((line, one) => line + (negative(one) ? ` − ${one.replace("−", "")}` : ` + ${one}`));
+/** Terms of a sum in a row; a negative one is subtracted. */
+function joined(terms) {
+  return terms.reduce((line, one) => line + (negative(one) ? ` − ${one.replace("−", "")}` : ` + ${one}`));
 }
 
 /** √n, if a number is one over it: how scores are scaled. */
@@ -518,7 +518,7 @@ function receipt(graph, node, place, digits = 4) {
   const tree = (out.tree = unfolded(graph, node, place));
   if (tree === null) {
     const formula = RULES.origins[n.op === "edit" ? "edited" : n.kind] ?? "(not recorded)";
-    const lines = [`${out.label} = ${say(out.recorded, digits)}   ${formula}`];
+    const lines = [`${out.label} = ${formatNumber(out.recorded, digits)}   ${formula}`];
     return Object.assign(out, { formula, lines, steps: [], terms: [], reworked: null, allowed: 0, agrees: true });
   }
   const { value, error } = weigh(tree, n);
@@ -541,14 +541,14 @@ function receipt(graph, node, place, digits = 4) {
   out.allowed = error + slack(n, value);
   out.agrees = agree(value, out.recorded, out.allowed);
   out.off = size(WORK.sub(value, out.recorded));
-  out.mark = out.agrees ? "✓" : `✗ (off by ${say(out.off, 3)}, ${say(out.allowed, 2)} allowed)`;
-  const worked = say(value, digits), formula = bare(out.formula);
+  out.mark = out.agrees ? "✓" : `✗ (off by ${formatNumber(out.off, 3)}, ${formatNumber(out.allowed, 2)} allowed)`;
+  const worked = formatNumber(value, digits), formula = bare(out.formula);
   out.masked = formula === "−∞" && n.kind === "mask";
   const tail = out.masked ? "   (masked: it may not be seen)" : worked === formula ? "" : ` = ${worked}`;
   out.lines = [
     `${out.label} = ${formula}${tail}`,
-    ...out.steps.map((step) => `  where ${step.word} = ${bare(step.formula)} = ${say(step.value, digits)}`),
-    `recorded ${say(out.recorded, digits)} ${out.mark}`,
+    ...out.steps.map((step) => `  where ${step.word} = ${bare(step.formula)} = ${formatNumber(step.value, digits)}`),
+    `recorded ${formatNumber(out.recorded, digits)} ${out.mark}`,
   ];
   return out;
 }

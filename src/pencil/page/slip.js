@@ -1,34 +1,34 @@
-// The slip: the receipt of the chosen cell, with its numbers as links to theirs.
+// The slip: the receipt of the chosen cell, with its values as links to theirs.
 
 const CHIPS = 32; // operands shown before only the largest are
 const ROWS = 2000; // rows of a list on request
-const SKETCHED = 40000; // cells of a tensor that is drawn small beside its numbers
+const SKETCHED = 40000; // cells of a tensor that is drawn small beside its values
 
-/** What makes a link lead to a cell. */
-const way = (node, place) => ({ href: `#${address(node, place)}`, "data-cell": key(node, place), "data-walk": true });
+/** The attributes of a link to a cell. */
+const link = (node, place) => ({ href: `#${address(node, place)}`, "data-cell": key(node, place), "data-follow": true });
 
 /** Marked text (see receipt.js) with its marks made links. */
-function linked(said) {
-  return said.split(/(\u0001[^\u0003]*\u0003)/).map((part) => {
+function linked(text) {
+  return text.split(/(\u0001[^\u0003]*\u0003)/).map((part) => {
     if (!part.startsWith(MARK)) return part;
     const [what, number] = part.slice(1, -1).split(SHUT);
     if (!/^\d+:\d+$/.test(what)) return el("span", { class: "step", "data-cell": what }, number);
     const [node, place] = what.split(":").map(Number);
-    return el("a", { ...way(node, place), class: "term", tabindex: "-1", title: address(node, place) }, number);
+    return el("a", { ...link(node, place), class: "term", tabindex: "-1", title: address(node, place) }, number);
   });
 }
 
 function drawReceipt() {
   const n = graph.nodes[here.node], r = receipt(graph, here.node, here.place);
   const words = axesOf(n).map(({ means, words }, d) => (words ? `${means} ${r.index[d]} “${words[r.index[d]]}”` : null));
-  const told = words.filter(Boolean).join(", ");
+  const labels = words.filter(Boolean).join(", ");
   const parts = [
     drawTrail(),
     el("h3", {}, symbolic(n) ? el("i", {}, maths(r.label)) : null, el("code", {}, r.where)),
-    told ? el("p", { class: "told" }, told) : null,
+    labels ? el("p", { class: "labels" }, labels) : null,
     n.formula ? el("p", { class: "meaning" }, el("i", {}, maths(`${n.symbol ?? ""} = ${n.formula}`))) : null,
   ];
-  if (r.reworked === null) parts.push(el("p", { class: "formula" }, el("strong", {}, say(r.recorded)), ` ${r.formula}`));
+  if (r.reworked === null) parts.push(el("p", { class: "formula" }, el("strong", {}, formatNumber(r.recorded)), ` ${r.formula}`));
   else parts.push(el("p", { class: "formula" }, "= ", linked(r.formula)), steps(r), verdict(r), operands(r), ...lists(r));
   at("receipt").replaceChildren(...parts.filter(Boolean));
   at("spoken").textContent = r.lines.join("; ");
@@ -36,25 +36,25 @@ function drawReceipt() {
 
 function steps(r) {
   const line = ({ word, formula, value }) => {
-    const worked = el("dd", {}, "= ", linked(formula), " = ", el("b", {}, say(value)));
+    const worked = el("dd", {}, "= ", linked(formula), " = ", el("b", {}, formatNumber(value)));
     return el("div", { "data-cell": word }, el("dt", {}, `where ${word}`), worked);
   };
   return r.steps.length ? el("dl", {}, r.steps.map(line)) : null;
 }
 
 function verdict(r) {
-  const apart = r.agrees && r.off > 0 && Number.isFinite(r.allowed);
+  const differs = r.agrees && r.off > 0 && Number.isFinite(r.allowed);
   return el("p", { class: `verdict ${r.agrees ? "right" : "wrong"}` },
-    "= ", el("strong", {}, say(r.reworked)), " reworked, ",
-    el("span", {}, `recorded ${say(r.recorded)} `, el("b", { class: "mark" }, r.mark)),
-    apart ? el("small", {}, `${say(r.off, 2)} apart; rounding alone may make ${say(r.allowed, 2)}`) : null);
+    "= ", el("strong", {}, formatNumber(r.reworked)), " reworked, ",
+    el("span", {}, `recorded ${formatNumber(r.recorded)} `, el("b", { class: "mark" }, r.mark)),
+    differs ? el("small", {}, `they differ by ${formatNumber(r.off, 2)}; rounding alone may make ${formatNumber(r.allowed, 2)}`) : null);
 }
 
 function drawTrail() {
   const crumbs = trail.map((one, i) => {
-    const n = graph.nodes[one.node], said = titled(n, label(n, unravel(one.place, n.shape)));
-    if (i === trail.length - 1) return el("li", { "aria-current": "true" }, said);
-    const crumb = el("a", { href: `#${address(one.node, one.place)}` }, said);
+    const n = graph.nodes[one.node], title = titled(n, label(n, unravel(one.place, n.shape)));
+    if (i === trail.length - 1) return el("li", { "aria-current": "true" }, title);
+    const crumb = el("a", { href: `#${address(one.node, one.place)}` }, title);
     crumb.addEventListener("click", (event) => {
       event.preventDefault();
       history.go(i - trail.length + 1);
@@ -65,33 +65,33 @@ function drawTrail() {
   const button = el("button", { type: "button", title: "back to the cell before" }, "← Back");
   button.addEventListener("click", back);
   const latest = crumbs.length > 6 ? [el("li", {}, "…"), ...crumbs.slice(-5)] : crumbs;
-  return el("nav", { class: "trail", "aria-label": "the way here" }, button, el("ol", {}, latest));
+  return el("nav", { class: "trail", "aria-label": "the cells before this one" }, button, el("ol", {}, latest));
 }
 
-/** The numbers a cell was made of, by tensor: each a link to its own receipt. */
+/** The values a cell was made of, by tensor: each a link to its own receipt. */
 function operands(r) {
   const byNode = Map.groupBy(r.terms, (term) => term.node);
-  // what people know first, a mask nobody named last
+  // named tensors first, unnamed ones last
   const order = [...byNode].sort(([a], [b]) => famous(graph.nodes[b]) - famous(graph.nodes[a]));
   const made = order.map(([node, terms]) => operand(node, terms.sort((a, b) => a.place - b.place)));
   return el("section", { class: "operands" }, el("h4", {}, r.moved ? "the same number, elsewhere" : "made of"), el("ul", {}, made));
 }
 
-/** The cells of one tensor: one as a line, several as a row of numbers beside a small picture. */
+/** The cells of one tensor: one as a line, several as a row of values beside a small picture. */
 function operand(node, terms) {
   const n = graph.nodes[node], scale = scaleOf(node);
-  // what all of them share of their index stands in the heading
+  // what all of them share of their index is in the heading
   const index = terms[0].index.map((i, d) => (terms.every((t) => t.index[d] === i) ? i : "·"));
   const title = el("h5", {}, n.symbol ? el("i", {}, maths(n.symbol)) : null, el("code", {}, cell(n.name, index)));
   if (terms.length === 1) {
     const [{ place, value }] = terms;
-    return el("li", {}, el("a", { ...way(node, place), class: "whole" }, title, el("span", {}, `= ${say(value)}`)));
+    return el("li", {}, el("a", { ...link(node, place), class: "whole" }, title, el("span", {}, `= ${formatNumber(value)}`)));
   }
   const count = terms.length > CHIPS ? RULES.shown : terms.length;
   const largest = new Set([...terms].sort((a, b) => size(b.value) - size(a.value)).slice(0, count));
   const chips = terms.filter((term) => largest.has(term)).map(({ place, where, value }) => {
-    const said = `${where} = ${say(value)}`;
-    const chip = el("a", { ...way(node, place), class: "chip", title: said, "aria-label": said }, say(value, 3));
+    const title = `${where} = ${formatNumber(value)}`;
+    const chip = el("a", { ...link(node, place), class: "chip", title, "aria-label": title }, formatNumber(value, 3));
     return tinted(chip, n.complex ? NaN : value, scale);
   });
   const more = count < terms.length ? el("small", {}, `the ${count} largest of ${terms.length}`) : null;
@@ -114,7 +114,7 @@ function sketch(node, terms) {
 /** Every term of the sums that the formula shortens, on request. */
 function lists(r) {
   const long = [...walk(r.tree)].filter((part) => part.list && part.list.length > (part.op === "sum" ? RULES.shown : 8));
-  const worth = (part) => say(weigh(part, EXACT).value);
+  const worth = (part) => formatNumber(weigh(part, EXACT).value);
   const counted = (part) => `all ${part.list.length} terms of ${part.op === "sum" ? "Σ" : part.op} = ${worth(part)}`;
   const each = new Map(long.map((part) => [counted(part), part])); // a step that is used twice is listed once
   return [...each].slice(0, 6).map(([title, part]) => {

@@ -2,9 +2,9 @@
 
 const SMALL = 48; // rows or columns up to which a tensor is a table; larger ones are a picture
 const LENS = 12; // rows and columns of the lens
-const FINEST = 1024; // dots across a picture
+const FINEST = 1024; // pixels across a picture
 
-// ---- colour: it repeats what the numbers say
+// ---- colour: the same values, seen at a glance
 
 function scaleOf(node) {
   const n = graph.nodes[node];
@@ -29,7 +29,7 @@ function heat(value, { kind, top }) {
   return { tone: value < 0 ? "below" : "above", strength: kind === "share" ? Math.sqrt(part) : part };
 }
 
-/** How many decimals a table needs, so that its numbers stand under one another; null where powers of ten are better. */
+/** How many decimals a table needs, so that its values line up; null where powers of ten are better. */
 function decimalsOf(values, { most, least }) {
   const top = Math.max(most, -least);
   if (top && top < 0.01) return null;
@@ -42,9 +42,9 @@ function decimalsOf(values, { most, least }) {
 }
 
 function brief(value, decimals) {
-  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : say(value);
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : formatNumber(value);
   if (value === 0) return "0";
-  return decimals === null ? say(value, 2) : value.toFixed(decimals).replace("-", "−");
+  return decimals === null ? formatNumber(value, 2) : value.toFixed(decimals).replace("-", "−");
 }
 
 // ---- the tensors
@@ -66,7 +66,7 @@ function groups() {
     if (runs.at(-1)?.group === group) runs.at(-1).nodes.push(node);
     else runs.push({ group, nodes: [node] });
   });
-  // one tensor is no group; it stands with its neighbours under its full name
+  // one tensor is no group; it is listed with its neighbours under its full name
   const merged = [];
   for (const run of runs) {
     if (run.nodes.length === 1 && !/\.\d+$/.test(run.group)) run.group = "";
@@ -127,7 +127,7 @@ function drawTensor() {
       n.formula ? el("i", { class: "maths" }, maths(n.formula)) : null,
       el("span", {}, sizes),
       el("span", {}, `${n.op.replace(/^_+/, "")}, ${n.dtype}`)),
-    el("div", { class: "turns" }, axes.slice(0, -2).map((axis, d) => turner(axis, d, index, n.shape))),
+    el("div", { class: "axes" }, axes.slice(0, -2).map((axis, d) => axisChoice(axis, d, index, n.shape))),
     large ? picture(values, slice, scale) : "",
     el("div", { class: "scroll" }, table(values, slice, part, axes, scale, decimals)),
     legend(scale, values),
@@ -136,11 +136,11 @@ function drawTensor() {
 }
 
 /** The choice of an index along an axis that the table does not show. */
-function turner(axis, d, index, shape) {
+function axisChoice(axis, d, index, shape) {
   if (axis.count === 1) return null;
   const option = (i) => el("option", { value: i, selected: i === index[d] }, axis.words ? `${i} ${axis.words[i]}` : i);
   const choice = el("select", { "data-axis": d }, range(0, axis.count).map(option));
-  choice.addEventListener("change", () => go(here.node, ravel(index.with(d, Number(choice.value)), shape), "turn"));
+  choice.addEventListener("change", () => go(here.node, ravel(index.with(d, Number(choice.value)), shape), "slice"));
   return el("label", {}, axis.means || `axis ${d}`, choice);
 }
 
@@ -159,7 +159,7 @@ function table(values, { rows, columns, base }, [top, bottom, left, right], axes
     el("thead", {}, head), el("tbody", {}, body));
 }
 
-/** The head of a row or a column: its word, or else its index. */
+/** The head of a row or a column: its label, or else its index. */
 function heading(axis, i, scope) {
   const word = axis?.words?.[i];
   return el("th", { scope, "data-i": i }, word === undefined ? i : el("b", { title: `${i} ${word}` }, word));
@@ -179,7 +179,7 @@ function tinted(one, value, scale) {
   return one;
 }
 
-/** Mark the chosen cell in the table, and let Tab lead to it. */
+/** Mark the chosen cell in the table, and make it the one that Tab reaches. */
 function select() {
   const grid = at("tensor").querySelector("table");
   const { row, column } = sliceOf(graph.nodes[here.node], here.place);
@@ -201,8 +201,8 @@ function select() {
 /** Scroll a table, and not the page, so that a cell of it can be seen beside the heads. */
 function reveal(one, corner) {
   const box = one.closest(".scroll");
-  const ways = [["scrollLeft", "offsetLeft", "clientWidth", "offsetWidth"], ["scrollTop", "offsetTop", "clientHeight", "offsetHeight"]];
-  for (const [scroll, offset, client, length] of ways) {
+  const sides = [["scrollLeft", "offsetLeft", "clientWidth", "offsetWidth"], ["scrollTop", "offsetTop", "clientHeight", "offsetHeight"]];
+  for (const [scroll, offset, client, length] of sides) {
     const from = one[offset] - corner[length], to = one[offset] + one[length] - box[client];
     if (box[scroll] > from || box[scroll] < to) box[scroll] = Math.min(from, Math.max(to, from - box[client] / 3));
   }
@@ -212,7 +212,7 @@ function legend(scale, values) {
   const hatched = values.some((v) => !Number.isFinite(v)) ? [el("span", { class: "swatch hatched" }), "not finite (−∞)"] : [];
   if (scale.kind === "none") return el("p", { class: "legend" }, "whole numbers, not coloured", hatched);
   const bar = el("span", { class: `bar ${scale.kind}`, "aria-hidden": "true" });
-  const [from, to] = scale.kind === "share" ? ["0", "1"] : [say(-scale.top, 3), say(scale.top, 3)];
+  const [from, to] = scale.kind === "share" ? ["0", "1"] : [formatNumber(-scale.top, 3), formatNumber(scale.top, 3)];
   return el("p", { class: "legend" }, from, bar, to, hatched);
 }
 
@@ -233,7 +233,7 @@ function picture(values, slice, scale) {
   const box = heatMap(values, rows, columns, scale, lensed(slice), "picture");
   const canvas = box.firstChild;
   canvas.setAttribute("aria-label", `heat map of ${rows} by ${columns} numbers; the table below is a lens on part of it`);
-  // dots no larger than eight, and a single row not thinner than a finger
+  // cells no larger than eight pixels, and a single row not thinner than a finger
   Object.assign(box.style, {
     width: `min(100%, ${columns * 8}px)`,
     aspectRatio: `${columns} / ${Math.max(rows, columns / 24)}`,
@@ -253,7 +253,7 @@ function picture(values, slice, scale) {
 function heatMap(values, rows, columns, scale, [top, bottom, left, right], kind) {
   const [width, height] = [Math.min(columns, FINEST), Math.min(rows, FINEST)];
   const canvas = el("canvas", { width, height, role: "img", "aria-label": `heat map, ${rows} by ${columns}` });
-  paint(canvas, values, rows, columns, scale);
+  fill(canvas, values, rows, columns, scale);
   const frame = el("span", { class: "frame" });
   const percent = (part, whole) => `${(100 * part) / whole}%`;
   Object.assign(frame.style, {
@@ -263,18 +263,18 @@ function heatMap(values, rows, columns, scale, [top, bottom, left, right], kind)
   return el("div", { class: kind }, canvas, frame);
 }
 
-function paint(canvas, values, rows, columns, scale) {
+function fill(canvas, values, rows, columns, scale) {
   const tone = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim().split(/\s+/).map(Number);
   const colours = { above: tone("--red"), below: tone("--blue"), plain: tone("--paper") }, paper = tone("--paper");
-  const { width, height } = canvas, pen = canvas.getContext("2d"), dots = pen.createImageData(width, height);
+  const { width, height } = canvas, pen = canvas.getContext("2d"), pixels = pen.createImageData(width, height);
   for (let y = 0; y < height; y++) {
     for (let x = 0; x < width; x++) {
       const value = values[Math.floor((y * rows) / height) * columns + Math.floor((x * columns) / width)];
       const { tone: name, strength } = heat(value, scale), colour = colours[name];
       if (!colour) continue; // left clear: the hatching behind the picture shows through
-      for (let k = 0; k < 3; k++) dots.data[4 * (y * width + x) + k] = paper[k] + (colour[k] - paper[k]) * strength;
-      dots.data[4 * (y * width + x) + 3] = 255;
+      for (let k = 0; k < 3; k++) pixels.data[4 * (y * width + x) + k] = paper[k] + (colour[k] - paper[k]) * strength;
+      pixels.data[4 * (y * width + x) + 3] = 255;
     }
   }
-  pen.putImageData(dots, 0, 0);
+  pen.putImageData(pixels, 0, 0);
 }

@@ -1,4 +1,4 @@
-"""A tape that leaves blocks closed: what they were given is kept, and one is run again when it is looked into."""
+"""A tape that leaves blocks closed: it keeps their inputs, and runs one again when it is opened."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,17 +12,17 @@ from .tape import Edit, Tape
 
 
 class BlockTape(Tape):
-    """Records everything, or of some blocks only what went in and what came out."""
+    """Records everything, or of some blocks only their inputs and outputs."""
 
     def __init__(self, budget: int | None = None, edits: Mapping[str, Edit] | None = None):
         super().__init__(budget, edits)
-        self.blocks: dict[str, tuple[Any, Any, Any]] = {}  # path -> module, arguments, of those not looked into
+        self.blocks: dict[str, tuple[Any, Any, Any]] = {}  # path -> module and arguments, of closed blocks
         self.begun: tuple[int, int] = (0, 0)  # nodes and objects held, when the block now being opened began
-        self.results: dict[str, list[int]] = {}  # path -> the nodes of what it gave
+        self.results: dict[str, list[int]] = {}  # path -> the nodes of its outputs
         self.opened: dict[str, tuple[int, int, int, int]] = {}  # path -> its nodes, and objects held, from and to
 
     def copied(self, value: Tensor) -> Tensor:
-        """The tensor as it now is, in memory of its own, and known as the same."""
+        """A copy of the tensor in its own memory, known as the same node."""
         node = self.node_of(value)
         with off():
             new = value.detach().clone()
@@ -30,12 +30,12 @@ class BlockTape(Tape):
         return new
 
     def close(self, path: str, module: Any, args: Any, kwargs: Any) -> None:
-        """Record nothing until the block is left; keep what it was given."""
+        """Record nothing until the block is left; keep its inputs."""
         self.blocks[path] = (module, args, kwargs)
         self.paused = True
 
     def block_outputs(self, path: str, outs: list[Tensor]) -> None:
-        """What a block gave, its inside not recorded."""
+        """Record the outputs of a block, without its inside."""
         self.results[path] = []
         for i, out in enumerate(outs):
             if id(out) not in self.of:
@@ -46,11 +46,11 @@ class BlockTape(Tape):
                 self.results[path].append(self.of[id(out)][0])
 
     def block_opened(self, path: str, outs: list[Tensor]) -> None:
-        """Its inside is recorded now: what it gave then follows from it, if it is the same to the last bit."""
+        """Its inside is now recorded: its outputs follow from it, if they are the same to the last bit."""
         for node, out in zip(self.results[path], outs, strict=True):
             before = self.kept[node]
             if before is None or not torch.equal(torch.nan_to_num(before), torch.nan_to_num(out)):
-                raise UserError(f"{path} gave other numbers when it was run again, so its inside cannot be shown")
+                raise UserError(f"{path} gave other values when it was run again, so its inside cannot be shown")
             inner = self.of[id(out)][0]
             if inner != node:
                 made, n = self.nodes[inner], self.nodes[node]
@@ -61,7 +61,7 @@ class BlockTape(Tape):
         self.opened[path] = (begun, len(self.nodes), held, len(self.held))
 
     def forget(self, path: str) -> None:
-        """Let go of the inside of a block that was opened; it can be opened again."""
+        """Drop the inside of an opened block; it can be opened again."""
         begun, end, first, last = self.opened.pop(path)
         for i, node in enumerate(self.results[path]):
             n = self.nodes[node]

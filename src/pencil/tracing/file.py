@@ -75,11 +75,11 @@ def _renumbered(plan: Any, new: Mapping[int, int]) -> Any:
 
 
 def pack(trace: Trace) -> tuple[dict[str, Any], dict[str, Array]]:
-    """A trace as plain data: the graph, and the arrays it names. What nobody named and nothing needed is left out.
+    """A trace as plain data: the graph, and the arrays it names. What has no name and nothing needs is left out.
 
     The graph: `nodes` in the order of computing, each with `name op kind shape dtype plan named axes symbol formula`
-    and `key`, the name of its array, or none where it only moves (its numbers are found by its plan); `names`, every
-    name to its node; `labels`, the words along an axis, by its letter; `facts` (see `Trace`).
+    and `key`, the name of its array, or none where it only moves (its values are found by its plan); `names`, every
+    name to its node; `labels`, the labels along an axis, by its letter; `facts` (see `Trace`).
     """
     graph = trace.graph
     wanted = {i for i, n in enumerate(graph.nodes) if n.named or n.kind in ("input", "weight")}
@@ -132,15 +132,15 @@ class Packed(Graph):
         self.tables = {k: v.astype(np.int64) for k, v in arrays.items() if k.startswith("table.")}
 
     def check(self) -> None:
-        """Whether everything the graph points to is there."""
+        """Refuse a graph that points to something missing."""
         for name, node in self.names.items():
             if node not in range(len(self.nodes)):
                 raise ValueError(f"{name} leads nowhere")
         for n, key in zip(self.nodes, self.keys, strict=True):
             if n.plan is not None and not isinstance(n.plan, int | float | list):
                 raise ValueError(f"{n.name} has no plan")
-            words = [word for word in _functions(n.plan) if word not in FUNCTIONS]
-            if words or not all(node in range(len(self.nodes)) for node in refs(n.plan)):
+            unknown = [name for name in _functions(n.plan) if name not in FUNCTIONS]
+            if unknown or not all(node in range(len(self.nodes)) for node in refs(n.plan)):
                 raise ValueError(f"the plan of {n.name} leads nowhere")
             if not all(table in self.tables for table in tables(n.plan)):
                 raise ValueError(f"a table of {n.name} is missing")

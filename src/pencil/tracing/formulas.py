@@ -1,7 +1,7 @@
 """Plans as spreadsheet formulas, in the functions that Excel, LibreOffice and Google Sheets share.
 
-A formula reads the cells of blocks, the tensors that stand in the workbook. What stands in none is written out in its
-place; what follows from constants alone is a number.
+A formula reads the cells of blocks, the tensors that are in the workbook. What is in none is written out in its place;
+what follows from constants alone is a number.
 """
 
 import math
@@ -18,7 +18,7 @@ from .functions import BIG, FUNCTIONS
 from .graph import Array, Graph, Node, Plan, places
 from .ranges import ONE, RIGHT, Block, Line, Part, Piece, cut
 
-PIECES = 16  # into more than so many ranges a list is not cut, if it can be gathered first
+PIECES = 16  # a list is cut into no more ranges than this, if it can be gathered first
 LONGEST, ARGUMENTS = 8192, 255  # characters of a formula and arguments of a function, in Excel
 # what works on a whole range inside SUMPRODUCT; IF, MAX, AND and ERF do not, or not everywhere
 OVER_RANGES = {
@@ -28,7 +28,7 @@ OVER_RANGES = {
 
 
 class Scattered(Exception):
-    """A list is cut too often: these nodes, which only move, should stand in the workbook too."""
+    """A list is cut too often: these nodes, which only move, should be in the workbook too."""
 
     def __init__(self, nodes: set[int]):
         self.nodes = nodes
@@ -44,7 +44,7 @@ class Settled(Graph):
         self.nodes = [self._settle(n) for n in graph.nodes]
 
     def known(self, node: int) -> bool:
-        """Whether nobody named it and it follows from constants alone: masks, seats, tables of angles."""
+        """Whether it has no name and follows from constants alone: masks, positions, tables of angles."""
         if node not in self._known:
             n = self.nodes[node]
             self._known[node] = not n.named  # what reads itself is known if the rest is
@@ -107,18 +107,18 @@ class Formulas:
                 other |= zip(zip(*(index.tolist() for index in which), strict=True), parts, strict=True)
         return Line(block, row, column, other)
 
-    def _text(self, line: Line, i: int, piece: Piece, way: int) -> Part:
+    def _text(self, line: Line, i: int, piece: Piece, direction: int) -> Part:
         """A range, or the one cell of it."""
         j = piece.start
         if (i, j) in line.other:
             return line.other[i, j]
         row, column = int(line.row[i, j]), int(line.column[i, j])
         sheet = self.blocks[int(line.block[i, j])].sheet
-        said = xl_rowcol_to_cell(row, column)
-        if way:
-            down, right = (piece.rows - 1, piece.length - 1) if way == RIGHT else (piece.length - 1, 0)
-            said += ":" + xl_rowcol_to_cell(row + down, column + right)
-        return said if sheet == self.here else f"{quoted(sheet)}!{said}", 3
+        address = xl_rowcol_to_cell(row, column)
+        if direction:
+            down, right = (piece.rows - 1, piece.length - 1) if direction == RIGHT else (piece.length - 1, 0)
+            address += ":" + xl_rowcol_to_cell(row + down, column + right)
+        return address if sheet == self.here else f"{quoted(sheet)}!{address}", 3
 
     def _plan(self, plan: Plan, n: Node, flat: Array) -> list[Part]:
         if isinstance(plan, int | float):
@@ -172,28 +172,28 @@ class Formulas:
 
         tree = prepared(plan[1])
         extra = [self._plan(p, n, flat) for p in plan[2:]]
-        # a largest or least is taken of ranges as they stand, a sum also of what is made of them
+        # a largest or least is taken of ranges as they are, a sum also of functions of them
         whole = set(inner(tree)) <= OVER_RANGES if plan[0] == "sum" else tree[0] == "line"
-        apart = {node for node in refs(plan) if node not in self.blocks and self.graph.nodes[node].moves}
+        scattered = {node for node in refs(plan) if node not in self.blocks and self.graph.nodes[node].moves}
         out: list[Part] = []
         for i in range(len(flat)):
             pieces = cut(lines, i, whole, is_product(tree))
-            if whole and apart and len(pieces) > PIECES:
-                raise Scattered(apart)
+            if whole and scattered and len(pieces) > PIECES:
+                raise Scattered(scattered)
             terms = [self._piece(plan[0], tree, lines, i, piece, n) for piece in pieces]
             out.append(total(n, plan[0], terms, [e[i] for e in extra]))
         return out
 
-    def _said(self, tree: Any, lines: Sequence[Line], i: int, piece: Piece, n: Node) -> Part:
+    def _written(self, tree: Any, lines: Sequence[Line], i: int, piece: Piece, n: Node) -> Part:
         if tree[0] == "line":
-            return self._text(lines[tree[1]], i, piece, piece.ways[tree[1]])
+            return self._text(lines[tree[1]], i, piece, piece.directions[tree[1]])
         if tree[0] == "one":
             return tree[1][i]
-        return join(n, tree[0], *[self._said(t, lines, i, piece, n) for t in tree[1:]])
+        return join(n, tree[0], *[self._written(t, lines, i, piece, n) for t in tree[1:]])
 
     def _piece(self, head: str, tree: Any, lines: Sequence[Line], i: int, piece: Piece, n: Node) -> Part:
         """What one piece of a list adds to the whole; for a largest or least, its terms."""
-        whole = self._said(tree, lines, i, piece, n)
+        whole = self._written(tree, lines, i, piece, n)
         if piece.length == 1 or head != "sum":
             return whole
         if tree[0] == "line":
@@ -201,13 +201,13 @@ class Formulas:
         if not is_product(tree):
             return f"SUMPRODUCT({text(whole)})", 3
         # a row against a column is a product of matrices; the row comes first
-        factors = sorted(tree[1:], key=lambda t: piece.ways[t[1]])
-        said = ",".join([text(self._said(t, lines, i, piece, n)) for t in factors])
-        return f"SUM(MMULT({said}))" if len(set(piece.ways)) > 1 else f"SUMPRODUCT({said})", 3
+        factors = sorted(tree[1:], key=lambda t: piece.directions[t[1]])
+        ranges = ",".join([text(self._written(t, lines, i, piece, n)) for t in factors])
+        return f"SUM(MMULT({ranges}))" if len(set(piece.directions)) > 1 else f"SUMPRODUCT({ranges})", 3
 
 
 def listed(plan: Plan) -> bool:
-    """Whether a plan is a list of numbers, not one."""
+    """Whether a plan is a list of values, not one."""
     if not isinstance(plan, tuple | list) or plan[0] in ("num", "axis"):
         return False
     if plan[0] in ("ref", "list"):
@@ -240,7 +240,7 @@ def total(n: Node, head: str, terms: list[Part], extra: list[Part]) -> Part:
     if len(numbers) == len(terms) + len(extra) and FUNCTIONS[head].sheet:
         return float(np.ravel(FUNCTIONS[head].of(np.asarray(numbers[: len(terms)]), *map(np.atleast_1d, extra)))[0])
     if head not in ("max", "min", "prod") and len(terms) > 1:
-        raise UserError(f"the operation {n.op} (at {n.name}) reads cells that stand apart, which no spreadsheet can")
+        raise UserError(f"the operation {n.op} (at {n.name}) reads scattered cells, which no spreadsheet can")
     while len(terms) > ARGUMENTS:
         groups = [terms[i : i + ARGUMENTS] for i in range(0, len(terms), ARGUMENTS)]
         terms = [(called(n, head, ",".join(map(text, group))), 3) for group in groups]
@@ -266,19 +266,19 @@ def join(n: Node, head: str, *parts: Part) -> Part:
     form = function.sheet or ""
     if not form or form[0] not in "{-":
         return called(n, head, *map(text, parts)), 3
-    # what stands to the right must hold more tightly, so that the sheet reckons in the order the model did; a sign goes
-    # before a power there: -3^2 is 9
+    # what is to the right must bind more tightly, so that the sheet computes in the order the model did; there a sign
+    # comes before a power: -3^2 is 9
     tight = {"neg": (3,), "pow": (3, 3), "square": (3,)}.get(head, (function.binds, function.binds + 1))
     return called(n, head, *map(held, parts, tight)), -1 if head == "neg" else function.binds
 
 
 def held(part: Part, tight: int) -> str:
-    said, binds = part if isinstance(part, tuple) else (text(part), 3 if part >= 0 else -1)
-    return f"({said})" if binds < tight else said
+    written, binds = part if isinstance(part, tuple) else (text(part), 3 if part >= 0 else -1)
+    return f"({written})" if binds < tight else written
 
 
 def text(part: Part) -> str:
-    """A part as it stands in a formula."""
+    """A part as it is written in a formula."""
     if isinstance(part, tuple):
         return part[0]
     part = finite(part)

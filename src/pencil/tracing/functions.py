@@ -1,7 +1,7 @@
 """The functions arithmetic is written in: each with its value, its written form, and its form in a spreadsheet.
 
-A plan (see `graph`) is a tree of these. All work on numpy arrays elementwise; the reducers take a list of terms, the
-last axis, to one. `{}` in a form stands for an argument; a reducer's form sees its whole list as one argument.
+A plan (see `graph`) is a tree of these. All work on numpy arrays elementwise; the reducers reduce a list of terms, the
+last axis, to one value. `{}` in a form is an argument; in a reducer's form the whole list is one argument.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Function:
-    """`binds` is how tightly the written form holds together: 0 a sum, 1 a product, 2 a power, 3 a call."""
+    """`binds` is how tightly the written form binds: 0 a sum, 1 a product, 2 a power, 3 a call."""
 
     of: Callable[..., Any]
     text: str
@@ -60,7 +60,7 @@ FUNCTIONS: dict[str, Function] = {
     "floor": Function(np.floor, "⌊{}⌋", "FLOOR({},1)", smooth=False),
     "ceil": Function(np.ceil, "⌈{}⌉", "CEILING({},1)", smooth=False),
     "trunc": Function(np.trunc, "whole part of {}", "TRUNC({})", smooth=False),
-    "rounded": Function(lambda a: a, "{}", "{}", 2),  # kept in the tensor's precision, worked on in more
+    "rounded": Function(lambda a: a, "{}", "{}", 2),  # stored in the tensor's precision, computed in a higher one
     "whole": Function(np.trunc, "whole part of {}", "TRUNC({})", smooth=False),
     "round": Function(np.round, "nearest whole to {}", None, smooth=False),
     "sign": Function(np.sign, "sign({})", "SIGN({})", smooth=False),
@@ -87,7 +87,7 @@ FUNCTIONS: dict[str, Function] = {
     "complex": Function(lambda a, b: a + 1j * b, "{} + {}i", None, 0),
     "real": Function(np.real, "real part of {}"),
     "imag": Function(np.imag, "imaginary part of {}"),
-    # lists of terms to one number
+    # lists of terms to one value
     "sum": Function(_reducer(np.sum), "Σ({})", "SUM({})", reduces=True),
     "prod": Function(_reducer(np.prod), "Π({})", "PRODUCT({})", reduces=True),
     "max": Function(_reducer(np.max), "max({})", "MAX({})", reduces=True),

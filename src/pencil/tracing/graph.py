@@ -1,17 +1,17 @@
 """What a trace knows: nodes (tensors), how each cell of them was computed (a plan), and the values recorded.
 
-A plan says how any cell of its node follows from cells of others. It is plain data, so that the terminal, the page,
-the spreadsheet and the file all read the same description:
+A plan describes how any cell of its node follows from cells of others. It is plain data, so that the terminal, the
+page, the spreadsheet and the file all read the same description:
 
     3.5                                       a number; ("num", "inf") for what JSON cannot write
     ("ref", node, offset, strides, steps)     the cell of `node` at offset + Σ index·stride of its row-major values;
                                               with steps [[step, count], …] a list of cells, the last running fastest
-    ("list", node, table, count)              cells whose places stand in a table: row r of it for cell r
+    ("list", node, table, count)              cells whose places are in a table: row r of it for cell r
     ("axis", a)                               the cell's own index along axis a
-    ("is", word, plan)                        a step of the working that has a name
+    ("is", name, plan)                        a named step of the arithmetic
     (function, plan, …)                       one of `functions`
 
-A plan that is a bare ref or list of one cell only moves a number. Two more only move, from several sources:
+A plan that is a bare ref or list of one cell only moves a value. Two more only move, from several sources:
 
     ("cat", axis, [[start, ref], …])          the part whose range holds the index along the axis
     ("table", table, [node, …])               places in the sources laid end to end
@@ -29,18 +29,18 @@ from .functions import FUNCTIONS
 Array = np.ndarray
 Plan = Any
 
-# half the distance from 1 to the next number: the most a rounding can change a number, relatively
+# half the distance from 1 to the next float: the largest relative change by rounding
 ROUNDING = {
     "float64": 2.0**-53, "complex128": 2.0**-53, "float32": 2.0**-24, "complex64": 2.0**-24,
     "bfloat16": 2.0**-8, "float16": 2.0**-11,
 }  # fmt: skip
-TINY = 1e-36  # where nothing else is said: with a little room for steps that overflow on the way to almost nothing
-LEAST = {"float64": 5e-324, "complex128": 5e-324, "float16": 6e-8}  # numbers smaller than this cannot be told from 0
+TINY = 1e-36  # for other dtypes: with a little room for steps that underflow on the way
+LEAST = {"float64": 5e-324, "complex128": 5e-324, "float16": 6e-8}  # smaller values cannot be distinguished from 0
 
 
 @dataclass
 class Node:
-    """A tensor of the trace. `named`: people know it by its name, and receipts stop unfolding there."""
+    """A tensor of the trace. `named`: it has a name of its own, and receipts stop unfolding there."""
 
     name: str
     op: str
@@ -60,7 +60,7 @@ class Node:
 
     @property
     def moves(self) -> bool:
-        """Whether its numbers are another's, only elsewhere."""
+        """Whether its values are another's, only elsewhere."""
         if not isinstance(self.plan, list | tuple):
             return False
         head = self.plan[0]
@@ -70,7 +70,7 @@ class Node:
 
     @property
     def portions(self) -> bool:
-        """Whether its rows are portions of a whole, to be shown between 0 and 1."""
+        """Whether its rows are probabilities, to be shown between 0 and 1."""
         return self.kind == "softmax" or self.formula.startswith("softmax")
 
     @property
@@ -85,7 +85,7 @@ class Node:
 
 
 class Graph:
-    """Nodes and their values; any cell can be resolved to where its number came from, and worked again."""
+    """Nodes and their values; any cell can be resolved to where its value came from, and computed again."""
 
     def __init__(self, nodes: Sequence[Node] = (), names: dict[str, int] | None = None):
         self.nodes: list[Node] = list(nodes)
@@ -120,7 +120,7 @@ class Graph:
         return np.asarray(sources)[which], where - starts[which]
 
     def resolve(self, node: int, flat: Array, stop: Callable[[Node], bool] = lambda n: False) -> tuple[Array, Array]:
-        """Where the numbers of these cells were made: moves are followed back, as far as a node that stops them."""
+        """Where the values of these cells were computed: moves are followed back, up to a node that stops them."""
         flat = np.asarray(flat, dtype=np.int64)
         nodes, at = np.full(flat.shape, node), flat.copy()
         todo = [node]
@@ -150,7 +150,7 @@ class Graph:
         return self.stored(node).reshape(n.shape)
 
     def work(self, node: int, flat: Array) -> tuple[Array, Array]:
-        """Cells worked again from the recorded operands, and how far rounding may have moved what was recorded."""
+        """Cells computed again from the recorded operands, and how far rounding may have moved what was recorded."""
         n = self.nodes[node]
         flat = np.asarray(flat, dtype=np.int64)
         with np.errstate(all="ignore"):
@@ -197,7 +197,7 @@ def places(ref: Plan, shape: Sequence[int], flat: Array) -> Array:
 
 
 def slack(node: Node, value: Any) -> Any:
-    """What storing a number may change: its last bit, or all of one too small to be told from nothing."""
+    """How much storing a value may change it: its last bit, or all of one too small to be distinguished from 0."""
     finite = np.where(np.isfinite(value), np.abs(value), 0)
     floor = LEAST.get(node.dtype, TINY) if node.outer else 0.0
     return finite * node.outer + floor
@@ -219,13 +219,13 @@ def apply(name: str, values: Sequence[tuple[Any, Any]], u: float, outer: float) 
         total = (terms + es[0]).sum(-1, keepdims=True)
         return out, np.broadcast_to(es[0], xs[0].shape).sum(-1, keepdims=True) + (count - 1) * u * total
     if name in ("argmax", "argmin", "kth_at"):
-        # which of equal numbers comes first, kernels do not agree on
+        # kernels do not agree on which of equal values comes first
         chosen = np.take_along_axis(xs[0], out.astype(int), -1)
         tied = ((xs[0] == chosen) | ((xs[0] != xs[0]) & (chosen != chosen))).sum(-1, keepdims=True) > 1
         return out, np.where(tied, float(xs[0].shape[-1]), 0.0)
     if function.reduces:
-        spread = np.broadcast_to(es[0], xs[0].shape)
-        scale = spread.sum(-1, keepdims=True) * np.maximum(size, 1) if name == "prod" else spread.max(-1, keepdims=True)
+        errors = np.broadcast_to(es[0], xs[0].shape)
+        scale = errors.sum(-1, keepdims=True) * np.maximum(size, 1) if name == "prod" else errors.max(-1, keepdims=True)
         return out, scale + (u * size * xs[0].shape[-1] if name == "prod" else 0)
     if name == "if":
         chosen = np.where(xs[0] != 0, *np.broadcast_arrays(es[1], es[2]))
@@ -246,13 +246,13 @@ def apply(name: str, values: Sequence[tuple[Any, Any]], u: float, outer: float) 
                 step = np.abs(other - out)
                 moved = np.maximum(moved, np.where(np.isfinite(step), step, 0))
     if name == "whole":
-        # what a number that is not finite becomes, processors do not agree on
+        # processors do not agree on what a value that is not finite becomes
         return out, np.where(np.isfinite(xs[0]), moved, np.inf)
     if name == "mod":
         return out, moved + 4 * u * np.abs(xs[0])
     if not function.smooth:
         return out, moved
-    # a power of a half-precision number is multiplied up in half precision; erf is off by so much even near 0
+    # a power of a half-precision value is computed in half precision; erf has this error even near 0
     own = 4 * (outer if name == "pow" else u) * size + (8 * u if name == "erf" else 0)
     return out, moved + own
 

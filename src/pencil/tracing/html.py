@@ -1,7 +1,7 @@
 """The page of a trace: one file that opens from disk, needs no network, and unfolds any cell into its receipt.
 
 The data it carries is plain: the graph as `file.pack` gives it, with the functions its plans are written in and where
-each array stands, then the arrays as little-endian bytes. A server may hand the same two things to the same scripts.
+each array begins, then the arrays as little-endian bytes. A server may send the same two things to the same scripts.
 """
 
 import base64
@@ -22,7 +22,7 @@ from .file import pack
 from .functions import FUNCTIONS
 from .graph import LEAST, ROUNDING, TINY, Array
 from .opened import Trace, View
-from .receipt import DEPTH, ORIGINS, SHOWN, WIDE, say
+from .receipt import DEPTH, ORIGINS, SHOWN, WIDE, format_number
 
 HEAVY = 10_000_000  # bytes above which a page is no longer something to mail
 ABOUT = "Every number here was computed by the numbers before it. Choose one and its arithmetic unfolds."
@@ -67,15 +67,15 @@ def write(
     title: str = "",
     about: str = ABOUT,
     start: str = "",
-    tell: Callable[[str], object] = warnings.warn,
+    warn: Callable[[str], object] = warnings.warn,
 ) -> int:
-    """Write a trace's page, and give its size in bytes; one too large to mail is said through `tell`."""
+    """Write a trace's page, and return its size in bytes; `warn` is called for one too large to mail."""
     path = Path(path)
     content = page(trace, title or path.stem, about or ABOUT, start).encode()
     write_aside(path, content)
     if len(content) > HEAVY:
         size = f"{len(content) / 1e6:.0f} MB"
-        tell(f"{path} is {size}: above {HEAVY // 1_000_000} MB a page is slow to open and hard to mail")
+        warn(f"{path} is {size}: above {HEAVY // 1_000_000} MB a page is slow to open and hard to mail")
     return len(content)
 
 
@@ -93,11 +93,11 @@ def data(trace: Trace) -> tuple[dict[str, Any], bytes]:
     for key, array in arrays.items():
         kind, raw = _bytes(array)
         placed[key] = [kind, at, array.size * (2 if np.iscomplexobj(array) else 1)]
-        raw += b"\0" * (-len(raw) % 8)  # so that every array begins where its numbers may
+        raw += b"\0" * (-len(raw) % 8)  # so that every array is aligned
         chunks.append(raw)
         at += len(raw)
     for n in graph["nodes"]:
-        n["plan"] = _told_apart(n["plan"])
+        n["plan"] = _whole_marked(n["plan"])
     forms = {
         name: {"text": f.text, "binds": f.binds, "reduces": f.reduces, "smooth": f.smooth}
         for name, f in FUNCTIONS.items()
@@ -112,7 +112,7 @@ def data(trace: Trace) -> tuple[dict[str, Any], bytes]:
 
 
 def _bytes(array: Array) -> tuple[str, bytes]:
-    """An array as the page reads it: a kind of number, and its bytes."""
+    """An array as the page reads it: its dtype, and its bytes."""
     array = np.ascontiguousarray(array)
     if np.iscomplexobj(array):
         array = np.stack((np.real(array), np.imag(array)), -1)
@@ -127,17 +127,17 @@ def _bytes(array: Array) -> tuple[str, bytes]:
     return kind, array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
-def _told_apart(plan: Any) -> Any:
-    """A plan whose whole numbers stay told from rounded ones: JSON in a browser knows no 2.0 beside 2."""
+def _whole_marked(plan: Any) -> Any:
+    """A plan with whole floats marked: JSON in a browser does not distinguish 2.0 from 2."""
     if isinstance(plan, float) and plan.is_integer():
         return ["num", str(plan)]
     if not isinstance(plan, list | tuple) or plan[0] in ("ref", "list", "cat", "table", "axis", "num"):
         return plan
-    return [plan[0], *(_told_apart(part) for part in plan[1:])]
+    return [plan[0], *(_whole_marked(part) for part in plan[1:])]
 
 
 def _inert(value: Mapping[str, Any]) -> str:
-    """JSON that can stand inside a script element: nothing in it can end one."""
+    """JSON that is safe inside a script element: nothing in it can end one."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -165,14 +165,14 @@ def table(view: View) -> str:
     top = 1.0 if node.kind == "softmax" or not finite.any() else float(finite.max())
     cells, corner = sizes[:MOST, :MOST], places[:MOST, :MOST]
     rows, columns = _along(view, corner[:, :1].reshape(-1)), _along(view, corner[:1].reshape(-1))
-    said = [escape(node.formula)] if node.formula else []
-    said += ["×".join(map(str, view.shape)) or "a single number"]
+    about = [escape(node.formula)] if node.formula else []
+    about += ["×".join(map(str, view.shape)) or "a single number"]
     if len(view.shape) > 2:
-        said += [f"shown: [{'0, ' * (len(view.shape) - 2)}:, :]"]
+        about += [f"shown: [{'0, ' * (len(view.shape) - 2)}:, :]"]
     if cells.shape != value.shape:
-        said += [f"the first {cells.shape[0]} rows and {cells.shape[1]} columns"]
+        about += [f"the first {cells.shape[0]} rows and {cells.shape[1]} columns"]
     name = f"<i>{escape(node.symbol)}</i> " if node.symbol else ""
-    caption = f"{name}<code>{escape(node.name)}</code> &ensp;{' · '.join(said)}"
+    caption = f"{name}<code>{escape(node.name)}</code> &ensp;{' · '.join(about)}"
     lines = (
         f"<tr>{_head(row)}{''.join(_cell(float(v), top) for v in line)}</tr>"
         for row, line in zip(rows, cells, strict=True)
@@ -184,7 +184,7 @@ def table(view: View) -> str:
 
 
 def _along(view: View, places: Array) -> list[str]:
-    """What to call each of a line of cells: the word, or the index, along the one axis that changes."""
+    """The headings of a line of cells: the label, or the index, along the one axis that changes."""
     node = view.node
     index = np.unravel_index(places, node.shape) if node.shape and len(places) else ()
     changing = [d for d, i in enumerate(index) if (i != i[0]).any()]
@@ -200,15 +200,15 @@ EDGE = "text-align:right;padding:.2em .5em;border:1px solid rgba(128,128,128,.3)
 HATCHED = "background:repeating-linear-gradient(135deg,rgba(128,128,128,.4) 0 1px,transparent 1px 5px)"
 
 
-def _head(said: str) -> str:
+def _head(word: str) -> str:
     style = "text-align:right;font-weight:normal;opacity:.65;padding:.2em .5em;background:none"
-    return f'<th style="{style}">{escape(said)}</th>'
+    return f'<th style="{style}">{escape(word)}</th>'
 
 
 def _cell(value: float, top: float) -> str:
-    """One number, its colour laid on thinly so that it can be read on any ground."""
+    """One value, its colour thin enough to be read on any background."""
     if not np.isfinite(value):
         colour = HATCHED
     else:
         colour = f"background:rgba({BLUE if value < 0 else RED},{min(1, abs(value) / top) * 0.6:.3f})"
-    return f'<td style="{EDGE};{colour}">{say(value, 3)}</td>'
+    return f'<td style="{EDGE};{colour}">{format_number(value, 3)}</td>'

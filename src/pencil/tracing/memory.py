@@ -1,4 +1,4 @@
-"""Tensors and the memory they look at; and work beside the tape that is not to be recorded."""
+"""Tensors and the memory they view; and work beside the tape that is not recorded."""
 
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +28,7 @@ def memory_of(value: Tensor) -> int:
 
 
 def positions(value: Tensor) -> Array:
-    """Where in its memory each cell of a tensor stands."""
+    """The place of each cell of a tensor in its memory."""
     at = np.full(value.shape, value.storage_offset(), np.int64)
     for axis, (n, stride) in enumerate(zip(value.shape, value.stride(), strict=True)):
         at = at + (np.arange(n) * stride).reshape([-1 if d == axis else 1 for d in range(value.ndim)])
@@ -36,7 +36,7 @@ def positions(value: Tensor) -> Array:
 
 
 def laid_like(places: Tensor, like: Tensor) -> Tensor:
-    """The same numbers in memory laid out as another tensor's is."""
+    """The same values in memory laid out as another tensor's is."""
     memory = torch.full((like.untyped_storage().nbytes() // like.element_size(),), -1)
     memory.as_strided(like.shape, like.stride(), like.storage_offset()).copy_(places)
     return memory.as_strided(like.shape, like.stride(), like.storage_offset())

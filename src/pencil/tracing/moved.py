@@ -1,4 +1,4 @@
-"""What an operation that only moves numbers did: found by sending the places of its inputs through it."""
+"""What an operation that only moves values did: found by sending the places of its inputs through it."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,12 +11,12 @@ from .graph import Array, Plan
 from .memory import laid_like, off
 from .rules import In
 
-# those that only look at memory in another way
+# those that only view memory
 VIEWS = set(
     "view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select split "
     "unsafe_split split_with_sizes unbind diagonal unfold".split()
 )
-DATA = ("self", "input", "tensors", "src", "source", "values", "value")  # arguments whose numbers are moved
+DATA = ("self", "input", "tensors", "src", "source", "values", "value")  # arguments whose values are moved
 
 
 def moved(
@@ -31,7 +31,7 @@ def moved(
     if func is None:
         raise NotImplementedError("a form of it that only writes in place")
     if func._schema.overload_name == "dtype":
-        raise NotImplementedError("the same bits read as another kind of number")
+        raise NotImplementedError("the same bits read as another dtype")
     if given.get("accumulate") or given.get("reduce"):
         raise NotImplementedError("places that are added to")
     data = [name for name in DATA if any(True for _ in _tensors(inputs.get(name)))]

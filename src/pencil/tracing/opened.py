@@ -1,4 +1,4 @@
-"""A trace in the hand: its tensors by name, each cell with its receipt. Needs numpy alone."""
+"""An opened trace: its tensors by name, each cell with its receipt. Needs numpy alone."""
 
 import re
 from collections.abc import Mapping
@@ -35,9 +35,9 @@ def parse(where: str) -> tuple[str, Any]:
 class Trace:
     """What a run computed: `t[name]` is a tensor, `t[name][index]` a cell or a part, `.why()` its receipt.
 
-    `labels` are words for the places along an axis, by its letter. `facts` says what else is known: "strips", the first
-    of the tokens that are strips of a picture, and "grid", how many of them there are down and across (of a video
-    along time first).
+    `labels` are the labels of the indices along an axis, by its letter. `facts` holds what else is known:
+    "first_patch", the index of the first token that is a patch of an image; "grid", the number of patches down and
+    across (of a video, along time first); "text", a text the model generated.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Trace:
 
     @property
     def names(self) -> list[str]:
-        """The names people know values by, in the order they were recorded."""
+        """The names of values, in the order they were recorded."""
         known = [n for n in self.graph.nodes if n.named or n.kind in ("input", "weight")]
         return [name for n in known for name in (n.name, *n.also)]
 
@@ -61,7 +61,7 @@ class Trace:
         raise UserError(f"nothing in the trace is called {name}; {_near(name, set(self.graph.names))}")
 
     def words(self, letter: str, count: int) -> list[str]:
-        """A word for each place along an axis, or its number; tokens seen are named as the tokens are."""
+        """A label for each index along an axis, or the index itself; keys are labelled as tokens are."""
         for one in (letter, "T" if letter == "S" else ""):
             if len(self.labels.get(one, ())) == count:
                 return list(self.labels[one])
@@ -142,15 +142,15 @@ class View:
         index = index if isinstance(index, tuple) else (index,)
         try:
             if self._flat is None and len(index) == len(self.node.shape) and all(isinstance(i, int) for i in index):
-                # one cell of a large tensor, without numbering all the others
+                # one cell of a large tensor, without an index for all the others
                 at = [i + n if i < 0 else i for i, n in zip(index, self.node.shape, strict=True)]
                 return View(self.trace, self.id, np.asarray(np.ravel_multi_index(at, self.node.shape) if at else 0))
             return View(self.trace, self.id, np.asarray(self.flat[index]))
         except (IndexError, ValueError):
-            said = ", ".join(map(_index, index))
+            given = ", ".join(map(_index, index))
             axes = f" ({self.node.axes})" if self.node.axes else ""
             shape = "×".join(map(str, self.node.shape)) or "a single number"
-            raise UserError(f"{self.node.name} has no cell [{said}]: its shape is {shape}{axes}") from None
+            raise UserError(f"{self.node.name} has no cell [{given}]: its shape is {shape}{axes}") from None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ class View:
 
     @property
     def value(self) -> Array:
-        """The recorded numbers."""
+        """The recorded values."""
         if self._flat is None:
             return self.trace.graph.value(self.id)
         return self.trace.graph.cells(self.id, self.flat.reshape(-1)).reshape(self.flat.shape)
@@ -179,7 +179,7 @@ class View:
         return table(self)
 
     def why(self, digits: int = 4) -> Any:
-        """The receipt of this cell, written with so many significant digits."""
+        """The receipt of this cell, written to this many significant digits."""
         from .receipt import receipt
 
         if self.flat.size != 1:

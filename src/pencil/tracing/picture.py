@@ -1,4 +1,4 @@
-"""Attention as pictures: labelled heat maps, one a head, and one query's attention over the picture it came from."""
+"""Attention maps: labelled heat maps, one a head, and one query's attention over the image it came from."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from .opened import Trace
 
 
 def attention(trace: Trace, name: str | None = None, query: str | None = None) -> bytes:
-    """The heads of a pattern or of scores side by side; with a query, its attention over the picture."""
+    """The heads of a pattern or of scores side by side; with a query, its attention over the image."""
     if name == "curve" and "curve" in trace.facts:
         return curve(trace.facts["curve"])
     name = last_pattern(trace) if name is None else name
@@ -26,17 +26,19 @@ def attention(trace: Trace, name: str | None = None, query: str | None = None) -
     rows, columns = (
         trace.words(letters[k] if len(letters) == len(view.node.shape) else "", values.shape[k]) for k in (-2, -1)
     )
-    # of several rows, such as the groups of a video's strips, the first is drawn
+    # of several rows, such as the groups of a video's patches, the first is drawn
     row = trace.words(letters[0] if letters else "", len(values))[0] if values.ndim == 4 and len(values) > 1 else None
     drawn = name if row is None else f"{name}[0] ({row})"
     title = f"{drawn}   {view.node.symbol} = {view.node.formula}" if view.node.symbol else drawn
     if query is not None:
         if letters and letters[-1] != "S":
-            raise UserError(f"{name} does not look at the whole picture: leave --query out, or choose another by --of")
+            raise UserError(
+                f"{name} does not attend to the whole picture: leave --query out, or choose another by --of"
+            )
         return _over_picture(trace, heads, rows, query, title)
     titles = [f"head {i}" for i in range(len(heads))] if len(heads) > 1 else [""]
-    looking = letters[-2:] == ["T", "S"]
-    return draw.heat_maps(list(heads), titles, rows, columns, title, view.node.portions, looking)
+    attends = letters[-2:] == ["T", "S"]
+    return draw.heat_maps(list(heads), titles, rows, columns, title, view.node.portions, attends)
 
 
 def last_pattern(trace: Trace) -> str:
@@ -49,7 +51,7 @@ def last_pattern(trace: Trace) -> str:
 
 
 def _over_picture(trace: Trace, heads: np.ndarray, rows: list[str], query: str, title: str) -> bytes:
-    """One query's attention to each strip, over the picture, a head each."""
+    """One query's attention to each patch, over the image, a head each."""
     if query in rows:
         at = rows.index(query)
     elif query.lstrip("-").isdigit() and -len(rows) <= int(query) < len(rows):
@@ -57,26 +59,26 @@ def _over_picture(trace: Trace, heads: np.ndarray, rows: list[str], query: str, 
     else:
         raise UserError(f"no token is called {query}; {nearest(query, rows)}")
     if "grid" not in trace.facts:
-        raise UserError("this trace did not read a picture, so there is none to draw over")
+        raise UserError("this trace has no picture as input, so there is none to draw over")
     source = next((n for n in ("given.picture", "picture") if n in trace and len(trace[n].shape) > 3), None)
     if source is None:
-        raise UserError("this trace did not keep the picture it read")
+        raise UserError("this trace did not keep its picture")
     picture = np.asarray(trace[source].value, dtype=float)[0]
     if len(picture) not in (1, 3):
         picture = picture.mean(0, keepdims=True)  # latents have no colours
     low, high = picture.min(), picture.max()
     shown = np.round((picture - low) / ((high - low) or 1) * 255).astype(np.uint8)
-    first, grid = trace.facts["strips"], trace.facts["grid"]
-    looks = heads[:, at, first : first + math.prod(grid)].reshape(-1, *grid)
+    first, grid = trace.facts["first_patch"], trace.facts["grid"]
+    weights = heads[:, at, first : first + math.prod(grid)].reshape(-1, *grid)
     if len(grid) == 3:
         # a video's frames side by side, the first of those that are cut together
         shown = shown[:, :: shown.shape[1] // grid[0]]
-        shown, looks = (np.concatenate(np.moveaxis(each, 1, 0), -1) for each in (shown, looks))
-    return draw.overlays(shown, [f"head {i}" for i in range(len(looks))], looks)
+        shown, weights = (np.concatenate(np.moveaxis(each, 1, 0), -1) for each in (shown, weights))
+    return draw.overlays(shown, [f"head {i}" for i in range(len(weights))], weights)
 
 
 def curve(points: Sequence[tuple[int, float, float]]) -> bytes:
-    """How far dot products spread as tags get wider, plain and scaled."""
+    """The standard deviation of dot products against their width, plain and scaled."""
     widths, plain, scaled = zip(*points, strict=True)
     figure = draw.canvas(6.4, 4.2)
     axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""A cell's arithmetic: the plan of its node with the numbers put in, reworked, and compared with what was recorded."""
+"""A cell's arithmetic: the plan of its node with the values put in, reworked, and compared with what was recorded."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ import numpy as np
 from .functions import FUNCTIONS
 from .graph import Graph, Node, Plan, places, slack
 from .opened import Trace
-from .writing import EXACT, SHOWN, Known, Tree, largest, plain, say, text, walk, weigh
+from .writing import EXACT, SHOWN, Known, Tree, format_number, largest, plain, text, walk, weigh
 
-DEPTH = 8  # how many unnamed values are unfolded one inside another
+DEPTH = 8  # how deep unnamed values are unfolded
 WIDE = 64  # terms of a list beyond which unnamed ones stay links
 
 
 @dataclass(frozen=True)
 class Term:
-    """A number the cell was made of: a link to its own receipt."""
+    """A value the cell was made of: a link to its own receipt."""
 
     name: str
     index: tuple[int, ...]
@@ -53,7 +53,7 @@ class Receipt:
     leading: tuple[Term, ...]  # those of the largest terms of a long sum, which are the ones written out
     reworked: complex | float | None  # None where there is nothing to work: an input, a weight
     recorded: complex | float
-    allowed: float  # how far apart rounding alone may bring them
+    allowed: float  # the largest difference that rounding alone can make
     digits: int
 
     @property
@@ -72,24 +72,25 @@ class Receipt:
 
     def lines(self) -> Iterator[str]:
         """The receipt as lines of text."""
-        recorded = say(self.recorded, self.digits)
+        recorded = format_number(self.recorded, self.digits)
         if self.reworked is None:
             yield f"{self.label} = {recorded}   {self.formula}"
             return
-        worked = say(self.reworked, self.digits)
+        worked = format_number(self.reworked, self.digits)
         masked = self.formula == "−∞" and self.kind == "mask"
         tail = "   (masked: it may not be seen)" if masked else "" if worked == self.formula else f" = {worked}"
         yield f"{self.label} = {self.formula}{tail}"
         for step in self.steps:
-            yield f"  where {step.word} = {step.formula} = {say(step.value, self.digits)}"
-        off = f"off by {say(abs(self.reworked - self.recorded), 3)}, {say(self.allowed, 2)} allowed"
+            yield f"  where {step.word} = {step.formula} = {format_number(step.value, self.digits)}"
+        off = f"off by {format_number(abs(self.reworked - self.recorded), 3)}, {format_number(self.allowed, 2)} allowed"
         yield f"recorded {recorded} {'✓' if self.agrees else f'✗ ({off})'}"
 
     def _repr_html_(self) -> str:
         from html import escape
 
         rows = "".join(
-            f"<tr><td><code>{escape(t.where)}</code></td><td>{say(t.value)}</td></tr>" for t in self.terms[:SHOWN]
+            f"<tr><td><code>{escape(t.where)}</code></td><td>{format_number(t.value)}</td></tr>"
+            for t in self.terms[:SHOWN]
         )
         return f"<pre>{escape(str(self))}</pre><table>{rows}</table>"
 
@@ -227,7 +228,7 @@ def _values(graph: Graph, nodes: Any, at: Any) -> Any:
 
 
 def _leaf(trace: Trace, node: int, place: int, depth: int, whole: bool) -> Tree:
-    """A cell as a number, or, where nobody named it, as its own arithmetic: sums too, if it is to be `whole`."""
+    """A cell as a value, or, where it has no name, as its own arithmetic: sums too, if it is to be `whole`."""
     graph = trace.graph
     nodes, at = graph.resolve(node, np.asarray([place]), lambda m: m.named)
     node, place = int(nodes[0]), int(at[0])

@@ -1,4 +1,4 @@
-"""Tracing a model: names for what the tape records, blocks opened only when looked into, edits and running on."""
+"""Tracing a model: names for what the tape records, blocks recorded only when opened, edits and running on."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import UserError
-from ..core.probe import Off, declared, symbols
+from ..core.probe import Probe, declared, symbols
 from .closed import BlockTape
 from .nested import mapped, tensors
 from .opened import Trace, View, parse
@@ -21,8 +21,8 @@ from .tape import BUDGET, Edit, TooMuch
 Value = float | int | Tensor | np.ndarray | Trace | View | Callable[[Tensor], Tensor]
 
 
-class TapeProbe(Off):
-    """Names on the tape what the model names; wants everything, so that no fused route hides it."""
+class TapeProbe(Probe):
+    """Names on the tape what the model names; wants every value, so that no fused route skips one."""
 
     def __init__(self, tape: BlockTape, path: str = ""):
         self.tape, self.path = tape, path
@@ -53,7 +53,7 @@ def trace(
 
     Any nn.Module (or function of tensors) will do: names come from the probe where the model has one, else from the
     modules' paths. `words` (the trace's labels) and `facts` are kept with it (see `Trace`). `keep` is "all", "blocks"
-    (only their inputs, each run again when looked into) or "auto" (all, unless that is more than a gigabyte).
+    (only their inputs, each run again when it is opened) or "auto" (all, unless that is more than a gigabyte).
     """
     if keep not in ("auto", "all", "blocks"):
         raise UserError(f"keep must be auto, all or blocks, not {keep}")
@@ -72,7 +72,7 @@ class Recording:
     def __init__(self, model: Any, inputs: tuple[Any, ...], given: dict[str, Any], edits: dict[str, Edit]):
         self.model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         if isinstance(self.model, torch.jit.ScriptModule):
-            raise UserError("a scripted module cannot be looked into: trace the module it was scripted from")
+            raise UserError("a scripted module cannot be traced: trace the module it was scripted from")
         self.inputs, self.given, self.edits = inputs, given, edits
         self.output: Any = None
         forward = self.model.forward if isinstance(self.model, nn.Module) else self.model
@@ -83,7 +83,7 @@ class Recording:
         self.declared = declared(self.model) if isinstance(self.model, nn.Module) and "probe" in self.takes else {}
         self.symbols = symbols(self.model) if self.declared else {}
         if "use_cache" in self.takes and hasattr(self.model, "config"):
-            # a cache of keys and values would be another input the second time
+            # a KV cache would be another input the second time
             self.given = {"use_cache": False, **given}
 
     @property
@@ -113,9 +113,9 @@ class Recording:
                     out = self.model(*inputs, **given)
                 self.output = mapped(out, "", lambda name, value: tape.change(name or "output", value))
                 for name, value in tensors(self.output, ""):
-                    # what the model's own probe has named keeps that name
-                    told = self.probed and tape.nodes[tape.node_of(value)].named
-                    tape.name(value, name or "output", named=not told)
+                    # what the model itself has named keeps that name
+                    has_name = self.probed and tape.nodes[tape.node_of(value)].named
+                    tape.name(value, name or "output", named=not has_name)
         except NotImplementedError as error:
             raise UserError(f"this model cannot be recorded: {str(error).splitlines()[0]}") from None
         unused = [name for name in self.edits if name not in tape.edited]
@@ -221,11 +221,11 @@ class Recording:
         module, args, kwargs = tape.blocks[path]
         while tape.opened and tape.bytes > BUDGET:
             tape.forget(next(iter(tape.opened)))
-            tape.bytes = 0  # of what is open now, as near as matters
+            tape.bytes = 0  # roughly, of what is open now
         tape.begun = (len(tape.nodes), len(tape.held))
         budget, tape.budget = tape.budget, None
         with self.recording(tape, lazy=False):
-            # the names of what is outside stay; only the inside is new
+            # names outside the block stay; only its inside is new
             tape.path = path
             args, kwargs = mapped((args, kwargs), "", lambda _, one: tape.copied(one))
             out = module(*args, **kwargs)
@@ -235,7 +235,7 @@ class Recording:
 
 
 def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The stacked blocks of a model: the members of its outermost lists of alike modules."""
+    """The blocks of a model: the members of its outermost lists of modules of one type."""
     found: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
         inside = any(path.startswith(f"{block}.") for block in found)
@@ -246,7 +246,7 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 class LiveTrace(Trace):
-    """A trace whose model is at hand: blocks can be opened, values edited, and the model run on from there."""
+    """A trace that still has its model: blocks can be opened, values edited, and the model run on from there."""
 
     graph: BlockTape
 
@@ -268,11 +268,11 @@ class LiveTrace(Trace):
             self.recording.open_block(self.graph, plan[1])
 
     def edit(self, where: str, value: Value) -> "LiveTrace":
-        """The same run with a value changed on the way: a number, a tensor, a function of it, or another trace's."""
+        """The same run with one value changed: to a number, a tensor, a function of it, or another trace's."""
         name, index = parse(where)
         value = value.value if isinstance(value, View) else value
         if isinstance(value, str):
-            raise UserError(f"{where} can be changed by a number, an array, a function or another trace, not by a word")
+            raise UserError(f"{where} can be changed by a number, an array, a function or another trace, not by a text")
         node = self.find(name)
         name = next((n for n in (name, self.graph.nodes[node].name) if n in self.graph.names), name)
 

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from .graph import Array, Node
 from .opened import Trace, View
-from .receipt import SHOWN, Receipt, say
+from .receipt import SHOWN, Receipt, format_number
 
-ROWS, COLUMNS = 40, 16  # of a table in a terminal; more is cut, and said
+ROWS, COLUMNS = 40, 16  # of a table in a terminal; more is cut, with a note
 PIPED = 512  # and of one in a file
 
 
@@ -33,7 +33,7 @@ def tables(view: View, console: Console, digits: int = 4) -> None:
     values = view.value
     title = f"{view.node.name}  {_shape(view.node)}  {meaning(view.node)}".rstrip()
     if values.ndim == 0:
-        console.print(say(values.item(), digits), highlight=False)
+        console.print(format_number(values.item(), digits), highlight=False)
         return
     console.print(title, highlight=False, markup=False)
     if not values.size:
@@ -43,7 +43,7 @@ def tables(view: View, console: Console, digits: int = 4) -> None:
     columns = sides[-1][1]
     rows = sides[-2][1] if values.ndim > 1 else [""]
     top = float(np.max(np.abs(values[np.isfinite(values)]), initial=0.0)) or 1.0
-    written = np.vectorize(lambda v: say(v.item() if hasattr(v, "item") else v, digits), otypes=[object])
+    written = np.vectorize(lambda v: format_number(v.item() if hasattr(v, "item") else v, digits), otypes=[object])
     cut, shown, most = False, 0, (ROWS, COLUMNS) if console.is_terminal else (PIPED, PIPED)
     for at in np.ndindex(*values.shape[:-2]) if values.ndim > 2 else [()]:
         if at:
@@ -86,7 +86,7 @@ def _fitting(words: Array, rows: list[str], columns: list[str], console: Console
 
 
 def _along(view: View, axis: int) -> tuple[str, list[str]]:
-    """An axis of a part: its letter, and a word or a number for each place along it."""
+    """An axis of a part: its letter, and a label or an index for each place along it."""
     shape = view.node.shape
     line = np.moveaxis(view.flat, axis, 0).reshape(view.flat.shape[axis], -1)[:, 0]
     index = np.unravel_index(line, shape)
@@ -99,7 +99,7 @@ def _along(view: View, axis: int) -> tuple[str, list[str]]:
 
 
 def _heat(value: complex, top: float, probability: bool) -> str:
-    """A background: red above nothing, blue below, stronger the further away."""
+    """A background: red above 0, blue below, stronger the further away."""
     if isinstance(value, complex) or not np.isfinite(value):
         return "dim"
     share = min(1.0, abs(value) / (1.0 if probability else top))
@@ -117,7 +117,7 @@ def meaning(n: Node) -> str:
 
 
 def receipt(found: Receipt, trace: Trace, console: Console) -> None:
-    """A receipt, and what it was made of, each by the name that asks for its own."""
+    """A receipt, and the values it was made of, each by the name that opens its own."""
     n = trace.graph.nodes[trace.graph.names[found.name]]
     where = []
     for letter, i in zip(n.axes.split(), found.index, strict=False):
@@ -135,7 +135,7 @@ def receipt(found: Receipt, trace: Trace, console: Console) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     shown = found.terms if len(found.terms) <= 2 * SHOWN else (found.leading or found.terms)[: 2 * SHOWN]
     for term in shown:
-        table.add_row(Text(say(term.value, found.digits), justify="right"), Text(term.where))
+        table.add_row(Text(format_number(term.value, found.digits), justify="right"), Text(term.where))
     console.print(table, highlight=False)
     if len(shown) < len(found.terms):
         console.print(f"… and {len(found.terms) - len(shown)} more", style="dim", highlight=False)
@@ -143,7 +143,7 @@ def receipt(found: Receipt, trace: Trace, console: Console) -> None:
 
 @dataclass(frozen=True)
 class Difference:
-    """One tensor of two traces: how far apart, and where most."""
+    """One tensor of two traces: the largest difference, and where it is."""
 
     name: str
     most: float

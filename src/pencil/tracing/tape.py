@@ -1,7 +1,7 @@
-"""The recorder: every ATen operation of a forward pass, on any PyTorch model, with what it read and what it gave.
+"""The recorder: every ATen operation of a forward pass of any PyTorch model, with its inputs and outputs.
 
-Fused kernels are taken by their plain route while the tape runs. Values are kept as they were when computed: before an
-operation changes a tensor in place, what was recorded of it is copied, and whoever shares its memory is updated.
+Fused kernels take their plain route while the tape runs. Values are kept as they were when computed: before an
+operation changes a tensor in place, what was recorded of it is copied, and tensors that share its memory are updated.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ Edit = Callable[[Tensor], Tensor]
 
 
 class TooMuch(Exception):
-    """More was recorded than is to be kept."""
+    """More was recorded than the budget allows."""
 
 
 class Tape(TorchDispatchMode, Graph):
@@ -34,7 +34,7 @@ class Tape(TorchDispatchMode, Graph):
         Graph.__init__(self)
         self.kept: list[Tensor | None] = []  # the values of each node
         self.of: dict[int, tuple[int, int]] = {}  # tensor object -> its node, and how many changes of its memory it saw
-        self.held: list[Tensor] = []  # keeps those objects alive, so that none of their numbers is given twice
+        self.held: list[Tensor] = []  # keeps those objects alive, so that none of their ids is used twice
         self.changes: dict[int, list[tuple[int, Tensor]]] = {}  # memory -> (node, view) written in place
         self.sharing: dict[int, list[int]] = {}  # memory -> the nodes kept in it
         self.path, self.counts = "", {}
@@ -75,7 +75,7 @@ class Tape(TorchDispatchMode, Graph):
         n.named |= named
 
     def change(self, name: str, value: Tensor) -> Tensor:
-        """The value as an edit wants it; the edited tensor is a new beginning."""
+        """The value after its edit, if it has one; the edited tensor is a new leaf."""
         if not self.edits or self.paused:
             return value
         before = self.node_of(value)
@@ -87,7 +87,7 @@ class Tape(TorchDispatchMode, Graph):
         with off():
             new = self.edits[name](value.detach().clone())
             same = ((new == value) | ((new != new) & (value != value))).reshape(-1).cpu().numpy()
-        # what the edit left alone still follows from what made it
+        # what the edit did not change still follows from its inputs
         given = self._add(new, "edited", "edited", None, f"{name}:edit")
         table = np.arange(new.numel()) + np.where(same, 0, new.numel())
         node = self._add(new, "edit", "move", ("table", self._table(table), [before, given]), name)
@@ -95,7 +95,7 @@ class Tape(TorchDispatchMode, Graph):
         return new
 
     def fresh(self, op: str) -> str:
-        """A name for a value nobody named: where it was made, and by what."""
+        """A name for an unnamed value: where it was made, and by what."""
         base = f"{self.path}:{op.strip('_')}" if self.path else op.strip("_")
         count = self.counts[base] = self.counts.get(base, 0) + 1
         return base if count == 1 else f"{base}.{count}"
@@ -210,7 +210,7 @@ class Tape(TorchDispatchMode, Graph):
         first = len(self.nodes)
         for i, o in enumerate(outs):
             if id(o) in self.of and self.node_of(o) < first:
-                continue  # handed back as it was
+                continue  # returned unchanged
             name = self.fresh(op)
             self.nodes.append(Node(name, op, "", tuple(o.shape), str(o.dtype).removeprefix("torch.")))
             self.names.setdefault(name, len(self.nodes) - 1)
@@ -255,15 +255,15 @@ class Tape(TorchDispatchMode, Graph):
                 kept = self.kept[node]
                 if kept is not None and memory_of(kept) == memory:
                     self.kept[node] = kept.clone()
-                    self._arrays.pop(node, None)  # it looked at that memory too
+                    self._arrays.pop(node, None)  # it was a view of that memory
             out = func(**given)
         node = len(self.nodes)
         self.nodes.append(Node(self.fresh(plain), plain, "", tuple(target.shape), old.dtype))
         self.names.setdefault(self.nodes[node].name, node)
         self.kept.append(target.detach())
         self.sharing.setdefault(memory, []).append(node)
-        said = {k: v for k, v in inputs.items() if k != "out"}
-        self._describe(node, functional(func), plain, said, given, 0, node)
+        read = {k: v for k, v in inputs.items() if k != "out"}
+        self._describe(node, functional(func), plain, read, given, 0, node)
         self.changes.setdefault(memory, []).append((node, target))
         self.of[id(target)] = (node, len(self.changes[memory]))
         return out

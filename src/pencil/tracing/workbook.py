@@ -1,4 +1,4 @@
-"""What a workbook of a trace looks like: the map, the sheets, their colours and headings."""
+"""The sheets of a trace's workbook: the map, the tensors, their colours and headings."""
 
 import math
 from typing import Any
@@ -28,31 +28,31 @@ FORMATS: dict[str, dict[str, Any]] = {
     "step cell": {"font_color": "#666666"},
     "dead cell": {"font_color": "#888888", "italic": True},
 }
-# an infinity is held as a number larger than any other, and shown as what it stands for
+# an infinity is stored as a very large number, and shown as infinity
 NUMBERS = {"whole": "0", "fine": "0.0000", "endless": '[<-1000000000000000]"−∞";[>1000000000000000]"∞";0.0000'}
 
 
 class Exact(float):
-    """A number written to its last bit: the library's own sixteen digits are one too few."""
+    """A float written to its last bit: the library's own sixteen digits are one too few."""
 
     def __format__(self, spec: str) -> str:
         return repr(float(self))
 
 
-class Painter:
+class SheetWriter:
     """Writes the sheets."""
 
     def __init__(self, book: Any, trace: Trace, graph: Graph, blocks: dict[int, Block], read: set[int]):
         self.trace, self.graph, self.blocks, self.read = trace, graph, blocks, read
         self.map = book.add_worksheet("Map")
         self.sheets = {sheet: book.add_worksheet(sheet) for sheet in dict.fromkeys(b.sheet for b in blocks.values())}
-        self.looks = {name: book.add_format(look) for name, look in FORMATS.items()}
+        self.formats = {name: book.add_format(form) for name, form in FORMATS.items()}
         for name in [n for n in FORMATS if n.endswith("cell")]:
             for kind, form in NUMBERS.items():
                 for top, line in (("", {}), (" top", {"top": 4, "top_color": "#BFBFBF"})):
-                    self.looks[f"{name} {kind}{top}"] = book.add_format(FORMATS[name] | line | {"num_format": form})
+                    self.formats[f"{name} {kind}{top}"] = book.add_format(FORMATS[name] | line | {"num_format": form})
 
-    def paint(self, cells: dict[int, list[Part]]) -> None:
+    def write(self, cells: dict[int, list[Part]]) -> None:
         for sheet in (self.map, *self.sheets.values()):
             sheet.hide_gridlines(2)
             sheet.set_landscape()
@@ -61,8 +61,8 @@ class Painter:
             sheet.set_column(0, 0, 20)
             sheet.set_column(1, 16_383, 9.5)
             sheet.freeze_panes(2, 1)
-            sheet.write_url(0, 0, "internal:'Map'!A1", self.looks["link"], "← Map")
-            sheet.write_string(0, 1, name, self.looks["title"])
+            sheet.write_url(0, 0, "internal:'Map'!A1", self.formats["link"], "← Map")
+            sheet.write_string(0, 1, name, self.formats["title"])
         for node in self.blocks:
             self._block(node, cells.get(node))
         self._map(cells)
@@ -77,62 +77,64 @@ class Painter:
         title = " = ".join(filter(None, (n.symbol, n.formula))) or (
             f"a step: {n.op.strip('_')}" if kind == "step" else ""
         )
-        sheet.set_row(b.row - 2, 18, self.looks[kind])
-        sheet.write_string(b.row - 2, 0, f"{title}     {n.name}     {shape(n)}".strip(), self.looks[kind])
+        sheet.set_row(b.row - 2, 18, self.formats[kind])
+        sheet.write_string(b.row - 2, 0, f"{title}     {n.name}     {shape(n)}".strip(), self.formats[kind])
         rows, columns = headings(n, self.trace)
         for j, word in enumerate(columns):
-            sheet.write_string(b.row - 1, b.column + j, word, self.looks["edge"])
+            sheet.write_string(b.row - 1, b.column + j, word, self.formats["edge"])
         for i, word in enumerate(rows):
-            sheet.write_string(b.row + i, b.column - 1, word, self.looks["edge"])
+            sheet.write_string(b.row + i, b.column - 1, word, self.formats["edge"])
         recorded = self.graph.cells(node, np.arange(n.size)).tolist()
         if any(map(math.isnan, recorded)):
             raise UserError(f"{n.name} has cells that are not a number, which a spreadsheet cannot hold")
         number = "endless" if max(map(abs, recorded)) > 1e15 else "whole" if _whole(recorded) else "fine"
         dead = parts is None and node not in self.read
-        looks = [self.looks[f"{'dead' if dead else kind} cell {number}{top}"] for top in ("", " top")]
+        formats = [self.formats[f"{'dead' if dead else kind} cell {number}{top}"] for top in ("", " top")]
         high = n.shape[-2] if len(n.shape) > 1 else 1
         for i, value in enumerate(recorded):
             row, column = b.row + i // b.width, b.column + i % b.width
-            look = looks[(row - b.row) % high == 0 < row - b.row and high > 1]  # a line above each further matrix
+            form = formats[(row - b.row) % high == 0 < row - b.row and high > 1]  # a line above each further matrix
             part = value if parts is None else parts[i]
             if isinstance(part, tuple):
-                sheet.write_formula(row, column, f"={text(part)}", look, finite(value))
+                sheet.write_formula(row, column, f"={text(part)}", form, finite(value))
             else:
-                sheet.write_number(row, column, Exact(finite(part)), look)
+                sheet.write_number(row, column, Exact(finite(part)), form)
         if kind == "computed" and _shares(recorded, b.width):
             heat = {"type": "2_color_scale", "min_type": "num", "min_value": 0, "max_type": "num", "max_value": 1}
             colours = {"min_color": "#FFFFFF", "max_color": "#F4B183"}
             sheet.conditional_format(b.row, b.column, *_last(n, b), heat | colours)
 
     def _map(self, cells: dict[int, list[Part]]) -> None:
-        sheet, looks = self.map, self.looks
+        sheet, formats = self.map, self.formats
         count = sum(isinstance(part, tuple) for parts in cells.values() for part in parts)
-        sheet.write_string(0, 0, "Every number, and where it comes from", looks["title"])
+        sheet.write_string(0, 0, "Every number, and where it comes from", formats["title"])
         lines = [
             "Change a blue number and everything follows.",
-            "Blue is typed, black is computed; grey is a step nobody named, or what no formula reads.",
+            "Blue is typed, black is computed; grey is an unnamed step, or what no formula reads.",
             f"{len(self.blocks)} tensors, {count:,} formulas; click a name to go there.",
         ]
         rounded = {self.graph.nodes[node].dtype for node in self.blocks} & {"float32", "bfloat16", "float16"}
         if rounded:
-            lines.append(f"The model reckoned in {', '.join(rounded)}, the sheet in double: last digits differ.")
+            lines.append(f"The model computed in {', '.join(rounded)}, the sheet in double: last digits differ.")
         for i, line in enumerate(lines, 1):
-            sheet.write_string(i, 0, line, looks["line"])
+            sheet.write_string(i, 0, line, formats["line"])
         titles = "symbol", "name", "shape", "axes", "formula", "what it is", "cells", "note"
         for j, (word, width) in enumerate(zip(titles, (10, 34, 12, 10, 30, 16, 24, 44), strict=True)):
             sheet.set_column(j, j, width)
-            sheet.write_string(5, j, word, looks["head"])
+            sheet.write_string(5, j, word, formats["head"])
         sheet.freeze_panes(6, 2)
         for i, (node, b) in enumerate(self.blocks.items(), 6):
             n, kind = self.graph.nodes[node], self._kind(node)
             where = f"{quoted(b.sheet)}!{xl_range(b.row, b.column, *_last(n, b))}"
-            look = looks["faint" if kind == "step" else "plain"]
+            form = formats["faint" if kind == "step" else "plain"]
             what = {"given": "typed numbers", "computed": "computed", "step": "unnamed step"}[kind]
             means = n.formula or (n.op.strip("_") if n.plan is not None else "")
             for j, word in enumerate((n.symbol, "", shape(n), n.axes, means, what, where, self._note(node))):
                 if word:
-                    sheet.write_string(i, j, word, look)
-            sheet.write_url(i, 1, f"internal:'{b.sheet}'!{xl_range(b.row - 2, 0, b.row - 2, 0)}", looks["link"], n.name)
+                    sheet.write_string(i, j, word, form)
+            sheet.write_url(
+                i, 1, f"internal:'{b.sheet}'!{xl_range(b.row - 2, 0, b.row - 2, 0)}", formats["link"], n.name
+            )
         sheet.autofilter(5, 0, 5 + len(self.blocks), len(titles) - 1)
 
     def _note(self, node: int) -> str:
@@ -157,13 +159,13 @@ def _whole(values: list[float]) -> bool:
 
 
 def _shares(values: list[float], width: int) -> bool:
-    """Whether every row is shares of one: attention, or probabilities."""
+    """Whether every row sums to one: attention, or probabilities."""
     rows = np.asarray(values).reshape(-1, width)
     return width > 1 and bool((rows >= 0).all() and np.abs(rows.sum(-1) - 1).max() < 1e-6)
 
 
 def headings(n: Node, trace: Trace) -> tuple[list[str], list[str]]:
-    """The words beside the rows and above the columns: labels of an axis, or places along it."""
+    """The headings of rows and columns: the labels of an axis, or indices along it."""
     letters = n.axes.split() if len(n.axes.split()) == len(n.shape) else [""] * len(n.shape)
 
     def words(axis: int) -> list[str]:

@@ -1,6 +1,6 @@
-"""Trees of arithmetic weighed and written: a plan with the numbers put in, its value, and how it looks on paper.
+"""Trees of arithmetic evaluated and written: a plan with its values put in, what it gives, and its text.
 
-A tree is ("num", value), ("cell", node, place, value), ("is", word, tree), ("made", node, tree) for what nobody named,
+A tree is ("num", value), ("cell", node, place, value), ("is", word, tree), ("made", node, tree) for what has no name,
 ("picked", why, tree) for a choice, or (function, tree, …), and for a reducer (function, [tree, …], tree, …).
 """
 
@@ -26,7 +26,7 @@ EXACT = Node("", "", "", (), "float64")
 def weigh(tree: Tree, n: Node, known: Known) -> tuple[Any, Any]:
     """The value of a tree, and how far rounding may have moved what was recorded.
 
-    A step that stands in many terms is one object, and worked once: `known` holds what it gave.
+    A step that is in many terms is one object, and evaluated once: `known` holds what it gave.
     """
     head = tree[0]
     if head in ("num", "cell"):
@@ -57,7 +57,7 @@ def walk(tree: Tree, seen: set[int]) -> Iterator[Tree]:
     if id(tree) in seen:
         return
     seen.add(id(tree))
-    # why a branch was taken is not what its number was made of, unless it was made of nothing
+    # a condition is not what the value was made of, unless that is a constant
     parts = tree[2:] if tree[0] == "picked" and tree[2][0] != "num" else tree[1:]
     for part in parts:
         for one in part if isinstance(part, list) else [part]:
@@ -71,7 +71,7 @@ def text(tree: Tree, digits: int, known: Known) -> str:
 
 
 def _text(tree: Tree, digits: int, known: Known) -> tuple[str, int]:
-    """A tree as it is written on paper, and how tightly that holds together (see `Function.binds`)."""
+    """A tree as text, and how tightly that binds (see `Function.binds`)."""
     head = tree[0]
     if head in ("num", "cell"):
         return _number(tree[-1], digits)
@@ -85,8 +85,8 @@ def _text(tree: Tree, digits: int, known: Known) -> tuple[str, int]:
     if head == "sum":
         return _sum(tree[1], digits, known), 0
     if function.reduces:
-        said = [text(part, digits, known) for part in tree[1][:8]]
-        inside = ", ".join(said) + (f", … {len(tree[1])} in all" if len(tree[1]) > 8 else "")
+        written = [text(part, digits, known) for part in tree[1][:8]]
+        inside = ", ".join(written) + (f", … {len(tree[1])} in all" if len(tree[1]) > 8 else "")
         return function.text.format(inside, *(text(part, digits, known) for part in tree[2:])), 3
     if head == "mul" and (root := _root(tree[2])):
         return f"{_held(tree[1], 1, digits, known)}/{root}", 1
@@ -102,23 +102,23 @@ def _text(tree: Tree, digits: int, known: Known) -> tuple[str, int]:
         right, binds = _text(tree[2], digits, known)
         right = f"({right})" if binds == 0 or right.startswith("−") else right
         return f"{text(tree[1], digits, known)} − {right}", 0
-    # what stands right of / must hold more tightly than it does
+    # what is right of / must bind more tightly than it does
     strict = {"div": (1, 2), "mul": (1, 1), "pow": (3, 3), "neg": (2,)}
     tight = strict.get(head, (3,) * len(tree) if function.binds == 2 else (1,) * len(tree))
     if function.binds == 0:
         each = (_text(part, digits, known) for part in tree[1:])
-        return function.text.format(*(said if binds else f"({said})" for said, binds in each)), 0
+        return function.text.format(*(written if binds else f"({written})" for written, binds in each)), 0
     parts = (_held(part, t, digits, known) for part, t in zip(tree[1:], tight, strict=False))
     return function.text.format(*parts), function.binds
 
 
 def _held(tree: Tree, tight: int, digits: int, known: Known) -> str:
-    said, binds = _text(tree, digits, known)
-    return f"({said})" if binds < tight or (tight and said.startswith("−")) else said
+    written, binds = _text(tree, digits, known)
+    return f"({written})" if binds < tight or (tight and written.startswith("−")) else written
 
 
 def _number(value: Any, digits: int) -> tuple[str, int]:
-    return say(value, digits), 0 if isinstance(value, complex) else 3
+    return format_number(value, digits), 0 if isinstance(value, complex) else 3
 
 
 def _sum(parts: list[Tree], digits: int, known: Known) -> str:
@@ -128,7 +128,7 @@ def _sum(parts: list[Tree], digits: int, known: Known) -> str:
     chosen = _chosen(values)
     rest = sum(value for i, value in enumerate(values) if i not in chosen)
     shown = _joined([_term(parts[i], digits, known) for i in chosen])
-    return f"{shown} + … ({len(parts) - 8} more sum to {say(rest, digits)})"
+    return f"{shown} + … ({len(parts) - 8} more sum to {format_number(rest, digits)})"
 
 
 def _chosen(values: list[Any]) -> list[int]:
@@ -146,17 +146,17 @@ def largest(tree: Tree, known: Known) -> list[Tree]:
 
 
 def _term(tree: Tree, digits: int, known: Known) -> str:
-    """A term of a sum: what is compared or chosen stands in brackets."""
-    said, binds = _text(tree, digits, known)
+    """A term of a sum: what is compared or chosen is in brackets."""
+    written, binds = _text(tree, digits, known)
     while tree[0] in ("made", "picked"):
         tree = tree[2]
-    loose = binds == 0 and tree[0] in FUNCTIONS and tree[0] not in ("add", "sub", "sum") and " " in said
-    return f"({said})" if loose else said
+    loose = binds == 0 and tree[0] in FUNCTIONS and tree[0] not in ("add", "sub", "sum") and " " in written
+    return f"({written})" if loose else written
 
 
-def _joined(said: list[str]) -> str:
-    """Terms of a sum in a row; a negative one is taken away."""
-    return said[0] + "".join(f" − {one[1:]}" if one.startswith("−") else f" + {one}" for one in said[1:])
+def _joined(written: list[str]) -> str:
+    """Terms of a sum in a row; a negative one is subtracted."""
+    return written[0] + "".join(f" − {one[1:]}" if one.startswith("−") else f" + {one}" for one in written[1:])
 
 
 def _root(tree: Tree) -> str | None:
@@ -176,10 +176,11 @@ def plain(value: Any) -> Any:
     return complex(value) if np.iscomplexobj(value) else float(value)
 
 
-def say(value: Any, digits: int = 4) -> str:
-    """A number to so many significant digits, halves rounded up, as the page rounds too."""
+def format_number(value: Any, digits: int = 4) -> str:
+    """A number to this many significant digits, halves rounded up, as on the page."""
     if isinstance(value, complex):
-        return f"{say(value.real, digits)} {'−' if value.imag < 0 else '+'} {say(abs(value.imag), digits)}i"
+        real, imag = format_number(value.real, digits), format_number(abs(value.imag), digits)
+        return f"{real} {'−' if value.imag < 0 else '+'} {imag}i"
     if not isfinite(value):
         return "not a number" if value != value else "−∞" if value < 0 else "∞"
     if value == int(value) and abs(value) < 1e15:
@@ -191,9 +192,9 @@ def say(value: Any, digits: int = 4) -> str:
         power = exact.adjusted()
         if abs(mantissa) >= 10:
             mantissa, power = mantissa / 10, power + 1
-        said = f"{mantissa:f}".rstrip("0").rstrip(".") + f"e{power}"
+        written = f"{mantissa:f}".rstrip("0").rstrip(".") + f"e{power}"
     else:
         rounded = exact.quantize(Decimal(1).scaleb(min(last, 0)), ROUND_HALF_UP)
-        said = f"{rounded:f}"
-        said = said.rstrip("0").rstrip(".") if "." in said else said
-    return said.replace("-", "−")
+        written = f"{rounded:f}"
+        written = written.rstrip("0").rstrip(".") if "." in written else written
+    return written.replace("-", "−")

@@ -15,7 +15,7 @@ from .functions import FUNCTIONS
 from .graph import Graph, Plan
 from .opened import Trace
 from .ranges import Block
-from .workbook import Painter
+from .workbook import SheetWriter
 
 COLUMNS, ROWS = 16_384, 1_048_576  # of a sheet in Excel
 CELLS = 1_000_000  # of a workbook that still opens
@@ -24,7 +24,7 @@ EDGE = 1  # columns of headings to the left of a block
 
 
 def write(trace: Trace, path: str | Path) -> None:
-    """Write a trace as a workbook; recorded values stand beside the formulas, for what only displays."""
+    """Write a trace as a workbook; each formula has its recorded value, for programs that only display."""
     graph = opened(trace)
     shown = chosen(graph)
     while True:
@@ -38,12 +38,12 @@ def write(trace: Trace, path: str | Path) -> None:
     buffer = BytesIO()
     with xlsxwriter.Workbook(buffer, {"in_memory": True}) as book:
         read = {source for node in wanted(graph) for source in refs(graph.nodes[node].plan)}
-        Painter(book, trace, graph, blocks, read).paint(cells)
+        SheetWriter(book, trace, graph, blocks, read).write(cells)
     write_aside(Path(path), buffer.getvalue())
 
 
 def opened(trace: Trace) -> Settled:
-    """The graph of a trace, every block of the model looked into; what no sheet can hold is refused."""
+    """The graph of a trace with every block opened; what no sheet can hold is refused."""
     _check(trace.graph, (i for i, n in enumerate(trace.graph.nodes) if n.plan is None or n.named))
     for node in range(len(trace.graph.nodes)):
         trace.open(node)
@@ -64,13 +64,11 @@ def _check(graph: Graph, nodes: Iterator[int]) -> None:
         if width > COLUMNS - EDGE:
             raise UserError(f"{n.name} has {width:,} columns, and a sheet no more than {COLUMNS:,}")
     if cells > CELLS:
-        raise UserError(
-            f"the trace has {cells:,} numbers, and a workbook holds no more than {CELLS:,} that still opens"
-        )
+        raise UserError(f"the trace has {cells:,} values, and a workbook that still opens holds no more than {CELLS:,}")
 
 
 def wanted(graph: Graph) -> set[int]:
-    """What people named, and all that it needs."""
+    """What has a name, and all that it needs."""
     found = {i for i, n in enumerate(graph.nodes) if n.named or n.kind == "input"}
     todo = list(found)
     while todo:

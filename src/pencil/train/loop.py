@@ -1,4 +1,4 @@
-"""The training loop: one for every family. `step` counts the updates done; all else is a function of it."""
+"""The training loop: one for every family. `step` counts the updates; everything else is a function of it."""
 
 import errno
 import math
@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from ..config import UserError
+from ..config import UserError, upgraded
+from ..device import pick_device
 from ..files import write_aside
-from ..runs import Run
+from ..runs import Run, rename
 from . import checkpoint
-from .ahead import Ahead
-from .average import Average
+from .ema import ExponentialMovingAverage
 from .optim import load_state_tensors, make_optimizers, state_tensors
-from .progress import Bar
-from .report import Metrics, model_card, plot_losses
+from .prefetch import Prefetch
+from .report import Metrics, ProgressBar, model_card, plot_losses
 from .schedule import factor
 from .settings import TrainConfig
-from .tasks import Task, random_of
+from .task import Task, random_of
 
 LOG_EVERY = 10
 
@@ -43,35 +43,22 @@ class Outcome:
     seconds: float
 
 
-def pick_device(name: str) -> torch.device:
-    """CUDA, then Apple's MPS, then the CPU, unless one is named."""
-    if name == "auto":
-        mps = torch.backends.mps.is_available()
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(f"device {name} is not to be had here; try auto or cpu") from None
-    return device
-
-
 @contextmanager
 def interruptible():
-    """Ctrl-C and SIGTERM ask the loop to end after its step; a second Ctrl-C ends at once."""
-    asked = threading.Event()
+    """Ctrl-C and SIGTERM stop the loop after its step; a second Ctrl-C stops at once."""
+    stopping = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield stopping
         return
 
-    def ask(number: int, frame: Any) -> None:
-        if asked.is_set() and number == signal.SIGINT:
+    def stop(number: int, frame: Any) -> None:
+        if stopping.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        asked.set()
+        stopping.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked
+        yield stopping
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -92,21 +79,21 @@ class Trainer:
         half = config.dtype == "bfloat16" or (config.dtype == "auto" and self.device.type == "cuda")
         self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16) if half else nullcontext
         if half and self.device.type == "cpu":
-            # a processor without such units multiplies all the same, by another route, after a page of stack frames
+            # a CPU without bfloat16 units falls back to another kernel, with a page of warnings
             warnings.filterwarnings("ignore", "mkldnn_matmul failed")
         loss = partial(task.loss, self.model)
         compiled = config.compile == "on" or (config.compile == "auto" and self.device.type == "cuda")
         self.loss = torch.compile(loss) if compiled else loss
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
-        # an accelerator should not wait for its next batch; a CPU has the work to do itself, unless it is decoding
-        ahead = task.slow or self.device.type != "cpu"
-        self.batch = Ahead(task.batch, config.accumulate, config.steps) if ahead else task.batch
-        self.average = Average(self.model, config.ema) if config.ema else None
+        # an accelerator should not wait for its next batch; on a CPU prefetching pays only where images are decoded
+        prefetch = task.slow or self.device.type != "cpu"
+        self.batch = Prefetch(task.batch, config.accumulate, config.steps) if prefetch else task.batch
+        self.ema = ExponentialMovingAverage(self.model, config.ema) if config.ema else None
         self.step = 0
         self.seconds = 0.0
         self.best: dict[str, Any] = {}
-        self.recent: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm since the last look
+        self.recent: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm since they were last fetched
         self.pending: list[float] = []  # losses since the last line of metrics
 
     def _seed(self, step: int) -> None:
@@ -114,7 +101,7 @@ class Trainer:
         torch.manual_seed(int(random_of(self.config.seed, step, 1 << 20).integers(1 << 62)))
 
     def update(self) -> int:
-        """One optimizer step; how many units it saw."""
+        """One optimizer step; how many units were in its batch."""
         self._seed(self.step)
         self.model.train()
         losses, seen = [], 0
@@ -136,12 +123,12 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
         self.recent.append((torch.stack(losses).sum(), norm.detach()))
         self.step += 1
-        if self.average is not None:
-            self.average.update(self.step)
+        if self.ema is not None:
+            self.ema.update(self.step)
         return seen
 
-    def look(self) -> None:
-        """Fetch the losses since the last look, and stop if one of them, or a gradient, is not finite."""
+    def fetch_losses(self) -> None:
+        """Fetch the losses since the last time, and stop if one of them, or a gradient norm, is not finite."""
         if not self.recent:
             return
         values = torch.stack([torch.stack(pair) for pair in self.recent]).tolist()
@@ -149,7 +136,7 @@ class Trainer:
         self.recent.clear()
         for i, (loss, norm) in enumerate(values):
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                what = f"loss was {loss}" if not math.isfinite(loss) else f"gradient's norm was {norm}"
+                what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient norm is {norm}"
                 steps = checkpoint.saved(self.run.path)
                 kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "no checkpoint had been written yet"
                 raise UserError(
@@ -158,36 +145,36 @@ class Trainer:
             self.pending.append(loss)
 
     def averaged(self) -> AbstractContextManager[Any]:
-        """The model with the weights it is used with: their average, where one is kept."""
-        return nullcontext() if self.average is None else self.average.in_place()
+        """The model with the weights it is used with: their moving average, where there is one."""
+        return nullcontext() if self.ema is None else self.ema.in_place()
 
     def evaluate(self) -> dict[str, float]:
         self.model.eval()
         with self.autocast(), self.averaged():
             return self.task.evaluate(self.model, self.config.eval_batches)
 
-    def keep_best(self, measures: dict[str, float]) -> None:
-        """The weights that sample and eval read: the best by validation; the last where the test would choose them."""
-        if not self.task.chooses or measures["val_loss"] < self.best.get("val_loss", math.inf):
-            self.best = {"step": self.step, **measures}
+    def keep_best(self, results: dict[str, float]) -> None:
+        """Save the weights that sample and eval use: the best by validation, or the last where only a test set exists."""
+        if not self.task.select_best or results["val_loss"] < self.best.get("val_loss", math.inf):
+            self.best = {"step": self.step, **results}
             with self.averaged():
                 self.run.write_weights(self.model, {**self._facts(), **self.best})
 
-    def keep_untold(self) -> None:
-        """A run cut short is used as it stands where no measurement says otherwise."""
-        if self.step and (not self.task.chooses or not self.best.get("step")):
+    def save_interrupted_weights(self) -> None:
+        """An interrupted run is used with its last weights, unless better ones were kept."""
+        if self.step and (not self.task.select_best or not self.best.get("step")):
             with self.averaged():
                 self.run.write_weights(self.model, {**self._facts(), "step": self.step})
 
     def _facts(self) -> dict[str, Any]:
         return {
-            "family": self.task.family, "weights": "ema" if self.average else "model", "pencil": __version__
+            "family": self.task.family.name, "weights": "ema" if self.ema else "model", "pencil": __version__
         }  # fmt: skip
 
     def save(self) -> None:
         tensors = {f"model.{name}": t for name, t in self.model.state_dict().items()}
-        if self.average is not None:
-            tensors |= {f"ema.{name}": t for name, t in self.average.values.items()}
+        if self.ema is not None:
+            tensors |= {f"ema.{name}": t for name, t in self.ema.values.items()}
         state = {
             "of": self._identity(), "optimizer": self.config.optimizer,
             "best": self.best, "pending": self.pending, "seconds": self.seconds,
@@ -199,28 +186,29 @@ class Trainer:
         )
 
     def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must be of to be gone on from: the same model on the same data."""
+        """What a checkpoint must belong to: the same model on the same data."""
         facts = self.run.config["run"]
         return {"family": facts["family"], "data": facts.get("data_hash"), "model": self.run.config["model"]}
 
     def restore(self) -> list[str]:
-        """Go back to the newest whole checkpoint; what the user should know about it."""
+        """Load the newest intact checkpoint; what the user should know about it."""
         kept, notes = checkpoint.latest(self.run.path)
         if kept is None:
             return notes
-        weights = {n.removeprefix("model."): t for n, t in kept.tensors.items() if n.startswith("model.")}
+        tensors, belongs = self._current_names(kept)
+        weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
         expected = {n: t.shape for n, t in self.model.state_dict().items()}
-        if {n: t.shape for n, t in weights.items()} != expected or kept.state.get("of") != self._identity():
+        if {n: t.shape for n, t in weights.items()} != expected or belongs != self._identity():
             raise UserError(f"{checkpoint.folder_of(self.run.path, kept.step)} is a checkpoint of another model")
         if kept.state["optimizer"] != self.config.optimizer:
             was = kept.state["optimizer"]
-            raise UserError(f"{self.run.path} is trained with {was}, and cannot go on with {self.config.optimizer}")
+            raise UserError(f"{self.run.path} was trained with {was} and cannot be resumed with {self.config.optimizer}")
         self.model.load_state_dict(weights)
         load_state_tensors(
-            self.model, self.optimizers, {n: t for n, t in kept.tensors.items() if n.startswith("optim.")}
+            self.model, self.optimizers, {n: t for n, t in tensors.items() if n.startswith("optim.")}
         )
-        if self.average is not None:
-            self.average.restore({n.removeprefix("ema."): t for n, t in kept.tensors.items() if n.startswith("ema.")})
+        if self.ema is not None:
+            self.ema.restore({n.removeprefix("ema."): t for n, t in tensors.items() if n.startswith("ema.")})
         self.step, self.best = kept.step, kept.state["best"]
         self.pending, self.seconds = kept.state["pending"], kept.state["seconds"]
         here = {"threads": torch.get_num_threads(), "device": self.device.type}
@@ -229,56 +217,70 @@ class Trainer:
                 notes.append(f"{key} was {kept.state[key]} and is {value} now: the result may differ in its last bits")
         return notes
 
+    def _current_names(self, kept: checkpoint.Checkpoint) -> tuple[dict[str, Tensor], Any]:
+        """The tensors of a checkpoint, and what it belongs to, under the names of this version."""
+        belongs = kept.state.get("of")
+        if not isinstance(belongs, dict) or belongs == self._identity():
+            return kept.tensors, belongs
+        family = self.task.family
+        belongs = belongs | {"model": upgraded(family.config, belongs.get("model") or {})}
+        tensors = {}
+        for name, tensor in kept.tensors.items():
+            # model.NAME, ema.NAME or optim.KIND.NAME.KEY
+            cut = name.index(".", len("optim.") if name.startswith("optim.") else 0) + 1
+            tensors[name[:cut] + rename(name[cut:], family.renamed_tensors)] = tensor
+        return tensors, belongs
+
     def train(self) -> Outcome:
-        """Go on to the last step, or until interrupted; everything the run folder holds is written on the way."""
-        with self.run.writing(), closing(self.batch) if isinstance(self.batch, Ahead) else nullcontext():
+        """Train to the last step, or until interrupted; everything in the run folder is written on the way."""
+        with self.run.writing(), closing(self.batch) if isinstance(self.batch, Prefetch) else nullcontext():
             try:
                 return self._train()
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
                 steps = checkpoint.saved(self.run.path)
-                kept = f"the checkpoint of step {steps[-1]} is whole" if steps else "no checkpoint had been written yet"
+                kept = f"the checkpoint of step {steps[-1]} is intact" if steps else "no checkpoint had been written yet"
                 raise UserError(
                     f"the disk is full: step {self.step} could not be saved in {self.run.path}; {kept}; "
-                    f"make room, then: pencil resume {self.run.path}"
+                    f"free some space, then: pencil resume {self.run.path}"
                 ) from None
 
     def _train(self) -> Outcome:
         config = self.config
         notes = self.restore()
         start = self.step
-        bar = Bar(config.steps, start, self.task.unit)
+        bar = ProgressBar(config.steps, start, self.task.unit)
         for line in notes:
-            bar.say(line)
+            bar.print(line)
         metrics = Metrics(self.run.path, start, config.logger)
         if asdict(config) != self.run.config["train"]:
             self.run.write_config({**self.run.config, "train": config})
         seen, busy = 0, 0.0
-        with interruptible() as asked, bar:
+        with interruptible() as stopping, bar:
             while True:
                 last = self.step >= config.steps
                 fresh = self.step > start or start == 0
                 if fresh and (last or self.step % config.eval_every == 0):
-                    self.look()
-                    measures = self.evaluate()
-                    metrics.write(step=self.step, **measures)
-                    self.keep_best(measures)
+                    self.fetch_losses()
+                    results = self.evaluate()
+                    metrics.write(step=self.step, **results)
+                    self.keep_best(results)
                     self._preview()
-                    bar.say(f"step {self.step:>6}  " + "  ".join(f"{k} {v:.4f}" for k, v in measures.items()))
-                if fresh and self.step and (last or asked.is_set() or self.step % config.save_every == 0):
-                    self.look()
+                    bar.print(f"step {self.step:>6}  " + "  ".join(f"{k} {v:.4f}" for k, v in results.items()))
+                if fresh and self.step and (last or stopping.is_set() or self.step % config.save_every == 0):
+                    self.fetch_losses()
                     self.save()
-                if asked.is_set() and not last:
-                    self.keep_untold()
-                if last or asked.is_set():
+                if stopping.is_set() and not last:
+                    self.save_interrupted_weights()
+                if last or stopping.is_set():
                     break
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 seen += self.update()
                 log = self.step % LOG_EVERY == 0 or self.step == config.steps
                 if log:
-                    self.look()
-                busy += time.perf_counter() - begun
+                    self.fetch_losses()
+                busy += time.perf_counter() - started
                 if log:
                     self.seconds += busy
                     loss = sum(self.pending) / len(self.pending)
@@ -291,7 +293,7 @@ class Trainer:
         metrics.close()
         plot_losses(self.run.path)
         parameters = sum(p.numel() for p in self.model.parameters())
-        card = model_card(self.run.path, self.run.config, parameters, self.best, self.task.chooses, self.task.usage)
+        card = model_card(self.run.path, self.run.config, parameters, self.best, self.task.select_best, self.task.usage)
         write_aside(self.run.path / "README.md", card.encode())
         return Outcome(self.step, self.step >= config.steps, self.best, self.seconds)
 

@@ -1,10 +1,14 @@
-"""What a run says of itself: metrics.jsonl, the loss plot, the model card, and a logger if one is asked for."""
+"""Reports of a training: the progress bar, metrics.jsonl, the loss plot, the model card, and a logger if configured."""
 
 import json
 import shlex
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..config import UserError
 from ..files import write_aside
@@ -96,7 +100,7 @@ def model_card(
     """README.md of a run: what it is, how good it is, how to use it."""
     facts, train = config["run"], config["train"]
     worded = f"tokenizer: {facts['tokenizer']}; " if "tokenizer" in facts else ""
-    which = "the best by validation" if chosen else "the last: none were chosen by the data above"
+    which = "the best by validation" if chosen else "the last: the data above is a test set, so it chose none"
     measures = "\n".join(f"| {key} | {value:.4f} |" for key, value in best.items() if isinstance(value, float))
     return f"""# {run.name}
 
@@ -120,5 +124,40 @@ import pencil
 model, tokenizer, run = pencil.load("{run}")
 ```
 
-`config.toml` has every setting, `metrics.jsonl` every measurement, `loss.png` the curve, `samples/` what it wrote.
+`config.toml` has every setting, `metrics.jsonl` every measurement, `loss.png` the curve, `samples/` its outputs while training.
 """
+
+
+class ProgressBar:
+    """Loss, throughput and time left: a bar in a terminal, a line now and then elsewhere."""
+
+    def __init__(self, total: int, start: int, unit: str, console: Console | None = None):
+        self.console = console or Console(stderr=True)
+        self.total, self.unit, self.start, self.started = total, unit, start, time.monotonic()
+        self.printed = self.started
+        self.progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=self.console, transient=True,
+        )  # fmt: skip
+        self.task = self.progress.add_task("training", total=total, completed=start, note="")
+
+    def __enter__(self) -> "ProgressBar":
+        if self.console.is_terminal:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.console.is_terminal:
+            self.progress.stop()
+
+    def update(self, step: int, loss: float, rate: float) -> None:
+        note = f"loss {loss:.4f}  {rate:,.0f} {self.unit}/s"
+        self.progress.update(self.task, completed=step, note=note)
+        now = time.monotonic()
+        if not self.console.is_terminal and now - self.printed > 30:
+            self.printed = now
+            left = (now - self.started) / max(1, step - self.start) * (self.total - step)
+            self.print(f"step {step}/{self.total}  {note}  {left:.0f} s left")
+
+    def print(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -6,19 +6,20 @@ from .settings import TrainConfig
 
 
 def factor(step: int, config: TrainConfig) -> float:
-    """Warm up linearly, then follow the cosine, stay and decay (wsd: the last fifth, linearly), or stay.
+    """Linear warm-up, then cosine, constant, or constant and a linear decay over the last fifth (wsd).
 
-    The first Transformer's (paper) falls as 1/√step: min(step^−½, step·warmup^−1½), as a share of its peak.
+    The schedule of the first Transformer (inverse-sqrt) falls as 1/√step: min(step^−½, step·warmup^−1½), as a share of
+    its peak.
     """
-    if config.schedule == "paper":
+    if config.schedule == "inverse-sqrt":
         return min((step + 1) / max(1, config.warmup), math.sqrt(max(1, config.warmup) / (step + 1)))
-    warmup = min(config.warmup, config.steps // 5)  # a short run must reach its full rate too
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    along = (step - warmup) / max(1, config.steps - warmup)
+    if step < config.warmup:
+        return (step + 1) / (config.warmup + 1)
+    along = (step - config.warmup) / max(1, config.steps - config.warmup)
+    final = config.final_lr_fraction
     if config.schedule == "cosine":
-        return config.min_lr + (1 - config.min_lr) * (1 + math.cos(math.pi * min(1.0, along))) / 2
+        return final + (1 - final) * (1 + math.cos(math.pi * min(1.0, along))) / 2
     if config.schedule == "wsd":
         left = max(0.0, (config.steps - step) / max(1, config.steps // 5))
-        return max(config.min_lr, min(1.0, left))
+        return max(final, min(1.0, left))
     return 1.0

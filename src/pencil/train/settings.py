@@ -1,169 +1,102 @@
-"""How a run is trained: one frozen dataclass, and what each preset changes in it."""
+"""Training settings: one frozen dataclass for every family."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from ..config import UserError
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings of a run; "auto" is decided by the device."""
+    """How a run is trained; "auto" is decided by the device."""
 
-    steps: int = 2000
-    batch: int = 12
-    accumulate: int = 1
-    optimizer: Literal["muon", "adamw"] = "muon"
-    lr: float = 3e-3
-    muon_lr: float = 0.02
-    min_lr: float = 0.0  # of the peak, at the end
-    beta2: float = 0.99
+    steps: int = 2000  # optimizer updates
+    batch: int = 12  # examples in a micro-batch
+    accumulate: int = 1  # micro-batches in an update (gradient accumulation)
+    optimizer: Literal["muon", "adamw"] = "muon"  # muon: Muon for the matrices of the blocks, AdamW for the rest
+    lr: float = 3e-3  # AdamW's peak learning rate
+    muon_lr: float = 0.02  # Muon's peak learning rate
+    final_lr_fraction: float = 0.0  # of the peak learning rate, at the last step
+    beta2: float = 0.99  # AdamW's
     weight_decay: float = 0.1
-    schedule: Literal["cosine", "wsd", "paper", "constant"] = "cosine"
-    warmup: int = 100
-    clip: float = 1.0
-    ema: float = 0.0  # how much of the average of all weights so far each step keeps; 0 keeps no average
+    schedule: Literal["cosine", "wsd", "inverse-sqrt", "constant"] = "cosine"  # of the learning rate, after warm-up
+    warmup: int = 100  # steps of linear warm-up
+    clip: float = 1.0  # of the gradient's norm; 0 does not clip
+    ema: float = 0.0  # decay of the exponential moving average of the weights; 0 keeps none
     seed: int = 1337
-    eval_every: int = 250
+    eval_every: int = 250  # steps
     eval_batches: int = 50
-    save_every: int = 250
-    keep: int = 2
-    device: str = "auto"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    save_every: int = 250  # steps
+    keep: int = 2  # checkpoints
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # bfloat16 is autocast over float32 weights
     compile: Literal["auto", "on", "off"] = "auto"
     deterministic: bool = False  # on CUDA: the same bits every time, at some cost in speed; a CPU always gives them
     logger: Literal["none", "tensorboard", "trackio"] = "none"
-    # of pictures; where one is not given, the data says what suits it
-    flip: bool | None = None  # left and right, half the time
-    crop: float | None = None  # the smallest share of the area a crop may keep
-    randaugment: int | None = None  # small changes of form or colour a picture
-    mixup: float | None = None  # two pictures blended, by a weight from Beta(mixup, mixup)
-    # of captions: the share of words hidden, so that the picture must be looked at; of a reader: those to be guessed
-    word_dropout: float | None = None
-    condition_dropout: float | None = None  # of a dit: the share of pictures whose label or text is left out
-    label_smoothing: float | None = None  # of pairs: the probability that all words share, right or wrong
+    # settings of some families only; unset, the data decides
+    flip: bool | None = None  # mirror images, half the time
+    crop: float | None = None  # random crops that keep at least this share of the area
+    augment_ops: int | None = None  # random small affine or colour changes an image
+    mixup: float | None = None  # blend two images and their labels, by a weight from Beta(mixup, mixup)
+    word_dropout: float | None = None  # share of the input words replaced, so that the image must be used
+    mask_fraction: float | None = None  # share of the tokens masked, to be predicted
+    condition_dropout: float | None = None  # share of labels or texts dropped, for classifier-free guidance
+    label_smoothing: float | None = None  # probability spread evenly over all tokens
+
+    RENAMED: ClassVar[dict[str, str]] = {"min_lr": "final_lr_fraction", "randaugment": "augment_ops"}
+    RENAMED_VALUES: ClassVar[dict[tuple[str, str], str]] = {("schedule", "paper"): "inverse-sqrt"}
 
     def __post_init__(self):
         for name in ("steps", "batch", "accumulate", "eval_every", "eval_batches", "save_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("warmup", "weight_decay", "lr", "muon_lr", "min_lr", "clip", "seed"):
-            if not getattr(self, name) >= 0:
+        for name in ("warmup", "weight_decay", "lr", "muon_lr", "clip", "seed", "augment_ops", "mixup"):
+            if not (getattr(self, name) or 0) >= 0:
                 raise UserError(f"train.{name} cannot be negative, not {getattr(self, name)}")
-        for name in ("randaugment", "mixup"):
-            if (getattr(self, name) or 0) < 0:
-                raise UserError(f"train.{name} cannot be negative, not {getattr(self, name)}")
+        for name in ("ema", "beta2", "word_dropout", "mask_fraction", "condition_dropout", "label_smoothing"):
+            if not 0 <= (getattr(self, name) or 0) < 1:
+                raise UserError(f"train.{name} must be at least 0 and under 1, not {getattr(self, name)}")
+        if not 0 <= self.final_lr_fraction <= 1:
+            raise UserError(
+                f"train.final_lr_fraction is a share of the peak learning rate, from 0 to 1, not "
+                f"{self.final_lr_fraction}"
+            )
         if self.crop is not None and not 0 < self.crop <= 1:
             raise UserError(f"train.crop must be above 0 and at most 1 (the whole picture), not {self.crop}")
-        if not 0 <= (self.word_dropout or 0) < 1:
-            raise UserError(f"train.word_dropout must be at least 0 and under 1, not {self.word_dropout}")
-        if not 0 <= (self.label_smoothing or 0) < 1:
-            raise UserError(f"train.label_smoothing must be at least 0 and under 1, not {self.label_smoothing}")
         if self.keep < 2:
-            raise UserError(
-                f"train.keep must be at least 2, so that one good checkpoint always stands, not {self.keep}"
-            )
-        if not 0 <= self.ema < 1:
-            raise UserError(f"train.ema must be at least 0 and under 1, not {self.ema}")
-        if not 0 <= (self.condition_dropout or 0) < 1:
-            raise UserError(f"train.condition_dropout must be at least 0 and under 1, not {self.condition_dropout}")
-        if not 0 <= self.beta2 < 1:
-            raise UserError(f"train.beta2 must be at least 0 and under 1, not {self.beta2}")
+            raise UserError(f"train.keep must be at least 2, so that one good checkpoint always exists, not {self.keep}")
+
+    @staticmethod
+    def upgrade(values: dict) -> dict:
+        """Settings of a run made before 0.7, whose warm-up was at most a fifth of the steps whatever it said."""
+        if values.get("schedule") != "inverse-sqrt" and "warmup" in values and "steps" in values:
+            values = values | {"warmup": min(values["warmup"], values["steps"] // 5)}
+        return values
 
 
-PICTURES = ("flip", "crop", "randaugment", "mixup")  # settings that change how pictures look
+OPTIONAL = (
+    "flip", "crop", "augment_ops", "mixup", "word_dropout", "mask_fraction", "condition_dropout", "label_smoothing"
+)  # settings of some families only  # fmt: skip
 
 
-def refuse(config: TrainConfig, names: Sequence[str], why: str) -> None:
-    """Refuse a setting that was given and would do nothing."""
-    for name in names:
-        if getattr(config, name) is not None:
-            raise UserError(f"train.{name} is {why}")
+RENAMED_FOR_MASKS = {"word_dropout": "mask_fraction"}  # before 0.7 one setting had both meanings
 
 
-_GPT2 = dict(
-    optimizer="adamw",
-    lr=6e-4,
-    min_lr=0.1,
-    batch=12,
-    accumulate=40,
-    warmup=2000,
-    steps=600_000,
-    beta2=0.95,
-    save_every=1000,
-)
+def check_settings(config: TrainConfig, taken: tuple[str, ...], family: str) -> None:
+    """Refuse a setting that would have no effect on this family."""
+    for name in OPTIONAL:
+        if name not in taken and getattr(config, name) is not None:
+            if RENAMED_FOR_MASKS.get(name) in taken:
+                raise UserError(f"train.{name} is now called train.{RENAMED_FOR_MASKS[name]} for a {family}")
+            raise UserError(f"train.{name} has no effect on a {family}: leave it out")
 
-# of the LLaMA papers: batches of four million tokens
-_LLAMA = dict(
-    optimizer="adamw", lr=3e-4, min_lr=0.1, batch=1, accumulate=1024, warmup=2000, steps=500_000, beta2=0.95,
-    save_every=1000,
-)  # fmt: skip
 
-_LABELS = dict(batch=64, steps=3200, weight_decay=0.05)
-_CAPTIONS = dict(batch=64, steps=2000, weight_decay=0.2)
-_VIT = dict(batch=128, steps=50_000, lr=1e-3, warmup=1000, weight_decay=0.1, eval_every=1000, save_every=1000)
-
-# of the 2017 paper: its rate is width^−½ times the schedule, which is (width·warmup)^−½ at the peak
-_PAPER = dict(
-    optimizer="adamw", beta2=0.98, schedule="paper", warmup=4000, weight_decay=0.0, label_smoothing=0.1, batch=256,
-    accumulate=8, steps=100_000, eval_every=1000, save_every=1000,
-)  # fmt: skip
-_PAIRS = dict(batch=64, weight_decay=0.1, label_smoothing=0.0)
-_NOISE = dict(batch=64, weight_decay=0.0, ema=0.999, eval_every=500, save_every=500)
-_DIT = dict(
-    optimizer="adamw", lr=1e-4, beta2=0.999, weight_decay=0.0, schedule="constant", warmup=0, clip=0.0, batch=256,
-    steps=400_000, ema=0.9999, eval_every=10_000, save_every=5000,
-)  # fmt: skip
-_READING = dict(batch=32, weight_decay=0.1)
-_BERT = dict(
-    optimizer="adamw", lr=1e-4, beta2=0.999, weight_decay=0.01, warmup=10_000, batch=256, steps=1_000_000,
-    eval_every=5000, save_every=5000,
-)  # fmt: skip
-
-PRESETS: dict[str, dict[str, dict]] = {
-    "gpt": {
-        "nano": dict(),
-        "nanogpt": dict(optimizer="adamw", lr=1e-3, min_lr=0.1),
-        "small": dict(batch=16),
-        "shakespeare": dict(batch=64, steps=1250, eval_every=125, save_every=500),
-        "llama-nano": dict(),
-        "gpt2": _GPT2,
-        "gpt2-medium": _GPT2 | dict(lr=3e-4),
-        "gpt2-large": _GPT2 | dict(lr=2.5e-4),
-        "gpt2-xl": _GPT2 | dict(lr=2e-4),
-        "llama2-7b": _LLAMA,
-        "llama2-13b": _LLAMA,
-        "llama2-70b": _LLAMA | dict(lr=1.5e-4),
-        "llama3-8b": _LLAMA | dict(accumulate=512),
-        "llama3-70b": _LLAMA | dict(lr=1.5e-4, accumulate=512),
-    },
-    "vit": {
-        "nano": _LABELS,
-        "small": _LABELS | dict(batch=256, steps=3000, eval_every=500, save_every=500, muon_lr=0.01, randaugment=2),
-        **{name: _VIT for name in ("ti/16", "s/16", "b/16", "b/32", "l/16")},
-    },
-    "captioner": {
-        "nano": _CAPTIONS,
-        "seed": _CAPTIONS,
-        "small": _CAPTIONS | dict(batch=128, steps=8000, eval_every=2000, save_every=2000, word_dropout=0.4),
-        "base": _VIT,
-    },
-    "dit": {
-        "nano": _NOISE,
-        "small": _NOISE | dict(steps=20_000, batch=128, eval_every=2000, save_every=2000),
-        **{f"{n}/{p}": _DIT for n in ("s", "b", "l", "xl") for p in (2, 4, 8)},
-    },
-    "seq2seq": {
-        "nano": _PAIRS,
-        "small": _PAIRS | dict(steps=8000, label_smoothing=0.1, eval_every=1000, save_every=1000),
-        "base": _PAPER | dict(lr=(512 * 4000) ** -0.5),
-        "big": _PAPER | dict(lr=(1024 * 4000) ** -0.5, steps=300_000),
-    },
-    "reader": {
-        "nano": _READING,
-        "small": _READING | dict(steps=8000, eval_every=1000, save_every=1000),
-        "bert-base": _BERT,
-        "bert-large": _BERT,
-    },
-}
+def fit_warmup(config: TrainConfig, chosen: bool) -> tuple[TrainConfig, list[str]]:
+    """A preset's warm-up shortened for a short run, and a note of it; one the user chose is kept, or refused."""
+    if config.warmup > config.steps and chosen:
+        raise UserError(f"train.warmup {config.warmup} exceeds train.steps {config.steps}: choose a shorter warm-up")
+    most = config.steps // 5
+    if chosen or config.schedule == "inverse-sqrt" or config.warmup <= most:
+        return config, []
+    note = f"warm-up shortened from {config.warmup} to {most} steps, a fifth of the run; --train.warmup sets another"
+    return replace(config, warmup=most), [note]

@@ -26,7 +26,7 @@ BLOCK = {
     "output.LayerNorm": "mlp_norm",
 }
 QKV = tuple(f"attention.self.{part}" for part in ("query", "key", "value"))
-WORDS = {"cls.predictions.transform.dense": "head.map", "cls.predictions.transform.LayerNorm": "head.norm"}
+MASKED = {"cls.predictions.transform.dense": "head.map", "cls.predictions.transform.LayerNorm": "head.norm"}
 LABEL = {"bert.pooler.dense": "head.pool", "classifier": "head.label"}
 # a file may have other names for what a model in memory holds
 OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -38,7 +38,7 @@ def pairs(config: ReaderConfig) -> Iterator[tuple[str, str]]:
     parts = {"bert.embeddings.LayerNorm": "encoder.embed_norm"}
     for i in range(config.depth):
         parts |= {f"bert.encoder.layer.{i}.{theirs}": f"encoder.blocks.{i}.{ours}" for theirs, ours in BLOCK.items()}
-    for theirs, ours in (parts | (LABEL if config.classes else WORDS)).items():
+    for theirs, ours in (parts | (LABEL if config.classes else MASKED)).items():
         for kind in ("weight", "bias"):
             yield f"{theirs}.{kind}", f"{ours}.{kind}"
     if not config.classes:
@@ -53,22 +53,22 @@ def joined(depth: int) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def config_from(theirs: Mapping[str, Any], classes: int | None = None) -> ReaderConfig:
-    """Our config from their config.json: a reader with that many labels, or without them one of hidden words."""
+    """Our config from their config.json: a classifier of that many labels, or without them a masked language model."""
     act, kind = theirs.get("hidden_act", "gelu"), theirs.get("position_embedding_type", "absolute")
     activation = ACTIVATIONS.get(act)
     if activation is None:
         raise UserError(f"this BERT's activation, {act!r}, is none of ours")
     if kind != "absolute":
-        raise UserError(f"this BERT's positions are {kind!r}, and only its table of absolute ones can be taken over")
+        raise UserError(f"this BERT's positions are {kind!r}, and only a table of absolute positions can be converted")
     if theirs.get("is_decoder") or theirs.get("add_cross_attention"):
-        raise UserError("this BERT is a decoder, and our reader sees every token")
+        raise UserError("this BERT is a decoder, and our reader attends in both directions")
     if not classes and activation != "gelu":
         raise UserError(
-            f"this BERT says its words through {act!r}, and ours through the exact GELU; labels it could say"
+            f"this BERT's masked-token head has the activation {act!r}, and ours the exact GELU; with classes it fits"
         )
     if not classes and not theirs.get("tie_word_embeddings", True):
         raise UserError(
-            "this BERT has a table of its own for the words it says, and ours says them by the one it reads"
+            "this BERT's output embeddings are not tied to its input embeddings, and our masked-token head ties them"
         )
     return ReaderConfig(
         vocab=theirs["vocab_size"],
@@ -78,13 +78,13 @@ def config_from(theirs: Mapping[str, Any], classes: int | None = None) -> Reader
         depth=theirs["num_hidden_layers"],
         heads=theirs["num_attention_heads"],
         hidden=theirs["intermediate_size"],
-        trunk="post",
+        norm_position="post",
         embed_norm=True,
         eps=theirs.get("layer_norm_eps", 1e-12),
         activation=activation,  # pyright: ignore[reportArgumentType]
         bias=True,
         positions="learned",
-        types=theirs.get("type_vocab_size", 2),
+        token_types=theirs.get("type_vocab_size", 2),
         pool="class",
     )
 
@@ -97,9 +97,9 @@ def from_hf(tensors: Mapping[str, Tensor], config: ReaderConfig) -> dict[str, Te
             name = name.replace(old, new)
         plain[name] = tensor
     if config.classes and "classifier.weight" not in plain:
-        raise UserError("this BERT has no classifier: without classes it is read as one that says the hidden words")
+        raise UserError("this BERT has no classifier: without classes it is read as a masked language model")
     if not config.classes and "cls.predictions.transform.dense.weight" not in plain:
-        raise UserError("this BERT has no head that says the hidden words: give classes if it has a classifier")
+        raise UserError("this BERT has no masked-token head: give classes if it has a classifier")
     ours = {named: plain[name] for name, named in pairs(config)}
     return ours | {named: torch.cat([plain[part] for part in parts]) for parts, named in joined(config.depth)}
 
@@ -115,10 +115,11 @@ def to_hf(tensors: Mapping[str, Tensor], config: ReaderConfig) -> dict[str, Tens
 
 def _check(config: ReaderConfig) -> None:
     c = config
-    kept = c.trunk == "post" and c.embed_norm and c.norm == "layer" and c.positions == "learned" and c.bias and c.types
+    post = c.norm_position == "post" and c.norm == "layer" and c.embed_norm
+    embedded = c.positions == "learned" and c.bias and c.token_types
     plain = c.activation in ACTIVATIONS.values() and c.kv_heads in (None, c.heads)
-    if not kept or not plain or (c.pool != "class" if c.classes else c.activation != "gelu"):
+    if not (post and embedded and plain) or (c.pool != "class" if c.classes else c.activation != "gelu"):
         raise UserError(
-            "only a post-norm reader with a normed input, types, biases, learned positions and, for labels, the first "
-            "token's vector (for words, the exact GELU) can be written as a BERT"
+            "only a post-norm reader with embed_norm, token_types, biases, learned positions and, for classes, pool "
+            "class (for masked tokens, the exact GELU) can be written as a BERT"
         )

@@ -1,7 +1,7 @@
 """The diffusion transformer of diffusers (DiTTransformer2DModel) to ours and back.
 
-There every block keeps a copy of what embeds the time and the label; here there is one, and the copies must be equal.
-Their positions are waves in an order of their own, which their files leave out: here they are a learned table.
+There every block has its own copy of the timestep and label embeddings; here there is one, so the copies must be equal.
+Their positions are sinusoids, computed and not saved, in another order than ours: here they are a learned table.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..config import UserError
-from ..core.patches import seats
-from ..core.positions import SinCos
+from ..core.patches import grid_positions
+from ..core.positions import Sinusoidal
 from ..models.dit import DiTConfig
 
-EPS = 1e-6  # of every norm but the one before the MLP, whose is in their config
+EPS = 1e-6  # of every norm but the one before the MLP, which is in their config
 BLOCK = {"norm1.linear": "ada", "attn1.to_out.0": "attn.out", "ff.net.0.proj": "mlp.up", "ff.net.2": "mlp.down"}
 QKV = tuple(f"attn1.to_{part}" for part in "qkv")
 EMBED = {
@@ -29,7 +29,7 @@ TABLE = "pos_embed.pos_embed"
 
 
 def pairs(depth: int) -> Iterator[tuple[str, str]]:
-    """Their name and ours, for every tensor that is the same numbers in the same order."""
+    """Their name and ours, for every tensor with the same values in the same order."""
     for kind in ("weight", "bias"):
         for i in range(depth):
             for theirs, ours in BLOCK.items():
@@ -60,7 +60,7 @@ def config_from(theirs: Mapping[str, Any]) -> DiTConfig:
     channels = theirs["in_channels"]
     out = theirs.get("out_channels") or channels
     if out not in (channels, 2 * channels):
-        raise UserError(f"this model reads {channels} channels and says {out}; ours says as many, or twice as many")
+        raise UserError(f"this model has {channels} input and {out} output channels; ours has as many or twice as many")
     side, patch = theirs["sample_size"], theirs["patch_size"]
     return DiTConfig(
         image_size=(side, side),
@@ -73,9 +73,9 @@ def config_from(theirs: Mapping[str, Any]) -> DiTConfig:
         eps=EPS,
         mlp_eps=theirs.get("norm_eps", 1e-5),
         positions="learned",
-        noise="linear",
-        variance=out != channels,
-        time_closed=True,
+        noise_schedule="linear",
+        learned_variance=out != channels,
+        downscale_freq_shift=True,
     )
 
 
@@ -92,15 +92,15 @@ def from_diffusers(tensors: Mapping[str, Tensor], config: DiTConfig) -> dict[str
     ours = {named: tensors[f"transformer_blocks.0.{name}"] for name, named in EMBED.items()}
     for name, named in _shared(c).items():
         if not torch.equal(tensors[name], ours[named]):
-            raise UserError(f"{name} is another than block 0's, and ours has one embedding of time and label for all")
+            raise UserError(f"{name} is another than block 0's, and ours has one timestep and label embedding for all")
     ours |= {named: tensors[name] for name, named in pairs(c.depth)}
     ours |= {named: torch.cat([tensors[name] for name in names]) for names, named in joined(c.depth)}
     ours["patches.proj.weight"] = tensors["pos_embed.proj.weight"].flatten(1)
     for kind in ("weight", "bias"):
-        strips = tensors[f"proj_out_2.{kind}"].unflatten(0, (*c.patch, c.out_channels))
-        ours[f"head.{kind}"] = strips.movedim(2, 0).flatten(0, 2)
+        patches = tensors[f"proj_out_2.{kind}"].unflatten(0, (*c.patch, c.out_channels))
+        ours[f"head.{kind}"] = patches.movedim(2, 0).flatten(0, 2)
     like = ours["patches.proj.weight"]
-    ours["positions.table"] = tensors[TABLE][0] if TABLE in tensors else waves(c).to(like)
+    ours["positions.table"] = tensors[TABLE][0] if TABLE in tensors else sinusoids(c).to(like)
     return ours
 
 
@@ -110,7 +110,7 @@ def to_diffusers(tensors: Mapping[str, Tensor], config: DiTConfig) -> dict[str, 
     _check(c)
     table = tensors["positions.table"]
     # a table kept in half precision is off by its rounding
-    if not torch.allclose(table.cpu().double(), waves(c), atol=1e-6 + torch.finfo(table.dtype).eps, rtol=0):
+    if not torch.allclose(table.cpu().double(), sinusoids(c), atol=1e-6 + torch.finfo(table.dtype).eps, rtol=0):
         raise UserError("diffusers' DiT computes its positions, and this model's table has been trained away from them")
     theirs = {name: tensors[named] for name, named in pairs(c.depth)}
     theirs |= {name: tensors[named].clone() for name, named in _shared(c).items()}
@@ -118,29 +118,29 @@ def to_diffusers(tensors: Mapping[str, Tensor], config: DiTConfig) -> dict[str, 
         theirs |= {name: part.contiguous() for name, part in zip(names, tensors[named].chunk(3), strict=True)}
     theirs["pos_embed.proj.weight"] = tensors["patches.proj.weight"].unflatten(1, (c.channels, *c.patch))
     for kind in ("weight", "bias"):
-        strips = tensors[f"head.{kind}"].unflatten(0, (c.out_channels, *c.patch))
-        theirs[f"proj_out_2.{kind}"] = strips.movedim(0, 2).flatten(0, 2)
+        patches = tensors[f"head.{kind}"].unflatten(0, (c.out_channels, *c.patch))
+        theirs[f"proj_out_2.{kind}"] = patches.movedim(0, 2).flatten(0, 2)
     return theirs
 
 
-def waves(config: DiTConfig) -> Tensor:
+def sinusoids(config: DiTConfig) -> Tensor:
     """Their positions: the column's sines and cosines, then the row's."""
     if config.width % 4:
-        raise UserError(f"sines and cosines of rows and columns need a width that 4 divides, not {config.width}")
-    half, places = SinCos(config.width // 2, halves=True), seats(config.grid)
-    return torch.cat([half.stamp(places[None, :, axis, None])[0] for axis in (1, 0)], -1)
+        raise UserError(f"sines and cosines of rows and columns need a width divisible by 4, not {config.width}")
+    half, positions = Sinusoidal(config.width // 2, halves=True), grid_positions(config.grid)
+    return torch.cat([half.embedding(positions[None, :, axis, None])[0] for axis in (1, 0)], -1)
 
 
 def _shared(config: DiTConfig) -> dict[str, str]:
-    """The names of every block's copy of what embeds the time and the label, and ours."""
+    """Their name in every block of the timestep and label embeddings, and ours."""
     return {f"transformer_blocks.{i}.{name}": named for i in range(config.depth) for name, named in EMBED.items()}
 
 
 def _check(c: DiTConfig) -> None:
     square = c.frames == 1 and len(set(c.image_size)) == 1 and len(set(c.patch)) == 1
-    plain = c.ada == "zero" and c.attention == "full" and c.positions == "learned" and c.mlp_width == 4 * c.width
-    if not (square and plain and c.time_closed and c.eps == EPS and c.classes and c.null):
+    plain = c.adaln == "zero" and c.attention == "full" and c.positions == "learned" and c.mlp_width == 4 * c.width
+    if not (square and plain and c.downscale_freq_shift and c.eps == EPS and c.classes and c.null_condition):
         raise UserError(
-            "only a DiT of square pictures with labels and the null class, full attention, ada zero, eps 1e-6, "
-            "time_closed, a hidden width of four times the width and a learned table can be written for diffusers"
+            "only a DiT of square pictures with classes, null_condition, full attention, adaln zero, eps 1e-6, "
+            "downscale_freq_shift, hidden = 4·width and learned positions can be written for diffusers"
         )

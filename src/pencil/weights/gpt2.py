@@ -62,13 +62,13 @@ def config_from(theirs: Mapping[str, Any]) -> GPTConfig:
 def from_hf(tensors: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
     """Our state dict from theirs."""
     plain = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    return {ours: _turned(theirs, plain[theirs]) for theirs, ours in pairs(depth)}
+    return {ours: _transposed(theirs, plain[theirs]) for theirs, ours in pairs(depth)}
 
 
 def to_hf(tensors: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
     """Their state dict from ours."""
-    return {f"transformer.{theirs}": _turned(theirs, tensors[ours]) for theirs, ours in pairs(depth)}
+    return {f"transformer.{theirs}": _transposed(theirs, tensors[ours]) for theirs, ours in pairs(depth)}
 
 
-def _turned(theirs: str, tensor: Tensor) -> Tensor:
+def _transposed(theirs: str, tensor: Tensor) -> Tensor:
     return tensor.T.contiguous() if ".c_" in theirs and tensor.ndim == 2 else tensor

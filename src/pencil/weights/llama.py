@@ -40,21 +40,21 @@ def config_from(theirs: Mapping[str, Any]) -> GPTConfig:
         eps=theirs["rms_norm_eps"],
         activation="swiglu",
         positions="rope",
-        rope_base=rope.get("rope_theta") or theirs.get("rope_theta") or 10000.0,
-        rope_share=_share(theirs, rope),
+        rope_theta=rope.get("rope_theta") or theirs.get("rope_theta") or 10000.0,
+        rope_fraction=_fraction(theirs, rope),
         **_scaling(theirs, rope),
-        tied=bool(theirs.get("tie_word_embeddings")),
+        tie_embeddings=bool(theirs.get("tie_word_embeddings")),
     )
 
 
-def _share(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
-    """How much of each head is turned."""
-    share = rope.get("partial_rotary_factor") or theirs.get("partial_rotary_factor")
-    return 1.0 if share is None else float(share)
+def _fraction(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
+    """The fraction of each head that is rotated."""
+    fraction = rope.get("partial_rotary_factor") or theirs.get("partial_rotary_factor")
+    return 1.0 if fraction is None else float(fraction)
 
 
 def _scaling(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
-    """What our config says of rotations that were slowed to read further; nothing if they were not."""
+    """Our settings for rotations scaled to a longer context; empty where they are not."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return {}
@@ -64,27 +64,27 @@ def _scaling(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, An
     trained = theirs.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or context
     factor = float(rope.get("factor") or context / trained)
     if factor < 1:
-        raise UserError(f"this LLaMA's rotations are scaled by {factor:g}, and a factor of at least 1 reads further")
-    usual: dict[str, tuple[Any, ...]] = {}  # the values besides the factor that ours stands for
+        raise UserError(f"this LLaMA's rotations are scaled by {factor:g}, and ours take a factor of at least 1")
+    usual: dict[str, tuple[Any, ...]] = {}  # the values of their other settings that ours has
     if kind == "llama3":
         usual = {"low_freq_factor": (1,), "high_freq_factor": (4,)}
     if kind == "yarn":
         usual = {"beta_fast": (None, 0, 32), "beta_slow": (None, 0, 1), "truncate": (None, True)}
-        said, strength = rope.get("attention_factor"), 0.1 * math.log(factor) + 1
-        if said is not None and not math.isclose(said, strength, rel_tol=1e-6):
+        given, strength = rope.get("attention_factor"), 0.1 * math.log(factor) + 1
+        if given is not None and not math.isclose(given, strength, rel_tol=1e-6):
             usual["attention_factor"] = (strength,)
         if rope.get("mscale") and rope.get("mscale_all_dim"):
             usual["mscale"] = (None,)
     for name, known in usual.items():
         if rope.get(name) not in known:
             raise UserError(f"this LLaMA's {kind} rotations have {name} {rope.get(name)}, which ours do not")
-    return dict(rope_scaling=kind, rope_factor=factor, rope_trained=None if kind == "linear" else trained)
+    return dict(rope_scaling=kind, rope_factor=factor, rope_original_context=None if kind == "linear" else trained)
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Our state dict from theirs."""
     made = {"tokens.weight": tensors["model.embed_tokens.weight"], "norm.weight": tensors["model.norm.weight"]}
-    if not config.tied:
+    if not config.tie_embeddings:
         made["head.weight"] = tensors["lm_head.weight"]
     for i in range(config.depth):
         parts = [tensors[f"model.layers.{i}.{name}.weight"] for name in QKV]
@@ -97,7 +97,7 @@ def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
 def to_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Their state dict from ours."""
     made = {"model.embed_tokens.weight": tensors["tokens.weight"], "model.norm.weight": tensors["norm.weight"]}
-    if not config.tied:
+    if not config.tie_embeddings:
         made["lm_head.weight"] = tensors["head.weight"]
     kv = (config.kv_heads or config.heads) * config.head_width
     for i in range(config.depth):

@@ -1,6 +1,6 @@
 """Marian's translators as Hugging Face names them (MarianMTModel), to our encoder–decoder and back.
 
-Separate query, key and value there, one joined matrix here; the waves that tell positions are computed, not kept.
+Separate query, key and value there, one joined matrix here; sinusoidal positions are computed, not saved.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import UserError
-from ..core.positions import SinCos
+from ..core.positions import Sinusoidal
 from ..models.seq2seq import Seq2SeqConfig
 
 ACTIVATIONS = {
@@ -30,8 +30,8 @@ BLOCK = {
 }
 CROSS = {"encoder_attn.out_proj": "cross.out", "encoder_attn_layer_norm": "cross_norm"}
 STACKS = {"model.encoder": "encoder.blocks", "model.decoder": "blocks"}
-WAVES = tuple(f"{stack}.embed_positions.weight" for stack in STACKS)
-# where a table of words may stand: first what their file is sure to hold, then what a model in memory holds too
+SINUSOIDS = tuple(f"{stack}.embed_positions.weight" for stack in STACKS)
+# names of a token table: first the one their files always have, then those of a model in memory
 SHARED = ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 SOURCE = ("model.encoder.embed_tokens.weight",)
 TARGET = ("model.decoder.embed_tokens.weight",)
@@ -68,9 +68,7 @@ def config_from(theirs: Mapping[str, Any]) -> Seq2SeqConfig:
             )
     shared, tied = theirs.get("share_encoder_decoder_embeddings", True), theirs.get("tie_word_embeddings", True)
     if shared and not tied:
-        raise UserError(
-            "this Marian says that its tables of words are shared and that they are not tied; only one holds"
-        )
+        raise UserError("this Marian's config shares its embeddings and does not tie them, which contradict each other")
     return Seq2SeqConfig(
         vocab=theirs["vocab_size"] if shared else theirs.get("decoder_vocab_size") or theirs["vocab_size"],
         source_vocab=None if shared else theirs["vocab_size"],
@@ -80,28 +78,29 @@ def config_from(theirs: Mapping[str, Any]) -> Seq2SeqConfig:
         depth=theirs["encoder_layers"],
         heads=theirs["encoder_attention_heads"],
         hidden=theirs["encoder_ffn_dim"],
-        trunk="post",
+        norm_position="post",
         eps=1e-5,
         activation=activation,  # pyright: ignore[reportArgumentType]
         bias=True,
-        positions="sincos-halves",
-        shared=shared,
-        scaled=bool(theirs.get("scale_embedding")),
-        tied=tied,
+        positions="sinusoidal-halves",
+        share_embeddings=shared,
+        scale_embeddings=bool(theirs.get("scale_embedding")),
+        tie_embeddings=tied,
         head_bias=True,
     )
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
     """Our state dict from theirs, read from a file or taken from a model in memory."""
-    for name in WAVES:
+    for name in SINUSOIDS:
         if name in tensors:
-            _check_waves(tensors[name])
+            _check_sinusoids(tensors[name])
     head = ("lm_head.weight",)
-    ours = {"tokens.weight": _first(tensors, (SHARED if config.shared else TARGET) + (head if config.tied else ()))}
-    if not config.shared:
+    names = (SHARED if config.share_embeddings else TARGET) + (head if config.tie_embeddings else ())
+    ours = {"tokens.weight": _first(tensors, names)}
+    if not config.share_embeddings:
         ours["source_tokens.weight"] = _first(tensors, SOURCE)
-    if not config.tied:
+    if not config.tie_embeddings:
         ours["head.weight"] = _first(tensors, head)
     bias = tensors.get("final_logits_bias")
     ours["head_bias"] = ours["tokens.weight"].new_zeros(config.vocab) if bias is None else bias[0]
@@ -116,10 +115,10 @@ def to_hf(tensors: Mapping[str, Tensor], config: Seq2SeqConfig) -> dict[str, Ten
     """What their file holds, from our state dict."""
     _check(config)
     theirs = {"final_logits_bias": tensors["head_bias"][None]}
-    theirs[(SHARED if config.shared else TARGET)[0]] = tensors["tokens.weight"]
-    if not config.shared:
+    theirs[(SHARED if config.share_embeddings else TARGET)[0]] = tensors["tokens.weight"]
+    if not config.share_embeddings:
         theirs[SOURCE[0]] = tensors["source_tokens.weight"]
-    if not config.tied:
+    if not config.tie_embeddings:
         theirs["lm_head.weight"] = tensors["head.weight"]
     for kind in ("weight", "bias"):
         theirs |= {name: tensors[named] for name, named in _both(pairs(config.depth), kind)}
@@ -140,20 +139,21 @@ def _first(tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> Tensor:
     raise UserError(f"this Marian has no {' and no '.join(names)}")
 
 
-def _check_waves(table: Tensor) -> None:
-    """Refuse positions that are not the waves we compute; a file may have rounded them to half precision."""
+def _check_sinusoids(table: Tensor) -> None:
+    """Refuse positions that are not our sinusoids; a file may have rounded them to half precision."""
     length, width = table.shape
-    waves = SinCos(width, halves=True).stamp(torch.arange(length)[None, :, None])[0]
-    if not torch.allclose(table.to(waves), waves, atol=1e-3, rtol=0):
-        raise UserError("this Marian's table of positions is not the sines and then the cosines that ours are")
+    expected = Sinusoidal(width, halves=True).embedding(torch.arange(length)[None, :, None])[0]
+    if not torch.allclose(table.to(expected), expected, atol=1e-3, rtol=0):
+        raise UserError("this Marian's table of positions is not ours: all the sines, then all the cosines")
 
 
 def _check(config: Seq2SeqConfig) -> None:
     c = config
-    kept = c.trunk == "post" and c.norm == "layer" and c.positions == "sincos-halves" and c.bias and c.head_bias
+    post = c.norm_position == "post" and c.norm == "layer" and c.positions == "sinusoidal-halves"
+    biased = c.bias and c.head_bias
     plain = c.activation in ACTIVATIONS.values() and c.kv_heads in (None, c.heads) and c.eps == 1e-5
-    if not kept or not plain or (c.shared and not c.tied):
+    if not (post and biased and plain) or (c.share_embeddings and not c.tie_embeddings):
         raise UserError(
-            "only a post-norm encoder–decoder with biases, a bias on the head, sincos-halves positions and, if shared, "
-            "a tied table can be written as a Marian"
+            "only a post-norm encoder–decoder with biases, head_bias, sinusoidal-halves positions and, with "
+            "share_embeddings, tie_embeddings can be written as a Marian"
         )

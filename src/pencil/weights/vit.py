@@ -1,6 +1,6 @@
 """Vision transformers of transformers (ViTForImageClassification) and of timm, to ours and back.
 
-Both keep the patch projection as a convolution: the same numbers as our matrix, in the same order.
+Both have a convolution for the patch projection: the same values as our matrix, in the same order.
 """
 
 from collections.abc import Iterator, Mapping
@@ -120,7 +120,7 @@ def to_hf(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]
 def from_timm(tensors: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
     """Our state dict from that of timm's VisionTransformer with a class token."""
     if "cls_token" not in tensors or any("gamma" in name or "q_norm" in name for name in tensors):
-        raise UserError("only timm's plain vision transformers with a class token can be taken over")
+        raise UserError("only timm's plain vision transformers with a class token can be converted")
     tables = {"class_token": tensors["cls_token"], "positions.table": tensors["pos_embed"][0]}
     ours = tables | _renamed(tensors, timm_pairs(depth))
     if len(ours) != len(tensors):

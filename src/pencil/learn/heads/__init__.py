@@ -1,1 +1,1 @@
-"""What the heads of a trained model look at: the texts, the scores of their patterns, and how they are told."""
+"""What the heads of a trained model attend to: the inputs, the scores of their patterns, and how they are shown."""

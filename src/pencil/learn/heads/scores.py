@@ -1,7 +1,7 @@
-"""What the heads of a trained model look at: scores of their patterns, each beside what it would be by chance.
+"""Scores of attention heads: what each head attends to, beside what it would be by chance.
 
 A score is the share of a token's attention that falls on certain keys (the one before it, the first, itself), over the
-tokens that have a choice, averaged over texts. docs/heads.md says how each is defined, and what it does not say.
+tokens that have a choice, averaged over texts. docs/heads.md defines each, and says what it does not show.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -14,16 +14,24 @@ from torch import Tensor
 
 from ...config import UserError
 from ...core.probe import Probe
-from ...models import create
+from ...families.head_inputs import LONGEST
+from ...inference.attention_layouts import (
+    SELF_ATTENTION,
+    AttentionGroup,
+    HeadProfile,
+    Inputs,
+    Layout,
+    all_scores,
+    chances,
+    repeated,
+    shares,
+)
 from ..lab.finding import interval
-from .layouts import Inputs, Layout, Stack, chances, everything, repeated, shares, stacks_of
 
-TEXTS = 32  # read of what there is, spread evenly
 DRAWS = 16  # random sequences, each once repeated and once not
-LONGEST = 256  # tokens read at once
-FEWEST = 5  # tokens of a sequence that is worth repeating
-CLEAR = 0.3  # of the way from the baseline to all of the attention: from there on a head is named
-AS_BROAD = 0.05  # a head whose breadth is no further below an untrained one's shows nothing by it
+FEWEST = 5  # tokens of a repeated sequence
+CLEAR = 0.3  # of the distance from the baseline to all of the attention: from there on a head is named
+AS_BROAD = 0.05  # a head whose breadth is within this of an untrained one's shows nothing
 NAMES = {
     "previous": "previous token", "next": "next token", "first": "first token", "last": "last token",
     "own": "own token", "class": "class token", "near": "next door", "picture": "picture", "induction": "induction",
@@ -45,14 +53,14 @@ class Score:
 class Head:
     """One head of one block, and its scores by name."""
 
-    stack: str  # "encoder", "decoder" or "cross" where a model has several, else ""
+    group: str  # "encoder", "decoder" or "cross" where a model has several, else ""
     layer: int
     head: int
     scores: dict[str, Score]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What it does, where that shows; the clearest first."""
+        """The names its scores earn; the clearest first."""
         clear = [(score.mean - score.baseline, name) for name, score in self.scores.items() if score.clear]
         return tuple(NAMES[name] for _, name in sorted(clear, reverse=True))
 
@@ -68,64 +76,66 @@ class Report:
 
     heads: tuple[Head, ...]
     texts: int
-    tokens: int  # that look, in the longest text
+    tokens: int  # queries counted, in the longest text
     repeated: int  # tokens of the longest sequence written twice; 0 where induction was not measured
 
 
-Found = dict[tuple[str, int, str], Tensor]  # by stack, layer and score: a number for each head
+Found = dict[tuple[str, int, str], Tensor]  # by group, layer and score: a value for each head
 
 
 @torch.no_grad()
-def observe(model: Any, stacks: Sequence[Stack], given: Inputs, what: Callable[[Tensor, Layout], Any]) -> Found:
-    """The scores of every head in one call; of the patterns no more than one is kept at a time."""
+def observe(
+    model: Any, groups: Sequence[AttentionGroup], given: Inputs, score: Callable[[Tensor, Layout], Any]
+) -> Found:
+    """The scores of every head in one forward pass; only one pattern is kept at a time."""
     found: Found = {}
 
-    def listen(stack: Stack, layer: int) -> Callable[[Tensor], Tensor]:
-        def look(pattern: Tensor) -> Tensor:
-            scores = what(pattern[0].cpu().double(), stack.layout)
-            found.update({(stack.name, layer, name): values for name, values in scores.items()})
+    def reader(group: AttentionGroup, layer: int) -> Callable[[Tensor], Tensor]:
+        def read(pattern: Tensor) -> Tensor:
+            scores = score(pattern[0].cpu().double(), group.layout)
+            found.update({(group.name, layer, name): values for name, values in scores.items()})
             return pattern
 
-        return look
+        return read
 
     layers = range(model.config.depth)
-    edit = {stack.pattern.format(layer): listen(stack, layer) for stack in stacks for layer in layers}
+    edit = {group.pattern.format(layer): reader(group, layer) for group in groups for layer in layers}
     model(*given, probe=Probe(edit=edit))
     return found
 
 
-def fresh(model: Any, family: str) -> Any:
+def untrained(model: Any) -> Any:
     """The same model before any training: what its architecture alone makes of a text."""
     weights = next(model.parameters())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return create(family, model.config).to(weights.device, weights.dtype).eval()
+        return type(model)(model.config).to(weights.device, weights.dtype).eval()
 
 
-def measure(model: Any, family: str, texts: Sequence[Inputs], apart: Collection[int] = ()) -> Report:
-    """The scores of every head over these texts; the tokens in `apart` set one text or line apart from the next."""
+def measure(model: Any, profile: HeadProfile, texts: Sequence[Inputs], separators: Collection[int] = ()) -> Report:
+    """The scores of every head over these texts; `separators` are the tokens between texts or lines."""
     if len(texts) < 2:
         raise UserError("one text gives no interval: give at least two")
-    twin, rows, tokens = fresh(model, family), [], 0
+    twin, rows, tokens = untrained(model), [], 0
     for given in texts:
-        stacks = stacks_of(model, family, given)
-        tokens = max(tokens, *(int(stack.layout.rows.sum()) for stack in stacks))
-        by_chance = {(stack.name, name): share for stack in stacks for name, share in chances(stack.layout).items()}
-        plain = observe(twin, stacks, given, everything)
-        # some schemes of positions look at what is near before they have learned anything
+        groups = profile.groups(model, given)
+        tokens = max(tokens, *(int(group.layout.rows.sum()) for group in groups))
+        by_chance = {(group.name, name): share for group in groups for name, share in chances(group.layout).items()}
+        plain = observe(twin, groups, given, all_scores)
+        # some position schemes favour what is near before any training
         least = {k: plain[k].clamp(min=by_chance.get((k[0], k[2]), 0.0)) for k in plain}
-        rows.append((observe(model, stacks, given, everything), least))
-    repeats, count = _repeats(model, family, texts, apart)
+        rows.append((observe(model, groups, given, all_scores), least))
+    repeats, count = _repeats(model, profile, texts, separators)
     keys = [key for key in rows[0][0] if all(key in one and key in base for one, base in rows)]
     scores = {key: _scores(key[2], [(one[key], base[key]) for one, base in rows]) for key in keys}
     for key in repeats[0][0] if repeats else ():
         scores[key] = _scores(key[2], [(one[key], base[key]) for one, base in repeats])
     heads = []
-    for stack in dict.fromkeys(stack for stack, _, _ in scores):
+    for group in dict.fromkeys(group for group, _, _ in scores):
         for layer in range(model.config.depth):
-            mine = {name: found for (*where, name), found in scores.items() if where == [stack, layer]}
+            mine = {name: found for (*where, name), found in scores.items() if where == [group, layer]}
             each = [{name: found[i] for name, found in mine.items()} for i in range(len(mine["broad"]))]
-            heads += [Head(stack, layer, i, one) for i, one in enumerate(each)]
+            heads += [Head(group, layer, i, one) for i, one in enumerate(each)]
     return Report(tuple(heads), len(texts), tokens, count)
 
 
@@ -137,7 +147,7 @@ def _scores(name: str, pairs: list[tuple[Tensor, Tensor]]) -> list[Score]:
     for head in range(values.shape[1]):
         low = beyond[:, head].mean() - _margin(beyond[:, head])
         baseline = float(base[:, head].mean())
-        # an untrained head is broad already, so breadth is told and never named
+        # an untrained head is broad already, so breadth is shown and never a name
         clear = name != "broad" and bool(low >= CLEAR * (1 - baseline))
         found.append(Score(float(values[:, head].mean()), _margin(values[:, head]), baseline, clear))
     return found
@@ -150,18 +160,18 @@ def _margin(values: np.ndarray) -> float:
 
 
 def _repeats(
-    model: Any, family: str, texts: Sequence[Inputs], apart: Collection[int]
+    model: Any, profile: HeadProfile, texts: Sequence[Inputs], separators: Collection[int]
 ) -> tuple[list[tuple[Found, Found]], int]:
     """Induction on random sequences of the texts' tokens: written twice, and with another one before instead.
 
-    Both have the same second half, so that the tokens that look are the same. The sequences are of all lengths, from a
-    few tokens to half the context: a head that has learned to look back ten tokens need not find what is fifty away.
+    Both have the same second half, so that the queries are the same. The sequences are of all lengths, from a few tokens
+    to half the context: a head that has learned to attend ten tokens back need not find what is fifty away.
     """
-    if family not in ("gpt", "captioner"):
+    if profile.induction is None:
         return [], 0
     kinds = np.unique(np.concatenate([given[0].cpu().numpy().ravel() for given in texts]))
-    kinds = kinds[~np.isin(kinds, list(apart))]
-    begun = texts[0][0][0, :1].tolist() if family == "captioner" else []
+    kinds = kinds[~np.isin(kinds, list(separators))]
+    begun, start = profile.induction(model, texts)
     longest = min((min(model.config.context, LONGEST) - len(begun)) // 2, len(kinds))
     if longest < FEWEST:
         return [], 0
@@ -169,10 +179,9 @@ def _repeats(
     for i, count in enumerate(np.geomspace(FEWEST, longest, DRAWS).round().astype(int).tolist()):
         again, other = (rng.permutation(kinds)[:count].tolist() for _ in range(2))
         rows = [[*begun, *before, *again] for before in (again, other)]
-        start = len(begun) + (model.config.before if family == "captioner" else 0)
-        stack = Stack("", "blocks.{}.attn.pattern", repeated(model.mask, count, start))
-        # what else is read with a text is read with the sequence
+        group = AttentionGroup("", SELF_ATTENTION, repeated(model.mask, count, start))
+        # the other inputs of a text come with the sequence
         inputs = [(torch.tensor([row], device=texts[0][0].device), *texts[i % len(texts)][1:]) for row in rows]
-        twice, once = (observe(model, [stack], given, shares) for given in inputs)
+        twice, once = (observe(model, [group], given, shares) for given in inputs)
         found.append((twice, once))
     return found, longest

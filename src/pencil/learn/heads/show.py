@@ -1,4 +1,4 @@
-"""The scores of heads as a table, in words, as a picture and as plain data."""
+"""The scores of heads as a table, in sentences, as a picture and as plain data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,34 +9,35 @@ from rich.table import Table
 from rich.text import Text
 
 from ... import draw
+from ...inference.attention_layouts import HeadProfile
 from .scores import FEWEST, NAMES, Head, Report, Score
 
 NUMBERED = 16  # heads along a side of a panel up to which each cell has its number
 ABOUT = (
     "Percent of the attention ± a 95 % interval over the texts; in brackets, what chance would give.",
-    "broad: 100 looks at everything alike. All this tells where a head looks, not what the model makes of it.",
+    "broad: 100 is uniform attention. This shows where a head attends, not what the model does with it.",
 )
 
 
 def scores_of(heads: Sequence[Head]) -> list[str]:
-    """The names of the scores that some head has, in the order they are told."""
+    """The names of the scores that some head has, in the order they are shown."""
     return [name for name in NAMES if any(name in head.scores for head in heads)]
 
 
-def stacks_of(report: Report) -> dict[str, list[Head]]:
-    """The heads of each stack."""
-    names = dict.fromkeys(head.stack for head in report.heads)
-    return {stack: [head for head in report.heads if head.stack == stack] for stack in names}
+def groups_of(report: Report) -> dict[str, list[Head]]:
+    """The heads of each group of blocks."""
+    names = dict.fromkeys(head.group for head in report.heads)
+    return {group: [head for head in report.heads if head.group == group] for group in names}
 
 
 def tables(report: Report) -> list[Table]:
-    """For each stack, one head a line: its scores with interval and baseline, and its name where it has earned one."""
+    """For each group, one head a line: its scores with interval and baseline, and its name where it has earned one."""
     found = []
-    for stack, heads in stacks_of(report).items():
+    for group, heads in groups_of(report).items():
         names = scores_of(heads)
-        title = f"{stack or 'decoder'}, looking at itself" if stack != "cross" else "decoder, looking at the source"
+        title = f"{group or 'decoder'}, self-attention" if group != "cross" else "decoder, cross-attention to the source"
         made = Table(
-            title=title if stack else None, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
+            title=title if group else None, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
         )
         made.add_column("head", no_wrap=True, min_width=4)
         for name in names:
@@ -52,8 +53,8 @@ def tables(report: Report) -> list[Table]:
 def _cell(score: Score | None) -> Text:
     if score is None:
         return Text("")
-    told = f"{100 * score.mean:.0f} ±{100 * score.margin:.0f} ({100 * score.baseline:.0f})"
-    return Text(told, style="bold" if score.clear else "")
+    text = f"{100 * score.mean:.0f} ±{100 * score.margin:.0f} ({100 * score.baseline:.0f})"
+    return Text(text, style="bold" if score.clear else "")
 
 
 def _called(head: Head) -> Text:
@@ -95,26 +96,24 @@ def about(report: Report) -> list[str]:
 
 
 def at(head: Head) -> str:
-    return f"{head.stack} {head.layer}.{head.head}".strip()
+    return f"{head.group} {head.layer}.{head.head}".strip()
 
 
-def measured_on(report: Report, family: str, held_out: bool) -> str:
+def measured_on(report: Report, profile: HeadProfile, held_out: bool) -> str:
     """A sentence on where the numbers come from."""
-    what = {"vit": "pictures", "captioner": "pictures and captions", "seq2seq": "pairs"}.get(family, "texts")
-    size = "" if family == "vit" else f" of up to {report.tokens} tokens"
-    told = f"Measured on {report.texts} {'held-out ' if held_out else ''}{what}{size}"
-    if family in ("gpt", "captioner") and not report.repeated:
-        return f"{told}; induction was not: it needs {FEWEST} different tokens, and a context of twice as many."
+    where = f"Measured on {report.texts} {'held-out ' if held_out else ''}{profile.unit} of up to {report.tokens} tokens"
+    if profile.induction is not None and not report.repeated:
+        return f"{where}; induction was not: it needs {FEWEST} different tokens, and a context of twice as many."
     if report.repeated:
-        return f"{told}; induction on random sequences of {FEWEST} to {report.repeated} tokens, written twice or not."
-    return f"{told}."
+        return f"{where}; induction on random sequences of {FEWEST} to {report.repeated} tokens, written twice or not."
+    return f"{where}."
 
 
 def as_data(report: Report) -> dict[str, Any]:
     """The same as plain data."""
     heads = [
         {
-            "stack": head.stack,
+            "group": head.group,
             "layer": head.layer,
             "head": head.head,
             "scores": {name: vars(score) for name, score in head.scores.items()},
@@ -128,13 +127,13 @@ def as_data(report: Report) -> dict[str, Any]:
 
 def picture(report: Report, title: str) -> bytes:
     """A panel for each score: blocks down, heads across, darker where more; a frame around what earned a name."""
-    stacks = stacks_of(report)
-    panels = [(stack, heads, name) for stack, heads in stacks.items() for name in scores_of(heads)]
+    groups = groups_of(report)
+    panels = [(group, heads, name) for group, heads in groups.items() for name in scores_of(heads)]
     count, depth = (max(getattr(one, side) for one in report.heads) + 1 for side in ("head", "layer"))
     wide, high = max(2.4, 0.42 * min(count, NUMBERED) + 0.8), max(1.9, 0.36 * min(depth, NUMBERED) + 1.1)
-    # stacks stand under one another, a single one in two lines
-    across = 3 if len(stacks) == 1 else max(len(scores_of(heads)) for heads in stacks.values())
-    down = sum(-(-len(scores_of(heads)) // across) for heads in stacks.values())
+    # groups are below one another, a single one in two rows
+    across = 3 if len(groups) == 1 else max(len(scores_of(heads)) for heads in groups.values())
+    down = sum(-(-len(scores_of(heads)) // across) for heads in groups.values())
     figure = draw.canvas(min(wide * across + 0.9, 24), min(high * down + 0.8, 24))
     named = any(head.names for head in report.heads)
     key = "orange frame: clearly beyond its baseline" if named else "no score is clearly beyond its baseline"
@@ -142,14 +141,14 @@ def picture(report: Report, title: str) -> bytes:
     drawn: list[Any] = []
     shown: Any = None
     place, last = 0, ""
-    for stack, heads, name in panels:
-        if stack != last and place % across:
+    for group, heads, name in panels:
+        if group != last and place % across:
             place += across - place % across
-        place, last = place + 1, stack
+        place, last = place + 1, group
         axes = figure.add_subplot(down, across, place)
         drawn.append(axes)
         shown = _panel(axes, heads, name)
-        axes.set_title(f"{stack} {NAMES[name]}".strip() + f"\n{_baselines(heads, name)}", fontsize=9)
+        axes.set_title(f"{group} {NAMES[name]}".strip() + f"\n{_baselines(heads, name)}", fontsize=9)
     figure.colorbar(shown, ax=drawn, fraction=0.03, label="percent")
     return draw.as_png(figure)
 

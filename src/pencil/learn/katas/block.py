@@ -1,4 +1,4 @@
-"""Exercises on what stands around attention in a block: the trunk, the MLP, and the loss at the end."""
+"""Exercises on the rest of a model: the residual stream, the MLP, and the loss."""
 
 import math
 from collections.abc import Callable
@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...core.layers import MLP, LayerNorm, gelu, gelu_tanh
-from ...core.probe import OFF, Off
+from ...core.probe import OFF, Probe
 from ...train.losses import next_token
+from .builder import Draws, LazyLines, Numbers, Work, blanks, maker, mistake, tensor, work
 from .exercise import Question, Table
-from .making import Draws, Later, Numbers, Work, blanks, maker, mistake, tensor, work
 
 Rows = list[list[float]]
 
@@ -20,8 +20,8 @@ def slots(count: int) -> list[str]:
     return [f"slot {i + 1}" for i in range(count)]
 
 
-class Trunk(nn.Module):
-    """A part that reads the normed strip, and what it says added to the strip itself."""
+class Residual(nn.Module):
+    """A pre-norm part: it reads the normed strip, and its output is added to the strip itself."""
 
     def __init__(self, matrix: Rows):
         super().__init__()
@@ -29,48 +29,48 @@ class Trunk(nn.Module):
         self.part = nn.Linear(len(matrix), len(matrix), bias=False)
         self.part.weight.data = tensor(matrix)
 
-    def forward(self, strip: Tensor, probe: Off = OFF) -> Tensor:
+    def forward(self, strip: Tensor, probe: Probe = OFF) -> Tensor:
         read = probe("read", self.norm(strip))
-        return probe("out", strip + probe("said", self.part(read)))
+        return probe("out", strip + probe("part", self.part(read)))
 
 
-class Trunkless(Trunk):
-    """The mistakes one can make of it, side by side."""
+class ResidualMistakes(Residual):
+    """The same with each of its mistakes."""
 
-    def forward(self, strip: Tensor, probe: Off = OFF) -> Tensor:
+    def forward(self, strip: Tensor, probe: Probe = OFF) -> Tensor:
         read = self.norm(strip)
-        probe("no trunk", self.part(read))
-        probe("normed trunk", read + self.part(read))
+        probe("no residual", self.part(read))
+        probe("normed residual", read + self.part(read))
         probe("not normed", strip + self.part(strip))
         return probe("post-norm", self.norm(strip + self.part(strip)))
 
 
 def _residual(strip: list[float], matrix: Rows) -> Question:
-    done, wrong = (work(module(matrix), tensor([strip])) for module in (Trunk, Trunkless))
+    done, wrong = (work(module(matrix), tensor([strip])) for module in (Residual, ResidualMistakes))
     names, count = slots(len(strip)), range(len(strip))
-    parts = (("read", "read"), ("said", "said"), ("new", "out"))
+    parts = (("read", "read"), ("part", "part"), ("new", "out"))
     cells = [(f"{label} {i + 1}", f"{name}[0,{i}]") for label, name in parts for i in count]
     return Question(
         "", None, "", (Table("strip", [strip], names), Table("W", matrix, None, [f"new {i + 1}" for i in count])),
         "The part reads the tamed strip (LayerNorm: middle 0, spread 1) and multiplies it by W, one row of W for each "
-        "new number. What it says is added to the strip itself. The strip on the trunk afterwards?",
-        blanks(names, done["out"], 2, done.ways("out", 2)),
+        "new number. Its output is added to the strip itself. The strip afterwards?",
+        blanks(names, done["out"], 2, done.roundings("out", 2)),
         (
-            mistake("trunk forgotten", "What the part says is added to the strip, it does not replace it.",
-                    wrong.run("no trunk")),
-            mistake("added to the tamed strip", "The trunk itself is never tamed: add to the strip as it came.",
-                    wrong.run("normed trunk")),
+            mistake("residual forgotten", "The output of the part is added to the strip, it does not replace it.",
+                    wrong.run("no residual")),
+            mistake("added to the tamed strip", "The residual stream is never tamed: add to the strip as it was given.",
+                    wrong.run("normed residual")),
             mistake("norm forgotten", "The part reads the tamed strip, not the strip as it is.",
                     wrong.run("not normed")),
-            mistake("norm after the sum", "Here the norm stands before the part, not after the sum.",
+            mistake("norm after the sum", "Here the norm comes before the part, not after the sum.",
                     wrong.run("post-norm")),
         ),
-        Later(lambda: done.lines(*cells)),
+        LazyLines(lambda: done.lines(*cells)),
     )  # fmt: skip
 
 
 class Hidden(nn.Module):
-    """An MLP with the numbers it is given."""
+    """The models' MLP with given weights."""
 
     def __init__(self, up: Rows, up_bias: list[float], down: Rows, activation: Callable[[Tensor], Tensor] = gelu):
         super().__init__()
@@ -78,7 +78,7 @@ class Hidden(nn.Module):
         self.mlp.up.weight.data, self.mlp.up.bias.data = tensor(up), tensor(up_bias)
         self.mlp.down.weight.data, self.mlp.down.bias.data = tensor(down), torch.zeros(len(down), dtype=torch.float64)
 
-    def forward(self, strip: Tensor, probe: Off = OFF) -> Tensor:
+    def forward(self, strip: Tensor, probe: Probe = OFF) -> Tensor:
         return self.mlp(strip, probe=probe)
 
 
@@ -94,7 +94,7 @@ def _gelu(strip: list[float], up: Rows, bias: list[float], down: Rows) -> Questi
     cells = [(f"U {i + 1}", f"pre[0,0,{i}]") for i in range(len(up))]
     cells += [(f"GELU {i + 1}", f"act[0,0,{i}]") for i in range(len(up))]
     cells += [(name, f"out[0,0,{i}]") for i, name in enumerate(names)]
-    other_ways = [mlp(gelu_tanh).run("out"), *done.ways("out", 2)]
+    roundings = [mlp(gelu_tanh).run("out"), *done.roundings("out", 2)]
     return Question(
         "", None, "", (
             Table("strip", [strip], slots(len(strip))),
@@ -103,30 +103,30 @@ def _gelu(strip: list[float], up: Rows, bias: list[float], down: Rows) -> Questi
             Table("W₂", down, None, names),
             Table("Φ", [portions], [f"{u:g}".replace("-", "−") for u in steps]),
         ),
-        "A small MLP: U = W₁·strip + b₁, one row of W₁ for each hidden number; then GELU(u) = u·Φ(u); then W₂ times "
+        "A small MLP: U = W₁·strip + b₁, one row of W₁ for each hidden unit; then GELU(u) = u·Φ(u); then W₂ times "
         "that. The Φ of whole numbers is given. The new numbers?",
-        blanks(names, done["out"], 2, other_ways),
+        blanks(names, done["out"], 2, roundings),
         (
-            mistake("ReLU", "GELU is u·Φ(u): a little of the negative numbers is let through.", mlp(F.relu).run("out")),
+            mistake("ReLU", "GELU is u·Φ(u): negative inputs are not set to 0.", mlp(F.relu).run("out")),
             mistake("no activation", "GELU comes between W₁ and W₂.", mlp(lambda u: u).run("out")),
             mistake("Φ alone", "GELU(u) is u times Φ(u), not Φ(u) alone.", mlp(torch.special.ndtr).run("out")),
             mistake("b₁ forgotten", "b₁ is added before GELU.", mlp(bias=[0.0] * len(bias)).run("out")),
         ),
-        Later(lambda: done.lines(*cells)),
+        LazyLines(lambda: done.lines(*cells)),
     )  # fmt: skip
 
 
-class Surprise(nn.Module):
-    """The loss that training uses, of one prediction."""
+class CrossEntropy(nn.Module):
+    """The training loss of one prediction."""
 
-    def forward(self, logits: Tensor, target: Tensor, probe: Off = OFF) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, probe: Probe = OFF) -> Tensor:
         return probe("loss", next_token(logits, target))
 
 
-class SurpriseByHand(nn.Module):
-    """The same as a pencil does it: portions of all words, then minus the logarithm of the one that came."""
+class CrossEntropyByHand(nn.Module):
+    """The same step by step: the portions of all words, then minus the logarithm of the target's."""
 
-    def forward(self, logits: Tensor, target: Tensor, probe: Off = OFF) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, probe: Probe = OFF) -> Tensor:
         raised = probe("raised", logits[0, 0].exp())
         portion = probe("portion", raised / probe("total", raised.sum()))
         return probe("loss", -portion[target[0, 0]].log())
@@ -138,26 +138,27 @@ def _cross_entropy(logits: list[float], target: int) -> Question:
     def inputs(target: int) -> tuple[Tensor, Tensor]:
         return tensor([[logits]]), torch.tensor([[target]])
 
-    done, hand = work(Surprise(), *inputs(target)), work(SurpriseByHand(), *inputs(target))
+    done, hand = work(CrossEntropy(), *inputs(target)), work(CrossEntropyByHand(), *inputs(target))
     loss, portion = float(done["loss"]), float(hand["portion"][target])
-    ways = zip(hand.ways("portion", 3), hand.ways("loss", 3), strict=True)
+    roundings = zip(hand.roundings("portion", 3), hand.roundings("loss", 3), strict=True)
     best = max(range(len(logits)), key=lambda i: logits[i])
-    other = work(SurpriseByHand(), *inputs(best))
+    other = work(CrossEntropyByHand(), *inputs(best))
     cells = [(f"e^logit of {word}", f"raised[{i}]") for i, word in enumerate(words)]
     cells += [("total", "total"), (f"portion of {words[target]}", f"portion[{target}]"), ("loss", "loss")]
     return Question(
         "", None, "", (Table("logits", [logits], words),),
         f"The next word was “{words[target]}”. Its portion after softmax, and the cross-entropy (natural logarithm)?",
-        blanks(["portion", "loss"], [portion, loss], 3, [[way[0][target], float(way[1])] for way in ways]),
+        blanks(["portion", "loss"], [portion, loss], 3,
+               [[one[0][target], float(one[1])] for one in roundings]),
         (
             mistake("minus forgotten", "The logarithm of a portion is below 0; the loss is minus that.",
                     portion, -loss),
             mistake("logarithm of base 2", "The loss is in nats: the natural logarithm.", portion, loss / math.log(2)),
-            mistake("the likeliest word's", "The loss is of the word that came, however unlikely it was.",
+            mistake("the most likely word", "The loss is that of the word that followed, however unlikely it was.",
                     other.run("portion")[best], float(other.run("loss"))),
             mistake("one minus the portion", "The loss is minus the logarithm of the portion.", portion, 1 - portion),
         ),
-        Later(lambda: hand.lines(*cells)),
+        LazyLines(lambda: hand.lines(*cells)),
     )  # fmt: skip
 
 

@@ -1,16 +1,18 @@
-"""What an exercise is: tables that are given, blanks to fill, the mistakes people make, and the working."""
+"""The data of an exercise: given tables, blanks to fill, known mistakes, and the working."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
 
 Value = float | str
+TAGS = "WANT", "HAVE", "GIVE"
+TAG_KEY = "WANT = query (Q), HAVE = key (K), GIVE = value (V)"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers shown as given; `across` names the columns, `down` the rows."""
+    """Given values; `across` names the columns, `down` the rows."""
 
     name: str
     rows: Sequence[Sequence[Value]]
@@ -20,9 +22,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Blank:
-    """One thing to answer: the exact value, the digits asked for, and what rounding along the way gives instead.
+    """One value to answer: exact, its number of decimals, and what it is when earlier steps are rounded (`also`).
 
-    With `words` the value is a word, and `decimals` says nothing.
+    With `words` the answer is a word, and `decimals` is unused.
     """
 
     label: str
@@ -33,13 +35,13 @@ class Blank:
 
     @property
     def written(self) -> str:
-        """The right answer as one would write it down."""
+        """The right answer as text."""
         return written(self.value, self.decimals)
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake by name, one sentence about it, and what the blanks would then be."""
+    """A named mistake, one sentence about it, and the answers it leads to."""
 
     name: str
     hint: str
@@ -50,7 +52,7 @@ class Mistake:
 class Question:
     """One exercise with its numbers; `seed` None means the page's own numbers.
 
-    `working` is worked out when it is looked at: receipts take longer than answers.
+    `working` is computed when it is first read: receipts take longer than answers.
     """
 
     kata: str
@@ -60,13 +62,31 @@ class Question:
     ask: str
     blanks: tuple[Blank, ...]
     mistakes: tuple[Mistake, ...] = ()
-    working: Sequence = field(default=(), compare=False, repr=False)  # of lines, which a checker must not read
-    page_words: str | None = None
+    working: Sequence = field(
+        default=(), compare=False, repr=False
+    )  # lines; a type checker at run time must not read them
+    page_words: str | None = None  # the exercise in the words of document 000
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """All text of the exercise but its working."""
+        yield from (self.title, self.page_words or "", self.ask)
+        for table in self.given:
+            yield from (table.name, *(table.across or ()), *(table.down or ()))
+        yield from (blank.label for blank in self.blanks)
+        for mistake in self.mistakes:
+            yield from (mistake.name, mistake.hint)
+
+
+def tag_key(questions: Iterable[Question]) -> str:
+    """The key to WANT, HAVE and GIVE if any of these questions uses them, else nothing."""
+    used = any(tag in text for question in questions for text in question.texts for tag in TAGS)
+    return TAG_KEY if used else ""
 
 
 @dataclass(frozen=True)
 class Kata:
-    """A kind of exercise: any seed gives a question, the same one for ever."""
+    """A kind of exercise: each seed gives one question, always the same."""
 
     name: str
     title: str
@@ -75,12 +95,12 @@ class Kata:
 
 
 def written(value: Value, decimals: int) -> str:
-    """A value to so many decimals, halves rounded up in size; a word as it is."""
+    """A value to this many decimals, halves rounded away from zero; a word as it is."""
     if isinstance(value, str):
         return value
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else "−inf" if value < 0 else "inf"
-    # a hair outwards, so that 0.125 kept as 0.12499999999999999 is a half all the same
+    # moved outwards a little, so that 0.125 stored as 0.12499999999999999 still rounds as a half
     exact = Decimal(value) * (1 + Decimal("1e-12"))
     rounded = exact.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
     return f"{abs(rounded) if rounded == 0 else rounded:f}".replace("-", "−")

@@ -1,4 +1,4 @@
-"""Exercises on more than one attention: two heads glued, and words that look at strips."""
+"""Exercises on multi-head attention and on cross-attention."""
 
 import math
 from dataclasses import replace
@@ -8,17 +8,26 @@ from torch import Tensor, nn
 
 from ...core.attention import Attention
 from ...core.masks import full
-from ...core.probe import OFF, Off
+from ...core.probe import OFF, Probe
 from ...core.span import Span
+from .attention_by_hand import (
+    FORGOT_SCALE,
+    SCALE_HINT,
+    AttentionByHand,
+    attention,
+    by_hand,
+    softmax_cells,
+    strips,
+    tags,
+)
+from .builder import Draws, LazyLines, Numbers, Work, blanks, maker, mistake, rows, tensor, work
 from .exercise import Question, Table
-from .making import Draws, Later, Numbers, Work, blanks, maker, mistake, rows, tensor, work
-from .parts import FORGOT_SCALE, SCALE_HINT, ByHand, by_hand, look, softmax_cells, strips, tags
 
 Rows = list[list[float]]
 
 
 class Heads(nn.Module):
-    """The real attention over tags that are given: it reads them side by side, and its matrices change nothing."""
+    """The models' multi-head attention over given tags, side by side in its input; its matrices are identities."""
 
     def __init__(self, width: int, count: int, scale: float | None = None):
         super().__init__()
@@ -27,19 +36,19 @@ class Heads(nn.Module):
         self.attn.qkv.weight.data = torch.eye(3 * width)
         self.attn.out.weight.data = torch.eye(3 * width, width)
 
-    def forward(self, given: Tensor, probe: Off = OFF) -> Tensor:
+    def forward(self, given: Tensor, probe: Probe = OFF) -> Tensor:
         span = replace(Span.whole(given.shape[1]).under(full), scale=self.scale)
         return probe("glued", self.attn(given, span, probe=probe / "attn")[..., : self.width])
 
 
 class HeadsByHand(nn.Module):
-    """Each head in its own columns, one step after another, and their results side by side."""
+    """The heads step by step, each in its own columns, and their results concatenated."""
 
     def __init__(self, count: int):
         super().__init__()
-        self.count, self.head = count, ByHand()
+        self.count, self.head = count, AttentionByHand()
 
-    def forward(self, want: Tensor, have: Tensor, give: Tensor, probe: Off = OFF) -> Tensor:
+    def forward(self, want: Tensor, have: Tensor, give: Tensor, probe: Probe = OFF) -> Tensor:
         parts = zip(*(one[None, None].chunk(self.count, -1) for one in (want, have, give)), strict=True)
         found = [self.head(*part, probe=probe / f"head {i + 1}") for i, part in enumerate(parts)]
         return probe("glued", torch.cat(found, -1)[0])
@@ -65,25 +74,25 @@ def _two(want: Rows, have: Rows, give: Rows, row: int) -> Question:
         "", None, "", (tags("WANT", want), tags("HAVE", have), tags("GIVE", give)),
         f"Two heads: head 1 has slots 1–2 of every tag, head 2 slots 3–4, each 2 wide. Each matches, divides by √2, "
         f"softmaxes and sums its own slots; their results are glued, head 1 first. s{row + 1}'s new numbers?",
-        blanks(slots, done["glued"][row], 2, rows(hand.ways("glued", 2), row)),
+        blanks(slots, done["glued"][row], 2, rows(hand.roundings("glued", 2), row)),
         (
-            mistake("one head", "Each head matches only its own slots and has portions of its own.", one),
+            mistake("one head", "Each head matches only its own slots, and has its own portions.", one),
             mistake("divided by the root of the whole width", "The root is that of a head's width, 2, not of all 4.",
                     wide),
             mistake(FORGOT_SCALE, SCALE_HINT, forgot),
             mistake("glued the other way round", "Head 1's numbers come first.", done.run("glued")[row, [2, 3, 0, 1]]),
         ),
-        Later(lambda: hand.lines(*cells, *sums)),
+        LazyLines(lambda: hand.lines(*cells, *sums)),
     )  # fmt: skip
 
 
 def _cross(want: Rows, own: Rows, own_give: Rows, have: Rows, give: Rows, row: int) -> Question:
-    done, hand, width = look(want, have, give), by_hand(want, have, give), len(want[0])
+    done, hand, width = attention(want, have, give), by_hand(want, have, give), len(want[0])
     slots = [f"slot {i + 1}" for i in range(len(give[0]))]
     words = [f"word {i + 1}" for i in range(len(want))]
     cells = [(f"score {j + 1}", f"scores[0,0,{row},{j}]") for j in range(len(have))]
     sums = [(slot, f"z[0,0,{row},{i}]") for i, slot in enumerate(slots)]
-    plain = look(want, have, give, 0.0).run("z")[row]
+    plain = attention(want, have, give, 0.0).run("z")[row]
     return Question(
         "", None, "", (
             Table("WANT of the words", want, None, words),
@@ -92,16 +101,16 @@ def _cross(want: Rows, own: Rows, own_give: Rows, have: Rows, give: Rows, row: i
             Table("HAVE of the strips", have, None, strips(len(have))),
             Table("GIVE of the strips", give, None, strips(len(have))),
         ),
-        f"Cross-attention: the words look at the strips. Match, ÷√{width}, softmax, weighted sum: what does word "
-        f"{row + 1} take from the picture?",
-        blanks(slots, done["z"][row], 2, rows(hand.ways("z", 2), row)),
+        f"Cross-attention: the words attend to the strips. Match, ÷√{width}, softmax, weighted sum: the result for "
+        f"word {row + 1}?",
+        blanks(slots, done["z"][row], 2, rows(hand.roundings("z", 2), row)),
         (
-            mistake("looked at the words", "In cross-attention HAVE and GIVE come from the other side, the strips.",
-                    look(want, own, own_give).run("z")[row]),
-            mistake(FORGOT_SCALE, SCALE_HINT, look(want, have, give, 1.0).run("z")[row]),
-            mistake("plain average", "Each GIVE counts as much as its portion says, not all alike.", plain),
+            mistake("self-attention", "In cross-attention HAVE and GIVE come from the other sequence, the strips.",
+                    attention(want, own, own_give).run("z")[row]),
+            mistake(FORGOT_SCALE, SCALE_HINT, attention(want, have, give, 1.0).run("z")[row]),
+            mistake("plain average", "Each GIVE is weighted by its portion, not equally.", plain),
         ),
-        Later(lambda: hand.lines(*cells, *softmax_cells(row, len(have)), *sums)),
+        LazyLines(lambda: hand.lines(*cells, *softmax_cells(row, len(have)), *sums)),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a learner has done, kept in one small file, and when each exercise comes back."""
+"""A learner's progress, kept in one small file, and when each exercise comes back."""
 
 import json
 import os
@@ -8,17 +8,17 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from ...config import UserError, in_full
+from ...config import UserError, expand_path
 from ...files import write_aside
 
 Outcome = Literal["solved", "corrected", "wrong", "seen"]
-DAYS = (0, 1, 3, 7, 16, 35)  # until an exercise in each box comes back
+DAYS = (0, 1, 3, 7, 16, 35)  # of each box: days until its exercises come back
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One exercise: how often it was tried and how it went, its box, when it is due, and when it was last done."""
+    """One exercise: its attempts and their outcomes, its box, when it is due, and when it was last done."""
 
     attempts: int = 0
     solved: int = 0
@@ -33,10 +33,10 @@ NEW = Standing()
 
 
 def after(standing: Standing, outcome: Outcome, now: datetime) -> Standing:
-    """The standing after one more try.
+    """The standing after one more attempt.
 
-    Right at once moves an exercise one box up, unless it was not due yet; right after a wrong answer puts it into the
-    first box; given up or looked at, it is due the same day.
+    Solved at once, an exercise moves one box up, unless it was not due yet; solved after a wrong answer, it goes to
+    box 1; not solved, or the working shown, it goes to box 0 and is due the same day.
     """
     today, box = now.date(), standing.box
     if outcome == "solved":
@@ -59,9 +59,9 @@ def after(standing: Standing, outcome: Outcome, now: datetime) -> Standing:
 
 
 def following(standings: Mapping[str, Standing], names: Iterable[str], today: date) -> str | None:
-    """What to do next: what is due, longest due first; else the first new one; None when all is done for today.
+    """The next exercise: what is due, longest due first; else the first new one; None if nothing is left for today.
 
-    What was done last waits for another exercise in between, if there is one.
+    The one done last comes only after another exercise, if there is one.
     """
     names = list(names)
     known = {name: standings[name] for name in names if name in standings}
@@ -82,14 +82,14 @@ def when(standing: Standing, today: date) -> str:
 
 
 def file() -> Path:
-    """Where progress is kept: $PENCIL_DATA, or the user's data folder."""
+    """Where progress is kept: in $PENCIL_DATA, or in the user's data folder."""
     shared = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    base = in_full(os.environ.get("PENCIL_DATA") or f"{shared}/pencil")
+    base = expand_path(os.environ.get("PENCIL_DATA") or f"{shared}/pencil")
     return base / "katas.json"
 
 
 def read(path: Path) -> dict[str, Standing]:
-    """The standings in a file; none if there is no file; one that cannot be understood is a `Damaged`."""
+    """The standings in a file; none if there is no file; `Damaged` if its content is not valid."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def read(path: Path) -> dict[str, Standing]:
 
 
 class Damaged(UserError):
-    """The file of progress cannot be understood."""
+    """The progress file is not valid."""
 
     def __init__(self, path: Path):
         super().__init__(f"{path} is damaged")
@@ -116,7 +116,7 @@ class Damaged(UserError):
 
 
 def set_aside(path: Path) -> Path:
-    """Give a damaged file another name, so that nothing is lost; that name."""
+    """Rename a damaged file, so that nothing is lost; the new name."""
     n = 1
     while (other := path.with_name(f"{path.name}.damaged{n if n > 1 else ''}")).exists():
         n += 1
@@ -124,7 +124,7 @@ def set_aside(path: Path) -> Path:
 
 
 def write(path: Path, standings: Mapping[str, Standing]) -> None:
-    """Replace the file whole."""
+    """Replace the whole file."""
     rows = {name: {k: _plain(v) for k, v in vars(s).items()} for name, s in standings.items()}
     text = json.dumps({"format": FORMAT, "katas": rows}, indent=1, ensure_ascii=False)
     try:

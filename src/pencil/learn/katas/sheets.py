@@ -1,7 +1,7 @@
-"""A worksheet of exercises with fresh numbers: chosen by a code that is printed on it, and written as a page to print.
+"""Worksheets of exercises with fresh numbers, as HTML pages to print; each has a code.
 
-The code says what the sheet is of, how many exercises it has and its seed, so the same sheet can be made again from the
-code alone; three letters at its end are worked out from the exercises, so a mistyped code is noticed.
+The code holds the topic or exercise, the number of exercises and the seed, so the same sheet can be made again from the
+code alone; three letters at its end are a checksum of the exercises, so a mistyped code is noticed.
 """
 
 import base64
@@ -13,18 +13,18 @@ from html import escape
 
 from ...config import UserError
 from . import KATAS
-from .exercise import Kata, Question, Table
-from .writing import digits, labels, shown
+from .answer_text import digits, labels, shown
+from .exercise import Kata, Question, Table, tag_key
 
 MOST = 100  # exercises on one sheet
-SEEDS = 10_000  # from which the numbers of one exercise are drawn
-LARGEST = 1_000_000  # seeds of sheets are below this, so that codes stay short
+SEEDS = 10_000  # of one exercise
+LARGEST = 1_000_000  # seeds of sheets are below this, which keeps codes short
 EVERYTHING = "all"
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Exercises in teaching order, and the code they can be made from again."""
+    """Exercises in teaching order, and the code to make them again."""
 
     code: str
     questions: tuple[Question, ...]
@@ -36,12 +36,12 @@ def topics() -> list[str]:
 
 
 def slug(words: str) -> str:
-    """Words as they stand in a code."""
+    """Words as written in a code."""
     return re.sub(r"\W+", "-", words.lower()).strip("-")
 
 
 def topic(words: str) -> str:
-    """The topic that is meant; its beginning is enough."""
+    """The topic with this name; its beginning is enough."""
     alike = [known for known in topics() if slug(words) and slug(known).startswith(slug(words))]
     exact = [known for known in alike if slug(known) == slug(words)]
     if len(exact or alike) != 1:
@@ -50,7 +50,7 @@ def topic(words: str) -> str:
 
 
 def scope(name: str | None = None, of: str | None = None) -> str:
-    """What a sheet is of, as it stands in its code: one kata, `all` of a topic, or all."""
+    """The contents of a sheet as written in its code: one exercise, `all` of a topic, or `all`."""
     return name if name else f"{EVERYTHING}.{slug(topic(of))}" if of else EVERYTHING
 
 
@@ -61,7 +61,7 @@ def _pool(what: str) -> list[Kata]:
 
 
 def make(what: str, count: int, seed: int) -> Sheet:
-    """The sheet of `count` exercises of a scope."""
+    """A sheet of `count` exercises of a scope."""
     if not 1 <= count <= MOST:
         raise UserError(f"a sheet has between 1 and {MOST} exercises, not {count}")
     if not 0 <= seed < LARGEST:
@@ -72,7 +72,7 @@ def make(what: str, count: int, seed: int) -> Sheet:
 
 
 def again(code: str) -> Sheet:
-    """The sheet with this code; letters may be large or small."""
+    """The sheet with this code, in upper or lower case."""
     found = re.fullmatch(r"(.+)-(\d{1,3})-(\d{1,6})-(\w+)", code.strip().lower())
     if not found or not _pool(found[1]):
         raise UserError(f"{code.strip()[:40]} is not the code of a sheet; one looks like {EVERYTHING}-12-1234-abc")
@@ -84,24 +84,24 @@ def again(code: str) -> Sheet:
 
 
 def _chosen(katas: list[Kata], count: int, seed: int) -> list[Kata]:
-    """So many of them in teaching order; every one is used before any comes twice."""
+    """`count` of them in teaching order; each is used once before any is used twice."""
     shuffled = sorted(katas, key=lambda kata: _number(seed, kata.name))
     drawn = [shuffled[i % len(shuffled)] for i in range(count)]
     return sorted(drawn, key=katas.index)
 
 
 def _number(*parts: object) -> int:
-    """A large number that follows from these; the same on every machine and for ever."""
+    """A large number derived from these; the same on every machine."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "big")
 
 
 def _check(questions: Iterable[Question]) -> str:
-    """Three letters that follow from the exercises; three digits of a number are enough to know it by."""
-    said = [
+    """Three letters as a checksum of the exercises; of each given value, three digits count."""
+    content = [
         [q.kata, q.ask, *(b.label for b in q.blanks), *(_about(v) for t in q.given for row in t.rows for v in row)]
         for q in questions
     ]
-    return base64.b32encode(hashlib.sha256(repr(said).encode()).digest()).decode()[:3].lower()
+    return base64.b32encode(hashlib.sha256(repr(content).encode()).digest()).decode()[:3].lower()
 
 
 def _about(value: float | str) -> str:
@@ -148,18 +148,18 @@ td { border: .5pt solid #888; text-align: right; padding: .5mm 2mm }
 
 
 def page(sheet: Sheet, title: str = "Pencil worksheet", answers: bool = True) -> str:
-    """The worksheet; its answers on a last page of their own, unless they go elsewhere."""
+    """The worksheet as HTML; with `answers`, they are at its end on a separate page."""
     head = (
         f"<header><h1>{escape(title)}</h1><p>Sheet <code>{escape(sheet.code)}</code></p>"
-        '<div class="who"><span>Name</span><span>Date</span></div></header>'
+        f'<div class="who"><span>Name</span><span>Date</span></div>{_legend(sheet)}</header>'
     )
     body = "\n".join(_exercise(i, question) for i, question in enumerate(sheet.questions, 1))
     return _whole(sheet, title, head + body + (f'\n<div class="key">{_key(sheet)}</div>' if answers else ""))
 
 
 def key_page(sheet: Sheet, title: str = "Pencil worksheet: answers") -> str:
-    """The answers with their working, for whoever grades."""
-    return _whole(sheet, title, _key(sheet))
+    """The answers with their working, as HTML."""
+    return _whole(sheet, title, _key(sheet, _legend(sheet)))
 
 
 def _whole(sheet: Sheet, title: str, body: str) -> str:
@@ -183,7 +183,7 @@ def _whole(sheet: Sheet, title: str, body: str) -> str:
 
 
 def _exercise(number: int, question: Question) -> str:
-    """One exercise with room to work in and a box for every answer."""
+    """One exercise with space to work and a box for every answer."""
     how = digits(question)
     boxes = "".join(
         f'<span class="blank">{escape(label)}<span class="box"></span></span>' for label in labels(question)
@@ -208,19 +208,25 @@ def _table(table: Table) -> str:
     return f"<div><b>{escape(table.name)}</b><table>{top}<tbody>{rows}</tbody></table></div>"
 
 
-def _key(sheet: Sheet) -> str:
+def _legend(sheet: Sheet) -> str:
+    """The key to WANT, HAVE and GIVE, for a sheet that uses them."""
+    key = tag_key(sheet.questions)
+    return f"<p>{escape(key)}</p>" if key else ""
+
+
+def _key(sheet: Sheet, legend: str = "") -> str:
     """Every answer, with its working."""
     parts = []
     for i, question in enumerate(sheet.questions, 1):
-        said = " &ensp; ".join(
+        answers = " &ensp; ".join(
             f'<span>{escape(blank.label)} <b class="answer">{escape(blank.written)}</b></span>'
             for blank in question.blanks
         )
         working = escape("\n".join(question.working))
         parts.append(
-            f"<section><h2>{i}. {escape(question.title)}</h2><p>{said}</p>"
+            f"<section><h2>{i}. {escape(question.title)}</h2><p>{answers}</p>"
             + (f'<div class="working">{working}</div>' if working else "")
             + "</section>"
         )
-    head = f"<header><h1>Answers</h1><p>Sheet <code>{escape(sheet.code)}</code></p></header>"
+    head = f"<header><h1>Answers</h1><p>Sheet <code>{escape(sheet.code)}</code></p>{legend}</header>"
     return head + '<div class="answers">' + "\n".join(parts) + "</div>"

@@ -1,6 +1,6 @@
-"""The removal lab: each part of a transformer is taken out, and what breaks is measured.
+"""The removal lab: each part of a transformer is removed, and what breaks is measured.
 
-Files of claims each have a table CLAIMS (a tuple); it is named here to be found.
+Each module in FILES has a tuple CLAIMS.
 """
 
 from importlib import import_module
@@ -11,13 +11,13 @@ from .claim import Claim
 # in the order they are listed and run
 FILES = (
     "claims_scores",
-    "claims_trunk",
+    "claims_residual",
     "claims_order",
     "claims_training",
     "claims_cache",
-    "claims_looking",
+    "claims_attention",
     "claims_parts",
-    "claims_pictures",
+    "claims_images",
     "claims_recurrent",
 )
 

@@ -1,11 +1,11 @@
-"""A claim as an experiment: what is said, what is removed, what is measured, and which way it must move."""
+"""A claim as an experiment: the hypothesis, what is removed, what is measured, and the predictions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 Size = Mapping[str, Any]
-# numbers by name, and curves by name: points (x, y), drawn and never judged
+# numbers by name, and curves by name: points (x, y), which are drawn but not tested
 Measured = dict[str, float | list[tuple[float, float]]]
 
 
@@ -13,14 +13,14 @@ Measured = dict[str, float | list[tuple[float, float]]]
 class Prediction:
     """One measured number must be larger in one arm than in another, seed by seed.
 
-    With `times` their ratio is judged, and must be above it (both must then be positive); else their difference, which
-    must be above `by`. With `near` one arm alone is judged (`more`; `less` is empty): its number must lie within `by`
-    of that value, as at chance or as a formula says.
+    With `times` their ratio is tested, and must be above it (both must then be positive); else their difference, which
+    must be above `by`. With `near` one arm alone is tested (`more`; `less` is empty): its number must be within `by` of
+    that value, such as the accuracy of guessing or the value of a formula.
     """
 
-    says: str  # the symptom in words, as the claim has it: "the gradient at the first block shrinks"
-    metric: str  # which of the measured numbers
-    label: str  # what it is, with its unit: "entropy of the pattern (nats)"
+    symptom: str  # what happens without the part: "the gradient at the first block shrinks"
+    metric: str  # the name of the measured number
+    label: str  # its description with its unit: "entropy of the pattern (nats)"
     more: str  # the arm where it must be larger
     less: str
     times: float | None = None
@@ -41,28 +41,28 @@ class Curve:
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of the documents, held against a removal.
+    """One sentence of the documents, tested by removing a part.
 
-    `measure(arm, seed, size)` builds, trains if it must, and gives plain finite numbers. The same seed means the same
-    data in the same order in every arm. It is called in a process of its own with one thread, so it must be a function
-    at the top of a module; it seeds what it uses. `quick`, `full` and `tiny` are its sizes, handed over as they are;
-    tiny is for tests, a step or two.
+    `measure(arm, seed, size)` builds and trains the models and returns finite numbers. The same seed means the same
+    data in the same order in every arm. It runs in a separate process with one thread, so it must be a function at the
+    top of a module; it seeds all its random numbers. `quick`, `full` and `tiny` are the sizes it is called with; tiny
+    is for tests, a step or two.
     """
 
     name: str  # what is typed: "residual"
     title: str
     hypothesis: str  # one sentence, from the documents
-    removed: str  # one line: what is swapped, from outside
-    arms: tuple[str, ...]  # ("with", "without"), or the names of the variants
+    removed: str  # one line: what is replaced, from outside the model
+    arms: tuple[str, ...]  # ("with", "without"), or names of variants
     measure: Callable[[str, int, Size], Measured]
     predictions: tuple[Prediction, ...]
     quick: Size
     full: Size
     tiny: Size
     curves: tuple[Curve, ...] = ()
-    alone: bool = False  # it measures time: nothing may run beside it
-    caveat: str = ""  # what the result does not say
-    source: str = field(default="", kw_only=True)  # where the claim is made: "002, The Scaling Factor"
+    alone: bool = False  # it measures time, so nothing may run at the same time
+    caveat: str = ""  # what the result does not show
+    source: str = field(default="", kw_only=True)  # document and heading: "002, The Scaling Factor"
 
     def size(self, quick: bool) -> Size:
         return self.quick if quick else self.full

@@ -1,4 +1,4 @@
-"""Claims about what came before: a recurrent network and an LSTM as large as the transformer."""
+"""Claims about recurrent networks: an RNN and an LSTM of the transformer's size."""
 
 import time
 from typing import Any
@@ -7,17 +7,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .cards import Cards, all_right, card_loss, deal, unseen
 from .claim import Claim, Curve, Measured, Prediction, Size
-from .claims_looking import stack
-from .practice import built, dice, points, train
+from .claims_attention import make_blocks
+from .recall_task import RecallModel, exact_match, held_out_batch, recall_batch, recall_loss
+from .training import generator, points, seeded, train
 
 ARMS = ("transformer", "RNN", "LSTM")
 GATES = {"RNN": 1, "LSTM": 4}
 
 
 class Recurrent(nn.Module):
-    """torch's RNN or LSTM, and a matrix back to the width of what came in."""
+    """torch's RNN or LSTM, and a projection back to the input width."""
 
     def __init__(self, kind: str, width: int, state: int):
         super().__init__()
@@ -29,25 +29,25 @@ class Recurrent(nn.Module):
         return self.out(self.cells(x)[0])
 
 
-def count(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def trunk(arm: str, width: int, depth: int) -> nn.Module:
-    """Blocks, or the recurrent network whose numbers are nearest in count."""
-    blocks = stack(width, 2, depth)
+def sequence_model(arm: str, width: int, depth: int) -> nn.Module:
+    """Transformer blocks, or the recurrent network with the nearest number of parameters."""
+    blocks = make_blocks(width, 2, depth)
     if arm == "transformer":
         return blocks
-    wanted, gates = count(blocks), GATES[arm]
+    wanted, gates = count_parameters(blocks), GATES[arm]
 
-    def numbers(state: int) -> int:
+    def parameters(state: int) -> int:
         return gates * state * (width + state + 2) + (state + 1) * width
 
-    return Recurrent(arm, width, min(range(1, 40 * width), key=lambda state: abs(numbers(state) - wanted)))
+    return Recurrent(arm, width, min(range(1, 40 * width), key=lambda state: abs(parameters(state) - wanted)))
 
 
-def one_text(model: nn.Module, x: Tensor, times: int) -> float:
-    """Milliseconds for one text there and back; the least of several, which what else runs disturbs least."""
+def milliseconds(model: nn.Module, x: Tensor, times: int) -> float:
+    """The time of one text, forward and backward: the least of several, which other load affects least."""
     found = []
     for _ in range(times + 1):
         start = time.perf_counter()
@@ -56,77 +56,79 @@ def one_text(model: nn.Module, x: Tensor, times: int) -> float:
     return 1000 * min(found[1:])
 
 
-def clocked(arm: str, seed: int, size: Size) -> Measured:
+def measure_time(arm: str, seed: int, size: Size) -> Measured:
     """Forward and backward over one text of growing length."""
-    model = built(lambda: trunk(arm, size["width"], size["depth"]), seed)
+    model = seeded(lambda: sequence_model(arm, size["width"], size["depth"]), seed)
     spent = []
     for n in size["lengths"]:
-        x = torch.randn(1, n, size["width"], generator=dice(seed, n), requires_grad=True)
-        spent.append(one_text(model, x, size["times"]))
+        x = torch.randn(1, n, size["width"], generator=generator(seed, n), requires_grad=True)
+        spent.append(milliseconds(model, x, size["times"]))
     by_length = dict(zip(size["lengths"], spent, strict=True))
     return {
-        "time": by_length[size["judged"]],
-        "growth": by_length[size["judged"]] / spent[0],
-        "numbers": float(count(model)),
+        "time": by_length[size["length"]],
+        "growth": by_length[size["length"]] / spent[0],
+        "parameters": float(count_parameters(model)),
         "time by length": points(size["lengths"], spent),
     }
 
 
-def reaching_back(arm: str, seed: int, size: Size) -> Measured:
-    """How much of the gradient of the last token's output reaches the first token, against what reaches the last."""
-    # in double precision: an RNN's share soon lies below what single precision can hold
-    model = built(lambda: trunk(arm, size["width"], size["depth"]), seed).double()
-    shares = []
+def measure_gradient(arm: str, seed: int, size: Size) -> Measured:
+    """The gradient of the last token's output at the first token, relative to that at the last."""
+    # in double precision: the gradient of an RNN soon underflows in single precision
+    model = seeded(lambda: sequence_model(arm, size["width"], size["depth"]), seed).double()
+    ratios = []
     for n in size["lengths"]:
-        random = dice(seed, n)
+        random = generator(seed, n)
         x = torch.randn(1, n, size["width"], generator=random, dtype=torch.float64, requires_grad=True)
-        wish = torch.randn(size["width"], generator=random, dtype=torch.float64)
-        (grad,) = torch.autograd.grad((model(x)[0, -1] * wish).sum(), x)
-        shares.append(float(grad[0, 0].norm() / grad[0, -1].norm()))
-    return {"share": shares[-1], "share by length": points(size["lengths"], shares)}
+        direction = torch.randn(size["width"], generator=random, dtype=torch.float64)
+        (grad,) = torch.autograd.grad((model(x)[0, -1] * direction).sum(), x)
+        ratios.append(float(grad[0, 0].norm() / grad[0, -1].norm()))
+    return {"ratio": ratios[-1], "ratio by length": points(size["lengths"], ratios)}
 
 
-def remember(arm: str, seed: int, size: Size) -> Measured:
-    """Cards go by, few or many; then the value of one is asked for."""
-    kind = dict(names=size["names"], values=size["values"], asked=1)
+def measure_recall(arm: str, seed: int, size: Size) -> Measured:
+    """Few or many cards are read; then the value of one is queried."""
+    kind = dict(names=size["names"], values=size["values"], queries=1)
 
-    def make() -> Cards:
-        return Cards(size["names"], size["values"], 1, size["width"], trunk(arm, size["width"], size["depth"]))
+    def make() -> RecallModel:
+        return RecallModel(
+            size["names"], size["values"], 1, size["width"], sequence_model(arm, size["width"], size["depth"])
+        )
 
-    model = built(make, seed)
+    model = seeded(make, seed)
 
     def loss_of(step: int) -> Tensor:
         shown = size["shown"][step % len(size["shown"])]
-        return card_loss(model, deal(dice(seed, step, 1), size["rows"], shown=shown, **kind))
+        return recall_loss(model, recall_batch(generator(seed, step, 1), size["rows"], shown=shown, **kind))
 
     losses = train(model, loss_of, size["steps"], lr=size["lr"], warmup=20)
-    right = [all_right(model, unseen(seed, size["judged"], shown=shown, **kind)) for shown in size["shown"]]
+    right = [exact_match(model, held_out_batch(seed, size["held_out"], shown=shown, **kind)) for shown in size["shown"]]
     return {
-        "held": right[0] - right[-1],
+        "drop": right[0] - right[-1],
         "many": right[-1],
-        "numbers": float(count(model)),
-        "right by cards": points(size["shown"], right),
+        "parameters": float(count_parameters(model)),
+        "accuracy by cards": points(size["shown"], right),
         "loss by step": points(range(len(losses)), losses),
     }
 
 
-_TIME = dict(width=64, depth=2, lengths=(16, 64, 256, 1024), judged=256, times=5)
+_TIME = dict(width=64, depth=2, lengths=(16, 64, 256, 1024), length=256, times=5)
 _BACK = dict(width=64, depth=2, lengths=(2, 4, 8, 16, 32, 64, 100))
-_RECALL = dict(names=16, values=8, width=32, depth=1, shown=(2, 4, 8, 16), rows=64, steps=400, lr=1e-2, judged=1000)
-_SWAPPED = "the blocks are swapped for torch.nn.{} with as many numbers and a matrix back to the width"
+_RECALL = dict(names=16, values=8, width=32, depth=1, shown=(2, 4, 8, 16), rows=64, steps=400, lr=1e-2, held_out=1000)
+_REPLACED = "the blocks are replaced by torch.nn.{} with the same number of parameters, and a projection"
 
 CLAIMS = (
     Claim(
         name="rnn-time",
-        title="A recurrent network: time",
-        hypothesis="A recurrent network must take one token after another, so its time grows with every token of the "
-        "text; attention takes all tokens at once.",
-        removed=_SWAPPED.format("RNN or LSTM") + "; one text at a time, forward and backward, one thread",
+        title="Recurrent networks: time",
+        hypothesis="A recurrent network must process one token after another, so its time grows with every token of "
+        "the text; attention processes all tokens at once.",
+        removed=_REPLACED.format("RNN or LSTM") + "; one text at a time, forward and backward, one thread",
         arms=ARMS,
-        measure=clocked,
+        measure=measure_time,
         predictions=tuple(
             Prediction(
-                f"the {arm} takes longer over a text of 256 tokens",
+                f"the {arm} takes longer for a text of 256 tokens",
                 "time",
                 "time of one text of 256 tokens, forward and backward (ms)",
                 arm,
@@ -137,28 +139,28 @@ CLAIMS = (
         ),
         quick=_TIME,
         full=_TIME | dict(lengths=(16, 32, 64, 128, 256, 512, 1024, 2048), times=15),
-        tiny=dict(width=4, depth=1, lengths=(3, 5), judged=5, times=1),
+        tiny=dict(width=4, depth=1, lengths=(3, 5), length=5, times=1),
         curves=(Curve("time by length", "tokens in the text", "time (ms)", log_x=True, log_y=True),),
         alone=True,
-        caveat="Times are of one thread of this machine. Attention's work grows with the square of the length and "
-        "catches up: see the right end of the curve. With many texts in a batch a recurrent network wastes less, and "
-        "on hardware with many cores more.",
+        caveat="The times are of one thread of this machine. The cost of attention grows with the square of the length "
+        "and catches up: see the right end of the curve. A recurrent network uses the hardware better with large "
+        "batches, and worse with many cores.",
         source="002, Why Not RNNs? Problem 1",
     ),
     Claim(
         name="rnn-gradient",
-        title="A recurrent network: the gradient of the first token",
+        title="Recurrent networks: the gradient at the first token",
         hypothesis="A recurrent network multiplies the gradient by the same matrix at every step back, so it vanishes "
-        "with the length; gates soften this and do not end it; attention reaches every token in one step.",
-        removed=_SWAPPED.format("RNN or LSTM") + "; fresh weights, as torch and pencil draw them",
+        "with the length; gates reduce this but do not end it; attention reaches every token in one step.",
+        removed=_REPLACED.format("RNN or LSTM") + "; untrained, with the default initialisation of torch and pencil",
         arms=ARMS,
-        measure=reaching_back,
+        measure=measure_gradient,
         predictions=(
             *(
                 Prediction(
-                    f"in the {arm} almost nothing of it reaches back 100 tokens",
-                    "share",
-                    "gradient at the first of 100 tokens against that at the last",
+                    f"in the {arm} almost no gradient reaches back 100 tokens",
+                    "ratio",
+                    "gradient at the first of 100 tokens ÷ at the last",
                     "transformer",
                     arm,
                     times=1000.0,
@@ -166,9 +168,9 @@ CLAIMS = (
                 for arm in ARMS[1:]
             ),
             Prediction(
-                "the LSTM's gates soften it",
-                "share",
-                "gradient at the first of 100 tokens against that at the last",
+                "the gates of the LSTM reduce this",
+                "ratio",
+                "gradient at the first of 100 tokens ÷ at the last",
                 "LSTM",
                 "RNN",
                 times=10.0,
@@ -178,27 +180,27 @@ CLAIMS = (
         full=_BACK | dict(width=128, depth=4, lengths=(2, 4, 8, 16, 32, 64, 100)),
         tiny=dict(width=4, depth=1, lengths=(2, 5)),
         curves=(
-            Curve("share by length", "tokens in the text", "gradient, first against last", log_x=True, log_y=True),
+            Curve("ratio by length", "tokens in the text", "gradient: first ÷ last token", log_x=True, log_y=True),
         ),
-        caveat="Fresh weights, nothing trained. How fast it vanishes follows from how the matrix was drawn: torch's "
-        "default has a largest eigenvalue near 0.6, and one drawn orthogonal would lose less; an LSTM whose forget "
-        "gates begin open keeps more. The transformer's falls too, as 1/n: each token is one of n that are looked at.",
+        caveat="Nothing is trained. How fast the gradient vanishes depends on the initialisation: torch's default has "
+        "a largest eigenvalue near 0.6, an orthogonal matrix would lose less, and an LSTM with a large forget-gate "
+        "bias keeps more. The transformer's gradient falls too, as 1/n: attention is over n tokens.",
         source="002, Why Not RNNs? Problem 2",
     ),
     Claim(
         name="rnn-recall",
-        title="A recurrent network: what fits in its state",
-        hypothesis="All of the past must fit in one state of fixed size, so early tokens are overwritten; attention "
+        title="Recurrent networks: the capacity of the state",
+        hypothesis="The whole past must fit in one state of fixed size, so early tokens are overwritten; attention "
         "looks them up.",
-        removed=_SWAPPED.format("RNN or LSTM"),
+        removed=_REPLACED.format("RNN or LSTM"),
         arms=ARMS,
-        measure=remember,
+        measure=measure_recall,
         predictions=(
             *(
                 Prediction(
-                    f"the {arm} forgets which value was whose",
+                    f"the {arm} forgets which value belongs to which name",
                     "many",
-                    "right answers when 16 cards went by (share)",
+                    "accuracy after 16 cards",
                     "transformer",
                     arm,
                     by=0.2,
@@ -206,23 +208,23 @@ CLAIMS = (
                 for arm in ARMS[1:]
             ),
             Prediction(
-                "the LSTM holds two cards better than sixteen",
-                "held",
-                "right answers with two cards, less those with sixteen (share)",
+                "the LSTM recalls two cards better than sixteen",
+                "drop",
+                "accuracy after two cards − after sixteen",
                 "LSTM",
                 "transformer",
                 by=0.1,
             ),
         ),
         quick=_RECALL,
-        full=_RECALL | dict(width=64, steps=4000, judged=4000),
-        tiny=dict(names=5, values=3, width=4, depth=1, shown=(2, 5), rows=2, steps=1, lr=1e-3, judged=7),
+        full=_RECALL | dict(width=64, steps=4000, held_out=4000),
+        tiny=dict(names=5, values=3, width=4, depth=1, shown=(2, 5), rows=2, steps=1, lr=1e-3, held_out=7),
         curves=(
-            Curve("right by cards", "cards that went by", "right answers (share)", log_x=True),
+            Curve("accuracy by cards", "cards", "accuracy", log_x=True),
             Curve("loss by step", "step", "training loss (nats)"),
         ),
-        caveat="The same number of steps for all. A recurrent network must learn to store before it can be asked, "
-        "which takes it longer, so a part of the gap is time to learn and not room in the state.",
+        caveat="The same number of steps for all. A recurrent network must learn to store all cards before the query, "
+        "which takes longer, so part of the gap is training time and not the capacity of the state.",
         source="002, Why Not RNNs? Problem 3; 003, part 1",
     ),
 )

@@ -1,31 +1,31 @@
-"""Claims about the scores: why they are divided by the root of the width."""
+"""Claims about the attention scores: why they are divided by √d_k."""
 
 import torch
 
 from ...core.attention import attend
 from ...core.probe import Probe
 from .claim import Claim, Curve, Measured, Prediction, Size
-from .practice import dice, points
+from .training import generator, points
 
 
 def pattern_of(q: torch.Tensor, k: torch.Tensor, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scores, still in the graph, and the pattern that follows from them."""
+    """The scores, still in the autograd graph, and the pattern."""
     probe = Probe()
     attend(q, k, k, scale=scale, probe=probe)
     return probe.values["scores"], probe.values["pattern"]
 
 
-def look(arm: str, seed: int, size: Size) -> Measured:
-    """Entropy of the pattern, and how much of a gradient gets through the softmax, for growing widths of a head."""
+def measure_scaling(arm: str, seed: int, size: Size) -> Measured:
+    """The entropy of the pattern, and the gradient behind the softmax, for growing widths of a head."""
     entropies, slopes, at_queries = [], [], []
     for width in size["widths"]:
-        random = dice(seed, width)
+        random = generator(seed, width)
         q, k = (torch.randn(size["rows"], 1, size["tokens"], width, generator=random) for _ in range(2))
-        wish = torch.randn(size["rows"], 1, size["tokens"], size["tokens"], generator=random)
+        direction = torch.randn(size["rows"], 1, size["tokens"], size["tokens"], generator=random)
         q.requires_grad_()
         scores, pattern = pattern_of(q, k, None if arm == "with" else 1.0)
         scores.retain_grad()
-        (pattern * wish).sum().backward()
+        (pattern * direction).sum().backward()
         entropies.append(float(torch.special.entr(pattern.detach()).sum(-1).mean()))
         slopes.append(float(scores.grad.norm(dim=-1).mean()) if scores.grad is not None else 0.0)
         at_queries.append(float(q.grad.norm(dim=-1).mean()) if q.grad is not None else 0.0)
@@ -47,22 +47,22 @@ CLAIMS = (
         title="Dividing the scores by √d_k",
         hypothesis="Without the division the scores grow with the width of a head, the softmax saturates, and its "
         "gradient vanishes.",
-        removed="attend(…, scale=1) in place of its own 1/√d_k; queries and keys are random, of variance 1",
+        removed="attend(…, scale=1) instead of 1/√d_k; queries and keys are random, of variance 1",
         arms=("with", "without"),
-        measure=look,
+        measure=measure_scaling,
         predictions=(
             Prediction(
                 "the pattern becomes one-hot: its entropy falls",
                 "entropy",
-                "entropy of a row of the pattern at the widest head (nats)",
+                "entropy of a row of the pattern, widest head (nats)",
                 "with",
                 "without",
                 times=2.0,
             ),
             Prediction(
-                "less of the gradient gets through the softmax",
+                "less of the gradient passes the softmax",
                 "slope",
-                "gradient at the scores of a row, at the widest head (norm)",
+                "gradient at the scores of a row, widest head (norm)",
                 "with",
                 "without",
                 times=2.0,
@@ -77,9 +77,9 @@ CLAIMS = (
             Curve("at queries by width", "width of a head, d_k", "gradient at the queries", log_x=True, log_y=True),
         ),
         caveat="Random vectors, nothing trained. The entries have variance 1, as the derivation assumes; the default "
-        "initialisation of torch's Linear gives 1/3, so its scores spread less. What vanishes is the softmax's "
-        "gradient. At the queries it is multiplied by the keys, which are longer in a wider head and no longer divided "
-        "by √d_k, and there it is larger without the division, not smaller (last panel).",
+        "initialisation of torch's Linear gives 1/3, so its scores vary less. What vanishes is the softmax's gradient. "
+        "At the queries it is multiplied by the keys, which are longer in a wider head and not divided by √d_k; there "
+        "it is larger without the division, not smaller (last panel).",
         source="002, The Scaling Factor; 003, the scaling trick",
     ),
 )

@@ -1,4 +1,4 @@
-"""The figure of a claim: what was judged, seed by seed, and the curves behind it."""
+"""The figure of a claim: its tested numbers seed by seed, and its curves."""
 
 import math
 import textwrap
@@ -9,7 +9,7 @@ from .claim import Curve
 from .finding import Finding, number
 from .run import Result
 
-# Okabe and Ito's colours, told apart by every eye; shapes and dashes say the same once more
+# the palette of Okabe and Ito, safe for colour blindness; markers and dashes differ too
 COLOURS = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
 MARKS = "o", "s", "^", "D", "v", "P"
 DASHES = "-", "--", ":", "-.", "-", "--"
@@ -28,7 +28,7 @@ def figure(result: Result) -> bytes:
         if isinstance(panel, Curve):
             _curve(axes, panel, result)
         else:
-            _dots(axes, panel, result)
+            _markers(axes, panel, result)
     named = dict(zip(*reversed(_legend(result)), strict=True))
     drawn.legend(named.values(), named.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return draw.as_png(drawn)
@@ -44,8 +44,8 @@ def _legend(result: Result) -> tuple[list[Any], list[str]]:
     return lines, [draw.literal(arm) for arm in arms]
 
 
-def _dots(axes: Any, finding: Finding, result: Result) -> None:
-    """Each seed a dot in each arm; dots of one seed are joined where they are compared."""
+def _markers(axes: Any, finding: Finding, result: Result) -> None:
+    """One marker a seed in each arm; markers of one seed are joined where they are compared."""
     p = finding.prediction
     arms = [arm for arm in result.claim.arms if arm in finding.values and (p.near is None or arm == p.more)]
     compared = [p.more] if p.near is not None else [arm for arm in arms if arm in (p.more, p.less)]
@@ -64,21 +64,21 @@ def _dots(axes: Any, finding: Finding, result: Result) -> None:
     axes.set_xticks(range(len(arms)), [draw.literal(arm) for arm in arms], fontsize=8)
     axes.set_xlim(-0.6, len(arms) - 0.4)
     axes.set_title(_folded(p.label), fontsize=9)
-    axes.set_xlabel(_folded(f"{finding.verdict}: {p.says}"), fontsize=8)
+    axes.set_xlabel(_folded(f"{finding.verdict}: {p.symptom}"), fontsize=8)
     axes.grid(alpha=0.3, axis="y")
     axes.tick_params(axis="y", labelsize=8)
 
 
 def _curve(axes: Any, curve: Curve, result: Result) -> None:
-    """The mean over the seeds, and between which values they fell."""
+    """The mean over the seeds, and the range of their values."""
     for i, arm in enumerate(result.claim.arms):
         runs = [row.measured[curve.name] for row in result.of(arm) if curve.name in row.measured]
         if not runs:
             continue
-        # a training that broke is shorter: what all seeds have is drawn
+        # a training that diverged is shorter: the steps that all seeds have are drawn
         shared = min(map(len, runs))
         heights = [[points[at][1] for points in runs] for at in range(shared)]
-        # what vanished has no place on a logarithmic side
+        # a logarithmic axis has no place for 0
         drawn = [at for at in range(shared) if not curve.log_y or min(heights[at]) > 0]
         places, heights = [runs[0][at][0] for at in drawn], [heights[at] for at in drawn]
         style: dict[str, Any] = {"color": COLOURS[i], "linestyle": DASHES[i], "linewidth": 1.6}
@@ -99,7 +99,7 @@ def _curve(axes: Any, curve: Curve, result: Result) -> None:
 
 
 def _logarithmic(axes: Any) -> None:
-    """Powers of ten along the side, with plain numbers; those between only where there is hardly a power in sight."""
+    """A logarithmic y axis with plain numbers at powers of ten; at others only if the range is small."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_yscale("log")

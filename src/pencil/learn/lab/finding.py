@@ -1,24 +1,25 @@
-"""What was found: differences between arms, seed by seed, with an interval, and the verdict."""
+"""The statistics of a claim: differences between arms, seed by seed, with their interval and the verdict."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .claim import Claim, Prediction
+from .student_t import two_sided_quantile
 
 SHOWN, UNSHOWN, OPPOSITE, PARTLY = VERDICTS = "shown", "not shown at this size", "the opposite", "partly shown"
-SURE = 0.95
+CONFIDENCE = 0.95
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-LEAST = 1e-300  # a ratio to something that vanished
+LEAST = 1e-300  # smaller values count as this in a ratio
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One prediction against its measurements."""
+    """One prediction and its measurements."""
 
     prediction: Prediction
     values: dict[str, tuple[float, ...]]  # of each arm, seed by seed
-    mean: float  # of the differences, or the (geometric) mean of the ratios, or of one arm where it stands alone
+    mean: float  # of the differences; or of the ratios (geometric mean); or of one arm, with `near`
     low: float
     high: float
     verdict: str
@@ -28,16 +29,13 @@ class Finding:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean and its 95 % interval by Student's t."""
-    # as light an import as it gets; scikit-learn brings it
-    from scipy.special import stdtrit
-
+    """The mean and its 95 % confidence interval by Student's t."""
     count = len(values)
     if count < 2:
         raise ValueError("an interval needs at least two values")
     mean = sum(values) / count
-    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
-    half = float(stdtrit(count - 1, (1 + SURE) / 2)) * spread / math.sqrt(count)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
+    half = two_sided_quantile(CONFIDENCE, count - 1) * deviation / math.sqrt(count)
     return mean, mean - half, mean + half
 
 
@@ -62,12 +60,12 @@ def find(prediction: Prediction, values: Mapping[str, Sequence[float]]) -> Findi
 
 
 def _side(low: float, high: float, wanted: float) -> str:
-    """Wholly beyond what was predicted; wholly on the other side of nothing; or neither."""
+    """Shown if the whole interval is above `wanted`, the opposite if it is below 0, else not shown."""
     return SHOWN if low > wanted else OPPOSITE if high < 0 else UNSHOWN
 
 
-def judge(claim: Claim, measured: Mapping[str, Sequence[Mapping]]) -> list[Finding]:
-    """Every prediction of a claim; `measured` has each arm's measurements in the order of the seeds."""
+def findings(claim: Claim, measured: Mapping[str, Sequence[Mapping]]) -> list[Finding]:
+    """The finding of every prediction of a claim; `measured` has each arm's measurements in the order of the seeds."""
     return [
         find(p, {arm: [one[p.metric] for one in rows] for arm, rows in measured.items() if p.metric in rows[0]})
         for p in claim.predictions
@@ -75,13 +73,13 @@ def judge(claim: Claim, measured: Mapping[str, Sequence[Mapping]]) -> list[Findi
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """Of a claim: what all its predictions have in common, or that only part of it showed."""
+    """The verdict on a claim: that of all its predictions, or partly shown if some are shown."""
     each = {finding.verdict for finding in findings}
     return each.pop() if len(each) == 1 else PARTLY if SHOWN in each else UNSHOWN
 
 
 def number(value: float) -> str:
-    """A number of three digits, in powers of ten where it is very large or small."""
+    """A number with three significant digits; very large or small ones with a power of ten."""
     if value == 0:
         return "0"
     size = abs(value)
@@ -89,12 +87,12 @@ def number(value: float) -> str:
         mantissa, _, power = f"{value:.1e}".partition("e")
         return f"{mantissa.removesuffix('.0')}·10{str(int(power)).translate(RAISED)}".replace("-", "−")
     digits = max(0, 2 - math.floor(math.log10(size)))
-    said = f"{value:.{digits}f}" if value != int(value) else str(int(value))
-    return said.replace("-", "−")
+    text = f"{value:.{digits}f}" if value != int(value) else str(int(value))
+    return text.replace("-", "−")
 
 
 def effect(finding: Finding) -> str:
-    """The difference, ratio or value with its interval, in words."""
+    """The difference, ratio or value with its interval, as text."""
     p = finding.prediction
     low, high = number(finding.low), number(finding.high)
     between = f"(95\u00a0%: {low} to {high})"
@@ -105,7 +103,7 @@ def effect(finding: Finding) -> str:
 
 
 def wanted(prediction: Prediction) -> str:
-    """What the interval is held against."""
+    """The condition on the interval, as text."""
     p = prediction
     if p.near is not None:
         return f"{p.more} within {number(p.by)} of {number(p.near)}" if p.by else f"{p.more} exactly {number(p.near)}"

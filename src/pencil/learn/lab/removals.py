@@ -1,4 +1,4 @@
-"""How parts are taken out of a model that was built whole: its modules are swapped from outside."""
+"""Removals: a model is built complete, then some of its modules are replaced from outside."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ from ...core.cache import LayerCache
 from ...core.embed import Tokens
 from ...core.layers import LayerNorm
 from ...core.positions import Positions
-from ...core.probe import OFF, Off
+from ...core.probe import OFF, Probe
 from ...core.span import Span
 
 
@@ -24,14 +24,14 @@ class NoSkip(nn.Module):
         self.attn_norm, self.attn, self.mlp_norm, self.mlp = block.attn_norm, block.attn, block.mlp_norm, block.mlp
 
     def forward(
-        self, x: Float[Tensor, "B T D"], span: Span, cache: LayerCache | None = None, probe: Off = OFF
+        self, x: Float[Tensor, "B T D"], span: Span, cache: LayerCache | None = None, probe: Probe = OFF
     ) -> Float[Tensor, "B T D"]:
         x = self.attn(self.attn_norm(x), span, cache=cache, probe=probe / "attn")
         return probe("post", self.mlp(self.mlp_norm(x), probe=probe / "mlp"))
 
 
-class Times(nn.Module):
-    """A table of words whose rows are multiplied by a number as they are read."""
+class ScaledTokens(nn.Module):
+    """Token embeddings multiplied by a factor."""
 
     def __init__(self, tokens: Tokens, factor: float):
         super().__init__()
@@ -48,14 +48,14 @@ def without_skips(model: Any) -> Any:
 
 
 def without_norms(model: Any) -> Any:
-    """The norms inside the blocks replaced by nothing; the one before the logits stays."""
+    """The norms inside the blocks removed; the one before the logits stays."""
     for block in model.blocks:
         block.attn_norm, block.mlp_norm = nn.Identity(), nn.Identity()
     return model
 
 
 def post_norm(model: Any) -> Any:
-    """The same attention and MLPs with the norms on the trunk, after each part; none is left for the end."""
+    """The same attention and MLPs in post-norm blocks; there is no norm before the logits."""
     norm = partial(LayerNorm, model.config.width, model.config.eps, model.config.bias)
     model.blocks = nn.ModuleList(PostBlock(_as_maker(b.attn), _as_maker(b.mlp), norm) for b in model.blocks)
     model.norm = nn.Identity()
@@ -63,7 +63,7 @@ def post_norm(model: Any) -> Any:
 
 
 def without_positions(model: Any) -> Any:
-    """The scheme of positions replaced by the one that does nothing."""
+    """The positional scheme replaced by none."""
     inner = getattr(model, "encoder", model)
     inner.positions = Positions()
     return model
@@ -73,8 +73,8 @@ def _as_maker(module: nn.Module) -> Callable[[], Any]:
     return lambda: module
 
 
-def lengths_of_gradients(model: Any, loss: Callable[[], Tensor]) -> list[float]:
-    """The gradient of the loss at what each block gives, from the first block to the last."""
+def gradient_norms(model: Any, loss: Callable[[], Tensor]) -> list[float]:
+    """The norm of the loss's gradient at the output of each block, from the first block to the last."""
     kept: list[Tensor] = []
 
     def keep(module: nn.Module, given: Any, out: Tensor) -> None:

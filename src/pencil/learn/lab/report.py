@@ -1,4 +1,4 @@
-"""What is written of results: a page with its figures inside, a table in Markdown, and all numbers as JSON."""
+"""Writes results: an HTML page with its figures, a Markdown table, and all numbers as JSON."""
 
 import base64
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from ... import files as writing
 from .figure import figure
 from .finding import Finding, effect, number, wanted
-from .run import Result, here, plain, sizes_in_words
+from .run import Result, as_json, environment, sizes_in_words
 
 STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
@@ -26,20 +26,20 @@ dl{display:grid;grid-template-columns:7rem 1fr;gap:.3rem 1rem}dt{color:#666}dd{m
 def write_claim(folder: Path, result: Result, command: str) -> list[Path]:
     """figure.png, report.html and results.json of one claim."""
     png = figure(result)
-    facts = here() | {"command": command}
+    facts = environment() | {"command": command}
     page = _page(result.claim.title, _section(result, png) + _facts(facts))
     files = {
         "figure.png": png,
         "report.html": page.encode(),
-        "results.json": _json({"facts": facts, "claims": [plain(result)]}),
+        "results.json": _json({"facts": facts, "claims": [as_json(result)]}),
     }
     return writing.write_all(folder, files)
 
 
 def write_all(folder: Path, results: Sequence[Result], command: str, seconds: float) -> list[Path]:
     """index.html, table.md and results.json of many claims, and a figure of each."""
-    facts = here() | {"command": command, "time": f"{seconds:.0f} seconds"}
-    held = {"facts": facts, "claims": [plain(result) for result in results]}
+    facts = environment() | {"command": command, "time": f"{seconds:.0f} seconds"}
+    held = {"facts": facts, "claims": [as_json(result) for result in results]}
     pngs = {f"{result.claim.name}.png": figure(result) for result in results}
     sections = "".join(_section(result, png) for result, png in zip(results, pngs.values(), strict=True))
     body = f"<h1>What breaks when a part is removed</h1>{_overview(results)}{_facts(facts)}{sections}"
@@ -58,9 +58,8 @@ def table(results: Mapping[str, Any]) -> str:
     for claim in results["claims"]:
         for i, found in enumerate(claim["findings"]):
             first = f"`{claim['name']}` {claim['title']}" if i == 0 else ""
-            lines.append(
-                f"| {first} | {found['says']} | {_middle(found)} | {_interval(found)} | {_said(found['verdict'])} |"
-            )
+            cells = (first, found["symptom"], _middle(found), _interval(found), _emphasised(found["verdict"]))
+            lines.append(f"| {' | '.join(cells)} |")
     facts = results["facts"]
     lines += [
         "",
@@ -82,7 +81,7 @@ def _interval(found: Mapping[str, Any]) -> str:
     return f"{kind}: {number(found['mean'])} ({number(found['low'])} to {number(found['high'])})"
 
 
-def _said(verdict: str) -> str:
+def _emphasised(verdict: str) -> str:
     return verdict if verdict == "shown" else f"**{verdict}**"
 
 
@@ -102,7 +101,7 @@ def _mark(verdict: str) -> str:
 
 
 def _rows(lines: Sequence[Sequence[str]], head: Sequence[str]) -> str:
-    """A table of cells that are HTML already."""
+    """A table; its cells are HTML."""
     top = "".join(f"<th>{cell}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in lines)
     return f'<div class="wide"><table><tr>{top}</tr>{body}</table></div>'
@@ -112,7 +111,7 @@ def _overview(results: Sequence[Result]) -> str:
     lines = [
         [
             f'<a href="#{escape(result.claim.name)}">{escape(result.claim.title)}</a>' if i == 0 else "",
-            escape(found.prediction.says),
+            escape(found.prediction.symptom),
             _mark(found.verdict),
         ]
         for result in results
@@ -124,19 +123,19 @@ def _overview(results: Sequence[Result]) -> str:
 def _section(result: Result, png: bytes) -> str:
     claim = result.claim
     picture = base64.b64encode(png).decode()
-    said = {
+    facts = {
         "claim": claim.hypothesis,
         "from": claim.source,
         "removed": claim.removed,
         "sizes": sizes_in_words(result.size),
         "seeds": f"{len(result.of(claim.arms[0]))}, the same data in the same order in every arm",
-        "not said": claim.caveat,
+        "limits": claim.caveat,
     }
-    terms = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in said.items() if text)
+    terms = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items() if text)
     found = [_found(finding) for finding in result.findings]
     return (
         f'<h2 id="{escape(claim.name)}">{escape(claim.title)}: {_mark(result.verdict)}</h2><dl>{terms}</dl>'
-        + _rows(found, ("predicted", "measured", "held against", "verdict"))
+        + _rows(found, ("predicted", "measured", "condition", "verdict"))
         + f'<img alt="{escape(claim.title)}: each seed, arm by arm" src="data:image/png;base64,{picture}">'
         + _seeds(result)
     )
@@ -146,7 +145,7 @@ def _found(finding: Finding) -> list[str]:
     p = finding.prediction
     means = ", ".join(f"{arm} {number(finding.average(arm))}" for arm in finding.values)
     return [
-        escape(p.says),
+        escape(p.symptom),
         f"{escape(p.label)}: {escape(means)}<br>{escape(effect(finding))}",
         escape(wanted(p)),
         _mark(finding.verdict),
@@ -154,7 +153,7 @@ def _found(finding: Finding) -> list[str]:
 
 
 def _seeds(result: Result) -> str:
-    """Every number that was measured, a line for each arm and seed."""
+    """Every measured number, a line for each arm and seed."""
     rows = [row for arm in result.claim.arms for row in result.of(arm)]
     names = list(dict.fromkeys(name for row in rows for name, value in row.measured.items() if _is_number(value)))
     lines = [

@@ -1,4 +1,4 @@
-"""Running claims: every arm and seed in a process of its own thread, what measures time alone at the end."""
+"""Runs claims: arms and seeds side by side in processes of one thread each, then the claims that measure time."""
 
 import json
 import os
@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from .claim import Claim, Size
-from .finding import Finding, judge, verdict
+from .finding import Finding, findings, verdict
 
-WORKERS = 8  # at most: each holds torch once more
-FIRST = 101  # the first seed that is judged: claims were designed while looking at others
+WORKERS = 8  # at most: each loads torch
+FIRST = 101  # the first seed of a result: claims were designed with other seeds
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement: an arm, a seed, what came out, and how long it took."""
+    """One measurement: an arm, a seed, the measured values, and how long it took."""
 
     claim: str
     arm: str
@@ -48,7 +48,7 @@ class Result:
         return sum(row.seconds for row in self.rows)
 
     def of(self, arm: str) -> list[Row]:
-        """An arm's rows in the order of the seeds."""
+        """The rows of an arm in the order of the seeds."""
         return sorted((row for row in self.rows if row.arm == arm), key=lambda row: row.seed)
 
 
@@ -59,7 +59,9 @@ class Plan:
     claims: Sequence[Claim]
     seeds: int = 5
     quick: bool = True
-    workers: int = field(default_factory=lambda: min(WORKERS, os.cpu_count() or 1))  # 0: here, one after another
+    workers: int = field(
+        default_factory=lambda: min(WORKERS, os.cpu_count() or 1)
+    )  # 0: in this process, one after another
 
     @property
     def each_seed(self) -> range:
@@ -67,22 +69,22 @@ class Plan:
 
 
 def measured(claim: Claim, arm: str, seed: int, size: Size) -> Row:
-    """One measurement, here, on one thread."""
+    """One measurement in this process, on one thread."""
     import torch
 
     torch.set_num_threads(1)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     found = claim.measure(arm, seed, size)
-    return Row(claim.name, arm, seed, time.perf_counter() - begun, found)
+    return Row(claim.name, arm, seed, time.perf_counter() - start, found)
 
 
 def result_of(claim: Claim, size: Size, rows: Sequence[Row]) -> Result:
-    """The findings of a claim whose rows are complete."""
+    """The result of a claim from all its rows."""
     by_arm = {
         arm: [row.measured for row in sorted(rows, key=lambda row: row.seed) if row.arm == arm] for arm in claim.arms
     }
-    findings = judge(claim, by_arm)
-    return Result(claim, size, tuple(rows), tuple(findings), verdict(findings))
+    found = findings(claim, by_arm)
+    return Result(claim, size, tuple(rows), tuple(found), verdict(found))
 
 
 def _raise(claim: Claim, error: Exception) -> None:
@@ -90,23 +92,23 @@ def _raise(claim: Claim, error: Exception) -> None:
 
 
 def run(
-    plan: Plan, tell: Callable[[Row], None] = lambda row: None, failed: Callable[[Claim, Exception], None] = _raise
+    plan: Plan, on_row: Callable[[Row], None] = lambda row: None, failed: Callable[[Claim, Exception], None] = _raise
 ) -> Iterator[Result]:
-    """Each claim's result as soon as its last measurement is in; `tell` hears of every measurement.
+    """The result of each claim as soon as its last measurement is done; `on_row` is called with every measurement.
 
-    What trains runs side by side, a process a core; what measures time runs after it, with nothing beside it. A claim
-    that cannot be measured is told to `failed`, once; unless that raises, the others go on.
+    Claims run side by side, one process per core; those that measure time run after them, one at a time. For a claim
+    that cannot be measured `failed` is called, once; unless it raises, the others go on.
     """
     for alone in (False, True):
         chosen = [claim for claim in plan.claims if claim.alone == alone]
         if chosen and plan.workers:
-            yield from _side_by_side(chosen, plan, 1 if alone else plan.workers, tell, failed)
+            yield from _side_by_side(chosen, plan, 1 if alone else plan.workers, on_row, failed)
         elif chosen:
-            yield from _one_by_one(chosen, plan, tell, failed)
+            yield from _one_by_one(chosen, plan, on_row, failed)
 
 
 def _one_by_one(
-    chosen: Sequence[Claim], plan: Plan, tell: Callable[[Row], None], failed: Callable[[Claim, Exception], None]
+    chosen: Sequence[Claim], plan: Plan, on_row: Callable[[Row], None], failed: Callable[[Claim, Exception], None]
 ) -> Iterator[Result]:
     for claim in chosen:
         rows = []
@@ -114,7 +116,7 @@ def _one_by_one(
             for seed in plan.each_seed:
                 for arm in claim.arms:
                     rows.append(measured(claim, arm, seed, claim.size(plan.quick)))
-                    tell(rows[-1])
+                    on_row(rows[-1])
         except Exception as error:
             failed(claim, error)
             continue
@@ -125,13 +127,13 @@ def _side_by_side(
     chosen: Sequence[Claim],
     plan: Plan,
     workers: int,
-    tell: Callable[[Row], None],
+    on_row: Callable[[Row], None],
     failed: Callable[[Claim, Exception], None],
 ) -> Iterator[Result]:
-    with _one_thread(), ProcessPoolExecutor(workers, get_context("spawn"), _leave_with_parent) as pool:
+    with _one_thread(), ProcessPoolExecutor(workers, get_context("spawn"), _exit_with_parent) as pool:
         try:
-            # the first job starts the processes
-            with _deaf():
+            # the first submit starts the processes
+            with _ignoring_interrupts():
                 jobs: dict[Future[Row], Claim] = {
                     pool.submit(measured, claim, arm, seed, claim.size(plan.quick)): claim
                     for claim in chosen
@@ -152,27 +154,27 @@ def _side_by_side(
                     for job in (job for job, of in jobs.items() if of is claim):
                         job.cancel()
                     continue
-                tell(row)
+                on_row(row)
                 rows[claim.name].append(row)
                 if len(rows[claim.name]) == plan.seeds * len(claim.arms):
                     yield result_of(claim, claim.size(plan.quick), rows[claim.name])
         except BaseException:
-            begun = list((getattr(pool, "_processes", None) or {}).values())
+            processes = list((getattr(pool, "_processes", None) or {}).values())
             pool.shutdown(wait=False, cancel_futures=True)
-            for worker in begun:
+            for worker in processes:
                 worker.terminate()
             raise
 
 
-def _leave_with_parent() -> None:
-    """A process whose parent was killed has nobody to tell what it finds."""
+def _exit_with_parent() -> None:
+    """End this process when its parent is killed."""
     if (parent := parent_process()) is not None:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes begun within do not hear Ctrl-C: the one that began them does, and ends them."""
+def _ignoring_interrupts() -> Iterator[None]:
+    """Processes started within ignore Ctrl-C: their parent handles it, and ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -185,7 +187,7 @@ def _deaf() -> Iterator[None]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Processes begun within have one thread each: two that share a core's threads wait for each other."""
+    """Processes started within have one thread each: more threads than cores slow each other down."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
     try:
@@ -198,14 +200,14 @@ def _one_thread() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def here() -> dict[str, str]:
-    """The versions and the machine a result belongs to."""
+def environment() -> dict[str, str]:
+    """The versions and the machine of a result."""
     import torch
 
     from ... import __version__
 
     cores = f"{os.cpu_count()} cores"
-    # a time means little where others used the machine too
+    # times are not reliable on a busy machine
     busy = f"load {os.getloadavg()[1]:.1f}" if hasattr(os, "getloadavg") else ""
     return {
         "pencil": __version__,
@@ -224,8 +226,8 @@ def _processor() -> str:
     return next(named, "")
 
 
-def plain(result: Result) -> dict[str, Any]:
-    """A result as JSON holds it."""
+def as_json(result: Result) -> dict[str, Any]:
+    """A result as a JSON object."""
     claim = result.claim
     return {
         "name": claim.name,
@@ -240,7 +242,7 @@ def plain(result: Result) -> dict[str, Any]:
         "verdict": result.verdict,
         "findings": [
             {
-                "says": f.prediction.says,
+                "symptom": f.prediction.symptom,
                 "metric": f.prediction.metric,
                 "label": f.prediction.label,
                 "more": f.prediction.more,
@@ -261,12 +263,12 @@ def plain(result: Result) -> dict[str, Any]:
 
 
 def as_line(row: Row) -> dict[str, Any]:
-    """A measurement as a line of results.jsonl holds it."""
+    """A measurement as a line of results.jsonl."""
     return {"claim": row.claim, "arm": row.arm, "seed": row.seed, "seconds": row.seconds, "measured": row.measured}
 
 
 def append(path: Path, row: Row) -> None:
-    """One line more, flushed: what was measured before a kill is not lost."""
+    """Append one line and flush it, so that a killed run keeps its measurements."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(as_line(row), ensure_ascii=False) + "\n")
         file.flush()
@@ -275,7 +277,7 @@ def append(path: Path, row: Row) -> None:
 def sizes_in_words(size: Mapping[str, Any]) -> str:
     """“width 32, depths 2 4 8, steps 100”."""
 
-    def said(value: Any) -> str:
+    def text(value: Any) -> str:
         return " ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
-    return ", ".join(f"{name} {said(value)}" for name, value in size.items())
+    return ", ".join(f"{name.replace('_', ' ')} {text(value)}" for name, value in size.items())

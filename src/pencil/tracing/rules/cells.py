@@ -67,7 +67,7 @@ ELEMENTWISE: dict[str, tuple[str, Sequence[str], _Formula]] = {
 
 def _by_cell(names: Sequence[str], formula: _Formula) -> Rule:
     return lambda call: formula(
-        *(call.spread(call.get(name, 1) if name == "value" else call.args[name]) for name in names)
+        *(call.broadcast(call.get(name, 1) if name == "value" else call.args[name]) for name in names)
     )
 
 
@@ -77,7 +77,7 @@ for _op, (_kind, _names, _formula) in ELEMENTWISE.items():
 
 @rule("sum", "add", "sub", "rsub")
 def _add(call: Call) -> Plan:
-    a, b, alpha = call.spread(call.self), call.spread(call.other), call.get("alpha", 1)
+    a, b, alpha = call.broadcast(call.self), call.broadcast(call.other), call.get("alpha", 1)
     if call.dtype == "bool":
         return fn("or")(a, b)
     if call.op == "rsub":
@@ -88,14 +88,14 @@ def _add(call: Call) -> Plan:
 
 @rule("elementwise", "div", "floor_divide")
 def _div(call: Call) -> Plan:
-    ratio = P(("div", call.spread(call.self), call.spread(call.other)))
+    ratio = P(("div", call.broadcast(call.self), call.broadcast(call.other)))
     mode = "floor" if call.op == "floor_divide" else call.get("rounding_mode")
     return ratio if mode is None else fn(mode)(ratio)
 
 
 @rule("elementwise", "pow")
 def _pow(call: Call) -> Plan:
-    x, power = call.spread(call.self), call.spread(call.exponent)
+    x, power = call.broadcast(call.self), call.broadcast(call.exponent)
     if power in (2, 2.0):
         return square(x)
     if power == 0.5:
@@ -105,15 +105,15 @@ def _pow(call: Call) -> Plan:
 
 @rule("elementwise", "clamp", "clamp_min", "clamp_max", "hardtanh")
 def _clamp(call: Call) -> Plan:
-    x = call.spread(call.self)
+    x = call.broadcast(call.self)
     low, high = (call.get(a, call.get(b)) for a, b in (("min", "min_val"), ("max", "max_val")))
-    x = x if low is None else fn("greater")(x, call.spread(low))
-    return x if high is None else fn("lesser")(x, call.spread(high))
+    x = x if low is None else fn("greater")(x, call.broadcast(low))
+    return x if high is None else fn("lesser")(x, call.broadcast(high))
 
 
 @rule("activation", "gelu")
 def _gelu(call: Call) -> Plan:
-    x = call.spread(call.self)
+    x = call.broadcast(call.self)
     if call.get("approximate", "none") == "tanh":
         inner = step("inner", math.sqrt(2 / math.pi) * (x + 0.044715 * P(("pow", x, 3))))
         return 0.5 * x * (1 + step("tanh", tanh(inner)))
@@ -122,7 +122,7 @@ def _gelu(call: Call) -> Plan:
 
 @rule("activation", "softplus", "leaky_relu", "elu", "hardsigmoid", "hardswish")
 def _other_activation(call: Call) -> Plan:
-    x = call.spread(call.self)
+    x = call.broadcast(call.self)
     if call.op == "softplus":
         beta, limit = call.get("beta", 1), call.get("threshold", 20)
         return choose(fn("gt")(x * beta, limit), x, log(1 + exp(x * beta)) / beta)
@@ -138,16 +138,16 @@ def _other_activation(call: Call) -> Plan:
 @rule("mask", "bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor")
 def _bits(call: Call) -> Plan:
     if call.op == "bitwise_not":
-        return fn("not")(call.spread(call.self)) if call.dtype == "bool" else -1 - call.spread(call.self)
-    word = call.op.removeprefix("bitwise_")
-    return fn(word if call.dtype == "bool" else f"bit{word}")(call.spread(call.self), call.spread(call.other))
+        return fn("not")(call.broadcast(call.self)) if call.dtype == "bool" else -1 - call.broadcast(call.self)
+    name = call.op.removeprefix("bitwise_")
+    return fn(name if call.dtype == "bool" else f"bit{name}")(call.broadcast(call.self), call.broadcast(call.other))
 
 
 @rule("mask", "tril", "triu")
 def _triangle(call: Call) -> Plan:
     rows, columns = (P(("axis", len(call.shape) - k)) for k in (2, 1))
-    word = "le" if call.op == "tril" else "ge"
-    return choose(fn(word)(columns - rows, call.get("diagonal", 0)), call.spread(call.self), 0)
+    compare = "le" if call.op == "tril" else "ge"
+    return choose(fn(compare)(columns - rows, call.get("diagonal", 0)), call.broadcast(call.self), 0)
 
 
 @rule("rotation", "view_as_complex", "view_as_real", "real", "imag", "conj_physical", "_conj")
@@ -160,7 +160,7 @@ def _complex(call: Call) -> Plan:
     if call.op == "view_as_real":
         z = P(("ref", x.node, 0, [*strides, 0], []))
         return choose(P(("axis", len(x.shape))), fn("imag")(z), fn("real")(z))
-    z = call.spread(x)
+    z = call.broadcast(x)
     if call.op in ("_conj", "conj_physical"):
         return fn("complex")(fn("real")(z), -fn("imag")(z))
     return fn(call.op)(z)
@@ -171,4 +171,4 @@ def _dropped(call: Call) -> Plan:
     if call.out == 1:
         return None  # drawn
     kept = P(("ref", call.me + 1, 0, row_major(call.shape), []))
-    return call.spread(call.input) * kept / (1 - call.p)
+    return call.broadcast(call.input) * kept / (1 - call.p)

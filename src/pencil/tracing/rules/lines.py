@@ -40,8 +40,8 @@ def _variance(call: Call) -> Plan:
     if call.op == "var_mean" and call.out == 1:
         return mean
     correction = call.get("correction", 1 if call.get("unbiased", True) else 0)
-    spread = total(square(terms - mean)) / (count - correction)
-    return sqrt(step("variance", spread)) if call.op == "std" else spread
+    variance = total(square(terms - mean)) / (count - correction)
+    return sqrt(step("variance", variance)) if call.op == "std" else variance
 
 
 @rule("sample", "max", "min", "argmax", "argmin", "topk", "sort", "median", "mode")
@@ -56,7 +56,7 @@ def _largest(call: Call) -> Plan:
     if call.op in ("median", "mode"):
         raise NotImplementedError(call.op)
     if isinstance(call.get("other"), In):
-        return fn("greater" if call.op == "max" else "lesser")(call.spread(x), call.spread(call.other))
+        return fn("greater" if call.op == "max" else "lesser")(call.broadcast(x), call.broadcast(call.other))
     terms = call.over(x, dim, bool(call.get("keepdim", False)))
     place = call.op.startswith("arg") or call.out == 1
     return fn(f"{'arg' if place else ''}{call.op.removeprefix('arg')}")(terms)
@@ -64,13 +64,13 @@ def _largest(call: Call) -> Plan:
 
 @rule("softmax", "_softmax", "_log_softmax", "softmax", "_safe_softmax")
 def _softmax(call: Call) -> Plan:
-    x, terms = call.spread(call.self), call.line(call.self, call.dim)
+    x, terms = call.broadcast(call.self), call.line(call.self, call.dim)
     top = step("max", most(terms))
     sum_ = step("total", total(exp(terms - top)))
     if call.op == "_log_softmax":
         return x - top - log(sum_)
     if call.op == "_safe_softmax":
-        # a row of which nothing may be seen gives zeros
+        # a fully masked row gives zeros
         return choose(fn("eq")(top, -math.inf), 0, exp(x - top) / sum_)
     return exp(x - top) / sum_
 
@@ -78,10 +78,10 @@ def _softmax(call: Call) -> Plan:
 @rule("sum", "cumsum")
 def _running(call: Call) -> Plan:
     if not call.shape:
-        return call.spread(call.self)
+        return call.broadcast(call.self)
     strides, dim = row_major(call.shape), call.dim % len(call.shape)
     before = fn("rounded")(P(("ref", call.me, -strides[dim], strides, [])))
-    x = call.spread(call.self)
+    x = call.broadcast(call.self)
     return choose(fn("eq")(P(("axis", dim)), 0), x, before + x)
 
 
@@ -97,12 +97,12 @@ def _layer_norm(call: Call) -> Plan:
     if call.out == 1:
         return mean
     variance = step("variance", total(square(terms - mean)) / n)
-    spread = step("√(variance + ε)", sqrt(variance + call.eps))
+    std = step("√(variance + ε)", sqrt(variance + call.eps))
     if call.out == 2:
-        return 1 / spread
-    out = (call.spread(x) - mean) / spread
-    out = out if call.get("weight") is None else out * call.spread(call.weight)
-    return out if call.get("bias") is None else out + call.spread(call.bias)
+        return 1 / std
+    out = (call.broadcast(x) - mean) / std
+    out = out if call.get("weight") is None else out * call.broadcast(call.weight)
+    return out if call.get("bias") is None else out + call.broadcast(call.bias)
 
 
 @rule("rmsnorm", "_fused_rms_norm")
@@ -113,11 +113,11 @@ def _rms_norm(call: Call) -> Plan:
     terms = P(("ref", x.node, 0, kept, [[strides[d], x.shape[d]] for d in range(lead, len(x.shape))]))
     mean = step("mean of squares", total(square(terms)) / math.prod(x.shape[lead:]))
     eps = call.get("eps", 2.0**-23 if x.dtype == "float32" else 2.0**-52)
-    spread = step("√(mean + ε)", sqrt(mean + eps))
+    rms = step("√(mean + ε)", sqrt(mean + eps))
     if call.out == 1:
-        return 1 / spread
-    out = call.spread(x) / spread
-    return out if call.get("weight") is None else out * call.spread(call.weight)
+        return 1 / rms
+    out = call.broadcast(x) / rms
+    return out if call.get("weight") is None else out * call.broadcast(call.weight)
 
 
 @rule("layernorm", "_native_batch_norm_legit_no_training", "native_batch_norm")
@@ -129,7 +129,7 @@ def _batch_norm(call: Call) -> Plan:
     def channel(t: In) -> P:
         return P(("ref", t.node, 0, [int(d == 1) for d in range(len(x.shape))], []))
 
-    out = (call.spread(x) - channel(call.running_mean)) / sqrt(channel(call.running_var) + call.eps)
+    out = (call.broadcast(x) - channel(call.running_mean)) / sqrt(channel(call.running_var) + call.eps)
     out = out if call.get("weight") is None else out * channel(call.weight)
     return out if call.get("bias") is None else out + channel(call.bias)
 
@@ -147,7 +147,7 @@ def _nll(call: Call) -> Plan:
     places = kept * x.shape[1] + targets[kept]
     if call.get("reduction", 1) == 0:
         places = np.arange(len(targets)) * x.shape[1] + np.clip(targets, 0, None)
-        skipped = fn("eq")(call.spread(call.target), call.get("ignore_index", -100))
+        skipped = fn("eq")(call.broadcast(call.target), call.get("ignore_index", -100))
         return choose(skipped, 0, -P(("list", x.node, call.table(places), 1)))
     loss = -total(P(("list", x.node, call.table(places[None]), len(places))))
     return loss / len(kept) if call.get("reduction", 1) == 1 else loss
@@ -158,7 +158,7 @@ def _cell_loss(call: Call) -> Plan:
     if call.get("weight") is not None or call.get("pos_weight") is not None:
         raise NotImplementedError("a loss with weights")
     alone, reduction = call.get("reduction", 1) == 0, call.get("reduction", 1)
-    x, y = (call.spread(t) if alone else call.over(t, None) for t in (call.self, call.target))
+    x, y = (call.broadcast(t) if alone else call.over(t, None) for t in (call.self, call.target))
     if call.op == "mse_loss":
         loss = square(x - y)
     else:

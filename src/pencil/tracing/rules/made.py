@@ -1,4 +1,4 @@
-"""What is made from nothing: constants, counting, noise."""
+"""Operations without inputs: constants, ranges, noise."""
 
 from ..graph import Plan
 from .words import Call, P, fn, number, rule
@@ -7,7 +7,7 @@ from .words import Call, P, fn, number, rule
 @rule("constant", "full", "full_like", "new_full", "fill", "scalar_tensor")
 def _full(call: Call) -> Plan:
     value = next(call.args[name] for name in ("fill_value", "value", "s") if name in call.args)
-    return call.spread(value)
+    return call.broadcast(value)
 
 
 @rule("constant", "zeros", "zeros_like", "new_zeros", "zero", "ones", "ones_like", "new_ones")

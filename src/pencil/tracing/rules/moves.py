@@ -1,4 +1,4 @@
-"""What only moves numbers: copies, lookups, joins, and every way to look at memory."""
+"""Operations that only move values: copies, lookups, joins, and views of memory."""
 
 import math
 
@@ -8,18 +8,18 @@ from ..graph import Plan
 from .words import Call, In, P, fn, row_major, rule
 
 COPIES = "clone contiguous detach alias lift_fresh lift_fresh_copy lift copy _to_copy resolve_conj positive".split()
-# an order of the kinds of number in which each is exact in the later ones
+# dtypes in an order in which each is exact in the later ones
 WIDTHS = "bool uint8 int8 int16 bfloat16 float16 int32 float32 int64 float64 complex64 complex128".split()
 
 
 def _width(dtype: str) -> int:
-    return [str(word) for word in WIDTHS].index(dtype)
+    return [str(name) for name in WIDTHS].index(dtype)
 
 
 @rule("move", *COPIES)
 def _copied(call: Call) -> Plan:
     x = call.args.get("src", call.args.get("self", call.args.get("input")))
-    plan = call.spread(x)
+    plan = call.broadcast(x)
     if not isinstance(x, In) or x.dtype == call.dtype:
         return plan
     if call.dtype == "bool":
@@ -27,7 +27,7 @@ def _copied(call: Call) -> Plan:
     if "int" in call.dtype and not x.exact:
         return fn("whole")(plan)
     exact = _width(call.dtype) >= _width(x.dtype) or "int" in call.dtype
-    # a narrower number is rounded, so it is not the number it was
+    # a narrower dtype rounds, so the value is another
     return plan if exact else P(("add", plan, 0))
 
 
@@ -51,7 +51,7 @@ def _cat(call: Call) -> Plan:
     return P(("cat", dim, parts))
 
 
-# what only moves numbers: the same operation is run on the places of its inputs
+# operations that only move values: the same operation is run on the places of its inputs
 MOVES = """
 view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select split
 unsafe_split split_with_sizes unbind chunk as_strided flatten unflatten narrow diagonal movedim swapaxes unfold

@@ -1,4 +1,4 @@
-"""Sums of products: matrices, and the strips of a convolution."""
+"""Sums of products: matrices, and the patches of a convolution."""
 
 from ..graph import Plan
 from .words import Call, P, row_major, rule, total
@@ -31,7 +31,7 @@ def _dot(call: Call) -> Plan:
         return product
     alpha, beta = call.get("alpha", 1), call.get("beta", 1)
     product = product if alpha == 1 else alpha * product
-    given = call.spread(call.self)
+    given = call.broadcast(call.self)
     return product if beta == 0 else product + (given if beta == 1 else beta * given)
 
 

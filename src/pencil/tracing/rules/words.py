@@ -1,4 +1,4 @@
-"""The words rules are written in: plans as arithmetic, an operation as it was called, and the table of rules."""
+"""What rules are written with: plans as arithmetic, an operation as it was called, and the table of rules."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ def fn(name: str) -> Callable[..., P]:
 
 
 def number(value: Any) -> Any:
-    """A number as a plan holds it: what JSON cannot write is written in words."""
+    """A number as a plan holds it: what JSON cannot write is written as a string."""
     if isinstance(value, complex):
         return P(("num", str(value)))
     if isinstance(value, bool):
@@ -54,8 +54,8 @@ def number(value: Any) -> Any:
     return value if isinstance(value, int) or math.isfinite(value) else P(("num", str(value)))
 
 
-def step(word: str, plan: Plan) -> P:
-    return P(("is", word, plan))
+def step(name: str, plan: Plan) -> P:
+    return P(("is", name, plan))
 
 
 exp, log, sqrt, erf, tanh, sin, cos = map(fn, ("exp", "log", "sqrt", "erf", "tanh", "sin", "cos"))
@@ -100,7 +100,7 @@ class Call:
         value = self.args.get(name)
         return default if value is None else value
 
-    def spread(self, x: Any) -> Any:
+    def broadcast(self, x: Any) -> Any:
         """An operand as broadcasting gives it to each cell; a plain number is itself."""
         if not isinstance(x, In):
             return number(x)
@@ -119,7 +119,7 @@ class Call:
         return P(("ref", x.node, 0, along, [[strides[d], x.shape[d]] for d in gone] or [[0, 1]]))
 
     def line(self, x: In, dim: int) -> P:
-        """The cells of x that stand along one axis with the output's cell; x and the output have one shape."""
+        """The cells of x along one axis with the output's cell; x and the output have one shape."""
         strides, dim = row_major(x.shape), dim % max(len(x.shape), 1)
         if not x.shape:
             return P(("ref", x.node, 0, [], [[0, 1]]))

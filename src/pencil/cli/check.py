@@ -1,0 +1,117 @@
+"""The command check."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.text import Text
+
+from ..config import UserError
+
+if TYPE_CHECKING:
+    from ..learn.check import Number, Report
+
+STYLE = {"right": "green", "rounded along the way": "yellow", "wrong": "bold red"}
+
+
+def check(
+    *files: str,
+    every: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> int:
+    """Check the numbers of published worked examples: each is right, rounded along the way, or wrong.
+
+    The exit status is 1 when any number is wrong.
+
+    Parameters
+    ----------
+    files
+        Example files (see docs/check.md), or the names of examples that come with pencil.
+    every
+        Check all examples that come with pencil.
+    as_json
+        Print the verdicts as JSON.
+    """
+    from ..learn.check import check, count, shipped
+
+    known = shipped()
+    if not files and not every:
+        raise UserError(f"name a file to check, or --all for those that come with pencil: {', '.join(known)}")
+    paths = [Path(word) if Path(word).exists() else _shipped(word, known) or Path(word) for word in files]
+    reports = [check(path) for path in [*paths, *(known.values() if every else ())]]
+    total = count([step for report in reports for step in report.steps])
+    if as_json:
+        print(json.dumps({"counts": total, "files": [_plain(report) for report in reports]}, ensure_ascii=False))
+    else:
+        console = Console(soft_wrap=True, highlight=False)
+        for report in reports:
+            _show(console, report)
+        console.print(_counted(total, always=True))
+    return 1 if total["wrong"] else 0
+
+
+def _shipped(word: str, known: dict[str, Path]) -> Path | None:
+    """The example with this name, or the only one whose name starts with it."""
+    alike = [path for name, path in known.items() if word and name.startswith(word)]
+    return known.get(word) or (alike[0] if len(alike) == 1 else None)
+
+
+def _show(console: Console, report: "Report") -> None:
+    from ..learn.check import count
+
+    console.print(Text.assemble((report.title, "bold"), (f"  {report.file}", "dim")))
+    wide = min(24, max((len(step.name) for step in report.steps), default=0))
+    for step in report.steps:
+        name = step.name if len(step.name) <= wide else step.name[: wide - 1] + "…"
+        where = f"line {step.line}" if step.line else ""
+        head = Text.assemble("  ", (f"{where:10}", "dim"), f"{name:{wide}}  ")
+        odd = [number for number in step.numbers if number.verdict != "right"]
+        details = _details(odd)
+        if len(step.numbers) == len(details) == 1:
+            console.print(head + details[0])
+            continue
+        notes = {number.note for number in step.numbers if number.verdict == "right" and number.note}
+        console.print(head + _counted(count([step])).append("".join(f", {note}" for note in notes), "dim"))
+        for detail in details:
+            console.print(Text(" " * 14) + detail)
+    console.print()
+
+
+def _details(numbers: "list[Number]") -> list[Text]:
+    """A line for each number that is not right, in columns."""
+    columns = (
+        [f"{list(number.index)}  " if number.index else "" for number in numbers],
+        [number.printed for number in numbers],
+        [number.true for number in numbers],
+    )
+    place, printed, true = (max(map(len, column), default=0) for column in columns)
+    return [
+        Text.assemble(
+            (where.ljust(place), "dim"),
+            f"{was:{printed}}  should be {exact:{true}}  ",
+            (number.verdict, STYLE[number.verdict]),
+            (f", {number.note}" if number.note else "", "dim"),
+        )
+        for number, where, was, exact in zip(numbers, *columns, strict=True)
+    ]
+
+
+def _counted(counts: dict[str, int], always: bool = False) -> Text:
+    parts = [Text(f"{n} {verdict}", STYLE[verdict]) for verdict, n in counts.items() if n or always]
+    return Text(", ").join(parts)
+
+
+def _plain(report: "Report") -> dict:
+    """The report as JSON can hold it: an infinite value becomes text."""
+    from ..learn.check import count
+
+    table = asdict(report)
+    for step in table["steps"]:
+        for number in step["numbers"]:
+            if not math.isfinite(number["exact"]):
+                number["exact"] = str(number["exact"])
+    return {"counts": count(report.steps), **table}

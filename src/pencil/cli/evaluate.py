@@ -1,0 +1,58 @@
+"""eval: metrics of a run on its held-out data."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from ..config import UserError, build
+from .terminal import note
+
+
+def evaluate(
+    run: Path,
+    /,
+    *,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    device: str = "auto",
+    out: Path | None = None,
+) -> int:
+    """Measure a run on its held-out data: one metric a line, and pictures of the result in a folder.
+
+    Text: loss, perplexity, bits per byte. Classes: accuracy, the confusion matrix, the most confident mistakes.
+    Captions and translations: exact match, the mistakes, the attention at each word. Diffusion: the loss, and how many
+    samples a classifier of the same data classifies as their label; the classifier is trained once and kept.
+
+    Parameters
+    ----------
+    run
+        The run's folder.
+    as_json
+        Print the metrics as one JSON object.
+    device
+        auto, cpu, cuda or mps.
+    out
+        The folder for pictures of the result; eval/ in the run's own when not given.
+    """
+    from ..device import pick_device
+    from ..families import family, load_model, open_run
+    from ..families.run_setup import task_of
+    from ..train.settings import TrainConfig
+
+    opened = open_run(run)
+    if out is not None and out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; --out is the folder for pictures of the result")
+    model = load_model(opened, pick_device(device))
+    task = task_of(opened, build(TrainConfig, {**opened.config["train"], "batch": 32}, "train."))
+    folder, record = out or opened.path / "eval", family(opened.family)
+    metrics, files = record.evaluate(task, model, folder, note) if record.evaluate else task.report(model, folder)
+    if as_json:
+        print(json.dumps(metrics))
+    else:
+        for name, value in metrics.items():
+            print(f"{name} {value:.6f}")
+    skipped = [f"skipped {name}: {fault}" for name, fault in task.skipped()]
+    for line in [*skipped, *getattr(task, "notes", ()), *map(str, files)]:
+        note(line)
+    return 0

@@ -1,0 +1,55 @@
+"""sample: use a trained model."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from ..config import UserError
+from .terminal import TerminalOutput, read_text
+
+
+def sample(run: Path, /, *options: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
+    """Use a trained model: continue or translate a text, describe or classify an image, fill in masks, sample images.
+
+    The options depend on what the model is: pencil sample RUN --help lists them.
+
+    Parameters
+    ----------
+    run
+        The run's folder.
+    """
+    raise AssertionError("sample is dispatched by family")
+
+
+def sample_command(record: Any) -> Callable[..., int]:
+    """The command for one family."""
+    if record.sample is None:
+        raise UserError(f"a {record.name} has no sample verb")
+
+    def command(
+        run: Path,
+        /,
+        *,
+        options: Annotated[record.sample_options, Parameter(name="*")] = record.sample_options(),  # noqa: B008
+        device: Annotated[str, Parameter(group="Device", help="auto, cpu, cuda or mps.")] = "auto",
+    ) -> int:
+        from ..device import pick_device
+        from ..families import load
+
+        options.check()
+        loaded = load(run, pick_device(device))
+        texts = {n: [read_text(t) for t in v] for n in ("prompt", "source") if (v := getattr(options, n, None))}
+        record.sample(loaded, replace(options, **texts), TerminalOutput(getattr(options, "out", None)))
+        return 0
+
+    command.__doc__ = f"""Use a trained {record.name}: {record.summary}.
+
+    Parameters
+    ----------
+    run
+        The run's folder.
+    """
+    return command

@@ -1,0 +1,301 @@
+"""why, trace, show and diff."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from ..config import UserError, check_output
+from .terminal import note, result_console
+
+Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
+Edits = Annotated[
+    list[str] | None,
+    Parameter(
+        negative=(), allow_leading_hyphen=True,
+        help="Change a value on the way: 'blocks.0.attn.pattern[:,2]=0'; may be repeated.",
+    ),
+]  # fmt: skip
+Digits = Annotated[int, Parameter(help="Number of significant digits to write.")]
+SUFFIX = ".safetensors"
+
+
+def why(what: str, cell: str, /, *options: Hidden) -> int:
+    """Unfold one number into its arithmetic, and check that against what was recorded.
+
+    A run also needs its input: pencil why RUN --help lists the options.
+
+    Parameters
+    ----------
+    what
+        A run's folder, a trace file, or a worked example: example:vit-4x4.
+    cell
+        A name and an index, as in 'blocks.0.attn.scores[0,1,2,3]'; pencil show lists the names.
+    """
+    raise AssertionError("why is dispatched by family")
+
+
+def trace(what: str, /, *options: Hidden) -> int:
+    """Record every operation of one forward pass, and write it as a page, a spreadsheet, a picture or a file.
+
+    A run also needs its input: pencil trace RUN --help lists the options.
+
+    Parameters
+    ----------
+    what
+        A run's folder, a trace file, or a worked example: example:vit-4x4.
+    """
+    raise AssertionError("trace is dispatched by family")
+
+
+def show(what: str, name: str | None = None, /, *options: Hidden) -> int:
+    """A tensor of a trace as a table, coloured by value; without a name, the names.
+
+    A run also needs its input: pencil show RUN --help lists the options.
+
+    Parameters
+    ----------
+    what
+        A trace file, a run's folder, or a worked example: example:vit-4x4.
+    name
+        Its name, and an index if only a part is wanted: 'blocks.0.attn.pattern[0,2]'.
+    """
+    raise AssertionError("show is dispatched by family")
+
+
+def trace_options(record: Any) -> Any:
+    """The options type of what a run's model reads; without a family (an example, a trace file) there are none."""
+    from ..families.options import NoOptions
+
+    if record is not None and record.trace is None:
+        raise UserError(f"a {record.name} cannot be traced from the command line; pencil.trace(model, …) does it in Python")
+    return NoOptions if record is None else record.trace_options
+
+
+def why_command(record: Any) -> Callable[..., int]:
+    """The command for one family."""
+    kind = trace_options(record)
+
+    def command(
+        what: str,
+        cell: str,
+        /,
+        *,
+        given: Annotated[kind, Parameter(name="*")] = kind(),  # noqa: B008
+        edit: Edits = None,
+        digits: Digits = 4,
+    ) -> int:
+        from ..tracing.show import receipt
+
+        opened = _open(what, record, given, edit)
+        found = opened[cell].why(_digits(digits))
+        receipt(found, opened, result_console())
+        return 0 if found.agrees else 1
+
+    command.__doc__ = why.__doc__
+    return command
+
+
+def trace_command(record: Any) -> Callable[..., int]:
+    """The command for one family."""
+    kind = trace_options(record)
+
+    def command(
+        what: str,
+        /,
+        *,
+        given: Annotated[kind, Parameter(name="*")] = kind(),  # noqa: B008
+        edit: Edits = None,
+        html: Annotated[
+            Path | None, Parameter(group="Output", help="One page that opens anywhere: click a number and it unfolds.")
+        ] = None,
+        xlsx: Annotated[
+            Path | None, Parameter(group="Output", help="A spreadsheet of live formulas, in double precision.")
+        ] = None,
+        png: Annotated[Path | None, Parameter(group="Output", help="Heat maps of the attention, one a head.")] = None,
+        of: Annotated[
+            str | None,
+            Parameter(group="Output", help="The tensor --png draws; the last block's pattern when not given."),
+        ] = None,
+        query: Annotated[
+            str | None,
+            Parameter(
+                group="Output",
+                help="With --png: a word, whose attention at the step that produced it is drawn over the image, or a "
+                "patch, or a token's number. The second occurrence of a word a is a#2.",
+            ),
+        ] = None,
+        out: Annotated[
+            Path | None, Parameter(group="Output", help="The trace itself, to show, compare or unfold later.")
+        ] = None,
+    ) -> int:
+        for name, path, *endings in (
+            ("--html", html, ".html", ".htm"),
+            ("--xlsx", xlsx, ".xlsx"),
+            ("--png", png, ".png"),
+            ("--out", out, SUFFIX),
+        ):
+            check_output(name, path, *endings)
+        if (of or query) and png is None:
+            raise UserError("--of and --query choose what --png draws: give --png too")
+        found = _open(what, record, given, edit)
+        if html:
+            from ..tracing import html as page
+
+            size = page.write(found, html, _title(what, given, found), _about(what), warn=note)
+            note(f"{html}: {size / 1e6:.2f} MB")
+        if xlsx:
+            from ..tracing import xlsx as sheet
+
+            sheet.write(_open(what, record, given, edit, double=True), xlsx)
+            note(str(xlsx))
+        if png:
+            from ..files import write_aside
+            from ..tracing import picture
+
+            write_aside(png, picture.attention(found, of, query))
+            note(str(png))
+        if out:
+            from ..tracing.file import write
+
+            write(found, out)
+            note(str(out))
+        if not (html or xlsx or png or out):
+            from ..tracing.show import names
+
+            names(found, result_console())
+        return 0
+
+    command.__doc__ = trace.__doc__
+    return command
+
+
+def show_command(record: Any) -> Callable[..., int]:
+    """The command for one family."""
+    kind = trace_options(record)
+
+    def command(
+        what: str,
+        name: str | None = None,
+        /,
+        *,
+        given: Annotated[kind, Parameter(name="*")] = kind(),  # noqa: B008
+        digits: Digits = 4,
+    ) -> int:
+        from ..tracing.show import names, tables
+
+        found = _open(what, record, given, None)
+        if name is None:
+            names(found, result_console())
+        else:
+            tables(found[name], result_console(), _digits(digits))
+        return 0
+
+    command.__doc__ = show.__doc__
+    return command
+
+
+def diff(
+    a: Path, b: Path, /, *, every: Annotated[bool, Parameter(name="--all", negative=())] = False, digits: int = 4
+) -> int:
+    """Compare two traces: the first tensor that differs, and by how much; exit status 1 if any does.
+
+    Parameters
+    ----------
+    a
+        A trace file.
+    b
+        Another of the same model.
+    every
+        All tensors that differ, not only the first.
+    digits
+        Number of significant digits to write.
+    """
+    from ..tracing.file import read
+    from ..tracing.receipt import format_number
+    from ..tracing.show import differences, only_in
+
+    first, second = read(a), read(b)
+    console, digits = result_console(), _digits(digits)
+    shared = len(set(first.names) & set(second.names))
+    if not shared:
+        raise UserError(f"{a} and {b} have no name in common: they are of different models")
+    count = 0
+    for found in differences(first, second):
+        count += 1
+        if count > 1 and not every:
+            continue
+        if found.shapes:
+            one, other = ("×".join(map(str, shape)) for shape in found.shapes)
+            line = f"{found.name} differs: its shape is {one} and {other}"
+        else:
+            where = ",".join(map(str, found.index))
+            most, one, other = (format_number(v, digits) for v in (found.most, found.first, found.second))
+            line = f"{found.name} differs by at most {most}, at [{where}]: {one} and {other}"
+        console.print(line, highlight=False, markup=False)
+    if count > 1 and not every:
+        console.print(f"and {count - 1} more after it, of {shared} (--all)", highlight=False, markup=False)
+    for name, alone in ((a, only_in(first, second)), (b, only_in(second, first))):
+        if alone:
+            console.print(
+                f"only in {name}: {', '.join(alone[:5])}{' …' if len(alone) > 5 else ''}", highlight=False, markup=False
+            )
+    if not count:
+        console.print(f"the same: {shared} tensors, to the last bit", highlight=False, markup=False)
+    return 1 if count else 0
+
+
+def _digits(digits: int) -> int:
+    if not 1 <= digits <= 17:
+        raise UserError(f"--digits must be from 1 to 17, not {digits}")
+    return digits
+
+
+def _title(what: str, given: Any, found: Any) -> str:
+    name = what.removeprefix("example:") if what.startswith("example:") else Path(what).name
+    text = getattr(given, "given", None)
+    read = found.facts.get("moment") if text is None else Path(text).name if Path(text).suffix else text
+    return name if read is None else f"{name}: {read}"
+
+
+def _about(what: str) -> str:
+    """The description of a worked example."""
+    from ..learn.examples import EXAMPLES
+
+    made = EXAMPLES.get(what.removeprefix("example:"))
+    return f"{(made.__doc__ or '').strip()} Choose a number, and its arithmetic unfolds." if made else ""
+
+
+def _open(what: str, record: Any, given: Any, edits: list[str] | None, double: bool = False) -> Any:
+    """The trace that a word names: of a worked example, from a file, or of a run with its input."""
+    if what.startswith("example:"):
+        from ..learn.examples import example
+
+        found: Any = example(what.removeprefix("example:"))
+    elif record is not None:
+        from ..families import load
+
+        given.check()
+        found = record.trace(load(what), given, double)
+    else:
+        from ..learn.examples import EXAMPLES
+        from ..tracing.file import read
+
+        if not Path(what).exists() and not what.endswith(SUFFIX):
+            hint = f"; the worked example is example:{what}" if what in EXAMPLES else ""
+            raise UserError(f"{what} is no run's folder, no trace file and no example:NAME{hint}")
+        if edits:
+            raise UserError(f"{what} is a recorded trace: leave --edit out, or name its run")
+        return read(what)
+    for one in edits or ():
+        where, equals, value = one.rpartition("=")
+        try:
+            found = found.edit(where, float(value))
+        except ValueError as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{one!r} is not an edit, such as 'blocks.0.attn.pattern[:,2]=0'") from None
+        if not equals:
+            raise UserError(f"{one!r} is not an edit, such as 'blocks.0.attn.pattern[:,2]=0'")
+    return found

@@ -1,0 +1,165 @@
+"""train and resume."""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from ..config import UserError, build, overrides
+from .terminal import note, program
+
+Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
+FILES_NAMED = 20  # unusable files reported one by one
+
+
+def train(family: str, /, *settings: Settings) -> int:
+    """Train a model on your data; Ctrl-C saves and prints the command that continues.
+
+    pencil train FAMILY --help lists the options of a family, pencil train FAMILY --settings every setting.
+
+    Parameters
+    ----------
+    family
+        gpt (text to the next token), vit (image to class), captioner (image to text), seq2seq (text to text), reader
+        (text to class, or masked tokens) or dit (label, text or nothing to image; label to video).
+    """
+    raise AssertionError("train is dispatched by family")
+
+
+def train_command(record: Any) -> Callable[..., int]:
+    """The command for one family."""
+    presets = ", ".join(f"{name} (default)" if name == record.default_preset else name for name in record.presets)
+
+    def command(
+        family: Annotated[str, Parameter(show=False)],
+        /,
+        *settings: Settings,
+        data: Annotated[
+            str | None,
+            Parameter(group="Data", help=f"{record.data_help} Default: {record.data}.", allow_leading_hyphen=True),
+        ] = None,
+        options: Annotated[record.train_options, Parameter(name="*")] = record.train_options(),  # noqa: B008
+        preset: Annotated[str | None, Parameter(group="Model and training", help=f"{presets}.")] = None,
+        settings_only: Annotated[
+            bool,
+            Parameter(
+                name="--settings",
+                negative=(),
+                group="Model and training",
+                help="List every --model.* and --train.* setting with its value and choices, and train nothing.",
+            ),
+        ] = False,
+        name: Annotated[
+            str | None, Parameter(group="Run", help="Name of the run under runs/; DATA-FAMILY by default.")
+        ] = None,
+        out: Annotated[Path | None, Parameter(group="Run", help="Folder of the run, anywhere.")] = None,
+        force: Annotated[bool, Parameter(negative=(), group="Run", help="Replace an existing run.")] = False,
+    ) -> int:
+        chosen = overrides(_dotted(record, settings), ("model", "train"))
+        options = _image_size(options, chosen["model"])
+        from ..device import pick_device
+        from ..families.run_setup import new_run, settings_of
+        from ..train.settings import OPTIONAL
+        from .settings_list import settings_list
+
+        if settings_only:
+            model, training = settings_of(record.name, data, preset, chosen["model"], chosen["train"], options)
+            left_out = set(OPTIONAL) - set(record.train_settings)
+            print(settings_list({"model": model, "train": training}, left_out))
+            return 0
+        run, task, config = new_run(
+            record.name, data, preset=preset, model=chosen["model"], train=chosen["train"], options=options,
+            run_name=name, out=out, force=force, notify=note,
+        )  # fmt: skip
+        count, device = record.parameters(task.config), pick_device(config.device).type
+        note(f"A {record.name} of {count:,} parameters, from {task.about()}; on {device}.")
+        return train_to_end(run, task, config)
+
+    command.__doc__ = f"""Train a {record.name}: {record.summary}. Ctrl-C saves and prints the command that continues.
+
+    Settings are dotted: --model.depth 6 --train.lr 3e-4; --settings lists them all.
+    """
+    return command
+
+
+def _dotted(record: Any, words: tuple[str, ...]) -> list[str]:
+    """The words, which are all dotted settings; an option the family does not take is refused by name."""
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("--") and "." not in name:
+            raise UserError(f"pencil train {record.name} takes no {name}; pencil train {record.name} --help lists its options")
+    return list(words)
+
+
+def _image_size(options: Any, model: dict[str, Any]) -> Any:
+    """--size is another word for --model.image_size, except with --vae."""
+    size = getattr(options, "size", None)
+    if size is None or getattr(options, "vae", None) is not None:
+        return options
+    if "image_size" in model:
+        raise UserError("--size is the same as --model.image_size here: give one of the two")
+    model["image_size"] = size
+    return replace(options, size=None)
+
+
+def resume(run: Path, /, *settings: Settings) -> int:
+    """Continue a run from its last checkpoint, to the same bits as if it had never stopped.
+
+    Parameters
+    ----------
+    run
+        The run's folder. Training settings may be changed: --train.steps 4000.
+    """
+    from ..families import open_run
+    from ..families.run_setup import task_of
+    from ..train import checkpoint
+    from ..train.settings import TrainConfig, fit_warmup
+
+    opened = open_run(run)
+    changed = overrides(list(settings), ("train",))["train"]
+    config = build(TrainConfig, {**opened.config["train"], **changed}, "train.")
+    fit_warmup(config, chosen=True)
+    task = task_of(opened, config)
+    steps = checkpoint.saved(opened.path)
+    if steps and steps[-1] >= config.steps:
+        note(f"{run} has made {steps[-1]} of {config.steps} steps; a larger --train.steps continues it")
+        return 0
+    return train_to_end(opened, task, config)
+
+
+def train_to_end(run: Any, task: Any, config: Any) -> int:
+    """Train to the last step, or to the interruption; report where things are."""
+    from ..train.loop import Trainer
+
+    skipped = task.skipped()
+    for name, fault in skipped[:FILES_NAMED]:
+        note(f"skipped {name}: {fault}")
+    try:
+        outcome = Trainer(task, run, config).train()
+    except (RuntimeError, MemoryError) as error:
+        # torch words it differently on each device
+        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+            raise
+        raise UserError(
+            "out of memory; try a smaller --train.batch, --model.width or "
+            + ("--model.image_size" if hasattr(task.config, "image_size") else "--model.context")
+        ) from None
+    later = task.skipped()[len(skipped) :]
+    for name, fault in later[:FILES_NAMED]:
+        note(f"skipped {name}: {fault}")
+    if lost := len(skipped) + len(later):
+        note(f"{lost} file{'s' if lost > 1 else ''} of the data could not be used.")
+    if not outcome.finished:
+        note(f"Stopped after step {outcome.step}, and saved. Continue with:\n  {program()} resume "
+             f"{shlex.quote(str(run.path))}")  # fmt: skip
+        return 130
+    best = outcome.best
+    headline = "" if task.headline == "val_loss" else f"{task.headline} {best[task.headline]:.4f}, "
+    kept = "best " if task.select_best else ""
+    steps = f"{outcome.step} step" + "s" * (outcome.step > 1)
+    note(f"Trained {steps} in {outcome.seconds:.1f} s; {kept}{headline}val_loss {best['val_loss']:.4f} "
+         f"at step {best['step']}; the run is in {run.path}")  # fmt: skip
+    return 0

@@ -1,0 +1,116 @@
+"""Activation memory of blocks, in bytes: what eager PyTorch saves for the backward pass on CUDA with fused attention.
+
+In float32, or under bfloat16 autocast with float32 weights; `half` is the bytes of an activation, 4 or 2.
+benchmarks/cost.py compares the formulas with a GPU.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+FULL = 4  # bytes of a float32
+
+
+@dataclass(frozen=True)
+class BlockGroup:
+    """Identical blocks: their number, and for one of them bytes saved, of its input, and of its largest temporaries."""
+
+    count: int
+    saved: int
+    inputs: int
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes of a train step's activations."""
+
+    blocks: Sequence[BlockGroup]
+    before: int  # saved before the blocks
+    after: int  # saved after the blocks, without logits
+    logits: int = 0  # the number of logits that a loss over a vocabulary goes back through
+
+
+def kv_heads(c: Any) -> int:
+    """KV heads: as many as query heads, unless query heads share them."""
+    return getattr(c, "kv_heads", None) or c.heads
+
+
+def is_gated(c: Any) -> bool:
+    """Whether the MLP has a third matrix, the gate."""
+    return getattr(c, "activation", "gelu") == "swiglu"
+
+
+def norm_bytes(c: Any) -> int:
+    """What a norm saves for one token: its input in float32, a mean and a deviation."""
+    return FULL * c.width + 2 * FULL
+
+
+def block_group(c: Any, batch: int, tokens: int, count: int, half: int, half_residual: bool = False) -> BlockGroup:
+    """Pre- or post-norm blocks.
+
+    `half_residual`: the residual stream begins as a matrix product, so autocast leaves it in half precision.
+    """
+    rows, d = batch * tokens, c.head_width
+    # the inputs of the first matrix of attention and of the MLP; autocast copies one for each matrix of a gated MLP
+    inputs = half * c.width * (3 if is_gated(c) and half < FULL else 2)
+    attention = half * (2 * c.heads + 2 * kv_heads(c)) * d + FULL * c.heads  # q, k, v, output; one logsumexp a query
+    if c.positions == "rope":
+        # rotated copies, while v keeps the joined product alive; and the output, laid out as q is, copied for W_O
+        attention += half * (2 * c.heads + kv_heads(c)) * d
+    if getattr(c, "key_dropout", 0):
+        attention += half * c.heads * d  # v with dropped keys
+    dropped = 2 * c.width if c.dropout else 0  # dropout masks, a byte a value
+    mlp = half * c.mlp_width * (4 if is_gated(c) else 1 if c.activation == "relu" else 2)
+    saved = rows * (2 * norm_bytes(c) + inputs + attention + dropped + mlp) + score_bias(c, batch, tokens, half)
+    residual, hidden = half if half_residual else FULL, half * c.mlp_width
+    forward = (residual + FULL) * c.width + hidden * (4 if is_gated(c) else 2)
+    backward = (residual + half) * c.width + hidden * (2 if is_gated(c) else 1)
+    return BlockGroup(count, saved, rows * residual * c.width, rows * forward, rows * backward)
+
+
+def score_bias(c: Any, batch: int, tokens: int, half: int) -> int:
+    """Schemes that bias the scores add a matrix to them in each block; Shaw's differs from sequence to sequence."""
+    if c.positions not in ("alibi", "t5", "shaw"):
+        return 0
+    return half * c.heads * tokens * tokens * (batch if c.positions == "shaw" else 1)
+
+
+def with_cross_attention(blocks: BlockGroup, c: Any, batch: int, tokens: int, source: int, half: int) -> BlockGroup:
+    """The same blocks with cross-attention to a source, whose keys and values come from outside the block."""
+    target = norm_bytes(c) + half * 3 * c.width + FULL * c.heads + (c.width if c.dropout else 0)
+    # a source token's key and value, and their input if autocast copied it
+    read = half * 2 * kv_heads(c) * c.head_width + (half * c.width if half < FULL else 0)
+    saved = blocks.saved + batch * (tokens * target + source * read)
+    return replace(blocks, saved=saved, inputs=blocks.inputs + batch * source * read)
+
+
+def adaln_block_group(c: Any, batch: int, groups: int, tokens: int, count: int, half: int) -> BlockGroup:
+    """Blocks whose norms a condition sets: normed values are saved to be scaled, and what is gated is saved too.
+
+    Attention is within `groups` groups of `tokens` tokens.
+    """
+    rows, gates = batch * groups * tokens, 2 if c.adaln == "zero" else 0
+    norms = 2 * (2 * FULL * c.width + 2 * FULL)
+    attention = half * 4 * c.width + FULL * c.heads + (half * 3 * c.width if c.positions == "rope" else 0)
+    each = norms + half * 2 * c.width + attention + half * 2 * c.mlp_width + half * gates * c.width
+    condition = half * ((6 if gates else 4) + 3) * c.width + (FULL * c.width if groups > 1 else 0)
+    saved = rows * each + batch * groups * condition + score_bias(c, batch * groups, tokens, half)
+    forward = (half + FULL) * c.width + 2 * half * c.mlp_width
+    backward = half * (3 * c.width + c.mlp_width)
+    return BlockGroup(count, saved, rows * half * c.width, rows * forward, rows * backward)
+
+
+def block_formulas(c: Any, stacks: int = 1) -> dict[str, str]:
+    """Formulas for the parameters of blocks, for display; `stacks` of L blocks each."""
+    blocks, biases = "L" if stacks == 1 else f"{stacks}·L", " + biases" if getattr(c, "bias", True) else ""
+    return {
+        "attention": f"{blocks}·D·(2·h + 2·g)·d{biases}",
+        "cross-attention": f"L·D·(2·h + 2·g)·d{biases}",
+        "MLP": f"{3 if is_gated(c) else 2}·{blocks}·D·F{biases}",
+    }
+
+
+# the FLOPs of one token's forward pass, for display
+SELF_ATTENTION_FLOPS = {"attention: Q Kᵀ, A V": "4·L·n·h·d", "attention": "2 × its matrices", "MLP": "2 × its matrices"}

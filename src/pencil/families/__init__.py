@@ -1,0 +1,11 @@
+"""The families of models: one record each, registered here."""
+
+from . import captioner, dit, gpt, reader, seq2seq, vit
+from .loading import load, load_model, open_run
+from .record import Family
+from .registry import FAMILIES, configure, create, family, register
+
+__all__ = ["FAMILIES", "Family", "configure", "create", "family", "load", "load_model", "open_run", "register"]
+
+for _module in (gpt, vit, captioner, dit, reader, seq2seq):
+    register(_module.FAMILY)

@@ -1,0 +1,182 @@
+"""The single-stream captioner: an image in, its description out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from cyclopts import Parameter
+
+from ..cost.activations import Activations, block_formulas, block_group, norm_bytes
+from ..cost.profile import CostProfile, text_length
+from ..data.augment import ImageTransform
+from ..data.decoding import open_image
+from ..data.images import EMBEDDED
+from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
+from ..inference.attention_maps import caption_attention
+from ..inference.generation import complete, stream
+from ..inference.sampling import Sampling
+from ..inference.text_batches import vocabulary_labels
+from ..models.captioner import PRESETS, Captioner, CaptionerConfig
+from ..models.parts import normalize
+from ..runs import Loaded
+from ..tracing.record import LiveTrace, trace
+from ..train.captioning import Captioning
+from .head_inputs import held_out_images, row
+from .options import (
+    REPEATABLE,
+    AttentionOutput,
+    Decoding,
+    ImageInput,
+    ImageSizeOptions,
+    ImageTraceInput,
+    TextOutput,
+    Texts,
+    TokenizerOptions,
+)
+from .output import Output, joined
+from .record import Family
+from .trace_labels import check_context, grid_labels, image_tensor, patch_facts, read_image
+from .vit import one_image
+
+_SCENES = dict(batch=64, steps=2000, weight_decay=0.2)
+TRAINING: dict[str, dict[str, Any]] = {
+    "nano": _SCENES,
+    "seed": _SCENES,
+    "small": _SCENES | dict(batch=128, steps=8000, eval_every=2000, save_every=2000, word_dropout=0.4),
+    "base": dict(batch=128, steps=50_000, lr=1e-3, warmup=1000, weight_decay=0.1, eval_every=1000, save_every=1000),
+}
+
+
+@dataclass(frozen=True)
+class TrainOptions(TokenizerOptions, ImageSizeOptions):
+    """What `pencil train` takes."""
+
+
+@dataclass(frozen=True)
+class SampleOptions(TextOutput, AttentionOutput, Decoding, ImageInput):
+    """What `pencil sample` takes."""
+
+    prompt: Annotated[
+        Texts,
+        Parameter(group="Input", help="How the description begins; repeat it for several, or - for standard input.",
+                  **REPEATABLE),
+    ] = None  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TraceOptions(ImageTraceInput):
+    """What `pencil trace` reads."""
+
+    text: Annotated[
+        str | None,
+        Parameter(group="Input", help="The description; generated when not given.", allow_leading_hyphen=True),
+    ] = None
+
+
+def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
+    """The description of each image, after each prompt."""
+    model, tokenizer, _ = loaded
+    paths, prompts = options.image or [], options.prompt or [""]
+    transform = ImageTransform(model.config.image_size, model.config.channels)
+    pictures = np.stack([open_image(path, transform) for path in paths])
+    x = normalize(torch.from_numpy(pictures).to(loaded.device))
+    rows = [(i, prompt, k) for i in range(len(paths)) for prompt in prompts for k in range(options.count or 1)]
+    one_image(options, len(rows))
+    begun = [prompt for _, prompt, _ in rows]
+    pieces = stream(
+        model, tokenizer, begun, options.max_new_tokens, options.sampling(), stop=options.stop or [],
+        samples=[k for *_, k in rows], begin=tokenizer.end, given={"picture": x[[i for i, *_ in rows]]},
+    )  # fmt: skip
+    if len(rows) == 1 and output.streams and options.attention is None:
+        output.stream(begun[0], pieces)
+        return
+    texts = joined(begun, pieces)
+    output.texts([f"{paths[i]}: {text}" if len(paths) > 1 else text for (i, *_), text in zip(rows, texts, strict=True)])
+    if options.attention:
+        output.file(options.attention, caption_attention(model, tokenizer, pictures[0], texts[0]))
+
+
+def trace_caption(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
+    """The model on one image and its description."""
+    model = loaded.model.double() if double else loaded.model
+    return trace_image(loaded._replace(model=model), read_image(model, str(options.given)), options.text)
+
+
+def trace_image(loaded: Loaded, picture: np.ndarray, text: str | None = None) -> LiveTrace:
+    """The model on an image (C, H, W) of bytes, and on its description, generated unless it is given."""
+    model, tokenizer, _ = loaded
+    c, x = model.config, image_tensor(model, picture)
+    if text is None:
+        text = complete(model, tokenizer, [""], 64, Sampling(0.0), begin=tokenizer.end, given={"picture": x})[0]
+    ids = [tokenizer.end, *tokenizer.encode(text).tolist()]
+    check_context(ids, c.context, "caption with its first token")
+    words = ["begin", *(tokenizer.decode([i]).strip() or "␣" for i in ids[1:])]
+    marks, patches = int(c.delimiters), grid_labels("patch", c.grid)
+    before = ["[IMG]"] * marks + patches + ["[/IMG]"] * marks
+    labels = {
+        "T": before + words, "S": before + words, "N": patches, "M": before, "t": words,
+        "V": vocabulary_labels(tokenizer, c.vocab),
+    }  # fmt: skip
+    facts = patch_facts(marks, c.grid) | {"text": text, "first_word": len(before)}
+    return trace(model, torch.tensor([ids]), x, words=labels, facts=facts)
+
+
+def _tokens(c: Any, length: int | None) -> int:
+    return c.before + text_length(c, length)
+
+
+def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+    tokens, predictions = _tokens(c, length), batch * text_length(c, length)
+    blocks = [block_group(c, batch, tokens, c.depth, half)]
+    before = batch * half * c.sizes["c"] * prod(c.grid) + (batch * tokens * c.width if c.dropout else 0)
+    return Activations(blocks, before, predictions * (norm_bytes(c) + half * c.width), predictions * c.vocab)
+
+
+def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
+    """Words, which attend to one another and to the patches before them."""
+    c, length = model.config, given[0].shape[1]
+    layout = line(model.mask, c.before + length, c.before)
+    key, marks = torch.arange(c.before + length), int(c.delimiters)
+    patches = (key >= marks) & (key < c.before - marks)
+    layout = layout._replace(targets=layout.targets | {"picture": patches.expand(len(key), -1)})
+    return [AttentionGroup("", SELF_ATTENTION, layout)]
+
+
+def _held_out(loaded: Loaded, task: Any) -> list[Inputs]:
+    pictures, captions = held_out_images(task)
+    ids = [[task.end, *loaded.tokenizer.encode(text).tolist()] for text in captions]
+    return [(row(one), picture) for one, picture in zip(ids, pictures, strict=True) if len(one) > 2]
+
+
+def _induction_start(model: Any, texts: Sequence[Inputs]) -> tuple[list[int], int]:
+    first = texts[0][0][0, :1].tolist()
+    return first, len(first) + model.config.before
+
+
+FAMILY = Family(
+    name="captioner",
+    summary="an image to its description",
+    config=CaptionerConfig,
+    model=Captioner,
+    presets=PRESETS,
+    training=TRAINING,
+    task=Captioning,
+    data="scenes",
+    data_help="scenes or scenes-hard (embedded), a folder of images with metadata.jsonl (file_name and text a line), or "
+    "hub:OWNER/NAME.",
+    embedded=EMBEDDED["caption"],
+    eval_help="exact match, the mistakes, and the attention at each word",
+    train_settings=("flip", "crop", "augment_ops", "word_dropout"),
+    train_options=TrainOptions,
+    sample_options=SampleOptions,
+    sample=sample,
+    trace_options=TraceOptions,
+    trace=trace_caption,
+    cost=CostProfile(
+        tokens=_tokens, takes_length=True, decodes=True, activations=_activations, parameter_formulas=block_formulas
+    ),
+    heads=HeadProfile(_attention_groups, _held_out, unit="images and captions", induction=_induction_start),
+)

@@ -1,0 +1,169 @@
+"""GPT: text in, the next token out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from cyclopts import Parameter
+
+from ..config import UserError
+from ..cost.activations import SELF_ATTENTION_FLOPS, Activations, block_formulas, block_group, norm_bytes
+from ..cost.profile import CostProfile, text_length
+from ..data.builtin import TEXTS
+from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
+from ..inference.generation import stream
+from ..inference.text_batches import token_label, vocabulary_labels
+from ..models.gpt import GPT, PRESETS, GPTConfig
+from ..runs import Loaded
+from ..tracing.record import LiveTrace, trace
+from ..train.language_modeling import LanguageModeling
+from ..weights import gpt2, llama
+from .head_inputs import windows
+from .options import REPEATABLE, Decoding, TextOutput, Texts, TextTraceInput, TokenizerOptions
+from .output import SEPARATOR, Output, joined
+from .record import Family
+from .trace_labels import check_context
+
+_GPT2 = dict(
+    optimizer="adamw", lr=6e-4, final_lr_fraction=0.1, batch=12, accumulate=40, warmup=2000, steps=600_000, beta2=0.95,
+    save_every=1000,
+)  # fmt: skip
+# of the LLaMA papers: batches of four million tokens
+_LLAMA = dict(
+    optimizer="adamw", lr=3e-4, final_lr_fraction=0.1, batch=1, accumulate=1024, warmup=2000, steps=500_000, beta2=0.95,
+    save_every=1000,
+)  # fmt: skip
+TRAINING: dict[str, dict[str, Any]] = {
+    "nano": dict(),
+    "nanogpt": dict(optimizer="adamw", lr=1e-3, final_lr_fraction=0.1),
+    "small": dict(batch=16),
+    "shakespeare": dict(batch=64, steps=1250, eval_every=125, save_every=500),
+    "llama-nano": dict(),
+    "gpt2": _GPT2,
+    "gpt2-medium": _GPT2 | dict(lr=3e-4),
+    "gpt2-large": _GPT2 | dict(lr=2.5e-4),
+    "gpt2-xl": _GPT2 | dict(lr=2e-4),
+    "llama2-7b": _LLAMA,
+    "llama2-13b": _LLAMA,
+    "llama2-70b": _LLAMA | dict(lr=1.5e-4),
+    "llama3-8b": _LLAMA | dict(accumulate=512),
+    "llama3-70b": _LLAMA | dict(lr=1.5e-4, accumulate=512),
+}
+
+
+@dataclass(frozen=True)
+class SampleOptions(TextOutput, Decoding):
+    """What `pencil sample` takes."""
+
+    prompt: Annotated[
+        Texts,
+        Parameter(group="Input", help="Text to continue; repeat it for several, or - for standard input.", **REPEATABLE),
+    ] = None
+    temperature: Annotated[
+        float | None, Parameter(group="Generation", help="Sampling temperature; 0 is greedy. Default: 0.8.")
+    ] = None
+    slide: Annotated[
+        bool,
+        Parameter(
+            group="Generation", help="When the context is full, drop its older half and continue.", negative=()
+        ),
+    ] = False
+
+
+def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
+    """Continue each prompt."""
+    model, tokenizer, run = loaded
+    if tokenizer is None:
+        raise UserError(f"{run.path} has no tokenizer.json")
+    begun, count = options.prompt or [_beginning(tokenizer)], options.count or 1
+    prompts = [text for text in begun for _ in range(count)]
+    samples = [k for _ in begun for k in range(count)]
+    reasons: list[str] = []
+    pieces = stream(
+        model, tokenizer, prompts, options.max_new_tokens, options.sampling(0.8), stop=options.stop or [],
+        samples=samples, slide=options.slide, reasons=reasons,
+    )  # fmt: skip
+    shown = prompts if options.prompt else [""] * len(prompts)
+    if len(prompts) == 1 and output.streams:
+        output.stream(shown[0], pieces)
+    else:
+        output.texts(joined(shown, pieces), SEPARATOR)
+    if "context" in reasons:
+        output.note(f"(stopped: the context of {model.config.context} tokens is full; --slide continues)")
+
+
+def _beginning(tokenizer: Any) -> str:
+    """A prompt when none is given: the end of the text before, or a new line."""
+    if tokenizer.end is not None:
+        return tokenizer.decode([tokenizer.end])
+    return "\n" if "\n" in getattr(tokenizer, "characters", "\n") else tokenizer.decode([0])
+
+
+def trace_text(loaded: Loaded, options: TextTraceInput, double: bool = False) -> LiveTrace:
+    """The model on one text."""
+    model, tokenizer, _ = loaded
+    ids = tokenizer.encode(options.given).tolist()
+    if not ids:
+        raise UserError("--input is empty: give at least one token")
+    check_context(ids, model.config.context, "input")
+    words = [token_label(tokenizer, i) for i in ids]
+    labels = {"T": words, "S": words, "V": vocabulary_labels(tokenizer, model.config.vocab)}
+    return trace(model.double() if double else model, torch.tensor([ids]), words=labels)
+
+
+def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+    tokens = text_length(c, length)
+    rows = batch * tokens
+    blocks = [block_group(c, batch, tokens, c.depth, half)]
+    dropped = rows * c.width if c.dropout else 0
+    return Activations(blocks, dropped, rows * (norm_bytes(c) + half * c.width), rows * c.vocab)
+
+
+def _parameter_formulas(c: Any) -> dict[str, str]:
+    norms = f"(2·L + 1)·{'2·' if c.norm == 'layer' and c.bias else ''}D"
+    return block_formulas(c) | {"embeddings": "V·D", "positions": "context·D", "head": "V·D", "norms": norms}
+
+
+def attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
+    return [AttentionGroup("", SELF_ATTENTION, line(model.mask, given[0].shape[1]))]
+
+
+def induction_start(model: Any, texts: Sequence[Inputs]) -> tuple[list[int], int]:
+    return [], 0
+
+
+FAMILY = Family(
+    name="gpt",
+    summary="text to the next token",
+    config=GPTConfig,
+    model=GPT,
+    presets=PRESETS,
+    training=TRAINING,
+    task=LanguageModeling,
+    data="pydoc",
+    data_help="A text file, a folder of them, - for standard input, or pydoc (embedded).",
+    data_decides=False,
+    embedded=tuple(TEXTS),
+    eval_help="loss, perplexity, bits per byte",
+    train_options=TokenizerOptions,
+    sample_options=SampleOptions,
+    sample=sample,
+    trace_options=TextTraceInput,
+    trace=trace_text,
+    cost=CostProfile(
+        tokens=text_length,
+        takes_length=True,
+        decodes=True,
+        activations=_activations,
+        parameter_formulas=_parameter_formulas,
+        flop_formulas=lambda c: SELF_ATTENTION_FLOPS | {"head": "2·V·D"},
+    ),
+    heads=HeadProfile(
+        attention_groups,
+        held_out=lambda loaded, task: windows(task.data.val, task.config.context),
+        from_text=lambda loaded, text: windows(loaded.tokenizer.encode(text), loaded.model.config.context),
+        induction=induction_start,
+    ),
+    checkpoints={"gpt2": gpt2, "llama": llama},
+)

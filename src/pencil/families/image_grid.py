@@ -1,0 +1,70 @@
+"""Samples of a diffusion model as files: a grid, and the first sample at each denoising step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from cyclopts import Parameter
+
+from .. import draw
+from ..config import UserError
+from .options import NoOptions
+from .output import Output
+
+COLUMNS = 13  # of the picture of the steps
+KINDS = frozenset(".png .gif .jpg .jpeg .webp .bmp .tif .tiff .svg .pdf .mp4 .webm .mov .avi".split())
+MAX_STEPS, MAX_VIDEO_STEPS = 8 * COLUMNS, 11  # shown; of more only some, evenly spaced
+
+
+@dataclass(frozen=True)
+class ImageOutput(NoOptions):
+    """Where images are written."""
+
+    out: Annotated[
+        Path | None,
+        Parameter(group="Output", help="A folder, or a .png file (a .gif for video). Default: sampled/ in the run."),
+    ] = None
+
+    def places(self, run: Path, video: bool) -> tuple[Path, Path]:
+        """Where the grid and the steps are written: into a folder, or under the name of a file and beside it."""
+        ending = ".gif" if video else ".png"
+        if self.out is not None and not self.out.is_dir():
+            if self.out.suffix.lower() == ending:
+                return self.out, self.out.with_name(f"{self.out.stem}-steps.png")
+            if self.out.suffix.lower() in KINDS:
+                raise UserError(f"{'a video' if video else 'an image'} is written as {ending}, and --out is {self.out}")
+        folder = run / "sampled" if self.out is None else self.out
+        return folder / f"grid{ending}", folder / "steps.png"
+
+
+def write_samples(steps: Sequence[np.ndarray], count: int, places: tuple[Path, Path], output: Output) -> None:
+    """The samples as a grid or an animation, and the first of them at each step; `count` are of one condition."""
+    made, grid = steps[-1], places[0]
+    rows = len(made)
+    grid.parent.mkdir(parents=True, exist_ok=True)
+    first = [step[0] for step in steps]
+    most = MAX_VIDEO_STEPS if made.ndim == 5 else MAX_STEPS
+    which = np.linspace(0, len(first) - 1, min(most, len(first))).astype(int)
+    # each of several conditions has a row of its own, or all of them share one
+    across = int(np.ceil(np.sqrt(rows))) if rows == count else count if count > 1 else min(rows, COLUMNS)
+    if made.ndim == 5:
+        sheet, shown = draw.film(_tiled(made, across)), [first[i].swapaxes(0, 1) for i in which]
+    else:
+        sheet, stills = draw.rows([_tiled(made[:, :, None], across)[0][None]]), np.stack([first[i] for i in which])
+        shown = [stills[i : i + COLUMNS] for i in range(0, len(stills), COLUMNS)]
+    for path, content in zip(places, (sheet, draw.rows(shown)), strict=True):
+        output.file(path, content)
+
+
+def _tiled(videos: np.ndarray, across: int) -> np.ndarray:
+    """Videos (n, C, F, H, W) in rows, as frames (F, C, height, width), one pixel between them."""
+    count, channels, frames, height, width = videos.shape
+    down = -(-count // across)
+    sheet = np.full((frames, channels, down * (height + 1) - 1, across * (width + 1) - 1), 64, np.uint8)
+    for i, video in enumerate(videos):
+        row, column = divmod(i, across)
+        top, left = row * (height + 1), column * (width + 1)
+        sheet[:, :, top : top + height, left : left + width] = video.swapaxes(0, 1)
+    return sheet

@@ -1,0 +1,173 @@
+"""Options of the verbs that only some families take, as small dataclasses; a family's options join several of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from ..config import UserError, check_output
+from ..inference.sampling import Sampling
+
+Texts = list[str] | None
+REPEATABLE: dict[str, Any] = dict(allow_leading_hyphen=True, negative=())
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """A verb without options of its own."""
+
+    def check(self) -> None:
+        """Refuse values that cannot be used, before anything is loaded."""
+
+
+# ---- train
+
+
+@dataclass(frozen=True)
+class TokenizerOptions(NoOptions):
+    """The tokenizer of a text model."""
+
+    tokenizer: Annotated[
+        str | None,
+        Parameter(
+            group="Data",
+            help="Tokenizer: char, byte, bpe (trained on the data), gpt2, or the path of a tokenizer.json. "
+            "The data decides when not given.",
+        ),
+    ] = None
+    vocab: Annotated[int, Parameter(group="Data", help="Vocabulary size of a trained bpe tokenizer.")] = 4096
+
+
+@dataclass(frozen=True)
+class ImageSizeOptions(NoOptions):
+    """The size images are read at."""
+
+    size: Annotated[
+        str | None,
+        Parameter(
+            group="Data",
+            help="Image size: 64, or 64x96 for height and width. The same as --model.image_size, except with --vae.",
+        ),
+    ] = None
+
+
+# ---- sample
+
+
+@dataclass(frozen=True)
+class TextOutput(NoOptions):
+    """Where generated text goes."""
+
+    out: Annotated[Path | None, Parameter(group="Output", help="Write the text to this file instead of showing it.")] = None
+
+    def check(self) -> None:
+        super().check()
+        check_output("--out", self.out)
+
+
+@dataclass(frozen=True)
+class AttentionOutput(NoOptions):
+    """A picture of the attention."""
+
+    attention: Annotated[
+        Path | None,
+        Parameter(
+            group="Output",
+            help="Write a picture of the attention at the step that produced each word to this PNG file.",
+        ),
+    ] = None
+
+    def check(self) -> None:
+        super().check()
+        check_output("--attention", self.attention, ".png")
+
+
+@dataclass(frozen=True)
+class Decoding(NoOptions):
+    """How text is generated."""
+
+    max_new_tokens: Annotated[int, Parameter(group="Generation", help="Number of tokens to generate at most.")] = 256
+    count: Annotated[int | None, Parameter(group="Generation", help="Number of samples for each input.")] = None
+    temperature: Annotated[
+        float | None, Parameter(group="Generation", help="Sampling temperature; 0 is greedy, the default.")
+    ] = None
+    top_k: Annotated[int | None, Parameter(group="Generation", help="Sample from the k most likely tokens.")] = None
+    top_p: Annotated[
+        float | None,
+        Parameter(group="Generation", help="Sample from the most likely tokens that together have this probability."),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Parameter(group="Generation", help="Sample from tokens at least this fraction as likely as the most likely."),
+    ] = None
+    repetition_penalty: Annotated[
+        float, Parameter(group="Generation", help="Above 1 makes tokens that already occurred less likely.")
+    ] = 1.0
+    stop: Annotated[
+        Texts, Parameter(group="Generation", help="End a text before this string; may be repeated.", **REPEATABLE)
+    ] = None
+    seed: Annotated[int, Parameter(group="Generation", help="The same seed gives the same output.")] = 0
+
+    def check(self) -> None:
+        super().check()
+        at_least_one("--max-new-tokens", self.max_new_tokens)
+        at_least_one("--count", self.count)
+        if self.stop and "" in self.stop:
+            raise UserError("--stop cannot be empty")
+        self.sampling()
+
+    def sampling(self, temperature: float = 0.0) -> Sampling:
+        """The sampling rules, with this temperature unless one was given."""
+        return Sampling(
+            temperature if self.temperature is None else self.temperature,
+            self.top_k, self.top_p, self.min_p, self.repetition_penalty, self.seed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ImageInput(NoOptions):
+    """Images to read."""
+
+    image: Annotated[
+        list[Path] | None, Parameter(group="Input", help="An image file, or several.", negative=(), consume_multiple=True)
+    ] = None
+
+    def check(self) -> None:
+        super().check()
+        if not self.image:
+            raise UserError("--image is missing: give an image file")
+
+
+# ---- trace, why and show
+
+
+@dataclass(frozen=True)
+class TextTraceInput(NoOptions):
+    """The text a model reads."""
+
+    given: Annotated[
+        str | None, Parameter(name="--input", group="Input", help="The text the model reads.", allow_leading_hyphen=True)
+    ] = None
+
+    def check(self) -> None:
+        super().check()
+        if self.given is None:
+            raise UserError("--input is missing: give the text the model reads")
+
+
+@dataclass(frozen=True)
+class ImageTraceInput(NoOptions):
+    """The image a model reads."""
+
+    given: Annotated[str | None, Parameter(name="--input", group="Input", help="The image file the model reads.")] = None
+
+    def check(self) -> None:
+        super().check()
+        if self.given is None:
+            raise UserError("--input is missing: give the image file the model reads")
+
+
+def at_least_one(option: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise UserError(f"{option} must be at least 1, not {value}")

@@ -1,0 +1,46 @@
+"""What a family's `sample` writes to: text as it is decoded, whole texts, files and notes."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+SEPARATOR = "\n" + "-" * 40 + "\n"
+
+
+class Output(Protocol):
+    """The terminal, or a file, of `pencil sample`."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether one text can be shown as it is decoded."""
+        ...
+
+    def stream(self, prompt: str, pieces: Iterator[list[str]]) -> None:
+        """One text, as it is decoded."""
+        ...
+
+    def texts(self, texts: Sequence[str], between: str = "\n") -> None:
+        """Several texts."""
+        ...
+
+    def file(self, path: Path, content: bytes) -> None:
+        """A file, whole; its path is reported."""
+        ...
+
+    def note(self, line: str) -> None:
+        """A line for the user, apart from the result."""
+        ...
+
+
+def joined(prompts: Sequence[str], pieces: Iterator[list[str]]) -> list[str]:
+    """Each prompt and its continuation, whole."""
+    texts = list(prompts)
+    for step in pieces:
+        texts = [text + piece for text, piece in zip(texts, step, strict=True)]
+    return texts
+
+
+def top_classes(probabilities, name, count: int = 5) -> list[str]:
+    """The most likely classes of one row, a line each, with their probabilities."""
+    best = probabilities.topk(min(count, len(probabilities)))
+    return [f"{name(i)} {p:.4f}" for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]

@@ -1,0 +1,197 @@
+"""The reader, an encoder alone: text in, its class or its masked tokens out."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from cyclopts import Parameter
+
+from ..config import UserError
+from ..core.masks import full
+from ..core.span import Span
+from ..cost.activations import FULL, SELF_ATTENTION_FLOPS, Activations, block_formulas, block_group, norm_bytes
+from ..cost.profile import CostProfile, text_length
+from ..data.builtin import TEXTS
+from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
+from ..inference.text_batches import end_token, pad, shorten, token_label, vocabulary_labels
+from ..models.reader import PRESETS, Reader, ReaderConfig
+from ..runs import Loaded, Run
+from ..tracing.record import LiveTrace, trace
+from ..train.masked_language_modeling import MaskedLanguageModeling
+from ..train.settings import TrainConfig
+from ..train.task import Prepared, Request
+from ..train.text_classification import TextClassification
+from ..weights import bert
+from .head_inputs import spread, whole_texts, windows
+from .options import REPEATABLE, TextOutput, Texts, TextTraceInput, TokenizerOptions
+from .output import Output, top_classes
+from .record import Family
+
+_SMALL = dict(batch=32, weight_decay=0.1)
+_BERT = dict(
+    optimizer="adamw", lr=1e-4, beta2=0.999, weight_decay=0.01, warmup=10_000, batch=256, steps=1_000_000,
+    eval_every=5000, save_every=5000,
+)  # fmt: skip
+TRAINING: dict[str, dict[str, Any]] = {
+    "nano": _SMALL,
+    "small": _SMALL | dict(steps=8000, eval_every=1000, save_every=1000),
+    "bert-base": _BERT,
+    "bert-large": _BERT,
+}
+MASK = re.compile(r"\[mask\]", re.IGNORECASE)
+
+
+class ReaderTask:
+    """Classification for a file of texts with labels, masked language modelling for text without."""
+
+    @staticmethod
+    def prepare(request: Request, train: TrainConfig) -> Prepared:
+        labelled = Path(request.data).suffix.lower() in (".tsv", ".jsonl", ".json")
+        return (TextClassification if labelled else MaskedLanguageModeling).prepare(request, train)
+
+    @staticmethod
+    def reopen(family: Family, run: Run, source: str, train: TrainConfig) -> Any:
+        labelled = "classes" in run.config["run"]
+        return (TextClassification if labelled else MaskedLanguageModeling).reopen(family, run, source, train)
+
+
+@dataclass(frozen=True)
+class SampleOptions(TextOutput):
+    """What `pencil sample` takes."""
+
+    prompt: Annotated[
+        Texts,
+        Parameter(
+            group="Input",
+            help="The text to classify; for a run without labels, text with [mask] for each masked token. Repeat it for "
+            "several, or - for standard input.",
+            **REPEATABLE,
+        ),
+    ] = None
+
+    def check(self) -> None:
+        super().check()
+        if not self.prompt:
+            raise UserError("--prompt is missing: give the text to read")
+
+
+def token_ids(model: Any, tokenizer: Any, text: str) -> list[int]:
+    """The input: a text begun by the end token, or with the mask token where it has [mask]."""
+    if model.config.classes is not None:
+        ids = [end_token(tokenizer), *tokenizer.encode(text).tolist()]
+    else:
+        first, *rest = (tokenizer.encode(part).tolist() for part in MASK.split(text))
+        ids = first + [token for part in rest for token in (tokenizer.vocab, *part)]
+    if not text:
+        raise UserError("the text is empty: give at least one word")
+    if len(ids) > model.config.context:
+        raise UserError(
+            f"the text “{shorten(text)}” has {len(ids)} tokens and the context is {model.config.context}; shorten it"
+        )
+    return ids
+
+
+def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
+    """The most likely classes of each text, or the most likely tokens for each [mask]."""
+    model, tokenizer, run = loaded
+    texts = [text.strip("\n") for text in options.prompt or []]
+    labelled = model.config.classes is not None
+    rows = [token_ids(model, tokenizer, text) for text in texts]
+    for text, ids in zip(texts, rows, strict=True):
+        if not labelled and tokenizer.vocab not in ids:
+            raise UserError(f"{run.path} predicts masked tokens: write [mask] where one is to be predicted, in “{text[:40]}”")
+    tokens, places = (t.to(loaded.device) for t in pad(rows, 0, model.config.context))
+    with torch.no_grad():
+        likely = model(tokens, Span.at(places)).float().softmax(-1).cpu()
+    lines, classes = [], loaded.classes
+    for text, ids, row in zip(texts, rows, likely, strict=True):
+        head = [f"{text}:"] if len(texts) > 1 else []
+        if labelled:
+            lines.append("\n".join(head + top_classes(row, lambda i: classes[i] if i < len(classes) else str(i))))
+        else:
+            guesses = [
+                top_classes(row[at, : tokenizer.vocab], lambda i: token_label(tokenizer, i))
+                for at, token in enumerate(ids)
+                if token == tokenizer.vocab
+            ]
+            lines.append("\n".join([*head, "\n\n".join("\n".join(few) for few in guesses)]))
+    output.texts(lines, "\n" if labelled else "\n\n")
+
+
+def trace_text(loaded: Loaded, options: TextTraceInput, double: bool = False) -> LiveTrace:
+    """The model on one text."""
+    model, tokenizer, run = loaded
+    labelled = model.config.classes is not None
+    ids = token_ids(model, tokenizer, str(options.given))
+    words = ["[mask]" if i == tokenizer.vocab else token_label(tokenizer, i) for i in ids]
+    words[0] = "begin" if labelled else words[0]
+    labels = {"T": words, "S": words}
+    if labelled:
+        labels["K"] = run.config["run"].get("classes") or []
+    else:
+        labels["V"] = vocabulary_labels(tokenizer, model.config.vocab)
+    return trace(model.double() if double else model, torch.tensor([ids]), words=labels)
+
+
+def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+    tokens = text_length(c, length)
+    rows = batch * tokens
+    blocks = [block_group(c, batch, tokens, c.depth, half)]
+    before = rows * (c.width if c.dropout else 0) + rows * norm_bytes(c) * c.embed_norm
+    after = rows * norm_bytes(c) * (c.norm_position == "pre")
+    if c.classes is None:
+        return Activations(blocks, before, after + rows * (3 * half * c.width + norm_bytes(c)), rows * c.vocab)
+    # a vector sliced out of all tokens keeps them all, unless autocast copies it
+    pooled = rows * FULL * c.width if half == FULL and c.pool == "class" else 0
+    return Activations(blocks, before, after + pooled)
+
+
+def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
+    return [AttentionGroup("", f"encoder.{SELF_ATTENTION}", line(full, given[0].shape[1]))]
+
+
+def _held_out(loaded: Loaded, task: Any) -> list[Inputs]:
+    if loaded.model.config.classes is None:
+        return windows(task.data.val, task.config.context)
+    texts = [task.data.test[i][0] for i in spread(len(task.data.test)).tolist()]
+    return whole_texts(texts, loaded.tokenizer, task.config.context)
+
+
+def _from_text(loaded: Loaded, text: str) -> list[Inputs]:
+    context = loaded.model.config.context
+    if loaded.model.config.classes is None:
+        return windows(loaded.tokenizer.encode(text), context)
+    return whole_texts([line for line in text.split("\n") if line.strip()], loaded.tokenizer, context)
+
+
+FAMILY = Family(
+    name="reader",
+    summary="a text to its class, or to its masked tokens",
+    config=ReaderConfig,
+    model=Reader,
+    presets=PRESETS,
+    training=TRAINING,
+    task=ReaderTask,
+    data="pydoc",
+    data_help="A .tsv file of text, tab, label, or a .jsonl file; or text without labels (a file, a folder, - or pydoc), "
+    "of which tokens are masked.",
+    embedded=tuple(TEXTS),
+    eval_help="accuracy; with labels per class, the confusion matrix and mistakes; else loss and perplexity",
+    train_settings=("mask_fraction",),
+    train_options=TokenizerOptions,
+    sample_options=SampleOptions,
+    sample=sample,
+    trace_options=TextTraceInput,
+    trace=trace_text,
+    cost=CostProfile(
+        tokens=text_length,
+        takes_length=True,
+        activations=_activations,
+        parameter_formulas=block_formulas,
+        flop_formulas=lambda c: SELF_ATTENTION_FLOPS,
+    ),
+    heads=HeadProfile(_attention_groups, _held_out, _from_text),
+    checkpoints={"bert": bert},
+)

@@ -1,0 +1,121 @@
+"""How a run starts, and how its task is found again: everything is checked before the first file is written."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..config import UserError, build, fitted
+from ..device import pick_device
+from ..runs import Run, choose_path
+from ..train.settings import TrainConfig, check_settings, fit_warmup
+from ..train.task import Request, check_unchanged
+from .loading import SETTINGS_VERSION
+from .record import Family
+from .registry import family
+
+
+def train_config(record: Family, preset: str, train: dict[str, Any]) -> TrainConfig:
+    """The training settings: those of the preset, with these over them."""
+    record.preset_values(preset)
+    config = build(TrainConfig, {**record.training.get(preset, {}), **train}, "train.")
+    check_settings(config, record.train_settings, record.name)
+    return config
+
+
+def settings_of(
+    name: str,
+    data: str | None = None,
+    preset: str | None = None,
+    model: dict[str, Any] | None = None,
+    train: dict[str, Any] | None = None,
+    options: Any = None,
+) -> tuple[Any, TrainConfig]:
+    """The model's and the training settings as a run would have them."""
+    record, model, train = family(name), model or {}, train or {}
+    preset = preset or record.default_preset
+    config = train_config(record, preset, train)
+    if data is None and not record.data_decides:
+        return record.configure(preset, **model), fit_warmup(config, "warmup" in train)[0]
+    prepared = record.task.prepare(Request(record, data or record.data, preset, model, train, options), config)
+    return prepared.model, fit_warmup(prepared.train, "warmup" in train)[0]
+
+
+def new_run(
+    name: str,
+    data: str | None = None,
+    *,
+    preset: str | None = None,
+    model: dict[str, Any] | None = None,
+    train: dict[str, Any] | None = None,
+    options: Any = None,
+    run_name: str | None = None,
+    out: Path | None = None,
+    force: bool = False,
+    notify: Callable[[str], None] = lambda line: None,
+) -> tuple[Run, Any, TrainConfig]:
+    """Check everything, read the data, and only then make the run's folder."""
+    record, model, train = family(name), model or {}, train or {}
+    preset = preset or record.default_preset
+    data = record.data if data is None else data
+    # refused before a large corpus is read; what only the data can settle is checked after
+    config = train_config(record, preset, train)
+    fitted(record.config, model, "model.")
+    on_cpu = pick_device(config.device).type == "cpu"
+    if not record.data_decides and on_cpu:
+        check_memory(record, record.configure(preset, **{"vocab": 256, **model}), config.batch)
+    if run_name is not None and (out or not run_name.strip(".") or set(run_name) & set("/\\\n")):
+        raise UserError("--name must be a plain name under runs/, without --out; use --out for a folder elsewhere")
+    if run_name and (Path("runs") / run_name).exists() and not force:
+        raise UserError(f"the name {run_name} is already taken by {Path('runs') / run_name}; choose another, or --force")
+    prepared = record.task.prepare(Request(record, data, preset, model, train, options), config)
+    settings, notes = fit_warmup(prepared.train, "warmup" in train)
+    for note in notes:
+        notify(note)
+    if hasattr(prepared.task, "train"):
+        prepared.task.train = settings
+    if on_cpu:
+        check_memory(record, prepared.model, settings.batch)
+    path = out or (Path("runs") / run_name if run_name else choose_path(f"{prepared.name}-{record.name}"))
+    facts = {
+        "family": record.name, "preset": preset, "data": data, "data_path": whole_path(data, record.embedded),
+        "data_hash": prepared.hash, **prepared.facts, "pencil": __version__, "settings": SETTINGS_VERSION,
+    }  # fmt: skip
+    table = {"run": facts, "model": prepared.model, "train": settings}
+    return Run.create(path, table, prepared.tokenizer, force), prepared.task, settings
+
+
+def task_of(run: Run, config: TrainConfig) -> Any:
+    """The task of a run, on the data it was trained on; data that has changed since is refused."""
+    record, facts = family(run.family), run.config["run"]
+    if "data_path" not in facts or "data_hash" not in facts:
+        raise UserError(f"{run.path} does not record where its data is: it was made by Pencil {facts.get('pencil', '?')}")
+    task = record.task.reopen(record, run, facts["data_path"], config)
+    check_unchanged(run, task.hash)
+    return task
+
+
+def whole_path(data: str, embedded: Sequence[str]) -> str:
+    """Where the data is, from any working folder: an absolute path; the name of embedded data as it is."""
+    hub, bare = data.startswith("hub:"), data.removeprefix("hub:")
+    path = Path(bare).expanduser()
+    return f"{'hub:' * hub}{path.resolve()}" if path.exists() and data not in embedded else data
+
+
+def check_memory(record: Family, config: Any, batch: int) -> None:
+    """Refuse what cannot fit: weights, gradients, two moments and the least a batch needs, against all memory."""
+    if not hasattr(os, "sysconf"):
+        return
+    sizes = config.sizes
+    words = sizes.get("t", sizes["T"]) * sizes.get("V", 0)
+    try:
+        needed = 16 * record.parameters(config) + 4 * batch * (words + 8 * sizes["T"] * config.width * config.depth)
+    except RuntimeError:  # so large that its bytes cannot be counted
+        needed = 1 << 63
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        raise UserError(
+            f"this training needs about {needed / 1e9:,.0f} GB of memory and the machine has {available / 1e9:,.0f}; "
+            f"try a smaller --train.batch, --model.width or --model.{'context' if 'V' in sizes else 'image_size'}"
+        )

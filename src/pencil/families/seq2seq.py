@@ -1,0 +1,230 @@
+"""Encoder–decoder: a source text in, a target text out."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from cyclopts import Parameter
+
+from ..config import UserError
+from ..core.masks import causal, full
+from ..cost.activations import FULL, Activations, block_formulas, block_group, norm_bytes, with_cross_attention
+from ..cost.profile import CostProfile, text_length
+from ..data import pairs
+from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, line
+from ..inference.attention_maps import source_attention
+from ..inference.generation import stream
+from ..inference.text_batches import (
+    beam_targets,
+    end_token,
+    greedy_targets,
+    source_inputs,
+    token_label,
+    vocabulary_labels,
+)
+from ..models.seq2seq import PRESETS, Seq2Seq, Seq2SeqConfig
+from ..runs import Loaded
+from ..tracing.record import LiveTrace, trace
+from ..train.translation import Translation
+from ..weights import marian
+from .head_inputs import row, spread
+from .options import (
+    REPEATABLE,
+    AttentionOutput,
+    Decoding,
+    TextOutput,
+    Texts,
+    TextTraceInput,
+    TokenizerOptions,
+    at_least_one,
+)
+from .output import Output, joined
+from .record import Family
+from .trace_labels import check_context
+
+# of the 2017 paper: its rate is width^−½ times the schedule, which is (width·warmup)^−½ at the peak
+_PAPER = dict(
+    optimizer="adamw", beta2=0.98, schedule="inverse-sqrt", warmup=4000, weight_decay=0.0, label_smoothing=0.1,
+    batch=256, accumulate=8, steps=100_000, eval_every=1000, save_every=1000,
+)  # fmt: skip
+_SMALL = dict(batch=64, weight_decay=0.1, label_smoothing=0.0)
+TRAINING: dict[str, dict[str, Any]] = {
+    "nano": _SMALL,
+    "small": _SMALL | dict(steps=8000, label_smoothing=0.1, eval_every=1000, save_every=1000),
+    "base": _PAPER | dict(lr=(512 * 4000) ** -0.5),
+    "big": _PAPER | dict(lr=(1024 * 4000) ** -0.5, steps=300_000),
+}
+SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "stop")  # without effect on a beam search
+LENGTH_PENALTY = 0.6
+
+
+@dataclass(frozen=True)
+class SampleOptions(TextOutput, AttentionOutput, Decoding):
+    """What `pencil sample` takes."""
+
+    source: Annotated[
+        Texts,
+        Parameter(group="Input", help="The source text; repeat it for several, or - for standard input, one a line.",
+                  **REPEATABLE),
+    ] = None  # fmt: skip
+    beams: Annotated[
+        int | None,
+        Parameter(
+            group="Generation",
+            help="Beam search with this many beams; each target is printed with its score, the log-probability over "
+            "((5 + length)/6)^length-penalty.",
+        ),
+    ] = None
+    length_penalty: Annotated[
+        float | None,
+        Parameter(group="Generation", help="Of a beam search: above 0 favours longer targets. Default: 0.6."),
+    ] = None
+    count: Annotated[
+        int | None, Parameter(group="Generation", help="Number of samples a source; with --beams, of targets returned.")
+    ] = None
+
+    def check(self) -> None:
+        super().check()
+        at_least_one("--beams", self.beams)
+        if not self.source:
+            raise UserError("--source is missing: give the text to translate")
+        if self.beams is None:
+            if self.length_penalty is not None:
+                raise UserError("--length-penalty is for a beam search: give --beams too")
+            return
+        if self.count is not None and self.count > self.beams:
+            raise UserError(f"--count {self.count} is more than the {self.beams} targets that --beams {self.beams} returns")
+        for name in SAMPLING_ONLY:
+            if getattr(self, name) is not None:
+                raise UserError(f"--{name.replace('_', '-')} has no effect on a beam search: leave it or --beams out")
+        if self.repetition_penalty != 1:
+            raise UserError("--repetition-penalty has no effect on a beam search: leave it or --beams out")
+
+
+@dataclass(frozen=True)
+class TraceOptions(TextTraceInput):
+    """What `pencil trace` reads."""
+
+    text: Annotated[
+        str | None, Parameter(group="Input", help="The target; generated when not given.", allow_leading_hyphen=True)
+    ] = None
+
+
+def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
+    """The target of each source; with beams the highest-scoring ones, with their scores."""
+    model, tokenizer, _ = loaded
+    sources = [line for text in options.source or [] for line in text.strip("\n").split("\n")]
+    if options.attention and len(sources) > 1:
+        raise UserError(f"--attention shows one source and its target, and {len(sources)} were given")
+    if options.beams is not None:
+        penalty = LENGTH_PENALTY if options.length_penalty is None else options.length_penalty
+        found = beam_targets(model, tokenizer, sources, options.beams, penalty, options.max_new_tokens)
+        lines = []
+        for source, rows in zip(sources, found, strict=True):
+            head = [f"{source}:"] if len(sources) > 1 else []
+            lines.append("\n".join(head + [f"{one.score:.4f}  {text}" for text, one in rows[: options.count]]))
+        output.texts(lines)
+        first = found[0][0][0]
+    else:
+        count = options.count or 1
+        rows = [source for source in sources for _ in range(count)]
+        pieces = stream(
+            model, tokenizer, [""] * len(rows), min(options.max_new_tokens, model.config.context - 1),
+            options.sampling(), stop=options.stop or [], samples=[k for _ in sources for k in range(count)],
+            begin=end_token(tokenizer), given=source_inputs(model, tokenizer, rows),
+        )  # fmt: skip
+        if len(rows) == 1 and output.streams and options.attention is None:
+            output.stream("", pieces)
+            return
+        texts = joined([""] * len(rows), pieces)
+        output.texts([f"{s}: {t}" if len(sources) > 1 else t for s, t in zip(rows, texts, strict=True)])
+        first = texts[0]
+    if options.attention:
+        output.file(options.attention, source_attention(model, tokenizer, sources[0], first))
+
+
+def trace_pair(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
+    """The model on a source and its target."""
+    model, tokenizer, _ = loaded
+    source = str(options.given)
+    model = model.double() if double else model
+    target = greedy_targets(model, tokenizer, [source])[0] if options.text is None else options.text
+    given = source_inputs(model, tokenizer, [source])["source"]
+    ids = [tokenizer.end, *tokenizer.encode(target).tolist()]
+    check_context(ids, model.config.context, "target with its first token")
+    words = ["begin", *(token_label(tokenizer, i) for i in ids[1:])]
+    labels = {
+        "T": words, "S": words, "s": [*(token_label(tokenizer, i) for i in given[0, :-1].tolist()), "end"],
+        "V": vocabulary_labels(tokenizer, model.config.vocab),
+    }  # fmt: skip
+    return trace(model, torch.tensor([ids]), given, words=labels, facts={"text": target, "first_word": 0})
+
+
+def _source_length(c: Any, length: int | None) -> int:
+    return min(length or c.source_context, c.source_context)
+
+
+def _tokens(c: Any, length: int | None) -> int:
+    return text_length(c, length) + _source_length(c, length)
+
+
+def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+    target, source = text_length(c, length), _source_length(c, length)
+    decoder = block_group(c, batch, target, c.depth, half)
+    blocks = [
+        block_group(c, batch, source, c.depth, half),
+        with_cross_attention(decoder, c, batch, target, source, half),
+    ]
+    rows = batch * (target + source)
+    states = batch * source * FULL * c.width if half == FULL else 0  # the encoder's output
+    after = rows * norm_bytes(c) * (c.norm_position == "pre") + states + batch * target * half * c.width
+    return Activations(blocks, rows * c.width if c.dropout else 0, after, batch * target * c.vocab)
+
+
+def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
+    length, source = given[0].shape[1], given[1].shape[1]
+    key = torch.arange(source).expand(length, -1)
+    return [
+        AttentionGroup("encoder", f"encoder.{SELF_ATTENTION}", line(full, source)),
+        AttentionGroup("decoder", SELF_ATTENTION, line(causal, length)),
+        AttentionGroup(
+            "cross", "blocks.{}.cross.pattern", every(length, source, {"first": key == 0, "last": key == source - 1})
+        ),
+    ]
+
+
+def _held_out(loaded: Loaded, task: Any) -> list[Inputs]:
+    chosen = [task.data.test[i] for i in spread(len(task.data.test)).tolist()]
+    sides = [([task.end, *task.encoded(target)], [*task.encoded(source), task.end]) for source, target in chosen]
+    return [(row(target), row(source)) for target, source in sides if min(len(target), len(source)) > 2]
+
+
+FAMILY = Family(
+    name="seq2seq",
+    summary="a text to another text",
+    config=Seq2SeqConfig,
+    model=Seq2Seq,
+    presets=PRESETS,
+    training=TRAINING,
+    task=Translation,
+    data="dates",
+    data_help="dates (embedded), a .tsv file of source, tab, target a line, or a .jsonl file.",
+    embedded=pairs.EMBEDDED,
+    eval_help="exact match, character error rate, chrF and BLEU if sacrebleu is installed, the mistakes, and the "
+    "attention at each word",
+    train_settings=("label_smoothing",),
+    train_options=TokenizerOptions,
+    sample_options=SampleOptions,
+    sample=sample,
+    trace_options=TraceOptions,
+    trace=trace_pair,
+    cost=CostProfile(
+        tokens=_tokens,
+        takes_length=True,
+        decodes=True,
+        activations=_activations,
+        parameter_formulas=lambda c: block_formulas(c, stacks=2),
+    ),
+    heads=HeadProfile(_attention_groups, _held_out, unit="pairs"),
+    checkpoints={"marian": marian},
+)

@@ -1,0 +1,37 @@
+"""Labels along the axes of a trace: patches of an image, words of a text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..config import UserError
+from ..data.augment import ImageTransform
+from ..data.decoding import open_image
+from ..models.parts import normalize
+
+
+def read_image(model: Any, path: str) -> np.ndarray:
+    """An image file (C, H, W) as bytes, at the model's size."""
+    return open_image(path, ImageTransform(model.config.image_size, model.config.channels))
+
+
+def image_tensor(model: Any, picture: np.ndarray) -> torch.Tensor:
+    """One image as the model's input, in its precision."""
+    return normalize(torch.from_numpy(np.array(picture[None]))).to(next(model.parameters()).dtype)
+
+
+def grid_labels(name: str, grid: Sequence[int]) -> list[str]:
+    """A label for each cell of a grid, in reading order: "patch 0,1"."""
+    return [f"{name} {','.join(map(str, at))}" for at in np.ndindex(*grid)]
+
+
+def patch_facts(first: int, grid: Sequence[int]) -> dict[str, Any]:
+    """What pictures of the attention need: the first token that is a patch, and the grid of patches."""
+    return {"first_patch": first, "grid": list(grid)}
+
+
+def check_context(ids: Sequence[int], context: int, what: str) -> None:
+    if len(ids) > context:
+        raise UserError(f"the {what} has {len(ids)} tokens and the context is {context}; shorten it")

@@ -1,0 +1,132 @@
+"""ViT: an image in, its class out."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..config import UserError
+from ..core.patches import grid_positions
+from ..cost.activations import FULL, SELF_ATTENTION_FLOPS, Activations, block_formulas, block_group, norm_bytes
+from ..cost.profile import CostProfile
+from ..data.augment import ImageTransform
+from ..data.decoding import open_image
+from ..data.images import EMBEDDED
+from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every
+from ..inference.attention_maps import class_attention
+from ..models.parts import normalize
+from ..models.vit import PRESETS, ViT, ViTConfig
+from ..runs import Loaded
+from ..tracing.record import LiveTrace, trace
+from ..train.image_classification import ImageClassification
+from ..weights import vit as vit_weights
+from .head_inputs import held_out_images
+from .options import AttentionOutput, ImageInput, ImageSizeOptions, ImageTraceInput, TextOutput
+from .output import Output, top_classes
+from .record import Family
+from .trace_labels import grid_labels, image_tensor, patch_facts, read_image
+
+_DIGITS = dict(batch=64, steps=3200, weight_decay=0.05)
+_PAPER = dict(batch=128, steps=50_000, lr=1e-3, warmup=1000, weight_decay=0.1, eval_every=1000, save_every=1000)
+TRAINING: dict[str, dict[str, Any]] = {
+    "nano": _DIGITS,
+    "small": _DIGITS | dict(batch=256, steps=3000, eval_every=500, save_every=500, muon_lr=0.01, augment_ops=2),
+    **{name: _PAPER for name in ("ti/16", "s/16", "b/16", "b/32", "l/16")},
+}
+
+
+@dataclass(frozen=True)
+class SampleOptions(TextOutput, AttentionOutput, ImageInput):
+    """What `pencil sample` takes."""
+
+
+def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
+    """The most likely classes of each image."""
+    model, paths = loaded.model, options.image or []
+    one_image(options, len(paths))
+    transform = ImageTransform(model.config.image_size, model.config.channels)
+    pictures = np.stack([open_image(path, transform) for path in paths])
+    classes = loaded.classes
+    with torch.no_grad():
+        likely = model(normalize(torch.from_numpy(pictures).to(loaded.device))).float().softmax(-1).cpu()
+    lines = []
+    for path, row in zip(paths, likely, strict=True):
+        head = [str(path)] if len(paths) > 1 else []
+        lines.append("\n".join(head + top_classes(row, lambda i: classes[i] if i < len(classes) else str(i))))
+    output.texts(lines)
+    if options.attention:
+        first = int(likely[0].argmax())
+        label = classes[first] if first < len(classes) else str(first)
+        output.file(options.attention, class_attention(model, pictures[0], label))
+
+
+def one_image(options: AttentionOutput, outputs: int) -> None:
+    """--attention is a picture of one output."""
+    if options.attention and outputs > 1:
+        raise UserError(f"--attention shows one image and its output, and {outputs} were requested")
+
+
+def trace_image(loaded: Loaded, options: ImageTraceInput, double: bool = False) -> LiveTrace:
+    """The model on one image."""
+    model = loaded.model.double() if double else loaded.model
+    patches = grid_labels("patch", model.config.grid)
+    first = int(model.class_token is not None)
+    tokens = ["class"] * first + patches
+    x = image_tensor(model, read_image(model, str(options.given)))
+    names = loaded.run.config["run"].get("classes") or []
+    labels = {"T": tokens, "S": tokens, "N": patches, "K": names}
+    return trace(model, x, words=labels, facts=patch_facts(first, model.config.grid))
+
+
+def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+    tokens = c.sizes["T"]
+    rows = batch * tokens
+    blocks = [block_group(c, batch, tokens, c.depth, half, half_residual=True)]
+    patches = batch * half * c.sizes["c"] * prod(c.grid)
+    # a vector sliced out of all tokens keeps them all, unless autocast copies it
+    pooled = rows * FULL * c.width if half == FULL and c.pool == "class" else 0
+    return Activations(blocks, patches + (rows * c.width if c.dropout else 0), rows * norm_bytes(c) + pooled)
+
+
+def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
+    """Patches, and the class token before them if there is one."""
+    before = int(model.class_token is not None)
+    places = grid_positions(model.config.grid, torch.device("cpu"))
+    steps = (places[:, None] - places).abs().sum(-1)
+    count = before + len(places)
+    own, near = torch.eye(count, dtype=torch.bool), torch.zeros(count, count, dtype=torch.bool)
+    near[before:, before:] = steps == 1
+    targets = {"class": (torch.arange(count) < before).expand(count, -1) & ~own, "near": near, "own": own}
+    return [AttentionGroup("", SELF_ATTENTION, every(count, count, targets))]
+
+
+FAMILY = Family(
+    name="vit",
+    summary="an image to its class",
+    config=ViTConfig,
+    model=ViT,
+    presets=PRESETS,
+    training=TRAINING,
+    task=ImageClassification,
+    data="digits",
+    data_help="digits (embedded), a folder with one folder a class, a folder of MNIST's idx files, or hub:OWNER/NAME.",
+    embedded=EMBEDDED["label"],
+    eval_help="accuracy over all and per class, the confusion matrix and the most confident mistakes",
+    train_settings=("flip", "crop", "augment_ops", "mixup"),
+    train_options=ImageSizeOptions,
+    sample_options=SampleOptions,
+    sample=sample,
+    trace_options=ImageTraceInput,
+    trace=trace_image,
+    cost=CostProfile(
+        activations=_activations, parameter_formulas=block_formulas, flop_formulas=lambda c: SELF_ATTENTION_FLOPS
+    ),
+    heads=HeadProfile(
+        _attention_groups,
+        held_out=lambda loaded, task: [(picture,) for picture in held_out_images(task)[0]],
+        unit="images",
+    ),
+    checkpoints={"vit": vit_weights},
+)

@@ -1,0 +1,1 @@
+"""Using a trained model: text generation, beam search, diffusion sampling, attention pictures."""

@@ -1,0 +1,212 @@
+"""Text generation: prefill and cached decode in one path, and text streamed as it is decoded."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..config import UserError
+from ..core.masks import NOWHERE
+from ..core.span import Span
+from ..data.tokenizers import Tokenizer
+from .sampling import Sampling, penalize, probabilities
+
+
+class Generation:
+    """A batch of sequences generated together: iterate for each step's new tokens (None in a row that has ended).
+
+    Every row has its own random stream and its own positions, so it is generated as it would be alone.
+    The model takes (tokens, span=, cache=, last=True), has a config with context and vocab, and makes its `new_cache`;
+    `given` are its other inputs, passed with the prefill only: a picture or a source, one a row.
+    `reasons` is why each row ended: "length", "context", "end" or "stop".
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
+        *,
+        samples: Sequence[int] | None = None,
+        end: int | None = None,
+        vocab: int | None = None,
+        slide: bool = False,
+        cached: bool = True,
+        given: Mapping[str, Any] | None = None,
+    ):
+        context, vocab = int(model.config.context), int(vocab or model.config.vocab)
+        for prompt in prompts:
+            if not prompt:
+                raise UserError("the prompt is empty: give at least one token")
+            if len(prompt) > context:
+                raise UserError(f"the prompt has {len(prompt)} tokens and the context is {context}; shorten it")
+            for token in prompt:
+                if not 0 <= token < vocab:
+                    raise UserError(f"token {token} is outside the vocabulary of {vocab}")
+        self.model, self.max_new_tokens, self.sampling = model, max_new_tokens, sampling or Sampling()
+        self.context, self.vocab, self.end, self.slide, self.cached = context, vocab, end, slide, cached
+        self.given = dict(given or {})
+        self.device = next(model.parameters()).device
+        self.rows = [list(map(int, prompt)) for prompt in prompts]  # the context of each row: sliding may shorten it
+        self.reasons: list[str | None] = [None] * len(self.rows)
+        # sample k of a prompt has its own random stream, the same alone or in a batch
+        seeds = [(self.sampling.seed * 1_000_003 + k) % (1 << 63) for k in samples or [0] * len(self.rows)]
+        self.random = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.cache = None
+
+    def finish(self, row: int, reason: str) -> None:
+        self.reasons[row] = self.reasons[row] or reason
+
+    @property
+    def ended(self) -> bool:
+        return all(self.reasons)
+
+    def __iter__(self) -> Iterator[list[int | None]]:
+        for step in range(self.max_new_tokens):
+            logits = self._logits()[:, : self.vocab]  # a padded vocabulary has unused ids
+            chosen: list[int | None] = [
+                None if reason else token for token, reason in zip(self._choose(logits), self.reasons, strict=True)
+            ]
+            for i, token in enumerate(chosen):
+                if token is not None:
+                    self.rows[i].append(token)
+                    if token == self.end:
+                        self.finish(i, "end")
+                    elif step + 1 == self.max_new_tokens:
+                        self.finish(i, "length")
+            yield chosen
+            self._make_room()
+            if self.ended:
+                return
+
+    def _make_room(self) -> None:
+        """A row whose context is full ends, or slides: its older half is dropped and the rest prefilled again."""
+        for i, row in enumerate(self.rows):
+            if len(row) > self.context and not self.reasons[i]:
+                if not self.slide:
+                    self.finish(i, "context")
+                else:
+                    del row[: len(row) - max(1, self.context // 2)]
+                    self.cache = None
+
+    @torch.no_grad()
+    def _logits(self) -> Float[Tensor, "B V"]:
+        if self.cache is None:
+            return self.prefill()
+        index = [NOWHERE if reason else len(row) - 1 for row, reason in zip(self.rows, self.reasons, strict=True)]
+        tokens = torch.tensor([[row[-1]] for row in self.rows], device=self.device)
+        # without padding the model knows the next position itself
+        span = None if self.cache.even and NOWHERE not in index else self._at([[i] for i in index])
+        return self.model(tokens, span=span, cache=self.cache, last=True)[:, -1]
+
+    def prefill(self) -> Float[Tensor, "B V"]:
+        """Read every row at once, shorter ones padded on the left."""
+        rows = [row[-self.context :] for row in self.rows]
+        longest = max(map(len, rows))
+        pads = [longest - len(row) for row in rows]
+        tokens = torch.tensor([[0] * pad + row for pad, row in zip(pads, rows, strict=True)], device=self.device)
+        span = None
+        if any(pads):
+            span = self._at([[NOWHERE] * pad + list(range(longest - pad)) for pad in pads])
+        if self.cached:
+            room = min(self.max_new_tokens, self.context - min(map(len, rows)))
+            self.cache = self.model.new_cache(len(rows), longest + room)
+        return self.model(tokens, span=span, cache=self.cache, last=True, **self.given)[:, -1]
+
+    def _at(self, index: list[list[int]]) -> Span:
+        return Span.at(torch.tensor(index, device=self.device))
+
+    def _choose(self, logits: Float[Tensor, "B V"]) -> list[int]:
+        if self.sampling.repetition_penalty != 1:
+            # the end token is no repetition
+            rows = [[token for token in row if token != self.end] for row in self.rows]
+            logits = penalize(logits, rows, self.sampling.repetition_penalty)
+        if self.sampling.temperature == 0:
+            return logits.argmax(-1).tolist()
+        cumulative = probabilities(logits.cpu(), self.sampling).cumsum(-1)
+        uniforms = torch.tensor([[torch.rand((), generator=g, dtype=torch.float64).item()] for g in self.random])
+        return (
+            torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True).clamp(max=cumulative.shape[1] - 1)[:, 0].tolist()
+        )
+
+
+class _TextStream:
+    """One row's tokens as text: whole characters only, holding back what may be the start of a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
+        self.tokenizer, self.stop = tokenizer, stop
+        self.waiting: list[int] = []
+        self.emitted = 0  # characters of the waiting tokens already returned
+        self.held = ""
+
+    def add(self, token: int) -> tuple[str, bool]:
+        """What may be shown now, and whether a stop string was met."""
+        self.waiting.append(token)
+        text = self.tokenizer.decode(self.waiting)
+        # an incomplete character at the end decodes to U+FFFD: hold it back until its remaining bytes come
+        partial = text.endswith("\ufffd")
+        complete_text = text[:-1] if partial else text
+        self.held += complete_text[self.emitted :]
+        self.emitted = len(complete_text) if partial else 0
+        if not partial:
+            self.waiting.clear()
+        met = [at for word in self.stop if (at := self.held.find(word)) >= 0]
+        if met:
+            shown, self.held = self.held[: min(met)], ""
+            return shown, True
+        keep = max((n for word in self.stop for n in range(1, len(word)) if self.held.endswith(word[:n])), default=0)
+        cut = len(self.held) - keep
+        shown, self.held = self.held[:cut], self.held[cut:]
+        return shown, False
+
+    def rest(self) -> str:
+        rest = self.tokenizer.decode(self.waiting)[self.emitted :] if self.waiting else ""
+        return self.held + rest
+
+
+def stream(
+    model: Any,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    max_new_tokens: int = 256,
+    sampling: Sampling | None = None,
+    *,
+    stop: Sequence[str] = (),
+    samples: Sequence[int] | None = None,
+    slide: bool = False,
+    cached: bool = True,
+    reasons: list[str] | None = None,
+    begin: int | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> Iterator[list[str]]:
+    """Each step's new text, one piece a prompt; `reasons`, if given, is filled with why each row ended.
+
+    Bad input is refused before the first piece. `begin` is a token put before every prompt.
+    """
+    ids = [([] if begin is None else [begin]) + tokenizer.encode(prompt).tolist() for prompt in prompts]
+    generation = Generation(
+        model, ids, max_new_tokens, sampling, samples=samples, end=tokenizer.end, vocab=tokenizer.vocab, slide=slide, cached=cached,
+        given=given,
+    )  # fmt: skip
+    return _pieces(generation, tokenizer, [_TextStream(tokenizer, stop) for _ in prompts], [] if reasons is None else reasons)
+
+
+def _pieces(generation: Generation, tokenizer: Tokenizer, texts: list[_TextStream], reasons: list[str]) -> Iterator[list[str]]:
+    for step in generation:
+        pieces = [""] * len(texts)
+        for i, token in enumerate(step):
+            if token is not None and token != tokenizer.end:
+                pieces[i], met = texts[i].add(token)
+                if met:
+                    generation.reasons[i] = "stop"
+        yield pieces
+    yield ["" if reason == "stop" else text.rest() for text, reason in zip(texts, generation.reasons, strict=True)]
+    reasons[:] = [reason or "length" for reason in generation.reasons]
+
+
+def complete(model: Any, tokenizer: Tokenizer, prompts: Sequence[str], *args, **options) -> list[str]:
+    """The continuation of each prompt, whole; takes what `stream` takes."""
+    return ["".join(row) for row in zip(*stream(model, tokenizer, prompts, *args, **options), strict=True)]

@@ -1,0 +1,62 @@
+"""Images and videos sampled from noise by a diffusion transformer, as bytes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import UserError
+from ..core.span import Span
+from .autoencoder import Autoencoder, to_bytes
+from .diffusion import Process, classifier_free_guidance, make_process, sample_steps
+
+MAX_SEED = 2**43 - 1  # a row's own seed is a million times as large, and torch's have 63 bits
+
+
+@torch.no_grad()
+def sample_images(
+    model: Any,
+    process: Process,
+    given: Sequence[Tensor],
+    count: int,
+    guidance: float = 1.0,
+    steps: int = 50,
+    sampler: str | None = None,
+    seed: int = 0,
+    keep_steps: bool = False,
+    decode: Callable[[Tensor], np.ndarray] = to_bytes,
+) -> list[np.ndarray]:
+    """`count` images as bytes, last in the list; with `keep_steps`, before them the first row after every step.
+
+    `given` is the condition: nothing, the labels, or the tokens of texts and their places. A seed gives each row its
+    noise.
+    """
+    c, device = model.config, next(model.parameters()).device
+    if guidance != 1 and not c.null_condition:
+        why = "without the null condition" if given else "without a condition"
+        raise UserError(f"the model was trained {why}, so classifier-free guidance is not possible: use --guidance 1")
+    if not 0 <= seed <= MAX_SEED:
+        raise UserError(f"--seed must be from 0 to {MAX_SEED}, not {seed}")
+    rows = [torch.Generator().manual_seed(seed * 1_000_003 + i) for i in range(count)]
+    x = torch.stack([torch.randn((c.channels, *c.sides), generator=g) for g in rows]).to(device)
+    places = Span.at(given[1].to(device)) if len(given) > 1 else None
+    denoise = classifier_free_guidance(model, given[0].to(device) if given else None, guidance, places)
+    kept = [decode(x[:1])] if keep_steps else []
+    for x in sample_steps(process, denoise, x, steps, sampler, torch.Generator().manual_seed(seed)):
+        if keep_steps:
+            kept.append(decode(x[:1]))
+    if not x.isfinite().all():
+        raise UserError("sampling diverged (NaN); lower --guidance")
+    return [*kept[:-1], decode(x)]
+
+
+def process_of(config: Any, latents: bool) -> Process:
+    """The process a model was trained with; x₀ is clipped to −1 … 1 for images, not for latents."""
+    return make_process(config.noise_schedule, config.prediction, None if latents else 1.0)
+
+
+def decoder_of(autoencoder: Autoencoder | None) -> Callable[[Tensor], np.ndarray]:
+    """What turns the model's samples into bytes."""
+    return to_bytes if autoencoder is None else autoencoder.decode

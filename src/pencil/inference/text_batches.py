@@ -1,0 +1,109 @@
+"""Texts as batches of tokens: padding, the end token, sources of an encoder–decoder, and labels of tokens."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import UserError
+from ..core.masks import NOWHERE
+from ..core.span import Span
+from ..data.tokenizers import Tokenizer
+from .beam import Hypothesis, search
+from .generation import Generation
+from .sampling import Sampling
+
+
+def end_token(tokenizer: Tokenizer) -> int:
+    """The id that begins and ends a text; refused where the tokenizer has none."""
+    if tokenizer.end is None:
+        raise UserError("the tokenizer has no <|endoftext|>, which begins and ends a text")
+    return tokenizer.end
+
+
+def pad(rows: Sequence[Sequence[int]], fill: int, longest: int) -> tuple[Tensor, Tensor]:
+    """Rows of different lengths as one tensor, and the index of each token: NOWHERE for padding.
+
+    No row is longer than `longest`, and neither is the result.
+    """
+    # few different lengths, so that a compiled model meets few shapes
+    length = min(longest, -(-max(map(len, rows)) // 8) * 8)
+    tokens = np.full((len(rows), length), fill, np.int64)
+    places = np.full((len(rows), length), NOWHERE, np.int64)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)], places[i, : len(row)] = row, np.arange(len(row))
+    return torch.from_numpy(tokens), torch.from_numpy(places)
+
+
+def source_inputs(model: Any, tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, Any]:
+    """The source inputs of an encoder–decoder; a source that is empty or too long is refused."""
+    longest, end, rows = model.config.source_context, end_token(tokenizer), []
+    for text in texts:
+        ids = [*tokenizer.encode(text).tolist(), end]
+        if len(ids) == 1:
+            raise UserError("the source is empty: give at least one word")
+        if len(ids) > longest:
+            raise UserError(
+                f"the source “{shorten(text)}” has {len(ids)} tokens with its end token, and the source context is "
+                f"{longest}; shorten it"
+            )
+        rows.append(ids)
+    device = next(model.parameters()).device
+    if len({len(row) for row in rows}) == 1:
+        return {"source": torch.tensor(rows, device=device)}
+    tokens, places = pad(rows, end, longest)
+    return {"source": tokens.to(device), "source_span": Span.at(places.to(device))}
+
+
+def greedy_targets(
+    model: Any, tokenizer: Tokenizer, sources: Sequence[str], max_new_tokens: int | None = None
+) -> list[str]:
+    """The target of each source, decoded greedily."""
+    end, longest = end_token(tokenizer), model.config.context - 1
+    generation = Generation(
+        model, [[end]] * len(sources), min(longest, max_new_tokens or longest), Sampling(0), end=end,
+        vocab=tokenizer.vocab, given=source_inputs(model, tokenizer, sources),
+    )  # fmt: skip
+    for _ in generation:
+        pass
+    return [decode_text(tokenizer, row[1:]) for row in generation.rows]
+
+
+def beam_targets(
+    model: Any,
+    tokenizer: Tokenizer,
+    sources: Sequence[str],
+    beams: int,
+    penalty: float,
+    max_new_tokens: int | None = None,
+) -> list[list[tuple[str, Hypothesis]]]:
+    """For each source the highest-scoring targets of a beam search, best first, with their scores."""
+    end, longest = end_token(tokenizer), model.config.context - 1
+    found = search(
+        model, [[end]] * len(sources), min(longest, max_new_tokens or longest), beams, end=end, vocab=tokenizer.vocab,
+        penalty=penalty, given=source_inputs(model, tokenizer, sources),
+    )  # fmt: skip
+    return [[(decode_text(tokenizer, one.tokens), one) for one in rows] for rows in found]
+
+
+def decode_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of these ids, without end tokens."""
+    return tokenizer.decode([token for token in ids if token != tokenizer.end])
+
+
+def token_label(tokenizer: Tokenizer, token: int) -> str:
+    """One token as a short visible word."""
+    return tokenizer.decode([token]).replace(" ", "␣").replace("\n", "⏎") or "·"
+
+
+def vocabulary_labels(tokenizer: Tokenizer, vocab: int) -> list[str]:
+    """A label for each id, where there are few enough to be read along an axis; ids after the last are the mask."""
+    if vocab > 512:
+        return []
+    return [token_label(tokenizer, i) if i < tokenizer.vocab else "[mask]" for i in range(vocab)]
+
+
+def shorten(text: str, length: int = 40) -> str:
+    return text[:length] + "…" * (len(text) > length)

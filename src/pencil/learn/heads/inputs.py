@@ -1,0 +1,63 @@
+"""The inputs on which a run's heads are scored: its own held-out data, or a text of the user's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...config import UserError, build
+from ...families import family
+from ...families.head_inputs import COUNT
+from ...families.run_setup import task_of
+from ...inference.attention_layouts import HeadProfile, Inputs
+from ...runs import Loaded
+from ...train.settings import TrainConfig
+
+
+def head_profile(loaded: Loaded) -> HeadProfile:
+    """What the family of a run provides for scoring heads; refused where it cannot."""
+    profile = family(loaded.run.family).heads
+    if isinstance(profile, str):
+        raise UserError(f"{loaded.run.path} is a {loaded.run.family}: {profile}")
+    return profile
+
+
+def head_inputs(loaded: Loaded, text: str | None = None) -> list[Inputs]:
+    """The inputs of the run's model, one forward pass each: parts of the text, or its held-out data."""
+    profile, run = head_profile(loaded), loaded.run
+    if text is None:
+        found = profile.held_out(loaded, _task(loaded, profile))
+        if len(found) < 2:
+            raise UserError(f"{run.path} has too little held-out data: at least two examples of two tokens are needed")
+    elif profile.from_text is None:
+        raise UserError(
+            f"{run.path} is a {run.family}, which reads more than a text: leave --text and --prompt out, and its heads are "
+            "scored on its held-out data"
+        )
+    elif loaded.tokenizer is None:
+        raise UserError(f"{run.path} has no tokenizer.json")
+    else:
+        found = profile.from_text(loaded, text)
+    return on_device(loaded.model, found)
+
+
+def separators(loaded: Loaded) -> set[int]:
+    """The tokens that separate texts or lines: after them a model may well attend no further back."""
+    tokenizer = loaded.tokenizer
+    if tokenizer is None:
+        return set()
+    return {i for i in range(tokenizer.vocab) if i == tokenizer.end or "\n" in tokenizer.decode([i])}
+
+
+def on_device(model: Any, inputs: Sequence[Inputs]) -> list[Inputs]:
+    """The same on the model's device."""
+    device = next(model.parameters()).device
+    return [tuple(part.to(device) for part in given) for given in inputs]
+
+
+def _task(loaded: Loaded, profile: HeadProfile) -> Any:
+    run = loaded.run
+    try:
+        return task_of(run, build(TrainConfig, {**run.config["train"], "batch": COUNT}, "train."))
+    except UserError as error:
+        if profile.from_text is None:
+            raise
+        raise UserError(f"{error} (or give a text by --text or --prompt)") from None

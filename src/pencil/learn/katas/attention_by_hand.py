@@ -1,0 +1,86 @@
+"""Attention over given tags: by the models' own `attend`, for the answers; and step by step, for the working."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...core.attention import attend
+from ...core.masks import Mask
+from ...core.probe import OFF, Probe
+from .builder import Work, heads, work
+from .exercise import Table
+
+FORGOT_SCALE = "forgot ÷√d"
+SCALE_HINT = "The match is divided by the root of the tag width before the softmax."
+COLUMNS = "column softmax"
+COLUMNS_HINT = "Each row is one strip's own portions: the softmax goes along the row, not down the column."
+FUTURE = "future not blocked"
+FUTURE_HINT = "A later token is set to −inf before the softmax, so that its portion is 0."
+
+
+class TagAttention(nn.Module):
+    """The models' attention over given WANT, HAVE and GIVE tags."""
+
+    def __init__(self, scale: float | None = None, mask: Mask | None = None):
+        super().__init__()
+        self.scale, self.mask = scale, mask
+
+    def visible(self, count: int) -> Tensor | None:
+        index = torch.arange(count)
+        return None if self.mask is None else self.mask(index[:, None], index)[None, None]
+
+    def forward(
+        self, want: Tensor, have: Tensor, give: Tensor, bias: Tensor | None = None, probe: Probe = OFF
+    ) -> Tensor:
+        visible = self.visible(want.shape[2])
+        return probe("z", attend(want, have, give, visible, bias, scale=self.scale, probe=probe))
+
+
+class AttentionByHand(TagAttention):
+    """The same step by step: match, scale, mask, raise e to each, divide by the total, sum."""
+
+    def forward(
+        self, want: Tensor, have: Tensor, give: Tensor, bias: Tensor | None = None, probe: Probe = OFF
+    ) -> Tensor:
+        scores = probe("match", want @ have.mT) * (1 / math.sqrt(want.shape[-1]) if self.scale is None else self.scale)
+        scores = scores if bias is None else scores + bias
+        visible = self.visible(want.shape[2])
+        scores = probe("scores", scores if visible is None else scores.masked_fill(~visible, -torch.inf))
+        raised = probe("raised", scores.exp())
+        pattern = probe("pattern", raised / probe("total", raised.sum(-1, keepdim=True)))
+        return probe("z", pattern @ give)
+
+
+def attention(want, have, give, scale: float | None = None, mask: Mask | None = None) -> Work:
+    return work(TagAttention(scale, mask), heads(want), heads(have), heads(give))
+
+
+def by_hand(want, have, give, scale: float | None = None, mask: Mask | None = None) -> Work:
+    return work(AttentionByHand(scale, mask), heads(want), heads(have), heads(give))
+
+
+def columns(want, have, scale: float | None = None) -> np.ndarray:
+    """The portions with the softmax taken down the columns instead of along the rows."""
+    return attention(have, want, want, scale).run("pattern").T
+
+
+def strips(count: int) -> list[str]:
+    return [f"s{i + 1}" for i in range(count)]
+
+
+def tags(name: str, rows) -> Table:
+    return Table(name, [list(row) for row in rows], None, strips(len(rows)))
+
+
+def to_3(values: np.ndarray) -> list[list]:
+    """A computed table as it is shown: to three decimals."""
+    return [[round(float(one), 3) for one in row] for row in values]
+
+
+def softmax_cells(row: int, count: int) -> list[tuple[str, str]]:
+    """The receipts of one row of portions, step by step."""
+    cells = [(f"e^score {j + 1}", f"raised[0,0,{row},{j}]") for j in range(count)]
+    cells += [("total", f"total[0,0,{row},0]")]
+    return cells + [(f"portion {j + 1}", f"pattern[0,0,{row},{j}]") for j in range(count)]

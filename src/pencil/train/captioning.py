@@ -1,0 +1,167 @@
+"""Image captioning: predict the words that describe an image."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import draw
+from ..config import UserError
+from ..data import images
+from ..data.examples import Examples
+from ..data.tokenizers import Tokenizer, learn
+from ..files import write_all
+from ..inference.attention_maps import caption_attention
+from ..inference.generation import Generation
+from ..inference.sampling import Sampling
+from ..inference.text_batches import end_token
+from ..models.parts import normalize
+from ..runs import Run
+from .image_task import ImageTask
+from .losses import next_token
+from .settings import TrainConfig
+from .task import Batch, Prepared, Preview, Request, check_vocab, random_of, round_up
+
+MISTAKES = 40  # on a sheet
+
+
+class Captioning(ImageTask):
+    """Predict the words that describe an image. A text begins and ends with the end token."""
+
+    want, headline = "caption", "exact_match"
+
+    @classmethod
+    def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
+        data = images.load(request.data, cls.want)
+        train = cls.settings(request, data, train)
+        tokenizer = learn(request.options.tokenizer or "bpe", data.captions(), request.options.vocab, ended=True)
+        found: dict[str, Any] = {"vocab": tokenizer.vocab}
+        if "context" not in request.preset_values:
+            found["context"] = round_up(longest_caption(data, tokenizer) + 1)
+        config = cls.configure(request, data, found)
+        check_vocab(config, tokenizer)
+        task = cls(request.family, data, config, train, tokenizer)
+        return Prepared(task, data.name, data.hash, config, train, tokenizer, {"tokenizer": tokenizer.kind})
+
+    @classmethod
+    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "Captioning":
+        config = family.read_config(run.config["model"])
+        return cls(family, images.load(source, cls.want), config, train, run.tokenizer)
+
+    def __init__(self, family: Any, data: images.ImageData, config: Any, train: TrainConfig, tokenizer: Tokenizer):
+        super().__init__(family, data, config, train)
+        self.tokenizer, self.end = tokenizer, end_token(tokenizer)
+        # captions repeat, and a tokenizer's call costs more than all else in a batch
+        self.encoded = lru_cache(1 << 16)(tokenizer.encode)
+        self.length = 1 + longest_caption(data, tokenizer)
+        if self.length > config.context:
+            over = [t for t in every_caption(data) if 1 + len(tokenizer.encode(t)) > config.context]
+            raise UserError(
+                f"{len(over)} {'captions' if len(over) > 1 else 'caption'} of {data.name} will not fit into "
+                f"model.context {config.context}: the longest needs {self.length}; the first begins “{over[0][:40]}”"
+            )
+
+    def tokens(self, captions: list[str]) -> tuple[Tensor, Tensor]:
+        """The input, which begins with the end token, and the targets, which end with it; the rest is ignored."""
+        inputs = np.full((len(captions), self.length), self.end, np.int64)
+        targets = np.full((len(captions), self.length), -100, np.int64)
+        for i, caption in enumerate(captions):
+            ids = self.encoded(caption)
+            if len(ids) >= self.length:
+                raise UserError(f"a caption of {len(ids)} tokens is longer than any seen before: “{caption[:40]}”")
+            inputs[i, 1 : 1 + len(ids)] = ids
+            targets[i, : len(ids)], targets[i, len(ids)] = ids, self.end
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    def batch(self, step: int, micro: int = 0) -> Batch:
+        pictures, captions = self.examples(step, micro)
+        inputs, targets = self.tokens(captions)
+        if self.train.word_dropout:
+            rng = random_of(self.train.seed, step, micro + (1 << 22))
+            dropped = torch.from_numpy(rng.random(tuple(inputs.shape)) < self.train.word_dropout)
+            inputs = inputs.masked_fill(dropped, self.end)
+        return torch.from_numpy(np.ascontiguousarray(pictures)), inputs, targets
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        pictures, inputs, targets = batch
+        return next_token(model(inputs, normalize(pictures)), targets)
+
+    @torch.no_grad()
+    def caption(self, model: nn.Module, pictures: np.ndarray) -> list[str]:
+        """The greedy caption of each image."""
+        device = next(model.parameters()).device
+        x = normalize(torch.from_numpy(np.ascontiguousarray(pictures)).to(device))
+        generation = Generation(
+            model, [[self.end]] * len(pictures), self.config.context - 1, Sampling(0), end=self.end,
+            vocab=self.tokenizer.vocab, given={"picture": x},
+        )  # fmt: skip
+        for _ in generation:
+            pass
+        return [self.tokenizer.decode([t for t in row[1:] if t != self.end]).strip() for row in generation.rows]
+
+    @torch.no_grad()
+    def _predict(self, model: nn.Module, examples: Examples, batches: int | None) -> "Predicted":
+        """The loss a token, the number of exact matches, and some images to show."""
+        device = next(model.parameters()).device
+        total, tokens, right, count, first, wrong = 0.0, 0, 0, 0, [], []
+        for pictures, captions in self.held_out(examples, batches):
+            batch = tuple(t.to(device) for t in (torch.from_numpy(pictures), *self.tokens(captions)))
+            counted = int((batch[2] >= 0).sum())
+            total, tokens = total + float(self.loss(model, batch)) * counted, tokens + counted
+            rows = list(zip(pictures, self.caption(model, pictures), (c.strip() for c in captions), strict=True))
+            right, count = right + sum(caption == target for _, caption, target in rows), count + len(rows)
+            first += rows[: 20 - len(first)]
+            wrong += [row for row in rows if row[1] != row[2]][: MISTAKES - len(wrong)]
+        return Predicted(total / tokens, right, count, first, wrong)
+
+    def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
+        predicted = self._predict(model, self.data.test, batches)
+        return {"val_loss": predicted.loss, "exact_match": predicted.right / predicted.total}
+
+    def preview(self, model: nn.Module) -> Preview:
+        return Preview(".png", _sheet(self._predict(model, self.data.test, 1).first, self.data.name))
+
+    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
+        """Exact match; wrong captions as a contact sheet; and the attention at each word."""
+        folder.mkdir(parents=True, exist_ok=True)
+        predicted = self._predict(model, self.data.test, None)
+        metrics = {"val_loss": predicted.loss, "exact_match": predicted.right / predicted.total}
+        if self.data.seen_combinations is not None:
+            seen = self._predict(model, self.data.seen_combinations, None)
+            metrics["exact_match_familiar"] = seen.right / seen.total
+        wrong = predicted.total - predicted.right
+        title = f"{wrong} of {predicted.total} captions differ" + f"; the first {MISTAKES}" * (wrong > MISTAKES)
+        files = {"mistakes.png": _sheet(predicted.wrong, title)}
+        for i, (picture, caption, _) in enumerate(predicted.first[:3], 1):
+            files[f"attention-{i}.png"] = caption_attention(model, self.tokenizer, picture, caption)
+        return metrics, write_all(folder, files)
+
+
+class Predicted(NamedTuple):
+    """Captions of held-out images: the rows are (image, caption, target)."""
+
+    loss: float
+    right: int
+    total: int
+    first: list[Any]
+    wrong: list[Any]
+
+
+def longest_caption(data: images.ImageData, tokenizer: Tokenizer) -> int:
+    """Tokens of the longest caption."""
+    return max(len(tokenizer.encode(text)) for text in every_caption(data))
+
+
+def every_caption(data: images.ImageData) -> Iterator[str]:
+    """All captions; of generated data, many of them."""
+    return chain(data.captions(), map(str, data.test.targets))
+
+
+def _sheet(rows: list[Any], title: str) -> bytes:
+    lines = [caption if caption == target else f"{caption or '(nothing)'}\nis {target}" for _, caption, target in rows]
+    return draw.sheet([row[0] for row in rows], lines, [caption == target for _, caption, target in rows], title)

@@ -1,0 +1,319 @@
+"""Diffusion: predict the prediction target (noise, image or velocity) of a noised image."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+
+from .. import draw
+from ..config import UserError, coerce
+from ..core.patches import by
+from ..core.span import Span
+from ..data import images
+from ..data.augment import ImageTransform
+from ..data.folders import annotations_in
+from ..data.image_data import ImageData
+from ..data.moving import MovingDigits
+from ..data.sizes import common_size, patch_for
+from ..data.tokenizers import Tokenizer, learn
+from ..device import pick_device
+from ..files import write_all
+from ..inference.autoencoder import Autoencoder, autoencoder_of
+from ..inference.diffusion import RectifiedFlow, split_variance
+from ..inference.image_sampling import decoder_of, process_of, sample_images
+from ..inference.text_batches import end_token, pad
+from ..models.parts import normalize
+from ..runs import Run
+from .captioning import longest_caption
+from .image_task import ImageTask
+from .latents import to_latents
+from .settings import TrainConfig
+from .task import Batch, Prepared, Preview, Request, random_of, round_up
+
+# training settings that suit a data set at the default preset
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "digits": dict(steps=480, warmup=96, ema=0.99, eval_every=480, save_every=240),
+    "mnist": dict(steps=3000, batch=128, eval_every=1000),
+    "moving-digits": dict(steps=6000, eval_every=1000),
+}
+BOUND_WEIGHT = 0.001  # of the variational bound in the loss, where the variance is learned
+CONDITION_DROPOUT = 0.1  # unless set
+
+
+class Diffusion(ImageTask):
+    """Predict the prediction target of a noised image, given the timestep, and a label or a text if there is one."""
+
+    headline, select_best = "val_loss", False
+
+    @classmethod
+    def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
+        labels = coerce(request.model.get("classes"), int | None, "model.classes") is not None
+        want = annotations(request.data, labels)
+        data = images.load(request.data, want)
+        train = cls.settings(request, data, train)
+        tokenizer, facts = None, {}
+        found: dict[str, Any] = {"classes": len(data.classes) or None}
+        if want == "caption":
+            tokenizer = learn(request.options.tokenizer or "bpe", data.captions(), request.options.vocab, ended=True)
+            found = {"vocab": tokenizer.vocab, "context": round_up(longest_caption(data, tokenizer) + 1)}
+            facts = {"tokenizer": tokenizer.kind}
+        elif request.options.tokenizer is not None:
+            have = "labels" if data.classes else "no captions"
+            raise UserError(f"--tokenizer is for text, and these images have {have}")
+        autoencoder = None
+        if request.options.vae is not None:
+            if not hasattr(data.train, "targets"):
+                raise UserError(f"{data.name} is generated while training, so it cannot be encoded before: leave --vae out")
+            for name in ("flip", "crop", "augment_ops"):
+                if getattr(train, name) is not None:
+                    raise UserError(f"train.{name} has no effect with --vae: images are encoded once, before training")
+            autoencoder = Autoencoder.open(request.options.vae, pick_device(train.device))
+            facts |= {"vae": autoencoder.source, "vae_hash": autoencoder.hash}
+        config = cls.configure(request, data, found, autoencoder)
+        if config.classes:
+            facts |= {"classes": data.classes}
+        task = cls(request.family, data, config, train, tokenizer, request.data, autoencoder)
+        return Prepared(task, data.name, data.hash, config, train, tokenizer, facts)
+
+    @classmethod
+    def configure(
+        cls, request: Request, data: ImageData, found: dict[str, Any], autoencoder: Autoencoder | None = None
+    ) -> Any:
+        """As for other images, but only the shape of the data is taken from it."""
+        preset = request.preset_values
+        suggested = {} if "image_size" in preset else image_shape(request, data)
+        if autoencoder is not None:
+            size = coerce(request.options.size, tuple[int, int] | None, "--size") or suggested.pop("image_size", None)
+            suggested |= {"channels": autoencoder.channels}
+            suggested |= {"image_size": autoencoder.latent_size(size)} if size else {}
+            if "image_size" not in preset:
+                even = not any(side % 2 for side in suggested["image_size"])
+                suggested["patch"] = (2, 2) if even else (1, 1)
+        config = request.configure(**{**suggested, **found})
+        if "prediction" in request.model and config.prediction != "eps" and config.noise_schedule == "flow":
+            raise UserError("model.prediction needs --model.noise_schedule linear or cosine; a flow predicts the velocity")
+        check_fit(config, data, "vocab" in found)
+        # without a condition there is nothing to drop
+        return config if config.classes or config.vocab else replace(config, null_condition=False)
+
+    @classmethod
+    def settings(cls, request: Request, data: ImageData, train: TrainConfig) -> TrainConfig:
+        """With the steps that suit the data; images are generated as they are, so none is augmented by default."""
+        defaults = DEFAULTS.get(data.name, {}) if request.preset == request.family.default_preset else {}
+        return replace(train, **{n: v for n, v in defaults.items() if n not in request.train})
+
+    @classmethod
+    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "Diffusion":
+        config = family.read_config(run.config["model"])
+        data = images.load(source, annotations(source, config.classes is not None))
+        autoencoder = autoencoder_of(run, pick_device(train.device))
+        tokenizer = run.tokenizer if config.vocab is not None else None
+        return cls(family, data, config, train, tokenizer, source, autoencoder)
+
+    def __init__(
+        self,
+        family: Any,
+        data: ImageData,
+        config: Any,
+        train: TrainConfig,
+        tokenizer: Tokenizer | None,
+        source: str,
+        autoencoder: Autoencoder | None = None,
+    ):
+        self.autoencoder = autoencoder
+        super().__init__(family, data, config, train)
+        self.source = source
+        self.process, self.tokenizer = process_of(config, autoencoder is not None), tokenizer
+        self.conditional = bool(config.classes or config.vocab)
+        if tokenizer is not None:
+            self.end = end_token(tokenizer)
+            self.encoded = lru_cache(1 << 16)(lambda text: tokenizer.encode(text).tolist())
+        self.condition_dropout = CONDITION_DROPOUT if train.condition_dropout is None else train.condition_dropout
+        if not config.null_condition:
+            self.condition_dropout = 0.0
+
+    def _transform(self) -> ImageTransform:
+        if self.autoencoder is None:
+            return super()._transform()
+        if self.config.channels != self.autoencoder.channels:
+            raise UserError(
+                f"the latents have {self.autoencoder.channels} channels, and model.channels is {self.config.channels}"
+            )
+        height, width = (side * self.autoencoder.factor for side in self.config.image_size)
+        return ImageTransform((height, width), self.autoencoder.image_channels)
+
+    @cached_property
+    def inputs(self) -> ImageData:
+        if self.autoencoder is None:
+            return self.data
+        return to_latents(self.data, self.autoencoder, self.transform, Console(stderr=True).print)
+
+    def build(self) -> nn.Module:
+        _ = self.inputs  # latents are encoded before the training's clock starts
+        return super().build()
+
+    def about(self) -> str:
+        if self.autoencoder is None:
+            return super().about()
+        return f"{super().about()}, as latents of {by((self.config.channels, *self.config.image_size))}"
+
+    @property
+    def usage(self) -> str:
+        if not self.conditional:
+            return "--count 16"
+        return f"--prompt {self.data.test.targets[0]!r}" if self.tokenizer else f"--label {self.data.classes[0]}"
+
+    def examples(self, step: int, micro: int) -> tuple[np.ndarray, list[Any]]:
+        if isinstance(self.data.train, MovingDigits):
+            return self.data.train.draw(random_of(self.train.seed, step, micro), self.train.batch)
+        return super().examples(step, micro)
+
+    def condition(self, targets: Sequence[Any]) -> tuple[Tensor, ...]:
+        """The labels, or the texts' tokens and their places; or nothing."""
+        if not self.conditional:
+            return ()
+        if self.tokenizer is None:
+            return (torch.tensor(targets),)
+        return pad([[self.end, *self.encoded(str(text))] for text in targets], self.end, self.config.context)
+
+    def batch(self, step: int, micro: int = 0) -> Batch:
+        pictures, targets = self.examples(step, micro)
+        return torch.from_numpy(np.ascontiguousarray(pictures)), *self.condition(targets)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean squared error of the prediction; times, noise and dropped conditions follow from torch's seed."""
+        pictures, *given = batch
+        return self._loss(model, as_floats(pictures), given, self.condition_dropout)
+
+    def _loss(self, model: nn.Module, x: Tensor, given: Sequence[Tensor], condition_dropout: float) -> Tensor:
+        t, noise = self.process.sample_times(len(x), x.device), torch.randn_like(x)
+        dropped = torch.rand(len(x), device=x.device) < condition_dropout if condition_dropout else None
+        places = Span.at(given[1]) if len(given) > 1 else None
+        noised = self.process.add_noise(x, noise, t)
+        output = model(noised, self.process.timestep(t), given[0] if given else None, places, dropped).float()
+        predicted, variance = split_variance(output, x.shape[1])
+        loss = F.mse_loss(predicted, self.process.target(x, noise, t))
+        if variance is None or isinstance(self.process, RectifiedFlow):
+            return loss
+        levels = 256 if self.autoencoder is None else None
+        bound = self.process.variational_bound(x, noised, predicted, variance, t, levels=levels)
+        # times are uniform: the mean term times their number estimates the sum over all steps
+        return loss + BOUND_WEIGHT * len(self.process) * bound.mean()
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
+        """The loss on held-out images, each time with the same noise."""
+        device, total, count = next(model.parameters()).device, 0.0, 0
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(0)
+            for pictures, targets in self.held_out(self.inputs.test, batches):
+                x = as_floats(torch.from_numpy(np.ascontiguousarray(pictures)).to(device))
+                given = [t.to(device) for t in self.condition(targets)]
+                total, count = total + float(self._loss(model, x, given, 0.0)) * len(x), count + len(x)
+        return {"val_loss": total / count}
+
+    def preview(self, model: nn.Module) -> Preview:
+        """A few samples for the first labels or texts, in a few steps."""
+        targets = self.sample_targets(20)
+        made = self.sample(model, targets, guidance=2.0 if self.config.null_condition else 1.0, steps=20)
+        shown = list(middle_frames(made))
+        names = [self.target_name(target) for target in targets]
+        return Preview(".png", draw.sheet(shown, names, [True] * len(shown), self.data.name))
+
+    def sample_targets(self, count: int) -> list[Any]:
+        """Labels in turn, or the first held-out texts; or no condition."""
+        if not self.conditional:
+            return [None] * count
+        if self.tokenizer is None:
+            return [i % len(self.data.classes) for i in range(count)]
+        return list(self.data.test.targets[:count])
+
+    def target_name(self, target: Any) -> str:
+        if target is None:
+            return ""
+        return str(self.data.classes[target]) if self.tokenizer is None else str(target)
+
+    def sample(self, model: nn.Module, targets: Sequence[Any], **settings: Any) -> np.ndarray:
+        """Samples for these targets, as bytes."""
+        given, decode = self.condition(targets), decoder_of(self.autoencoder)
+        return sample_images(model, self.process, given, len(targets), decode=decode, **settings)[-1]
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether a classifier of the data can score samples."""
+        return self.tokenizer is None and bool(self.data.classes)
+
+    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
+        """The loss, and samples to look at."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return self.evaluate(model), write_all(folder, {"samples.png": self.preview(model).content})
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of the metrics."""
+        if self.data.classes:
+            return [] if self.conditional else ["samples have no label, so none is scored: look at samples.png"]
+        what = "captions" if self.conditional else "images alone"
+        return [f"{what} have no class to score samples by: look at samples.png"]
+
+
+def middle_frames(made: np.ndarray) -> np.ndarray:
+    """Images as they are; of videos the middle frame."""
+    return made if made.ndim == 4 else made[:, :, made.shape[2] // 2]
+
+
+def check_fit(config: Any, data: ImageData, captions: bool) -> None:
+    """Refuse a condition the data does not have, or images of a shape it does not have."""
+    if config.vocab and not captions:
+        raise UserError(f"model.vocab is for images with captions, and {data.name} has none")
+    if config.classes and not data.classes:
+        raise UserError(f"model.classes is for images with labels, and {data.name} has none")
+    if config.classes and config.classes < len(data.classes):
+        raise UserError(f"model.classes {config.classes} is fewer than the {len(data.classes)} classes of {data.name}")
+    made, frames = data.model_defaults, data.model_defaults.get("frames", 1)
+    if config.frames != frames and frames == 1:
+        raise UserError(f"model.frames {config.frames} is for video, and {data.name} has still images")
+    for name in ("frames", "image_size", "channels") if frames > 1 else ():
+        if getattr(config, name) != made[name]:
+            value = "x".join(map(str, made[name])) if name == "image_size" else made[name]
+            raise UserError(f"{data.name} is made with model.{name} {value} only: leave it out")
+
+
+def image_shape(request: Request, data: ImageData) -> dict[str, Any]:
+    """What the data suggests: images in files at the size they all have, cut by a patch that divides it."""
+    names = ("image_size", "channels", "patch", "frames", "patch_frames")
+    shape = {name: value for name, value in data.model_defaults.items() if name in names}
+    size = request.options.size or request.model.get("image_size")
+    if size is None:
+        shape["image_size"] = common_size(data, request.data) or shape["image_size"]
+    elif request.options.vae is None:
+        shape["image_size"] = coerce(size, tuple[int, int], "model.image_size")
+    other = tuple(shape["image_size"]) != tuple(data.model_defaults["image_size"]) and min(shape["image_size"]) > 0
+    if other and request.options.vae is None and "patch" not in request.model:
+        shape["patch"] = patch_for(shape["image_size"])
+    return shape
+
+
+def annotations(data: str, labels: bool = False) -> str:
+    """What comes with the images: a label, a caption, or nothing; or whether they are videos.
+
+    Where there are both, `labels` are taken if a model with classes was requested.
+    """
+    path = Path(data).expanduser()
+    for want in ("video", "caption"):
+        if data in images.EMBEDDED[want]:
+            return want
+    found = annotations_in(path) if path.is_dir() else "label"
+    return "label" if labels and found == "caption" else found
+
+
+def as_floats(pictures: Tensor) -> Tensor:
+    """Bytes as the model reads them; latents are floats already."""
+    return normalize(pictures) if pictures.dtype == torch.uint8 else pictures

@@ -1,0 +1,42 @@
+"""The exponential moving average (EMA) of the weights, which a diffusion model is used with."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class ExponentialMovingAverage:
+    """Decays by `decay` at each step towards the model's weights; faster at the beginning."""
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.model, self.decay = model, decay
+        self.values = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        # early weights are poor: at step n only about the last n/10 are averaged
+        decay = min(self.decay, (1 + step) / (10 + step))
+        values = list(self.values.values())
+        torch._foreach_lerp_(values, list(self.model.parameters()), 1 - decay)  # pyright: ignore
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """A context in which the model has the average as its weights."""
+        with torch.no_grad():
+            own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+            for name, p in self.model.named_parameters():
+                p.copy_(self.values[name])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, p in self.model.named_parameters():
+                    p.copy_(own[name])
+
+    def restore(self, values: Mapping[str, Tensor]) -> None:
+        """Restore a saved average; without one, start from the model's weights."""
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                self.values[name].copy_(values.get(name, p))

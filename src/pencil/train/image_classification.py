@@ -1,0 +1,110 @@
+"""Image classification: predict the class of an image."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import draw
+from ..config import UserError
+from ..data import images
+from ..files import write_all
+from ..models.parts import normalize
+from ..runs import Run
+from .image_task import ImageTask
+from .metrics import accuracy_per_class, classification_metrics, confusion_matrix
+from .settings import TrainConfig
+from .task import Batch, Prepared, Preview, Request, random_of
+
+MISTAKES = 40  # on a sheet
+
+
+class ImageClassification(ImageTask):
+    """Predict the class of an image."""
+
+    want, headline = "label", "accuracy"
+
+    @classmethod
+    def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
+        data = images.load(request.data, cls.want)
+        train = cls.settings(request, data, train)
+        config = cls.configure(request, data, {"classes": len(data.classes)})
+        task = cls(request.family, data, config, train)
+        return Prepared(task, data.name, data.hash, config, train, None, {"classes": data.classes})
+
+    @classmethod
+    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "ImageClassification":
+        return cls(family, images.load(source, cls.want), family.read_config(run.config["model"]), train)
+
+    def __init__(self, family: Any, data: images.ImageData, config: Any, train: TrainConfig):
+        super().__init__(family, data, config, train)
+        if config.classes < len(data.classes):
+            raise UserError(
+                f"model.classes {config.classes} is fewer than the {len(data.classes)} classes of {data.name}"
+            )
+
+    def batch(self, step: int, micro: int = 0) -> Batch:
+        pictures, labels = self.examples(step, micro)
+        batch = torch.from_numpy(np.ascontiguousarray(pictures)), torch.tensor(labels)
+        if not self.train.mixup:
+            return batch
+        rng = random_of(self.train.seed, step, micro + (1 << 22))
+        return *batch, torch.tensor(rng.beta(self.train.mixup, self.train.mixup), dtype=torch.float32)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        pictures, labels, *mixup = batch
+        x = normalize(pictures)
+        if not mixup:
+            return F.cross_entropy(model(x).float(), labels)
+        (share,) = mixup
+        logits = model(share * x + (1 - share) * x.flip(0)).float()
+        return share * F.cross_entropy(logits, labels) + (1 - share) * F.cross_entropy(logits, labels.flip(0))
+
+    @torch.no_grad()
+    def _predict(self, model: nn.Module, batches: int | None) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
+        """Log-probabilities, labels and images of the held-out part, a batch at a time."""
+        device = next(model.parameters()).device
+        for pictures, targets in self.held_out(self.data.test, batches):
+            logits = model(normalize(torch.from_numpy(pictures).to(device)))
+            yield logits.float().log_softmax(-1).cpu(), torch.tensor(targets), pictures
+
+    def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
+        return classification_metrics([part[:2] for part in self._predict(model, batches)])[0]
+
+    def preview(self, model: nn.Module) -> Preview:
+        predicted, labels, pictures = next(self._predict(model, 1))
+        shown = [(predicted[i], int(labels[i]), pictures[i]) for i in range(min(24, len(labels)))]
+        return Preview(".png", self._sheet(shown, self.data.name))
+
+    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
+        """Accuracy over all and per class; the confusion matrix, and the most confident mistakes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        parts, mistakes = [], []
+        for predicted, labels, pictures in self._predict(model, None):
+            parts.append((predicted, labels))
+            wrong = (predicted.argmax(-1) != labels).nonzero()[:, 0].tolist()
+            mistakes += [(predicted[i], int(labels[i]), pictures[i].copy()) for i in wrong]
+            mistakes = sorted(mistakes, key=lambda one: -one[0].max().item())[:MISTAKES]
+        metrics, classes, labels = classification_metrics(parts)
+        metrics |= accuracy_per_class(classes, labels, self.data.classes)
+        wrong = int((classes != labels).sum())
+        title = f"{wrong} of {len(labels)} wrong" + (": the most confident mistakes" if wrong else "")
+        files = {
+            "confusion.png": confusion_matrix(classes, labels, self.data.classes, self.data.name),
+            "mistakes.png": self._sheet(mistakes, title),
+        }
+        return metrics, write_all(folder, files)
+
+    def _sheet(self, shown: list[tuple[Tensor, int, np.ndarray]], title: str) -> bytes:
+        names = dict(enumerate(self.data.classes))
+        lines, right = [], []
+        for predicted, label, _ in shown:
+            guess = int(predicted.argmax())
+            right.append(guess == label)
+            truth = "" if guess == label else f"\nis {names[label]}"
+            lines.append(f"{names.get(guess, guess)} ({predicted.exp().max():.0%}){truth}")
+        return draw.sheet([picture for *_, picture in shown], lines, right, title)

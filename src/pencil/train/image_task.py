@@ -1,0 +1,110 @@
+"""What tasks on images have in common: which images, how they are transformed, what could not be used."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ..config import UserError
+from ..data import images
+from ..data.augment import ImageTransform
+from ..data.builtin import Scenes
+from ..data.examples import ArrayExamples, Examples, FileExamples
+from .settings import TrainConfig
+from .task import Batch, Request, epoch_order, random_of
+
+EVAL_BATCH = 256  # images
+
+
+class ImageTask:
+    """Images and their targets, in batches."""
+
+    want = ""  # what comes with an image: label, caption, video or nothing
+    unit, headline = "images", ""
+
+    def __init__(self, family: Any, data: images.ImageData, config: Any, train: TrainConfig):
+        self.family, self.data, self.config, self.train = family, data, config, train
+        self.transform = self._transform()
+
+    def _transform(self) -> ImageTransform:
+        c = self.config
+        if c.channels not in (1, 3):
+            raise UserError(f"images have 1 channel (grey) or 3 (colour); model.channels cannot be {c.channels}")
+        chosen = {name: getattr(self.train, name) for name in ("flip", "crop", "augment_ops")}
+        return ImageTransform(c.image_size, c.channels, **{k: v for k, v in chosen.items() if v is not None})
+
+    @cached_property
+    def inputs(self) -> images.ImageData:
+        """The data as the model reads it."""
+        return self.data
+
+    @classmethod
+    def configure(cls, request: Request, data: images.ImageData, found: dict[str, Any]) -> Any:
+        """The model's config: the preset, over it what the data suggests, over that what was requested."""
+        suggested = {} if "image_size" in request.preset_values else dict(data.model_defaults)
+        return request.configure(**{**suggested, **found})
+
+    @classmethod
+    def settings(cls, request: Request, data: images.ImageData, train: TrainConfig) -> TrainConfig:
+        """The training settings, with the steps and the augmentations that suit the data unless they were given."""
+        defaults = {} if "image_size" in request.preset_values else data.training_defaults
+        suggested = {name: value for name, value in data.augmentation.items() if getattr(train, name) is None}
+        return replace(train, **{n: v for n, v in {**suggested, **defaults}.items() if n not in request.train})
+
+    @property
+    def select_best(self) -> bool:
+        return self.data.select_best
+
+    @property
+    def slow(self) -> bool:
+        return isinstance(self.data.train, FileExamples)
+
+    @property
+    def hash(self) -> str:
+        return self.data.hash
+
+    def about(self) -> str:
+        generated = not hasattr(self.data.train, "targets")
+        count = "generated while training" if generated else f"{len(self.data.train):,} to train on"
+        size, held = "×".join(map(str, self.transform.size)), len(self.data.test)
+        what = "videos" if getattr(self.config, "frames", 1) > 1 else "images"
+        return f"{what} of {self.data.name} at {size}, {count}, {held:,} held out"
+
+    @property
+    def usage(self) -> str:
+        return "--image picture.png"
+
+    def skipped(self) -> list[tuple[str, str]]:
+        return list(self.data.skipped)
+
+    def build(self) -> nn.Module:
+        return self.family.create(self.config)
+
+    def count(self, batch: Batch) -> int:
+        return len(batch[0])
+
+    def examples(self, step: int, micro: int) -> tuple[np.ndarray, list[Any]]:
+        """The augmented images of a step and their targets."""
+        rng, size = random_of(self.train.seed, step, micro), self.train.batch
+        data = self.inputs.train
+        if isinstance(data, Scenes):
+            drawn = data.draw(rng, size)
+            return ArrayExamples(*drawn).take(range(size), self.transform, rng)
+        first = (step * self.train.accumulate + micro) * size
+        return data.take(epoch_order(self.train.seed, first, size, len(data)), self.transform, rng)
+
+    def held_out(self, examples: Examples, batches: int | None) -> Iterator[tuple[np.ndarray, list[Any]]]:
+        """Held-out images and their targets in batches: all of them, or as many as `batches` batches hold."""
+        total = len(examples) if batches is None else min(len(examples), batches * self.train.batch)
+        which = np.linspace(0, len(examples) - 1, total).astype(int)
+        found = False
+        for i in range(0, total, EVAL_BATCH):
+            pictures, targets = examples.take(which[i : i + EVAL_BATCH], self.transform.without_augmentation)
+            if len(pictures):
+                found = True
+                yield pictures, targets
+        if not found:
+            raise UserError(f"none of the held-out images of {self.data.name} can be decoded")

@@ -1,0 +1,125 @@
+"""Language modelling: predict the next token of a text."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..config import UserError
+from ..data import text
+from ..inference.generation import Generation
+from ..inference.sampling import Sampling
+from ..runs import Run
+from .losses import next_token
+from .settings import TrainConfig
+from .task import Batch, Prepared, Preview, Request, check_unchanged, check_vocab, random_of
+
+PREVIEW_TOKENS = 256
+
+
+class LanguageModeling:
+    """Predict the next token of a text."""
+
+    unit, headline, select_best, slow = "tokens", "val_loss", True, False
+
+    def __init__(self, family: Any, data: text.TextData, config: Any, train: TrainConfig):
+        self.family, self.data, self.config, self.train = family, data, config, train
+        for part, ids in (("train", data.train), ("evaluate", data.val)):
+            if len(ids) < config.context + 1:
+                raise UserError(
+                    f"{data.corpus.name} has {len(ids)} tokens to {part} on, fewer than the context of {config.context} "
+                    "needs; give more text or a smaller --model.context"
+                )
+
+    @classmethod
+    def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
+        """Read the data."""
+        usual = "gpt2" if request.preset.startswith("gpt2") else "char"
+        found = text.load(request.data, request.options.tokenizer or usual, request.options.vocab)
+        config = request.configure(vocab=found.tokenizer.vocab)
+        check_vocab(config, found.tokenizer)
+        task = cls(request.family, found, config, train)
+        facts = {"tokenizer": found.tokenizer.kind}
+        return Prepared(task, found.corpus.name, found.corpus.hash, config, train, found.tokenizer, facts)
+
+    @classmethod
+    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "LanguageModeling":
+        """The task of a run, on the data it was trained on."""
+        if source == "-":
+            source = str(text.cache_folder() / f"text-{run.config['run']['data_hash'][:32]}.txt")
+        corpus = text.find(source)
+        check_unchanged(run, corpus.hash)  # before a changed corpus is tokenized
+        data = text.TextData(corpus, run.tokenizer, text.tokenize(corpus, run.tokenizer))
+        return cls(family, data, family.read_config(run.config["model"]), train)
+
+    @property
+    def hash(self) -> str:
+        return self.data.corpus.hash
+
+    def about(self) -> str:
+        return f"{len(self.data.train):,} tokens of {self.data.corpus.name}, {len(self.data.val):,} held out"
+
+    @property
+    def usage(self) -> str:
+        return ""
+
+    def skipped(self) -> list[tuple[str, str]]:
+        return [(str(path), fault) for path, fault in self.data.corpus.skipped]
+
+    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
+        return self.evaluate(model), []
+
+    def build(self) -> nn.Module:
+        return self.family.create(self.config)
+
+    def _windows(self, ids: np.ndarray, starts: Sequence[int] | np.ndarray) -> Batch:
+        length = self.config.context + 1
+        rows = np.stack([ids[start : start + length] for start in starts]).astype(np.int64)
+        both = torch.from_numpy(rows)
+        return both[:, :-1], both[:, 1:]
+
+    def batch(self, step: int, micro: int = 0) -> Batch:
+        ids, rng = self.data.train, random_of(self.train.seed, step, micro)
+        return self._windows(ids, rng.integers(0, len(ids) - self.config.context, self.train.batch))
+
+    def count(self, batch: Batch) -> int:
+        return batch[0].numel()
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        tokens, targets = batch
+        return next_token(model(tokens), targets)
+
+    def held_out_windows(self, batches: int | None) -> np.ndarray:
+        """The starts of adjacent windows over the held-out text: all of them, or `batches` batches spread evenly."""
+        starts = np.arange(0, len(self.data.val) - self.config.context, self.config.context)
+        if batches is not None and batches * self.train.batch < len(starts):
+            starts = starts[np.linspace(0, len(starts) - 1, batches * self.train.batch).astype(int)]
+        return starts
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
+        """Loss, perplexity and bits per byte on the held-out text."""
+        ids, starts, size = self.data.val, self.held_out_windows(batches), self.train.batch
+        device = next(model.parameters()).device
+        total = 0.0
+        for i in range(0, len(starts), size):
+            batch = tuple(t.to(device) for t in self._windows(ids, starts[i : i + size]))
+            total += float(self.loss(model, batch)) * len(batch[0])
+        loss = total / len(starts)
+        bits = loss / math.log(2) * len(ids) / max(1, self.data.val_bytes)
+        return {"val_loss": loss, "perplexity": math.exp(min(loss, 700)), "bits_per_byte": bits}
+
+    def preview(self, model: nn.Module) -> Preview:
+        """A continuation of the first held-out words."""
+        tokenizer = self.data.tokenizer
+        ids = self.data.val[: min(16, self.config.context)].tolist()
+        generation = Generation(
+            model, [ids], PREVIEW_TOKENS, Sampling(0.8, top_p=0.95), end=tokenizer.end, vocab=tokenizer.vocab,
+            slide=True,
+        )  # fmt: skip
+        new = [token for (token,) in generation if token is not None]
+        return Preview(".txt", (tokenizer.decode(ids + new) + "\n").encode())

@@ -1,0 +1,108 @@
+"""Masked language modelling: predict the tokens that were masked in a text."""
+
+import math
+import shlex
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import UserError
+from ..data import text
+from ..runs import Run
+from .language_modeling import LanguageModeling
+from .losses import next_token
+from .settings import TrainConfig
+from .task import Batch, Prepared, Preview, Request, random_of
+
+MASK_FRACTION = 0.15  # unless set
+
+
+class MaskedLanguageModeling(LanguageModeling):
+    """Predict masked tokens: the id after the tokenizer's last is the mask token."""
+
+    headline = "accuracy"
+
+    @classmethod
+    def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
+        found = text.load(request.data, request.options.tokenizer or "char", request.options.vocab)
+        config = request.configure(vocab=found.tokenizer.vocab + 1)
+        if config.vocab <= found.tokenizer.vocab:
+            raise UserError(
+                f"model.vocab {config.vocab} has no room for the tokenizer's {found.tokenizer.vocab} and the mask token"
+            )
+        if config.classes:
+            raise UserError("model.classes is for text with labels: a .tsv or .jsonl file of a text and a label a line")
+        task = cls(request.family, found, config, train)
+        facts = {"tokenizer": found.tokenizer.kind}
+        return Prepared(task, found.corpus.name, found.corpus.hash, config, train, found.tokenizer, facts)
+
+    def __init__(self, family: Any, data: text.TextData, config: Any, train: TrainConfig):
+        super().__init__(family, data, config, train)
+        self.fraction = MASK_FRACTION if train.mask_fraction is None else train.mask_fraction
+        self.mask = data.tokenizer.vocab
+
+    @classmethod
+    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "MaskedLanguageModeling":
+        plain = LanguageModeling.reopen(family, run, source, train)
+        return cls(family, plain.data, plain.config, train)
+
+    @property
+    def usage(self) -> str:
+        decode, ids = self.data.tokenizer.decode, self.data.val[:8].tolist()
+        return f"--prompt {shlex.quote(decode(ids[:4]) + '[mask]' + decode(ids[5:]))}"
+
+    def mask_tokens(self, tokens: Tensor, rng: np.random.Generator) -> Batch:
+        """The input and the targets, as in BERT: of the chosen tokens 80 % are masked, 10 % random, 10 % unchanged."""
+        shape = tuple(tokens.shape)
+        chosen, how = rng.random(shape) < self.fraction, rng.random(shape)
+        others = torch.from_numpy(rng.integers(0, self.mask, shape))
+        targets = tokens.masked_fill(~torch.from_numpy(chosen), -100)
+        inputs = tokens.masked_fill(torch.from_numpy(chosen & (how < 0.8)), self.mask)
+        return torch.where(torch.from_numpy(chosen & (how >= 0.9)), others, inputs), targets
+
+    def batch(self, step: int, micro: int = 0) -> Batch:
+        tokens, _ = super().batch(step, micro)
+        return self.mask_tokens(tokens, random_of(self.train.seed, step, micro + (1 << 22)))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        tokens, targets = batch
+        # a batch without a masked token must not divide by zero
+        total = F.cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten(), reduction="sum")
+        return total / (targets >= 0).sum().clamp(min=1)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
+        """Loss, perplexity and accuracy on masked tokens of the held-out text; the same ones each time."""
+        ids, starts, size = self.data.val, self.held_out_windows(batches), self.train.batch
+        device = next(model.parameters()).device
+        total, right, count = 0.0, 0, 0
+        for i in range(0, len(starts), size):
+            few = starts[i : i + size].tolist()
+            # each window by itself, so that the batch size does not change which tokens are masked
+            rows = [self.mask_tokens(self._windows(ids, [at])[0], random_of(0, at)) for at in few]
+            inputs, targets = (torch.cat(part).to(device) for part in zip(*rows, strict=True))
+            logits, masked = model(inputs).float(), targets >= 0
+            if masked.any():
+                total += float(next_token(logits, targets)) * int(masked.sum())
+                right += int((logits.argmax(-1) == targets)[masked].sum())
+                count += int(masked.sum())
+        loss = total / max(1, count)
+        return {"val_loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": right / max(1, count)}
+
+    @torch.no_grad()
+    def preview(self, model: nn.Module) -> Preview:
+        """The first held-out text with the masked tokens in brackets, and the same with the predictions."""
+        tokens = torch.from_numpy(self.data.val[: self.config.context].astype(np.int64))[None]
+        chosen = torch.from_numpy(random_of(0, 1).random(tuple(tokens.shape)) < self.fraction)
+        inputs = tokens.masked_fill(chosen, self.mask).to(next(model.parameters()).device)
+        predicted = torch.where(chosen, model(inputs)[..., : self.mask].argmax(-1).cpu(), tokens)
+
+        def bracketed(ids: Tensor) -> str:
+            marked = zip(ids[0].tolist(), chosen[0].tolist(), strict=True)
+            return "".join(f"[{self.data.tokenizer.decode([i])}]" if masked else self.data.tokenizer.decode([i])
+                           for i, masked in marked)  # fmt: skip
+
+        return Preview(".txt", f"{bracketed(tokens)}\n\npredicted:\n\n{bracketed(predicted)}\n".encode())

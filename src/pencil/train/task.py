@@ -1,0 +1,137 @@
+"""Tasks: what the training loop needs of a family. A batch is a pure function of (seed, step)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor, nn
+
+from ..config import UserError
+from ..data.tokenizers import Tokenizer
+from ..runs import Run
+from .settings import TrainConfig
+
+Batch = tuple[Tensor, ...]
+
+
+class Preview(NamedTuple):
+    """A sample written while training: the ending of its file name, and its content."""
+
+    suffix: str
+    content: bytes
+
+
+@runtime_checkable
+class Task(Protocol):
+    """Everything the training loop needs to know of a family."""
+
+    family: Any  # the family's record
+    unit: str  # what the throughput counts
+    headline: str  # the metric to print first
+    select_best: bool  # whether the best weights by validation are kept, or the last
+    slow: bool  # whether batches are prefetched even where training needs every core
+
+    @property
+    def usage(self) -> str:
+        """What `pencil sample` needs besides the run."""
+        ...
+
+    def build(self) -> nn.Module: ...
+
+    def batch(self, step: int, micro: int = 0) -> Batch:
+        """The examples of a step; the same for the same (seed, step), whatever came before."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor: ...
+
+    def count(self, batch: Batch) -> int:
+        """How many units a batch holds."""
+        ...
+
+    def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
+        """Metrics on held-out data, `val_loss` among them; on all of it when `batches` is None."""
+        ...
+
+    def preview(self, model: nn.Module) -> Preview: ...
+
+    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
+        """All metrics on all held-out data, and pictures of them written into the folder."""
+        ...
+
+    def skipped(self) -> list[tuple[str, str]]:
+        """Data that could not be used so far, and why."""
+        ...
+
+
+@dataclass
+class Request:
+    """A training as requested: settings not yet checked against the data."""
+
+    family: Any  # the family's record
+    data: str
+    preset: str
+    model: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    options: Any = None  # the family's own options: a tokenizer, an image size, …
+
+    def __post_init__(self):
+        if self.options is None:
+            self.options = self.family.train_options()
+
+    @property
+    def preset_values(self) -> Mapping[str, Any]:
+        """The model settings of the preset."""
+        return self.family.preset_values(self.preset)
+
+    def configure(self, **defaults: Any) -> Any:
+        """The model's config: the preset, over it what the data suggests, over that what was requested."""
+        return self.family.configure(self.preset, **{**defaults, **self.model})
+
+
+class Prepared(NamedTuple):
+    """A task with its data read: everything a run folder is written from."""
+
+    task: Any
+    name: str  # of the data
+    hash: str
+    model: Any  # the model's config
+    train: TrainConfig
+    tokenizer: Tokenizer | None
+    facts: dict[str, Any]
+
+
+def random_of(seed: int, step: int, micro: int = 0) -> np.random.Generator:
+    """The random numbers of one step: keyed, not drawn from a state, so resuming is exact."""
+    return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, step, micro]))
+
+
+def epoch_order(seed: int, first: int, count: int, total: int) -> list[int]:
+    """`count` of `total` examples from the `first` on: each epoch all of them, in a random order of its own."""
+    return [int(_shuffled(seed, at // total, total)[at % total]) for at in range(first, first + count)]
+
+
+@lru_cache(maxsize=4)
+def _shuffled(seed: int, epoch: int, total: int) -> np.ndarray:
+    return random_of(seed, epoch, 1 << 21).permutation(total)
+
+
+def check_unchanged(run: Run, found: str) -> None:
+    """Refuse data whose hash is not that of what the run was trained on."""
+    facts = run.config["run"]
+    if found != facts["data_hash"]:
+        raise UserError(f"{facts['data']} has changed since {run.path} was trained on it")
+
+
+def check_vocab(config: Any, tokenizer: Tokenizer, *names: str) -> None:
+    """Refuse a model whose vocabulary is smaller than the tokenizer's."""
+    for name in names or ("vocab",):
+        if (size := getattr(config, name)) is not None and size < tokenizer.vocab:
+            raise UserError(f"model.{name} {size} is smaller than the tokenizer's {tokenizer.vocab}")
+
+
+def round_up(length: int, multiple: int = 8, least: int = 16) -> int:
+    """A context that holds this many tokens."""
+    return max(least, -(-length // multiple) * multiple)

@@ -1,0 +1,150 @@
+"""Text classification: predict the class of a text."""
+
+import shlex
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import UserError
+from ..core.span import Span
+from ..data import pairs
+from ..data.tokenizers import Tokenizer, learn
+from ..files import write_all
+from ..inference.text_batches import end_token, pad
+from ..runs import Run
+from .metrics import accuracy_per_class, classification_metrics, confusion_matrix
+from .settings import TrainConfig
+from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, round_up
+
+EVAL_BATCH = 64  # texts
+MISTAKES = 40  # listed
+LONGEST = 512  # tokens read of a text, unless the model is given another context
+
+
+class TextClassification:
+    """Predict the class of a text. The input begins with the end token, whose output is pooled."""
+
+    unit, headline, slow = "texts", "accuracy", False
+
+    @classmethod
+    def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
+        if train.mask_fraction is not None:
+            raise UserError("train.mask_fraction is for text without labels: leave it out")
+        data = pairs.load_labelled(request.data)
+        texts = (one for one, _ in data.all_pairs())
+        tokenizer = learn(request.options.tokenizer or "bpe", texts, request.options.vocab, ended=True)
+        found: dict[str, Any] = {"vocab": tokenizer.vocab, "classes": len(data.classes)}
+        if "context" not in request.preset_values:
+            longest = max(len(tokenizer.encode(one)) for one, _ in data.all_pairs()) + 1
+            found["context"] = min(LONGEST, round_up(longest))
+        config = request.configure(**found)
+        task = cls(request.family, data, config, train, tokenizer)
+        facts = {"tokenizer": tokenizer.kind, "classes": data.classes}
+        return Prepared(task, data.name, data.hash, config, train, tokenizer, facts)
+
+    @classmethod
+    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "TextClassification":
+        config = family.read_config(run.config["model"])
+        return cls(family, pairs.load_labelled(source), config, train, run.tokenizer)
+
+    def __init__(self, family: Any, data: pairs.PairData, config: Any, train: TrainConfig, tokenizer: Tokenizer):
+        self.family, self.data, self.config, self.train, self.tokenizer = family, data, config, train, tokenizer
+        self.rows = data.train if isinstance(data.train, list) else []
+        check_vocab(config, tokenizer)
+        if (config.classes or 0) < len(data.classes):
+            raise UserError(
+                f"model.classes {config.classes} is fewer than the {len(data.classes)} classes of {data.name}"
+            )
+        self.end, self.number = end_token(tokenizer), {name: i for i, name in enumerate(data.classes)}
+        self.encoded = lru_cache(1 << 16)(lambda text: tokenizer.encode(text).tolist())
+
+    @property
+    def select_best(self) -> bool:
+        return self.data.select_best
+
+    @property
+    def hash(self) -> str:
+        return self.data.hash
+
+    def about(self) -> str:
+        train, test = len(self.rows), len(self.data.test)
+        cut = sum(len(self.encoded(one)) >= self.config.context for one, _ in self.data.all_pairs())
+        note = f" ({cut:,} of them longer than the context of {self.config.context} and cut)" if cut else ""
+        return f"texts of {self.data.name}, {train:,} to train on, {test:,} held out{note}"
+
+    def skipped(self) -> list[tuple[str, str]]:
+        return []
+
+    @property
+    def usage(self) -> str:
+        return f"--prompt {shlex.quote(self.data.test[0][0])}"
+
+    def build(self) -> nn.Module:
+        return self.family.create(self.config)
+
+    def tokens(self, rows: list[pairs.Pair]) -> Batch:
+        """The tokens, their places, and the labels."""
+        ids = [[self.end, *self.encoded(one)][: self.config.context] for one, _ in rows]
+        tokens, places = pad(ids, self.end, self.config.context)
+        return tokens, places, torch.tensor([self.number[label] for _, label in rows])
+
+    def batch(self, step: int, micro: int = 0) -> Batch:
+        size = self.train.batch
+        first = (step * self.train.accumulate + micro) * size
+        return self.tokens([self.rows[i] for i in epoch_order(self.train.seed, first, size, len(self.rows))])
+
+    def count(self, batch: Batch) -> int:
+        return len(batch[0])
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        tokens, places, labels = batch
+        return F.cross_entropy(model(tokens, Span.at(places)).float(), labels)
+
+    @torch.no_grad()
+    def _predict(self, model: nn.Module, rows: list[pairs.Pair]) -> list[tuple[Tensor, Tensor]]:
+        """Log-probabilities and labels of held-out texts, a batch at a time."""
+        device, parts = next(model.parameters()).device, []
+        for i in range(0, len(rows), EVAL_BATCH):
+            tokens, places, labels = self.tokens(rows[i : i + EVAL_BATCH])
+            logits = model(tokens.to(device), Span.at(places.to(device)))
+            parts.append((logits.float().log_softmax(-1).cpu(), labels))
+        return parts
+
+    def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
+        total = len(self.data.test)
+        few = total if batches is None else min(total, batches * self.train.batch)
+        rows = [self.data.test[i] for i in np.linspace(0, total - 1, few).astype(int)]
+        return classification_metrics(self._predict(model, rows))[0]
+
+    def preview(self, model: nn.Module) -> Preview:
+        return Preview(".txt", "\n".join([*self._lines(model, self.data.test[:20]), ""]).encode())
+
+    def _lines(self, model: nn.Module, rows: list[pairs.Pair]) -> list[str]:
+        """For each text the predicted class, and the label where it differs."""
+        lines = []
+        predicted = [row for part, _ in self._predict(model, rows) for row in part]
+        for (one, label), row in zip(rows, predicted, strict=True):
+            guess = int(row.argmax())
+            name = self.data.classes[guess] if guess < len(self.data.classes) else str(guess)
+            lines.append(f"{name} ({row.exp().max():.0%})\t{'' if name == label else f'(is: {label}) '}{one[:200]}")
+        return lines
+
+    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
+        """Accuracy over all and per class; the confusion matrix, and mistakes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = list(self.data.test)
+        metrics, predicted, labels = classification_metrics(self._predict(model, rows))
+        metrics |= accuracy_per_class(predicted, labels, self.data.classes)
+        wrong = [row for row, right in zip(rows, (predicted == labels).tolist(), strict=True) if not right]
+        lines = [f"{len(wrong)} of {len(rows)} wrong" + (f"; the first {MISTAKES}" * (len(wrong) > MISTAKES)), ""]
+        lines += self._lines(model, wrong[:MISTAKES]) if wrong else []
+        files = {
+            "confusion.png": confusion_matrix(predicted, labels, self.data.classes, self.data.name),
+            "mistakes.txt": ("\n".join(lines) + "\n").encode(),
+        }
+        return metrics, write_all(folder, files)

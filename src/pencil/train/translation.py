@@ -1,0 +1,188 @@
+"""Text to text: predict the target of a source, as in translation."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..config import UserError
+from ..core.masks import NOWHERE
+from ..core.span import Span
+from ..data import pairs
+from ..data.dates import Dates
+from ..data.tokenizers import Tokenizer, learn
+from ..files import write_all
+from ..inference.attention_maps import source_attention
+from ..inference.text_batches import end_token, greedy_targets, pad
+from ..runs import Run
+from .losses import next_token
+from .metrics import character_error_rate, corpus_scores, exact_match
+from .settings import TrainConfig
+from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, random_of, round_up
+
+EVAL_BATCH = 64  # pairs
+MISTAKES = 40  # listed
+
+
+class Translation:
+    """Predict the target of a source. A source ends, and a target begins and ends, with the end token."""
+
+    unit, headline, slow = "tokens", "exact_match", False
+
+    @classmethod
+    def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
+        """Read the data."""
+        data = pairs.load(request.data)
+        usual = "char" if request.data in pairs.EMBEDDED else "bpe"
+        tokenizer = learn(request.options.tokenizer or usual, data.texts(), request.options.vocab, ended=True)
+        found: dict[str, Any] = {"vocab": tokenizer.vocab}
+        if "context" not in request.preset_values:
+            train = replace(train, **{n: v for n, v in data.training_defaults.items() if n not in request.train})
+            for name, side in (("source_context", 0), ("context", 1)):
+                found[name] = round_up(longest(data, tokenizer, side) + 1)
+        config = request.configure(**found)
+        check_vocab(config, tokenizer, "vocab", "source_vocab")
+        task = cls(request.family, data, config, train, tokenizer)
+        return Prepared(task, data.name, data.hash, config, train, tokenizer, {"tokenizer": tokenizer.kind})
+
+    @classmethod
+    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "Translation":
+        """The task of a run, on the data it was trained on."""
+        return cls(family, pairs.load(source), family.read_config(run.config["model"]), train, run.tokenizer)
+
+    def __init__(self, family: Any, data: pairs.PairData, config: Any, train: TrainConfig, tokenizer: Tokenizer):
+        self.family, self.data, self.config, self.train, self.tokenizer = family, data, config, train, tokenizer
+        self.end = end_token(tokenizer)
+        self.encoded = lru_cache(1 << 16)(lambda text: tokenizer.encode(text).tolist())
+        for name, side in (("source_context", 0), ("context", 1)):
+            room = getattr(config, name)
+            over = [pair[side] for pair in data.all_pairs() if 1 + len(tokenizer.encode(pair[side])) > room]
+            if over:
+                raise UserError(
+                    f"{len(over)} {('sources', 'targets')[side] if len(over) > 1 else ('source', 'target')[side]} of "
+                    f"{data.name} will not fit into model.{name} {room}: the longest needs "
+                    f"{longest(data, tokenizer, side) + 1}; the first begins “{over[0][:40]}”"
+                )
+
+    @property
+    def select_best(self) -> bool:
+        return self.data.select_best
+
+    @property
+    def hash(self) -> str:
+        return self.data.hash
+
+    def about(self) -> str:
+        generated = isinstance(self.data.train, Dates)
+        count = "generated while training" if generated else f"{len(self.data.train):,} to train on"
+        return f"pairs of {self.data.name}, {count}, {len(self.data.test):,} held out"
+
+    def skipped(self) -> list[tuple[str, str]]:
+        return []
+
+    @property
+    def usage(self) -> str:
+        return f"--source {shlex.quote(self.data.test[0][0])}"
+
+    def build(self) -> nn.Module:
+        return self.family.create(self.config)
+
+    def batch(self, step: int, micro: int = 0) -> Batch:
+        size, rows = self.train.batch, self.data.train
+        if isinstance(rows, Dates):
+            return self.tokens(rows.draw(random_of(self.train.seed, step, micro), size))
+        first = (step * self.train.accumulate + micro) * size
+        return self.tokens([rows[i] for i in epoch_order(self.train.seed, first, size, len(rows))])
+
+    def tokens(self, rows: Sequence[pairs.Pair]) -> Batch:
+        """Sources, the places of their tokens, the decoder's inputs and its targets; padded alike."""
+        sources = [[*self.encoded(pair[0]), self.end] for pair in rows]
+        targets = [[self.end, *self.encoded(pair[1]), self.end] for pair in rows]
+        source, places = pad(sources, self.end, self.config.source_context)
+        target, index = pad(targets, self.end, self.config.context + 1)
+        return source, places, target[:, :-1], target[:, 1:].masked_fill(index[:, 1:] == NOWHERE, -100)
+
+    def count(self, batch: Batch) -> int:
+        return batch[0].numel() + batch[2].numel()
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self._loss(model, batch, self.train.label_smoothing or 0.0)
+
+    def _loss(self, model: nn.Module, batch: Batch, smoothing: float) -> Tensor:
+        source, places, inputs, targets = batch
+        return next_token(model(inputs, source, Span.at(places)), targets, smoothing)
+
+    def held_out(self, batches: int | None) -> Sequence[pairs.Pair]:
+        """Held-out pairs, spread evenly: all of them, or as many as `batches` batches hold."""
+        total = len(self.data.test)
+        few = total if batches is None else min(total, batches * self.train.batch)
+        return [self.data.test[i] for i in np.linspace(0, total - 1, few).astype(int)]
+
+    @torch.no_grad()
+    def _predict(self, model: nn.Module, rows: Sequence[pairs.Pair], whole: bool = False) -> "Predicted":
+        """The loss a token, and the greedy target of each source: to its end, or no longer than the references."""
+        device = next(model.parameters()).device
+        total, tokens, predictions = 0.0, 0, []
+        for i in range(0, len(rows), EVAL_BATCH):
+            few = rows[i : i + EVAL_BATCH]
+            batch = tuple(t.to(device) for t in self.tokens(few))
+            counted = int((batch[3] >= 0).sum())
+            total, tokens = total + float(self._loss(model, batch, 0.0)) * counted, tokens + counted
+            limit = None if whole else max(len(self.encoded(target)) for _, target in few) + 1
+            predictions += greedy_targets(model, self.tokenizer, [source for source, _ in few], limit)
+        return Predicted(total / tokens, [source for source, _ in rows], predictions, [target for _, target in rows])
+
+    def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
+        predicted = self._predict(model, self.held_out(batches))
+        return {"val_loss": predicted.loss, "exact_match": exact_match(predicted.predictions, predicted.references)}
+
+    def preview(self, model: nn.Module) -> Preview:
+        return Preview(".txt", table(self._predict(model, self.data.test[:20])).encode())
+
+    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
+        """Exact match, character error rate, BLEU and chrF; what differs; and the attention at each word."""
+        folder.mkdir(parents=True, exist_ok=True)
+        predicted = self._predict(model, self.data.test, whole=True)
+        both = predicted.predictions, predicted.references
+        metrics = {
+            "val_loss": predicted.loss,
+            "exact_match": exact_match(*both),
+            "character_error_rate": character_error_rate(*both),
+            **corpus_scores(*both),
+        }
+        wrong = [row for row in predicted.rows() if row[1] != row[2]]
+        head = f"{len(wrong)} of {len(predicted.sources)} differ" + f"; the first {MISTAKES}" * (len(wrong) > MISTAKES)
+        some = Predicted(0.0, *([row[k] for row in wrong[:MISTAKES]] for k in range(3)))
+        files = {"mistakes.txt": f"{head}\n\n{table(some)}".encode()}
+        for i, (source, prediction, _) in enumerate(list(predicted.rows())[:3], 1):
+            files[f"attention-{i}.png"] = source_attention(model, self.tokenizer, source, prediction)
+        return metrics, write_all(folder, files)
+
+
+class Predicted(NamedTuple):
+    """Held-out sources, their predictions and their references."""
+
+    loss: float
+    sources: list[str]
+    predictions: list[str]
+    references: list[str]
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        return zip(self.sources, self.predictions, self.references, strict=True)
+
+
+def table(predicted: Predicted) -> str:
+    """One source a line, its prediction, and, where they differ, the reference."""
+    lines = [f"{a}\t{b}" + ("" if b == c else f"\t(is: {c})") for a, b, c in predicted.rows()]
+    return "\n".join(lines) + "\n"
+
+
+def longest(data: pairs.PairData, tokenizer: Tokenizer, side: int) -> int:
+    """Tokens of the longest source or target."""
+    return max(len(tokenizer.encode(pair[side])) for pair in data.all_pairs())
