@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 
 from pencil.generate import Generation, Sampling
-from pencil.models import create
+from pencil.families import create
 from pencil.models.gpt import GPTConfig
 
 

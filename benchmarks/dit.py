@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pencil.models import create
+from pencil.families import create
 from pencil.models.dit import PRESETS, DiTConfig
 from pencil.weights.dit import config_from, from_diffusers
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from pencil.data import text
-from pencil.models import configure, create
+from pencil.families import configure, create
 from pencil.train.losses import next_token
 from pencil.train.optim import make_optimizers
 from pencil.train.schedule import factor

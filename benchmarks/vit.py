@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from pencil.models import create
+from pencil.families import create
 from pencil.models.vit import ViTConfig
 from pencil.weights.vit import from_timm
 

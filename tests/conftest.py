@@ -42,8 +42,8 @@ def private_cache(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def short_previews():
     """A page of text takes its time, the more so with every shape checked; a process of its own writes it whole."""
-    texts = importlib.import_module("pencil.train.texts")
-    texts.WRITTEN = 19
+    module = importlib.import_module("pencil.train.language_modeling")
+    module.PREVIEW_TOKENS = 19
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The arrows of the house, what loads torch, and what is never used."""
+"""The arrows between packages, no circle between files, what loads torch, and what is never used."""
 
 import ast
 import subprocess
@@ -9,94 +9,133 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "pencil"
 
-# each room may import itself, what is listed, and the files at the root that everyone may use
-ARROWS = {
-    "core": set(),
-    "config": set(),
-    "files": set(),
-    "draw": set(),
-    "data": {"config", "files"},
-    "models": {"core", "config", "data", "files"},
-    "generate": {"models", "core", "config", "data", "files"},
-    "beam": {"generate", "models", "core", "config", "data", "files"},
-    "diffusion": {"models", "core", "config"},
-    "runs": {"generate", "models", "core", "config", "data", "files"},
-    "weights": {"runs", "generate", "models", "core", "config", "data", "files"},
-    "train": {"draw", "beam", "diffusion", "runs", "generate", "models", "core", "config", "data", "files"},
-    "tracing": {"page", "draw", "core", "config", "files"},
-    "cost": {"models", "core", "config", "data", "files"},
-    "learn": {
-        "tracing",
-        "train",
-        "diffusion",
-        "runs",
-        "generate",
-        "draw",
-        "page",
-        "cost",
-        "models",
-        "core",
-        "config",
-        "data",
-        "files",
-        "examples",
-    },
-    "cli": {
-        "learn",
-        "cost",
-        "diffusion",
-        "tracing",
-        "draw",
-        "weights",
-        "train",
-        "runs",
-        "generate",
-        "models",
-        "core",
-        "config",
-        "data",
-        "files",
-    },
-    "__init__": set(),
-    "__main__": {"cli"},
+# lowest first: a package may import those before it, and itself
+LAYERS = (
+    {"core", "config", "files", "draw", "page", "examples"},
+    {"data", "device"},
+    {"models", "runs"},
+    {"tracing", "inference", "cost"},
+    {"weights", "train"},
+    {"families"},
+    {"learn"},
+    {"cli"},
+)
+ORDER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+# what a package does not import although it comes before it
+FORBIDDEN = {
+    "tracing": {"models", "data", "runs", "inference", "cost"},  # it works on any module
+    "inference": {"cost", "tracing"},
+    "cost": {"tracing", "inference", "data", "runs"},
+    "weights": {"tracing", "inference", "cost", "train", "runs", "data"},
+    "train": {"tracing", "cost", "weights"},
+    "models": {"data", "runs", "device", "draw"},
+    "runs": {"models", "device", "draw"},
 }
+FILES = sorted(SRC.rglob("*.py"))
 
 
 def room(path: Path) -> str:
     return path.relative_to(SRC).parts[0].removesuffix(".py")
 
 
-def imports(path: Path):
-    """The rooms of the package this file imports, and the other packages."""
+def module_of(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imported(path: Path) -> tuple[set[tuple[str, ...]], set[str]]:
+    """The modules of the package that a file imports, inside functions too, and the other packages."""
     ours, others = set(), set()
     package = path.relative_to(SRC).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
         if isinstance(node, ast.ImportFrom) and node.level:
-            base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
-            base = [part for part in base if part]
-            ours.update([base[0]] if base else (alias.name for alias in node.names))
+            base = (*package[: len(package) - node.level + 1], *(node.module or "").split("."))
+            base = tuple(part for part in base if part)
+            for alias in node.names:
+                inner = (*base, alias.name)
+                ours.add(inner if inner in MODULES else base)
         elif isinstance(node, ast.ImportFrom):
-            (ours if node.module.split(".")[0] == "pencil" else others).add(node.module.split(".")[0])
+            others.add((node.module or "").split(".")[0])
         elif isinstance(node, ast.Import):
             others.update(alias.name.split(".")[0] for alias in node.names)
-    return ours, others
+    return {one for one in ours if one}, others
 
 
-FILES = sorted(SRC.rglob("*.py"))
+GRAPH = {module_of(path): imported(path)[0] for path in FILES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
-def test_arrows(path):
-    ours, others = imports(path)
+def test_packages_import_only_what_stands_below_them(path):
+    ours, others = imported(path)
     mine = room(path)
-    assert ours - {mine, "__version__"} <= ARROWS[mine], f"{path} imports {ours - ARROWS[mine]}"
+    assert not others & {"pencil", "pickle", "torchvision", "yaml", "jinja2", "requests", "sklearn", "scipy"}
+    if mine in ("__init__", "__main__"):
+        return
+    used = {one[0] for one in ours} - {mine}
+    for other in used:
+        level = ORDER[other]
+        assert level < ORDER[mine] or (level == ORDER[mine] == 0 and mine != "core"), f"{path} imports {other}"
+    assert not used & FORBIDDEN.get(mine, set()), f"{path} imports {used & FORBIDDEN[mine]}"
     if mine == "core":
+        assert not used
         assert others <= {"torch", "jaxtyping", *sys.stdlib_module_names}
-    assert not others & {"pencil", "pickle", "torchvision", "yaml", "jinja2", "requests"}
 
 
-def test_every_room_has_its_arrows():
-    assert {room(path) for path in FILES} == set(ARROWS)
+def test_every_package_has_its_layer():
+    assert {room(path) for path in FILES} - {"__init__", "__main__"} <= set(ORDER)
+
+
+def circles() -> list[list[tuple[str, ...]]]:
+    """Groups of files that import one another, directly or by way of others (Tarjan)."""
+    index: dict = {}
+    low: dict = {}
+    stack: list = []
+    found = []
+
+    def visit(node):
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in GRAPH.get(node, ()):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            group = []
+            while True:
+                group.append(stack.pop())
+                if group[-1] == node:
+                    break
+            if len(group) > 1:
+                found.append(group)
+
+    for node in GRAPH:
+        if node not in index:
+            visit(node)
+    return found
+
+
+def test_no_circle_between_files():
+    assert circles() == []
+
+
+def test_a_circle_hidden_in_a_function_is_found(tmp_path, monkeypatch):
+    one, other = ("data", "text"), ("data", "tokenizers")
+    monkeypatch.setitem(GRAPH, other, GRAPH[other] | {one})
+    assert other in GRAPH[one] and any({one, other} <= set(group) for group in circles())
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pencil.models import FAMILIES
+from pencil.families import FAMILIES
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "proofs.md"

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import config
 
-from pencil.models import create
+from pencil.families import create
 from pencil.models.captioner import CaptionerConfig
 from pencil.models.gpt import GPTConfig
 from pencil.models.vit import ViTConfig

@@ -13,10 +13,10 @@ from test_verbs import type_in  # noqa: F401
 import spreadsheet
 from pencil.data.tokenizers import learn
 from pencil.diffusion import Steps, guided, linear, walk
-from pencil.models import create
+from pencil.families import create
 from pencil.models.dit import DiTConfig
 from pencil.runs import Run, load
-from pencil.tracing.file import read
+from pencil.tracing.opened import read
 from pencil.train.settings import TrainConfig
 from traced import stirred, unchecked
 

@@ -13,7 +13,7 @@ from test_verbs import type_in  # noqa: F401
 from albums import album, cut_short, idx, photos, picture
 from pencil.cli.main import main
 from pencil.data.digits import digits
-from pencil.runs import load
+from pencil.families import load
 from pencil.train.report import Metrics
 
 SMALL = ["--model.width", "24", "--model.depth", "1", "--model.heads", "3", "--train.steps", "3", "--train.batch", "5",

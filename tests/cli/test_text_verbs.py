@@ -11,7 +11,7 @@ from test_picture_verbs import SMALL, is_png, values
 from test_verbs import type_in  # noqa: F401
 
 from pencil.cli.main import main
-from pencil.runs import load
+from pencil.families import load
 from pencil.train.report import Metrics
 
 WORDS = [a + b + c for a in "abc" for b in "deab" for c in "cde"]

@@ -11,7 +11,8 @@ from test_picture_verbs import described, digit, is_png, named  # noqa: F401
 from test_verbs import type_in  # noqa: F401
 
 from conftest import pencil
-from pencil.tracing.file import read, write
+from pencil.tracing.file import write
+from pencil.tracing.opened import read
 from traced import traced
 
 

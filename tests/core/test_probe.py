@@ -109,7 +109,7 @@ def test_a_name_of_a_submodule_that_does_not_fire_it_is_not_declared():
 
 
 def test_every_letter_of_every_family_is_in_the_legend():
-    from pencil.models import FAMILIES, configure, create
+    from pencil.families import FAMILIES, configure, create
 
     extra = {"classes": 7}
     for family in FAMILIES:

@@ -49,7 +49,7 @@ def test_vit_4x4(golden):
         close(found["attn.z"].value[0, head - 1], golden[f"004-head{head}-out"]["expected"]["out"])
     close(found["attn.out"].value[0], golden["004-msa"]["expected"]["msa_out"])
     close(found["out"].value[0], golden["004-residual"]["expected"]["Z_after_msa"])
-    assert found.labels["T"] == ["cls", "strip 1", "strip 2", "strip 3", "strip 4"]
+    assert found.labels["T"] == ["cls", "patch 1", "patch 2", "patch 3", "patch 4"]
 
 
 def test_pencil_attention(golden):

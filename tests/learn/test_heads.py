@@ -15,7 +15,7 @@ from pencil.learn.heads import show
 from pencil.learn.heads.layouts import chances, everything, line, repeated, stacks_of
 from pencil.learn.heads.scores import DRAWS, FEWEST, fresh, measure, observe
 from pencil.learn.heads.texts import apart, given_to, windows
-from pencil.models import configure, create
+from pencil.families import configure, create
 from pencil.runs import Run, load
 from pencil.train.start import new_run
 

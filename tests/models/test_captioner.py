@@ -15,8 +15,9 @@ from pencil.core.masks import NOWHERE
 from pencil.core.positions import Learned
 from pencil.core.probe import Probe, declared
 from pencil.core.span import Span
-from pencil.generate import Generation, Sampling
-from pencil.models import configure, create, parameters
+from pencil.families import configure, create, family
+from pencil.inference.generation import Generation
+from pencil.inference.sampling import Sampling
 from pencil.models.captioner import PRESETS, CaptionerConfig, attention_maps
 from pencil.models.gpt import GPTConfig
 from pencil.models.vit import ViTConfig
@@ -585,7 +586,7 @@ def test_begun_by_a_token_every_word_is_predicted_even_the_first(golden):
 
 def test_the_begin_token_and_the_picture_reach_the_model_through_text():
     from pencil.data.tokenizers import CharTokenizer
-    from pencil.generate import complete
+    from pencil.inference.generation import complete
 
     tokenizer, picture = CharTokenizer("abcdefghijklmnopqrstuvwxyz ,."), pictures(2)
     model = tiny(vocab=tokenizer.vocab, context=17)
@@ -614,7 +615,7 @@ def test_attention_maps_are_the_recorded_pattern(delimiters):
 
 def test_every_preset_builds():
     for preset in PRESETS:
-        assert parameters("captioner", configure("captioner", preset)) > 0
+        assert family("captioner").parameters(configure("captioner", preset)) > 0
 
 
 @pytest.mark.parametrize("values, words", [

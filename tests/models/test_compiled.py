@@ -63,7 +63,7 @@ CODE = """
 import json, sys
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from pencil.models import configure, create
+from pencil.families import configure, create
 
 def filled(given):
     if given.is_floating_point():

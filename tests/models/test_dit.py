@@ -10,7 +10,8 @@ from pencil.config import UserError
 from pencil.core.masks import NOWHERE, Mask
 from pencil.core.probe import Probe, declared
 from pencil.core.span import Span
-from pencil.models import configure, create, dit, parameters
+from pencil.families import configure, create, family
+from pencil.models import dit
 from pencil.models.dit import PRESETS, DiTConfig, groupings
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
@@ -76,12 +77,12 @@ def test_the_parameter_count_is_the_published_one():
     block = 4 * (d * d + d) + (d * 4 * d + 4 * d) + (4 * d * d + d) + (d * 6 * d + 6 * d)
     time, labels, patches = (256 * d + d) + (d * d + d), 1001 * d, 16 * d + d
     last = (d * 2 * d + 2 * d) + (d * 32 + 32)
-    assert parameters("dit", config) == time + labels + patches + 28 * block + last == 675_129_632 - 16 * 16 * d
+    assert family("dit").parameters(config) == time + labels + patches + 28 * block + last == 675_129_632 - 16 * 16 * d
 
 
 def test_every_preset_builds():
     for preset in PRESETS:
-        assert parameters("dit", configure("dit", preset)) > 0
+        assert family("dit").parameters(configure("dit", preset)) > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from pencil.core.patches import grid_positions
 from pencil.core.positions import rotate
 from pencil.core.probe import Probe
 from pencil.core.span import Span
-from pencil.models import configure, create, parameters
+from pencil.families import configure, create, family
 from pencil.models.dit import DiTConfig
 
 # of the paper: millions of parameters, and billions of multiplications to read 32×32×4 once
@@ -27,7 +27,7 @@ BILLIONS = {
 
 @pytest.mark.parametrize("size", MILLIONS)
 def test_parameters_are_those_of_the_paper(size):
-    counts = {patch: parameters("dit", configure("dit", f"{size}/{patch}")) for patch in (2, 4, 8)}
+    counts = {patch: family("dit").parameters(configure("dit", f"{size}/{patch}")) for patch in (2, 4, 8)}
     assert round(counts[2] / 1e6) == MILLIONS[size]
     width = configure("dit", f"{size}/2").width
     for patch in (4, 8):  # only the patches are longer: 4 channels in, 8 out
@@ -35,7 +35,7 @@ def test_parameters_are_those_of_the_paper(size):
 
 
 def test_parameters_of_the_smallest_are_known_to_the_last():
-    assert parameters("dit", configure("dit", "s/2")) == 32_865_056
+    assert family("dit").parameters(configure("dit", "s/2")) == 32_865_056
 
 
 @cache

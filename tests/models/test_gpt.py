@@ -9,7 +9,7 @@ from pencil.config import UserError
 from pencil.core.masks import NOWHERE
 from pencil.core.probe import Probe, declared
 from pencil.core.span import Span
-from pencil.models import configure, create, parameters
+from pencil.families import configure, create, family
 from pencil.models.gpt import PRESETS, GPTConfig
 from pencil.train.losses import next_token
 from pencil.train.optim import make_optimizers
@@ -92,15 +92,15 @@ def test_logits_equal_transformers_llama(kv_heads, tied):
     ("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200),
 ])  # fmt: skip
 def test_parameter_counts_are_the_published_ones(preset, count):
-    assert parameters("gpt", configure("gpt", preset)) == count
+    assert family("gpt").parameters(configure("gpt", preset)) == count
 
 
 def test_every_preset_builds():
     for preset in PRESETS:
-        assert parameters("gpt", configure("gpt", preset, vocab=211)) > 0
+        assert family("gpt").parameters(configure("gpt", preset, vocab=211)) > 0
     nanogpt = configure("gpt", "nanogpt", vocab=65)
 
-    assert parameters("gpt", nanogpt) == 4 * (12 * 128**2 + 2 * 128) + 65 * 128 + 64 * 128 + 128
+    assert family("gpt").parameters(nanogpt) == 4 * (12 * 128**2 + 2 * 128) + 65 * 128 + 64 * 128 + 128
 
 
 def test_the_names_have_the_shapes_of_the_notation(golden):

@@ -11,7 +11,7 @@ from pencil.core.biases import T5
 from pencil.core.masks import NOWHERE, causal, padding
 from pencil.core.probe import Probe
 from pencil.core.span import Span
-from pencil.models import create
+from pencil.families import create
 from pencil.models.reader import ReaderConfig
 from pencil.models.seq2seq import Seq2SeqConfig
 

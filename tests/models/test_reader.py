@@ -13,7 +13,7 @@ from pencil.core.attention import Attention
 from pencil.core.masks import NOWHERE
 from pencil.core.probe import Probe, declared
 from pencil.core.span import Span
-from pencil.models import configure, create, parameters
+from pencil.families import configure, create, family
 from pencil.models.reader import PRESETS, ReaderConfig
 from pencil.train.losses import next_token
 from pencil.train.optim import make_optimizers
@@ -71,13 +71,13 @@ def wrong(output, ids):
     ("bert-large", dict(classes=2), 335_143_938),
 ])  # fmt: skip
 def test_parameter_counts_are_the_published_ones(preset, values, count):
-    assert parameters("reader", configure("reader", preset, **values)) == count
+    assert family("reader").parameters(configure("reader", preset, **values)) == count
 
 
 def test_every_preset_builds():
     for preset in PRESETS:
         for classes in (None, 3):
-            assert parameters("reader", configure("reader", preset, vocab=211, classes=classes)) > 0
+            assert family("reader").parameters(configure("reader", preset, vocab=211, classes=classes)) > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

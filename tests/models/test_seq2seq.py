@@ -12,7 +12,7 @@ from pencil.core.attention import Attention
 from pencil.core.masks import NOWHERE
 from pencil.core.probe import Probe, declared
 from pencil.core.span import Span
-from pencil.models import configure, create, parameters
+from pencil.families import configure, create, family
 from pencil.models.seq2seq import PRESETS, Seq2SeqConfig, attention_maps
 from pencil.train.losses import next_token
 from pencil.train.optim import make_optimizers
@@ -64,12 +64,12 @@ def test_parameter_counts_are_those_of_the_first_transformer(preset, count):
     d, f = config.width, config.hidden
     attention, mlp, norm = 4 * (d * d + d), d * f + f + f * d + d, 2 * d
     encoder, decoder = attention + mlp + 2 * norm, 2 * attention + mlp + 3 * norm
-    assert parameters("seq2seq", config) == 6 * (encoder + decoder) + 37000 * d == count
+    assert family("seq2seq").parameters(config) == 6 * (encoder + decoder) + 37000 * d == count
 
 
 def test_every_preset_builds():
     for preset in PRESETS:
-        assert parameters("seq2seq", configure("seq2seq", preset, vocab=211)) > 0
+        assert family("seq2seq").parameters(configure("seq2seq", preset, vocab=211)) > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

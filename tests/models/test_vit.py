@@ -14,7 +14,7 @@ from torch import nn
 from pencil.config import UserError
 from pencil.core.patches import cut, join
 from pencil.core.probe import Probe, declared
-from pencil.models import configure, create, parameters
+from pencil.families import configure, create, family
 from pencil.models.vit import PRESETS, ViTConfig, attention_maps
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
@@ -160,12 +160,12 @@ def test_a_transformers_config_of_another_kind_is_refused(values):
     ("ti/16", 5_717_416), ("s/16", 22_050_664), ("b/16", 86_567_656), ("b/32", 88_224_232), ("l/16", 304_326_632),
 ])  # fmt: skip
 def test_parameter_counts_are_the_published_ones(preset, count):
-    assert parameters("vit", configure("vit", preset)) == count
+    assert family("vit").parameters(configure("vit", preset)) == count
 
 
 def test_every_preset_builds():
     for preset in PRESETS:
-        assert parameters("vit", configure("vit", preset)) > 0
+        assert family("vit").parameters(configure("vit", preset)) > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from pencil.config import UserError
-from pencil.tracing.file import pack, read, write
+from pencil.tracing.file import pack, write
+from pencil.tracing.opened import read
 from pencil.tracing.record import trace
 from traced import THEIRS, disagreeing, theirs, traced, unchecked, wrong
 
@@ -123,7 +124,7 @@ def test_every_kind_of_number(kind, again):
 
 WITHOUT_TORCH = """
 import sys
-from pencil.tracing.file import read
+from pencil.tracing.opened import read
 t = read(sys.argv[1])
 r = t["attn.scores[0,0,0,2]"].why()
 assert r.agrees and r.formula == "(0.6·3 + 0.5·2)/√2", r

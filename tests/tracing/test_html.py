@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pencil.learn.examples import example
-from pencil.models import configure, create
+from pencil.families import configure, create
 from pencil.tracing import html
 from pencil.tracing.functions import FUNCTIONS
 from pencil.tracing.opened import Trace

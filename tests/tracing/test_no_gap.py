@@ -6,7 +6,7 @@ import torch
 
 from pencil.core.masks import NOWHERE
 from pencil.core.span import Span
-from pencil.models import configure, create
+from pencil.families import configure, create
 from pencil.tracing.receipt import agree
 from pencil.tracing.record import trace
 from pencil.tracing.rules import RULES

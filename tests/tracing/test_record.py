@@ -389,7 +389,8 @@ def test_an_edit_of_a_model_that_writes_into_its_input():
 
 
 def test_an_edited_trace_can_be_kept(plain, tmp_path):
-    from pencil.tracing.file import read, write
+    from pencil.tracing.file import write
+    from pencil.tracing.opened import read
 
     found = plain.edit("blocks.0.attn.pattern[:, 1]", 0)
     write(found, tmp_path / "a.safetensors")
@@ -593,7 +594,7 @@ LARGE = """
 import resource, sys, time
 import torch
 torch.set_num_threads(1)
-from pencil.models import configure, create
+from pencil.families import configure, create
 from pencil.tracing.record import trace
 {build}
 t = trace(model, *inputs, **given)

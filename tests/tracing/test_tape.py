@@ -87,7 +87,7 @@ def into_a_buffer(x):
     return torch.cat((seen, kept[0]))
 
 
-def flipped(x):
+def transposed_in_place(x):
     y = x.clone()
     flat = y.view(-1)
     flat[3:9].view(2, 3).zero_()
@@ -120,7 +120,7 @@ def other_kinds(x):
 
 @pytest.mark.parametrize(
     "program",
-    [through_views, by_index, by_mask, into_a_buffer, flipped, scattered, aside, other_kinds],
+    [through_views, by_index, by_mask, into_a_buffer, transposed_in_place, scattered, aside, other_kinds],
     ids=lambda f: f.__name__,
 )
 def test_writing_in_place(program):

@@ -13,7 +13,7 @@ from xlsxwriter.utility import xl_rowcol_to_cell
 import spreadsheet
 from pencil.config import UserError
 from pencil.learn.examples import EXAMPLES, example
-from pencil.models import configure, create
+from pencil.families import configure, create
 from pencil.tracing import file
 from pencil.tracing.record import trace
 from pencil.tracing.xlsx import write

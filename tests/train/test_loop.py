@@ -15,15 +15,16 @@ from safetensors import safe_open
 from conftest import TINY, pencil
 from pencil.config import UserError, build
 from pencil.data import text
-from pencil.models import configure
-from pencil.runs import Run, load
+from pencil.device import pick_device
+from pencil.families import configure, family, load
+from pencil.families.run_setup import new_run, task_of
+from pencil.runs import Run
 from pencil.train import checkpoint, losses
-from pencil.train.loop import Trainer, pick_device
+from pencil.train.language_modeling import LanguageModeling
+from pencil.train.loop import Trainer
 from pencil.train.report import Metrics
 from pencil.train.settings import TrainConfig
-from pencil.train.start import new_run, task_of
-from pencil.train.tasks import Preview, Task, random_of
-from pencil.train.texts import TextTask
+from pencil.train.task import Preview, Task, random_of
 
 SIZES = dict(width=24, heads=3, depth=2, context=31, dropout=0.1)
 
@@ -35,7 +36,7 @@ def trainer(folder, notes, run=None, **settings):
     sizes = configure("gpt", "nano", vocab=data.tokenizer.vocab, **SIZES)
     facts = {"family": "gpt", "preset": "nano", "data": str(notes), "tokenizer": "char", "pencil": "test"}
     run = run or Run.create(folder, {"run": facts, "model": sizes, "train": config}, data.tokenizer)
-    task = TextTask(data, sizes, config.batch, config.seed)
+    task = LanguageModeling(family("gpt"), data, sizes, config)
     # a page of text takes its time; random numbers are drawn for it all the same
     task.preview = lambda model: Preview(".txt", str(torch.rand(())).encode())
     return Trainer(task, run, config)
@@ -80,7 +81,8 @@ def test_a_run_cut_anywhere_goes_on_to_the_same_bits(tmp_path, notes, optimizer)
 
 def test_a_batch_is_a_function_of_seed_and_step_alone(notes):
     data = text.load(str(notes), "char")
-    task = TextTask(data, configure("gpt", "nano", vocab=data.tokenizer.vocab, **SIZES), 5, 3)
+    sizes = configure("gpt", "nano", vocab=data.tokenizer.vocab, **SIZES)
+    task, other = (LanguageModeling(family("gpt"), data, sizes, TrainConfig(batch=5, seed=seed)) for seed in (3, 4))
     assert isinstance(task, Task)
     later = task.batch(7)
     for step in range(7):
@@ -88,7 +90,7 @@ def test_a_batch_is_a_function_of_seed_and_step_alone(notes):
     assert all(torch.equal(a, b) for a, b in zip(later, task.batch(7), strict=True))
     assert not torch.equal(later[0], task.batch(8)[0])
     assert not torch.equal(later[0], task.batch(7, 1)[0])
-    assert not torch.equal(later[0], TextTask(data, task.config, 5, 4).batch(7)[0])
+    assert not torch.equal(later[0], other.batch(7)[0])
     assert torch.equal(later[0][:, 1:], later[1][:, :-1])
     assert random_of(1, 2).integers(1 << 60) == random_of(1, 2).integers(1 << 60)
 
@@ -218,7 +220,7 @@ def test_a_run_killed_with_no_warning_resumes_and_ends_as_one_never_killed(tmp_p
     # more steps than there is time for, at a pace that does not depend on how many there are
     pace = dict(steps=100_000, batch=7, save_every=5, eval_every=30, eval_batches=1, warmup=0, schedule="constant")
     for name in ("killed", "whole"):
-        new_run("gpt", str(notes), "char", model=SIZES, train=pace, out=tmp_path / name)
+        new_run("gpt", str(notes), model=SIZES, train=pace, out=tmp_path / name)
     for _ in range(3):
         process = subprocess.Popen(
             [sys.executable, "-m", "pencil", "resume", str(tmp_path / "killed")], stderr=subprocess.DEVNULL
@@ -268,7 +270,7 @@ def test_a_full_disk_stops_in_a_sentence_and_the_previous_checkpoint_loads(tmp_p
         assert "Traceback" not in said
         kept, faults = checkpoint.latest(disk / "run")
         assert kept.step >= 4
-        assert f"the checkpoint of step {kept.step} is whole" in said
+        assert f"the checkpoint of step {kept.step} is intact" in said
         assert not faults
         assert not list((disk / "run" / "checkpoints").glob(".tmp-*"))
         assert load(disk / "run").model is not None
@@ -296,7 +298,7 @@ def test_a_logger_that_is_not_installed_is_named(tmp_path, notes, monkeypatch):
 def test_devices():
     assert pick_device("cpu").type == "cpu"
     for name in ("cuda:99", "nonsense"):
-        with pytest.raises(UserError, match=f"device {name} is not to be had"):
+        with pytest.raises(UserError, match=f"device {name} is not available on this machine"):
             pick_device(name)
 
 

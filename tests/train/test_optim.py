@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pencil.models import create
+from pencil.families import create
 from pencil.models.gpt import GPTConfig
 from pencil.train.losses import next_token
 from pencil.train.optim import Muon, load_state_tensors, make_optimizers, orthogonalise, state_tensors

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from pencil.models import configure
+from pencil.families import configure
 from pencil.train.schedule import factor
 from pencil.train.settings import TrainConfig
 from pencil.train.start import train_config

@@ -6,7 +6,7 @@ import torch
 from pencil.config import UserError
 from pencil.core.masks import NOWHERE
 from pencil.core.span import Span
-from pencil.models import create
+from pencil.families import create
 from pencil.models.reader import ReaderConfig
 from pencil.weights import bert
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pencil.config import UserError
-from pencil.models import create
+from pencil.families import create
 from pencil.models.dit import DiTConfig
 from pencil.weights import dit
 

@@ -9,7 +9,7 @@ import torch
 from pencil.config import UserError
 from pencil.core.positions import Rope, frequencies, ntk, rotate
 from pencil.core.span import Span
-from pencil.models import create
+from pencil.families import create
 from pencil.weights import llama
 
 # heads 14 wide: seven pairs, of which some are kept, some are slowed and some are between

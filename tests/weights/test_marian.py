@@ -7,7 +7,7 @@ from pencil.config import UserError
 from pencil.core.masks import NOWHERE
 from pencil.core.span import Span
 from pencil.generate import Generation, Sampling
-from pencil.models import create
+from pencil.families import create
 from pencil.models.seq2seq import Seq2SeqConfig
 from pencil.weights import marian
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App, CycloptsError, UnknownOptionError
 
 from ..config import UserError
-from .numbers import PARAMETERS
+from .parsing import PARAMETERS, option_of, sentence
 
 if TYPE_CHECKING:
     from ..families.record import Family
@@ -40,44 +40,65 @@ def trace_family(target: str) -> "Family | None":
 def dispatch(
     verb: str,
     words: Sequence[str],
+    usage: str,
     find: Callable[[str], "Family | None"],
     command: Callable[[Any], Callable[..., int]],
 ) -> int:
-    """Run a verb with the options of the family that its first positional word names."""
-    target = _target(words, find)
-    record = find(target)
+    """Run a verb with the options of the family that its first positional word names.
+
+    The word is the first, unless options come before it: then which of the words it is depends on the options, and so on
+    the family. It is the one that is still the first positional word when the line is read with its own family.
+    """
+    asks_help = bool(set(words) & set(HELP))
+    targets = words[:1] if not words[0].startswith("-") else [word for word in words if not word.startswith("-")]
+    if not targets:
+        raise UserError(f"{usage.split()[0]} is missing; usage: pencil {verb} {usage}")
+    failures: list[tuple[bool, UserError]] = []
+    for target in targets:
+        record = None
+        try:
+            record = find(target)
+            chosen, bound = _read(verb, words, usage, target, record, command)
+        except UserError as error:
+            failures.append((record is not None, error))
+            continue
+        if asks_help or len(targets) == 1 or str(next(iter(bound.arguments.values()), None)) == target:
+            return chosen(*bound.args, **bound.kwargs) or 0
+    failures.sort(key=lambda failure: failure[0])  # a word that names a family says more than one that does not
+    raise failures[-1][1] if failures else UserError(f"usage: pencil {verb} {usage}")
+
+
+def _read(
+    verb: str,
+    words: Sequence[str],
+    usage: str,
+    target: str,
+    record: "Family | None",
+    command: Callable[[Any], Callable[..., int]],
+) -> tuple[Callable[..., Any], Any]:
+    """The line read with the options of this family."""
+    shown = usage.replace("FAMILY", target)
     app = App(
-        name=f"pencil {verb}", default_parameter=PARAMETERS, help_flags=list(HELP), version_flags=[], result_action="return_value",
-        help_format="plaintext",
+        name=f"pencil {verb}", usage=f"Usage: pencil {verb} {shown}", default_parameter=PARAMETERS, version_flags=[],
+        help_flags=list(HELP), help_format="plaintext",
     )  # fmt: skip
+    app[HELP[0]].show = False
     app.default(command(record))
     try:
-        return app(list(words), exit_on_error=False, print_error=False) or 0
+        chosen, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
     except UnknownOptionError as error:
-        raise UserError(_unknown(verb, target, record, error)) from None
+        raise UserError(_unknown(verb, target, record, option_of(error))) from None
+    except CycloptsError as error:
+        raise UserError(sentence(error, f"pencil {verb}", f"pencil {verb} {shown}")) from None
+    return chosen, bound
 
 
-def _target(words: Sequence[str], find: Callable[[str], Any]) -> str:
-    """The word that names a family or a run: the first, or the first that is one where options come before it."""
-    if not words[0].startswith("-"):
-        return words[0]
-    for word in words[1:]:
-        if word.startswith("-"):
-            continue
-        try:
-            found = find(word)
-        except UserError:
-            continue
-        if found is not None or word.startswith("example:"):
-            return word
-    return next((word for word in words if not word.startswith("-")), words[0])
-
-
-def _unknown(verb: str, target: str, record: "Family | None", error: CycloptsError) -> str:
-    word = str(getattr(getattr(error, "token", None), "keyword", None) or error).partition("=")[0]
-    if word in RENAMED:
-        return f"{word} is now called {RENAMED[word]}"
-    what = f"{target} has its own input" if record is None else (
-        f"{target} is a family" if target == record.name else f"{target} is a {record.name}"
-    )  # fmt: skip
-    return f"{what}: pencil {verb} takes no {word} here; pencil {verb} {target} --help lists its options"
+def _unknown(verb: str, target: str, record: "Family | None", option: str) -> str:
+    if option in RENAMED:
+        return f"{option} is now called {RENAMED[option]}"
+    see = f"pencil {verb} {target} --help lists its options"
+    if record is not None:
+        return f"{target} is a {record.name}: pencil {verb} takes no {option} for it; {see}"
+    if target.startswith("example:"):
+        return f"{target} has its own input: leave {option} out; {see}"
+    return f"{target} is a recorded trace: leave {option} out; {see}"

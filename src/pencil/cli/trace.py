@@ -212,7 +212,7 @@ def diff(
     digits
         Number of significant digits to write.
     """
-    from ..tracing.file import read
+    from ..tracing.opened import read
     from ..tracing.receipt import format_number
     from ..tracing.show import differences, only_in
 
@@ -280,7 +280,7 @@ def _open(what: str, record: Any, given: Any, edits: list[str] | None, double: b
         found = record.trace(load(what), given, double)
     else:
         from ..learn.examples import EXAMPLES
-        from ..tracing.file import read
+        from ..tracing.opened import read
 
         if not Path(what).exists() and not what.endswith(SUFFIX):
             hint = f"; the worked example is example:{what}" if what in EXAMPLES else ""

@@ -3,9 +3,11 @@
 from . import captioner, dit, gpt, reader, seq2seq, vit
 from .loading import load, load_model, open_run
 from .record import Family
-from .registry import FAMILIES, configure, create, family, register
+from .registry import FAMILIES, configure, create, family, parameters, register
 
-__all__ = ["FAMILIES", "Family", "configure", "create", "family", "load", "load_model", "open_run", "register"]
+__all__ = [
+    "FAMILIES", "Family", "configure", "create", "family", "load", "load_model", "open_run", "parameters", "register"
+]  # fmt: skip
 
 for _module in (gpt, vit, captioner, dit, reader, seq2seq):
     register(_module.FAMILY)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 SEPARATOR = "\n" + "-" * 40 + "\n"
 
 
+@runtime_checkable
 class Output(Protocol):
     """The terminal, or a file, of `pencil sample`."""
 

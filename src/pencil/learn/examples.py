@@ -34,34 +34,34 @@ class VitByHand(nn.Module):
         "out": ("B T D", "Z′", "Z⁰ + MSA"),
     }
     INNER = {"patches.out": ("B N D", "z", "patch Eᵀ")}
-    WEIGHTS = {"cls": "z_cls", "seats": "P"}
+    WEIGHTS = {"cls": "z_cls", "positions": "P"}
 
     def __init__(self):
         super().__init__()
         self.patches = Patches(1, (2, 2), 4, bias=False)
         self.attn = Attention(4, 2, bias=False)
-        self.cls, self.seats = nn.Parameter(torch.empty(1, 1, 4)), nn.Parameter(torch.empty(5, 4))
+        self.cls, self.positions = nn.Parameter(torch.empty(1, 1, 4)), nn.Parameter(torch.empty(5, 4))
         self.double()
         _set(self.patches.proj.weight, [[1, 0, 0, 0], [0, 0.5, 0, 0], [0, 0, 0, 0.25], [0.1, 0.1, 0.1, 0.1]])
         _set(self.cls, [[[0.5] * 4]])
-        _set(self.seats, [[0.1, 0, 0, 0], [0, 0.1, 0, 0], [0, 0, 0.1, 0], [0, 0, 0, 0.1], [0.05] * 4])
+        _set(self.positions, [[0.1, 0, 0, 0], [0, 0.1, 0, 0], [0, 0, 0.1, 0], [0, 0, 0, 0.1], [0.05] * 4])
         _set(self.attn.qkv.weight, np.concatenate([np.eye(4)] * 3))
         _set(self.attn.out.weight, np.eye(4))
 
     def forward(self, picture: Tensor, probe: Probe = OFF) -> Tensor:
         patches = self.patches(picture, probe / "patches")
-        x = probe("input", torch.cat((self.cls, patches), 1) + self.seats)
+        x = probe("input", torch.cat((self.cls, patches), 1) + self.positions)
         return probe("out", x + self.attn(x, Span.whole(5).under(full), probe=probe / "attn"))
 
 
-_STRIPS = {"first_patch": 1, "grid": [2, 2]}
+_PATCHES = {"first_patch": 1, "grid": [2, 2]}
 
 
 def vit_4x4() -> LiveTrace:
     """A 4×4 image through one attention of two heads, with numbers for work by hand."""
-    seats = ["cls", "strip 1", "strip 2", "strip 3", "strip 4"]
+    tokens = ["cls", "patch 1", "patch 2", "patch 3", "patch 4"]
     picture = torch.arange(1, 17, dtype=torch.float64).reshape(1, 1, 4, 4)
-    return trace(VitByHand(), picture, words={"T": seats, "S": seats, "N": seats[1:]}, facts=_STRIPS)
+    return trace(VitByHand(), picture, words={"T": tokens, "S": tokens, "N": tokens[1:]}, facts=_PATCHES)
 
 
 class TagAttention(nn.Module):
@@ -116,10 +116,10 @@ def vit_text() -> LiveTrace:
         )
     ).double()  # fmt: skip
     picture = torch.arange(16, dtype=torch.float64).reshape(1, 1, 4, 4) / 10
-    strips = [f"strip {i + 1}" for i in range(4)]
-    stream = strips + words[:3]
-    labels = {"T": stream, "S": stream, "N": strips, "M": strips, "t": words[:3], "V": words}
-    facts = {**_STRIPS, "first_patch": 0}
+    patches = [f"patch {i + 1}" for i in range(4)]
+    sequence = patches + words[:3]
+    labels = {"T": sequence, "S": sequence, "N": patches, "M": patches, "t": words[:3], "V": words}
+    facts = {**_PATCHES, "first_patch": 0}
     return trace(_one_decimal(model, 2), torch.arange(3)[None], picture, words=labels, facts=facts)
 
 

@@ -12,7 +12,7 @@ from ..config import UserError
 from ..files import write_aside
 from .functions import FUNCTIONS
 from .graph import Array, Graph, Node
-from .opened import Trace
+from .recorded import RecordedTrace
 
 FORMAT = "pencil trace 1"
 TYPES = {
@@ -74,7 +74,7 @@ def _renumbered(plan: Any, new: Mapping[int, int]) -> Any:
     return [plan[0], *(_renumbered(part, new) for part in plan[1:])]
 
 
-def pack(trace: Trace) -> tuple[dict[str, Any], dict[str, Array]]:
+def pack(trace: RecordedTrace) -> tuple[dict[str, Any], dict[str, Array]]:
     """A trace as plain data: the graph, and the arrays it names. What has no name and nothing needs is left out.
 
     The graph: `nodes` in the order of computing, each with `name op kind shape dtype plan named axes symbol formula`
@@ -158,7 +158,7 @@ class Packed(Graph):
         return array
 
 
-def write(trace: Trace, path: str | Path) -> None:
+def write(trace: RecordedTrace, path: str | Path) -> None:
     """Write a trace as one safetensors file."""
     meta, arrays = pack(trace)
     names = {np.dtype(v).newbyteorder("=").str.lstrip("<=|>"): k for k, v in TYPES.items()}
@@ -178,8 +178,8 @@ def write(trace: Trace, path: str | Path) -> None:
     write_aside(Path(path), struct.pack("<Q", len(text)) + text + b"".join(chunks))
 
 
-def read(path: str | Path) -> Trace:
-    """Open a trace file; anything else is refused by name."""
+def load(path: str | Path) -> tuple["Packed", dict[str, Any], dict[str, Any] | None]:
+    """The graph, the labels and the facts of a trace file; anything else is refused by name."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"there is no trace {path}")
@@ -199,7 +199,7 @@ def read(path: str | Path) -> Trace:
             arrays[key] = np.frombuffer(body[begin:end], TYPES[about["dtype"]]).reshape(about["shape"])
         graph = Packed(meta, arrays)
         graph.check()
-        return Trace(graph, meta["labels"], meta.get("facts"))
+        return graph, meta["labels"], meta.get("facts")
     except UserError:
         raise
     except (json.JSONDecodeError, RecursionError, struct.error):

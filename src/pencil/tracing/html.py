@@ -21,8 +21,8 @@ from ..files import write_aside
 from .file import pack
 from .functions import FUNCTIONS
 from .graph import LEAST, ROUNDING, TINY, Array
-from .opened import Trace, View
 from .receipt import DEPTH, ORIGINS, SHOWN, WIDE, format_number
+from .recorded import RecordedTrace, RecordedView
 
 HEAVY = 10_000_000  # bytes above which a page is no longer something to mail
 ABOUT = "Every number here was computed by the numbers before it. Choose one and its arithmetic unfolds."
@@ -31,7 +31,7 @@ MOST = 24  # rows and columns of a table without scripts
 BLUE, RED = "38,103,178", "196,58,40"
 
 
-def page(trace: Trace, title: str, about: str = ABOUT, start: str = "") -> str:
+def page(trace: RecordedTrace, title: str, about: str = ABOUT, start: str = "") -> str:
     """A trace as one self-contained HTML page; `start` is the cell it opens on, such as "attn.scores[0,0,0,2]"."""
     graph, body = data(trace)
     graph |= {"title": title, "start": start}
@@ -62,7 +62,7 @@ def page(trace: Trace, title: str, about: str = ABOUT, start: str = "") -> str:
 
 
 def write(
-    trace: Trace,
+    trace: RecordedTrace,
     path: str | Path,
     title: str = "",
     about: str = ABOUT,
@@ -79,14 +79,14 @@ def write(
     return len(content)
 
 
-def frame(trace: Trace, title: str = "trace", about: str = ABOUT, start: str = "", height: int = 720) -> str:
+def frame(trace: RecordedTrace, title: str = "trace", about: str = ABOUT, start: str = "", height: int = 720) -> str:
     """The page inside a frame, for a notebook."""
     inside = escape(page(trace, title, about, start))
     about_it = f'sandbox="allow-scripts" title="{escape(title)}" style="width:100%;height:{height}px;border:0"'
     return f'<iframe srcdoc="{inside}" {about_it}></iframe>'
 
 
-def data(trace: Trace) -> tuple[dict[str, Any], bytes]:
+def data(trace: RecordedTrace) -> tuple[dict[str, Any], bytes]:
     """What the scripts work on: the graph, and the bytes of its arrays."""
     graph, arrays = pack(trace)
     chunks, placed, at = [], {}, 0
@@ -152,7 +152,7 @@ def _digest(text: str) -> str:
 # ---- without scripts, for a notebook's cell
 
 
-def table(view: View) -> str:
+def table(view: RecordedView) -> str:
     """A part of a trace as an HTML table, without script or style sheet; of a large one its first corner."""
     node = view.node
     # the first of everything but the last two axes
@@ -183,7 +183,7 @@ def table(view: View) -> str:
     )
 
 
-def _along(view: View, places: Array) -> list[str]:
+def _along(view: RecordedView, places: Array) -> list[str]:
     """The headings of a line of cells: the label, or the index, along the one axis that changes."""
     node = view.node
     index = np.unravel_index(places, node.shape) if node.shape and len(places) else ()

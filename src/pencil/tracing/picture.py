@@ -7,10 +7,10 @@ import numpy as np
 
 from .. import draw
 from ..config import UserError, nearest
-from .opened import Trace
+from .recorded import RecordedTrace
 
 
-def attention(trace: Trace, name: str | None = None, query: str | None = None) -> bytes:
+def attention(trace: RecordedTrace, name: str | None = None, query: str | None = None) -> bytes:
     """The heads of a pattern or of scores side by side; with a query, its attention over the image."""
     if name == "curve" and "curve" in trace.facts:
         return curve(trace.facts["curve"])
@@ -37,11 +37,11 @@ def attention(trace: Trace, name: str | None = None, query: str | None = None) -
             )
         return _over_picture(trace, heads, rows, query, title)
     titles = [f"head {i}" for i in range(len(heads))] if len(heads) > 1 else [""]
-    attends = letters[-2:] == ["T", "S"]
-    return draw.heat_maps(list(heads), titles, rows, columns, title, view.node.portions, attends)
+    axes = ("key", "query") if letters[-2:] == ["T", "S"] else None
+    return draw.heat_maps(list(heads), titles, rows, columns, title, view.node.portions, axes)
 
 
-def last_pattern(trace: Trace) -> str:
+def last_pattern(trace: RecordedTrace) -> str:
     found = [n for n in trace.names if n.endswith("pattern")] or [
         n.name for n in trace.graph.nodes if n.kind == "softmax" and len(n.shape) == 4
     ]
@@ -50,7 +50,7 @@ def last_pattern(trace: Trace) -> str:
     return found[-1]
 
 
-def _over_picture(trace: Trace, heads: np.ndarray, rows: list[str], query: str, title: str) -> bytes:
+def _over_picture(trace: RecordedTrace, heads: np.ndarray, rows: list[str], query: str, title: str) -> bytes:
     """One query's attention to each patch, over the image, a head each."""
     if query in rows:
         at = rows.index(query)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .functions import FUNCTIONS
 from .graph import Graph, Node, Plan, places, slack
-from .opened import Trace
+from .recorded import RecordedTrace
 from .writing import EXACT, SHOWN, Known, Tree, format_number, largest, plain, text, walk, weigh
 
 DEPTH = 8  # how deep unnamed values are unfolded
@@ -101,7 +101,7 @@ def agree(reworked: complex | float, recorded: complex | float, allowed: float) 
     return bool(abs(reworked - recorded) <= allowed)
 
 
-def receipt(trace: Trace, node: int, place: int, digits: int = 4) -> Receipt:
+def receipt(trace: RecordedTrace, node: int, place: int, digits: int = 4) -> Receipt:
     """The receipt of one cell of a trace."""
     trace.open(node)
     graph = trace.graph
@@ -161,7 +161,7 @@ def label(n: Node, index: Sequence[int]) -> str:
     return f"{n.symbol}[{','.join(map(str, kept))}]"
 
 
-def unfolded(trace: Trace, node: int, place: int) -> Tree | None:
+def unfolded(trace: RecordedTrace, node: int, place: int) -> Tree | None:
     """The tree of a cell; None where it was given, not computed."""
     graph, n = trace.graph, trace.graph.nodes[node]
     if n.plan is None:
@@ -174,7 +174,7 @@ def unfolded(trace: Trace, node: int, place: int) -> Tree | None:
     return _unfold(trace, n.plan, n, place, 0, not _reduces(n.plan))[0]
 
 
-def _unfold(trace: Trace, plan: Plan, n: Node, place: int, depth: int, whole: bool) -> list[Tree]:
+def _unfold(trace: RecordedTrace, plan: Plan, n: Node, place: int, depth: int, whole: bool) -> list[Tree]:
     """A plan at one cell: the list of its trees, one unless it is a list of terms.
 
     With `whole` an unnamed operand that is itself a sum is unfolded too; inside a sum that would be too much to read.
@@ -227,7 +227,7 @@ def _values(graph: Graph, nodes: Any, at: Any) -> Any:
     return out
 
 
-def _leaf(trace: Trace, node: int, place: int, depth: int, whole: bool) -> Tree:
+def _leaf(trace: RecordedTrace, node: int, place: int, depth: int, whole: bool) -> Tree:
     """A cell as a value, or, where it has no name, as its own arithmetic: sums too, if it is to be `whole`."""
     graph = trace.graph
     nodes, at = graph.resolve(node, np.asarray([place]), lambda m: m.named)

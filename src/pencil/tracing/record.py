@@ -15,7 +15,8 @@ from ..config import UserError
 from ..core.probe import Probe, declared, symbols
 from .closed import BlockTape
 from .nested import mapped, tensors
-from .opened import Trace, View, parse
+from .opened import Trace, View
+from .recorded import parse
 from .tape import BUDGET, Edit, TooMuch
 
 Value = float | int | Tensor | np.ndarray | Trace | View | Callable[[Tensor], Tensor]

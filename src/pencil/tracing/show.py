@@ -9,14 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from .graph import Array, Node
-from .opened import Trace, View
 from .receipt import SHOWN, Receipt, format_number
+from .recorded import RecordedTrace, RecordedView
 
 ROWS, COLUMNS = 40, 16  # of a table in a terminal; more is cut, with a note
 PIPED = 512  # and of one in a file
 
 
-def names(trace: Trace, console: Console) -> None:
+def names(trace: RecordedTrace, console: Console) -> None:
     """Every name with its symbol, its shape and its formula."""
     table = Table(box=None, pad_edge=False)
     for title in ("name", "symbol", "shape", "axes", "formula"):
@@ -28,7 +28,7 @@ def names(trace: Trace, console: Console) -> None:
     console.print(table, highlight=False)
 
 
-def tables(view: View, console: Console, digits: int = 4) -> None:
+def tables(view: RecordedView, console: Console, digits: int = 4) -> None:
     """A tensor, or a part of one, as tables of its last two axes; as many columns as the terminal is wide."""
     values = view.value
     title = f"{view.node.name}  {_shape(view.node)}  {meaning(view.node)}".rstrip()
@@ -66,7 +66,7 @@ def tables(view: View, console: Console, digits: int = 4) -> None:
         console.print(note, style="dim", highlight=False, markup=False)
 
 
-def _next(view: View, shown: int) -> str:
+def _next(view: RecordedView, shown: int) -> str:
     """The index of the columns after those that were shown."""
     at = np.unravel_index(view.flat.reshape(-1)[:: max(1, view.flat.size - 1)], view.node.shape)
     parts = [str(each[0]) if (each == each[0]).all() else ":" for each in at]
@@ -85,7 +85,7 @@ def _fitting(words: Array, rows: list[str], columns: list[str], console: Console
     return max(1, int(np.searchsorted(np.cumsum(widths), room, side="right")))
 
 
-def _along(view: View, axis: int) -> tuple[str, list[str]]:
+def _along(view: RecordedView, axis: int) -> tuple[str, list[str]]:
     """An axis of a part: its letter, and a label or an index for each place along it."""
     shape = view.node.shape
     line = np.moveaxis(view.flat, axis, 0).reshape(view.flat.shape[axis], -1)[:, 0]
@@ -116,7 +116,7 @@ def meaning(n: Node) -> str:
     return f"{n.symbol} = {n.formula}" if n.formula else n.symbol
 
 
-def receipt(found: Receipt, trace: Trace, console: Console) -> None:
+def receipt(found: Receipt, trace: RecordedTrace, console: Console) -> None:
     """A receipt, and the values it was made of, each by the name that opens its own."""
     n = trace.graph.nodes[trace.graph.names[found.name]]
     where = []
@@ -153,7 +153,7 @@ class Difference:
     shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
 
-def differences(a: Trace, b: Trace) -> Iterator[Difference]:
+def differences(a: RecordedTrace, b: RecordedTrace) -> Iterator[Difference]:
     """The tensors both traces have, in the order of computing, that are not the same to the last bit."""
     theirs = set(b.names)
     for name in (n for n in a.names if n in theirs):
@@ -171,6 +171,6 @@ def differences(a: Trace, b: Trace) -> Iterator[Difference]:
         yield Difference(name, float(gap.max()), at, x[at].item(), y[at].item())
 
 
-def only_in(a: Trace, b: Trace) -> Sequence[str]:
+def only_in(a: RecordedTrace, b: RecordedTrace) -> Sequence[str]:
     theirs = set(b.names)
     return [name for name in a.names if name not in theirs]

@@ -9,8 +9,8 @@ from xlsxwriter.utility import xl_range
 from ..config import UserError
 from .formulas import finite, quoted, text
 from .graph import Graph, Node
-from .opened import Trace
 from .ranges import Block, Part
+from .recorded import RecordedTrace
 
 FORMATS: dict[str, dict[str, Any]] = {
     "title": {"bold": True, "font_size": 16},
@@ -42,7 +42,7 @@ class Exact(float):
 class SheetWriter:
     """Writes the sheets."""
 
-    def __init__(self, book: Any, trace: Trace, graph: Graph, blocks: dict[int, Block], read: set[int]):
+    def __init__(self, book: Any, trace: RecordedTrace, graph: Graph, blocks: dict[int, Block], read: set[int]):
         self.trace, self.graph, self.blocks, self.read = trace, graph, blocks, read
         self.map = book.add_worksheet("Map")
         self.sheets = {sheet: book.add_worksheet(sheet) for sheet in dict.fromkeys(b.sheet for b in blocks.values())}
@@ -164,7 +164,7 @@ def _shares(values: list[float], width: int) -> bool:
     return width > 1 and bool((rows >= 0).all() and np.abs(rows.sum(-1) - 1).max() < 1e-6)
 
 
-def headings(n: Node, trace: Trace) -> tuple[list[str], list[str]]:
+def headings(n: Node, trace: RecordedTrace) -> tuple[list[str], list[str]]:
     """The headings of rows and columns: the labels of an axis, or indices along it."""
     letters = n.axes.split() if len(n.axes.split()) == len(n.shape) else [""] * len(n.shape)
 

@@ -13,8 +13,8 @@ from .file import refs
 from .formulas import Formulas, Scattered, Settled, listed
 from .functions import FUNCTIONS
 from .graph import Graph, Plan
-from .opened import Trace
 from .ranges import Block
+from .recorded import RecordedTrace
 from .workbook import SheetWriter
 
 COLUMNS, ROWS = 16_384, 1_048_576  # of a sheet in Excel
@@ -23,7 +23,7 @@ LONG = 40  # parts of a formula, above which an unnamed step gets cells of its o
 EDGE = 1  # columns of headings to the left of a block
 
 
-def write(trace: Trace, path: str | Path) -> None:
+def write(trace: RecordedTrace, path: str | Path) -> None:
     """Write a trace as a workbook; each formula has its recorded value, for programs that only display."""
     graph = opened(trace)
     shown = chosen(graph)
@@ -42,7 +42,7 @@ def write(trace: Trace, path: str | Path) -> None:
     write_aside(Path(path), buffer.getvalue())
 
 
-def opened(trace: Trace) -> Settled:
+def opened(trace: RecordedTrace) -> Settled:
     """The graph of a trace with every block opened; what no sheet can hold is refused."""
     _check(trace.graph, (i for i, n in enumerate(trace.graph.nodes) if n.plan is None or n.named))
     for node in range(len(trace.graph.nodes)):

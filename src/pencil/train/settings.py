@@ -68,7 +68,7 @@ class TrainConfig:
 
     @staticmethod
     def upgrade(values: dict) -> dict:
-        """Settings of a run made before 0.7, whose warm-up was at most a fifth of the steps whatever it said."""
+        """Settings of a run made before 0.7, whose warm-up never exceeded a fifth of the steps."""
         if values.get("schedule") != "inverse-sqrt" and "warmup" in values and "steps" in values:
             values = values | {"warmup": min(values["warmup"], values["steps"] // 5)}
         return values

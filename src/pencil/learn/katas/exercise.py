@@ -62,9 +62,8 @@ class Question:
     ask: str
     blanks: tuple[Blank, ...]
     mistakes: tuple[Mistake, ...] = ()
-    working: Sequence = field(
-        default=(), compare=False, repr=False
-    )  # lines; a type checker at run time must not read them
+    # lines of text; its type has no [str], since a run-time type check would read them
+    working: Sequence = field(default=(), compare=False, repr=False)
     page_words: str | None = None  # the exercise in the words of document 000
 
     @property

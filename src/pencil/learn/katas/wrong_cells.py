@@ -16,7 +16,7 @@ from .builder import Draws, LazyLines, Numbers, distinguishable, maker, mistake
 from .exercise import Blank, Mistake, Question, Table, written
 
 FORGOT = "forgot ÷√d"
-TOKENS = ["cls", "strip 1", "strip 2", "strip 3", "strip 4"]
+TOKENS = ["cls", "patch 1", "patch 2", "patch 3", "patch 4"]
 ANSWERS = "right", "wrong"
 
 

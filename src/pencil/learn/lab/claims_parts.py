@@ -79,11 +79,8 @@ def gpt_with_mask(arm: str, seed: int, size: Size) -> GPT:
 
 def masked_lm(arm: str, seed: int, size: Size) -> tuple[float, list[float]]:
     """Masked language modelling: the accuracy on masked tokens after training, and the losses."""
-    table, mask_token, model = (
-        grammar(size["words"], size["choices"], seed),
-        size["words"],
-        gpt_with_mask(arm, seed, size),
-    )
+    table, model = grammar(size["words"], size["choices"], seed), gpt_with_mask(arm, seed, size)
+    mask_token = size["words"]
 
     def texts(rows: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
         text = sample_texts(table, rows, size["length"], random)

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 
 from pencil.config import UserError
 from pencil.data.tokenizers import ByteTokenizer, CharTokenizer, train_bpe
-from pencil.generate import Generation, Sampling, _Text, complete, penalise, probabilities, stream
-from pencil.models import create
+from pencil.families import create
+from pencil.inference.generation import Generation, _TextStream, complete, stream
+from pencil.inference.sampling import Sampling, penalize, probabilities
 from pencil.models.gpt import GPTConfig
 from traced import unchecked
 
@@ -52,7 +53,7 @@ def test_greedy_is_the_argmax_of_the_whole_sequence_each_time(positions):
     lengths=st.lists(st.integers(1, 13), min_size=2, max_size=5), positions=st.sampled_from(SCHEMES),
     slide=st.booleans(), seed=st.integers(0, 99), temperature=st.sampled_from([0.0, 0.7, 1.3]),
 )  # fmt: skip
-def test_many_prompts_of_different_lengths_give_the_same_text_as_one_by_one(
+def test_a_batch_of_prompts_of_different_lengths_generates_the_same_as_one_by_one(
     lengths, positions, slide, seed, temperature
 ):
     net = model(positions=positions)
@@ -69,7 +70,7 @@ def test_many_prompts_of_different_lengths_give_the_same_text_as_one_by_one(
 
 
 @pytest.mark.parametrize("slide", [False, True])
-def test_cached_and_uncached_write_the_same(slide):
+def test_cached_and_uncached_generate_the_same(slide):
     net = model()
     how = Sampling(0.9, top_k=7, repetition_penalty=1.3, seed=3)
     assert grow(net, [[1, 2], [3]], 40, how, slide=slide) == grow(
@@ -81,7 +82,7 @@ def test_a_full_context_stops_or_slides():
     net = model(context=11)
     (row,), reasons = grow(net, [[1, 2, 3]], 50)
     assert reasons == ["context"]
-    assert len(row) == 9  # eight fill the context, and the full context still says what comes next
+    assert len(row) == 9  # eight fill the context, and the full context still predicts the next token
     (row,), reasons = grow(net, [[1, 2, 3]], 50, slide=True)
     assert reasons == ["length"]
     assert len(row) == 50
@@ -91,12 +92,12 @@ def test_the_smallest_context_slides_too():
     assert len(grow(model(context=1), [[1]], 9, slide=True)[0][0]) == 9
 
 
-def test_a_temperature_near_nothing_is_greedy():
+def test_a_temperature_near_zero_is_greedy():
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     assert probabilities(logits, Sampling(1e-320)).argmax() == 1
 
 
-def test_the_same_seed_writes_the_same_and_samples_differ():
+def test_the_same_seed_generates_the_same_and_samples_differ():
     net = model()
     how = Sampling(seed=5)
     assert grow(net, [[1]], 12, how) == grow(net, [[1]], 12, how)
@@ -106,7 +107,7 @@ def test_the_same_seed_writes_the_same_and_samples_differ():
     assert grow(net, [[1]], 12, how)[0][0] == rows[0]
 
 
-def test_the_end_token_ends_a_row_and_the_others_go_on():
+def test_the_end_token_ends_a_row_and_the_others_continue():
     net = model()
     (first, second), _ = grow(net, [[1], [2]], 12, Sampling(0))
     rows, reasons = grow(net, [[1], [2]], 12, Sampling(0), end=first[3])
@@ -122,7 +123,7 @@ logit_rows = st.lists(st.floats(-9, 9), min_size=7, max_size=7)
 
 
 @given(row=logit_rows, temperature=st.floats(0.1, 3), k=st.integers(1, 9), p=st.floats(0.05, 1), m=st.floats(0, 1))
-def test_what_may_be_drawn_is_what_the_cuts_allow(row, temperature, k, p, m):
+def test_top_k_top_p_and_min_p_keep_the_tokens_they_should(row, temperature, k, p, m):
     logits = torch.tensor([row])
     even = (logits.double() / temperature).softmax(-1)[0]
     order = even.argsort(descending=True, stable=True)
@@ -139,7 +140,7 @@ def test_what_may_be_drawn_is_what_the_cuts_allow(row, temperature, k, p, m):
     assert floor[order[0]]
 
 
-def test_draws_follow_the_distribution():
+def test_samples_follow_the_distribution():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     p = probabilities(logits, Sampling())[0]
 
@@ -154,25 +155,25 @@ def test_draws_follow_the_distribution():
     assert (counts - p).abs().max() < 0.03
 
 
-def test_repetition_penalty_makes_what_was_said_less_likely():
+def test_the_repetition_penalty_makes_repeated_tokens_less_likely():
     logits = torch.tensor([[2.0, -1.0, 0.5]])
-    assert penalise(logits, [[0, 1, 0]], 2.0).tolist() == [[1.0, -2.0, 0.5]]
+    assert penalize(logits, [[0, 1, 0]], 2.0).tolist() == [[1.0, -2.0, 0.5]]
     assert logits.tolist() == [[2.0, -1.0, 0.5]]
 
 
 class Parrot(torch.nn.Module):
-    """Says a fixed text, one byte after another, whatever it is asked."""
+    """Generates a fixed text, one byte after another, whatever the prompt."""
 
     config = GPTConfig(vocab=256, context=4096, width=2, heads=1, depth=1)
 
     def __init__(self, text):
         super().__init__()
-        self.said = text.encode()
+        self.text = text.encode()
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
     def forward(self, tokens, *_, **__):
         logits = torch.zeros(len(tokens), 1, 256)
-        logits[:, :, self.said[min(tokens.shape[1] - 1, len(self.said) - 1)]] = 99
+        logits[:, :, self.text[min(tokens.shape[1] - 1, len(self.text) - 1)]] = 99
         return logits
 
 
@@ -187,20 +188,20 @@ def test_streamed_pieces_are_whole_characters_and_join_to_the_text(text):
 def test_byte_pairs_that_end_within_a_character_are_streamed_whole(vocab):
     text = "日本語の文章は、とても長いです。" * 3
     tokenizer = train_bpe([text * 9], vocab)
-    shown = _Text(tokenizer, ())
+    shown = _TextStream(tokenizer, ())
     pieces = [shown.add(int(token))[0] for token in tokenizer.encode(text)] + [shown.rest()]
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_what_is_no_character_is_shown_as_such():
-    shown = _Text(ByteTokenizer(), ())
+def test_invalid_bytes_are_shown_as_replacement_characters():
+    shown = _TextStream(ByteTokenizer(), ())
     assert "".join(shown.add(b)[0] for b in b"a\xff\xffb\xe3") + shown.rest() == "a\ufffd\ufffdb\ufffd"
 
 
 @pytest.mark.parametrize("stop, expected", [(["stop"], "go on, "), (["ops"], "go on, st"), (["zz"], "go on, stops here"),
                                             (["here", "on"], "go ")])  # fmt: skip
-def test_a_stop_string_ends_the_text_before_itself_and_none_of_it_is_shown(stop, expected):
+def test_a_stop_string_ends_the_text_and_is_not_shown(stop, expected):
     text = "go on, stops here"
     reasons = []
     pieces = stream(
@@ -210,7 +211,7 @@ def test_a_stop_string_ends_the_text_before_itself_and_none_of_it_is_shown(stop,
     assert reasons == ["stop" if expected != text else "length"]
 
 
-def test_ids_of_a_padded_vocabulary_are_never_drawn():
+def test_ids_of_a_padded_vocabulary_are_never_sampled():
     tokenizer = CharTokenizer("abc")
     text = complete(model(vocab=41), tokenizer, ["ab"], 20, Sampling(3.0))[0]
     assert len(text) == 20
@@ -225,54 +226,54 @@ def test_complete_takes_texts():
 
 
 class Witness(torch.nn.Module):
-    """A model that writes down what it was given besides its tokens, and says the same whatever it is."""
+    """A model that records its inputs and ignores those besides the tokens."""
 
     config = GPTConfig(vocab=41, context=11, width=24, depth=2, heads=2)
 
     def __init__(self):
         super().__init__()
-        self.inner, self.saw = model(context=11), []
+        self.inner, self.calls = model(context=11), []
 
     def new_cache(self, *sizes):
         return self.inner.new_cache(*sizes)
 
     def forward(self, tokens, picture=None, **options):
-        self.saw.append((tokens.tolist(), picture))
+        self.calls.append((tokens.tolist(), picture))
         return self.inner(tokens, **options)
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_what_is_given_comes_with_the_first_tokens_and_with_no_later_ones(cached):
+def test_other_inputs_are_passed_with_the_prefill_only(cached):
     net, picture = Witness(), torch.zeros(2, 3, 5, 7)
     rows, _ = grow(net, [[1, 2], [3]], 5, Sampling(0), given={"picture": picture}, cached=cached)
-    assert len(net.saw) == 5
+    assert len(net.calls) == 5
     if cached:
-        assert [seen is picture for _, seen in net.saw] == [True] + [False] * 4
-        assert [seen is None for _, seen in net.saw] == [False] + [True] * 4
-    else:  # with nothing remembered, everything is read each time
-        assert all(seen is picture for _, seen in net.saw)
+        assert [seen is picture for _, seen in net.calls] == [True] + [False] * 4
+        assert [seen is None for _, seen in net.calls] == [False] + [True] * 4
+    else:  # without a cache every step is a prefill
+        assert all(seen is picture for _, seen in net.calls)
     assert rows == grow(model(context=11), [[1, 2], [3]], 5, Sampling(0))[0]
 
 
-def test_what_is_given_is_read_again_only_when_the_context_slides():
+def test_other_inputs_are_passed_again_when_the_context_slides():
     net, picture = Witness(), torch.zeros(1, 3, 5, 7)
     grow(net, [[1, 2]], 20, Sampling(0), given={"picture": picture}, slide=True)
-    for tokens, seen in net.saw:
+    for tokens, seen in net.calls:
         assert (seen is picture) == (len(tokens[0]) > 1)
-    assert sum(seen is picture for _, seen in net.saw) > 1
+    assert sum(seen is picture for _, seen in net.calls) > 1
 
 
-def test_begin_is_set_before_every_prompt_and_makes_an_empty_one_do():
+def test_begin_is_put_before_every_prompt_and_allows_an_empty_one():
     tokenizer, net = CharTokenizer("abcdefghijklmnopqrstuvwxyz ,."), Witness()
     complete(net, tokenizer, ["", "ab"], 1, Sampling(0), begin=17)
     a, b = tokenizer.encode("ab").tolist()
-    assert net.saw[0][0] == [[0, 0, 17], [17, a, b]]
+    assert net.calls[0][0] == [[0, 0, 17], [17, a, b]]
     with pytest.raises(UserError, match="empty"):
         complete(net, tokenizer, ["", "ab"], 1, Sampling(0))
 
 
 @pytest.mark.parametrize(
-    "prompt, words", [([], "empty"), ([1] * 24, "24 tokens and the context holds 23"), ([41], "outside the vocabulary")]
+    "prompt, words", [([], "empty"), ([1] * 24, "24 tokens and the context is 23"), ([41], "outside the vocabulary")]
 )
 def test_prompts_that_cannot_be_used_are_refused(prompt, words):
     with pytest.raises(UserError, match=words):

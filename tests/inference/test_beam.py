@@ -7,12 +7,13 @@ from functools import cache
 import pytest
 import torch
 
-from pencil.beam import search
 from pencil.config import UserError
 from pencil.core.masks import NOWHERE
 from pencil.core.span import Span
-from pencil.generate import Generation, Sampling
-from pencil.models import create
+from pencil.families import create
+from pencil.inference.beam import search
+from pencil.inference.generation import Generation
+from pencil.inference.sampling import Sampling
 from pencil.models.captioner import CaptionerConfig
 from pencil.models.gpt import GPTConfig
 from pencil.models.seq2seq import Seq2SeqConfig
@@ -22,7 +23,7 @@ SIZES = dict(width=24, heads=3, depth=2)
 
 
 def lively(model, seed):
-    """Weights of which no two continuations are alike, in double precision."""
+    """Random weights in double precision, with which no two continuations score the same."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -73,7 +74,7 @@ FAMILIES = {
 
 @cache
 def everything(family, new):
-    """The model, its prompt, what it is given, and the probability of every text of at most `new` of five tokens."""
+    """The model, its prompt, its other inputs, and the log-probability of every text of at most `new` of five tokens."""
     make, prompt, given = FAMILIES[family]
     net, given, others = make(), given(), [token for token in range(5) if token != END]
     likely, growing = {}, {(): 0.0}
@@ -94,7 +95,7 @@ def everything(family, new):
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.3, -0.7])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_beam_as_wide_as_there_are_texts_finds_them_all_in_order(family, penalty):
+def test_as_many_beams_as_texts_find_all_of_them_in_order(family, penalty):
     net, prompt, given, likely = everything(family, 3)
     scored = {text: value / worth(len(text), penalty) for text, value in likely.items()}
     expected = sorted(scored, key=scored.__getitem__, reverse=True)
@@ -123,7 +124,7 @@ def test_four_tokens_of_seven_without_an_end():
 
 
 @pytest.mark.parametrize("positions", ["rope", "alibi", "t5", "shaw"])
-def test_what_is_found_is_sorted_distinct_and_scored_as_the_model_scores_it(positions):
+def test_hypotheses_are_sorted_distinct_and_scored_by_the_model(positions):
     for net, prompt, given in (
         (gpt(7, 13, positions), [1, 6], {}),
         (seq2seq(7, 13, positions), [END], {"source": drawn(7, 1, 11)}),
@@ -140,7 +141,7 @@ def test_what_is_found_is_sorted_distinct_and_scored_as_the_model_scores_it(posi
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_one_beam_without_a_penalty_is_greedy(seed):
+def test_one_beam_without_a_length_penalty_is_greedy(seed):
     for net, prompt, given in (
         (gpt(seed=seed), [2, 0, 1], {}),
         (seq2seq(seed=seed), [END], {"source": drawn(5, 1, 11, seed=seed)}),
@@ -159,7 +160,7 @@ def alike(one, other):
 
 @pytest.mark.parametrize("new", [5, 99])
 @pytest.mark.parametrize("positions", ["rope", "learned"])
-def test_prompts_of_different_lengths_side_by_side_are_as_one_by_one(positions, new):
+def test_a_batch_of_prompts_of_different_lengths_equals_one_by_one(positions, new):
     net = gpt(7, 13, positions)
     prompts = [drawn(7, n, seed=n).tolist() for n in (7, 2, 13, 11, 3)]
     together = search(net, prompts, new, 3, end=END)
@@ -170,7 +171,7 @@ def test_prompts_of_different_lengths_side_by_side_are_as_one_by_one(positions, 
 
 
 @pytest.mark.parametrize("positions", ["learned", "t5"])
-def test_sources_of_different_lengths_side_by_side_are_as_one_by_one(positions):
+def test_a_batch_of_sources_of_different_lengths_equals_one_by_one(positions):
     net, lengths = seq2seq(7, 11, positions), [13, 2, 7, 1, 5]
     tokens = drawn(7, 5, 13)
     real = torch.arange(13)[None] < torch.tensor(lengths)[:, None]
@@ -182,7 +183,7 @@ def test_sources_of_different_lengths_side_by_side_are_as_one_by_one(positions):
     assert len({round(found[0].score, 6) for found in together}) == 5
 
 
-def test_pictures_side_by_side_with_captions_begun_differently_are_as_one_by_one():
+def test_a_batch_of_images_with_different_prompts_equals_one_by_one():
     net, prompts = captioner(7, 11), [[END], [END, 2, 5], [END, 1]]
     pictures = torch.cat([picture_of(seed) for seed in range(3)])
     together = search(net, prompts, 5, 3, end=END, given={"picture": pictures})
@@ -193,7 +194,7 @@ def test_pictures_side_by_side_with_captions_begun_differently_are_as_one_by_one
 def test_a_text_is_never_longer_than_the_context():
     net = gpt(7, 11)
     together = search(net, [[1, 2], [4] * 9, [5] * 11], 99, 5)
-    # the full context still says what comes next
+    # the full context still predicts the next token
     assert [[len(one.tokens) for one in found] for found in together] == [[10] * 5, [3] * 5, [1] * 5]
 
 
@@ -203,13 +204,13 @@ def test_ids_of_a_padded_vocabulary_are_never_found():
     assert all(token < 5 for one in found for token in one.tokens)
 
 
-def test_no_more_is_found_than_there_is():
+def test_no_more_hypotheses_than_texts_exist():
     (found,) = search(gpt(), [[1]], 1, 10**9)
     assert sorted(one.tokens for one in found) == [[0], [1], [2], [3], [4]]
     assert sum(math.exp(one.log_probability) for one in found) == pytest.approx(1)
 
 
-def test_a_source_is_read_once_and_its_keys_stay_where_they_are(monkeypatch):
+def test_a_source_is_encoded_once_and_its_keys_are_kept(monkeypatch):
     net, read, seen = seq2seq(7, 13), [], []
     reading = net.read
     monkeypatch.setattr(net, "read", lambda source, *rest: read.append(len(source)) or reading(source, *rest))
@@ -223,21 +224,21 @@ def test_a_source_is_read_once_and_its_keys_stay_where_they_are(monkeypatch):
 
 
 @pytest.mark.parametrize("penalty", [math.nan, math.inf, -math.inf, 1000.0, -11.0])
-def test_a_penalty_that_makes_no_sense_is_refused(penalty):
+def test_a_length_penalty_out_of_range_is_refused(penalty):
     with pytest.raises(UserError, match="length-penalty must be at least"):
         search(gpt(), [[1]], 3, 2, penalty=penalty)
 
 
-def test_a_search_by_no_beam_is_refused():
+def test_a_search_without_beams_is_refused():
     with pytest.raises(UserError, match="beams must be at least 1, not 0"):
         search(gpt(), [[1]], 3, 0)
-    with pytest.raises(UserError, match="12 tokens and the context holds 11"):
+    with pytest.raises(UserError, match="12 tokens and the context is 11"):
         search(gpt(), [[1] * 12], 3, 2)
 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("beams", [2, 5])
-def test_without_a_penalty_a_marian_finds_what_transformers_does(beams, seed):
+def test_without_a_length_penalty_marian_equals_transformers(beams, seed):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     from pencil.weights import marian
 
@@ -250,18 +251,18 @@ def test_without_a_penalty_a_marian_finds_what_transformers_does(beams, seed):
     )  # fmt: skip
     theirs = lively(transformers.MarianMTModel(config), seed)
     with torch.no_grad():
-        # random weights say one word for ever: no word shall be likelier than others, and the last one not again
+        # random weights repeat one token: make all tokens equally likely on average, and a repetition unlikely
         theirs.model.decoder.layers[-1].final_layer_norm.weight.neg_()
         usual = theirs(input_ids=drawn(19, 53, 13), decoder_input_ids=drawn(19, 53, 11, seed=8)).logits
         theirs.final_logits_bias -= usual.mean((0, 1))
         theirs.final_logits_bias[0, end] += 1
-        theirs.final_logits_bias[0, start] = -1e4  # what pads is never said
+        theirs.final_logits_bias[0, start] = -1e4  # the padding token is never generated
     sizes = marian.config_from(config.to_dict())
     ours = create("seq2seq", sizes).double().eval()
     ours.load_state_dict(marian.from_hf(theirs.state_dict(), sizes))
     source, lengths = drawn(19, 5, 13), [13, 3, 11, 1, 7]
     real = torch.arange(13)[None] < torch.tensor(lengths)[:, None]
-    said = theirs.generate(
+    generated = theirs.generate(
         input_ids=source, attention_mask=real.long(), num_beams=beams, num_return_sequences=beams, length_penalty=0.0,
         early_stopping="never", max_new_tokens=11, do_sample=False, output_scores=True, return_dict_in_generate=True,
     )  # fmt: skip
@@ -269,8 +270,10 @@ def test_without_a_penalty_a_marian_finds_what_transformers_does(beams, seed):
     found = search(ours, [[start]] * 5, 11, beams, end=end, penalty=0.0,
                    given={"source": source, "source_span": Span.at(places)})  # fmt: skip
     rows = [one for each in found for one in each]
-    assert len(rows) == len(said.sequences) == 5 * beams
-    for one, expected, score in zip(rows, said.sequences.tolist(), said.sequences_scores.tolist(), strict=True):
+    assert len(rows) == len(generated.sequences) == 5 * beams
+    for one, expected, score in zip(
+        rows, generated.sequences.tolist(), generated.sequences_scores.tolist(), strict=True
+    ):
         assert [start, *one.tokens] == expected[: len(one.tokens) + 1]
         assert set(expected[len(one.tokens) + 1 :]) <= {start}
         assert one.score == pytest.approx(score, rel=1e-5)
