@@ -1,15 +1,18 @@
-"""Shared by the suite: a private cache, one thread a worker, the golden numbers, and one small trained run."""
+"""Shared by the suite: a private cache, one thread a worker, the golden values, and one small trained run."""
 
 import importlib
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import types
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # kernels with two threads on a busy machine can be ten times slower than with one
@@ -23,6 +26,8 @@ torch.set_num_threads(1)
 # continuous integration tries the same examples every time; at a desk each run tries new ones
 settings.register_profile("suite", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("suite")
+
+pytest_plugins = ("commands",)
 
 HERE = Path(__file__).parent
 TEXT = "".join(
@@ -41,14 +46,36 @@ def private_cache(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def short_previews():
-    """A page of text takes its time, the more so with every shape checked; a process of its own writes it whole."""
+    """Previews of a few tokens: whole ones take long, the more so with every shape checked. Their usual length."""
     module = importlib.import_module("pencil.train.language_modeling")
-    module.PREVIEW_TOKENS = 19
+    usual, module.PREVIEW_TOKENS = module.PREVIEW_TOKENS, 19
+    return usual
+
+
+@contextmanager
+def unchecked():
+    """Shape checking off, which can make small models several times slower."""
+    from jaxtyping import config
+
+    before = config.jaxtyping_disable
+    config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture
+def fast_training(monkeypatch):
+    """For tests that train several times: no shape checking and no plot of the loss."""
+    monkeypatch.setattr("pencil.train.loop.plot_losses", lambda run: None)
+    with unchecked():
+        yield
 
 
 @pytest.fixture(autouse=True)
 def same_kernels():
-    """Where oneDNN has no product for a kind of number, torch turns it off for good: the next test wants it back."""
+    """Where oneDNN has no kernel for a dtype, torch turns it off for good: it is turned on again for the next test."""
     yield
     torch.backends.mkldnn.enabled = True
 
@@ -114,12 +141,37 @@ TINY = ["--model.width", "24", "--model.heads", "3", "--model.depth", "2", "--mo
 
 
 @pytest.fixture(scope="session")
-def run(notes, tmp_path_factory):
+def run(notes, tmp_path_factory, short_previews):
     """A small run trained by the command line: read it, do not write into it."""
     path = tmp_path_factory.mktemp("runs") / "notes-gpt"
-    pencil("train", "gpt", "--data", notes, "--out", path, *TINY, "--train.steps", "30", "--train.eval_every", "15",
-           "--train.save_every", "10", "--train.batch", "7", "--train.warmup", "3")  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pencil.train.language_modeling.PREVIEW_TOKENS", short_previews)
+        call("train", "gpt", "--data", notes, "--out", path, *TINY, "--train.steps", "30", "--train.eval_every", "15",
+             "--train.save_every", "10", "--train.batch", "7", "--train.warmup", "3")  # fmt: skip
     return path
+
+
+class Done(NamedTuple):
+    """A command that ended, like the result of `subprocess.run`."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def call(*words, code=0):
+    """Run the command in this process, without shape checking; what it printed."""
+    from pencil.cli.main import main
+
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(err), unchecked():
+        try:
+            main([str(word) for word in words])
+        except SystemExit as ended:
+            status = ended.code or 0
+    done = Done(status, out.getvalue(), err.getvalue())
+    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
 
 
 def pencil(*words, code=0, stdin=None, cwd=None):
@@ -130,7 +182,7 @@ def pencil(*words, code=0, stdin=None, cwd=None):
         text=True,
         input=stdin,
         cwd=cwd,
-        timeout=240,
+        timeout=600,  # against hanging only
     )
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

@@ -1,4 +1,4 @@
-"""The verbs as a user types them."""
+"""The verbs as a user types them, on text."""
 
 import json
 import re
@@ -10,45 +10,28 @@ import tomllib
 import pytest
 
 from conftest import TEXT, TINY, pencil
-from pencil.cli.main import main
-
-
-@pytest.fixture
-def type_in(capsys, monkeypatch, tmp_path):
-    """Run a command line in this process, in an empty folder; what it printed."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words, code=0):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        shown = capsys.readouterr()
-        assert (ended.value.code or 0) == code, shown.err
-        return shown
-
-    return call
 
 
 QUICK = [*TINY, "--train.steps", "4", "--train.eval_batches", "1", "--train.batch", "3"]
 
 
 def test_the_story_of_a_run(type_in, tmp_path, notes):
-    said = type_in("train", "gpt", "--data", notes, "--tokenizer", "bpe", "--vocab", 300, "--preset", "small", *QUICK)
-    assert "the run is in runs/notes-gpt" in said.err
+    shown = type_in("train", "gpt", "--data", notes, "--tokenizer", "bpe", "--vocab", 300, "--preset", "small", *QUICK)
+    assert "the run is in runs/notes-gpt" in shown.err
     assert (tmp_path / "runs" / "notes-gpt" / "model.safetensors").is_file()
-    said = type_in("sample", "runs/notes-gpt", "--prompt", "line 3", "--temperature", 0.8, "--top-p", 0.95, "--new", 9)
-    assert said.out.startswith("line 3")
-    assert len(said.out) > len("line 3\n")
+    shown = type_in("sample", "runs/notes-gpt", "--prompt", "line 3", "--temperature", 0.8, "--top-p", 0.95, "--max-new-tokens", 9)
+    assert shown.out.startswith("line 3")
+    assert len(shown.out) > len("line 3\n")
     lines = dict(line.split() for line in type_in("eval", "runs/notes-gpt").out.splitlines())
     assert set(lines) == {"val_loss", "perplexity", "bits_per_byte"}
     again = json.loads(type_in("eval", "runs/notes-gpt", "--json").out)
     assert {k: round(v, 6) for k, v in again.items()} == {k: float(v) for k, v in lines.items()}
-    assert "has made 4 steps, and 4 were asked for" in type_in("resume", "runs/notes-gpt").err
+    assert "runs/notes-gpt has made 4 of 4 steps; a larger --train.steps continues it" in type_in("resume", "runs/notes-gpt").err
     assert "Trained 7 steps" in type_in("resume", "runs/notes-gpt", "--train.steps", 7).err
     assert "steps = 7" in (tmp_path / "runs" / "notes-gpt" / "config.toml").read_text()
     type_in("eval", "runs/notes-gpt")
-    said = type_in("train", "gpt", "--data", notes, *QUICK)
-    assert "the run is in runs/notes-gpt-2" in said.err
+    shown = type_in("train", "gpt", "--data", notes, *QUICK)
+    assert "the run is in runs/notes-gpt-2" in shown.err
 
 
 def test_a_folder_names_what_it_skipped(type_in, tmp_path):
@@ -56,14 +39,14 @@ def test_a_folder_names_what_it_skipped(type_in, tmp_path):
     folder.mkdir()
     (folder / "a.txt").write_text(TEXT)
     (folder / "b.bin").write_bytes(b"\0\1\2")
-    said = type_in("train", "gpt", "--data", "notes/", *QUICK)
-    assert re.search(r"skipped .*b\.bin: binary data", said.err)
-    assert "runs/notes-gpt" in said.err
+    shown = type_in("train", "gpt", "--data", "notes/", *QUICK)
+    assert re.search(r"skipped .*b\.bin: binary data", shown.err)
+    assert "runs/notes-gpt" in shown.err
 
 
 def test_standard_input_trains_evaluates_and_resumes(type_in, tmp_path):
-    said = pencil("train", "gpt", "--data", "-", *QUICK, stdin=TEXT, cwd=tmp_path)
-    assert "runs/stdin-gpt" in said.stderr
+    shown = pencil("train", "gpt", "--data", "-", *QUICK, stdin=TEXT, cwd=tmp_path)
+    assert "runs/stdin-gpt" in shown.stderr
     assert "val_loss" in type_in("eval", "runs/stdin-gpt").out
     assert "Trained 6 steps" in type_in("resume", "runs/stdin-gpt", "--train.steps", 6).err
     assert not list((tmp_path / "runs" / "stdin-gpt").glob(".*.*"))
@@ -85,28 +68,28 @@ def test_every_setting_can_be_listed(type_in, tmp_path):
 
 
 def test_sampling_options(type_in, run, tmp_path):
-    one = type_in("sample", run, "--prompt", "line", "--seed", 4, "--new", 12).out
-    assert one == type_in("sample", run, "--prompt", "line", "--seed", 4, "--new", 12).out
-    assert one != type_in("sample", run, "--prompt", "line", "--seed", 5, "--new", 12).out
-    both = type_in("sample", run, "--prompt", "line", "--prompt", "the pencil", "--seed", 4, "--new", 12).out
+    one = type_in("sample", run, "--prompt", "line", "--seed", 4, "--max-new-tokens", 12).out
+    assert one == type_in("sample", run, "--prompt", "line", "--seed", 4, "--max-new-tokens", 12).out
+    assert one != type_in("sample", run, "--prompt", "line", "--seed", 5, "--max-new-tokens", 12).out
+    both = type_in("sample", run, "--prompt", "line", "--prompt", "the pencil", "--seed", 4, "--max-new-tokens", 12).out
     assert both.split("\n" + "-" * 40 + "\n")[0] + "\n" == one
-    many = type_in("sample", run, "--prompt", "line", "--seed", 4, "--new", 12, "--count", 3).out
+    many = type_in("sample", run, "--prompt", "line", "--seed", 4, "--max-new-tokens", 12, "--count", 3).out
     assert len(set(many.split("\n" + "-" * 40 + "\n"))) == 3
-    full = type_in("sample", run, "--prompt", "line", "--new", 99)
-    assert "the context of 31 tokens is full; --slide goes on" in full.err
-    slid = type_in("sample", run, "--prompt", "line", "--new", 99, "--slide")
+    full = type_in("sample", run, "--prompt", "line", "--max-new-tokens", 99)
+    assert "the context of 31 tokens is full; --slide continues" in full.err
+    slid = type_in("sample", run, "--prompt", "line", "--max-new-tokens", 99, "--slide")
     assert len(slid.out) == len("line") + 99 + 1
     assert not slid.err
     type_in("sample", run, "--prompt", "line", "--out", tmp_path / "text.txt")
     assert (tmp_path / "text.txt").read_text().startswith("line")
-    assert type_in("sample", run, "--new", 5).out.strip("\n") != ""
-    stopped = type_in("sample", run, "--prompt", "line", "--new", 25, "--temperature", 0, "--stop", " ").out
+    assert type_in("sample", run, "--max-new-tokens", 5).out.strip("\n") != ""
+    stopped = type_in("sample", run, "--prompt", "line", "--max-new-tokens", 25, "--temperature", 0, "--stop", " ").out
     assert " " not in stopped
 
 
 def test_text_streams_as_it_decodes(run):
     process = subprocess.Popen(
-        [sys.executable, "-m", "pencil", "sample", str(run), "--prompt", "line", "--new", "4000", "--slide"],
+        [sys.executable, "-m", "pencil", "sample", str(run), "--prompt", "line", "--max-new-tokens", "4000", "--slide"],
         stdout=subprocess.PIPE,
     )
     assert process.stdout.read(8).startswith(b"line")  # some of it is there long before all of it
@@ -132,10 +115,10 @@ def test_shapes_of_a_preset(type_in, what, monkeypatch):
 
 
 def test_a_preset_of_several_families_must_be_named_in_full(type_in):
-    said = type_in("shapes", "nano", code=2)
-    assert "gpt:nano, vit:nano, captioner:nano, dit:nano, reader:nano or seq2seq:nano" in said.err
-    assert said.err.count("\n") == 1
-    assert not said.out
+    shown = type_in("shapes", "nano", code=2)
+    assert "use gpt:nano, vit:nano, captioner:nano, dit:nano, reader:nano or seq2seq:nano" in shown.err
+    assert shown.err.count("\n") == 1
+    assert not shown.out
 
 
 def test_shapes_of_a_run(type_in, run):
@@ -158,20 +141,20 @@ def test_help_and_version(type_in):
 
 
 def test_the_demo_tells_the_whole_story(monkeypatch, type_in, tmp_path):
-    from pencil.cli import training
+    from pencil.cli import demo
 
-    monkeypatch.setattr(training, "DEMO", {**training.DEMO, "steps": 3, "batch": 5})
-    said = type_in("demo")
-    assert "held-out pictures (exact_match 0." in said.err
-    assert said.out.count("\n") > 4 * 16  # four pictures, drawn in the terminal
+    monkeypatch.setattr(demo, "TRAINING", {**demo.TRAINING, "steps": 3, "batch": 5})
+    shown = type_in("demo")
+    assert re.search(r"Exact match: \d\.\d% of 1,000 held-out images \(exact_match 0\.", shown.err)
+    assert shown.out.count("\n") > 4 * 16  # four pictures, drawn in the terminal
     run = tmp_path / "runs" / "scenes-captioner"
-    assert str(run.relative_to(tmp_path)) in said.err
-    for name in ("loss.png", "eval/attention-1.png", "eval/mistakes.png", "eval/picture.png"):
+    assert str(run.relative_to(tmp_path)) in shown.err
+    for name in ("loss.png", "eval/attention-1.png", "eval/mistakes.png", "eval/picture.png", "eval/caption.html"):
         assert (run / name).stat().st_size > 100
-    command = next(line for line in said.err.splitlines() if line.startswith("Go on"))
+    command = next(line for line in shown.err.splitlines() if line.startswith("Next:"))
     words = command.partition("sample")[2].split()
     type_in("sample", *words)
-    assert (tmp_path / "look.png").is_file()
+    assert (tmp_path / "attention.png").is_file()
 
 
 def test_the_python_way(run):

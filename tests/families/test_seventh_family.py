@@ -99,7 +99,7 @@ def test_its_shapes_and_costs_are_shown(run, capsys):
     assert "Σ E[t]" in capsys.readouterr().out
     assert call("cost", "parity:wide", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["parameters"]["all"] == 7 * 23 + 2 * 23 + 2
+    assert found["parameters"]["total"] == 7 * 23 + 2 * 23 + 2
 
 
 def test_what_it_cannot_do_is_refused_in_a_sentence(run, capsys):

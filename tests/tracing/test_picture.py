@@ -9,10 +9,16 @@ from PIL import Image
 
 from pencil import draw
 from pencil.config import UserError
+from pencil.data.tokenizers import learn
+from pencil.families import create
+from pencil.families.captioner import trace_image
+from pencil.inference.attention_maps import caption_attention
 from pencil.learn.examples import EXAMPLES
+from pencil.models.captioner import CaptionerConfig
+from pencil.runs import Loaded
 from pencil.tracing import picture
 from pencil.tracing.record import trace
-from traced import theirs, traced
+from traced import stirred, theirs, traced
 
 
 def opened(content):
@@ -107,20 +113,97 @@ def test_many_heads_and_many_tokens(figures):
     assert not figures[0].axes[0].texts
 
 
-@pytest.mark.parametrize("query, row", [("cls", 0), ("strip 3", 3), ("2", 2), ("-1", 4)])
-def test_one_query_over_the_picture(monkeypatch, query, row):
-    found, seen = traced("example:vit-4x4"), {}
+@pytest.fixture
+def overlaid(monkeypatch):
+    """What is drawn over an image: the image, the titles and the weights."""
+    seen, before = {}, draw.overlays
 
     def overlays(shown, titles, weights):
         seen.update(shown=shown, titles=list(titles), weights=weights)
         return before(shown, titles, weights)
 
-    before = draw.overlays
     monkeypatch.setattr(draw, "overlays", overlays)
+    return seen
+
+
+@pytest.mark.parametrize("query, row", [("cls", 0), ("patch 3", 3), ("2", 2), ("-1", 4)])
+def test_one_query_over_the_picture(overlaid, query, row):
+    found = traced("example:vit-4x4")
     opened(picture.attention(found, None, query))
-    np.testing.assert_array_equal(seen["weights"], found["attn.pattern"].value[0, :, row, 1:].reshape(2, 2, 2))
-    assert seen["titles"] == ["head 0", "head 1"]
-    np.testing.assert_array_equal(np.argsort(seen["shown"].reshape(-1)), np.arange(16))  # brighter as the picture is
+    np.testing.assert_array_equal(overlaid["weights"], found["attn.pattern"].value[0, :, row, 1:].reshape(2, 2, 2))
+    assert overlaid["titles"] == ["head 0", "head 1"]
+    # brighter as the image is
+    np.testing.assert_array_equal(np.argsort(overlaid["shown"].reshape(-1)), np.arange(16))
+
+
+CAPTION = "abac"
+
+
+IMAGE = np.random.default_rng(5).integers(0, 256, (1, 4, 9), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def captioner():
+    """A small captioner of images of 2×3 patches."""
+    tokenizer = learn("char", ["abc"], 29, ended=True)
+    sizes = dict(vocab=tokenizer.vocab, context=7, width=20, depth=2, heads=5)
+    config = CaptionerConfig(image_size=(4, 9), channels=1, patch=(2, 3), **sizes)
+    return Loaded(stirred(create("captioner", config)), tokenizer, None)
+
+
+@pytest.fixture(scope="module")
+def captioned(captioner):
+    """Its trace on a caption in which a word occurs twice."""
+    return trace_image(captioner, IMAGE, CAPTION)
+
+
+# [IMG], six patches, [/IMG]; then begin at 8, a at 9, b at 10, a at 11, c at 12
+@pytest.mark.parametrize("query, row", [
+    ("a", 8), ("b", 9), ("a#2", 10), ("c", 11), ("patch 1,2", 6), ("[IMG]", 0), ("[/IMG]", 7), ("9", 9), ("-1", 12),
+])  # fmt: skip
+def test_a_words_query_is_the_step_that_produced_it(captioned, overlaid, query, row):
+    assert captioned.labels["T"][8:] == ["begin", "a", "b", "a", "c"]
+    opened(picture.attention(captioned, None, query))
+    pattern = captioned["blocks.1.attn.pattern"].value
+    np.testing.assert_array_equal(overlaid["weights"], pattern[0, :, row, 1:7].reshape(5, 2, 3))
+
+
+def test_the_first_token_was_produced_by_no_step(captioned):
+    with pytest.raises(UserError, match="begin is the first token, which no step produced: choose a word after it"):
+        picture.attention(captioned, None, "begin")
+    with pytest.raises(UserError, match="no token is called a#3; did you mean a#2"):
+        picture.attention(captioned, None, "a#3")
+
+
+def test_trace_and_sample_draw_the_same_attention(captioner, captioned, overlaid, monkeypatch):
+    """`trace --query WORD`, averaged over blocks and heads, is the panel of `sample --attention` for that word."""
+    caption_attention(captioner.model, captioner.tokenizer, IMAGE, CAPTION)
+    words, panels = overlaid["titles"], overlaid["weights"]
+    assert words == ["a", "b", "a#2", "c"]
+    monkeypatch.setattr(draw, "as_png", lambda figure: b"")  # drawn often, and looked at above
+    for word, panel in zip(words, panels, strict=True):
+        mean = np.zeros_like(panel)
+        for block in range(2):
+            picture.attention(captioned, f"blocks.{block}.attn.pattern", word)
+            mean += overlaid["weights"].mean(0) / 2
+        np.testing.assert_allclose(mean, panel, rtol=1e-4)
+
+
+def test_all_panels_have_one_scale_and_one_colour(captioned, figures):
+    """The same attention is the same orange in every panel, whatever the largest of the panel is."""
+    picture.attention(captioned, None, "b")
+    weights = captioned["blocks.1.attn.pattern"].value[0, :, 9, 1:7].reshape(5, 2, 3)
+    overlaid = [axes.images[1].get_array() for axes in figures[0].axes if len(axes.images) > 1]
+    assert len(overlaid) == 5
+    for panel, values in zip(overlaid, weights, strict=True):
+        np.testing.assert_allclose(panel[..., 3], 0.75 * values / weights.max(), rtol=1e-6)
+        assert (np.asarray(panel[..., :3]) == draw.ORANGE).all()
+    assert f"full at {weights.max():.1%}" in figures[0].axes[0].get_xlabel()
+    picture.attention(captioned)
+    drawn = maps(figures[1])
+    assert len({image.get_clim() for image in drawn}) == 1
+    assert {image.get_cmap().name for image in drawn} == {"attention"}
+    assert words(figures[1].axes[0].get_yticklabels())[8:] == ["begin", "a", "b", "a#2", "c"]
 
 
 def test_a_captioners_query_is_a_word():
@@ -128,11 +211,11 @@ def test_a_captioners_query_is_a_word():
 
 
 @pytest.mark.parametrize("name, query, message", [
-    ("example:vit-4x4", "strip 9", "no token is called strip 9; did you mean strip"),
+    ("example:vit-4x4", "patch 9", "no token is called patch 9; did you mean patch"),
     ("example:vit-4x4", "5", "no token is called 5"),
     ("example:vit-4x4", "-6", "no token is called -6"),
     ("example:vit-4x4", "", "no token is called"),
-    ("example:nanogpt-block", "cat", "this trace has no picture as input"),
+    ("example:nanogpt-block", "cat", "the input of this trace is no image: leave --query out"),
 ])  # fmt: skip
 def test_queries_that_cannot_be_drawn(name, query, message):
     with pytest.raises(UserError, match=message):
@@ -140,7 +223,7 @@ def test_queries_that_cannot_be_drawn(name, query, message):
 
 
 @pytest.mark.parametrize("of, message", [
-    ("seats[0]", "a heat map has two sides"), ("attn.patern", "did you mean attn.pattern"),
+    ("positions[0]", "a heat map needs rows and columns"), ("attn.patern", "did you mean attn.pattern"),
     ("attn.pattern[0,0,0,9]", "its shape is 1×2×5×5"),
 ])  # fmt: skip
 def test_tensors_that_cannot_be_drawn(of, message):
@@ -149,7 +232,7 @@ def test_tensors_that_cannot_be_drawn(of, message):
 
 
 def test_no_attention_to_draw():
-    with pytest.raises(UserError, match="no attention pattern; name what to draw by --of"):
+    with pytest.raises(UserError, match="no attention pattern; choose a tensor to draw by --of"):
         picture.attention(trace(lambda x: x * 2, torch.ones(2, 2)))
 
 

@@ -36,24 +36,24 @@ def test_a_table_holds_the_recorded_numbers(vit):
     assert "attn.pattern" in out
     assert "A = softmax(S)" in out
     values = vit["attn.pattern"].value[0, 1]
-    rows = [line for line in out.splitlines() if re.match(r"(cls|strip \d)\s", line)]
+    rows = [line for line in out.splitlines() if re.match(r"(cls|patch \d)\s", line)]
     assert len(rows) == 5
     for row, line in zip(values, rows, strict=True):
-        assert re.sub(r"^(cls|strip \d)\s+", "", line).split() == [format_number(v) for v in row]
-    assert re.search(r"cls +strip 1 +strip 2 +strip 3 +strip 4", out)
+        assert re.sub(r"^(cls|patch \d)\s+", "", line).split() == [format_number(v) for v in row]
+    assert re.search(r"cls +patch 1 +patch 2 +patch 3 +patch 4", out)
 
 
 def test_a_whole_tensor_is_a_table_for_each_of_its_first_places(vit):
     out = shown(vit["attn.pattern"])
     assert len(re.findall(r"^B 0, h [01]$", out, re.M)) == 2
-    assert out.count("strip 4") == 2 * 2  # a column and a row of each
-    assert len(re.findall(r"^strip 4 ", out, re.M)) == 2
+    assert out.count("patch 4") == 2 * 2  # a column and a row of each
+    assert len(re.findall(r"^patch 4 ", out, re.M)) == 2
 
 
 def test_a_part_is_labelled_by_the_places_it_has(vit):
     out = shown(vit["attn.pattern[0,0,3:5,1:3]"])
-    assert re.search(r"^ +strip 1 +strip 2$", out, re.M)
-    assert len(re.findall(r"^strip [34] ", out, re.M)) == 2
+    assert re.search(r"^ +patch 1 +patch 2$", out, re.M)
+    assert len(re.findall(r"^patch [34] ", out, re.M)) == 2
     assert format_number(vit["attn.pattern"].value[0, 0, 3, 1]) in out
     column = shown(vit["attn.pattern[0,0,:,2]"])
     assert format_number(vit["attn.pattern"].value[0, 0, 3, 2]) in column
@@ -61,7 +61,7 @@ def test_a_part_is_labelled_by_the_places_it_has(vit):
 
 def test_one_number_and_one_row(vit):
     assert shown(vit["attn.scores[0,0,0,2]"]).split() == ["1.98"]
-    row = shown(vit["seats[4]"])
+    row = shown(vit["positions[4]"])
     assert row.split()[-4:] == ["0.05"] * 4
 
 
@@ -137,7 +137,7 @@ def test_a_receipt_with_its_links(vit):
     out = printed(lambda console: receipt(vit["attn.scores[0,0,0,2]"].why(), vit, console))
     lines = out.splitlines()
     assert lines[0] == "attn.scores[0,0,0,2]   Q Kᵀ/√d + M"
-    assert lines[1] == "B 0  h 0  T 'cls'  S 'strip 2'"
+    assert lines[1] == "B 0  h 0  T 'cls'  S 'patch 2'"
     assert lines[2] == "S[0,2] = (0.6·3 + 0.5·2)/√2 = 1.98"
     assert lines[3] == "recorded 1.98 ✓"
     links = [line.split() for line in lines[5:] if line.strip()]

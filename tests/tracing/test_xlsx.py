@@ -14,7 +14,7 @@ import spreadsheet
 from pencil.config import UserError
 from pencil.learn.examples import EXAMPLES, example
 from pencil.families import configure, create
-from pencil.tracing import file
+from pencil.tracing import file, opened
 from pencil.tracing.record import trace
 from pencil.tracing.xlsx import write
 from traced import unchecked
@@ -328,5 +328,5 @@ def test_a_model_kept_by_its_blocks_is_opened(tmp_path):
 def test_a_trace_file_gives_the_same_workbook(gpt, tmp_path):
     t, sheets = gpt
     file.write(t, tmp_path / "gpt.trace.safetensors")
-    write(file.read(tmp_path / "gpt.trace.safetensors"), tmp_path / "again.xlsx")
+    write(opened.read(tmp_path / "gpt.trace.safetensors"), tmp_path / "again.xlsx")
     assert spreadsheet.read(tmp_path / "again.xlsx") == sheets

@@ -1,7 +1,4 @@
-"""The average of all weights so far: worked out, kept over a kill, and what a run is used with."""
-
-import os
-import signal
+"""The exponential moving average of the weights: by a plain loop, over an interruption, and in the run's weights."""
 
 import pytest
 import torch
@@ -9,12 +6,14 @@ from safetensors import safe_open
 from torch import nn
 
 from pencil.config import UserError, build
-from pencil.runs import Run, load
+from pencil.families import load
+from pencil.families.run_setup import new_run, task_of
+from pencil.runs import Run
 from pencil.train import checkpoint
-from pencil.train.average import Average
+from pencil.train.ema import ExponentialMovingAverage
 from pencil.train.loop import Trainer
 from pencil.train.settings import TrainConfig
-from pencil.train.start import new_run, task_of
+from training import interrupt_after
 
 SIZES = dict(width=18, heads=3, depth=1, hidden=11)
 PACE = dict(steps=7, batch=5, eval_every=5, save_every=2, warmup=2, eval_batches=1, device="cpu")
@@ -25,14 +24,14 @@ def trainer(folder, **train):
     return Trainer(task, run, config)
 
 
-def again(folder):
+def reopened(folder):
     run = Run.open(folder)
     config = build(TrainConfig, run.config["train"])
     return Trainer(task_of(run, config), run, config)
 
 
-def placed(folder):
-    """The run's own weights and what is said of them."""
+def weights_of(folder):
+    """The run's own weights and the facts about them."""
     with safe_open(folder / "model.safetensors", "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
 
@@ -46,12 +45,12 @@ def same(one, two):
     return set(one) == set(two) and all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-def test_the_average_is_that_of_a_plain_loop(share):
-    """Early on it keeps less: at step n at most (1 + n)/(10 + n) of itself."""
+@pytest.mark.parametrize("decay", [0.0, 0.3, 0.9, 0.999])
+def test_the_average_equals_a_plain_loop(decay):
+    """Early the decay is smaller: at step n at most (1 + n)/(10 + n)."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).double()
-    average = Average(model, share)
+    average = ExponentialMovingAverage(model, decay)
     expected = {name: p.detach().tolist() for name, p in model.named_parameters()}
 
     def mixed(old, new, part):
@@ -64,17 +63,17 @@ def test_the_average_is_that_of_a_plain_loop(share):
             for p in model.parameters():
                 p.add_(torch.randn_like(p))
         average.update(step)
-        part = min(share, (1 + step) / (10 + step))
+        part = min(decay, (1 + step) / (10 + step))
         expected = {name: mixed(expected[name], p.tolist(), part) for name, p in model.named_parameters()}
     assert expected
     for name, value in average.values.items():
         torch.testing.assert_close(value, torch.tensor(expected[name], dtype=torch.float64))
 
 
-def test_the_model_has_the_average_for_a_while_and_then_its_own_weights_again():
+def test_the_model_has_the_average_within_the_context_and_its_own_weights_after():
     torch.manual_seed(0)
     model = nn.Linear(5, 7)
-    average, own = Average(model, 0.9), model.weight
+    average, own = ExponentialMovingAverage(model, 0.9), model.weight
     with torch.no_grad():
         model.weight.add_(1)
     before = model.weight.detach().clone()
@@ -107,14 +106,14 @@ def whole(tmp_path_factory):
     assert made.train().finished
     found = seen[0]
     for step, weights in enumerate(seen[1:], 1):
-        share = min(0.9, (1 + step) / (10 + step))
-        found = {n: share * found[n].double() + (1 - share) * weights[n].double() for n in found}
+        decay = min(0.9, (1 + step) / (10 + step))
+        found = {n: decay * found[n].double() + (1 - decay) * weights[n].double() for n in found}
     return made.run.path, seen[-1], found
 
 
-def test_a_run_is_used_with_the_average_and_says_so(whole):
+def test_the_weights_of_a_run_are_the_average_and_marked_so(whole):
     folder, last, average = whole
-    tensors, facts = placed(folder)
+    tensors, facts = weights_of(folder)
     assert facts["weights"] == "ema"
     assert facts["step"] == "7"
     assert same(tensors, kept(folder, 7, "ema"))
@@ -126,40 +125,33 @@ def test_a_run_is_used_with_the_average_and_says_so(whole):
 
 
 @pytest.mark.parametrize("cut", [1, 4])
-def test_a_run_cut_anywhere_goes_on_to_the_same_average(tmp_path, whole, cut):
+@pytest.mark.usefixtures("fast_training")
+def test_an_interrupted_run_continues_to_the_same_average(tmp_path, whole, cut):
     folder = tmp_path / "cut"
-    first = trainer(folder)
-    update = first.update
-
-    def stop_after():
-        seen = update()
-        if first.step == cut:
-            os.kill(os.getpid(), signal.SIGINT)
-        return seen
-
-    first.update = stop_after
+    first = interrupt_after(trainer(folder), cut)
     assert (first.train().finished, first.step) == (False, cut)
-    tensors, facts = placed(folder)
+    tensors, facts = weights_of(folder)
     assert (facts["weights"], facts["step"]) == ("ema", str(cut))
     assert same(tensors, kept(folder, cut, "ema"))
     torch.manual_seed(99)
-    assert again(folder).train().finished
+    assert reopened(folder).train().finished
     for which in ("model", "ema", "optim"):
         assert same(kept(folder, 7, which), kept(whole[0], 7, which)), which
-    assert placed(folder)[1] == placed(whole[0])[1]
-    assert same(placed(folder)[0], placed(whole[0])[0])
+    assert weights_of(folder)[1] == weights_of(whole[0])[1]
+    assert same(weights_of(folder)[0], weights_of(whole[0])[0])
 
 
-def test_without_an_average_a_run_is_used_with_its_last_weights(tmp_path):
+@pytest.mark.usefixtures("fast_training")
+def test_without_an_average_the_weights_of_a_run_are_the_last(tmp_path):
     made = trainer(tmp_path / "a", ema=0.0, steps=2)
     made.train()
-    tensors, facts = placed(tmp_path / "a")
+    tensors, facts = weights_of(tmp_path / "a")
     assert facts["weights"] == "model"
     assert same(tensors, kept(tmp_path / "a", 2, "model"))
     assert not kept(tmp_path / "a", 2, "ema")
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_an_average_that_would_never_move_or_is_none_is_refused(share):
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
+def test_a_decay_out_of_range_is_refused(decay):
     with pytest.raises(UserError, match="train.ema must be at least 0 and under 1"):
-        TrainConfig(ema=share)
+        TrainConfig(ema=decay)

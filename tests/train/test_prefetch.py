@@ -2,10 +2,10 @@ import threading
 
 import pytest
 
-from pencil.train.ahead import Ahead
+from pencil.train.prefetch import Prefetch
 
 
-def test_what_comes_back_is_what_a_call_would_have_given():
+def test_prefetched_batches_equal_those_made_on_demand():
     made, lock = [], threading.Lock()
 
     def make(step, micro):
@@ -13,21 +13,21 @@ def test_what_comes_back_is_what_a_call_would_have_given():
             made.append((step, micro))
         return step * 100 + micro
 
-    ahead = Ahead(make, 3, 7)
+    prefetch = Prefetch(make, 3, 7)
     for step in range(7):
         for micro in range(3):
-            assert ahead(step, micro) == make(step, micro)
-    ahead.close()
-    wanted = [(step, micro) for step in range(7) for micro in range(3)]
-    assert sorted(made) == sorted(wanted * 2)  # ours and its: each made once, and none past the last step
-    assert not ahead.waiting
+            assert prefetch(step, micro) == make(step, micro)
+    prefetch.close()
+    expected = [(step, micro) for step in range(7) for micro in range(3)]
+    assert sorted(made) == sorted(expected * 2)  # by us and by it: each made once, and none past the last step
+    assert not prefetch.waiting
 
 
-def test_steps_may_be_asked_for_from_the_middle_and_in_any_order():
-    ahead = Ahead(lambda step, micro: (step, micro), 2, 11)
+def test_steps_may_be_requested_from_the_middle_and_in_any_order():
+    prefetch = Prefetch(lambda step, micro: (step, micro), 2, 11)
     for key in ((5, 1), (5, 0), (9, 1), (2, 0), (10, 1), (10, 0)):
-        assert ahead(*key) == key
-    ahead.close()
+        assert prefetch(*key) == key
+    prefetch.close()
 
 
 def test_batches_are_made_early_and_on_other_threads():
@@ -39,11 +39,11 @@ def test_batches_are_made_early_and_on_other_threads():
             early.set()
         return step
 
-    ahead = Ahead(make, 1, 5)
-    assert ahead(0, 0) == 0
-    assert early.wait(30)  # nobody has asked for step 1 yet
+    prefetch = Prefetch(make, 1, 5)
+    assert prefetch(0, 0) == 0
+    assert early.wait(600)  # step 1 was not requested yet
     assert threading.current_thread() not in threads
-    ahead.close()
+    prefetch.close()
 
 
 def test_nothing_is_made_past_the_last_step():
@@ -55,30 +55,30 @@ def test_nothing_is_made_past_the_last_step():
             both.set()
         return step
 
-    ahead = Ahead(make, 2, 3, ahead=9)
-    assert ahead(2, 0) == 2
-    assert both.wait(30)
-    ahead.pool.shutdown(wait=True)
+    prefetch = Prefetch(make, 2, 3, depth=9)
+    assert prefetch(2, 0) == 2
+    assert both.wait(600)
+    prefetch.pool.shutdown(wait=True)
     assert sorted(made) == [(2, 0), (2, 1)]
 
 
-def test_only_a_few_wait():
-    ahead = Ahead(lambda step, micro: step, 1, 1000, ahead=4)
+def test_only_a_few_batches_wait():
+    prefetch = Prefetch(lambda step, micro: step, 1, 1000, depth=4)
     for step in range(50):
-        ahead(step, 0)
-        assert len(ahead.waiting) <= 3
-    ahead.close()
+        prefetch(step, 0)
+        assert len(prefetch.waiting) <= 3
+    prefetch.close()
 
 
-def test_a_failure_comes_out_at_the_step_it_belongs_to():
+def test_an_exception_is_raised_at_the_step_it_belongs_to():
     def make(step, micro):
         if step == 2:
             raise ValueError("the second is bad")
         return step
 
-    ahead = Ahead(make, 1, 5)
-    assert [ahead(0, 0), ahead(1, 0)] == [0, 1]
+    prefetch = Prefetch(make, 1, 5)
+    assert [prefetch(0, 0), prefetch(1, 0)] == [0, 1]
     with pytest.raises(ValueError, match="the second is bad"):
-        ahead(2, 0)
-    assert ahead(3, 0) == 3
-    ahead.close()
+        prefetch(2, 0)
+    assert prefetch(3, 0) == 3
+    prefetch.close()

@@ -12,8 +12,9 @@ from .parsing import PARAMETERS, option_of, sentence
 if TYPE_CHECKING:
     from ..families.record import Family
 
-RENAMED = {"--new": "--max-new-tokens"}
+RENAMED = {"--new": "max_new_tokens"}  # options of sample, and the field each is now
 HELP = ("--help", "-h")
+TRACE_FILE = ".safetensors"
 
 
 def run_family(target: str) -> "Family":
@@ -32,9 +33,14 @@ def named_family(target: str) -> "Family":
 
 def trace_family(target: str) -> "Family | None":
     """The family of a run; none for a worked example or a trace file, which have their own input."""
-    if target.startswith("example:") or not Path(target).is_dir():
-        return None
-    return run_family(target)
+    if Path(target).is_dir() and not target.startswith("example:"):
+        return run_family(target)
+    if not (target.startswith("example:") or target.endswith(TRACE_FILE) or Path(target).exists()):
+        from ..learn.examples import EXAMPLES
+
+        hint = f"; the worked example is example:{target}" if target in EXAMPLES else ""
+        raise UserError(f"{target} is no run's folder, no trace file and no example:NAME{hint}")
+    return None
 
 
 def dispatch(
@@ -94,8 +100,10 @@ def _read(
 
 
 def _unknown(verb: str, target: str, record: "Family | None", option: str) -> str:
-    if option in RENAMED:
-        return f"{option} is now called {RENAMED[option]}"
+    if hasattr(getattr(record, "sample_options", None), RENAMED.get(option, "")) and verb == "sample":
+        return f"{option} is now called --{RENAMED[option].replace('_', '-')}"
+    if verb == "train":
+        return f"{option} comes after the family: pencil train {target} {option} VALUE"
     see = f"pencil {verb} {target} --help lists its options"
     if record is not None:
         return f"{target} is a {record.name}: pencil {verb} takes no {option} for it; {see}"

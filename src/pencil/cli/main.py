@@ -4,39 +4,60 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group
 
 from .. import __version__
 from ..config import UserError
 from . import check, cost, demo, doctor, evaluate, heads, kata, lab, sample, shapes, trace, train
 from .dispatch import HELP, dispatch, named_family, run_family, trace_family
-from .numbers import PARAMETERS
+from .parsing import PARAMETERS, sentence
 from .terminal import note
+
+START, USE, INSIDE, LEARN, OTHER = (
+    Group(name, sort_key=i)
+    for i, name in enumerate(
+        ("Start", "Train and use a model", "See inside a model", "Learn by hand and by experiment", "Other")
+    )
+)
+# each verb with its usage, in the order of --help
+VERBS: tuple[tuple[Group, str, Callable | App, str], ...] = (
+    (START, "demo", demo.demo, "[OPTIONS]"),
+    (START, "doctor", doctor.doctor, ""),
+    (USE, "train", train.train, "FAMILY [OPTIONS]"),
+    (USE, "resume", train.resume, "RUN [--train.SETTING VALUE]"),
+    (USE, "sample", sample.sample, "RUN [OPTIONS]"),
+    (USE, "eval", evaluate.evaluate, "RUN [OPTIONS]"),
+    (INSIDE, "trace", trace.trace, "WHAT [OPTIONS]"),
+    (INSIDE, "why", trace.why, "WHAT CELL [OPTIONS]"),
+    (INSIDE, "show", trace.show, "WHAT [NAME] [OPTIONS]"),
+    (INSIDE, "diff", trace.diff, "A B [OPTIONS]"),
+    (INSIDE, "heads", heads.heads, "RUN [OPTIONS]"),
+    (INSIDE, "shapes", shapes.shapes, "WHAT [OPTIONS]"),
+    (INSIDE, "cost", cost.cost, "WHAT [OPTIONS]"),
+    (LEARN, "kata", kata.app, "[NAME] [OPTIONS]"),
+    (LEARN, "check", check.check, "FILES [OPTIONS]"),
+    (LEARN, "lab", lab.lab, "[NAME] [OPTIONS]"),
+)
+USAGE = {verb: usage for _, verb, _, usage in VERBS}
 
 app = App(
     name="pencil",
+    usage="Usage: pencil COMMAND ...",
     default_parameter=PARAMETERS,
     help="Transformers from pencil arithmetic to production.",
     version=__version__,
-    help_epilogue="Settings of training are dotted: pencil train gpt --model.depth 6 --train.lr 3e-4. "
-    "--debug shows where a failure came from.",
+    help_epilogue="pencil COMMAND --help describes a command. --debug shows where a failure came from.",
 )
-app.command(demo.demo)
-app.command(train.train)
-app.command(train.resume)
-app.command(sample.sample)
-app.command(evaluate.evaluate, name="eval")
-app.command(shapes.shapes)
-app.command(trace.why)
-app.command(trace.trace)
-app.command(trace.show)
-app.command(trace.diff)
-app.command(heads.heads)
-app.command(check.check)
-app.command(kata.app)
-app.command(lab.lab)
-app.command(cost.cost)
-app.command(doctor.doctor)
+for i, (group, verb, function, usage) in enumerate(VERBS):
+    line = f"Usage: pencil {verb} {usage}".rstrip()
+    if isinstance(function, App):
+        function.group, function.sort_key, function.usage, function.help_epilogue = group, i, line, ""
+        app.command(function)
+    else:
+        app.command(function, name=verb, group=group, sort_key=i, usage=line, help_epilogue="")
+
+for flag in ("--help", "--version"):
+    app[flag].group = OTHER
 
 # verbs whose options depend on the family that their first word names
 BY_FAMILY: dict[str, tuple[Callable, Callable]] = {
@@ -51,8 +72,13 @@ BY_FAMILY: dict[str, tuple[Callable, Callable]] = {
 def run(words: Sequence[str]) -> int:
     """Run one command."""
     if len(words) > 1 and words[0] in BY_FAMILY and not set(words[1:]) <= set(HELP):
-        return dispatch(words[0], words[1:], *BY_FAMILY[words[0]])
-    return app(words, exit_on_error=False, print_error=False) or 0
+        return dispatch(words[0], words[1:], USAGE[words[0]], *BY_FAMILY[words[0]])
+    try:
+        return app(words, exit_on_error=False, print_error=False) or 0
+    except CycloptsError as error:
+        verb = words[0] if words and words[0] in USAGE else ""
+        usage = f"pencil {verb} {USAGE[verb]}" if verb else ""
+        raise UserError(sentence(error, f"pencil {verb}".rstrip(), usage)) from error
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -64,7 +90,7 @@ def main(words: Sequence[str] | None = None) -> None:
         status = run(words)
         sys.stdout.flush()
         sys.exit(status)
-    except (UserError, CycloptsError) as error:
+    except UserError as error:
         if debug:
             raise
         note(f"pencil: {error}")

@@ -14,7 +14,7 @@ from .terminal import TerminalOutput, read_text
 def sample(run: Path, /, *options: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
     """Use a trained model: continue or translate a text, describe or classify an image, fill in masks, sample images.
 
-    The options depend on what the model is: pencil sample RUN --help lists them.
+    The options depend on the family of the model: pencil sample RUN --help lists them.
 
     Parameters
     ----------
@@ -27,14 +27,15 @@ def sample(run: Path, /, *options: Annotated[str, Parameter(show=False, allow_le
 def sample_command(record: Any) -> Callable[..., int]:
     """The command for one family."""
     if record.sample is None:
-        raise UserError(f"a {record.name} has no sample verb")
+        raise UserError(f"a {record.name} cannot be sampled from the command line")
+    from ..families.options import DEVICE
 
     def command(
         run: Path,
         /,
         *,
         options: Annotated[record.sample_options, Parameter(name="*")] = record.sample_options(),  # noqa: B008
-        device: Annotated[str, Parameter(group="Device", help="auto, cpu, cuda or mps.")] = "auto",
+        device: Annotated[str, Parameter(group=DEVICE, help="auto, cpu, cuda or mps.")] = "auto",
     ) -> int:
         from ..device import pick_device
         from ..families import load

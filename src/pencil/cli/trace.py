@@ -7,39 +7,39 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ..config import UserError, check_output
+from .dispatch import TRACE_FILE
 from .terminal import note, result_console
 
 Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 Edits = Annotated[
     list[str] | None,
     Parameter(
-        negative=(), allow_leading_hyphen=True,
-        help="Change a value on the way: 'blocks.0.attn.pattern[:,2]=0'; may be repeated.",
+        group="Input", negative=(), allow_leading_hyphen=True,
+        help="Set values during the forward pass: 'blocks.0.attn.pattern[:,2]=0'; may be repeated.",
     ),
 ]  # fmt: skip
-Digits = Annotated[int, Parameter(help="Number of significant digits to write.")]
-SUFFIX = ".safetensors"
+Digits = Annotated[int, Parameter(group="Output", help="Number of significant digits.")]
 
 
 def why(what: str, cell: str, /, *options: Hidden) -> int:
-    """Unfold one number into its arithmetic, and check that against what was recorded.
+    """Show how one number was computed, and check the result against the recorded one.
 
-    A run also needs its input: pencil why RUN --help lists the options.
+    The options depend on the family of the run: pencil why RUN --help lists them.
 
     Parameters
     ----------
     what
         A run's folder, a trace file, or a worked example: example:vit-4x4.
     cell
-        A name and an index, as in 'blocks.0.attn.scores[0,1,2,3]'; pencil show lists the names.
+        The tensor's name and an index, as in 'blocks.0.attn.scores[0,1,2,3]'; pencil show WHAT lists the names.
     """
     raise AssertionError("why is dispatched by family")
 
 
 def trace(what: str, /, *options: Hidden) -> int:
-    """Record every operation of one forward pass, and write it as a page, a spreadsheet, a picture or a file.
+    """Record every operation of one forward pass, and write it as a web page, a spreadsheet, a picture or a file.
 
-    A run also needs its input: pencil trace RUN --help lists the options.
+    The options depend on the family of the run: pencil trace RUN --help lists them.
 
     Parameters
     ----------
@@ -50,18 +50,23 @@ def trace(what: str, /, *options: Hidden) -> int:
 
 
 def show(what: str, name: str | None = None, /, *options: Hidden) -> int:
-    """A tensor of a trace as a table, coloured by value; without a name, the names.
+    """Show a tensor of a trace as a table, coloured by value; without NAME, list the tensors.
 
-    A run also needs its input: pencil show RUN --help lists the options.
+    The options depend on the family of the run: pencil show RUN --help lists them.
 
     Parameters
     ----------
     what
         A trace file, a run's folder, or a worked example: example:vit-4x4.
     name
-        Its name, and an index if only a part is wanted: 'blocks.0.attn.pattern[0,2]'.
+        The tensor's name, and an index for a part of it: 'blocks.0.attn.pattern[0,2]'.
     """
     raise AssertionError("show is dispatched by family")
+
+
+def _documented(verb: Callable[..., int]) -> str:
+    """The help of a verb, without the sentence that leads to the help of a run."""
+    return "\n\n".join(part for part in (verb.__doc__ or "").split("\n\n") if "The options depend on" not in part)
 
 
 def trace_options(record: Any) -> Any:
@@ -82,7 +87,7 @@ def why_command(record: Any) -> Callable[..., int]:
         cell: str,
         /,
         *,
-        given: Annotated[kind, Parameter(name="*")] = kind(),  # noqa: B008
+        given: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
         edit: Edits = None,
         digits: Digits = 4,
     ) -> int:
@@ -93,7 +98,7 @@ def why_command(record: Any) -> Callable[..., int]:
         receipt(found, opened, result_console())
         return 0 if found.agrees else 1
 
-    command.__doc__ = why.__doc__
+    command.__doc__ = _documented(why)
     return command
 
 
@@ -105,36 +110,41 @@ def trace_command(record: Any) -> Callable[..., int]:
         what: str,
         /,
         *,
-        given: Annotated[kind, Parameter(name="*")] = kind(),  # noqa: B008
+        given: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
         edit: Edits = None,
         html: Annotated[
-            Path | None, Parameter(group="Output", help="One page that opens anywhere: click a number and it unfolds.")
+            Path | None,
+            Parameter(group="Output", help="One self-contained web page: click a number to see how it was computed."),
         ] = None,
         xlsx: Annotated[
-            Path | None, Parameter(group="Output", help="A spreadsheet of live formulas, in double precision.")
+            Path | None, Parameter(group="Output", help="A spreadsheet with formulas, in double precision.")
         ] = None,
-        png: Annotated[Path | None, Parameter(group="Output", help="Heat maps of the attention, one a head.")] = None,
+        png: Annotated[Path | None, Parameter(group="Output", help="Heat maps of the attention, one for each head.")] = None,
         of: Annotated[
             str | None,
-            Parameter(group="Output", help="The tensor --png draws; the last block's pattern when not given."),
+            Parameter(
+                group="Output",
+                help="With --png: the tensor to draw.",
+                show_default=lambda _: "the last attention pattern",
+            ),
         ] = None,
         query: Annotated[
             str | None,
             Parameter(
                 group="Output",
-                help="With --png: a word, whose attention at the step that produced it is drawn over the image, or a "
-                "patch, or a token's number. The second occurrence of a word a is a#2.",
+                help="With --png: the attention of one query over the image. WORD is the step that produced the word "
+                "(WORD#2: its second occurrence); 'patch 0,1' or an index is that token's own row.",
             ),
         ] = None,
         out: Annotated[
-            Path | None, Parameter(group="Output", help="The trace itself, to show, compare or unfold later.")
+            Path | None, Parameter(group="Output", help="The trace itself (.safetensors), for pencil show, why and diff.")
         ] = None,
     ) -> int:
         for name, path, *endings in (
             ("--html", html, ".html", ".htm"),
             ("--xlsx", xlsx, ".xlsx"),
             ("--png", png, ".png"),
-            ("--out", out, SUFFIX),
+            ("--out", out, TRACE_FILE),
         ):
             check_output(name, path, *endings)
         if (of or query) and png is None:
@@ -167,7 +177,7 @@ def trace_command(record: Any) -> Callable[..., int]:
             names(found, result_console())
         return 0
 
-    command.__doc__ = trace.__doc__
+    command.__doc__ = _documented(trace)
     return command
 
 
@@ -180,7 +190,7 @@ def show_command(record: Any) -> Callable[..., int]:
         name: str | None = None,
         /,
         *,
-        given: Annotated[kind, Parameter(name="*")] = kind(),  # noqa: B008
+        given: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
         digits: Digits = 4,
     ) -> int:
         from ..tracing.show import names, tables
@@ -192,7 +202,7 @@ def show_command(record: Any) -> Callable[..., int]:
             tables(found[name], result_console(), _digits(digits))
         return 0
 
-    command.__doc__ = show.__doc__
+    command.__doc__ = _documented(show)
     return command
 
 
@@ -208,9 +218,9 @@ def diff(
     b
         Another of the same model.
     every
-        All tensors that differ, not only the first.
+        Show all tensors that differ, not only the first.
     digits
-        Number of significant digits to write.
+        Number of significant digits.
     """
     from ..tracing.opened import read
     from ..tracing.receipt import format_number
@@ -279,12 +289,8 @@ def _open(what: str, record: Any, given: Any, edits: list[str] | None, double: b
         given.check()
         found = record.trace(load(what), given, double)
     else:
-        from ..learn.examples import EXAMPLES
         from ..tracing.opened import read
 
-        if not Path(what).exists() and not what.endswith(SUFFIX):
-            hint = f"; the worked example is example:{what}" if what in EXAMPLES else ""
-            raise UserError(f"{what} is no run's folder, no trace file and no example:NAME{hint}")
         if edits:
             raise UserError(f"{what} is a recorded trace: leave --edit out, or name its run")
         return read(what)

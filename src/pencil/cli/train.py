@@ -18,7 +18,8 @@ FILES_NAMED = 20  # unusable files reported one by one
 def train(family: str, /, *settings: Settings) -> int:
     """Train a model on your data; Ctrl-C saves and prints the command that continues.
 
-    pencil train FAMILY --help lists the options of a family, pencil train FAMILY --settings every setting.
+    pencil train FAMILY --help lists the options of a family; pencil train FAMILY --settings lists every setting, such as
+    --model.depth and --train.lr.
 
     Parameters
     ----------
@@ -31,7 +32,9 @@ def train(family: str, /, *settings: Settings) -> int:
 
 def train_command(record: Any) -> Callable[..., int]:
     """The command for one family."""
-    presets = ", ".join(f"{name} (default)" if name == record.default_preset else name for name in record.presets)
+    from ..families.options import DATA, MODEL, RUN, default
+
+    presets = ", ".join(record.presets)
 
     def command(
         family: Annotated[str, Parameter(show=False)],
@@ -39,24 +42,30 @@ def train_command(record: Any) -> Callable[..., int]:
         *settings: Settings,
         data: Annotated[
             str | None,
-            Parameter(group="Data", help=f"{record.data_help} Default: {record.data}.", allow_leading_hyphen=True),
+            Parameter(group=DATA, help=record.data_help, show_default=default(record.data), allow_leading_hyphen=True),
         ] = None,
         options: Annotated[record.train_options, Parameter(name="*")] = record.train_options(),  # noqa: B008
-        preset: Annotated[str | None, Parameter(group="Model and training", help=f"{presets}.")] = None,
+        preset: Annotated[
+            str | None,
+            Parameter(
+                group=MODEL, help=f"Sizes and training settings: {presets}.", show_default=default(record.default_preset)
+            ),
+        ] = None,
         settings_only: Annotated[
             bool,
             Parameter(
                 name="--settings",
                 negative=(),
-                group="Model and training",
-                help="List every --model.* and --train.* setting with its value and choices, and train nothing.",
+                group=MODEL,
+                help="List every --model and --train setting with its value and choices, as TOML; train nothing.",
             ),
         ] = False,
         name: Annotated[
-            str | None, Parameter(group="Run", help="Name of the run under runs/; DATA-FAMILY by default.")
+            str | None,
+            Parameter(group=RUN, help="Name of the run under runs/.", show_default=default(f"DATA-{record.name}")),
         ] = None,
-        out: Annotated[Path | None, Parameter(group="Run", help="Folder of the run, anywhere.")] = None,
-        force: Annotated[bool, Parameter(negative=(), group="Run", help="Replace an existing run.")] = False,
+        out: Annotated[Path | None, Parameter(group=RUN, help="Folder of the run, instead of a name under runs/.")] = None,
+        force: Annotated[bool, Parameter(negative=(), group=RUN, help="Replace the run that is there.")] = False,
     ) -> int:
         chosen = overrides(_dotted(record, settings), ("model", "train"))
         options = _image_size(options, chosen["model"])
@@ -80,7 +89,7 @@ def train_command(record: Any) -> Callable[..., int]:
 
     command.__doc__ = f"""Train a {record.name}: {record.summary}. Ctrl-C saves and prints the command that continues.
 
-    Settings are dotted: --model.depth 6 --train.lr 3e-4; --settings lists them all.
+    A setting is given by its section and name: --model.depth 6 --train.lr 3e-4. --settings lists them all.
     """
     return command
 
@@ -111,7 +120,7 @@ def resume(run: Path, /, *settings: Settings) -> int:
     Parameters
     ----------
     run
-        The run's folder. Training settings may be changed: --train.steps 4000.
+        The run's folder. Training settings can be changed: pencil resume RUN --train.steps 4000.
     """
     from ..families import open_run
     from ..families.run_setup import task_of

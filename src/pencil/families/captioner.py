@@ -26,6 +26,7 @@ from ..tracing.record import LiveTrace, trace
 from ..train.captioning import Captioning
 from .head_inputs import held_out_images, row
 from .options import (
+    INPUT,
     REPEATABLE,
     AttentionOutput,
     Decoding,
@@ -61,7 +62,7 @@ class SampleOptions(TextOutput, AttentionOutput, Decoding, ImageInput):
 
     prompt: Annotated[
         Texts,
-        Parameter(group="Input", help="How the description begins; repeat it for several, or - for standard input.",
+        Parameter(group=INPUT, help="How the description begins; may be repeated; - is standard input.",
                   **REPEATABLE),
     ] = None  # fmt: skip
 
@@ -72,7 +73,7 @@ class TraceOptions(ImageTraceInput):
 
     text: Annotated[
         str | None,
-        Parameter(group="Input", help="The description; generated when not given.", allow_leading_hyphen=True),
+        Parameter(group=INPUT, help="The description. Default: the one the model generates.", allow_leading_hyphen=True),
     ] = None
 
 
@@ -165,8 +166,8 @@ FAMILY = Family(
     training=TRAINING,
     task=Captioning,
     data="scenes",
-    data_help="scenes or scenes-hard (embedded), a folder of images with metadata.jsonl (file_name and text a line), or "
-    "hub:OWNER/NAME.",
+    data_help="scenes or scenes-hard (built in), a folder of images with a metadata.jsonl (a line has file_name and "
+    "text), or hub:OWNER/NAME.",
     embedded=EMBEDDED["caption"],
     eval_help="exact match, the mistakes, and the attention at each word",
     train_settings=("flip", "crop", "augment_ops", "word_dropout"),

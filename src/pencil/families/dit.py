@@ -16,7 +16,7 @@ from ..cost.profile import CostProfile, mean_square
 from ..data.images import EMBEDDED
 from ..files import write_all
 from ..inference.autoencoder import autoencoder_of
-from ..inference.diffusion import SAMPLERS, check_sampler
+from ..inference.diffusion import check_sampler
 from ..inference.image_sampling import decoder_of, process_of, sample_images
 from ..inference.text_batches import end_token, pad, shorten, token_label
 from ..models.dit import PRESETS, DiT, DiTConfig, groupings
@@ -29,7 +29,18 @@ from ..train.diffusion_eval import score_samples
 from ..weights import dit as dit_weights
 from .classifier import trained_classifier
 from .image_grid import ImageOutput, write_samples
-from .options import REPEATABLE, ImageSizeOptions, NoOptions, Texts, TokenizerOptions, at_least_one
+from .options import (
+    DATA,
+    INPUT,
+    REPEATABLE,
+    SAMPLING,
+    ImageSizeOptions,
+    NoOptions,
+    Texts,
+    TokenizerOptions,
+    at_least_one,
+    default,
+)
 from .output import Output
 from .record import Family
 from .trace_labels import grid_labels, patch_facts
@@ -44,19 +55,27 @@ TRAINING: dict[str, dict[str, Any]] = {
     "small": _SMALL | dict(steps=20_000, batch=128, eval_every=2000, save_every=2000),
     **{f"{n}/{p}": _PAPER for n in ("s", "b", "l", "xl") for p in (2, 4, 8)},
 }
-GUIDANCE, STEPS = 3.0, 50
+GUIDANCE, STEPS = 3, 50
 
 
 @dataclass(frozen=True)
 class TrainOptions(TokenizerOptions, ImageSizeOptions):
     """What `pencil train` takes."""
 
+    size: Annotated[
+        str | None,
+        Parameter(
+            group=DATA,
+            help="Image size: 64, or 64x96 for height and width; the same as --model.image_size. With --vae: the size of "
+            "the images it encodes.",
+        ),
+    ] = None
     vae: Annotated[
         str | None,
         Parameter(
-            group="Data",
-            help="Train on the latents of this autoencoder of diffusers (a folder, or a name on the hub); the latents are "
-            "encoded once and cached.",
+            group=DATA,
+            help="Train on the latents of this autoencoder of diffusers: a folder, or a name on the hub. Images are encoded "
+            "once and cached.",
         ),
     ] = None
 
@@ -66,26 +85,35 @@ class SampleOptions(ImageOutput):
     """What `pencil sample` takes."""
 
     label: Annotated[
-        Texts, Parameter(group="Input", help="The class to sample; repeat it for several.", **REPEATABLE)
+        Texts, Parameter(group=INPUT, help="The class to sample; may be repeated.", **REPEATABLE)
     ] = None
     prompt: Annotated[
         Texts,
-        Parameter(group="Input", help="The text to sample, for a run trained with captions; repeat it for several.",
+        Parameter(group=INPUT, help="The text to sample from, for a run trained on captions; may be repeated.",
                   **REPEATABLE),
     ] = None  # fmt: skip
-    count: Annotated[int | None, Parameter(group="Sampling", help="Number of images for each label or prompt.")] = None
-    guidance: Annotated[
-        float | None, Parameter(group="Sampling", help="Classifier-free guidance scale; 1 is none. Default: 3.")
+    count: Annotated[
+        int | None, Parameter(group=SAMPLING, help="Number of images for each label or prompt.", show_default=default(1))
     ] = None
-    steps: Annotated[int | None, Parameter(group="Sampling", help="Number of denoising steps. Default: 50.")] = None
+    guidance: Annotated[
+        float | None,
+        Parameter(
+            group=SAMPLING,
+            help="Classifier-free guidance scale; 1 is off, and all that an unconditional run takes.",
+            show_default=default(GUIDANCE),
+        ),
+    ] = None
+    steps: Annotated[
+        int | None, Parameter(group=SAMPLING, help="Number of denoising steps.", show_default=default(STEPS))
+    ] = None
     sampler: Annotated[
         str | None,
         Parameter(
-            group="Sampling",
-            help=f"{', '.join(SAMPLERS)}: flow or heun for a rectified flow, ddim or ddpm for a linear or cosine schedule.",
+            group=SAMPLING,
+            help="flow (default) or heun for a rectified flow; ddim (default) or ddpm for a linear or cosine noise schedule.",
         ),
     ] = None
-    seed: Annotated[int, Parameter(group="Sampling", help="The same seed gives the same images.")] = 0
+    seed: Annotated[int, Parameter(group=SAMPLING, help="Random seed; the same seed gives the same images.")] = 0
 
     def check(self) -> None:
         super().check()
@@ -97,23 +125,30 @@ class SampleOptions(ImageOutput):
 class TraceOptions(NoOptions):
     """What `pencil trace` reads: what `pencil sample` hands the model at one denoising step."""
 
-    label: Annotated[str | None, Parameter(group="Input", help="The class to sample.")] = None
+    label: Annotated[str | None, Parameter(group=INPUT, help="The class to sample.")] = None
     prompt: Annotated[
-        str | None, Parameter(group="Input", help="The text to sample, for a run trained with captions.",
+        str | None, Parameter(group=INPUT, help="The text to sample from, for a run trained on captions.",
                               allow_leading_hyphen=True),
     ] = None  # fmt: skip
     step: Annotated[
         int | None,
-        Parameter(group="Input", help="The denoising step to trace: 1 is pure noise. The middle one by default."),
+        Parameter(
+            group=INPUT, help="The denoising step to trace; 1 reads pure noise.", show_default=default("the middle one")
+        ),
     ] = None
-    steps: Annotated[int | None, Parameter(group="Input", help="Number of denoising steps. Default: 50.")] = None
-    seed: Annotated[int | None, Parameter(group="Input", help="Seed of the initial noise. Default: 0.")] = None
+    steps: Annotated[
+        int | None, Parameter(group=INPUT, help="Number of denoising steps.", show_default=default(STEPS))
+    ] = None
+    seed: Annotated[
+        int | None, Parameter(group=INPUT, help="Seed of the initial noise.", show_default=default(0))
+    ] = None
     guidance: Annotated[
         float | None,
         Parameter(
-            group="Input",
-            help="Classifier-free guidance scale; 1, the default, is none. At any other the second row of every tensor is "
-            "the unconditional pass.",
+            group=INPUT,
+            help="Classifier-free guidance scale; 1 is off. At any other the second row of every tensor is the "
+            "unconditional pass.",
+            show_default=default(1),
         ),
     ] = None
 
@@ -167,7 +202,7 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     if options.sampler is not None:
         check_sampler(process, options.sampler)
     given = condition(loaded, options.label or [], options.prompt or [], count)
-    guidance = (GUIDANCE if c.null_condition else 1.0) if options.guidance is None else options.guidance
+    guidance = (float(GUIDANCE) if c.null_condition else 1.0) if options.guidance is None else options.guidance
     rows = len(given[0]) if given else count
     steps = sample_images(
         loaded.model, process, given, rows, guidance, options.steps or STEPS, options.sampler, options.seed,
@@ -277,8 +312,8 @@ FAMILY = Family(
     training=TRAINING,
     task=Diffusion,
     data="digits",
-    data_help="digits, scenes or moving-digits (embedded), a folder with one folder a class, of images with "
-    "metadata.jsonl, or of images alone, a folder of MNIST's idx files, or hub:OWNER/NAME.",
+    data_help="digits, scenes or moving-digits (built in); a folder with one subfolder for each class, or of images with "
+    "metadata.jsonl, or of images alone; a folder of MNIST's idx files; or hub:OWNER/NAME.",
     embedded=(*EMBEDDED["label"], *EMBEDDED["caption"]),
     eval_help="loss; the share of samples that a classifier of the same images classifies as their label; of texts, "
     "samples to look at",

@@ -20,7 +20,7 @@ from ..tracing.record import LiveTrace, trace
 from ..train.language_modeling import LanguageModeling
 from ..weights import gpt2, llama
 from .head_inputs import windows
-from .options import REPEATABLE, Decoding, TextOutput, Texts, TextTraceInput, TokenizerOptions
+from .options import GENERATION, INPUT, REPEATABLE, Decoding, TextOutput, Texts, TextTraceInput, TokenizerOptions, default
 from .output import SEPARATOR, Output, joined
 from .record import Family
 from .trace_labels import check_context
@@ -52,21 +52,27 @@ TRAINING: dict[str, dict[str, Any]] = {
 }
 
 
+TEMPERATURE = 0.8
+
+
 @dataclass(frozen=True)
 class SampleOptions(TextOutput, Decoding):
     """What `pencil sample` takes."""
 
     prompt: Annotated[
         Texts,
-        Parameter(group="Input", help="Text to continue; repeat it for several, or - for standard input.", **REPEATABLE),
+        Parameter(group=INPUT, help="The text to continue; may be repeated; - is standard input.", **REPEATABLE),
     ] = None
     temperature: Annotated[
-        float | None, Parameter(group="Generation", help="Sampling temperature; 0 is greedy. Default: 0.8.")
+        float | None,
+        Parameter(
+            group=GENERATION, help="Sampling temperature; 0 is greedy decoding.", show_default=default(TEMPERATURE)
+        ),
     ] = None
     slide: Annotated[
         bool,
         Parameter(
-            group="Generation", help="When the context is full, drop its older half and continue.", negative=()
+            group=GENERATION, help="When the context is full, drop its older half and continue.", negative=()
         ),
     ] = False
 
@@ -81,7 +87,7 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     samples = [k for _ in begun for k in range(count)]
     reasons: list[str] = []
     pieces = stream(
-        model, tokenizer, prompts, options.max_new_tokens, options.sampling(0.8), stop=options.stop or [],
+        model, tokenizer, prompts, options.max_new_tokens, options.sampling(TEMPERATURE), stop=options.stop or [],
         samples=samples, slide=options.slide, reasons=reasons,
     )  # fmt: skip
     shown = prompts if options.prompt else [""] * len(prompts)
@@ -142,7 +148,7 @@ FAMILY = Family(
     training=TRAINING,
     task=LanguageModeling,
     data="pydoc",
-    data_help="A text file, a folder of them, - for standard input, or pydoc (embedded).",
+    data_help="A text file, a folder of text files, - for standard input, or pydoc (built in).",
     data_decides=False,
     embedded=tuple(TEXTS),
     eval_help="loss, perplexity, bits per byte",

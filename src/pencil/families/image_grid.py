@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from .. import draw
 from ..config import UserError
-from .options import NoOptions
+from .options import OUTPUT, NoOptions, default
 from .output import Output
 
 COLUMNS = 13  # of the picture of the steps
@@ -24,7 +24,11 @@ class ImageOutput(NoOptions):
 
     out: Annotated[
         Path | None,
-        Parameter(group="Output", help="A folder, or a .png file (a .gif for video). Default: sampled/ in the run."),
+        Parameter(
+            group=OUTPUT,
+            help="A folder, or a .png file (.gif for video); the denoising steps are written beside it.",
+            show_default=default("RUN/sampled"),
+        ),
     ] = None
 
     def places(self, run: Path, video: bool) -> tuple[Path, Path]:

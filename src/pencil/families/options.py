@@ -1,16 +1,30 @@
 """Options of the verbs that only some families take, as small dataclasses; a family's options join several of them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from ..config import UserError, check_output
 from ..inference.sampling import Sampling
 
 Texts = list[str] | None
 REPEATABLE: dict[str, Any] = dict(allow_leading_hyphen=True, negative=())
+
+# the panels of --help, in their order
+DATA, MODEL, RUN, INPUT, GENERATION, SAMPLING, OUTPUT, DEVICE = (
+    Group(name, sort_key=i)
+    for i, name in enumerate(
+        ("Data", "Model and training", "Run", "Input", "Generation", "Sampling", "Output", "Device")
+    )
+)
+
+
+def default(value: Any) -> Callable[[Any], str]:
+    """The default of an option that is unset until the family decides, as --help shows it."""
+    return lambda _: str(value)
 
 
 @dataclass(frozen=True)
@@ -31,12 +45,11 @@ class TokenizerOptions(NoOptions):
     tokenizer: Annotated[
         str | None,
         Parameter(
-            group="Data",
-            help="Tokenizer: char, byte, bpe (trained on the data), gpt2, or the path of a tokenizer.json. "
-            "The data decides when not given.",
+            group=DATA,
+            help="char, byte, bpe (trained on the data), gpt2, or the path of a tokenizer.json. Default: chosen by the data.",
         ),
     ] = None
-    vocab: Annotated[int, Parameter(group="Data", help="Vocabulary size of a trained bpe tokenizer.")] = 4096
+    vocab: Annotated[int, Parameter(group=DATA, help="Vocabulary size of a trained bpe tokenizer.")] = 4096
 
 
 @dataclass(frozen=True)
@@ -46,8 +59,8 @@ class ImageSizeOptions(NoOptions):
     size: Annotated[
         str | None,
         Parameter(
-            group="Data",
-            help="Image size: 64, or 64x96 for height and width. The same as --model.image_size, except with --vae.",
+            group=DATA,
+            help="Image size: 64, or 64x96 for height and width; the same as --model.image_size.",
         ),
     ] = None
 
@@ -59,7 +72,7 @@ class ImageSizeOptions(NoOptions):
 class TextOutput(NoOptions):
     """Where generated text goes."""
 
-    out: Annotated[Path | None, Parameter(group="Output", help="Write the text to this file instead of showing it.")] = None
+    out: Annotated[Path | None, Parameter(group=OUTPUT, help="Write the text to this file instead of the terminal.")] = None
 
     def check(self) -> None:
         super().check()
@@ -73,8 +86,8 @@ class AttentionOutput(NoOptions):
     attention: Annotated[
         Path | None,
         Parameter(
-            group="Output",
-            help="Write a picture of the attention at the step that produced each word to this PNG file.",
+            group=OUTPUT,
+            help="Write the attention at the step that produced each word to this .png file.",
         ),
     ] = None
 
@@ -87,27 +100,30 @@ class AttentionOutput(NoOptions):
 class Decoding(NoOptions):
     """How text is generated."""
 
-    max_new_tokens: Annotated[int, Parameter(group="Generation", help="Number of tokens to generate at most.")] = 256
-    count: Annotated[int | None, Parameter(group="Generation", help="Number of samples for each input.")] = None
-    temperature: Annotated[
-        float | None, Parameter(group="Generation", help="Sampling temperature; 0 is greedy, the default.")
+    max_new_tokens: Annotated[int, Parameter(group=GENERATION, help="Maximum number of tokens to generate.")] = 256
+    count: Annotated[
+        int | None, Parameter(group=GENERATION, help="Number of samples for each input.", show_default=default(1))
     ] = None
-    top_k: Annotated[int | None, Parameter(group="Generation", help="Sample from the k most likely tokens.")] = None
+    temperature: Annotated[
+        float | None,
+        Parameter(group=GENERATION, help="Sampling temperature; 0 is greedy decoding.", show_default=default(0)),
+    ] = None
+    top_k: Annotated[int | None, Parameter(group=GENERATION, help="Sample from the k most likely tokens.")] = None
     top_p: Annotated[
         float | None,
-        Parameter(group="Generation", help="Sample from the most likely tokens that together have this probability."),
+        Parameter(group=GENERATION, help="Sample from the most likely tokens that together have this probability."),
     ] = None
     min_p: Annotated[
         float | None,
-        Parameter(group="Generation", help="Sample from tokens at least this fraction as likely as the most likely."),
+        Parameter(group=GENERATION, help="Sample from tokens at least this fraction as likely as the most likely."),
     ] = None
     repetition_penalty: Annotated[
-        float, Parameter(group="Generation", help="Above 1 makes tokens that already occurred less likely.")
+        float, Parameter(group=GENERATION, help="Above 1 makes tokens that already occurred less likely.")
     ] = 1.0
     stop: Annotated[
-        Texts, Parameter(group="Generation", help="End a text before this string; may be repeated.", **REPEATABLE)
+        Texts, Parameter(group=GENERATION, help="Stop before this string; may be repeated.", **REPEATABLE)
     ] = None
-    seed: Annotated[int, Parameter(group="Generation", help="The same seed gives the same output.")] = 0
+    seed: Annotated[int, Parameter(group=GENERATION, help="Random seed; the same seed gives the same output.")] = 0
 
     def check(self) -> None:
         super().check()
@@ -130,7 +146,7 @@ class ImageInput(NoOptions):
     """Images to read."""
 
     image: Annotated[
-        list[Path] | None, Parameter(group="Input", help="An image file, or several.", negative=(), consume_multiple=True)
+        list[Path] | None, Parameter(group=INPUT, help="An image file, or several of them.", negative=(), consume_multiple=True)
     ] = None
 
     def check(self) -> None:
@@ -147,7 +163,7 @@ class TextTraceInput(NoOptions):
     """The text a model reads."""
 
     given: Annotated[
-        str | None, Parameter(name="--input", group="Input", help="The text the model reads.", allow_leading_hyphen=True)
+        str | None, Parameter(name="--input", group=INPUT, help="The text the model reads.", allow_leading_hyphen=True)
     ] = None
 
     def check(self) -> None:
@@ -160,7 +176,7 @@ class TextTraceInput(NoOptions):
 class ImageTraceInput(NoOptions):
     """The image a model reads."""
 
-    given: Annotated[str | None, Parameter(name="--input", group="Input", help="The image file the model reads.")] = None
+    given: Annotated[str | None, Parameter(name="--input", group=INPUT, help="The image file the model reads.")] = None
 
     def check(self) -> None:
         super().check()

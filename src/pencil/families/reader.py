@@ -25,7 +25,7 @@ from ..train.task import Prepared, Request
 from ..train.text_classification import TextClassification
 from ..weights import bert
 from .head_inputs import spread, whole_texts, windows
-from .options import REPEATABLE, TextOutput, Texts, TextTraceInput, TokenizerOptions
+from .options import INPUT, REPEATABLE, TextOutput, Texts, TextTraceInput, TokenizerOptions
 from .output import Output, top_classes
 from .record import Family
 
@@ -64,9 +64,9 @@ class SampleOptions(TextOutput):
     prompt: Annotated[
         Texts,
         Parameter(
-            group="Input",
-            help="The text to classify; for a run without labels, text with [mask] for each masked token. Repeat it for "
-            "several, or - for standard input.",
+            group=INPUT,
+            help="The text to classify; for a run without labels, a text with [mask] for each token to predict. May be "
+            "repeated; - is standard input.",
             **REPEATABLE,
         ),
     ] = None
@@ -175,8 +175,8 @@ FAMILY = Family(
     training=TRAINING,
     task=ReaderTask,
     data="pydoc",
-    data_help="A .tsv file of text, tab, label, or a .jsonl file; or text without labels (a file, a folder, - or pydoc), "
-    "of which tokens are masked.",
+    data_help="A .tsv file (each line: text, tab, label) or a .jsonl file to classify; or text without labels, whose "
+    "masked tokens are predicted: a file, a folder, - for standard input, or pydoc (built in).",
     embedded=tuple(TEXTS),
     eval_help="accuracy; with labels per class, the confusion matrix and mistakes; else loss and perplexity",
     train_settings=("mask_fraction",),

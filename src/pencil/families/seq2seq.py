@@ -29,6 +29,8 @@ from ..train.translation import Translation
 from ..weights import marian
 from .head_inputs import row, spread
 from .options import (
+    GENERATION,
+    INPUT,
     REPEATABLE,
     AttentionOutput,
     Decoding,
@@ -37,6 +39,7 @@ from .options import (
     TextTraceInput,
     TokenizerOptions,
     at_least_one,
+    default,
 )
 from .output import Output, joined
 from .record import Family
@@ -64,23 +67,32 @@ class SampleOptions(TextOutput, AttentionOutput, Decoding):
 
     source: Annotated[
         Texts,
-        Parameter(group="Input", help="The source text; repeat it for several, or - for standard input, one a line.",
+        Parameter(group=INPUT, help="The source text; may be repeated; - is standard input, one source a line.",
                   **REPEATABLE),
     ] = None  # fmt: skip
     beams: Annotated[
         int | None,
         Parameter(
-            group="Generation",
-            help="Beam search with this many beams; each target is printed with its score, the log-probability over "
-            "((5 + length)/6)^length-penalty.",
+            group=GENERATION,
+            help="Beam search with this many beams; each target is printed with its score, the log-probability divided "
+            "by ((5 + length)/6)^length-penalty. Default: no beam search.",
         ),
     ] = None
     length_penalty: Annotated[
         float | None,
-        Parameter(group="Generation", help="Of a beam search: above 0 favours longer targets. Default: 0.6."),
+        Parameter(
+            group=GENERATION,
+            help="Of a beam search: above 0 favours longer targets.",
+            show_default=default(LENGTH_PENALTY),
+        ),
     ] = None
     count: Annotated[
-        int | None, Parameter(group="Generation", help="Number of samples a source; with --beams, of targets returned.")
+        int | None,
+        Parameter(
+            group=GENERATION,
+            help="Number of samples for each source; with --beams, number of targets to show.",
+            show_default=default("1, or all beams"),
+        ),
     ] = None
 
     def check(self) -> None:
@@ -106,7 +118,7 @@ class TraceOptions(TextTraceInput):
     """What `pencil trace` reads."""
 
     text: Annotated[
-        str | None, Parameter(group="Input", help="The target; generated when not given.", allow_leading_hyphen=True)
+        str | None, Parameter(group=INPUT, help="The target. Default: the one the model generates.", allow_leading_hyphen=True)
     ] = None
 
 
@@ -208,7 +220,7 @@ FAMILY = Family(
     training=TRAINING,
     task=Translation,
     data="dates",
-    data_help="dates (embedded), a .tsv file of source, tab, target a line, or a .jsonl file.",
+    data_help="dates (built in), a .tsv file (each line: source, tab, target), or a .jsonl file.",
     embedded=pairs.EMBEDDED,
     eval_help="exact match, character error rate, chrF and BLEU if sacrebleu is installed, the mistakes, and the "
     "attention at each word",

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from cyclopts import Parameter
 
 from ..config import UserError
 from ..core.patches import grid_positions
@@ -23,7 +25,7 @@ from ..tracing.record import LiveTrace, trace
 from ..train.image_classification import ImageClassification
 from ..weights import vit as vit_weights
 from .head_inputs import held_out_images
-from .options import AttentionOutput, ImageInput, ImageSizeOptions, ImageTraceInput, TextOutput
+from .options import OUTPUT, AttentionOutput, ImageInput, ImageSizeOptions, ImageTraceInput, TextOutput
 from .output import Output, top_classes
 from .record import Family
 from .trace_labels import grid_labels, image_tensor, patch_facts, read_image
@@ -40,6 +42,11 @@ TRAINING: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True)
 class SampleOptions(TextOutput, AttentionOutput, ImageInput):
     """What `pencil sample` takes."""
+
+    attention: Annotated[
+        Path | None,
+        Parameter(group=OUTPUT, help="Write the attention of the class token (without one: the mean over patches) to this .png file."),
+    ] = None
 
 
 def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
@@ -111,7 +118,8 @@ FAMILY = Family(
     training=TRAINING,
     task=ImageClassification,
     data="digits",
-    data_help="digits (embedded), a folder with one folder a class, a folder of MNIST's idx files, or hub:OWNER/NAME.",
+    data_help="digits (built in), a folder with one subfolder for each class, a folder of MNIST's idx files, or "
+    "hub:OWNER/NAME.",
     embedded=EMBEDDED["label"],
     eval_help="accuracy over all and per class, the confusion matrix and the most confident mistakes",
     train_settings=("flip", "crop", "augment_ops", "mixup"),

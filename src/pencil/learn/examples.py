@@ -119,7 +119,7 @@ def vit_text() -> LiveTrace:
     patches = [f"patch {i + 1}" for i in range(4)]
     sequence = patches + words[:3]
     labels = {"T": sequence, "S": sequence, "N": patches, "M": patches, "t": words[:3], "V": words}
-    facts = {**_PATCHES, "first_patch": 0}
+    facts = {**_PATCHES, "first_patch": 0, "first_word": len(patches)}
     return trace(_one_decimal(model, 2), torch.arange(3)[None], picture, words=labels, facts=facts)
 
 

@@ -19,7 +19,7 @@ def attention(trace: RecordedTrace, name: str | None = None, query: str | None =
     values = np.asarray(view.value, dtype=float)
     if values.ndim < 2 or not values.size:
         raise UserError(
-            f"{name} has the shape {'×'.join(map(str, values.shape))}, and a heat map has two sides, neither empty"
+            f"{name} has the shape {'×'.join(map(str, values.shape))}, and a heat map needs rows and columns"
         )
     heads = values.reshape(-1, *values.shape[-2:]) if values.ndim != 4 else values[0]
     letters = view.node.axes.split()
@@ -33,11 +33,12 @@ def attention(trace: RecordedTrace, name: str | None = None, query: str | None =
     if query is not None:
         if letters and letters[-1] != "S":
             raise UserError(
-                f"{name} does not attend to the whole picture: leave --query out, or choose another by --of"
+                f"{name} is not attention to the whole image: leave --query out, or choose another tensor by --of"
             )
         return _over_picture(trace, heads, rows, query, title)
     titles = [f"head {i}" for i in range(len(heads))] if len(heads) > 1 else [""]
     axes = ("key", "query") if letters[-2:] == ["T", "S"] else None
+    rows, columns = draw.numbered(rows), draw.numbered(columns)
     return draw.heat_maps(list(heads), titles, rows, columns, title, view.node.portions, axes)
 
 
@@ -46,26 +47,21 @@ def last_pattern(trace: RecordedTrace) -> str:
         n.name for n in trace.graph.nodes if n.kind == "softmax" and len(n.shape) == 4
     ]
     if not found:
-        raise UserError("this trace has no attention pattern; name what to draw by --of")
+        raise UserError("this trace has no attention pattern; choose a tensor to draw by --of")
     return found[-1]
 
 
 def _over_picture(trace: RecordedTrace, heads: np.ndarray, rows: list[str], query: str, title: str) -> bytes:
     """One query's attention to each patch, over the image, a head each."""
-    if query in rows:
-        at = rows.index(query)
-    elif query.lstrip("-").isdigit() and -len(rows) <= int(query) < len(rows):
-        at = int(query) % len(rows)
-    else:
-        raise UserError(f"no token is called {query}; {nearest(query, rows)}")
     if "grid" not in trace.facts:
-        raise UserError("this trace has no picture as input, so there is none to draw over")
+        raise UserError("the input of this trace is no image: leave --query out")
     source = next((n for n in ("given.picture", "picture") if n in trace and len(trace[n].shape) > 3), None)
     if source is None:
-        raise UserError("this trace did not keep its picture")
+        raise UserError("this trace has no copy of its image: leave --query out")
     picture = np.asarray(trace[source].value, dtype=float)[0]
     if len(picture) not in (1, 3):
         picture = picture.mean(0, keepdims=True)  # latents have no colours
+    at = query_row(rows, query, trace.facts.get("first_word"))
     low, high = picture.min(), picture.max()
     shown = np.round((picture - low) / ((high - low) or 1) * 255).astype(np.uint8)
     first, grid = trace.facts["first_patch"], trace.facts["grid"]
@@ -75,6 +71,25 @@ def _over_picture(trace: RecordedTrace, heads: np.ndarray, rows: list[str], quer
         shown = shown[:, :: shown.shape[1] // grid[0]]
         shown, weights = (np.concatenate(np.moveaxis(each, 1, 0), -1) for each in (shown, weights))
     return draw.overlays(shown, [f"head {i}" for i in range(len(weights))], weights)
+
+
+def query_row(labels: Sequence[str], query: str, first_word: int | None) -> int:
+    """The row of a query: for a word, the step that produced it; for a patch, a class token or an index, its own row.
+
+    Of a word that occurs twice the second occurrence is called a#2. `first_word` is the index of the first token of the
+    text, which no step produced.
+    """
+    names = draw.numbered(labels)
+    if query in names:
+        at = names.index(query)
+        if first_word is None or at < first_word:
+            return at
+        if at == first_word:
+            raise UserError(f"{query} is the first token, which no step produced: choose a word after it")
+        return at - 1
+    if query.lstrip("-").isdigit() and -len(names) <= int(query) < len(names):
+        return int(query) % len(names)
+    raise UserError(f"no token is called {query}; {nearest(query, names)}")
 
 
 def curve(points: Sequence[tuple[int, float, float]]) -> bytes:

@@ -301,4 +301,5 @@ class Trainer:
         self.model.eval()
         with self.averaged():
             shown = self.task.preview(self.model)
+        (self.run.path / "samples").mkdir(exist_ok=True)
         write_aside(self.run.path / "samples" / f"step-{self.step:08d}{shown.suffix}", shown.content)
