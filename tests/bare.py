@@ -50,8 +50,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(tree, str(file), "exec"), module.__dict__)
 
 
-def models():
-    """`pencil.models` of the copy without probes."""
+def families():
+    """`pencil.families` of the copy without probes."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
-    return importlib.import_module(f"{NAME}.models")
+    return importlib.import_module(f"{NAME}.families")

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_verbs import type_in  # noqa: F401
 
 from pencil.learn.check import shipped
 from pencil.learn.functions import FUNCTIONS
@@ -38,7 +37,7 @@ def write(tmp_path):
     return call
 
 
-def test_right_is_exit_0(type_in, write):  # noqa: F811
+def test_right_is_exit_0(type_in, write):
     said = type_in("check", write(RIGHT))
     assert said.out.splitlines() == [
         "Two numbers  post.toml",
@@ -48,25 +47,25 @@ def test_right_is_exit_0(type_in, write):  # noqa: F811
     ]
 
 
-def test_rounded_is_exit_0_too(type_in, write):  # noqa: F811
+def test_rounded_is_exit_0_too(type_in, write):
     said = type_in("check", write(ROUNDED))
     assert "[0]  0.999  should be 1.000  rounded along the way" in said.out
     assert said.out.endswith("2 right, 2 rounded along the way, 0 wrong\n")
 
 
-def test_wrong_is_exit_1_and_shows_the_true_value(type_in, write):  # noqa: F811
+def test_wrong_is_exit_1_and_shows_the_true_value(type_in, write):
     said = type_in("check", write(SLIP), code=1)
     assert re.search(r"third +1 right, 1 wrong\n +\[1\]  0\.670  should be 0\.6667  wrong\n", said.out)
     assert said.out.endswith("1 right, 0 rounded along the way, 1 wrong\n")
     assert not said.err
 
 
-def test_several_files_are_added_up(type_in, write):  # noqa: F811
+def test_several_files_are_added_up(type_in, write):
     said = type_in("check", write(RIGHT, "a.toml"), write(SLIP, "b.toml"), code=1)
     assert said.out.endswith("\n3 right, 0 rounded along the way, 1 wrong\n")
 
 
-def test_json_says_the_same(type_in, write):  # noqa: F811
+def test_json_says_the_same(type_in, write):
     told = json.loads(type_in("check", write(SLIP), "--json", code=1).out)
     assert told["counts"] == {"right": 1, "rounded along the way": 0, "wrong": 1}
     (file,) = told["files"]
@@ -80,7 +79,7 @@ def test_json_says_the_same(type_in, write):  # noqa: F811
     assert json.loads(text, parse_constant=pytest.fail)["files"][0]["steps"][0]["numbers"][0]["exact"] == "inf"
 
 
-def test_the_shipped_examples_by_name_by_beginning_and_all(type_in):  # noqa: F811
+def test_the_shipped_examples_by_name_by_beginning_and_all(type_in):
     names = list(shipped())
     assert [name[:3] for name in names] == ["000", "001", "002", "003", "004"]
     by_name = type_in("check", "002-first-principles", code=1).out
@@ -180,7 +179,7 @@ def step(formula="x", **keys):
     ('[[step]]\nformula = "[[1, 2], [3, 4]]"\nprinted = """\n1 2\n3 4_?\n"""', "line 5: 4_? is not a number"),
     ('inputs.x = 1\nstep = [\n  {formula = "y"},\n]', "line 2: nothing above is named y"),
 ])  # fmt: skip
-def test_a_file_that_cannot_be_checked_is_named_with_its_line(type_in, write, content, said):  # noqa: F811
+def test_a_file_that_cannot_be_checked_is_named_with_its_line(type_in, write, content, said):
     write(RIGHT, "good.toml")
     shown = type_in("check", "good.toml", write(content), code=2)
     assert not shown.out
@@ -199,7 +198,7 @@ def test_a_file_that_cannot_be_checked_is_named_with_its_line(type_in, write, co
     (["big.toml"], "big.toml is larger than the 10,000,000 bytes an example may have"),
     (["--wat"], "--wat"),
 ])  # fmt: skip
-def test_words_that_name_no_file(type_in, write, words, said):  # noqa: F811
+def test_words_that_name_no_file(type_in, write, words, said):
     write(b"#" * 10_000_001, "big.toml")
     shown = type_in("check", *words, code=2)
     assert not shown.out
@@ -207,7 +206,7 @@ def test_words_that_name_no_file(type_in, write, words, said):  # noqa: F811
     assert shown.err.count("\n") == 1
 
 
-def test_the_report_in_the_docs_is_what_is_printed(type_in, write):  # noqa: F811
+def test_the_report_in_the_docs_is_what_is_printed(type_in, write):
     page = (Path(__file__).parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
     example, report = re.search(r"```toml\n(.*?)```\n\n```\n\$ pencil check strips.toml\n(.*?)```", page, re.S).groups()
     assert type_in("check", write(example, "strips.toml"), code=1).out == report

@@ -1,4 +1,4 @@
-"""why, trace and show of a diffusion transformer, at one step of its way from noise."""
+"""why, trace and show of a diffusion transformer, at one denoising step."""
 
 import re
 
@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_picture_verbs import is_png
-from test_tracing import fails  # noqa: F401
-from test_verbs import type_in  # noqa: F401
 
 import spreadsheet
+from commands import is_png
 from pencil.data.tokenizers import learn
-from pencil.diffusion import Steps, guided, linear, walk
-from pencil.families import create
+from pencil.families import create, load
+from pencil.inference.diffusion import GaussianDiffusion, classifier_free_guidance, linear, sample_steps
 from pencil.models.dit import DiTConfig
-from pencil.runs import Run, load
+from pencil.runs import Run
 from pencil.tracing.opened import read
 from pencil.train.settings import TrainConfig
 from traced import stirred, unchecked
@@ -33,7 +31,7 @@ RUNS = {
     "latents": dict(image_size=(6, 10), channels=2, patch=(2, 5), classes=11, noise_schedule="linear"),
     "text": dict(image_size=(6, 10), patch=(2, 5), context=19, text_encoder_depth=1, noise_schedule="cosine", prediction="v"),
 }
-AT = ("--step", 3, "--steps", 5, "--seed", 7)  # of a flow: two steps of a fifth were made, and the clock is at 600
+AT = ("--step", 3, "--steps", 5, "--seed", 7)  # of a flow: two steps of a fifth were made, and the timestep is 600
 TEXT = "a one"
 
 
@@ -64,7 +62,7 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture
-def traced(type_in, run, tmp_path):  # noqa: F811
+def traced(type_in, run, tmp_path):
     def made(name, *words):
         type_in("trace", run(name), *words, "--out", "a.trace.safetensors")
         return read(tmp_path / "a.trace.safetensors")
@@ -77,7 +75,7 @@ def near(found, expected):
 
 
 @torch.no_grad()
-def walked(model, label, made, steps, seed):
+def sampled(model, label, made, steps, seed):
     """x after so many of a flow's steps, by hand."""
     generator = torch.Generator().manual_seed(seed * 1_000_003)
     x = torch.randn((1, model.config.channels, *model.config.sides), generator=generator)
@@ -90,11 +88,11 @@ def walked(model, label, made, steps, seed):
 
 
 @pytest.mark.parametrize("name", ["picture", "frames", "windows", "whole"])
-def test_the_model_reads_what_the_walk_hands_it(run, traced, name):
+def test_the_traced_input_is_that_of_the_sampling_step(run, traced, name):
     found, model = traced(name, "--label", "seven", *AT), load(run(name)).model
-    x = walked(model, 7, 2, 5, 7)
+    x = sampled(model, 7, 2, 5, 7)
     near(found["picture"].value, x)
-    assert found["clock"].value == pytest.approx([600])
+    assert found["timestep"].value == pytest.approx([600])
     assert found["given"].value == [7]
     with torch.no_grad():
         near(found["output"].value, model(x, torch.tensor([600.0]), torch.tensor([7])))
@@ -103,18 +101,18 @@ def test_the_model_reads_what_the_walk_hands_it(run, traced, name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name, clip", [("steps", 1.0), ("latents", None)])
-def test_pictures_are_clipped_on_the_way_and_latents_are_not(run, traced, name, clip):
+def test_images_are_clipped_while_sampling_and_latents_are_not(run, traced, name, clip):
     found, model = traced(name, "--label", "seven", "--step", 2, "--steps", 3), load(run(name)).model
-    noise = walked(model, 7, 0, 3, 0)
+    noise = sampled(model, 7, 0, 3, 0)
     expected, other = (
-        next(walk(Steps(linear(), "eps", c), guided(model, torch.tensor([7]), 1), noise, 3))
+        next(sample_steps(GaussianDiffusion(linear(), "eps", c), classifier_free_guidance(model, torch.tensor([7]), 1), noise, 3))
         for c in (clip, None if clip else 1.0)
     )
     near(found["picture"].value, expected)
     assert (other - expected).abs().max() > 0.1
 
 
-def test_the_last_step_ends_at_the_picture_that_sample_draws(type_in, run, traced, tmp_path):  # noqa: F811
+def test_the_last_step_ends_at_the_image_that_sample_writes(type_in, run, traced, tmp_path):
     found = traced("picture", "--label", "two", "--step", 5, "--steps", 5, "--seed", 3)
     made = found["picture"].value - found["output"].value / 5
     expected = np.round((made[0, 0].clip(-1, 1) + 1) * 127.5)
@@ -125,38 +123,38 @@ def test_the_last_step_ends_at_the_picture_that_sample_draws(type_in, run, trace
     assert np.ptp(drawn) > 50
 
 
-def test_the_middle_step_is_traced_unless_another_is_named(type_in, run):  # noqa: F811
-    for words, clock in (((), 520), (("--steps", 5), 600), (("--steps", 1), 1000)):
-        assert type_in("show", run("picture"), "clock[0]", "--label", "seven", *words).out.strip() == str(clock)
+def test_the_middle_step_is_traced_by_default(type_in, run):
+    for words, timestep in (((), 520), (("--steps", 5), 600), (("--steps", 1), 1000)):
+        assert type_in("show", run("picture"), "timestep[0]", "--label", "seven", *words).out.strip() == str(timestep)
 
 
 @torch.no_grad()
-def test_a_guided_model_says_it_twice(run, traced):
+def test_guidance_traces_the_conditional_and_the_unconditional_pass(run, traced):
     found, model = (
         traced("picture", "--label", "seven", "--guidance", 3, "--step", 2, "--steps", 2),
         load(run("picture")).model,
     )
-    noise, label, nothing = walked(model, 7, 0, 2, 0), torch.tensor([7]), torch.tensor([True])
+    noise, label, dropped = sampled(model, 7, 0, 2, 0), torch.tensor([7]), torch.tensor([True])
     begun = torch.tensor([1000.0])
-    said, plain = model(noise, begun, label), model(noise, begun, label, nothing=nothing)
-    x = noise - (plain + 3 * (said - plain)) / 2
+    conditional, plain = model(noise, begun, label), model(noise, begun, label, drop_condition=dropped)
+    x = noise - (plain + 3 * (conditional - plain)) / 2
     near(found["picture"].value, torch.cat((x, x)))
-    clock = torch.tensor([500.0])
-    near(found["output"].value, torch.cat((model(x, clock, label), model(x, clock, label, nothing=nothing))))
-    assert found.labels["B"] == ["seven", "nothing"]
+    timestep = torch.tensor([500.0])
+    near(found["output"].value, torch.cat((model(x, timestep, label), model(x, timestep, label, drop_condition=dropped))))
+    assert found.labels["B"] == ["seven", "unconditional"]
 
 
 @torch.no_grad()
-def test_a_text_is_read_with_its_words(type_in, run, traced):  # noqa: F811
+def test_a_text_condition_is_traced_with_its_words(type_in, run, traced):
     found, loaded = traced("text", "--prompt", TEXT, "--step", 2, "--steps", 3), load(run("text"))
     ids = [loaded.tokenizer.end, *loaded.tokenizer.encode(TEXT).tolist()]
-    x, clock = (torch.tensor(found[one].value) for one in ("picture", "clock"))
-    near(found["output"].value, loaded.model(x, clock, torch.tensor([ids])))  # without what fills the row up
+    x, timestep = (torch.tensor(found[one].value) for one in ("picture", "timestep"))
+    near(found["output"].value, loaded.model(x, timestep, torch.tensor([ids])))  # without the padding
     words = found.labels["s"]
     assert words[0] == "begin"
     assert "".join(words[1 : len(ids)]).replace("␣", " ") == TEXT
     assert {*words[len(ids) :]} == {"(padding)"}
-    out = type_in("why", run("text"), "reader.blocks.0.attn.pattern[0,2,1,2]", "--prompt", TEXT, "--steps", 1).out
+    out = type_in("why", run("text"), "text_encoder.blocks.0.attn.pattern[0,2,1,2]", "--prompt", TEXT, "--steps", 1).out
     assert f"s {words[1]!r}  s {words[2]!r}" in out
     assert "✓" in out
 
@@ -164,7 +162,7 @@ def test_a_text_is_read_with_its_words(type_in, run, traced):  # noqa: F811
 # receipts
 
 
-def test_every_named_tensor_has_receipts_that_hold(type_in, run, traced):  # noqa: F811
+def test_every_named_tensor_has_receipts_that_hold(type_in, run, traced):
     random = np.random.default_rng(0)
     for name, words in (("frames", ("--label", "three")), ("text", ("--prompt", TEXT, "--guidance", 2))):
         found = traced(name, *words, "--steps", 2)
@@ -173,21 +171,21 @@ def test_every_named_tensor_has_receipts_that_hold(type_in, run, traced):  # noq
             assert found[f"{tensor}[{','.join(map(str, at))}]"].why().agrees
 
 
-def test_a_number_is_walked_back_to_the_noise(type_in, run, traced):  # noqa: F811
+def test_an_output_is_traced_back_to_the_noise(type_in, run, traced):
     found = traced("picture", "--label", "seven", *AT)
     out = type_in("why", run("picture"), "output[0,0,5,8]", "--label", "seven", *AT).out
-    assert "output[0,0,5,8] = strips[0,5,8]" in out  # of 3×2 strips of 2×5 dots
-    said = type_in("why", run("picture"), "strips[0,5,8]", "--label", "seven", *AT, "--digits", 7).out
-    assert "N 'strip 2,1'" in said
+    assert "output[0,0,5,8] = patches_out[0,5,8]" in out  # of 3×2 patches of 2×5 pixels
+    shown = type_in("why", run("picture"), "patches_out[0,5,8]", "--label", "seven", *AT, "--digits", 7).out
+    assert "N 'patch 2,1'" in shown
     by_hand = found["norm[0,5]"].value @ found["head.weight[8]"].value + float(found["head.bias[8]"])
-    assert float(re.search(r"recorded (\S+) ✓", said)[1].replace("−", "-")) == pytest.approx(by_hand, rel=1e-5)
+    assert float(re.search(r"recorded (\S+) ✓", shown)[1].replace("−", "-")) == pytest.approx(by_hand, rel=1e-5)
     assert (
         "(given to the model)"
         in type_in("why", run("picture"), "picture[0,0,5,8]", "--label", "seven", "--steps", 1).out
     )
 
 
-def test_an_edit_of_the_way(type_in, run):  # noqa: F811
+def test_an_edit_of_the_modulation(type_in, run):
     words = ("--label", "seven", "--steps", 1, "--edit", "blocks.0.modulation=0")  # the gates closed: the block adds nothing
     out = type_in("why", run("picture"), "blocks.0.post[0,3,5]", *words).out
     assert re.search(r"= (\S+) \+ 0·\S+ = \1$", out, re.M)
@@ -196,77 +194,77 @@ def test_an_edit_of_the_way(type_in, run):  # noqa: F811
 # names
 
 
-def strip_of(found, at):
-    return found.labels["T"].index("strip " + ",".join(map(str, at)))
+def patch_of(found, at):
+    return found.labels["T"].index("patch " + ",".join(map(str, at)))
 
 
-def test_a_strip_of_a_video_is_named_by_where_it_stands(traced):
+def test_a_patch_of_a_video_is_labelled_by_its_position(traced):
     found = traced("frames", "--label", "three", "--steps", 2)
-    strip = found["patches.flat"].value[0, strip_of(found, (3, 2, 1))]
+    patch = found["patches.flat"].value[0, patch_of(found, (3, 2, 1))]
     there = found["picture"].value[0, :, 6:8, 4:6, 7:14]
-    assert sorted(strip.tolist()) == sorted(there.reshape(-1).tolist())
+    assert sorted(patch.tolist()) == sorted(there.reshape(-1).tolist())
 
 
 def normed(x, found, block, row):
-    shift, scale = found[f"blocks.{block}.set"].value[row].reshape(6, -1)[:2]
+    shift, scale = found[f"blocks.{block}.modulation"].value[row].reshape(6, -1)[:2]
     return (x - x.mean()) / np.sqrt(x.var() + 1e-6) * (1 + scale) + shift
 
 
-def test_groups_are_named_by_what_is_in_them(traced):
-    """A block's norm is of the strip that the names of its group and place say."""
+def test_groups_are_labelled_by_their_patches(traced):
+    """A block's norm is of the patch that the labels of its group and place name."""
     found = traced("frames", "--label", "three", "--steps", 2)
-    frame, seat = found.labels["B·w"].index("frames 6–7"), found.labels["n"].index("strip 2,1")
-    x = found["input"].value[0, strip_of(found, (3, 2, 1))]
-    near(found["blocks.0.attn_norm"].value[frame, seat], normed(x, found, 0, frame))
-    time, place = found.labels["w"].index("frames 6–7"), found.labels["B·n"].index("strip 2,1")
-    x = found["blocks.0.post"].value[frame, seat]
-    near(found["blocks.1.attn_norm"].value[place, time], normed(x, found, 1, place))
+    frame, place = found.labels["B·w"].index("frames 6–7"), found.labels["n"].index("patch 2,1")
+    x = found["input"].value[0, patch_of(found, (3, 2, 1))]
+    near(found["blocks.0.attn_norm"].value[frame, place], normed(x, found, 0, frame))
+    time, at = found.labels["w"].index("frames 6–7"), found.labels["B·n"].index("patch 2,1")
+    x = found["blocks.0.post"].value[frame, place]
+    near(found["blocks.1.attn_norm"].value[at, time], normed(x, found, 1, at))
 
     found = traced("windows", "--label", "three", "--guidance", 2, "--steps", 2)
-    window, seat = found.labels["B·w"].index("nothing, window 1,0,2"), found.labels["n"].index("place 0,1,1")
-    x = found["input"].value[1, strip_of(found, (2, 1, 5))]
-    near(found["blocks.0.attn_norm"].value[window, seat], normed(x, found, 0, window))
+    window, place = found.labels["B·w"].index("unconditional, window 1,0,2"), found.labels["n"].index("place 0,1,1")
+    x = found["input"].value[1, patch_of(found, (2, 1, 5))]
+    near(found["blocks.0.attn_norm"].value[window, place], normed(x, found, 0, window))
 
 
 # what is written
 
 
-def test_trace_writes_what_it_is_asked_for(type_in, run, tmp_path):  # noqa: F811
+def test_trace_writes_the_requested_files(type_in, run, tmp_path):
     type_in("trace", run("picture"), "--label", "seven", *AT, "--html", "a.html", "--xlsx", "a.xlsx", "--png", "a.png",
-            "--query", "strip 1,1")  # fmt: skip
+            "--query", "patch 1,1")  # fmt: skip
     assert "<h1>picture: seven, step 3 of 5, seed 7</h1>" in (tmp_path / "a.html").read_text()
     assert is_png(tmp_path / "a.png")
     sheets = spreadsheet.read(tmp_path / "a.xlsx")
     at = {name: spreadsheet.located(sheets)[name] for name in ("picture", "output")}
-    x, said = (
+    x, output = (
         [[sheets[sheet].values[row + i, column + j] for j in range(10)] for i in range(6)]
         for sheet, row, column in at.values()
     )
     model = load(run("picture")).model.double()
     with torch.no_grad():
         expected = model(torch.tensor([[x]], dtype=torch.float64), torch.tensor([600.0]), torch.tensor([7]))
-    np.testing.assert_allclose(said, expected[0, 0], atol=1e-12)
+    np.testing.assert_allclose(output, expected[0, 0], atol=1e-12)
 
 
-def test_heat_maps_of_a_video(type_in, fails, run, tmp_path):  # noqa: F811
+def test_heat_maps_of_a_video(type_in, fails, run, tmp_path):
     type_in("trace", run("frames"), "--label", "three", "--steps", 1, "--png", "a.png")
-    type_in("trace", run("whole"), "--label", "three", "--steps", 1, "--png", "b.png", "--query", "strip 3,2,1")
+    type_in("trace", run("whole"), "--label", "three", "--steps", 1, "--png", "b.png", "--query", "patch 3,2,1")
     assert is_png(tmp_path / "a.png")
     assert is_png(tmp_path / "b.png")
-    said = fails("trace", run("frames"), "--label", "three", "--steps", 1, "--png", "a.png", "--query", "frames 0–1")
-    assert "blocks.1.attn.pattern does not look at the whole picture" in said
+    shown = fails("trace", run("frames"), "--label", "three", "--steps", 1, "--png", "a.png", "--query", "frames 0–1")
+    assert "blocks.1.attn.pattern is not attention to the whole image: leave --query out" in shown
 
 
 # what fails
 
 
-@pytest.mark.parametrize("words, said", [
-    ((), "say it by --label"),
+@pytest.mark.parametrize("words, sentence", [
+    ((), "--label is missing: "),
     (("--label", "eleven"), "was not trained on a label eleven; did you mean seven?"),
-    (("--prompt", "seven"), "say it by --label"),
-    (("--label", "seven", "--prompt", "seven"), "say it by --label, not --prompt"),
+    (("--prompt", "seven"), "is conditioned on labels: use --label, not --prompt"),
+    (("--label", "seven", "--prompt", "seven"), "is conditioned on labels: use --label, not --prompt"),
     (("--label", "seven", "--input", "a.png"), "is a dit: it takes no --input"),
-    (("--label", "seven", "--text", "seven"), "--text is what a captioner or a seq2seq says"),
+    (("--label", "seven", "--text", "seven"), "is a dit: it takes no --text"),
     (("--label", "seven", "--step", 0), "--step must be from 1 to 50, not 0"),
     (("--label", "seven", "--step", 6, "--steps", 5), "--step must be from 1 to 5, not 6"),
     (("--label", "seven", "--steps", 0), "--steps must be at least 1, not 0"),
@@ -274,23 +272,23 @@ def test_heat_maps_of_a_video(type_in, fails, run, tmp_path):  # noqa: F811
     (("--label", "seven", "--seed", -1), "--seed must be from 0 to"),
     (("--label", "seven", "--seed", 10**13), "--seed must be from 0 to"),
 ])  # fmt: skip
-def test_what_cannot_be_traced_is_refused(fails, run, words, said):  # noqa: F811
-    assert said in fails("show", run("picture"), *words)
+def test_trace_options_that_are_refused(fails, run, words, sentence):
+    assert sentence in fails("show", run("picture"), *words)
 
 
-def test_every_verb_refuses(fails, run):  # noqa: F811
-    for words in (("trace", run("picture")), ("why", run("picture"), "clock[0]")):
+def test_every_verb_refuses(fails, run):
+    for words in (("trace", run("picture")), ("why", run("picture"), "timestep[0]")):
         assert "--step must be from 1 to 5, not 6" in fails(*words, "--label", "seven", "--step", 6, "--steps", 5)
 
 
-def test_what_a_text_model_cannot_read(fails, run):  # noqa: F811
-    assert "say it by --prompt" in fails("show", run("text"), "--label", "seven")
-    assert "and the model reads" in fails("show", run("text"), "--prompt", "a one " * 60)
-    assert "1000 steps of noise, and 1001 were asked for" in fails(
+def test_conditions_that_a_text_model_refuses(fails, run):
+    assert "is conditioned on texts: use --prompt, not --label" in fails("show", run("text"), "--label", "seven")
+    assert "tokens with its first token, and the context is 19" in fails("show", run("text"), "--prompt", "a one " * 60)
+    assert "--steps 1001 is more than the 1000 noise steps the model was trained with" in fails(
         "show", run("text"), "--prompt", TEXT, "--steps", 1001, "--step", 1
     )
 
 
-def test_others_take_no_step(fails):  # noqa: F811
-    said = fails("show", "example:vit-4x4", "--label", "seven", "--step", 3)
-    assert "has its own input: leave --label and --step out" in said
+def test_an_example_takes_no_step(fails):
+    shown = fails("show", "example:vit-4x4", "--label", "seven", "--step", 3)
+    assert "example:vit-4x4 has its own input: leave --label out" in shown

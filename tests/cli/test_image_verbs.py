@@ -1,68 +1,23 @@
-"""The verbs as a user types them, on pictures."""
+"""The verbs as a user types them, on images."""
 
-import io
 import json
 import re
 import tomllib
 
 import numpy as np
 import pytest
-from PIL import Image
-from test_verbs import type_in  # noqa: F401
 
 from albums import album, cut_short, idx, photos, picture
-from pencil.cli.main import main
+from commands import SMALL, is_png, metrics
 from pencil.data.digits import digits
 from pencil.families import load
 from pencil.train.report import Metrics
 
-SMALL = ["--model.width", "24", "--model.depth", "1", "--model.heads", "3", "--train.steps", "3", "--train.batch", "5",
-         "--train.eval_batches", "1", "--train.warmup", "1"]  # fmt: skip
 
-
-def trained(tmp_path_factory, *words):
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    with pytest.raises(SystemExit) as ended:
-        main([*map(str, words), *SMALL, "--out", str(folder)])
-    assert not ended.value.code
-    return folder
-
-
-@pytest.fixture(scope="session")
-def named(tmp_path_factory):
-    """A small vit of digits: read it, do not write into it."""
-    return trained(tmp_path_factory, "train", "vit", "--data", "digits")
-
-
-@pytest.fixture(scope="session")
-def described(tmp_path_factory):
-    """A small captioner of scenes: read it, do not write into it."""
-    return trained(tmp_path_factory, "train", "captioner", "--data", "scenes")
-
-
-@pytest.fixture
-def digit(tmp_path):
-    path = tmp_path / "digit.png"
-    Image.fromarray(digits()[0][3, 0]).save(path)
-    return path
-
-
-def is_png(path):
-    with Image.open(io.BytesIO(path.read_bytes())) as image:
-        image.load()
-        assert image.format == "PNG"
-        assert min(image.size) > 50
-    return True
-
-
-def values(out):
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in out.splitlines())}
-
-
-def test_the_story_of_a_vit_on_digits(type_in, tmp_path):  # noqa: F811
-    said = type_in("train", "vit", "--data", "digits", *SMALL)
-    assert "the run is in runs/digits-vit" in said.err
-    assert "best" not in said.err  # a test set does not choose the weights
+def test_train_evaluate_and_resume_a_vit_on_digits(type_in, tmp_path):
+    shown = type_in("train", "vit", "--data", "digits", *SMALL)
+    assert "the run is in runs/digits-vit" in shown.err
+    assert "best" not in shown.err  # weights are not selected on a test set
     run = tmp_path / "runs" / "digits-vit"
     config = tomllib.loads((run / "config.toml").read_text())
     assert config["run"]["classes"] == [str(d) for d in range(10)]
@@ -71,15 +26,15 @@ def test_the_story_of_a_vit_on_digits(type_in, tmp_path):  # noqa: F811
     assert not (run / "tokenizer.json").exists()
     assert is_png(run / "samples" / "step-00000003.png")
     assert is_png(run / "loss.png")
-    said = type_in("eval", "runs/digits-vit")
-    found = values(said.out)
+    shown = type_in("eval", "runs/digits-vit")
+    found = metrics(shown.out)
     assert set(found) == {"val_loss", "accuracy", *(f"accuracy.{d}" for d in range(10))}
     _, labels, held = digits()
     share = np.bincount(labels[held]) / held.sum()
     assert found["accuracy"] == pytest.approx(sum(share[d] * found[f"accuracy.{d}"] for d in range(10)), abs=1e-5)
     for name in ("confusion.png", "mistakes.png"):
         assert is_png(run / "eval" / name)
-        assert f"runs/digits-vit/eval/{name}" in said.err
+        assert f"runs/digits-vit/eval/{name}" in shown.err
     again = json.loads(type_in("eval", "runs/digits-vit", "--json", "--out", "seen").out)
     assert {k: round(v, 6) for k, v in again.items()} == found
     assert is_png(tmp_path / "seen" / "confusion.png")
@@ -87,108 +42,108 @@ def test_the_story_of_a_vit_on_digits(type_in, tmp_path):  # noqa: F811
     assert "runs/digits-vit-2" in type_in("train", "vit", *SMALL).err
 
 
-def test_the_card_of_a_picture_run(named, described):
+def test_the_model_cards_of_image_runs(vit_run, captioner_run):
     for run, family, data, headline in (
-        (named, "vit", "digits", "accuracy"), (described, "captioner", "scenes", "exact_match")
+        (vit_run, "vit", "digits", "accuracy"), (captioner_run, "captioner", "scenes", "exact_match")
     ):  # fmt: skip
         card = (run / "README.md").read_text()
         model = load(run).model
         assert f"A {family} of {sum(p.numel() for p in model.parameters()):,} parameters" in card
         assert f"on `{data}`" in card
         assert re.search(rf"\| {headline} \| [01]\.\d{{4}} \|", card)
-        assert "none were chosen by the data above" in card
+        assert "the data above is a test set" in card
         assert f"pencil sample {run} --image picture.png" in card
         assert ("tokenizer: bpe" in card) == (family == "captioner")
 
 
-def test_a_vit_names_pictures(type_in, named, digit, tmp_path):  # noqa: F811
-    lines = values(type_in("sample", named, "--image", digit).out)
+def test_a_vit_classifies_images(type_in, vit_run, digit, tmp_path):
+    lines = metrics(type_in("sample", vit_run, "--image", digit).out)
     assert len(lines) == 5
     assert set(lines) <= {str(d) for d in range(10)}
-    assert 0.5 - 1e-3 <= sum(lines.values()) <= 1 + 1e-3  # five of ten, the likeliest
+    assert 0.5 - 1e-3 <= sum(lines.values()) <= 1 + 1e-3  # the five most likely of ten
     assert list(lines.values()) == sorted(lines.values(), reverse=True)
     picture(tmp_path / "odd one.jpg", size=(31, 17))
-    two = type_in("sample", named, "--image", digit, "--image", tmp_path / "odd one.jpg").out.splitlines()
+    two = type_in("sample", vit_run, "--image", digit, "--image", tmp_path / "odd one.jpg").out.splitlines()
     assert two[0] == str(digit)
     assert two[6] == str(tmp_path / "odd one.jpg")
-    assert values("\n".join(two[1:6])) == pytest.approx(lines, abs=2e-4)
-    shown = type_in("sample", named, "--image", digit, "--attention", "look.png", "--out", "names.txt")
+    assert metrics("\n".join(two[1:6])) == pytest.approx(lines, abs=2e-4)
+    shown = type_in("sample", vit_run, "--image", digit, "--attention", "attention.png", "--out", "names.txt")
     assert not shown.out
-    assert values((tmp_path / "names.txt").read_text()) == lines
-    assert is_png(tmp_path / "look.png")
+    assert metrics((tmp_path / "names.txt").read_text()) == lines
+    assert is_png(tmp_path / "attention.png")
 
 
-def test_a_captioner_describes_pictures(type_in, described, digit, tmp_path):  # noqa: F811
-    text = type_in("sample", described, "--image", digit, "--new", 9).out
+def test_a_captioner_describes_images(type_in, captioner_run, digit, tmp_path):
+    text = type_in("sample", captioner_run, "--image", digit, "--max-new-tokens", 9).out
     assert text.endswith("\n")
-    assert text == type_in("sample", described, "--image", digit, "--new", 9, "--seed", 3).out  # the likeliest words
-    begun = type_in("sample", described, "--image", digit, "--prompt", "a two", "--new", 5).out
+    assert text == type_in("sample", captioner_run, "--image", digit, "--max-new-tokens", 9, "--seed", 3).out  # greedy unless --temperature is given
+    begun = type_in("sample", captioner_run, "--image", digit, "--prompt", "a two", "--max-new-tokens", 5).out
     assert begun.startswith("a two")
-    type_in("sample", described, "--image", digit, "--new", 9, "--out", "words.txt", "--attention", "look.png")
+    type_in("sample", captioner_run, "--image", digit, "--max-new-tokens", 9, "--out", "words.txt", "--attention", "attention.png")
     assert (tmp_path / "words.txt").read_text() == text
-    assert is_png(tmp_path / "look.png")
+    assert is_png(tmp_path / "attention.png")
     other = picture(tmp_path / "other.png", seed=4, size=(40, 20))
-    both = type_in("sample", described, "--image", digit, "--image", other, "--new", 9).out
+    both = type_in("sample", captioner_run, "--image", digit, "--image", other, "--max-new-tokens", 9).out
     assert both.startswith(f"{digit}: {text.rstrip()}")
     assert f"\n{other}: " in both
-    many = type_in("sample", described, "--image", digit, "--count", 3, "--temperature", 2, "--new", 9).out
+    many = type_in("sample", captioner_run, "--image", digit, "--count", 3, "--temperature", 2, "--max-new-tokens", 9).out
     assert len(set(many.splitlines())) == 3
 
 
-def test_the_story_of_a_captioner_on_scenes(type_in, described, tmp_path):  # noqa: F811
-    said = type_in("eval", described, "--out", "seen")
-    found = values(said.out)
+def test_evaluate_a_captioner_on_scenes(type_in, captioner_run, tmp_path):
+    shown = type_in("eval", captioner_run, "--out", "seen")
+    found = metrics(shown.out)
     assert set(found) == {"val_loss", "exact_match", "exact_match_familiar"}
     assert 0 <= found["exact_match"] <= 1
     for name in ("mistakes.png", "attention-1.png", "attention-3.png"):
         assert is_png(tmp_path / "seen" / name)
-    assert not (described / "eval").exists()
-    assert is_png(described / "samples" / "step-00000003.png")
+    assert not (captioner_run / "eval").exists()
+    assert is_png(captioner_run / "samples" / "step-00000003.png")
 
 
-def test_a_folder_of_photos(type_in, tmp_path):  # noqa: F811
+def test_a_vit_on_a_folder_of_classes(type_in, tmp_path):
     photos(tmp_path / "photos", {"cat": 8, "wild dog": 6, "a[b]": 4})
     size = ["--model.image_size", "16", "--model.patch", "8"]
-    said = type_in("train", "vit", "--data", "photos/", *SMALL, *size)
-    assert "runs/photos-vit" in said.err
-    assert "; best accuracy" in said.err
+    shown = type_in("train", "vit", "--data", "photos/", *SMALL, *size)
+    assert "runs/photos-vit" in shown.err
+    assert "; best accuracy" in shown.err
     config = tomllib.loads((tmp_path / "runs" / "photos-vit" / "config.toml").read_text())
     assert config["run"]["classes"] == ["a[b]", "cat", "wild dog"]
     assert config["model"]["classes"] == 3
     assert config["model"]["channels"] == 3
     assert config["train"]["flip"] is True
-    found = values(type_in("eval", "runs/photos-vit").out)
+    found = metrics(type_in("eval", "runs/photos-vit").out)
     assert set(found) == {"val_loss", "accuracy", "accuracy.cat", "accuracy.wild_dog", "accuracy.a[b]"}
-    names = values(type_in("sample", "runs/photos-vit", "--image", "photos/cat/0.png").out)
+    names = metrics(type_in("sample", "runs/photos-vit", "--image", "photos/cat/0.png").out)
     assert set(names) == {"cat", "wild dog", "a[b]"}
     assert sum(names.values()) == pytest.approx(1, abs=2e-4)
     assert "Trained 4 steps" in type_in("resume", "runs/photos-vit", "--train.steps", 4).err
 
 
-def test_idx_files_train(type_in, tmp_path):  # noqa: F811
+def test_a_vit_on_idx_files(type_in, tmp_path):
     idx(tmp_path / "mine", prefix="leaves-", packed=True)
-    said = type_in("train", "vit", "--data", "mine", *SMALL)
-    assert "runs/leaves-vit" in said.err
+    shown = type_in("train", "vit", "--data", "mine", *SMALL)
+    assert "runs/leaves-vit" in shown.err
     config = tomllib.loads((tmp_path / "runs" / "leaves-vit" / "config.toml").read_text())
     assert config["model"]["image_size"] == [6, 9]
     assert config["model"]["classes"] == 3
-    assert set(values(type_in("eval", "runs/leaves-vit").out)) == {
+    assert set(metrics(type_in("eval", "runs/leaves-vit").out)) == {
         "val_loss", "accuracy", "accuracy.0", "accuracy.1", "accuracy.2"
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("tokenizer", ["bpe", "char", "byte"])
-def test_an_album_trains_evaluates_describes_and_resumes(type_in, tmp_path, tokenizer):  # noqa: F811
+def test_a_captioner_on_a_folder_with_metadata(type_in, tmp_path, tokenizer):
     album(tmp_path / "album")
     size = ["--model.image_size", "16", "--tokenizer", tokenizer, "--vocab", 290]
-    said = type_in("train", "captioner", "--data", "album", *SMALL, *size)
-    assert "runs/album-captioner" in said.err
+    shown = type_in("train", "captioner", "--data", "album", *SMALL, *size)
+    assert "runs/album-captioner" in shown.err
     config = tomllib.loads((tmp_path / "runs" / "album-captioner" / "config.toml").read_text())
     assert "flip" not in config["train"]  # a caption says left and right
     assert config["run"]["tokenizer"] == tokenizer
-    assert set(values(type_in("eval", "runs/album-captioner").out)) == {"val_loss", "exact_match"}
+    assert set(metrics(type_in("eval", "runs/album-captioner").out)) == {"val_loss", "exact_match"}
     assert is_png(tmp_path / "runs" / "album-captioner" / "eval" / "attention-1.png")
-    begun = type_in("sample", "runs/album-captioner", "--image", "album/p00.png", "--prompt", "a bar", "--new", 4).out
+    begun = type_in("sample", "runs/album-captioner", "--image", "album/p00.png", "--prompt", "a bar", "--max-new-tokens", 4).out
     assert begun.startswith("a bar")
     assert "Trained 4 steps" in type_in("resume", "runs/album-captioner", "--train.steps", 4).err
     assert [line["step"] for line in Metrics.read(tmp_path / "runs" / "album-captioner") if "val_loss" in line] == [
@@ -198,24 +153,24 @@ def test_an_album_trains_evaluates_describes_and_resumes(type_in, tmp_path, toke
     ]
 
 
-def test_broken_pictures_are_named_and_counted_and_the_training_goes_on(type_in, tmp_path):  # noqa: F811
+def test_broken_images_are_named_and_counted_and_training_continues(type_in, tmp_path):
     photos(tmp_path / "photos")
     (tmp_path / "photos" / "cat" / "fake.png").write_text("words")
     (tmp_path / "photos" / "dog" / "none.gif").touch()
     cut = [cut_short(tmp_path / "photos" / name) for name in ("cat/a.jpg", "cat/b.jpg", "dog/a.jpg", "dog/b.jpg")]
-    said = type_in("train", "vit", "--data", "photos", *SMALL, "--model.image_size", "16", "--train.batch", 19)
-    assert re.search(r"^skipped photos/cat/fake\.png: not a picture", said.err, re.M)
-    assert re.search(r"^skipped photos/dog/none\.gif: empty \(0 bytes\)", said.err, re.M)
+    shown = type_in("train", "vit", "--data", "photos", *SMALL, "--model.image_size", "16", "--train.batch", 19)
+    assert re.search(r"^skipped photos/cat/fake\.png: not a picture", shown.err, re.M)
+    assert re.search(r"^skipped photos/dog/none\.gif: empty \(0 bytes\)", shown.err, re.M)
     for path in cut:  # namesakes in other folders are others
         name = re.escape(str(path.relative_to(tmp_path)))
-        assert len(re.findall(rf"^skipped {name}: .*truncated", said.err, re.M)) == 1
-    assert re.search(r"^6 files of the data could not be used\.$", said.err, re.M)
-    assert "Trained 3 steps" in said.err
-    found = values(type_in("eval", "runs/photos-vit").out)
+        assert len(re.findall(rf"^skipped {name}: .*truncated", shown.err, re.M)) == 1
+    assert re.search(r"^6 files of the data could not be used\.$", shown.err, re.M)
+    assert "Trained 3 steps" in shown.err
+    found = metrics(type_in("eval", "runs/photos-vit").out)
     assert "accuracy.dog" in found
 
 
-def test_a_picture_run_is_used_from_any_folder(type_in, tmp_path, monkeypatch):  # noqa: F811
+def test_an_image_run_is_used_from_any_folder(type_in, tmp_path, monkeypatch):
     photos(tmp_path / "photos")
     type_in("train", "vit", "--data", "photos", *SMALL, "--model.image_size", "16")
     (tmp_path / "elsewhere").mkdir()
@@ -223,7 +178,7 @@ def test_a_picture_run_is_used_from_any_folder(type_in, tmp_path, monkeypatch): 
     assert "accuracy" in type_in("eval", "../runs/photos-vit").out
 
 
-def test_every_setting_of_pictures_can_be_listed(type_in):  # noqa: F811
+def test_settings_of_image_families_are_listed(type_in):
     shown = tomllib.loads(type_in("train", "vit", "--preset", "b/16", "--settings").out)
     assert shown["model"]["image_size"] == [224, 224]
     assert shown["train"]["batch"] == 128

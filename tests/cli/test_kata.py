@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from test_verbs import type_in  # noqa: F401
 
 from conftest import pencil
 from pencil.cli import exercise_screen
@@ -60,7 +59,7 @@ def at(monkeypatch):
 
 
 @pytest.fixture
-def do(type_in, monkeypatch, at):  # noqa: F811
+def do(type_in, monkeypatch, at):
     """`pencil kata` with these words, and these lines typed."""
 
     def call(*words, typed="", code=0):
@@ -777,8 +776,8 @@ def test_a_file_that_cannot_be_graded(do, tmp_path, content, said):
     (["--print", "2", "--out", "x.html", "--seed", "1000000"], "between 0 and 999,999"),
     (["--print", "many", "--out", "x.html"], "--print"),
     (["--print", "2", "--out", "x", "--key", "x"], "must be different files"),
-    (["--print", "2", "--out", "x.pdf"], "--out writes a .html file, and x.pdf is not named so"),
-    (["--print", "2", "--out", "x.html", "--csv", "x.txt"], "--csv writes a .csv file, and x.txt is not named so"),
+    (["--print", "2", "--out", "x.pdf"], "--out writes a .html file, not x.pdf"),
+    (["--print", "2", "--out", "x.html", "--csv", "x.txt"], "--csv writes a .csv file, not x.txt"),
     (["softmax", "--print", "2", "--out", "no/where.html"], "there is no folder no to write where.html in"),
     (["--print", "2", "--out", "."], ". is a folder; --out is the file to write"),
     (["--print", "2", "--out", "x.html", "--key", "../"], ".. is a folder; --key is the file to write"),

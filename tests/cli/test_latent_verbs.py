@@ -1,4 +1,4 @@
-"""A dit that draws in the latents of an autoencoder of diffusers."""
+"""A dit on the latents of an autoencoder of diffusers."""
 
 import os
 import shutil
@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_noise_verbs import SMALL
-from test_tracing import fails  # noqa: F401
-from test_verbs import type_in  # noqa: F401
+from test_dit_verbs import SMALL
 
 from pencil.data import images
 from pencil.data.augment import ImageTransform
+from pencil.families import family
+from pencil.families.run_setup import train_config
+from pencil.inference.autoencoder import BATCH, Autoencoder
 from pencil.train import latents
-from pencil.train.diffusing import DiffusionTask
-from pencil.train.latents import AT_ONCE, Codec, as_latents
-from pencil.train.start import train_config
-from pencil.train.tasks import Asked
+from pencil.train.diffusion import Diffusion
+from pencil.train.latents import to_latents
+from pencil.train.task import Request
 
 FACTOR, CHANNELS = 4, 5
 
@@ -45,43 +45,44 @@ def photos(tmp_path):
     for kind in ("cat", "dog"):
         (tmp_path / "photos" / kind).mkdir(parents=True)
         for i in range(11):
-            dots = rng.integers(256, size=(20, 28, 3), dtype=np.uint8)
-            Image.fromarray(dots).save(tmp_path / "photos" / kind / f"{i}.png")
+            pixels = rng.integers(256, size=(20, 28, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / kind / f"{i}.png")
     broken = tmp_path / "photos" / "cat" / "3.png"
     broken.write_bytes(broken.read_bytes()[:900])
     return tmp_path / "photos"
 
 
-def test_pictures_become_what_diffusers_makes_of_them(vae):
+def test_encoding_and_decoding_equal_diffusers(vae):
     from diffusers import AutoencoderKL
 
     theirs = AutoencoderKL.from_pretrained(vae)
-    codec = Codec.open(str(vae))
-    assert (codec.factor, codec.channels, codec.colours) == (FACTOR, CHANNELS, 3)
-    pictures = np.random.default_rng(0).integers(256, size=(AT_ONCE + 3, 3, 20, 28), dtype=np.uint8)
+    autoencoder = Autoencoder.open(str(vae))
+    assert (autoencoder.factor, autoencoder.channels, autoencoder.image_channels) == (FACTOR, CHANNELS, 3)
+    pictures = np.random.default_rng(0).integers(256, size=(BATCH + 3, 3, 20, 28), dtype=np.uint8)
     x = torch.from_numpy(pictures).float() / 127.5 - 1
     with torch.no_grad():
-        meant = (theirs.encode(x).latent_dist.mean - 0.11) * 0.37
-        shown = theirs.decode(meant / 0.37 + 0.11).sample
-    torch.testing.assert_close(codec.encode(pictures), meant, rtol=1e-5, atol=1e-6)
-    assert np.abs(codec.decode(meant).astype(float) - (shown.clamp(-1, 1).numpy() + 1) * 127.5).max() <= 0.51
+        expected = (theirs.encode(x).latent_dist.mean - 0.11) * 0.37
+        shown = theirs.decode(expected / 0.37 + 0.11).sample
+    torch.testing.assert_close(autoencoder.encode(pictures), expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(autoencoder.decode(expected).astype(float) - (shown.clamp(-1, 1).numpy() + 1) * 127.5).max() <= 0.51
 
 
-def begun(vae, photos, **more):
-    config = train_config("dit", "nano", {"batch": 7})
-    asked = Asked("dit", str(photos), "nano", model=dict(width=16, depth=1, heads=2), vae=str(vae), **more)
-    return DiffusionTask.begin(asked, config)
+def prepared(vae, photos, **more):
+    record, model = family("dit"), dict(width=16, depth=1, heads=2)
+    config = train_config(record, "nano", {"batch": 7})
+    options = record.train_options(vae=str(vae), **more)
+    return Diffusion.prepare(Request(record, str(photos), "nano", model=model, options=options), config)
 
 
-def test_latents_are_made_once_and_kept(vae, photos, monkeypatch, tmp_path):
+def test_latents_are_encoded_once_and_cached(vae, photos, monkeypatch, tmp_path):
     monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
-    task = begun(vae, photos).task
+    task = prepared(vae, photos).task
     assert (task.config.image_size, task.config.channels, task.config.patch) == ((5, 7), CHANNELS, (1, 1))
     assert not os.path.exists(tmp_path / "cache") or not list((tmp_path / "cache").glob("latents-*"))
-    first = task.learned
+    first = task.inputs
     kept = sorted((tmp_path / "cache").glob("latents-*"))
     assert [path.suffix for path in kept] == [".f16", ".f16"]
-    x, _ = task.draw(0, 0)
+    x, _ = task.examples(0, 0)
     assert x.shape == (7, CHANNELS, 5, 7)
     assert x.dtype == np.float32
 
@@ -89,24 +90,24 @@ def test_latents_are_made_once_and_kept(vae, photos, monkeypatch, tmp_path):
         raise AssertionError("encoded a second time")
 
     monkeypatch.setattr(latents, "_write", encode)
-    again = begun(vae, photos).task.learned
+    again = prepared(vae, photos).task.inputs
     assert np.array_equal(again.train.latents, first.train.latents, equal_nan=True)
     # the latents of a row are those of its picture, and of its label
-    codec, transform = Codec.open(str(vae)), ImageTransform((20, 28), 3)
+    autoencoder, transform = Autoencoder.open(str(vae)), ImageTransform((20, 28), 3)
     pixels = images.load(str(photos), "label")
     for part, whole in ((first.train, pixels.train), (first.test, pixels.test)):
         pictures, labels = whole.take(range(len(whole)), transform)
         found, named = part.take(range(len(part)), transform)
         assert named == labels
-        torch.testing.assert_close(torch.from_numpy(found), codec.encode(pictures), rtol=2e-3, atol=1e-3)
+        torch.testing.assert_close(torch.from_numpy(found), autoencoder.encode(pictures), rtol=2e-3, atol=1e-3)
 
 
-def test_a_picture_that_breaks_while_it_is_encoded_is_left_out(vae, photos, monkeypatch, tmp_path):
+def test_an_image_that_breaks_while_it_is_encoded_is_skipped(vae, photos, monkeypatch, tmp_path):
     monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
     data = images.load(str(photos), "label")
     victim = data.train.sources[5]
     victim.write_bytes(victim.read_bytes()[:700])
-    kept = as_latents(data, Codec.open(str(vae)), ImageTransform((20, 28), 3), lambda _: None)
+    kept = to_latents(data, Autoencoder.open(str(vae)), ImageTransform((20, 28), 3), lambda _: None)
     broken = {victim, photos / "cat" / "3.png"}
     whole = [t for source, t in zip(data.train.sources, data.train.targets, strict=True) if source not in broken]
     assert kept.train.targets == whole
@@ -114,28 +115,28 @@ def test_a_picture_that_breaks_while_it_is_encoded_is_left_out(vae, photos, monk
     assert str(victim) in [name for name, _ in data.skipped]
 
 
-def test_an_encoding_that_is_cut_leaves_nothing(vae, photos, monkeypatch, tmp_path):
+def test_an_interrupted_encoding_leaves_nothing(vae, photos, monkeypatch, tmp_path):
     monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
-    data, codec = images.load(str(photos), "label"), Codec.open(str(vae))
+    data, autoencoder = images.load(str(photos), "label"), Autoencoder.open(str(vae))
 
     def stop(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(codec, "encode", stop)
+    monkeypatch.setattr(autoencoder, "encode", stop)
     with pytest.raises(KeyboardInterrupt):
-        as_latents(data, codec, ImageTransform((20, 28), 3), lambda _: None)
+        to_latents(data, autoencoder, ImageTransform((20, 28), 3), lambda _: None)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_the_story_of_a_dit_in_latents(vae, photos, type_in, fails, tmp_path, monkeypatch):  # noqa: F811
+def test_train_sample_and_resume_in_latents(vae, photos, type_in, fails, tmp_path, monkeypatch):
     monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
     mine = tmp_path / "mine"
     (mine / "vae").mkdir(parents=True)
     shutil.copytree(vae, mine / "vae", dirs_exist_ok=True)  # as a pipeline keeps it
-    said = type_in("train", "dit", "--data", photos, "--vae", mine, *SMALL).err
-    assert "Encoding" in said
-    assert "at 20×28" in said
-    assert "as latents of 5×5×7" in said
+    shown = type_in("train", "dit", "--data", photos, "--vae", mine, *SMALL).err
+    assert "Encoding" in shown
+    assert "at 20×28" in shown
+    assert "as latents of 5×5×7" in shown
     run = "runs/photos-dit"
     type_in("sample", run, "--label", "dog", "--steps", 2, "--count", 4)
     assert Image.open(tmp_path / run / "sampled" / "grid.png").mode == "RGB"
@@ -147,7 +148,7 @@ def test_the_story_of_a_dit_in_latents(vae, photos, type_in, fails, tmp_path, mo
     assert "has changed since" in fails("sample", run, "--label", "dog")
 
 
-def test_what_a_vae_cannot_do_is_said(vae, photos, fails, monkeypatch, tmp_path):  # noqa: F811
+def test_autoencoders_that_are_refused(vae, photos, fails, monkeypatch, tmp_path):
     assert "does not divide 18×28" in fails("train", "dit", "--data", photos, "--vae", vae, "--size", "18x28")
     assert "made on the fly" in fails("train", "dit", "--data", "moving-digits", "--vae", vae)
     assert "--vae is for a dit" in fails("train", "vit", "--data", photos, "--vae", vae)

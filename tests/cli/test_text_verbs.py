@@ -1,4 +1,4 @@
-"""The verbs as a user types them, on pairs of texts and on texts to be read."""
+"""The verbs as a user types them: seq2seq on pairs of texts, reader on texts with labels or masked tokens."""
 
 import io
 import json
@@ -7,59 +7,17 @@ import shlex
 import tomllib
 
 import pytest
-from test_picture_verbs import SMALL, is_png, values
-from test_verbs import type_in  # noqa: F401
 
-from pencil.cli.main import main
+from commands import REVIEWS, SMALL, WORDS, is_png, metrics, write_pairs
 from pencil.families import load
 from pencil.train.report import Metrics
 
-WORDS = [a + b + c for a in "abc" for b in "deab" for c in "cde"]
-FILMS = [
-    (f"{one} {two} {three}", {"fine": "so good", "grim": "bad"}[two])
-    for one in ("the film was", "a plot so", "it is") for two in ("fine", "grim") for three in ("here", "there", "again")
-]  # fmt: skip
 
-
-def write_rows(path, rows):
-    path.write_text("".join(f"{one}\t{other}\n" for one, other in rows))
-    return path
-
-
-def trained(folder, *words):
-    with pytest.raises(SystemExit) as ended:
-        main([*map(str, words), *SMALL, "--out", str(folder / "run")])
-    assert not ended.value.code
-    return folder / "run"
-
-
-@pytest.fixture(scope="session")
-def turned(tmp_path_factory):
-    """A small seq2seq of words and the same words backwards: read it, do not write into it."""
-    folder = tmp_path_factory.mktemp("pairs")
-    data = write_rows(folder / "words.tsv", [(word, word[::-1]) for word in WORDS])
-    return trained(folder, "train", "seq2seq", "--data", data, "--tokenizer", "char")
-
-
-@pytest.fixture(scope="session")
-def judged(tmp_path_factory):
-    """A small reader of labels: read it, do not write into it."""
-    folder = tmp_path_factory.mktemp("labels")
-    return trained(folder, "train", "reader", "--data", write_rows(folder / "films.tsv", FILMS), "--vocab", 290)
-
-
-@pytest.fixture(scope="session")
-def guessing(tmp_path_factory, notes):
-    """A small reader of hidden characters: read it, do not write into it."""
-    folder = tmp_path_factory.mktemp("hidden")
-    return trained(folder, "train", "reader", "--data", notes, "--model.context", 31)
-
-
-def test_the_story_of_dates(type_in, tmp_path):  # noqa: F811
-    said = type_in("train", "seq2seq", "--data", "dates", *SMALL)
-    assert "the run is in runs/dates-seq2seq" in said.err
-    assert "made on the fly, 1,000 to be judged by" in said.err
-    assert "best" not in said.err  # a test set does not choose the weights
+def test_train_and_sample_dates(type_in, tmp_path):
+    shown = type_in("train", "seq2seq", "--data", "dates", *SMALL)
+    assert "the run is in runs/dates-seq2seq" in shown.err
+    assert "generated while training, 1,000 held out" in shown.err
+    assert "best" not in shown.err  # weights are not selected on a test set
     config = tomllib.loads((tmp_path / "runs" / "dates-seq2seq" / "config.toml").read_text())
     assert config["model"]["context"] == 16
     assert config["run"]["tokenizer"] == "char"
@@ -67,17 +25,17 @@ def test_the_story_of_dates(type_in, tmp_path):  # noqa: F811
     assert one.endswith("\n")
 
 
-def test_the_story_of_pairs_of_ones_own(type_in, tmp_path):  # noqa: F811
-    write_rows(tmp_path / "words.tsv", [(word, word[::-1]) for word in WORDS])
-    said = type_in("train", "seq2seq", "--data", "words.tsv", *SMALL, "--vocab", 300)
+def test_train_evaluate_and_resume_on_own_pairs(type_in, tmp_path):
+    write_pairs(tmp_path / "words.tsv", [(word, word[::-1]) for word in WORDS])
+    shown = type_in("train", "seq2seq", "--data", "words.tsv", *SMALL, "--vocab", 300)
     run = tmp_path / "runs" / "words-seq2seq"
-    assert "runs/words-seq2seq" in said.err
-    assert re.search(r"; exact_match [01]\.\d{4}, val_loss", said.err)  # too few to choose the best by
+    assert "runs/words-seq2seq" in shown.err
+    assert re.search(r"; exact_match [01]\.\d{4}, val_loss", shown.err)  # too few to select the best weights
     assert tomllib.loads((run / "config.toml").read_text())["run"]["tokenizer"] == "bpe"
     assert is_png(run / "loss.png")
     assert "\t" in (run / "samples" / "step-00000003.txt").read_text()
-    said = type_in("eval", "runs/words-seq2seq")
-    found = values(said.out)
+    shown = type_in("eval", "runs/words-seq2seq")
+    found = metrics(shown.out)
     assert {"val_loss", "exact_match", "character_error_rate"} <= set(found)
     try:
         import sacrebleu  # noqa: F401
@@ -86,7 +44,7 @@ def test_the_story_of_pairs_of_ones_own(type_in, tmp_path):  # noqa: F811
     except ImportError:
         assert not {"chrf", "bleu"} & set(found)
     for name in ("mistakes.txt", "attention-1.png"):
-        assert f"runs/words-seq2seq/eval/{name}" in said.err
+        assert f"runs/words-seq2seq/eval/{name}" in shown.err
     assert is_png(run / "eval" / "attention-1.png")
     again = json.loads(type_in("eval", "runs/words-seq2seq", "--json", "--out", "seen").out)
     assert {k: round(v, 6) for k, v in again.items()} == found
@@ -95,21 +53,21 @@ def test_the_story_of_pairs_of_ones_own(type_in, tmp_path):  # noqa: F811
     assert [line["step"] for line in Metrics.read(run) if "val_loss" in line] == [0, 3, 5]
 
 
-def test_targets_of_one_source_and_of_several(type_in, turned, tmp_path, monkeypatch):  # noqa: F811
-    one = type_in("sample", turned, "--source", "abd").out
-    assert one == type_in("sample", turned, "--source", "abd", "--seed", 9).out  # the likeliest, unless asked otherwise
-    other = type_in("sample", turned, "--source", "cc").out
-    both = type_in("sample", turned, "--source", "abd", "--source", "cc").out
+def test_targets_of_one_source_and_of_several(type_in, seq2seq_run, tmp_path, monkeypatch):
+    one = type_in("sample", seq2seq_run, "--source", "abd").out
+    assert one == type_in("sample", seq2seq_run, "--source", "abd", "--seed", 9).out  # greedy unless --temperature is given
+    other = type_in("sample", seq2seq_run, "--source", "cc").out
+    both = type_in("sample", seq2seq_run, "--source", "abd", "--source", "cc").out
     assert both == f"abd: {one}cc: {other}"
     monkeypatch.setattr("sys.stdin", io.StringIO("abd\n"))
-    assert type_in("sample", turned, "--source", "-").out == one
-    assert not type_in("sample", turned, "--source", "abd", "--out", "said.txt").out
-    assert (tmp_path / "said.txt").read_text() == one
-    many = type_in("sample", turned, "--source", "abd", "--temperature", 2, "--count", 7).out
+    assert type_in("sample", seq2seq_run, "--source", "-").out == one
+    assert not type_in("sample", seq2seq_run, "--source", "abd", "--out", "out.txt").out
+    assert (tmp_path / "out.txt").read_text() == one
+    many = type_in("sample", seq2seq_run, "--source", "abd", "--temperature", 2, "--count", 7).out
     assert len(many.splitlines()) == 7
     assert len(set(many.splitlines())) > 1
-    assert many == type_in("sample", turned, "--source", "abd", "--temperature", 2, "--count", 7).out
-    short = type_in("sample", turned, "--source", "abd", "--temperature", 2, "--new", 2).out
+    assert many == type_in("sample", seq2seq_run, "--source", "abd", "--temperature", 2, "--count", 7).out
+    short = type_in("sample", seq2seq_run, "--source", "abd", "--temperature", 2, "--max-new-tokens", 2).out
     assert len(short) <= 3
 
 
@@ -117,72 +75,72 @@ def ranked(out):
     return [(float(score), text) for score, text in (line.split("  ", 1) for line in out.splitlines())]
 
 
-def test_the_likeliest_targets_by_beams(type_in, turned, tmp_path):  # noqa: F811
-    found = ranked(type_in("sample", turned, "--source", "abd", "--beams", 5).out)
+def test_beam_search_prints_the_highest_scoring_targets(type_in, seq2seq_run, tmp_path):
+    found = ranked(type_in("sample", seq2seq_run, "--source", "abd", "--beams", 5).out)
     assert len(found) == len({text for _, text in found}) == 5
     assert [score for score, _ in found] == sorted((score for score, _ in found), reverse=True)
-    assert ranked(type_in("sample", turned, "--source", "abd", "--beams", 5, "--count", 2).out) == found[:2]
-    greedy = type_in("sample", turned, "--source", "abd").out.strip("\n")
-    one = ranked(type_in("sample", turned, "--source", "abd", "--beams", 1, "--length-penalty", 0).out)
+    assert ranked(type_in("sample", seq2seq_run, "--source", "abd", "--beams", 5, "--count", 2).out) == found[:2]
+    greedy = type_in("sample", seq2seq_run, "--source", "abd").out.strip("\n")
+    one = ranked(type_in("sample", seq2seq_run, "--source", "abd", "--beams", 1, "--length-penalty", 0).out)
     assert [text for _, text in one] == [greedy]
-    words = ("sample", turned, "--source", "abd", "--source", "c", "--beams", 5)
+    words = ("sample", seq2seq_run, "--source", "abd", "--source", "c", "--beams", 5)
     lines = type_in(*words).out.splitlines()
     assert (lines[0], lines[6]) == ("abd:", "c:")
     assert [text for _, text in ranked("\n".join(lines[1:6]))] == [text for _, text in found]
-    type_in(*words, "--out", "said.txt")
-    assert (tmp_path / "said.txt").read_text().splitlines() == lines
-    plain = ranked(type_in("sample", turned, "--source", "abd", "--beams", 5, "--length-penalty", 0).out)
+    type_in(*words, "--out", "out.txt")
+    assert (tmp_path / "out.txt").read_text().splitlines() == lines
+    plain = ranked(type_in("sample", seq2seq_run, "--source", "abd", "--beams", 5, "--length-penalty", 0).out)
     assert [score for score, _ in plain] != [score for score, _ in found]
-    brief = ranked(type_in("sample", turned, "--source", "abd", "--beams", 5, "--new", 1).out)
+    brief = ranked(type_in("sample", seq2seq_run, "--source", "abd", "--beams", 5, "--max-new-tokens", 1).out)
     assert all(len(text) <= 1 for _, text in brief)
 
 
 @pytest.mark.parametrize("how", [(), ("--beams", 3)])
-def test_where_it_looked_as_it_wrote(type_in, turned, tmp_path, how):  # noqa: F811
-    plain = type_in("sample", turned, "--source", "abdce", *how).out
-    assert type_in("sample", turned, "--source", "abdce", *how, "--attention", "look.png").out == plain
-    assert is_png(tmp_path / "look.png")
+def test_attention_picture_of_a_target(type_in, seq2seq_run, tmp_path, how):
+    plain = type_in("sample", seq2seq_run, "--source", "abdce", *how).out
+    assert type_in("sample", seq2seq_run, "--source", "abdce", *how, "--attention", "attention.png").out == plain
+    assert is_png(tmp_path / "attention.png")
 
 
-def test_the_story_of_labels(type_in, judged, tmp_path, monkeypatch):  # noqa: F811
-    found = values(type_in("eval", judged, "--out", "seen").out)
+def test_evaluate_and_sample_a_text_classifier(type_in, classifier_run, tmp_path, monkeypatch):
+    found = metrics(type_in("eval", classifier_run, "--out", "seen").out)
     assert {"val_loss", "accuracy"} < set(found) <= {"val_loss", "accuracy", "accuracy.bad", "accuracy.so_good"}
     assert is_png(tmp_path / "seen" / "confusion.png")
     assert "wrong" in (tmp_path / "seen" / "mistakes.txt").read_text()
     text = "it is fine here"
-    out = type_in("sample", judged, "--prompt", text).out
-    lines = values(out)
+    out = type_in("sample", classifier_run, "--prompt", text).out
+    lines = metrics(out)
     assert set(lines) == {"so good", "bad"}
     assert sum(lines.values()) == pytest.approx(1, abs=2e-4)
     assert list(lines.values()) == sorted(lines.values(), reverse=True)
     monkeypatch.setattr("sys.stdin", io.StringIO(text + "\n"))
-    assert type_in("sample", judged, "--prompt", "-").out == out
-    two = type_in("sample", judged, "--prompt", text, "--prompt", "grim").out.splitlines()
+    assert type_in("sample", classifier_run, "--prompt", "-").out == out
+    two = type_in("sample", classifier_run, "--prompt", text, "--prompt", "grim").out.splitlines()
     assert (two[0], two[3]) == (f"{text}:", "grim:")
-    assert values("\n".join(two[1:3])) == pytest.approx(lines, abs=2e-4)
-    type_in("sample", judged, "--prompt", text, "--out", "said.txt")
-    assert (tmp_path / "said.txt").read_text() == out
+    assert metrics("\n".join(two[1:3])) == pytest.approx(lines, abs=2e-4)
+    type_in("sample", classifier_run, "--prompt", text, "--out", "out.txt")
+    assert (tmp_path / "out.txt").read_text() == out
 
 
-def test_the_story_of_hidden_words(type_in, guessing, tmp_path, notes):  # noqa: F811
-    assert set(values(type_in("eval", guessing).out)) == {"val_loss", "perplexity", "accuracy"}
-    lines = type_in("sample", guessing, "--prompt", "the p[mask]ncil").out.splitlines()
+def test_evaluate_and_sample_masked_tokens(type_in, masked_run, tmp_path, notes):
+    assert set(metrics(type_in("eval", masked_run).out)) == {"val_loss", "perplexity", "accuracy"}
+    lines = type_in("sample", masked_run, "--prompt", "the p[mask]ncil").out.splitlines()
     guesses = [line.rsplit(" ", 1) for line in lines]
     assert len(guesses) == 5
     assert all(len(letter) == 1 for letter, _ in guesses)
     assert [float(p) for _, p in guesses] == sorted((float(p) for _, p in guesses), reverse=True)
-    two = type_in("sample", guessing, "--prompt", "[MASK]he p[mask]ncil").out
+    two = type_in("sample", masked_run, "--prompt", "[MASK]he p[mask]ncil").out
     assert [len(part.splitlines()) for part in two.split("\n\n")] == [5, 5]
-    many = type_in("sample", guessing, "--prompt", "[mask]he", "--prompt", "the p[mask]ncil").out
+    many = type_in("sample", masked_run, "--prompt", "[mask]he", "--prompt", "the p[mask]ncil").out
     assert many.split("\n\n")[1].splitlines() == ["the p[mask]ncil:", *lines]
 
 
-def test_readers_resume(type_in, tmp_path):  # noqa: F811
-    write_rows(tmp_path / "films.tsv", FILMS)
-    type_in("train", "reader", "--data", "films.tsv", *SMALL, "--tokenizer", "byte", "--model.pool", "mean")
-    config = tomllib.loads((tmp_path / "runs" / "films-reader" / "config.toml").read_text())
+def test_a_text_classifier_resumes(type_in, tmp_path):
+    write_pairs(tmp_path / "reviews.tsv", REVIEWS)
+    type_in("train", "reader", "--data", "reviews.tsv", *SMALL, "--tokenizer", "byte", "--model.pool", "mean")
+    config = tomllib.loads((tmp_path / "runs" / "reviews-reader" / "config.toml").read_text())
     assert config["run"]["classes"] == ["bad", "so good"]
-    assert "Trained 4 steps" in type_in("resume", "runs/films-reader", "--train.steps", 4).err
+    assert "Trained 4 steps" in type_in("resume", "runs/reviews-reader", "--train.steps", 4).err
 
 
 def commands(run):
@@ -191,31 +149,31 @@ def commands(run):
     ]
 
 
-@pytest.mark.parametrize("which", ["turned", "judged", "guessing"])
-def test_the_card_says_what_it_is_and_its_commands_work(type_in, request, which):  # noqa: F811
+@pytest.mark.parametrize("which", ["seq2seq_run", "classifier_run", "masked_run"])
+def test_the_model_card_and_its_commands(type_in, request, which):
     run = request.getfixturevalue(which)
     card, model = (run / "README.md").read_text(), load(run).model
-    family = "seq2seq" if which == "turned" else "reader"
+    family = "seq2seq" if which == "seq2seq_run" else "reader"
     assert f"A {family} of {sum(p.numel() for p in model.parameters()):,} parameters" in card
-    assert re.search(rf"\| {'exact_match' if which == 'turned' else 'accuracy'} \| [01]\.\d{{4}} \|", card)
+    assert re.search(rf"\| {'exact_match' if which == 'seq2seq_run' else 'accuracy'} \| [01]\.\d{{4}} \|", card)
     found = commands(run)
     assert [words[0] for words in found] == ["sample", "eval", "resume"]
     assert type_in(*found[1]).out
-    assert "has made 3 steps" in type_in(*found[2]).err
+    assert "has made 3 of 3 steps" in type_in(*found[2]).err
 
 
-@pytest.mark.parametrize("which", ["judged", "turned", "guessing"])
-def test_the_text_on_the_card_can_be_given_as_it_stands(type_in, request, which):  # noqa: F811
+@pytest.mark.parametrize("which", ["classifier_run", "seq2seq_run", "masked_run"])
+def test_the_sample_command_on_the_card_works(type_in, request, which):
     assert type_in(*commands(request.getfixturevalue(which))[0]).out
 
 
 @pytest.mark.parametrize("which, given, cells", [
-    ("turned", "abd", ["blocks.0.cross.pattern[0,1,0,2]", "encoder.blocks.0.attn.scores[0,2,1,0]", "logits[0,0,3]",
+    ("seq2seq_run", "abd", ["blocks.0.cross.pattern[0,1,0,2]", "encoder.blocks.0.attn.scores[0,2,1,0]", "logits[0,0,3]",
                        "encoder.out[0,1,5]"]),
-    ("judged", "it is fine", ["logits[0,1]", "encoder.blocks.0.attn.pattern[0,1,0,1]", "head.pooled[0,7]"]),
-    ("guessing", "the p[mask]ncil", ["logits[0,5,3]", "encoder.blocks.0.mlp.out[0,2,5]", "head.guess[0,5,1]"]),
+    ("classifier_run", "it is fine", ["logits[0,1]", "encoder.blocks.0.attn.pattern[0,1,0,1]", "head.pooled[0,7]"]),
+    ("masked_run", "the p[mask]ncil", ["logits[0,5,3]", "encoder.blocks.0.mlp.out[0,2,5]", "head.guess[0,5,1]"]),
 ])  # fmt: skip
-def test_numbers_of_text_runs_unfold_and_agree_with_what_was_recorded(type_in, request, which, given, cells):  # noqa: F811
+def test_receipts_of_text_runs_agree(type_in, request, which, given, cells):
     run = request.getfixturevalue(which)
     for cell in cells:
         out = type_in("why", run, cell, "--input", given).out
@@ -226,49 +184,49 @@ def test_numbers_of_text_runs_unfold_and_agree_with_what_was_recorded(type_in, r
         assert re.search(rf"^{re.escape(cell.split('[')[0])} ", listed, re.M)
 
 
-def test_a_target_of_ones_own_can_be_looked_into(type_in, turned, tmp_path):  # noqa: F811
-    out = type_in("why", turned, "blocks.0.cross.pattern[0,1,2,0]", "--input", "abd", "--text", "dba").out
+def test_a_given_target_is_traced(type_in, seq2seq_run, tmp_path):
+    out = type_in("why", seq2seq_run, "blocks.0.cross.pattern[0,1,2,0]", "--input", "abd", "--text", "dba").out
     assert "✓" in out
     assert "T 'b'" in out
     assert "s 'a'" in out
-    type_in("trace", turned, "--input", "abd", "--text", "dba", "--out", "a.trace.safetensors", "--html", "a.html")
+    type_in("trace", seq2seq_run, "--input", "abd", "--text", "dba", "--out", "a.trace.safetensors", "--html", "a.html")
     assert "✓" in type_in("why", "a.trace.safetensors", "logits[0,0,3]").out
     assert (tmp_path / "a.html").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("positions", ["alibi", "t5", "shaw", "sinusoidal", "sinusoidal-halves", "learned", "rope", "none"])
-def test_every_scheme_of_positions_trains_and_writes(type_in, notes, positions):  # noqa: F811
+def test_every_position_scheme_trains_and_generates(type_in, notes, positions):
     two = (*SMALL, "--train.steps", 2, "--model.positions", positions)
     type_in("train", "gpt", "--data", notes, "--model.context", 31, *two, "--name", "text")
-    assert len(type_in("sample", "runs/text", "--prompt", "line", "--new", 5).out) > len("line\n")
+    assert len(type_in("sample", "runs/text", "--prompt", "line", "--max-new-tokens", 5).out) > len("line\n")
 
 
 @pytest.mark.parametrize("family, positions", [
     ("captioner", "alibi"), ("vit", "alibi"), ("vit", "t5"), ("seq2seq", "shaw"),
     ("seq2seq", "learned"), ("reader", "alibi"), ("reader", "t5"),
 ])  # fmt: skip
-def test_every_family_trains_with_other_positions(type_in, tmp_path, family, positions):  # noqa: F811
-    data = {"seq2seq": [(word, word[::-1]) for word in WORDS], "reader": FILMS}.get(family)
-    given = () if data is None else ("--data", write_rows(tmp_path / "mine.tsv", data))
-    said = type_in("train", family, *given, *SMALL, "--train.steps", 1, "--model.positions", positions, "--name", "a")
-    assert "Trained 1 step in" in said.err
+def test_every_family_trains_with_other_positions(type_in, tmp_path, family, positions):
+    data = {"seq2seq": [(word, word[::-1]) for word in WORDS], "reader": REVIEWS}.get(family)
+    given = () if data is None else ("--data", write_pairs(tmp_path / "mine.tsv", data))
+    shown = type_in("train", family, *given, *SMALL, "--train.steps", 1, "--model.positions", positions, "--name", "a")
+    assert "Trained 1 step in" in shown.err
     assert f'positions = "{positions}"' in (tmp_path / "runs" / "a" / "config.toml").read_text()
 
 
-def test_the_first_transformer_in_its_own_shape_trains(type_in, tmp_path):  # noqa: F811
-    write_rows(tmp_path / "mine.tsv", [(word, word[::-1]) for word in WORDS])
-    said = type_in("train", "seq2seq", "--data", "mine.tsv", *SMALL, "--model.norm_position", "post", "--model.scale_embeddings", "true",
+def test_the_transformer_of_2017_trains(type_in, tmp_path):
+    write_pairs(tmp_path / "mine.tsv", [(word, word[::-1]) for word in WORDS])
+    shown = type_in("train", "seq2seq", "--data", "mine.tsv", *SMALL, "--model.norm_position", "post", "--model.scale_embeddings", "true",
                    "--model.positions", "sinusoidal", "--model.activation", "relu", "--model.share_embeddings", "false",
                    "--train.schedule", "inverse-sqrt", "--train.label_smoothing", 0.1, "--train.optimizer", "adamw")  # fmt: skip
-    assert "Trained 3 steps" in said.err
+    assert "Trained 3 steps" in shown.err
 
 
-def test_every_setting_of_texts_can_be_listed(type_in, tmp_path):  # noqa: F811
+def test_settings_of_text_families_are_listed(type_in, tmp_path):
     shown = tomllib.loads(type_in("train", "seq2seq", "--preset", "base", "--settings").out)
     assert (shown["model"]["width"], shown["model"]["depth"], shown["model"]["hidden"]) == (512, 6, 2048)
     assert shown["train"]["schedule"] == "inverse-sqrt"
-    write_rows(tmp_path / "films.tsv", FILMS)
-    shown = tomllib.loads(type_in("train", "reader", "--data", "films.tsv", "--settings").out)
+    write_pairs(tmp_path / "reviews.tsv", REVIEWS)
+    shown = tomllib.loads(type_in("train", "reader", "--data", "reviews.tsv", "--settings").out)
     assert shown["model"]["classes"] == 2
     assert not (tmp_path / "runs").exists()
 
@@ -277,7 +235,7 @@ def test_every_setting_of_texts_can_be_listed(type_in, tmp_path):  # noqa: F811
     ("seq2seq:base", "63,082,496", ("E[s]", "E[t]", "Q_src", "A_src", "X″", "Z")),
     ("bert-base", "109,514,298", ("E[t]", "P", "Q", "A", "Y", "Z")),
 ])  # fmt: skip
-def test_shapes_of_the_presets_of_texts(type_in, monkeypatch, what, count, symbols):  # noqa: F811
+def test_shapes_of_text_presets(type_in, monkeypatch, what, count, symbols):
     monkeypatch.setenv("COLUMNS", "140")
     shown = type_in("shapes", what).out
     assert f"{count} parameters" in shown

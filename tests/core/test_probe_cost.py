@@ -12,7 +12,7 @@ CODE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import bare, torch
-from pencil import models
+from pencil import families
 
 SIZES = {
     "gpt": dict(vocab=37, context=11, width=24, depth=2, heads=3),
@@ -43,9 +43,9 @@ def called(model):
         return True
     return False
 
-out, plain = {}, bare.models()
+out, plain = {}, bare.families()
 for family, sizes in SIZES.items():
-    ours = models.create(family, models.configure(family, None, **sizes)).eval()
+    ours = families.create(family, families.configure(family, None, **sizes)).eval()
     theirs = plain.create(family, plain.configure(family, None, **sizes)).eval()
     theirs.load_state_dict(ours.state_dict())
     mine, other = graph(ours), graph(theirs)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from pencil.learn.examples import example
 from pencil.families import configure, create
+from pencil.learn.examples import example
 from pencil.tracing import html
 from pencil.tracing.functions import FUNCTIONS
 from pencil.tracing.opened import Trace

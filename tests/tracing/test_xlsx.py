@@ -12,8 +12,8 @@ from xlsxwriter.utility import xl_rowcol_to_cell
 
 import spreadsheet
 from pencil.config import UserError
-from pencil.learn.examples import EXAMPLES, example
 from pencil.families import configure, create
+from pencil.learn.examples import EXAMPLES, example
 from pencil.tracing import file, opened
 from pencil.tracing.record import trace
 from pencil.tracing.xlsx import write

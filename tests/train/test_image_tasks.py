@@ -1,7 +1,5 @@
 import io
 import math
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -18,26 +16,26 @@ from pencil.data import images
 from pencil.data.augment import ImageTransform
 from pencil.data.examples import ArrayExamples
 from pencil.data.tokenizers import learn
-from pencil.runs import Run, load
-from pencil.train import checkpoint
-from pencil.train.captions import CaptionTask
+from pencil.families import family, load
+from pencil.families.run_setup import new_run, settings_of, task_of
+from pencil.runs import Run
+from pencil.train.captioning import Captioning
+from pencil.train.image_classification import ImageClassification
 from pencil.train.loop import Trainer
-from pencil.train.pictures import LabelTask
-from pencil.train.report import Metrics
 from pencil.train.settings import TrainConfig
-from pencil.train.start import new_run, settings_of, task_of
-from pencil.train.tasks import Asked, Task, in_turn
+from pencil.train.task import Preview, Request, Task, epoch_order
+from training import bits, interrupt_after
 
 SIZES = dict(width=24, heads=3, depth=1)
 PACE = dict(steps=7, batch=5, eval_every=3, save_every=2, warmup=2, eval_batches=1)
 
 
-def begin(family, data, model=None, **train):
+def prepare(name, data, model=None, **train):
     """The task the command line would make."""
     train = {**PACE, **train}
     model = {**SIZES, **(model or {})}
-    task = {"vit": LabelTask, "captioner": CaptionTask}[family]
-    return task.begin(Asked(family, str(data), "nano", model=model, train=train), build(TrainConfig, train)).task
+    request = Request(family(name), str(data), "nano", model=model, train=train)
+    return family(name).task.prepare(request, build(TrainConfig, train)).task
 
 
 @pytest.fixture
@@ -53,8 +51,8 @@ def tales(tmp_path):
 SMALL = dict(image_size="16")
 CASES = {
     "digits": ("vit", {}, {}),
-    "digits, bent": ("vit", {}, dict(augment_ops=2)),
-    "digits, mixed": ("vit", {}, dict(mixup=0.4)),
+    "digits, augmented": ("vit", {}, dict(augment_ops=2)),
+    "digits, mixup": ("vit", {}, dict(mixup=0.4)),
     "photos": ("vit", SMALL, dict(mixup=0.4)),
     "scenes": ("captioner", {}, {}),
     "album": ("captioner", SMALL, {}),
@@ -63,16 +61,16 @@ CASES = {
 
 @pytest.fixture(params=CASES)
 def case(request, folder, tales):
-    family, model, train = CASES[request.param]
+    name, model, train = CASES[request.param]
     data = {"photos": folder, "album": tales}.get(request.param, request.param.split(",")[0])
-    return lambda **more: begin(family, data, model, **{**train, **more})
+    return lambda **more: prepare(name, data, model, **{**train, **more})
 
 
 def same(one, two):
     return len(one) == len(two) and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-def test_a_batch_of_pictures_is_a_function_of_seed_and_step_alone(case):
+def test_a_batch_of_images_is_a_function_of_seed_and_step_alone(case):
     task = case()
     assert isinstance(task, Task)
     later = task.batch(4)
@@ -94,8 +92,8 @@ def test_every_example_comes_once_an_epoch(accumulate):
     held = ArrayExamples(pictures, [i % 3 for i in range(30)])
     data = images.ImageData("counted", "x", held, held, tuple("abc"))
     config = build(TrainConfig, {**PACE, "batch": 5, "accumulate": accumulate})
-    sizes = begin("vit", "digits").config
-    task = LabelTask(data, sizes, config)
+    sizes = prepare("vit", "digits").config
+    task = ImageClassification(family("vit"), data, sizes, config)
     steps = 30 // 5 // accumulate
     orders = []
     for epoch in range(3):
@@ -110,34 +108,34 @@ def test_every_example_comes_once_an_epoch(accumulate):
 
 
 def test_an_epoch_may_end_within_a_batch():
-    got = [i for step in range(11) for i in in_turn(3, step * 7, 7, 11)]
+    got = [i for step in range(11) for i in epoch_order(3, step * 7, 7, 11)]
     for epoch in range(7):
         assert sorted(got[11 * epoch : 11 * epoch + 11]) == list(range(11))
 
 
-def test_pictures_keep_their_labels_through_augmentation(tmp_path):
+def test_images_keep_their_labels_through_augmentation(tmp_path):
     for name, value in (("dark", 10), ("light", 240)):
         for i in range(9):
             path = tmp_path / "two" / name / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (20, 20), value).save(path)
-    task = begin("vit", tmp_path / "two", SMALL, crop=0.5, flip=True, augment_ops=0)
+    task = prepare("vit", tmp_path / "two", SMALL, crop=0.5, flip=True, augment_ops=0)
     for step in range(5):
         rows, labels = task.batch(step)
         assert [int(row.float().mean() > 128) for row in rows] == labels.tolist()
 
 
-def test_what_is_read_and_what_is_to_be_said(tales):
-    task = begin("captioner", tales, SMALL)
+def test_the_inputs_and_targets_of_captions(tales):
+    task = prepare("captioner", tales, SMALL)
     captions = ["a dot number 3", "a cup"]
-    read, say = task.tokens(captions)
-    assert read.shape == say.shape == (2, task.length)
-    for row, target, caption in zip(read, say, captions, strict=True):
+    inputs, targets = task.tokens(captions)
+    assert inputs.shape == targets.shape == (2, task.length)
+    for row, target, caption in zip(inputs, targets, captions, strict=True):
         ids = task.tokenizer.encode(caption).tolist()
         n = len(ids)
         assert row[0] == task.end
         assert row[1 : n + 1].tolist() == ids
-        assert target[:n].tolist() == ids  # the first word is to be said too
+        assert target[:n].tolist() == ids  # the first word is a target too
         assert target[n] == task.end
         assert (target[n + 1 :] == -100).all()
         assert torch.equal(target[:n], row[1 : n + 1])
@@ -145,26 +143,26 @@ def test_what_is_read_and_what_is_to_be_said(tales):
     assert (task.tokens([whole])[1] >= 0).all()  # the longest is not cut
 
 
-def test_the_loss_of_captions_by_hand(tales):
-    task = begin("captioner", tales, SMALL)
+def test_the_loss_of_captions_is_cross_entropy_without_padding(tales):
+    task = prepare("captioner", tales, SMALL)
     torch.manual_seed(0)
     model = task.build().eval()
-    pictures, read, say = task.batch(1)
+    pictures, inputs, targets = task.batch(1)
     with torch.no_grad():
-        found = float(task.loss(model, (pictures, read, say)))
+        found = float(task.loss(model, (pictures, inputs, targets)))
         total, count = 0.0, 0
-        for picture_, row, targets in zip(pictures, read, say, strict=True):
-            n = int((targets >= 0).sum())
+        for picture_, row, target in zip(pictures, inputs, targets, strict=True):
+            n = int((target >= 0).sum())
             x = picture_[None].float() / 127.5 - 1
             likely = model(row[None, :n], x).log_softmax(-1)[0]  # without the padding at all
             for at in range(n):
-                total -= float(likely[at, targets[at]])
+                total -= float(likely[at, target[at]])
                 count += 1
     assert found == pytest.approx(total / count, rel=1e-5)
 
 
-def test_the_loss_of_labels_by_hand():
-    task = begin("vit", "digits")
+def test_the_loss_of_labels_is_cross_entropy():
+    task = prepare("vit", "digits")
     torch.manual_seed(0)
     model = task.build().eval()
     pictures, labels = task.batch(2)
@@ -174,8 +172,8 @@ def test_the_loss_of_labels_by_hand():
         assert float(task.loss(model, (pictures, labels))) == pytest.approx(expected, rel=1e-5)
 
 
-def test_two_pictures_and_their_labels_are_blended_alike():
-    task = begin("vit", "digits", mixup=0.4)
+def test_mixup_blends_two_images_and_their_labels():
+    task = prepare("vit", "digits", mixup=0.4)
     torch.manual_seed(0)
     model = task.build().eval()
     pictures, labels, share = task.batch(2)
@@ -200,11 +198,11 @@ def test_two_pictures_and_their_labels_are_blended_alike():
 
 
 class Oracle(nn.Module):
-    """Knows every picture by heart, but takes those in `mistaken` for another class."""
+    """Knows the class of every image, but predicts another for those in `mistaken`."""
 
     def __init__(self, held, classes, mistaken=()):
         super().__init__()
-        self.nothing = nn.Parameter(torch.zeros(1))
+        self.unused = nn.Parameter(torch.zeros(1))
         self.classes = classes
         self.known = {
             row.tobytes(): (t + 1) % classes if i in mistaken else t
@@ -223,11 +221,11 @@ def is_png(path):
 
 
 def test_a_perfect_classifier_is_right_about_everything(tmp_path):
-    task = begin("vit", "digits")
+    task = prepare("vit", "digits")
     oracle = Oracle(task.data.test, 10)
-    measures, files = task.report(oracle, tmp_path / "deep" / "eval")
-    assert measures.pop("val_loss") == pytest.approx(0, abs=1e-6)
-    assert measures == {"accuracy": 1.0, **{f"accuracy.{d}": 1.0 for d in range(10)}}
+    metrics, files = task.report(oracle, tmp_path / "deep" / "eval")
+    assert metrics.pop("val_loss") == pytest.approx(0, abs=1e-6)
+    assert metrics == {"accuracy": 1.0, **{f"accuracy.{d}": 1.0 for d in range(10)}}
     assert {path.name for path in files} == {"confusion.png", "mistakes.png"}
     assert all(map(is_png, files))
     assert task.evaluate(oracle, 1)["accuracy"] == 1
@@ -236,22 +234,22 @@ def test_a_perfect_classifier_is_right_about_everything(tmp_path):
 
 
 def test_the_confusion_matrix_counts_every_mistake(tmp_path, monkeypatch):
-    task = begin("vit", "digits")
+    task = prepare("vit", "digits")
     targets, mistaken = task.data.test.targets, (0, 1, 2, 50, 100, 358)
     drawn, sheets = [], []
     confusion, sheet = draw.confusion, draw.sheet
     monkeypatch.setattr(draw, "confusion", lambda *a: drawn.append(a) or confusion(*a))
     monkeypatch.setattr(draw, "sheet", lambda *a: sheets.append(a) or sheet(*a))
-    measures, _ = task.report(Oracle(task.data.test, 10, mistaken), tmp_path)
+    metrics, _ = task.report(Oracle(task.data.test, 10, mistaken), tmp_path)
     expected = np.zeros((10, 10), int)
     for i, target in enumerate(targets):
         expected[target, (target + 1) % 10 if i in mistaken else target] += 1
     matrix, names, _ = drawn[0]
     assert np.array_equal(matrix, expected)
     assert list(names) == list("0123456789")
-    assert measures["accuracy"] == pytest.approx(1 - 6 / 359)
+    assert metrics["accuracy"] == pytest.approx(1 - 6 / 359)
     for d in range(10):
-        assert measures[f"accuracy.{d}"] == pytest.approx(expected[d, d] / expected[d].sum())
+        assert metrics[f"accuracy.{d}"] == pytest.approx(expected[d, d] / expected[d].sum())
     pictures, lines, right, title = sheets[0]
     assert sorted(p.tobytes() for p in pictures) == sorted(task.data.test.pictures[i].tobytes() for i in mistaken)
     assert not any(right)
@@ -260,8 +258,8 @@ def test_the_confusion_matrix_counts_every_mistake(tmp_path, monkeypatch):
     assert sorted(lines) == wanted
 
 
-def test_a_perfect_captioner_is_right_to_the_last_word(tmp_path, monkeypatch):
-    task = begin("captioner", "scenes")
+def test_a_perfect_captioner_matches_exactly(tmp_path, monkeypatch):
+    task = prepare("captioner", "scenes")
     torch.manual_seed(0)
     model = task.build().eval()
     for part in (task.data.test, task.data.seen_combinations):
@@ -270,24 +268,23 @@ def test_a_perfect_captioner_is_right_to_the_last_word(tmp_path, monkeypatch):
         row.tobytes(): target
         for part in (task.data.test, task.data.seen_combinations) for row, target in zip(part.pictures, part.targets, strict=True)
     }  # fmt: skip
-    monkeypatch.setattr(CaptionTask, "caption", lambda self, model, rows: [known[row.tobytes()] for row in rows])
-    measures, files = task.report(model, tmp_path)
-    assert measures["exact_match"] == measures["exact_match_familiar"] == 1
+    monkeypatch.setattr(Captioning, "caption", lambda self, model, rows: [known[row.tobytes()] for row in rows])
+    metrics, files = task.report(model, tmp_path)
+    assert metrics["exact_match"] == metrics["exact_match_familiar"] == 1
     assert {path.name for path in files} == {"mistakes.png", *(f"attention-{i}.png" for i in (1, 2, 3))}
     assert all(map(is_png, files))
     known[task.data.test.pictures[2].tobytes()] += " or so"
-    measures, _ = task.report(model, tmp_path)
-    assert measures["exact_match"] == pytest.approx(6 / 7)
+    assert task.evaluate(model)["exact_match"] == pytest.approx(6 / 7)
 
 
-def test_a_caption_is_the_likeliest_words_one_by_one():
-    task = begin("captioner", "scenes")
+def test_a_caption_is_decoded_greedily():
+    task = prepare("captioner", "scenes")
     torch.manual_seed(3)
     model = task.build().eval()
     nn.init.normal_(model.tokens.weight, std=0.5)
     rows = task.data.test.pictures[:3]
-    said = task.caption(model, rows)
-    for row, text in zip(rows, said, strict=True):
+    captions = task.caption(model, rows)
+    for row, text in zip(rows, captions, strict=True):
         ids = [task.end]
         x = torch.from_numpy(row[None]).float() / 127.5 - 1
         with torch.no_grad():
@@ -299,97 +296,86 @@ def test_a_caption_is_the_likeliest_words_one_by_one():
         assert text == task.tokenizer.decode(ids[1:]).strip()
 
 
-def test_evaluation_leaves_out_what_cannot_be_decoded(folder):
-    task = begin("vit", folder, SMALL)
+def test_evaluation_leaves_out_images_that_cannot_be_decoded(folder):
+    task = prepare("vit", folder, SMALL)
     whole = len(task.data.test)
     path = task.data.test.sources[0]
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    ((said, labels, shown),) = task._judge(task.build(), None)
-    assert len(said) == len(labels) == len(shown) == whole - 1
+    ((predicted, labels, shown),) = task._predict(task.build(), None)
+    assert len(predicted) == len(labels) == len(shown) == whole - 1
     assert labels.tolist() == task.data.test.targets[1:]
     assert [name for name, _ in task.skipped()] == [str(path)]
 
 
-def test_the_data_suggests_sizes_and_settings_and_is_overruled(folder):
-    task = begin("vit", folder)
+def test_the_data_gives_default_sizes_and_settings_which_can_be_set(folder):
+    task = prepare("vit", folder)
     assert (task.config.image_size, task.config.channels, task.config.patch) == ((64, 64), 3, (8, 8))
     assert task.transform == ImageTransform((64, 64), 3, True, 0.5, 1)
-    task = begin("vit", folder, dict(image_size="21x14", patch=7, channels=1), flip=False, crop=1.0, augment_ops=0)
+    task = prepare("vit", folder, dict(image_size="21x14", patch=7, channels=1), flip=False, crop=1.0, augment_ops=0)
     assert task.config.image_size == (21, 14)
     assert task.config.grid == (3, 2)
     assert not task.transform.augmented
     assert task.batch(0)[0].shape == (5, 1, 21, 14)
 
 
-def run_of(tmp_path, name, family, data, model=None, **train):
-    return new_run(family, str(data), model={**SIZES, **(model or {})}, train={**PACE, **train}, out=tmp_path / name)
+def trainer(tmp_path, name, which, data, model=None, **train):
+    model, train = {**SIZES, **(model or {})}, {**PACE, **train}
+    run, task, config = new_run(which, str(data), model=model, train=train, out=tmp_path / name)
+    return trainer_of(run, task, config)
 
 
-def tensors(folder, step):
-    kept = checkpoint.read(folder, step)
-    lines = [{k: v for k, v in line.items() if k not in ("rate", "time")} for line in Metrics.read(folder)]
-    return {name: t.tolist() for name, t in kept.tensors.items()}, lines
+def trainer_of(run, task, config):
+    # a contact sheet takes long; random numbers drawn for a preview change nothing
+    task.preview = lambda model: Preview(".txt", str(torch.rand(())).encode())
+    return Trainer(task, run, config)
 
 
 @pytest.mark.parametrize("which", ["digits", "scenes", "photos", "album"])
-def test_a_picture_run_cut_anywhere_goes_on_to_the_same_bits(tmp_path, folder, tales, which):
-    family, model, _ = CASES[which]
+@pytest.mark.usefixtures("fast_training")
+def test_an_interrupted_run_on_images_continues_to_the_same_bits(tmp_path, folder, tales, which):
+    name, model, _ = CASES[which]
     data = {"photos": folder, "album": tales}.get(which, which)
-    more = dict(mixup=0.4, accumulate=2) if family == "vit" else {}
+    more = dict(mixup=0.4, accumulate=2) if name == "vit" else {}
     more["augment_ops"] = 1 if which == "digits" else 0 if which == "scenes" else 2
     model = {**model, "dropout": 0.1}
-    run, task, config = run_of(tmp_path, "whole", family, data, model, **more)
-    assert task.slow == (which in ("photos", "album"))  # only decoding is worth a thread of its own
-    Trainer(task, run, config).train()
-    expected = tensors(tmp_path / "whole", 7)
-    run, task, config = run_of(tmp_path, "cut", family, data, model, **more)
-    first = Trainer(task, run, config)
-    update = first.update
-
-    def stop_after():
-        seen = update()
-        if first.step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return seen
-
-    first.update = stop_after
+    whole = trainer(tmp_path, "whole", name, data, model, **more)
+    assert whole.task.slow == (which in ("photos", "album"))  # only decoding is worth a thread of its own
+    whole.train()
+    first = interrupt_after(trainer(tmp_path, "cut", name, data, model, **more), 3)
     assert not first.train().finished
     with safe_open(tmp_path / "cut" / "model.safetensors", "pt") as file:
-        assert file.metadata()["step"] == "3"  # a run cut short is used as it stands
-    torch.manual_seed(99)
+        assert file.metadata()["step"] == "3"  # an interrupted run is used with its last weights
     run = Run.open(tmp_path / "cut")
     config = build(TrainConfig, run.config["train"])
-    assert Trainer(task_of(run, config), run, config).train().finished
-    assert tensors(tmp_path / "cut", 7) == expected
+    torch.manual_seed(99)
+    assert trainer_of(run, task_of(run, config), config).train().finished
+    assert bits(tmp_path / "cut", 7) == bits(tmp_path / "whole", 7)
 
 
-def test_the_batches_made_ahead_are_those_made_now(tmp_path, folder):
-    run, task, config = run_of(tmp_path, "a", "vit", folder, SMALL, accumulate=2)
-    trainer = Trainer(task, run, config)
-    assert trainer.batch is not task.batch
+def test_prefetched_batches_equal_those_made_on_demand(tmp_path, folder):
+    made = trainer(tmp_path, "a", "vit", folder, SMALL, accumulate=2)
+    assert made.batch is not made.task.batch
     for step in range(4):
         for micro in range(2):
-            assert same(trainer.batch(step, micro), task.batch(step, micro))
-    trainer.batch.close()
+            assert same(made.batch(step, micro), made.task.batch(step, micro))
+    made.batch.close()
 
 
 @pytest.mark.parametrize("which", ["digits", "photos"])
-def test_a_test_set_never_chooses_the_weights_and_held_out_pictures_of_ones_own_do(
-    tmp_path, folder, which, monkeypatch
-):
-    run, task, config = run_of(tmp_path, "a", "vit", {"photos": folder}.get(which, which), CASES[which][1])
-    assert task.chooses == (which == "photos")
-    trainer = Trainer(task, run, config)
+@pytest.mark.usefixtures("fast_training")
+def test_the_best_weights_are_kept_except_where_only_a_test_set_is_held_out(tmp_path, folder, which, monkeypatch):
+    made = trainer(tmp_path, "a", "vit", {"photos": folder}.get(which, which), CASES[which][1])
+    assert made.task.select_best == (which == "photos")
     losses = iter([5.0, 1.0, 3.0, 4.0])  # at steps 0, 3, 6 and 7
     seen = {}
 
     def evaluate(model, batches=None):
-        seen[trainer.step] = {n: t.clone() for n, t in model.state_dict().items()}
+        seen[made.step] = {n: t.clone() for n, t in model.state_dict().items()}
         return {"val_loss": next(losses), "accuracy": 0.5}
 
-    monkeypatch.setattr(task, "evaluate", evaluate)
-    outcome = trainer.train()
+    monkeypatch.setattr(made.task, "evaluate", evaluate)
+    outcome = made.train()
     kept = 3 if which == "photos" else 7
     assert outcome.best["step"] == kept
     weights = load(tmp_path / "a").model.state_dict()
@@ -397,75 +383,66 @@ def test_a_test_set_never_chooses_the_weights_and_held_out_pictures_of_ones_own_
     assert any(not torch.equal(seen[3][name], t) for name, t in seen[7].items())
 
 
+@pytest.mark.usefixtures("fast_training")
 def test_a_small_vit_learns_digits(tmp_path):
-    run, task, config = run_of(
-        tmp_path,
-        "a",
-        "vit",
-        "digits",
-        dict(dropout=0),
-        steps=120,
-        batch=64,
-        muon_lr=0.02,
-        eval_every=120,
-        save_every=120,
-    )
-    before = task.evaluate(task.build().eval())["accuracy"]
-    Trainer(task, run, config).train()
-    after = task.evaluate(load(tmp_path / "a").model)["accuracy"]
+    pace = dict(steps=120, batch=64, muon_lr=0.02, eval_every=120, save_every=120)
+    made = trainer(tmp_path, "a", "vit", "digits", dict(dropout=0), **pace)
+    before = made.task.evaluate(made.task.build().eval())["accuracy"]
+    made.train()
+    after = made.task.evaluate(load(tmp_path / "a").model)["accuracy"]
     assert after > max(0.6, before + 0.3)
 
 
-def test_a_tokenizer_of_ones_own_must_end_a_text(tales):
+def test_a_tokenizer_without_an_end_token_is_refused(tales):
     data = images.load(str(tales), "caption")
-    sizes = begin("captioner", tales, SMALL).config
+    sizes = prepare("captioner", tales, SMALL).config
     with pytest.raises(ValueError, match="has no <|endoftext|>"):
-        CaptionTask(data, sizes, build(TrainConfig, PACE), learn("char", data.captions(), 0))
+        Captioning(family("captioner"), data, sizes, build(TrainConfig, PACE), learn("char", data.captions(), 0))
 
 
-def test_more_classes_than_there_are_names_for(tmp_path, folder, monkeypatch):
+def test_a_model_may_have_more_classes_than_the_data(tmp_path, folder, monkeypatch):
     drawn, confusion = [], draw.confusion
     monkeypatch.setattr(draw, "confusion", lambda *a: drawn.append(a[0]) or confusion(*a))
-    task = begin("vit", folder, dict(image_size="16", classes=5))
+    task = prepare("vit", folder, dict(image_size="16", classes=5))
     torch.manual_seed(1)
     model = task.build().eval()
     nn.init.zeros_(model.head.weight)
     with torch.no_grad():
         model.head.bias.copy_(torch.tensor([0.0, 0, 0, 0, 9]))
-    measures, files = task.report(model, tmp_path / "eval")
-    assert measures["accuracy"] == measures["accuracy.cat"] == measures["accuracy.dog"] == 0
+    metrics, files = task.report(model, tmp_path / "eval")
+    assert metrics["accuracy"] == metrics["accuracy.cat"] == metrics["accuracy.dog"] == 0
     assert all(map(is_png, files))
     assert np.trace(drawn[0]) == 0  # a class without a name is not the last that has one
 
 
-def test_hidden_words_are_read_as_the_end_and_still_to_be_said(tales):
-    plain, hiding = begin("captioner", tales), begin("captioner", tales, word_dropout=0.5)
-    hidden = total = 0
+def test_dropped_words_are_replaced_by_the_end_token_and_stay_targets(tales):
+    plain, dropping = prepare("captioner", tales), prepare("captioner", tales, word_dropout=0.5)
+    dropped = total = 0
     for step in range(7):
-        (pictures, read, say), (same_pictures, less, same_say) = plain.batch(step), hiding.batch(step)
+        (pictures, inputs, targets), (same_pictures, less, same_targets) = plain.batch(step), dropping.batch(step)
         assert torch.equal(pictures, same_pictures)
-        assert torch.equal(say, same_say)
-        changed = less != read
+        assert torch.equal(targets, same_targets)
+        changed = less != inputs
         assert (less[changed] == plain.end).all()
-        hidden, total = hidden + changed.sum().item(), total + (read != plain.end).sum().item()
-    assert 0.3 < hidden / total < 0.7
+        dropped, total = dropped + changed.sum().item(), total + (inputs != plain.end).sum().item()
+    assert 0.3 < dropped / total < 0.7
 
 
-def test_scenes_are_drawn_at_the_size_and_in_the_channels_the_model_takes():
-    task = begin("captioner", "scenes", dict(image_size="32x24", patch=8, channels=3))
+def test_scenes_have_the_size_and_channels_of_the_model():
+    task = prepare("captioner", "scenes", dict(image_size="32x24", patch=8, channels=3))
     pictures, _, _ = task.batch(0)
     assert pictures.shape[1:] == (3, 32, 24)
-    plain, _, _ = begin("captioner", "scenes").batch(0)
+    plain, _, _ = prepare("captioner", "scenes").batch(0)
     assert plain.shape[1:] == (1, 16, 16)
 
 
-def test_sizes_are_judged_against_the_data_not_against_a_default(tmp_path, folder):
+def test_sizes_are_checked_against_the_data_not_against_a_default(tmp_path, folder):
     """8 does not divide 28, and need not."""
     model = dict(patch="8")
     _, task, _ = new_run("vit", "digits", model=model, train=dict(device="cpu"), out=tmp_path / "run")
     assert task.config.grid == (1, 1)
-    settings = settings_of("vit", "digits", None, {}, {})
-    assert settings["model"].image_size == (8, 8)
-    assert settings["train"].steps == task.data.training_defaults["steps"]
-    # a preset with sizes of its own keeps its own pace
-    assert settings_of("vit", "digits", "ti/16", {}, {})["train"].steps == 50_000
+    model_config, train_config = settings_of("vit", "digits")
+    assert model_config.image_size == (8, 8)
+    assert train_config.steps == task.data.training_defaults["steps"]
+    # a preset with sizes of its own keeps its own training settings
+    assert settings_of("vit", "digits", "ti/16")[1].steps == 50_000

@@ -2,10 +2,10 @@ import math
 
 import pytest
 
-from pencil.families import configure
+from pencil.families import configure, family
+from pencil.families.run_setup import train_config
 from pencil.train.schedule import factor
 from pencil.train.settings import TrainConfig
-from pencil.train.start import train_config
 
 
 def test_cosine_is_the_published_one():
@@ -28,15 +28,18 @@ def test_constant():
     assert {factor(s, config) for s in range(0, 2000, 100)} == {1.0}
 
 
-def test_a_short_run_reaches_its_full_rate():
-    config = TrainConfig(steps=60, warmup=100)
-    assert max(factor(s, config) for s in range(60)) == 1
-    assert factor(0, config) == pytest.approx(1 / 13)
+@pytest.mark.parametrize("schedule", ["cosine", "wsd", "constant"])
+@pytest.mark.parametrize("warmup", [0, 1, 11, 59, 60])
+def test_the_warm_up_is_linear_over_exactly_the_steps_it_was_set_to(schedule, warmup):
+    config = TrainConfig(steps=60, warmup=warmup, schedule=schedule)
+    assert [factor(s, config) for s in range(warmup)] == pytest.approx([(s + 1) / (warmup + 1) for s in range(warmup)])
+    if warmup < 48:  # the decay of wsd has not begun yet
+        assert factor(warmup, config) == 1
 
 
 @pytest.mark.parametrize("preset, width", [("base", 512), ("big", 1024)])
-def test_the_first_transformers_rate_is_the_published_one(preset, width):
-    config = train_config("seq2seq", preset, {})
+def test_the_learning_rate_of_the_first_transformer_is_the_published_one(preset, width):
+    config = train_config(family("seq2seq"), preset, {})
     assert configure("seq2seq", preset).width == width
     assert (config.schedule, config.warmup) == ("inverse-sqrt", 4000)
     for step in (1, 100, 4000, 4001, 100_000):  # counted from one
@@ -44,7 +47,7 @@ def test_the_first_transformers_rate_is_the_published_one(preset, width):
         assert config.lr * factor(step - 1, config) == pytest.approx(published, rel=1e-12)
 
 
-def test_the_published_rate_rises_to_its_peak_and_falls_from_it_for_ever():
+def test_the_inverse_square_root_rises_to_its_peak_and_falls_from_it():
     config = TrainConfig(warmup=7, schedule="inverse-sqrt", steps=11)
     rates = [factor(step, config) for step in range(1000)]
     assert max(rates) == rates[6] == 1

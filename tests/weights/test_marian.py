@@ -6,9 +6,9 @@ import torch
 from pencil.config import UserError
 from pencil.core.masks import NOWHERE
 from pencil.core.span import Span
+from pencil.families import create
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling
-from pencil.families import create
 from pencil.models.seq2seq import Seq2SeqConfig
 from pencil.weights import marian
 

@@ -106,7 +106,7 @@ def _unknown(verb: str, target: str, record: "Family | None", option: str) -> st
         return f"{option} comes after the family: pencil train {target} {option} VALUE"
     see = f"pencil {verb} {target} --help lists its options"
     if record is not None:
-        return f"{target} is a {record.name}: pencil {verb} takes no {option} for it; {see}"
+        return f"{target} is a {record.name}: it takes no {option}; {see}"
     if target.startswith("example:"):
         return f"{target} has its own input: leave {option} out; {see}"
     return f"{target} is a recorded trace: leave {option} out; {see}"

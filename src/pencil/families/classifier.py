@@ -23,7 +23,7 @@ def trained_classifier(task: Diffusion, notify: Callable[[str], None]) -> Any:
     size = {"image_size": task.transform.size, "channels": task.transform.channels}
     native = all(task.data.model_defaults.get(name) == value for name, value in size.items())
     ending = "" if native else "-" + by((size["channels"], *task.transform.size))
-    path = cache_folder() / f"judge-{task.data.hash[:32]}{ending}"
+    path = cache_folder() / f"classifier-{task.data.hash[:32]}{ending}"
     if not _finished(path):
         notify(f"Training a classifier of {task.data.name} to score samples by, once; it is kept in {path}")
         model = {} if native else size | {"patch": patch_for(task.transform.size)}

@@ -154,7 +154,7 @@ class Predicted(NamedTuple):
 
 def longest_caption(data: images.ImageData, tokenizer: Tokenizer) -> int:
     """Tokens of the longest caption."""
-    return max(len(tokenizer.encode(text)) for text in every_caption(data))
+    return max(len(tokenizer.encode(text)) for text in set(every_caption(data)))  # captions repeat
 
 
 def every_caption(data: images.ImageData) -> Iterator[str]:

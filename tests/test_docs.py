@@ -1,0 +1,211 @@
+"""Every command in README and docs runs here, shortened, unless it is marked as needing a GPU or a network.
+
+Commands are the lines of fenced blocks that begin with `pencil` (or `$ pencil`, whose printed output is checked too).
+Training is cut to two steps. Files that a command names are made first, and so are the runs it uses.
+"""
+
+import ast
+import io
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pencil.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MARK = re.compile(r"#.*needs (a GPU|a network)")
+SLOW = re.compile(r"^pencil (lab|demo|heads runs/twice|cost .*--measure)")  # minutes: run by `make test-all`, or elsewhere
+SHORT = ["--train.steps", "2", "--train.eval_every", "2", "--train.eval_batches", "1", "--train.save_every", "2",
+         "--train.batch", "4", "--train.warmup", "0"]  # fmt: skip
+RUNS = {
+    "notes-gpt": "gpt --data notes.txt", "digits-vit": "vit", "photos-vit": "vit --data photos/", "mnist-vit": "vit",
+    "album-captioner": "captioner --data album/", "scenes-captioner": "captioner", "dates-seq2seq": "seq2seq",
+    "reviews-reader": "reader --data reviews.tsv", "notes-reader": "reader --data notes.txt", "digits-dit": "dit",
+    "moving-digits-dit": "dit --data moving-digits", "album-dit": "dit --data album/", "pairs-seq2seq": "seq2seq --data pairs.tsv",
+}  # fmt: skip
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """The fenced blocks of a page: their language and their text."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def commands(page: Path) -> list[tuple[str, str | None]]:
+    """The commands of a page, and what a transcript shows after each."""
+    found: list[tuple[str, str | None]] = []
+    for language, text in blocks(page):
+        if language == "python":
+            continue
+        shown: list[str] | None = None
+        for line in text.splitlines():
+            if line.startswith("$ "):
+                shown = []
+                found.append((line[2:], None))
+            elif line.startswith("pencil "):
+                shown = None
+                found.append((line, None))
+            elif shown is not None:
+                shown.append(line)
+                found[-1] = (found[-1][0], "\n".join(shown))
+    return [(line, shown) for line, shown in found if line.startswith("pencil ")]
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory):
+    """A folder with one of each file that the pages name."""
+    folder = tmp_path_factory.mktemp("docs")
+    rng = np.random.Generator(np.random.Philox(key=7))
+
+    def picture(path: Path, size: int = 16) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (size, size, 3), dtype=np.uint8)).save(path)
+
+    lines = [f"Once the cat sat on mat {i}, and the quick brown fox jumps over a lazy dog.\n" for i in range(300)]
+    (folder / "notes").mkdir()
+    for name in ("notes.txt", "notes/one.txt", "letters.txt", "tinyshakespeare.txt"):
+        (folder / name).write_text("".join(lines))
+    for kind in ("cat", "dog"):
+        for i in range(4):
+            picture(folder / "photos" / kind / f"{i}.png")
+    for place in ("album", "walks"):
+        for i in range(9):
+            picture(folder / place / f"{i}.png")
+    rows = [{"file_name": f"{i}.png", "text": f"a photo of cat {i % 3}"} for i in range(9)]
+    (folder / "album" / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    picture(folder / "cat.png")
+    (folder / "pairs.tsv").write_text("".join(f"say {i}\t{i} times\n" for i in range(40)))
+    (folder / "reviews.tsv").write_text(
+        "".join(f"{'not bad' if i % 2 else 'so dull'} at all {i}\t{'good' if i % 2 else 'bad'}\n" for i in range(60))
+    )
+    mnist(folder / "mnist", rng)
+    return folder
+
+
+def mnist(folder: Path, rng: np.random.Generator) -> None:
+    folder.mkdir()
+    for split, count in (("train", 40), ("t10k", 20)):
+        images = rng.integers(0, 255, (count, 28, 28), dtype=np.uint8)
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        for name, array, axes in (("images-idx3", images, 3), ("labels-idx1", labels, 1)):
+            head = bytes((0, 0, 8, axes)) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+            (folder / f"mnist-{split}-{name}-ubyte").write_bytes(head + array.tobytes())
+
+
+def run(words: list[str], capsys) -> str:
+    """Run one command in the sandbox; its standard output."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    out, err = capsys.readouterr()
+    assert ended.value.code in (0, None) or (words[0] in ("check", "diff") and ended.value.code == 1), err
+    return out
+
+
+def words_of(line: str) -> list[str]:
+    words = shlex.split(line, comments=True)[1:]
+    while "|" in words:
+        words = words[: words.index("|")]
+    return words[: words.index(">")] if ">" in words else words
+
+
+def prepare(words: list[str], capsys) -> None:
+    """Train the runs that a command uses and that are not there yet."""
+    for word in words:
+        name = word.removeprefix("runs/").split("/")[0]
+        if word.startswith("runs/") and name in RUNS and not Path("runs", name).exists():
+            run(["train", *RUNS[name].split(), "--out", f"runs/{name}", *SHORT], capsys)
+
+
+def shortened(words: list[str]) -> list[str]:
+    if words[0] in ("train", "resume") and "--settings" not in words and "--help" not in words:
+        extra = SHORT if words[0] == "train" else ["--train.steps", "3"]
+        given = {words[i + 1] for i, word in enumerate(words[:-1]) if word == "--preset"}
+        small = ["--model.width", "48", "--model.depth", "2", "--model.heads", "4"] if given else []
+        # what a command sets itself stays as it is, but for the length of the training
+        words = [w for i, w in enumerate(words) if w != "--train.steps" and (i == 0 or words[i - 1] != "--train.steps")]
+        pairs = zip(small[::2], small[1::2], strict=True)
+        return [*words, *(part for pair in pairs if pair[0] not in words for part in pair), *extra]
+    return words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_runs(page, sandbox, capsys, monkeypatch):
+    monkeypatch.chdir(sandbox)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    for line, shown in commands(page):
+        if MARK.search(line) or SLOW.match(line):
+            continue
+        words = words_of(line)
+        prepare(words, capsys)
+        if words[0] == "train" and "--out" not in words and "--name" not in words:
+            words += ["--force"] if "--name" in words else []
+        out = run(shortened(words), capsys)
+        if shown is not None:
+            assert matches(shown, out), f"{page.name}: {line} prints\n{out}"
+
+
+def matches(shown: str, out: str) -> bool:
+    """Whether a transcript is what was printed; a line of … stands for any lines."""
+    parts = re.split(r"^\s*…\s*$", shown.strip("\n"), flags=re.M)
+    at = 0
+    for part in parts:
+        text = "\n".join(line.rstrip() for line in part.strip("\n").splitlines())
+        found = "\n".join(line.rstrip() for line in out.splitlines()).find(text, at)
+        if found < 0:
+            return False
+        at = found + len(text)
+    return True
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_slow_command_of_a_page_runs(page, sandbox, capsys, monkeypatch):
+    monkeypatch.chdir(sandbox)
+    for line, _ in commands(page):
+        words = words_of(line)
+        if not SLOW.match(line) or MARK.search(line) or words[:2] == ["lab", "all"] or words[0] == "demo":
+            continue  # the demo has a test of its own, and `lab all` is every other claim
+        if "runs/twice" in words:
+            run(["train", "gpt", "--data", "notes.txt", "--out", "runs/twice", *SHORT], capsys)
+        quick = ["--quick"] if words[0] == "lab" and len(words) > 1 and not words[1].startswith("-") else []
+        run([*words, *(q for q in quick if q not in words)], capsys)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for name in re.findall(r"`(?:python |pytest )((?:benchmarks|tests)/[\w/.]+)", text):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_the_python_of_the_readme_runs(sandbox, capsys, monkeypatch):
+    monkeypatch.chdir(sandbox)
+    prepare(["runs/notes-gpt"], capsys)
+    (source,) = [text for language, text in blocks(ROOT / "README.md") if language == "python"]
+    code = compile(ast.parse(source), "README.md", "exec")
+    exec(code, {"__name__": "readme"})
+    assert "torch.Size([1," in capsys.readouterr().out
+
+
+def test_the_readme_has_at_most_ten_rows_of_figures():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("## Figures") : text.index("## More")]
+    assert len([line for line in table.splitlines() if line.startswith("| ")]) - 1 <= 10
+
+
+def test_a_changed_transcript_is_noticed():
+    assert matches("a\n…\nc", "a\nb\nc\n") and not matches("a\nd", "a\nb\nc\n")
+
+
+def test_no_page_names_a_machine():
+    for page in PAGES:
+        assert not re.search(r"/(?:root|home|work|tmp)/\w", page.read_text(encoding="utf-8")), page
