@@ -1,8 +1,8 @@
-"""Cached against uncached generation, and what a new token costs as the context grows; one run, one machine.
+"""Cached against uncached generation, and the time of a new token as the context grows; one run, one machine.
 
     python benchmarks/decode.py [--out docs/decode.png]
 
-The model is 6 blocks of width 384 with random weights: speed does not depend on what they are.
+The model has 6 blocks of width 384 and random weights: the speed does not depend on them.
 """
 
 import argparse
@@ -12,8 +12,9 @@ import time
 import torch
 from matplotlib.figure import Figure
 
-from pencil.generate import Generation, Sampling
 from pencil.families import create
+from pencil.inference.generation import Generation
+from pencil.inference.sampling import Sampling
 from pencil.models.gpt import GPTConfig
 
 
@@ -44,18 +45,18 @@ def per_token(model, contexts: list[int], repeats: int = 15) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", help="write the plot of cost against context here")
-    parser.add_argument("--new", type=int, default=512)
+    parser.add_argument("--max-new-tokens", type=int, default=512)
     options = parser.parse_args()
     torch.manual_seed(0)
     model = create("gpt", GPTConfig(vocab=65, context=8192, width=384, depth=6, heads=6)).eval()
     seconds(model, 8, True)
-    fast = seconds(model, options.new, True)
-    slow = seconds(model, options.new, False)
-    print(f"{torch.get_num_threads()} threads, {options.new} tokens: cached {fast:.2f} s, uncached {slow:.2f} s, "
+    fast = seconds(model, options.max_new_tokens, True)
+    slow = seconds(model, options.max_new_tokens, False)
+    print(f"{torch.get_num_threads()} threads, {options.max_new_tokens} tokens: cached {fast:.2f} s, uncached {slow:.2f} s, "
           f"ratio {slow / fast:.1f}")  # fmt: skip
     contexts = [2**k for k in range(5, 13)]
     costs = per_token(model, contexts)
-    print("context  ms a token  growth exponent since the context before")
+    print("context  ms a token  growth exponent from the previous context")
     for i, (context, cost) in enumerate(zip(contexts, costs, strict=True)):
         grown = "" if not i else f"{math.log2(cost / costs[i - 1]):.2f}"
         print(f"{context:7}  {cost:10.2f}  {grown}")

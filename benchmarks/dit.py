@@ -1,12 +1,12 @@
 """DiT against diffusers' own model: the same weights, eager and compiled the same way, timed in turn in one run.
 
 python benchmarks/dit.py                                              (DiT-XL/2, batch 32, on a GPU; needs diffusers)
-python benchmarks/dit.py --preset s/8 --batch 2 --rounds 2 --repeats 1 --eager          (that it runs, on any machine)
+python benchmarks/dit.py --preset s/8 --batch 2 --rounds 2 --repeats 1 --eager          (a quick check on any machine)
 
 A forward pass is without gradients and in bfloat16 weights. A training step is forward, backward and a fused AdamW of
 float32 weights under bfloat16 autocast, as `pencil train` has it. On a CPU everything is float32. Both models are in
-eval mode all along: diffusers would else leave labels out by chance, in each of its embedders another. The ways are
-timed in turn, each time in another order, and a ratio is the median of the rounds' own ratios.
+eval mode: in training mode diffusers drops labels at random, differently in each of its embedders. The variants are
+timed in turn, each round in another order, and a ratio is the median of the rounds' own ratios.
 """
 
 import argparse
@@ -48,13 +48,13 @@ def models_of(preset: str, device: str) -> tuple[nn.Module, nn.Module]:
 
 
 def drawn(c: DiTConfig, batch: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    clock, label = (torch.randint(n, (batch,), device=device) for n in (1000, c.classes))
-    return torch.randn(batch, c.channels, *c.image_size, device=device), clock, label
+    timestep, label = (torch.randint(n, (batch,), device=device) for n in (1000, c.classes))
+    return torch.randn(batch, c.channels, *c.image_size, device=device), timestep, label
 
 
-def step(call: Callable[..., Tensor], optimizer: torch.optim.Optimizer, autocast, given, wanted: Tensor) -> None:
+def step(call: Callable[..., Tensor], optimizer: torch.optim.Optimizer, autocast, given, target: Tensor) -> None:
     with autocast():
-        loss = F.mse_loss(call(*given).float(), wanted)
+        loss = F.mse_loss(call(*given).float(), target)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -78,21 +78,21 @@ def timed(call: Callable[[], object], cuda: bool, repeats: int) -> float:
 
 
 def compare(
-    what: str, ways: dict[str, Callable[[], object]], batch: int, cuda: bool, rounds: int, repeats: int
+    what: str, variants: dict[str, Callable[[], object]], batch: int, cuda: bool, rounds: int, repeats: int
 ) -> None:
-    """A row of the table for each way."""
-    for name, way in ways.items():
+    """A row of the table for each variant."""
+    for name, variant in variants.items():
         begun = time.perf_counter()
         for _ in range(3):
-            way()
+            variant()
         if cuda:
             torch.cuda.synchronize()
         print(f"{what}, {name}: warm after {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    order = list(ways)
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    order = list(variants)
     for _ in range(rounds):
         for name in order:
-            times[name].append(timed(ways[name], cuda, repeats))
+            times[name].append(timed(variants[name], cuda, repeats))
         order = [*order[1:], order[0]]
     for name, each in times.items():
         ms = statistics.median(each)
@@ -109,55 +109,57 @@ def main() -> None:
     words.add_argument("--batch", type=int, default=32)
     words.add_argument("--rounds", type=int, default=15)
     words.add_argument("--repeats", type=int, default=5)
-    words.add_argument("--eager", action="store_true", help="leave the compiled ways out")
-    asked = words.parse_args()
+    words.add_argument("--eager", action="store_true", help="leave the compiled variants out")
+    options = words.parse_args()
     cuda = torch.cuda.is_available()
     device, half = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
     torch.manual_seed(0)
-    ours, theirs = models_of(asked.preset, device)
+    ours, theirs = models_of(options.preset, device)
     with torch.no_grad():
         given = drawn(ours.config, 4, device)
         expected = theirs(*given, return_dict=False)[0]
-        apart = ((ours(*given) - expected).norm() / expected.norm()).item()
+        difference = ((ours(*given) - expected).norm() / expected.norm()).item()
     mine, other = (sum(p.numel() for p in model.parameters()) for model in (ours, theirs))
     where = torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
-    print(f"DiT-{asked.preset.upper()}, batch {asked.batch}, {where}, torch {torch.__version__}")
-    print(f"{mine:,} parameters, diffusers' {other:,}; in float32 what they say differs by {apart:.1e} of its norm\n")
+    print(f"DiT-{options.preset.upper()}, batch {options.batch}, {where}, torch {torch.__version__}")
+    print(
+        f"{mine:,} parameters, diffusers' {other:,}; in float32 the outputs differ by {difference:.1e} of their norm\n"
+    )
     print(
         "| what | who | ms | images/s | against diffusers eager | against diffusers compiled |\n|---|---|---|---|---|---|"
     )
 
     torch.set_float32_matmul_precision("high")
-    given = drawn(ours.config, asked.batch, device)
-    wanted = torch.randn_like(expected[:1].expand(asked.batch, -1, -1, -1).contiguous())
+    given = drawn(ours.config, options.batch, device)
+    target = torch.randn_like(expected[:1].expand(options.batch, -1, -1, -1).contiguous())
     autocast = partial(torch.autocast, device, half) if cuda else nullcontext
 
-    def ways_of() -> dict[str, tuple[nn.Module, Callable[..., Tensor]]]:
-        """Each way's model, and how it is called."""
+    def make_variants() -> dict[str, tuple[nn.Module, Callable[..., Tensor]]]:
+        """The model of each variant, and how it is called."""
         torch.compiler.reset()
-        ways = {}
+        variants = {}
         for name, model in {"ours": ours, "diffusers": theirs}.items():
-            for kind in ("eager",) if asked.eager else ("eager", "compiled"):
+            for kind in ("eager",) if options.eager else ("eager", "compiled"):
                 made = torch.compile(model) if kind == "compiled" else model
                 call = (lambda *x, made=made: made(*x, return_dict=False)[0]) if model is theirs else made
-                ways[f"{name} {kind}"] = (model, call)
-        return ways
+                variants[f"{name} {kind}"] = (model, call)
+        return variants
 
     optimizers = {model: torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) for model in (ours, theirs)}
     steps = {
-        name: partial(step, call, optimizers[model], autocast, given, wanted)
-        for name, (model, call) in ways_of().items()
+        name: partial(step, call, optimizers[model], autocast, given, target)
+        for name, (model, call) in make_variants().items()
     }
-    compare("training step", steps, asked.batch, cuda, asked.rounds, asked.repeats)
+    compare("training step", steps, options.batch, cuda, options.rounds, options.repeats)
     del optimizers, steps
     for model in (ours, theirs):
         model.to(half)
     given = (given[0].to(half), *given[1:])
     with torch.no_grad():
-        passes = {name: partial(call, *given) for name, (_, call) in ways_of().items()}
-        compare("forward", passes, asked.batch, cuda, asked.rounds, 2 * asked.repeats)
-        if not all(way().isfinite().all() for way in passes.values()):
-            raise SystemExit("a model says numbers that are not finite: nothing above holds")
+        passes = {name: partial(call, *given) for name, (_, call) in make_variants().items()}
+        compare("forward", passes, options.batch, cuda, options.rounds, 2 * options.repeats)
+        if not all(call().isfinite().all() for call in passes.values()):
+            raise SystemExit("an output is not finite: the results above are void")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table of the removal lab, from a run's numbers into the documentation.
+"""The table of the removal lab, from the results of a run into the documentation.
 
 `pencil lab all --quick && python benchmarks/lab.py lab/all/results.json` writes the table into docs/lab.md, between its
 two marks.

@@ -52,7 +52,7 @@ def check() -> None:
         z.sum().backward()
         assert (z[:, :, 7] == 0).all()
         assert all(t.grad.isfinite().all() for t in (q, k, v))
-    print("a row that sees nothing: zeros, finite gradients")
+    print("a fully masked row: zeros, finite gradients")
     assert worst < 2e-3, worst
 
 

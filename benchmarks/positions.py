@@ -1,9 +1,9 @@
-"""How far each way of saying "where" reaches: trained at one length, judged at longer ones.
+"""How well each position scheme extrapolates: trained at one length, evaluated at longer ones.
 
 `python benchmarks/positions.py [STEPS] [SEEDS] [PROCESSES] [SCHEME …] [--write]` trains a small GPT with each position
-scheme on windows of 64 characters of Python's documentation, then judges it on held-out text in windows of 64, 128, 256
-and 512. The loss is that of the last 64 characters of each window, the same characters at every length: more to look back at can only help a model
-that knows what to do with it. Rotations are also judged with their angles scaled, without any further training.
+scheme on windows of 64 characters of Python's documentation, then evaluates it on held-out text in windows of 64, 128,
+256 and 512. The loss is that of the last 64 characters of each window, the same characters at every length: a longer
+context can only help a model that can use it. RoPE is also evaluated with scaled angles, without further training.
 `--write` puts the plot into docs/.
 """
 
@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from pencil.data import text
-from pencil.families import configure, create
+from pencil.families import configure, create, family
+from pencil.train.language_modeling import LanguageModeling
 from pencil.train.losses import next_token
 from pencil.train.optim import make_optimizers
 from pencil.train.schedule import factor
-from pencil.train.settings import TrainConfig
-from pencil.train.tasks import random_of
-from pencil.train.texts import TextTask
+from pencil.train.settings import TrainConfig, fit_warmup
+from pencil.train.task import random_of
 
 TRAINED, LENGTHS = 64, (64, 128, 256, 512)
 SCHEMES = {
@@ -36,7 +36,7 @@ SCHEMES = {
     "alibi": dict(positions="alibi"),
     "shaw": dict(positions="shaw"),
     "t5": dict(positions="t5"),
-    "t5, reach 64": dict(positions="t5", max_distance=64),
+    "t5, max_distance 64": dict(positions="t5", max_distance=64),
 }
 WINDOWS = 500  # of held-out text
 SCALED = ("linear", "ntk", "yarn")
@@ -47,8 +47,8 @@ def trained(data: text.TextData, scheme: dict, steps: int, seed: int, device: st
     """A model trained at the short length, and its sizes."""
     sizes = dict(vocab=data.tokenizer.vocab, context=TRAINED, width=192, depth=4, heads=6, dropout=0.1, **scheme)
     config = configure("gpt", "nano", **sizes)
-    settings = TrainConfig(steps=steps, batch=64, seed=seed)
-    task = TextTask(data, config, settings.batch, seed)
+    settings, _ = fit_warmup(TrainConfig(steps=steps, batch=64, seed=seed), chosen=False)
+    task = LanguageModeling(family("gpt"), data, config, settings)
     torch.manual_seed(seed)
     model = create("gpt", config).to(device).train()
     optimizers = make_optimizers(model, settings)
@@ -72,7 +72,7 @@ def trained(data: text.TextData, scheme: dict, steps: int, seed: int, device: st
 
 
 @torch.no_grad()
-def judged(data: text.TextData, sizes: dict, model: torch.nn.Module, length: int, device: str, **scaling) -> float:
+def evaluated(data: text.TextData, sizes: dict, model: torch.nn.Module, length: int, device: str, **scaling) -> float:
     """The loss of the last characters of windows of this length, the same characters whatever the length."""
     wider = create("gpt", configure("gpt", "nano", **{**sizes, "context": length, **scaling})).to(device).eval()
     wider.load_state_dict(model.state_dict())
@@ -88,23 +88,23 @@ def judged(data: text.TextData, sizes: dict, model: torch.nn.Module, length: int
 
 
 def row_of(name: str, steps: int, seed: int) -> dict[str, dict[int, float]]:
-    """One training, judged at every length; rotations with their angles scaled too."""
+    """One training, evaluated at every length; RoPE with scaled angles too."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.compiler.reset()  # each model is compiled for itself
+    torch.compiler.reset()  # each model is compiled on its own
     data = text.load("pydoc", "char")
     sizes, model = trained(data, SCHEMES[name], steps, seed, device)
     found: dict[str, dict[int, float]] = {name: {}}
     for length in LENGTHS if name != "learned" else (TRAINED,):
-        found[name][length] = judged(data, sizes, model, length, device)
+        found[name][length] = evaluated(data, sizes, model, length, device)
         for kind in SCALED if name == "rope" else ():
             scaling = dict(rope_scaling=kind, rope_factor=length / TRAINED) if length > TRAINED else {}
-            found.setdefault(f"rope, {kind}", {})[length] = judged(data, sizes, model, length, device, **scaling)
+            found.setdefault(f"rope, {kind}", {})[length] = evaluated(data, sizes, model, length, device, **scaling)
     return found
 
 
 def main(*words: str) -> None:
-    numbers = [int(word) for word in words if word.isdigit()]
-    steps, seeds, processes = (numbers + [4000, 3, 1][len(numbers) :])[:3]
+    given = [int(word) for word in words if word.isdigit()]
+    steps, seeds, processes = (given + [4000, 3, 1][len(given) :])[:3]
     chosen = [name for name in SCHEMES if name in words] or list(SCHEMES)
     jobs = [(name, steps, seed) for name in chosen for seed in range(seeds)]
     found: dict[str, dict[int, list[float]]] = {}
@@ -122,11 +122,11 @@ def main(*words: str) -> None:
 
 
 def as_table(found: dict[str, dict[int, list[float]]]) -> str:
-    """Mean loss, and between which values the seeds fell."""
+    """Mean loss, and the range over the seeds."""
     lines = ["| scheme | " + " | ".join(map(str, LENGTHS)) + " |", "|---" * (len(LENGTHS) + 1) + "|"]
     for name, row in sorted(found.items(), key=lambda item: statistics.mean(item[1].get(512, [math.inf]))):
         cells = [
-            f"{statistics.mean(row[n]):.3f} ({min(row[n]):.3f}–{max(row[n]):.3f})" if n in row else "no seat"
+            f"{statistics.mean(row[n]):.3f} ({min(row[n]):.3f}–{max(row[n]):.3f})" if n in row else "no position"
             for n in LENGTHS
         ]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
@@ -144,7 +144,7 @@ def plot(found: dict[str, dict[int, list[float]]], path: Path) -> None:
     for name, row in found.items():
         plain = name in shown
         colour = shown.get(name, shown["rope"])
-        dash = {"rope, linear": ":", "rope, ntk": "--", "rope, yarn": "-.", "t5, reach 64": "--"}.get(name, "-")
+        dash = {"rope, linear": ":", "rope, ntk": "--", "rope, yarn": "-.", "t5, max_distance 64": "--"}.get(name, "-")
         places = [n for n in LENGTHS if n in row]
         means = [statistics.mean(row[n]) for n in places]
         axes.plot(
@@ -154,7 +154,7 @@ def plot(found: dict[str, dict[int, list[float]]], path: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(LENGTHS, [str(n) for n in LENGTHS])
     axes.set(xlabel="characters in the window", ylabel="loss of its last 64 (nats)", ylim=(low - 0.05, low + 1.6),
-             title=f"Trained at {TRAINED}, judged further on")  # fmt: skip
+             title=f"Trained at {TRAINED}, evaluated beyond")  # fmt: skip
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1))
     write_aside(path, draw.as_png(figure))

@@ -1,4 +1,4 @@
-"""What observing costs when nobody observes: an eager forward pass against a copy of the library without probes."""
+"""What probes cost when none is used: an eager forward pass against a copy of the library without probes."""
 
 import statistics
 import sys
@@ -9,7 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import bare
-from pencil import models
+from pencil import families
 
 SIZES = {
     "gpt": dict(vocab=256, context=64, width=128, depth=4, heads=4),
@@ -27,16 +27,16 @@ def seconds(model, inputs, repeat: int) -> float:
 
 def main() -> None:
     torch.manual_seed(0)
-    plain = bare.models()
+    plain = bare.families()
     for family, sizes in SIZES.items():
-        ours = models.create(family, models.configure(family, None, **sizes)).eval()
+        ours = families.create(family, families.configure(family, None, **sizes)).eval()
         theirs = plain.create(family, plain.configure(family, None, **sizes)).eval()
         theirs.load_state_dict(ours.state_dict())
         inputs = ours.example(1)
         with torch.inference_mode():
             for model in (ours, theirs):
                 seconds(model, inputs, 30)
-            # in turn, so that what else the machine does falls on both alike
+            # in turn, so that other load on the machine affects both equally
             pairs = [(seconds(ours, inputs, 20), seconds(theirs, inputs, 20)) for _ in range(60)]
         ratio = statistics.median(a / b for a, b in pairs)
         mine = statistics.median(a for a, _ in pairs)

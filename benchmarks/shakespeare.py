@@ -2,7 +2,7 @@
 
     python benchmarks/shakespeare.py tinyshakespeare.txt [--presets nanogpt nano] [--seeds 1337]
 
-Prints the loss over the whole validation text, and the spread of the estimate nanoGPT prints: the mean of 20 random
+Prints the loss over the whole validation text, and the deviation of the estimate nanoGPT prints: the mean of 20 random
 batches.
 """
 
@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pencil.families import load_model
+from pencil.families.run_setup import new_run
 from pencil.train.loop import Trainer
-from pencil.train.start import new_run
 
 
 @torch.no_grad()
@@ -45,15 +46,15 @@ def main() -> None:
         for seed in options.seeds:
             with tempfile.TemporaryDirectory() as folder:
                 run, task, config = new_run(
-                    "gpt", options.text, "char", 0, preset, {},
-                    {"steps": 2000, "batch": 12, "seed": seed, "eval_every": 500}, out=Path(folder) / "run",
+                    "gpt", options.text, preset=preset,
+                    train={"steps": 2000, "batch": 12, "seed": seed, "eval_every": 500}, out=Path(folder) / "run",
                 )  # fmt: skip
                 outcome = Trainer(task, run, config).train()
-                model = run.load_model()
+                model = load_model(run)
                 rows.append((preset, seed, task.evaluate(model)["val_loss"], *estimates(task, model), outcome.seconds))
     print("preset    seed   validation loss   20-batch estimate   training s")
-    for preset, seed, loss, mean, spread, spent in rows:
-        print(f"{preset:9} {seed:6} {loss:15.4f}   {mean:.4f} ± {spread:.4f}   {spent:10.1f}")
+    for preset, seed, loss, mean, deviation, spent in rows:
+        print(f"{preset:9} {seed:6} {loss:15.4f}   {mean:.4f} ± {deviation:.4f}   {spent:10.1f}")
 
 
 main()

@@ -1,4 +1,4 @@
-"""How long a newcomer waits: `import pencil` and `pencil --help`, medians of ten, beside a bare Python.
+"""Startup time: `import pencil` and `pencil --help`, medians of ten, beside a bare Python.
 
 python benchmarks/startup.py
 """

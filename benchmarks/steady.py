@@ -1,7 +1,7 @@
-"""How steady the small figures are: the shipped settings on other held-out fifths of the handwriting, with other seeds.
+"""How stable the small figures are: the default settings on other held-out fifths of the handwriting, other seeds.
 
-Settings were chosen while looking at the fifth that `digits` holds out. These fifths were never looked at, so what
-they give is what a stranger's data may expect. `python benchmarks/steady.py [digits|demo] [FIFTHS] [PROCESSES]`
+Settings were chosen on the fifth that `digits` holds out. These fifths were not used for it, so their scores are what
+unseen data can expect. `python benchmarks/steady.py [digits|demo] [FIFTHS] [PROCESSES]`
 """
 
 import os
@@ -13,20 +13,20 @@ from pathlib import Path
 
 
 def one(what: str, fifth: int) -> float:
-    """Train with the shipped settings, the handwriting split by another key; the score on all held out."""
+    """Train with the default settings, the handwriting split by another key; the score on all held-out images."""
     import numpy as np
 
-    from pencil.cli.training import DEMO
+    from pencil.cli.demo import TRAINING
     from pencil.data import builtin, images
     from pencil.data.digits import digits
+    from pencil.families.run_setup import new_run
     from pencil.train.loop import Trainer
-    from pencil.train.start import new_run
 
     pictures, labels, _ = digits()
     held = np.zeros(len(pictures), bool)
     held[np.random.Generator(np.random.Philox(key=fifth)).permutation(len(held))[: len(held) // 5]] = True
     builtin.digits = images.digits = lambda: (pictures, labels, held)
-    family, settings = ("vit", {}) if what == "digits" else ("captioner", DEMO)
+    family, settings = ("vit", {}) if what == "digits" else ("captioner", TRAINING)
     with tempfile.TemporaryDirectory() as folder:
         run, task, config = new_run(
             family, train={**settings, "seed": fifth, "device": "cpu"}, out=Path(folder) / "run"
@@ -34,8 +34,8 @@ def one(what: str, fifth: int) -> float:
         trainer = Trainer(task, run, config)
         trainer.train()
         trainer.model.eval()
-        measures, _ = task.report(trainer.model, Path(folder) / "report")
-    return measures["accuracy" if what == "digits" else "exact_match"]
+        metrics, _ = task.report(trainer.model, Path(folder) / "report")
+    return metrics["accuracy" if what == "digits" else "exact_match"]
 
 
 def main(what: str = "digits", fifths: str = "8", processes: str = "2") -> None:
@@ -52,7 +52,7 @@ def main(what: str = "digits", fifths: str = "8", processes: str = "2") -> None:
         scores[fifth] = float(running.pop(fifth).communicate()[0].split()[-1])
         print(f"{what}, fifth and seed {fifth}: {scores[fifth]:.2%}", flush=True)
     each = list(scores.values())
-    print(f"{what}: mean {statistics.mean(each):.2%}, least {min(each):.2%}, most {max(each):.2%} of {len(each)}")
+    print(f"{what}: mean {statistics.mean(each):.2%}, lowest {min(each):.2%}, highest {max(each):.2%} of {len(each)}")
 
 
 if __name__ == "__main__":

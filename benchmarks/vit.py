@@ -44,21 +44,21 @@ def main():
     words.add_argument("--model", default="vit_base_patch16_224")
     words.add_argument("--batch", type=int, nargs="+", default=[1, 64, 256])
     words.add_argument("--rounds", type=int, default=15)
-    asked = words.parse_args()
+    options = words.parse_args()
     cuda = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if cuda else ("cpu", torch.float32)
     torch.manual_seed(0)
-    theirs = timm.create_model(asked.model).eval()
+    theirs = timm.create_model(options.model).eval()
     ours = create("vit", config_of(theirs)).eval()
     ours.load_state_dict(from_timm(theirs.state_dict(), ours.config.depth))
     x = torch.randn(3, 3, *ours.config.image_size)
     with torch.no_grad():
-        apart = (ours(x) - theirs(x)).abs().max().item()
+        difference = (ours(x) - theirs(x)).abs().max().item()
     print(
-        f"{asked.model}: {sum(p.numel() for p in ours.parameters()):,} parameters; float32 logits differ by {apart:.1e}"
+        f"{options.model}: {sum(p.numel() for p in ours.parameters()):,} parameters; float32 logits differ by {difference:.1e}"
     )
     ours, theirs = ours.to(device, dtype), theirs.to(device, dtype)
-    for batch in asked.batch:
+    for batch in options.batch:
         torch.compiler.reset()
         fast = {"ours": torch.compile(ours), "timm": torch.compile(theirs)}
         x = torch.randn(batch, 3, *ours.config.image_size, device=device, dtype=dtype)
@@ -67,11 +67,11 @@ def main():
             for call in fast.values():
                 for _ in range(5):
                     call(x)
-            for _ in range(asked.rounds):
+            for _ in range(options.rounds):
                 for name, call in fast.items():
                     times[name].append(timed(call, x, cuda, 20))
         middle = {name: statistics.median(values) for name, values in times.items()}
-        rates = ", ".join(f"{name} {batch / ms * 1e3:,.0f} pictures/s ({ms:.3f} ms)" for name, ms in middle.items())
+        rates = ", ".join(f"{name} {batch / ms * 1e3:,.0f} images/s ({ms:.3f} ms)" for name, ms in middle.items())
         print(f"batch {batch}: {rates}; ours takes {middle['ours'] / middle['timm']:.3f} of timm's time")
 
 

@@ -22,7 +22,7 @@ def opened(content):
         return np.asarray(image.convert("RGB"))
 
 
-def test_a_picture_in_plain_letters():
+def test_a_picture_in_plain_characters():
     picture = np.array([[[0, 128, 255], [255, 0, 0]]], np.uint8)
     assert draw.terminal(picture, False) == ["  ++@@", "@@    "]
     colours = np.stack([picture[0]] * 3)
@@ -43,17 +43,16 @@ def test_a_picture_in_colour_has_two_rows_a_line(shape):
         assert line.endswith("\x1b[0m")
         assert line.count("▀") == seen.shape[2] <= 32
         found = re.findall(r"\x1b\[38;2;(\d+);(\d+);(\d+)m\x1b\[48;2;(\d+);(\d+);(\d+)m▀", line)
-        dots = np.broadcast_to(seen, (3, *seen.shape[1:]))
+        pixels = np.broadcast_to(seen, (3, *seen.shape[1:]))
         for j, values in enumerate(found):
-            below = dots[:, 2 * i + 1, j].tolist() if 2 * i + 1 < seen.shape[1] else [0, 0, 0]
-            assert [int(v) for v in values] == dots[:, 2 * i, j].tolist() + below
+            below = pixels[:, 2 * i + 1, j].tolist() if 2 * i + 1 < seen.shape[1] else [0, 0, 0]
+            assert [int(v) for v in values] == pixels[:, 2 * i, j].tolist() + below
     plain = draw.terminal(picture, False)
     assert len(plain) == seen.shape[1]
     assert {len(line) for line in plain} == {2 * seen.shape[2]}
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("count", [0, 1, 7, 11])
+@pytest.mark.parametrize("channels, count", [(1, 0), (3, 1), (1, 11)])
 def test_a_contact_sheet(channels, count):
     lines = [NAMES[i % len(NAMES)] + ("\nis " + NAMES[0] if i % 2 else "") for i in range(count)]
     content = draw.sheet(list(noise(count, channels, 9, 11)), lines, [i % 2 == 0 for i in range(count)], "costs $3")
@@ -80,7 +79,7 @@ def test_right_and_wrong_are_framed_in_their_colours():
 def test_a_confusion_matrix(size):
     names = (NAMES * 6)[:size]
     matrix = np.random.default_rng(1).integers(0, 50, (size, size))
-    matrix[0] = 0  # a class of which there is none to judge by
+    matrix[0] = 0  # a class that does not occur
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         assert min(opened(draw.confusion(matrix, names, "a $ title")).shape[:2]) >= 400
@@ -93,24 +92,80 @@ def test_a_confusion_matrix_is_darkest_where_most_are():
     assert blue([[9, 0], [0, 9]]) > 2 * blue([[9, 9], [9, 9]])
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("count", [0, 1, 6, 13])
-def test_where_a_model_looked(channels, count):
-    looks = np.random.default_rng(2).random((count, 2, 3)) / 6
-    assert opened(draw.overlays(noise(channels, 8, 12), (NAMES * 2)[:count], looks)).std() > 5
+@pytest.mark.parametrize("channels, count", [(3, 0), (1, 1), (3, 13)])
+def test_attention_over_a_picture(channels, count):
+    attention = np.random.default_rng(2).random((count, 2, 3)) / 6
+    assert opened(draw.overlays(noise(channels, 8, 12), (NAMES * 2)[:count], attention)).std() > 5
 
 
-def test_a_model_that_looked_nowhere_can_be_drawn():
+def test_attention_of_zero_everywhere_can_be_drawn():
     assert opened(draw.overlays(noise(1, 8, 8), ["word"], np.zeros((1, 4, 4)))).size
 
 
-def test_the_light_falls_where_the_model_looked():
-    look = np.zeros((1, 2, 2))
-    look[0, 1, 0] = 1  # below, on the left
-    image = opened(draw.overlays(np.zeros((1, 8, 8), np.uint8), ["word"], look)).astype(int)
+def is_orange(image):
+    return (image[..., 0] > 60) & (image[..., 2] < image[..., 0] - 30)
+
+
+def test_the_overlay_is_orange_where_the_attention_is():
+    attention = np.zeros((1, 2, 2))
+    attention[0, 1, 0] = 1  # below, on the left
+    image = opened(draw.overlays(np.zeros((1, 8, 8), np.uint8), ["word"], attention)).astype(int)
     half = image[:, image.shape[1] // 2 :]
-    warm = np.argwhere((half[..., 0] > 100) & (half[..., 2] < half[..., 0] - 30))
+    orange = np.argwhere(is_orange(half) & (half[..., 0] > 100))
     dark = np.argwhere(half.sum(-1) < 60)
-    assert len(warm)
-    assert warm[:, 0].mean() > dark[:, 0].mean()
-    assert warm[:, 1].mean() < dark[:, 1].mean()
+    assert len(orange)
+    assert orange[:, 0].mean() > dark[:, 0].mean()
+    assert orange[:, 1].mean() < dark[:, 1].mean()
+
+
+def brightest(attention):
+    """The red of the brightest overlay in each panel: a black picture under one weight."""
+    maps = np.zeros((len(attention), 2, 2))
+    maps[:, 0, 0] = attention
+    words = [str(i) for i in range(len(attention))]
+    image = opened(draw.overlays(np.zeros((1, 8, 8), np.uint8), words, maps)).astype(int)
+    panels = np.array_split(image, len(attention) + 1, axis=1)[1:]
+    return [int(np.where(is_orange(panel), panel[..., 0], 0).max()) for panel in panels]
+
+
+def test_all_panels_of_an_overlay_have_one_scale():
+    """Half the attention is half as strong, beside a panel with all of it."""
+    alone, strong, weak = *brightest([0.5]), *brightest([1.0, 0.5])
+    assert alone == strong
+    assert weak == pytest.approx(strong / 2, abs=3)
+
+
+def test_repeated_words_are_numbered():
+    assert draw.numbered(["a", "b", "a", "c", "a", "b"]) == ["a", "b", "a#2", "c", "a#3", "b#2"]
+    assert draw.numbered([]) == []
+
+
+def colours(maps, **options):
+    """The colour of the single cell of each of several heat maps, read from what matplotlib is given."""
+    shown = []
+
+    def keep(figure):
+        shown.extend(axes.images[0] for axes in figure.axes if axes.images)
+        return b""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draw, "as_png", keep)
+        draw.heat_maps([np.array([[m]]) for m in maps], ["x"] * len(maps), ["row"], ["column"], **options)
+    return [image.to_rgba(image.get_array())[0, 0, :3].tolist() for image in shown[: len(maps)]]
+
+
+def test_all_heat_maps_have_one_scale_from_white_to_orange():
+    none, half, all_ = colours([0.0, 0.4, 0.8])
+    assert none == pytest.approx([1, 1, 1])
+    assert half == pytest.approx(list(draw.ORANGE), abs=0.02)
+    assert all_[0] > all_[1] > all_[2]
+    assert sum(none) > sum(half) > sum(all_)
+    assert colours([0.4]) == [all_]  # alone, the largest value has the full colour
+
+
+def test_heat_maps_of_scores_are_symmetric_around_zero():
+    low, zero, high = colours([-3.0, 0.0, 3.0], probability=False)
+    assert min(zero) > 0.9
+    assert low[2] > low[0]
+    assert high[0] > high[2]
+    assert opened(draw.heat_maps([np.array([[0.2, -np.inf]])], ["x"], ["row"], ["a", "b"], axes=None)).size

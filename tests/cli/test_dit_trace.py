@@ -29,7 +29,9 @@ RUNS = {
     "whole": FILM,
     "steps": dict(image_size=(6, 10), patch=(2, 5), classes=11, noise_schedule="linear"),
     "latents": dict(image_size=(6, 10), channels=2, patch=(2, 5), classes=11, noise_schedule="linear"),
-    "text": dict(image_size=(6, 10), patch=(2, 5), context=19, text_encoder_depth=1, noise_schedule="cosine", prediction="v"),
+    "text": dict(
+        image_size=(6, 10), patch=(2, 5), context=19, text_encoder_depth=1, noise_schedule="cosine", prediction="v"
+    ),
 }
 AT = ("--step", 3, "--steps", 5, "--seed", 7)  # of a flow: two steps of a fifth were made, and the timestep is 600
 TEXT = "a one"
@@ -105,7 +107,11 @@ def test_images_are_clipped_while_sampling_and_latents_are_not(run, traced, name
     found, model = traced(name, "--label", "seven", "--step", 2, "--steps", 3), load(run(name)).model
     noise = sampled(model, 7, 0, 3, 0)
     expected, other = (
-        next(sample_steps(GaussianDiffusion(linear(), "eps", c), classifier_free_guidance(model, torch.tensor([7]), 1), noise, 3))
+        next(
+            sample_steps(
+                GaussianDiffusion(linear(), "eps", c), classifier_free_guidance(model, torch.tensor([7]), 1), noise, 3
+            )
+        )
         for c in (clip, None if clip else 1.0)
     )
     near(found["picture"].value, expected)
@@ -140,7 +146,9 @@ def test_guidance_traces_the_conditional_and_the_unconditional_pass(run, traced)
     x = noise - (plain + 3 * (conditional - plain)) / 2
     near(found["picture"].value, torch.cat((x, x)))
     timestep = torch.tensor([500.0])
-    near(found["output"].value, torch.cat((model(x, timestep, label), model(x, timestep, label, drop_condition=dropped))))
+    near(
+        found["output"].value, torch.cat((model(x, timestep, label), model(x, timestep, label, drop_condition=dropped)))
+    )
     assert found.labels["B"] == ["seven", "unconditional"]
 
 
@@ -186,7 +194,14 @@ def test_an_output_is_traced_back_to_the_noise(type_in, run, traced):
 
 
 def test_an_edit_of_the_modulation(type_in, run):
-    words = ("--label", "seven", "--steps", 1, "--edit", "blocks.0.modulation=0")  # the gates closed: the block adds nothing
+    words = (
+        "--label",
+        "seven",
+        "--steps",
+        1,
+        "--edit",
+        "blocks.0.modulation=0",
+    )  # the gates closed: the block adds nothing
     out = type_in("why", run("picture"), "blocks.0.post[0,3,5]", *words).out
     assert re.search(r"= (\S+) \+ 0·\S+ = \1$", out, re.M)
 

@@ -96,7 +96,9 @@ def test_where_samples_are_written(type_in, fails, dit_run, tmp_path):
     assert places("new.v2") == ["new.v2/grid.png", "new.v2/steps.png"]
     assert places("a.PNG") == ["a.PNG", "a-steps.png"]
     for out in ("a.gif", "a.jpg"):
-        assert f"an image is written as .png, and --out is {out}" in fails("sample", dit_run, "--label", 7, "--out", out)
+        assert f"an image is written as .png, and --out is {out}" in fails(
+            "sample", dit_run, "--label", 7, "--out", out
+        )
     # each of several labels has a row of its own; with one picture each they stand in one row
     places("rows.png", "--label", 7, "--label", 3, "--count", 5)
     assert Image.open(tmp_path / "rows.png").width > 2 * Image.open(tmp_path / "rows.png").height
@@ -159,8 +161,12 @@ def test_a_learned_variance_is_trained_and_sampled_with(type_in, fails, tmp_path
     assert Image.open(tmp_path / "seven.png").width >= 8
     shown = fails("sample", "spread", "--label", 7, "--sampler", "heun")
     assert shown.endswith("the sampler heun does not fit a model that predicts eps; use ddpm or ddim")
-    assert "--steps 1009 is more than the 1000 noise steps the model was trained with" in fails("sample", "spread", "--label", 7, "--steps", 1009)
-    assert "model.learned_variance is for noise in steps" in fails("train", "dit", "--model.learned_variance", "true")
+    assert "--steps 1009 is more than the 1000 noise steps the model was trained with" in fails(
+        "sample", "spread", "--label", 7, "--steps", 1009
+    )
+    assert "model.learned_variance needs --model.noise_schedule linear or cosine" in fails(
+        "train", "dit", "--model.learned_variance", "true"
+    )
 
 
 def photos(folder, sizes=((33, 35),)):
@@ -216,7 +222,10 @@ def test_an_unconditional_dit(type_in, fails, tmp_path):
     assert three.crop((14, 0, 27, 11)).tobytes() != one.tobytes()
     assert "is unconditional: leave --label out" in fails("sample", run, "--label", 7)
     assert "is unconditional: leave --prompt out" in fails("sample", run, "--prompt", "a walk")
-    assert "the model was trained without a condition, so classifier-free guidance is not possible: use --guidance 1" in fails("sample", run, "--guidance", 3)
+    assert (
+        "the model was trained without a condition, so classifier-free guidance is not possible: use --guidance 1"
+        in fails("sample", run, "--guidance", 3)
+    )
     shown = type_in("eval", run)
     assert [line.split()[0] for line in shown.out.splitlines()] == ["val_loss"]
     assert "images alone have no class to score samples by" in shown.err

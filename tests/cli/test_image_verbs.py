@@ -76,17 +76,32 @@ def test_a_vit_classifies_images(type_in, vit_run, digit, tmp_path):
 def test_a_captioner_describes_images(type_in, captioner_run, digit, tmp_path):
     text = type_in("sample", captioner_run, "--image", digit, "--max-new-tokens", 9).out
     assert text.endswith("\n")
-    assert text == type_in("sample", captioner_run, "--image", digit, "--max-new-tokens", 9, "--seed", 3).out  # greedy unless --temperature is given
+    assert (
+        text == type_in("sample", captioner_run, "--image", digit, "--max-new-tokens", 9, "--seed", 3).out
+    )  # greedy unless --temperature is given
     begun = type_in("sample", captioner_run, "--image", digit, "--prompt", "a two", "--max-new-tokens", 5).out
     assert begun.startswith("a two")
-    type_in("sample", captioner_run, "--image", digit, "--max-new-tokens", 9, "--out", "words.txt", "--attention", "attention.png")
+    type_in(
+        "sample",
+        captioner_run,
+        "--image",
+        digit,
+        "--max-new-tokens",
+        9,
+        "--out",
+        "words.txt",
+        "--attention",
+        "attention.png",
+    )
     assert (tmp_path / "words.txt").read_text() == text
     assert is_png(tmp_path / "attention.png")
     other = picture(tmp_path / "other.png", seed=4, size=(40, 20))
     both = type_in("sample", captioner_run, "--image", digit, "--image", other, "--max-new-tokens", 9).out
     assert both.startswith(f"{digit}: {text.rstrip()}")
     assert f"\n{other}: " in both
-    many = type_in("sample", captioner_run, "--image", digit, "--count", 3, "--temperature", 2, "--max-new-tokens", 9).out
+    many = type_in(
+        "sample", captioner_run, "--image", digit, "--count", 3, "--temperature", 2, "--max-new-tokens", 9
+    ).out
     assert len(set(many.splitlines())) == 3
 
 
@@ -143,7 +158,9 @@ def test_a_captioner_on_a_folder_with_metadata(type_in, tmp_path, tokenizer):
     assert config["run"]["tokenizer"] == tokenizer
     assert set(metrics(type_in("eval", "runs/album-captioner").out)) == {"val_loss", "exact_match"}
     assert is_png(tmp_path / "runs" / "album-captioner" / "eval" / "attention-1.png")
-    begun = type_in("sample", "runs/album-captioner", "--image", "album/p00.png", "--prompt", "a bar", "--max-new-tokens", 4).out
+    begun = type_in(
+        "sample", "runs/album-captioner", "--image", "album/p00.png", "--prompt", "a bar", "--max-new-tokens", 4
+    ).out
     assert begun.startswith("a bar")
     assert "Trained 4 steps" in type_in("resume", "runs/album-captioner", "--train.steps", 4).err
     assert [line["step"] for line in Metrics.read(tmp_path / "runs" / "album-captioner") if "val_loss" in line] == [

@@ -150,8 +150,12 @@ def test_train_sample_and_resume_in_latents(vae, photos, type_in, fails, tmp_pat
 
 def test_autoencoders_that_are_refused(vae, photos, fails, monkeypatch, tmp_path):
     assert "does not divide 18×28" in fails("train", "dit", "--data", photos, "--vae", vae, "--size", "18x28")
-    assert "made on the fly" in fails("train", "dit", "--data", "moving-digits", "--vae", vae)
-    assert "--vae is for a dit" in fails("train", "vit", "--data", photos, "--vae", vae)
+    assert "moving-digits is generated while training, so it cannot be encoded before: leave --vae out" in fails(
+        "train", "dit", "--data", "moving-digits", "--vae", vae
+    )
+    assert "a vit takes no --vae; pencil train vit --help lists its options" in fails(
+        "train", "vit", "--data", photos, "--vae", vae
+    )
     assert "has no config.json" in fails("train", "dit", "--data", photos, "--vae", photos)
     assert "not with --vae" in fails("train", "dit", "--data", photos, "--vae", vae, "--train.flip", "true")
     monkeypatch.setitem(sys.modules, "diffusers", None)

@@ -55,7 +55,9 @@ def test_train_evaluate_and_resume_on_own_pairs(type_in, tmp_path):
 
 def test_targets_of_one_source_and_of_several(type_in, seq2seq_run, tmp_path, monkeypatch):
     one = type_in("sample", seq2seq_run, "--source", "abd").out
-    assert one == type_in("sample", seq2seq_run, "--source", "abd", "--seed", 9).out  # greedy unless --temperature is given
+    assert (
+        one == type_in("sample", seq2seq_run, "--source", "abd", "--seed", 9).out
+    )  # greedy unless --temperature is given
     other = type_in("sample", seq2seq_run, "--source", "cc").out
     both = type_in("sample", seq2seq_run, "--source", "abd", "--source", "cc").out
     assert both == f"abd: {one}cc: {other}"
@@ -194,7 +196,9 @@ def test_a_given_target_is_traced(type_in, seq2seq_run, tmp_path):
     assert (tmp_path / "a.html").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("positions", ["alibi", "t5", "shaw", "sinusoidal", "sinusoidal-halves", "learned", "rope", "none"])
+@pytest.mark.parametrize(
+    "positions", ["alibi", "t5", "shaw", "sinusoidal", "sinusoidal-halves", "learned", "rope", "none"]
+)
 def test_every_position_scheme_trains_and_generates(type_in, notes, positions):
     two = (*SMALL, "--train.steps", 2, "--model.positions", positions)
     type_in("train", "gpt", "--data", notes, "--model.context", 31, *two, "--name", "text")

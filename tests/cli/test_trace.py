@@ -7,27 +7,12 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from test_picture_verbs import described, digit, is_png, named  # noqa: F401
-from test_verbs import type_in  # noqa: F401
 
+from commands import is_png
 from conftest import pencil
 from pencil.tracing.file import write
 from pencil.tracing.opened import read
 from traced import traced
-
-
-@pytest.fixture
-def fails(type_in):  # noqa: F811
-    def call(*words):
-        said = type_in(*words, code=2)
-        assert not said.out
-        sentence = said.err.rstrip("\n")
-        assert sentence.startswith("pencil: ")
-        assert "\n" not in sentence
-        assert "Traceback" not in sentence
-        return sentence
-
-    return call
 
 
 @pytest.fixture
@@ -47,7 +32,7 @@ def scene(tmp_path):
 # why
 
 
-def test_why_of_an_example(type_in):  # noqa: F811
+def test_why_of_an_example(type_in):
     out = type_in("why", "example:vit-4x4", "attn.scores[0,0,0,2]").out
     assert "S[0,2] = (0.6·3 + 0.5·2)/√2 = 1.98" in out.splitlines()
     assert "recorded 1.98 ✓" in out.splitlines()
@@ -55,7 +40,7 @@ def test_why_of_an_example(type_in):  # noqa: F811
     assert "\x1b" not in out
 
 
-def test_why_can_be_asked_of_what_it_named(type_in):  # noqa: F811
+def test_why_of_the_cells_that_a_receipt_names(type_in):
     """The links of one receipt are the cells of the next."""
     where, seen = "out[0,1,2]", []
     for _ in range(6):
@@ -69,7 +54,7 @@ def test_why_can_be_asked_of_what_it_named(type_in):  # noqa: F811
     assert len(seen) > 2
 
 
-def test_why_with_digits_and_an_edit(type_in):  # noqa: F811
+def test_why_with_digits_and_an_edit(type_in):
     out = type_in("why", "example:vit-4x4", "attn.scores[0,0,0,2]", "--digits", 9).out
     assert "= 1.97989899" in out
     out = type_in("why", "example:vit-4x4", "attn.z[0,1,2,0]", "--edit", "attn.pattern[:,1]=0").out
@@ -80,7 +65,7 @@ def test_why_with_digits_and_an_edit(type_in):  # noqa: F811
     assert re.search(r"^O\[1,1\] = .* = 0$", type_in("why", "example:vit-4x4", "attn.out[0,1,1]", *both).out, re.M)
 
 
-def test_why_of_a_gpt(type_in, run):  # noqa: F811
+def test_why_of_a_gpt(type_in, run):
     out = type_in("why", run, "blocks.1.attn.pattern[0,2,5,3]", "--input", "line 12").out
     assert out.splitlines()[0] == "blocks.1.attn.pattern[0,2,5,3]   softmax(S)"
     assert "T '1'" in out
@@ -88,25 +73,25 @@ def test_why_of_a_gpt(type_in, run):  # noqa: F811
     assert "✓" in out
 
 
-def test_why_of_a_vit(type_in, named, digit):  # noqa: F811
-    out = type_in("why", named, "logits[0,3]", "--input", digit).out
+def test_why_of_a_vit(type_in, vit_run, digit):
+    out = type_in("why", vit_run, "logits[0,3]", "--input", digit).out
     assert "K '3'" in out
     assert "✓" in out
 
 
-def test_why_of_a_captioner(type_in, described, scene):  # noqa: F811
-    out = type_in("why", described, "blocks.0.attn.pattern[0,1,2,2]", "--input", scene, "--text", "a red").out
-    assert "T 'strip 0,1'" in out
+def test_why_of_a_captioner(type_in, captioner_run, scene):
+    out = type_in("why", captioner_run, "blocks.0.attn.pattern[0,1,2,2]", "--input", scene, "--text", "a red").out
+    assert "T 'patch 0,1'" in out
     assert "✓" in out
-    assert "✓" in type_in("why", described, "logits[0,0,7]", "--input", scene).out
+    assert "✓" in type_in("why", captioner_run, "logits[0,0,7]", "--input", scene).out
 
 
-def test_why_of_a_file(type_in, saved):  # noqa: F811
+def test_why_of_a_file(type_in, saved):
     live = type_in("why", "example:vit-4x4", "attn.pattern[0,1,2,3]").out
     assert type_in("why", saved, "attn.pattern[0,1,2,3]").out == live
 
 
-def test_why_of_a_damaged_number_fails(type_in, saved):  # noqa: F811
+def test_why_of_a_damaged_number_fails(type_in, saved):
     content = bytearray(saved.read_bytes())
     where = np.asarray(traced("example:vit-4x4")["attn.pattern"].value, "<f8").tobytes()
     at = bytes(content).index(where)
@@ -119,25 +104,25 @@ def test_why_of_a_damaged_number_fails(type_in, saved):  # noqa: F811
 # trace
 
 
-def test_trace_lists_the_names(type_in):  # noqa: F811
+def test_trace_lists_the_names(type_in):
     out = type_in("trace", "example:vit-4x4").out
     assert re.search(r"^attn\.pattern +A +1×2×5×5 +B h T S +softmax\(S\) *$", out, re.M)
     assert "\x1b" not in out
 
 
-def test_trace_writes_what_it_is_asked_for(type_in, tmp_path):  # noqa: F811
-    said = type_in("trace", "example:vit-4x4", "--png", "a.png", "--out", "a.trace.safetensors", "--html", "a.html",
+def test_trace_writes_the_requested_files(type_in, tmp_path):
+    shown = type_in("trace", "example:vit-4x4", "--png", "a.png", "--out", "a.trace.safetensors", "--html", "a.html",
                    "--xlsx", "a.xlsx")  # fmt: skip
-    assert not said.out
+    assert not shown.out
     for name in ("a.png", "a.trace.safetensors", "a.html", "a.xlsx"):
-        assert re.search(rf"^{re.escape(name)}", said.err, re.M)
+        assert re.search(rf"^{re.escape(name)}", shown.err, re.M)
     assert is_png(tmp_path / "a.png")
     assert read(tmp_path / "a.trace.safetensors")["attn.scores[0,0,0,2]"].why().agrees
     assert "<html" in (tmp_path / "a.html").read_text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.html", "a.png", "a.trace.safetensors", "a.xlsx"]
 
 
-def test_trace_of_a_gpt(type_in, run, tmp_path):  # noqa: F811
+def test_trace_of_a_gpt(type_in, run, tmp_path):
     type_in("trace", run, "--input", "line 12", "--out", "a.safetensors", "--png", "a.png")
     found = read(tmp_path / "a.safetensors")
     assert found.labels["T"] == ["l", "i", "n", "e", "␣", "1", "2"]
@@ -145,8 +130,8 @@ def test_trace_of_a_gpt(type_in, run, tmp_path):  # noqa: F811
     assert is_png(tmp_path / "a.png")
 
 
-def test_trace_of_a_vit(type_in, named, digit, tmp_path):  # noqa: F811
-    type_in("trace", named, "--input", digit, "--out", "a.safetensors", "--png", "a.png", "--query", "class")
+def test_trace_of_a_vit(type_in, vit_run, digit, tmp_path):
+    type_in("trace", vit_run, "--input", digit, "--out", "a.safetensors", "--png", "a.png", "--query", "class")
     found = read(tmp_path / "a.safetensors")
     assert found.labels["K"] == [str(i) for i in range(10)]
     assert found.facts["grid"] == [4, 4]
@@ -157,21 +142,26 @@ def test_trace_of_a_vit(type_in, named, digit, tmp_path):  # noqa: F811
     assert np.corrcoef(pixels.reshape(-1), picture.reshape(-1))[0, 1] > 0.999
 
 
-def test_trace_of_a_captioner_says_what_the_model_says(type_in, described, scene, tmp_path):  # noqa: F811
-    said = type_in("sample", described, "--image", scene, "--temperature", 0).out.strip()
-    type_in("trace", described, "--input", scene, "--out", "a.safetensors", "--png", "a.png", "--query", "begin")
+def test_trace_of_a_captioner_reads_the_caption_it_generates(type_in, fails, captioner_run, scene, tmp_path):
+    caption = type_in("sample", captioner_run, "--image", scene, "--temperature", 0).out.strip()
+    type_in("trace", captioner_run, "--input", scene, "--out", "a.safetensors", "--png", "a.png", "--query", "[IMG]")
     found = read(tmp_path / "a.safetensors")
-    assert found.facts["said"].strip() == said
+    assert found.facts["text"].strip() == caption
     assert found.labels["t"][0] == "begin"
     assert is_png(tmp_path / "a.png")
-    type_in("trace", described, "--input", scene, "--text", "a dot", "--out", "b.safetensors")
-    assert read(tmp_path / "b.safetensors").facts["said"] == "a dot"
+    type_in("trace", captioner_run, "--input", scene, "--text", "a dot", "--out", "b.safetensors")
+    found = read(tmp_path / "b.safetensors")
+    assert found.facts["text"] == "a dot"
+    words = ("trace", captioner_run, "--input", scene, "--text", "a dot", "--png", "b.png", "--query")
+    type_in(*words, found.labels["t"][1])
+    assert is_png(tmp_path / "b.png")
+    assert "begin is the first token, which no step produced" in fails(*words, "begin")
 
 
-def test_what_png_draws_can_be_chosen(type_in, tmp_path):  # noqa: F811
+def test_what_png_draws_can_be_chosen(type_in, tmp_path):
     type_in("trace", "example:vit-4x4", "--png", "a.png")
     type_in("trace", "example:vit-4x4", "--png", "b.png", "--of", "attn.scores")
-    type_in("trace", "example:vit-4x4", "--png", "c.png", "--query", "strip 2")
+    type_in("trace", "example:vit-4x4", "--png", "c.png", "--query", "patch 2")
     pictures = [(tmp_path / f"{n}.png").read_bytes() for n in "abc"]
     assert len(set(pictures)) == 3
     assert all(is_png(tmp_path / f"{n}.png") for n in "abc")
@@ -180,26 +170,27 @@ def test_what_png_draws_can_be_chosen(type_in, tmp_path):  # noqa: F811
 # show
 
 
-def test_show_of_a_file(type_in, saved):  # noqa: F811
+def test_show_of_a_file(type_in, saved):
     out = type_in("show", saved, "attn.pattern").out
     assert "0.7686" in out
-    assert "strip 4" in out
+    assert "patch 4" in out
     assert "\x1b" not in out
     assert "0.7686004" in type_in("show", saved, "attn.pattern", "--digits", 7).out
     assert type_in("show", saved, "attn.scores[0,0,0,2]").out.strip() == "1.98"
 
 
-def test_show_lists_the_names(type_in, saved):  # noqa: F811
+def test_show_lists_the_names(type_in, saved):
     out = type_in("show", saved).out
     assert out == type_in("show", "example:vit-4x4").out
     assert "attn.pattern" in out
 
 
-def test_show_of_a_run(type_in, run):  # noqa: F811
+def test_show_of_a_run(type_in, run):
     out = type_in("show", run, "blocks.0.attn.pattern[0,0]", "--input", "line").out
     assert re.search(r"^ +l +i +n +e$", out, re.M)
 
 
+@pytest.mark.long
 def test_show_is_plain_when_piped(saved):
     done = pencil("show", saved, "attn.pattern")
     assert "\x1b" not in done.stdout
@@ -210,13 +201,13 @@ def test_show_is_plain_when_piped(saved):
 # diff
 
 
-def test_two_traces_that_are_the_same(type_in, saved, tmp_path):  # noqa: F811
+def test_two_traces_that_are_the_same(type_in, saved, tmp_path):
     shutil.copy(saved, tmp_path / "b.safetensors")
     out = type_in("diff", saved, "b.safetensors").out
     assert re.fullmatch(r"the same: \d+ tensors, to the last bit\n", out)
 
 
-def test_the_first_tensor_that_differs(type_in, saved):  # noqa: F811
+def test_the_first_tensor_that_differs(type_in, saved):
     type_in("trace", "example:vit-4x4", "--edit", "attn.z[0,1,2,0]=7", "--out", "b.safetensors")
     out = type_in("diff", saved, "b.safetensors", code=1).out
     value = float(traced("example:vit-4x4")["attn.z[0,1,2,0]"])
@@ -227,7 +218,7 @@ def test_the_first_tensor_that_differs(type_in, saved):  # noqa: F811
     assert [line.split()[0] for line in every.splitlines()] == ["attn.z", "attn.out", "out"]
 
 
-def test_a_gpt_reading_two_texts(type_in, run):  # noqa: F811
+def test_diff_of_a_gpt_on_two_texts(type_in, run):
     type_in("trace", run, "--input", "line", "--out", "a.safetensors")
     type_in("trace", run, "--input", "lint", "--out", "b.safetensors")
     out = type_in("diff", "a.safetensors", "b.safetensors", code=1).out
@@ -240,7 +231,7 @@ def test_a_gpt_reading_two_texts(type_in, run):  # noqa: F811
 # what fails
 
 
-@pytest.mark.parametrize("words, said", [
+@pytest.mark.parametrize("words, sentence", [
     (["why", "example:vit-4x5", "x[0]"], "there is no example vit-4x5; did you mean vit-4x4?"),
     (["why", "nowhere", "x[0]"], "nowhere is no run's folder, no trace file and no example:NAME"),
     (["why", "nowhere.safetensors", "x[0]"], "there is no trace nowhere.safetensors"),
@@ -262,22 +253,22 @@ def test_a_gpt_reading_two_texts(type_in, run):  # noqa: F811
     (["trace", "example:vit-4x4", "--png", "nowhere/a.png"], "there is no folder nowhere to write a.png in"),
     (["trace", "example:vit-4x4", "--out", "."], "is a folder; --out is the file to write"),
     (["trace", "example:vit-4x4", "--html", "."], "is a folder; --html is the file to write"),
-    (["trace", "example:vit-4x4", "--html", "a.txt"], "--html writes a .html file, and a.txt is not named so"),
-    (["trace", "example:vit-4x4", "--xlsx", "a.png"], "--xlsx writes a .xlsx file, and a.png is not named so"),
-    (["trace", "example:vit-4x4", "--png", "a"], "--png writes a .png file, and a is not named so"),
-    (["trace", "example:vit-4x4", "--out", "a.html"], "--out writes a .safetensors file, and a.html is not named so"),
-    (["trace", "example:vit-4x4", "--of", "attn.scores"], "--of and --query say what --png draws"),
-    (["trace", "example:vit-4x4", "--query", "cls"], "--of and --query say what --png draws"),
+    (["trace", "example:vit-4x4", "--html", "a.txt"], "--html writes a .html file, not a.txt"),
+    (["trace", "example:vit-4x4", "--xlsx", "a.png"], "--xlsx writes a .xlsx file, not a.png"),
+    (["trace", "example:vit-4x4", "--png", "a"], "--png writes a .png file, not a"),
+    (["trace", "example:vit-4x4", "--out", "a.html"], "--out writes a .safetensors file, not a.html"),
+    (["trace", "example:vit-4x4", "--of", "attn.scores"], "--of and --query choose what --png draws: give --png too"),
+    (["trace", "example:vit-4x4", "--query", "cls"], "--of and --query choose what --png draws: give --png too"),
     (["trace", "example:vit-4x4", "--png", "a.png", "--query", "dog"], "no token is called dog"),
-    (["trace", "example:vit-4x4", "--png", "a.png", "--of", "seats[0]"], "a heat map has two sides"),
-    (["trace", "example:nanogpt-block", "--png", "a.png", "--query", "cat"], "did not read a picture"),
+    (["trace", "example:vit-4x4", "--png", "a.png", "--of", "positions[0]"], "a heat map needs rows and columns"),
+    (["trace", "example:nanogpt-block", "--png", "a.png", "--query", "cat"], "the input of this trace is no image: leave --query out"),
     (["show", "nowhere"], "nowhere is no run's folder"),
     (["show", "example:vit-4x4", "nothing"], "nothing in the trace is called nothing"),
     (["show", "example:vit-4x4", "out[9]"], "out has no cell [9]: its shape is 1×5×4"),
     (["diff", "a.safetensors", "b.safetensors"], "there is no trace a.safetensors"),
 ])  # fmt: skip
-def test_words_that_cannot_be_followed(fails, tmp_path, words, said):
-    assert said in fails(*words)
+def test_commands_that_are_refused(fails, tmp_path, words, sentence):
+    assert sentence in fails(*words)
     assert not list(tmp_path.iterdir())
 
 
@@ -286,23 +277,21 @@ def test_an_edit_out_of_range(fails, where):
     assert "its shape is 1×2×5×5" in fails("why", "example:vit-4x4", "out[0,0,0]", "--edit", where)
 
 
-def test_runs_need_what_they_read(fails, run, named, described, scene, tmp_path):  # noqa: F811
-    assert "is a gpt: give it a text by --input" in fails("why", run, "logits[0,0,0]")
-    assert "is a vit: give it a picture's file by --input" in fails("why", named, "logits[0,0]")
-    assert "is a captioner: give it a picture's file by --input" in fails("trace", described)
+def test_runs_need_their_input(fails, run, vit_run, captioner_run, scene, tmp_path):
+    assert "--input is missing: give the text the model reads" in fails("why", run, "logits[0,0,0]")
+    assert "--input is missing: give the image file the model reads" in fails("why", vit_run, "logits[0,0]")
+    assert "--input is missing: give the image file the model reads" in fails("trace", captioner_run)
     assert "--input is empty" in fails("why", run, "logits[0,0,0]", "--input", "")
     assert "'ß' is not among the" in fails("why", run, "logits[0,0,0]", "--input", "aß")
-    assert "the input has 40 tokens and the context of" in fails("show", run, "--input", "e" * 40)
-    assert "--text is what a captioner or a seq2seq says" in fails(
-        "why", run, "logits[0,0,0]", "--input", "a", "--text", "b"
-    )
-    assert "--text is what a captioner or a seq2seq says" in fails(
-        "why", named, "logits[0,0]", "--input", scene, "--text", "b"
-    )
+    assert "the input has 40 tokens and the context is 31; shorten it" in fails("show", run, "--input", "e" * 40)
+    assert "is a gpt: it takes no --text" in fails("why", run, "logits[0,0,0]", "--input", "a", "--text", "b")
+    assert "is a vit: it takes no --text" in fails("why", vit_run, "logits[0,0]", "--input", scene, "--text", "b")
     (tmp_path / "not.png").write_text("words")
-    assert "not.png" in fails("why", named, "logits[0,0]", "--input", "not.png")
-    assert "nowhere.png" in fails("why", named, "logits[0,0]", "--input", "nowhere.png")
-    assert "the caption has" in fails("trace", described, "--input", scene, "--text", "a dot " * 60)
+    assert "not.png" in fails("why", vit_run, "logits[0,0]", "--input", "not.png")
+    assert "nowhere.png" in fails("why", vit_run, "logits[0,0]", "--input", "nowhere.png")
+    assert "the caption with its first token has 302 tokens and the context is 16; shorten it" in fails(
+        "trace", captioner_run, "--input", scene, "--text", "a dot " * 60
+    )
 
 
 def test_a_folder_that_is_not_a_run(fails, tmp_path):
@@ -310,14 +299,14 @@ def test_a_folder_that_is_not_a_run(fails, tmp_path):
     assert "bare is not a run" in fails("why", "bare", "x[0]", "--input", "a")
 
 
-def test_a_trace_that_was_recorded_cannot_be_given_more(fails, saved):
-    assert "is a trace that was recorded" in fails("why", saved, "out[0,0,0]", "--input", "cat")
-    assert "is a trace that was recorded" in fails("why", saved, "out[0,0,0]", "--edit", "out=0")
-    assert "is a trace that was recorded" in fails("show", saved, "--input", "cat")
+def test_a_recorded_trace_takes_no_input(fails, saved):
+    assert "is a recorded trace: leave " in fails("why", saved, "out[0,0,0]", "--input", "cat")
+    assert "is a recorded trace: leave " in fails("why", saved, "out[0,0,0]", "--edit", "out=0")
+    assert "is a recorded trace: leave " in fails("show", saved, "--input", "cat")
 
 
 def test_a_trace_that_was_recorded_has_its_text(fails, saved):
-    assert "is a trace that was recorded" in fails("show", saved, "--text", "cat")
+    assert "is a recorded trace: leave " in fails("show", saved, "--text", "cat")
 
 
 def test_damaged_and_foreign_files(fails, saved, run, tmp_path):
@@ -325,17 +314,18 @@ def test_damaged_and_foreign_files(fails, saved, run, tmp_path):
     for name, part in (("short", content[:-9]), ("empty", b""), ("words", b"hello world"), ("long", b"\xff" * 16)):
         (tmp_path / f"{name}.safetensors").write_bytes(part)
         for words in (["show"], ["diff", saved]):
-            said = fails(*words, f"{name}.safetensors")
-            assert f"{name}.safetensors is not a trace file, or is damaged" in said
+            shown = fails(*words, f"{name}.safetensors")
+            assert f"{name}.safetensors is not a trace file, or is damaged" in shown
     assert "is not a trace file" in fails("show", run / "model.safetensors")
     assert "is not a trace file" in fails("show", run / "config.toml")
 
 
-def test_traces_of_different_models(fails, type_in, saved):  # noqa: F811
+def test_traces_of_different_models(fails, type_in, saved):
     type_in("trace", "example:pencil-attention", "--out", "b.safetensors")
     assert "have no name in common: they are of different models" in fails("diff", saved, "b.safetensors")
 
 
+@pytest.mark.long
 def test_one_sentence_from_a_process_of_its_own(tmp_path):
     done = pencil("why", "example:vit-4x4", "attn.patern[0,0,0,0]", code=2, cwd=tmp_path)
     assert done.stderr.count("\n") == 1
@@ -346,12 +336,12 @@ def test_a_model_whose_operation_has_no_receipt_is_refused_in_one_sentence(fails
     from pencil.tracing import tape
 
     monkeypatch.setattr(tape, "RULES", {k: v for k, v in tape.RULES.items() if k != "native_layer_norm"})
-    said = fails("why", run, "logits[0,0,0]", "--input", "line")
-    assert "the operation native_layer_norm (at blocks.0.attn_norm" in said
-    assert "has no receipt" in said
+    shown = fails("why", run, "logits[0,0,0]", "--input", "line")
+    assert "the operation native_layer_norm (at blocks.0.attn_norm" in shown
+    assert "has no receipt" in shown
 
 
-def test_help_names_the_verbs(type_in):  # noqa: F811
+def test_help_names_the_verbs(type_in):
     shown = type_in("--help").out
     for verb in ("why", "trace", "show", "diff"):
         assert re.search(rf"\b{verb}\b", shown)
@@ -359,7 +349,7 @@ def test_help_names_the_verbs(type_in):  # noqa: F811
         assert verb in type_in(verb, "--help").out
 
 
-def test_pictures_are_of_the_size_they_say(type_in, tmp_path):  # noqa: F811
+def test_heads_are_drawn_side_by_side(type_in, tmp_path):
     type_in("trace", "example:mha-demo", "--png", "a.png", "--of", "many.pattern")
     with Image.open(io.BytesIO((tmp_path / "a.png").read_bytes())) as image:
         assert image.size[0] > 2 * image.size[1]  # four heads side by side

@@ -12,9 +12,9 @@ def test_layer_norm_has_the_epsilon_under_the_root(golden):
     for size in ("large", "small"):
         found = LayerNorm(4, entry["inputs"]["eps"])(torch.tensor(entry["inputs"][f"x_{size}"]))
         torch.testing.assert_close(found, torch.tensor(entry["expected"][f"{size}_sqrt"]), atol=1e-6, rtol=1e-5)
-    strip = golden["000-kata4-layernorm"]
-    found = LayerNorm(4, 1e-6)(torch.tensor(strip["inputs"]["strip"]))
-    expected = torch.tensor(strip["expected"]["normed_eps_1e_6_sqrt_var_plus_eps"])
+    entry = golden["000-kata4-layernorm"]
+    found = LayerNorm(4, 1e-6)(torch.tensor(entry["inputs"]["strip"]))
+    expected = torch.tensor(entry["expected"]["normed_eps_1e_6_sqrt_var_plus_eps"])
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 

@@ -261,7 +261,7 @@ def test_the_cosine_schedule_is_a_squared_cosine_until_its_last_step():
     assert (np.diff(alphas) < 0).all()
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     prediction=st.sampled_from(["eps", "x0", "v"]),
     noise=st.sampled_from(["linear", "cosine"]),
@@ -276,7 +276,7 @@ def test_split_is_the_inverse_of_add_noise(prediction, noise, times, seed):
     torch.testing.assert_close(found[1], noise_, atol=1e-7, rtol=0)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(t=st.integers(0, 999), prediction=st.sampled_from(["eps", "x0", "v"]))
 def test_a_clipped_image_is_paired_with_the_noise_that_gives_x(t, prediction):
     process = make_process("linear", prediction, clip=0.5)
@@ -286,7 +286,7 @@ def test_a_clipped_image_is_paired_with_the_noise_that_gives_x(t, prediction):
     torch.testing.assert_close(process.add_noise(image, noise, when), x, atol=1e-9, rtol=0)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     prediction=st.sampled_from(["eps", "x0", "v"]), t=st.integers(0, 999), noise=st.sampled_from(["linear", "cosine"])
 )
@@ -302,7 +302,7 @@ def test_with_a_perfect_model_ddim_finds_the_image_in_one_step(prediction, t, no
     )
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(times=st.tuples(st.integers(1, 999), st.integers(0, 998)).filter(lambda pair: pair[1] < pair[0]),
        noise=st.sampled_from(["linear", "cosine"]))  # fmt: skip
 def test_ddpm_is_the_posterior_of_the_previous_step(times, noise):
@@ -352,7 +352,7 @@ def test_ddim_with_eta_one_has_the_mean_and_variance_of_ddpm():
         torch.testing.assert_close(process.ddim(x, predicted, t, before, noise, 1.0), expected, atol=1e-9, rtol=1e-9)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(count=st.integers(1, 1000))
 def test_the_timesteps_fall_from_pure_noise_to_none(count):
     times = make_process("linear", "eps").times(count)
@@ -572,7 +572,7 @@ def test_at_the_first_step_the_bound_is_the_negative_log_likelihood():
     torch.testing.assert_close(bits, -found.flatten(1).mean(1) / math.log(2), atol=1e-12, rtol=1e-12)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     mean=st.floats(-1.5, 1.5),
     log_variance=st.floats(-14, 5),
@@ -588,7 +588,7 @@ def test_the_probabilities_of_all_levels_sum_to_one(mean, log_variance, levels, 
     assert float(probabilities.sum()) == pytest.approx(1, abs=1e-9 if wide else 1e-3)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(t=st.integers(0, 999), noise=st.sampled_from(["linear", "cosine"]), push=st.sampled_from([-30.0, 0.0, 30.0]))
 def test_the_bound_is_finite_and_trains_only_the_variance(t, noise, push):
     process = make_process(noise, "eps", None)

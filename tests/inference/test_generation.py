@@ -3,13 +3,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from conftest import unchecked
 from pencil.config import UserError
 from pencil.data.tokenizers import ByteTokenizer, CharTokenizer, train_bpe
 from pencil.families import create
 from pencil.inference.generation import Generation, _TextStream, complete, stream
 from pencil.inference.sampling import Sampling, penalize, probabilities
 from pencil.models.gpt import GPTConfig
-from traced import unchecked
 
 SCHEMES = ["learned", "sinusoidal", "rope", "none"]
 
@@ -26,12 +26,14 @@ def model(context=23, vocab=41, positions="rope"):
 
 
 def grow(net, prompts, new, how=None, **options):
+    """The new tokens of each row and why it ended; without shape checking, most of the time of small models."""
     made = Generation(net, prompts, new, how, **options)
     rows = [[] for _ in prompts]
-    for step in made:
-        for row, token in zip(rows, step, strict=True):
-            if token is not None:
-                row.append(token)
+    with unchecked():
+        for step in made:
+            for row, token in zip(rows, step, strict=True):
+                if token is not None:
+                    row.append(token)
     return rows, made.reasons
 
 
@@ -48,25 +50,27 @@ def test_greedy_is_the_argmax_of_the_whole_sequence_each_time(positions):
     assert reasons == ["length"]
 
 
-@settings(max_examples=20)
+@pytest.mark.parametrize("slide", [False, True])
+@pytest.mark.parametrize("positions", SCHEMES)
+@settings(max_examples=3)
 @given(
-    lengths=st.lists(st.integers(1, 13), min_size=2, max_size=5), positions=st.sampled_from(SCHEMES),
-    slide=st.booleans(), seed=st.integers(0, 99), temperature=st.sampled_from([0.0, 0.7, 1.3]),
-)  # fmt: skip
+    lengths=st.lists(st.integers(1, 7), min_size=2, max_size=4),
+    seed=st.integers(0, 99),
+    temperature=st.sampled_from([0.0, 0.7, 1.3]),
+)
 def test_a_batch_of_prompts_of_different_lengths_generates_the_same_as_one_by_one(
-    lengths, positions, slide, seed, temperature
+    positions, slide, lengths, seed, temperature
 ):
-    net = model(positions=positions)
+    net = model(context=13, positions=positions)
     prompts = [
         torch.randint(0, 41, (n,), generator=torch.Generator().manual_seed(i)).tolist() for i, n in enumerate(lengths)
     ]
     how = Sampling(temperature, top_p=0.9, seed=seed)
-    with unchecked():
-        together, reasons = grow(net, prompts, 27, how, slide=slide)
-        for i, prompt in enumerate(prompts):
-            (alone,), (reason,) = grow(net, [prompt], 27, how, slide=slide)
-            assert together[i] == alone
-            assert reasons[i] == reason
+    together, reasons = grow(net, prompts, 17, how, slide=slide)
+    for i, prompt in enumerate(prompts):
+        (alone,), (reason,) = grow(net, [prompt], 17, how, slide=slide)
+        assert together[i] == alone
+        assert reasons[i] == reason
 
 
 @pytest.mark.parametrize("slide", [False, True])
@@ -122,6 +126,7 @@ def test_the_end_token_ends_a_row_and_the_others_continue():
 logit_rows = st.lists(st.floats(-9, 9), min_size=7, max_size=7)
 
 
+@settings(max_examples=50)
 @given(row=logit_rows, temperature=st.floats(0.1, 3), k=st.integers(1, 9), p=st.floats(0.05, 1), m=st.floats(0, 1))
 def test_top_k_top_p_and_min_p_keep_the_tokens_they_should(row, temperature, k, p, m):
     logits = torch.tensor([row])

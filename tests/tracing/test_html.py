@@ -174,7 +174,7 @@ def pages(tmp_path_factory):
 @pytest.fixture
 def visit(browser, pages):
     """Open a page; afterwards nothing may have gone wrong in it, and it may have requested nothing."""
-    contexts, wrong, asked = [], [], []
+    contexts, wrong, requested = [], [], []
 
     def go(name: str, where: str = "", **how):
         context = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **how})
@@ -183,7 +183,7 @@ def visit(browser, pages):
         page.set_default_timeout(10_000)
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("request", lambda request: requested.append(request.url))
         page.goto(pages(name).as_uri() + where)
         page.wait_for_selector("#receipt h3")
         return page
@@ -192,7 +192,7 @@ def visit(browser, pages):
     for context in contexts:
         context.close()
     assert wrong == []
-    assert [url for url in asked if not url.startswith(("file:", "data:", "about:", "blob:"))] == []
+    assert [url for url in requested if not url.startswith(("file:", "data:", "about:", "blob:"))] == []
 
 
 def here(page) -> str:
@@ -232,7 +232,12 @@ def alike(a: complex, b: complex, relative: float = 1e-12) -> bool:
     return a == b or (a != a and b != b) or abs(a - b) <= relative * max(1.0, abs(a), abs(b))
 
 
-@pytest.mark.parametrize("make", [gpt, vit, captioner, gpt2, rotation])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "make", [gpt, vit, pytest.param(captioner, marks=LONG), pytest.param(gpt2, marks=LONG), rotation]
+)
 @unchecked()
 def test_the_page_works_as_python_does(make, blank):
     t = make()
@@ -454,7 +459,7 @@ def test_a_large_tensor_is_a_picture_with_a_lens(visit):
     assert page.locator(".picture canvas").evaluate(painted) > 20
 
 
-@pytest.mark.parametrize("width", [400, 800, 1400])
+@pytest.mark.parametrize("width", [400, pytest.param(800, marks=LONG), 1400])
 def test_no_width_scrolls_sideways(width, visit):
     for name in ("example", "long"):
         page = visit(name, viewport={"width": width, "height": 800})

@@ -122,16 +122,22 @@ def _again(t, name, index, value):
     return trace(model, *inputs, **recording.given)
 
 
-@pytest.fixture(scope="module")
+# recalculated in every run of the suite; the others by the long form
+FAST = {"vit-4x4", "gpt", "kinds", "shuffled"}
+
+
+def _named(names):
+    return [name if name in FAST else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
 @unchecked()
-def books(tmp_path_factory):
-    """Every workbook, its formulas' values spoilt, as it is and with a number changed, reckoned again in one go."""
-    if spreadsheet.OFFICE is None:
-        pytest.skip("LibreOffice (soffice) is not installed")
-    folder = tmp_path_factory.mktemp("xlsx")
-    traces = {name: example(name) for name in EXAMPLES} | {name: trace(*make()) for name, make in MODELS.items()}
+def _books(names, folder):
+    """Workbooks with their formulas' values corrupted, as they are and with a number changed, recalculated at once."""
+    makes = {name: lambda name=name: example(name) for name in EXAMPLES}
+    makes |= {name: lambda make=make: trace(*make()) for name, make in MODELS.items()}
     written, expected, paths = {}, {}, []
-    for name, t in traces.items():
+    for name in names:
+        t = makes[name]()
         write(t, folder / "whole.xlsx")
         sheets = written[name] = spreadsheet.read(folder / "whole.xlsx")
         paths.append(spreadsheet.poisoned(folder / "whole.xlsx", folder / f"{name}.xlsx"))
@@ -148,6 +154,23 @@ def books(tmp_path_factory):
     return written, expected, spreadsheet.recalculated(paths, folder)
 
 
+@pytest.fixture(scope="module")
+def books(tmp_path_factory):
+    """The workbooks a name belongs to: the fast ones, or the others."""
+    if spreadsheet.OFFICE is None:
+        pytest.skip("LibreOffice (soffice) is not installed")
+    made = {}
+
+    def find(name):
+        fast = name in FAST
+        if fast not in made:
+            names = [one for one in (*EXAMPLES, *MODELS) if (one in FAST) == fast]
+            made[fast] = _books(names, tmp_path_factory.mktemp("xlsx"))
+        return made[fast]
+
+    return find
+
+
 def _off(sheets, t, formulas):
     """The largest difference of the formulas' cells to a trace, and how many formulas that were."""
     worst, count = 0.0, 0
@@ -162,18 +185,18 @@ def _off(sheets, t, formulas):
     return worst, count
 
 
-@pytest.mark.parametrize("name", [*EXAMPLES, *MODELS])
+@pytest.mark.parametrize("name", _named([*EXAMPLES, *MODELS]))
 def test_a_workbook_reckoned_again_gives_what_the_model_gave(books, name):
-    written, expected, reckoned = books
+    written, expected, reckoned = books(name)
     worst, count = _off(reckoned[f"{name}.xlsx"], expected[f"{name}.xlsx"], written[name])
     print(f"{name}: {count} formulas, off by {worst:.1e}")
     assert count == sum(len(s.formulas) for s in written[name].values()) > 0
     assert worst <= CLOSE
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", _named(CHANGES))
 def test_a_number_changed_in_the_sheet_changes_what_follows_as_in_the_model(books, name):
-    written, expected, reckoned = books
+    written, expected, reckoned = books(name)
     before, after = (expected[f"{name}{word}.xlsx"] for word in ("", " changed"))
     last = before.names[-1]
     assert np.abs(before.array(last).astype(float) - after.array(last)).max() > 1e-3
@@ -182,8 +205,9 @@ def test_a_number_changed_in_the_sheet_changes_what_follows_as_in_the_model(book
     assert worst <= CLOSE
 
 
-def test_no_cell_is_an_error(books):
-    for name, sheets in books[2].items():
+@pytest.mark.parametrize("name", _named(["vit-4x4", "vit"]))
+def test_no_cell_is_an_error(books, name):
+    for name, sheets in books(name)[2].items():
         for sheet in sheets.values():
             assert not sheet.errors, name
 
@@ -216,8 +240,9 @@ SHARED = set(
 )
 
 
-def test_only_functions_every_spreadsheet_has(books):
-    for name, sheets in books[0].items():
+@pytest.mark.parametrize("name", _named(["vit-4x4", "vit"]))
+def test_only_functions_every_spreadsheet_has(books, name):
+    for name, sheets in books(name)[0].items():
         for sheet in sheets.values():
             for formula in sheet.formulas.values():
                 assert set(re.findall(r"[A-Z.]+(?=\()", formula)) <= SHARED, f"{name}: {formula}"

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import call
 from pencil.config import UserError, build, upgraded
 from pencil.families import FAMILIES, family, open_run
 from pencil.families.run_setup import new_run, settings_of, train_config
@@ -110,6 +111,19 @@ def test_an_upgraded_run_is_not_upgraded_again(tmp_path, notes):
     opened.write_config(opened.config)
     assert open_run(tmp_path / "a").config["train"]["warmup"] == 12
     assert Run.open(tmp_path / "a").config["run"]["settings"] == "0.7"
+
+
+@pytest.mark.usefixtures("fast_training")
+def test_resuming_keeps_the_warm_up_and_refuses_steps_it_exceeds(tmp_path, notes):
+    short = dict(batch=3, eval_batches=1, eval_every=9)
+    new_run("gpt", str(notes), model=SIZES, train=dict(steps=2, schedule="inverse-sqrt", **short), out=tmp_path / "a")
+    call("resume", tmp_path / "a")  # with the warm-up of the preset, longer than the run
+    assert open_run(tmp_path / "a").config["train"]["warmup"] == 100
+    new_run("gpt", str(notes), model=SIZES, train=dict(steps=60, warmup=50, **short), out=tmp_path / "b")
+    refused = call("resume", tmp_path / "b", "--train.steps", "40", code=2).stderr
+    assert "train.warmup 50 exceeds train.steps 40" in refused
+    refused = call("resume", tmp_path / "b", "--train.warmup", "61", code=2).stderr
+    assert "train.warmup 61 exceeds train.steps 60" in refused
 
 
 # ---- names and values before 0.7

@@ -50,17 +50,17 @@ def option_of(error: UnknownOptionError) -> str:
 
 def sentence(error: CycloptsError, command: str, usage: str = "") -> str:
     """What is wrong with a command line, in one sentence; `usage` is how the command is written."""
-    see = f"{command} --help"
+    see, verb = f"{command} --help", command.removeprefix("pencil ")
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
         commands = [name for name in (error.app or ()) if not name.startswith("-")]
         return f"{error.unused_tokens[0]} is not a command; {nearest(error.unused_tokens[0], commands)}"
     if isinstance(error, UnknownOptionError):
-        return f"{command} takes no {option_of(error)}; {see} lists its options"
+        return f"{verb} takes no {option_of(error)}; {see} lists its options"
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.keyword or error.argument.name
         if name.startswith("-"):
             return f"{name} needs a value"
         return f"{name.upper()} is missing; " + (f"usage: {usage}" if usage else f"{see} shows the usage")
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        return f"{command} cannot use {' '.join(error.unused_tokens)!r}; " + (f"usage: {usage}" if usage else see)
+        return f"{verb} cannot use {' '.join(error.unused_tokens)!r}; " + (f"usage: {usage}" if usage else see)
     return str(error)

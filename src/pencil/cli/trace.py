@@ -74,7 +74,9 @@ def trace_options(record: Any) -> Any:
     from ..families.options import NoOptions
 
     if record is not None and record.trace is None:
-        raise UserError(f"a {record.name} cannot be traced from the command line; pencil.trace(model, …) does it in Python")
+        raise UserError(
+            f"a {record.name} cannot be traced from the command line; pencil.trace(model, …) does it in Python"
+        )
     return NoOptions if record is None else record.trace_options
 
 
@@ -119,7 +121,9 @@ def trace_command(record: Any) -> Callable[..., int]:
         xlsx: Annotated[
             Path | None, Parameter(group="Output", help="A spreadsheet with formulas, in double precision.")
         ] = None,
-        png: Annotated[Path | None, Parameter(group="Output", help="Heat maps of the attention, one for each head.")] = None,
+        png: Annotated[
+            Path | None, Parameter(group="Output", help="Heat maps of the attention, one for each head.")
+        ] = None,
         of: Annotated[
             str | None,
             Parameter(
@@ -137,7 +141,8 @@ def trace_command(record: Any) -> Callable[..., int]:
             ),
         ] = None,
         out: Annotated[
-            Path | None, Parameter(group="Output", help="The trace itself (.safetensors), for pencil show, why and diff.")
+            Path | None,
+            Parameter(group="Output", help="The trace itself (.safetensors), for pencil show, why and diff."),
         ] = None,
     ) -> int:
         for name, path, *endings in (

@@ -48,7 +48,9 @@ def train_command(record: Any) -> Callable[..., int]:
         preset: Annotated[
             str | None,
             Parameter(
-                group=MODEL, help=f"Sizes and training settings: {presets}.", show_default=default(record.default_preset)
+                group=MODEL,
+                help=f"Sizes and training settings: {presets}.",
+                show_default=default(record.default_preset),
             ),
         ] = None,
         settings_only: Annotated[
@@ -64,7 +66,9 @@ def train_command(record: Any) -> Callable[..., int]:
             str | None,
             Parameter(group=RUN, help="Name of the run under runs/.", show_default=default(f"DATA-{record.name}")),
         ] = None,
-        out: Annotated[Path | None, Parameter(group=RUN, help="Folder of the run, instead of a name under runs/.")] = None,
+        out: Annotated[
+            Path | None, Parameter(group=RUN, help="Folder of the run, instead of a name under runs/.")
+        ] = None,
         force: Annotated[bool, Parameter(negative=(), group=RUN, help="Replace the run that is there.")] = False,
     ) -> int:
         chosen = overrides(_dotted(record, settings), ("model", "train"))
@@ -99,7 +103,7 @@ def _dotted(record: Any, words: tuple[str, ...]) -> list[str]:
     for word in words:
         name = word.partition("=")[0]
         if name.startswith("--") and "." not in name:
-            raise UserError(f"pencil train {record.name} takes no {name}; pencil train {record.name} --help lists its options")
+            raise UserError(f"a {record.name} takes no {name}; pencil train {record.name} --help lists its options")
     return list(words)
 
 
@@ -130,7 +134,8 @@ def resume(run: Path, /, *settings: Settings) -> int:
     opened = open_run(run)
     changed = overrides(list(settings), ("train",))["train"]
     config = build(TrainConfig, {**opened.config["train"], **changed}, "train.")
-    fit_warmup(config, chosen=True)
+    # a preset's inverse square root may warm up for longer than the run
+    fit_warmup(config, chosen="warmup" in changed or config.schedule != "inverse-sqrt")
     task = task_of(opened, config)
     steps = checkpoint.saved(opened.path)
     if steps and steps[-1] >= config.steps:

@@ -73,7 +73,9 @@ class TraceOptions(ImageTraceInput):
 
     text: Annotated[
         str | None,
-        Parameter(group=INPUT, help="The description. Default: the one the model generates.", allow_leading_hyphen=True),
+        Parameter(
+            group=INPUT, help="The description. Default: the one the model generates.", allow_leading_hyphen=True
+        ),
     ] = None
 
 

@@ -84,16 +84,15 @@ class TrainOptions(TokenizerOptions, ImageSizeOptions):
 class SampleOptions(ImageOutput):
     """What `pencil sample` takes."""
 
-    label: Annotated[
-        Texts, Parameter(group=INPUT, help="The class to sample; may be repeated.", **REPEATABLE)
-    ] = None
+    label: Annotated[Texts, Parameter(group=INPUT, help="The class to sample; may be repeated.", **REPEATABLE)] = None
     prompt: Annotated[
         Texts,
         Parameter(group=INPUT, help="The text to sample from, for a run trained on captions; may be repeated.",
                   **REPEATABLE),
     ] = None  # fmt: skip
     count: Annotated[
-        int | None, Parameter(group=SAMPLING, help="Number of images for each label or prompt.", show_default=default(1))
+        int | None,
+        Parameter(group=SAMPLING, help="Number of images for each label or prompt.", show_default=default(1)),
     ] = None
     guidance: Annotated[
         float | None,
@@ -139,9 +138,9 @@ class TraceOptions(NoOptions):
     steps: Annotated[
         int | None, Parameter(group=INPUT, help="Number of denoising steps.", show_default=default(STEPS))
     ] = None
-    seed: Annotated[
-        int | None, Parameter(group=INPUT, help="Seed of the initial noise.", show_default=default(0))
-    ] = None
+    seed: Annotated[int | None, Parameter(group=INPUT, help="Seed of the initial noise.", show_default=default(0))] = (
+        None
+    )
     guidance: Annotated[
         float | None,
         Parameter(
@@ -189,7 +188,9 @@ def _class_number(label: str, classes: list[str], path: Any) -> int:
 def _tokens(tokenizer: Any, text: str, context: int) -> list[int]:
     ids = [end_token(tokenizer), *tokenizer.encode(text).tolist()]
     if len(ids) > context:
-        raise UserError(f"the text “{shorten(text)}” has {len(ids)} tokens with its first token, and the context is {context}")
+        raise UserError(
+            f"the text “{shorten(text)}” has {len(ids)} tokens with its first token, and the context is {context}"
+        )
     return ids
 
 

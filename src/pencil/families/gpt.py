@@ -20,7 +20,17 @@ from ..tracing.record import LiveTrace, trace
 from ..train.language_modeling import LanguageModeling
 from ..weights import gpt2, llama
 from .head_inputs import windows
-from .options import GENERATION, INPUT, REPEATABLE, Decoding, TextOutput, Texts, TextTraceInput, TokenizerOptions, default
+from .options import (
+    GENERATION,
+    INPUT,
+    REPEATABLE,
+    Decoding,
+    TextOutput,
+    Texts,
+    TextTraceInput,
+    TokenizerOptions,
+    default,
+)
 from .output import SEPARATOR, Output, joined
 from .record import Family
 from .trace_labels import check_context
@@ -71,9 +81,7 @@ class SampleOptions(TextOutput, Decoding):
     ] = None
     slide: Annotated[
         bool,
-        Parameter(
-            group=GENERATION, help="When the context is full, drop its older half and continue.", negative=()
-        ),
+        Parameter(group=GENERATION, help="When the context is full, drop its older half and continue.", negative=()),
     ] = False
 
 

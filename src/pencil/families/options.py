@@ -72,7 +72,9 @@ class ImageSizeOptions(NoOptions):
 class TextOutput(NoOptions):
     """Where generated text goes."""
 
-    out: Annotated[Path | None, Parameter(group=OUTPUT, help="Write the text to this file instead of the terminal.")] = None
+    out: Annotated[
+        Path | None, Parameter(group=OUTPUT, help="Write the text to this file instead of the terminal.")
+    ] = None
 
     def check(self) -> None:
         super().check()
@@ -146,7 +148,8 @@ class ImageInput(NoOptions):
     """Images to read."""
 
     image: Annotated[
-        list[Path] | None, Parameter(group=INPUT, help="An image file, or several of them.", negative=(), consume_multiple=True)
+        list[Path] | None,
+        Parameter(group=INPUT, help="An image file, or several of them.", negative=(), consume_multiple=True),
     ] = None
 
     def check(self) -> None:

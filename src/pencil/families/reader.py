@@ -101,7 +101,9 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     rows = [token_ids(model, tokenizer, text) for text in texts]
     for text, ids in zip(texts, rows, strict=True):
         if not labelled and tokenizer.vocab not in ids:
-            raise UserError(f"{run.path} predicts masked tokens: write [mask] where one is to be predicted, in “{text[:40]}”")
+            raise UserError(
+                f"{run.path} predicts masked tokens: write [mask] where one is to be predicted, in “{text[:40]}”"
+            )
     tokens, places = (t.to(loaded.device) for t in pad(rows, 0, model.config.context))
     with torch.no_grad():
         likely = model(tokens, Span.at(places)).float().softmax(-1).cpu()

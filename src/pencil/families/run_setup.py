@@ -68,11 +68,11 @@ def new_run(
     if run_name is not None and (out or not run_name.strip(".") or set(run_name) & set("/\\\n")):
         raise UserError("--name must be a plain name under runs/, without --out; use --out for a folder elsewhere")
     if run_name and (Path("runs") / run_name).exists() and not force:
-        raise UserError(f"the name {run_name} is already taken by {Path('runs') / run_name}; choose another, or --force")
+        raise UserError(
+            f"the name {run_name} is already taken by {Path('runs') / run_name}; choose another, or --force"
+        )
     prepared = record.task.prepare(Request(record, data, preset, model, train, options), config)
     settings, notes = fit_warmup(prepared.train, "warmup" in train)
-    for note in notes:
-        notify(note)
     if hasattr(prepared.task, "train"):
         prepared.task.train = settings
     if on_cpu:
@@ -83,14 +83,19 @@ def new_run(
         "data_hash": prepared.hash, **prepared.facts, "pencil": __version__, "settings": SETTINGS_VERSION,
     }  # fmt: skip
     table = {"run": facts, "model": prepared.model, "train": settings}
-    return Run.create(path, table, prepared.tokenizer, force), prepared.task, settings
+    run = Run.create(path, table, prepared.tokenizer, force)
+    for note in notes:
+        notify(note)
+    return run, prepared.task, settings
 
 
 def task_of(run: Run, config: TrainConfig) -> Any:
     """The task of a run, on the data it was trained on; data that has changed since is refused."""
     record, facts = family(run.family), run.config["run"]
     if "data_path" not in facts or "data_hash" not in facts:
-        raise UserError(f"{run.path} does not record where its data is: it was made by Pencil {facts.get('pencil', '?')}")
+        raise UserError(
+            f"{run.path} does not record where its data is: it was made by Pencil {facts.get('pencil', '?')}"
+        )
     task = record.task.reopen(record, run, facts["data_path"], config)
     check_unchanged(run, task.hash)
     return task

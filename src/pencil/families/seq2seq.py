@@ -105,7 +105,9 @@ class SampleOptions(TextOutput, AttentionOutput, Decoding):
                 raise UserError("--length-penalty is for a beam search: give --beams too")
             return
         if self.count is not None and self.count > self.beams:
-            raise UserError(f"--count {self.count} is more than the {self.beams} targets that --beams {self.beams} returns")
+            raise UserError(
+                f"--count {self.count} is more than the {self.beams} targets that --beams {self.beams} returns"
+            )
         for name in SAMPLING_ONLY:
             if getattr(self, name) is not None:
                 raise UserError(f"--{name.replace('_', '-')} has no effect on a beam search: leave it or --beams out")
@@ -118,7 +120,8 @@ class TraceOptions(TextTraceInput):
     """What `pencil trace` reads."""
 
     text: Annotated[
-        str | None, Parameter(group=INPUT, help="The target. Default: the one the model generates.", allow_leading_hyphen=True)
+        str | None,
+        Parameter(group=INPUT, help="The target. Default: the one the model generates.", allow_leading_hyphen=True),
     ] = None
 
 

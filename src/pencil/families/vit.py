@@ -45,7 +45,10 @@ class SampleOptions(TextOutput, AttentionOutput, ImageInput):
 
     attention: Annotated[
         Path | None,
-        Parameter(group=OUTPUT, help="Write the attention of the class token (without one: the mean over patches) to this .png file."),
+        Parameter(
+            group=OUTPUT,
+            help="Write the attention of the class token (without one: the mean over patches) to this .png file.",
+        ),
     ] = None
 
 

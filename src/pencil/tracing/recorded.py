@@ -36,7 +36,8 @@ class RecordedTrace:
 
     `labels` are the labels of the indices along an axis, by its letter. `facts` holds what else is known:
     "first_patch", the index of the first token that is a patch of an image; "grid", the number of patches down and
-    across (of a video, along time first); "text", a text the model generated; "first_word", the index of its first token.
+    across (of a video, along time first); "text", a text the model generated; "first_word", the index of its first
+    token.
     """
 
     def __init__(
