@@ -21,7 +21,9 @@ from pencil.cli.main import main
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARK = re.compile(r"#.*needs (a GPU|a network)")
-SLOW = re.compile(r"^pencil (lab|demo|heads runs/twice|cost .*--measure)")  # minutes: run by `make test-all`, or elsewhere
+SLOW = re.compile(
+    r"^pencil (lab|demo|heads runs/twice|cost .*--measure)"
+)  # minutes: run by `make test-all`, or elsewhere
 SHORT = ["--train.steps", "2", "--train.eval_every", "2", "--train.eval_batches", "1", "--train.save_every", "2",
          "--train.batch", "4", "--train.warmup", "0"]  # fmt: skip
 RUNS = {
@@ -203,7 +205,8 @@ def test_the_readme_has_at_most_ten_rows_of_figures():
 
 
 def test_a_changed_transcript_is_noticed():
-    assert matches("a\n…\nc", "a\nb\nc\n") and not matches("a\nd", "a\nb\nc\n")
+    assert matches("a\n…\nc", "a\nb\nc\n")
+    assert not matches("a\nd", "a\nb\nc\n")
 
 
 def test_no_page_names_a_machine():

@@ -93,7 +93,8 @@ def test_an_old_run_goes_on_from_its_checkpoint(old):
     assert any(not torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
     # from here on it is a run of this version
     table = tomllib.loads((old / "config.toml").read_text())
-    assert table["run"]["pencil"] == "0.6.0" and table["run"]["settings"] == "0.7"
+    assert table["run"]["pencil"] == "0.6.0"
+    assert table["run"]["settings"] == "0.7"
     again = families.open_run(old)
     assert again.config["model"] == run.config["model"]
     families.load(old)

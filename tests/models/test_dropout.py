@@ -142,7 +142,7 @@ def test_dropout_zeroes_single_attention_weights_unless_they_have_a_rate_of_thei
         dropped = torch.zeros(*factor.shape[:2], *where.shape, dtype=torch.bool)
         dropped[:, :, where] = check_scale(factor, rate)
         if rate:
-            # each query drops its own keys: the last two, which see the same, agree as often as chance has it
+            # each query drops its own keys: the last two, which see the same, agree as often as independent draws do
             both = where[-1] & where[-2]
             agree = (dropped[:, :, -1] == dropped[:, :, -2])[..., both]
             assert near(float(agree.double().mean()), rate**2 + (1 - rate) ** 2, agree.numel())

@@ -207,9 +207,9 @@ def test_a_number_changed_in_the_sheet_changes_what_follows_as_in_the_model(book
 
 @pytest.mark.parametrize("name", _named(["vit-4x4", "vit"]))
 def test_no_cell_is_an_error(books, name):
-    for name, sheets in books(name)[2].items():
+    for book, sheets in books(name)[2].items():
         for sheet in sheets.values():
-            assert not sheet.errors, name
+            assert not sheet.errors, book
 
 
 SHARED = set(
@@ -242,10 +242,10 @@ SHARED = set(
 
 @pytest.mark.parametrize("name", _named(["vit-4x4", "vit"]))
 def test_only_functions_every_spreadsheet_has(books, name):
-    for name, sheets in books(name)[0].items():
+    for book, sheets in books(name)[0].items():
         for sheet in sheets.values():
             for formula in sheet.formulas.values():
-                assert set(re.findall(r"[A-Z.]+(?=\()", formula)) <= SHARED, f"{name}: {formula}"
+                assert set(re.findall(r"[A-Z.]+(?=\()", formula)) <= SHARED, f"{book}: {formula}"
                 assert len(formula) < 8192
         assert all(len(sheet) <= 31 and not set(sheet) & set("[]:*?/\\") for sheet in sheets)
 

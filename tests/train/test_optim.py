@@ -16,7 +16,7 @@ def test_newton_schulz_brings_every_singular_value_near_one(shape):
     assert values.max() < 1.3
 
 
-def test_muon_is_torch_muon_but_for_its_bfloat16():
+def test_muon_equals_torch_muon_except_for_bfloat16():
     torch.manual_seed(0)
     mine = [torch.nn.Parameter(torch.randn(s)) for s in ((23, 17), (17, 23), (23, 17))]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in mine]
@@ -50,7 +50,7 @@ def tiny():
     return create("gpt", GPTConfig(vocab=31, context=11, width=20, depth=2, heads=2, bias=True, positions="learned"))
 
 
-def test_who_is_trained_by_what():
+def test_which_parameters_each_optimizer_trains():
     model = tiny()
     made = make_optimizers(model, TrainConfig(optimizer="muon"))
     names = {p: n for n, p in model.named_parameters()}
@@ -64,7 +64,7 @@ def test_who_is_trained_by_what():
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_optimizers_go_on_from_their_saved_tensors(optimizer):
+def test_optimizers_continue_from_their_saved_tensors(optimizer):
     ids = torch.randint(0, 31, (3, 12))
 
     def step(model, made):

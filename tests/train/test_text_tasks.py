@@ -136,8 +136,8 @@ class Oracle(nn.Module):
         for i, row in enumerate(task.data.test):
             tokens, places, label = task.tokens([row])
             right = int(label)
-            guess = (right + 1) % self.classes if i in mistaken else right
-            self.known[tuple(tokens[0, places[0] < NOWHERE].tolist())] = guess
+            predicted = (right + 1) % self.classes if i in mistaken else right
+            self.known[tuple(tokens[0, places[0] < NOWHERE].tolist())] = predicted
 
     def forward(self, tokens, span):
         rows = [tuple(row[at < NOWHERE].tolist()) for row, at in zip(tokens, span.index, strict=True)]

@@ -36,7 +36,7 @@ def demo(*, out: Path | None = None) -> int:
     note(
         f"{FAMILY.parameters(c):,} parameters: {c.depth} blocks of width {c.width}, trained on {task.about()}, with "
         f"{torch.get_num_threads()} threads.\n"
-        "An image is cut into patches; the words follow the patches in one sequence, and each word attends to all of them."
+        "An image is cut into patches; the words follow in the same sequence, and each word attends to all patches."
     )
     status = train_to_end(run, task, config)
     if status:

@@ -52,8 +52,8 @@ def dispatch(
 ) -> int:
     """Run a verb with the options of the family that its first positional word names.
 
-    The word is the first, unless options come before it: then which of the words it is depends on the options, and so on
-    the family. It is the one that is still the first positional word when the line is read with its own family.
+    The word is the first, unless options come before it: then which of the words it is depends on the options, and
+    those on the family. It is the one that is still the first positional word when read with its own family.
     """
     asks_help = bool(set(words) & set(HELP))
     targets = words[:1] if not words[0].startswith("-") else [word for word in words if not word.startswith("-")]

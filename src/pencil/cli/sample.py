@@ -1,5 +1,7 @@
 """sample: use a trained model."""
 
+# the options of a command are those of its family, which is known when the command is made
+# pyright: reportInvalidTypeForm=false
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

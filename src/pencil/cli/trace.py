@@ -1,5 +1,7 @@
 """why, trace, show and diff."""
 
+# the options of a command are those of its family, which is known when the command is made
+# pyright: reportInvalidTypeForm=false
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any

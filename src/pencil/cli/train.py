@@ -1,5 +1,7 @@
 """train and resume."""
 
+# the options of a command are those of its family, which is known when the command is made
+# pyright: reportInvalidTypeForm=false
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +20,7 @@ FILES_NAMED = 20  # unusable files reported one by one
 def train(family: str, /, *settings: Settings) -> int:
     """Train a model on your data; Ctrl-C saves and prints the command that continues.
 
-    pencil train FAMILY --help lists the options of a family; pencil train FAMILY --settings lists every setting, such as
+    pencil train FAMILY --help lists the options of a family; pencil train FAMILY --settings every setting, such as
     --model.depth and --train.lr.
 
     Parameters

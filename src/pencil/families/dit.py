@@ -66,7 +66,7 @@ class TrainOptions(TokenizerOptions, ImageSizeOptions):
         str | None,
         Parameter(
             group=DATA,
-            help="Image size: 64, or 64x96 for height and width; the same as --model.image_size. With --vae: the size of "
+            help="Image size: 64, or 64x96 for height and width; the same as --model.image_size. With --vae: of "
             "the images it encodes.",
         ),
     ] = None
@@ -74,7 +74,8 @@ class TrainOptions(TokenizerOptions, ImageSizeOptions):
         str | None,
         Parameter(
             group=DATA,
-            help="Train on the latents of this autoencoder of diffusers: a folder, or a name on the hub. Images are encoded "
+            help="Train on the latents of this autoencoder of diffusers: a folder, or a name on the hub. Images are "
+            "encoded "
             "once and cached.",
         ),
     ] = None
@@ -109,7 +110,7 @@ class SampleOptions(ImageOutput):
         str | None,
         Parameter(
             group=SAMPLING,
-            help="flow (default) or heun for a rectified flow; ddim (default) or ddpm for a linear or cosine noise schedule.",
+            help="flow (default) or heun for a rectified flow; ddim (default) or ddpm for a linear or cosine schedule.",
         ),
     ] = None
     seed: Annotated[int, Parameter(group=SAMPLING, help="Random seed; the same seed gives the same images.")] = 0
@@ -160,7 +161,7 @@ class TraceOptions(NoOptions):
 
 
 def condition(loaded: Loaded, labels: list[str], texts: list[str], count: int = 1) -> tuple[Any, ...]:
-    """The condition, `count` rows of each: the numbers of labels, or the tokens of texts and their places; or nothing."""
+    """The condition, `count` rows of each: class numbers, or the tokens of texts and their places; or nothing."""
     model, tokenizer, run = loaded
     c = model.config
     if not (c.vocab or c.classes):
@@ -220,7 +221,8 @@ def trace_step(loaded: Loaded, options: TraceOptions, double: bool = False) -> L
     """The model at one denoising step, on exactly what `sample` hands it."""
     model, tokenizer, _ = loaded
     c, named = model.config, options.prompt if model.config.vocab else options.label
-    given = condition(loaded, *([] if one is None else [one] for one in (options.label, options.prompt)))
+    labels, texts = ([] if one is None else [one] for one in (options.label, options.prompt))
+    given = condition(loaded, labels, texts)
     steps = STEPS if options.steps is None else options.steps
     step = (steps + 1) // 2 if options.step is None else options.step
     seed, guidance = options.seed or 0, 1.0 if options.guidance is None else options.guidance
@@ -313,7 +315,7 @@ FAMILY = Family(
     training=TRAINING,
     task=Diffusion,
     data="digits",
-    data_help="digits, scenes or moving-digits (built in); a folder with one subfolder for each class, or of images with "
+    data_help="digits, scenes or moving-digits (built in); a folder with one subfolder a class, or of images with "
     "metadata.jsonl, or of images alone; a folder of MNIST's idx files; or hub:OWNER/NAME.",
     embedded=(*EMBEDDED["label"], *EMBEDDED["caption"]),
     eval_help="loss; the share of samples that a classifier of the same images classifies as their label; of texts, "

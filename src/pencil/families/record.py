@@ -32,7 +32,7 @@ class Family:
     sample: Callable[..., None] | None = None  # (loaded, options, output)
     trace_options: type = NoOptions
     trace: Callable[..., Any] | None = None  # (loaded, options, double) -> LiveTrace
-    cost: CostProfile = CostProfile()
+    cost: CostProfile = field(default_factory=CostProfile)
     heads: HeadProfile | str = "its attention heads have no score here"  # or why its heads cannot be scored
     checkpoints: Mapping[str, Any] = field(default_factory=dict)  # modules that map other libraries' checkpoints
     default_preset: str = "nano"

@@ -15,7 +15,7 @@ SELF_ATTENTION = "blocks.{}.attn.pattern"
 
 
 class Layout(NamedTuple):
-    """The attention of one sequence: the keys a token may see, those that count for a score, and which queries count."""
+    """The attention of one sequence: the keys a token may see, those a score counts, and which queries count."""
 
     allowed: Bool[Tensor, "T S"]
     targets: dict[str, Bool[Tensor, "T S"]]

@@ -72,7 +72,9 @@ def search(
                 if token == end or last:
                     if rank < beams or last:
                         text = [*texts[i][beam], token]
-                        found[prompt].append(Hypothesis(text, value, value / _length_norm(length, penalty), token == end))
+                        found[prompt].append(
+                            Hypothesis(text, value, value / _length_norm(length, penalty), token == end)
+                        )
                 elif len(grows) < beams:
                     grows.append((beam, token, value))
             found[prompt] = sorted(found[prompt], key=lambda one: -one.score)[:beams]

@@ -1,6 +1,6 @@
 """Diffusion: how images are noised, what a model predicts, and the sampling steps back; classifier-free guidance.
 
-Two processes. `GaussianDiffusion` (DDPM): x_t = √ᾱ_t·x₀ + √(1 − ᾱ_t)·ε for t from 0 to n − 1, and the prediction target is
+Two processes. `GaussianDiffusion` (DDPM): x_t = √ᾱ_t·x₀ + √(1 − ᾱ_t)·ε for t from 0 to n − 1; the prediction target is
 ε, x₀ or v. `RectifiedFlow`: x_t = (1 − t)·x₀ + t·ε for t from 0 to 1, and the prediction target is the velocity ε − x₀.
 """
 

@@ -129,7 +129,9 @@ class Generation:
         cumulative = probabilities(logits.cpu(), self.sampling).cumsum(-1)
         uniforms = torch.tensor([[torch.rand((), generator=g, dtype=torch.float64).item()] for g in self.random])
         return (
-            torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True).clamp(max=cumulative.shape[1] - 1)[:, 0].tolist()
+            torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
+            .clamp(max=cumulative.shape[1] - 1)[:, 0]
+            .tolist()
         )
 
 
@@ -188,13 +190,17 @@ def stream(
     """
     ids = [([] if begin is None else [begin]) + tokenizer.encode(prompt).tolist() for prompt in prompts]
     generation = Generation(
-        model, ids, max_new_tokens, sampling, samples=samples, end=tokenizer.end, vocab=tokenizer.vocab, slide=slide, cached=cached,
-        given=given,
+        model, ids, max_new_tokens, sampling, samples=samples, end=tokenizer.end, vocab=tokenizer.vocab, slide=slide,
+        cached=cached, given=given,
     )  # fmt: skip
-    return _pieces(generation, tokenizer, [_TextStream(tokenizer, stop) for _ in prompts], [] if reasons is None else reasons)
+    return _pieces(
+        generation, tokenizer, [_TextStream(tokenizer, stop) for _ in prompts], [] if reasons is None else reasons
+    )
 
 
-def _pieces(generation: Generation, tokenizer: Tokenizer, texts: list[_TextStream], reasons: list[str]) -> Iterator[list[str]]:
+def _pieces(
+    generation: Generation, tokenizer: Tokenizer, texts: list[_TextStream], reasons: list[str]
+) -> Iterator[list[str]]:
     for step in generation:
         pieces = [""] * len(texts)
         for i, token in enumerate(step):

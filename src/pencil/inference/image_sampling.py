@@ -44,7 +44,8 @@ def sample_images(
     places = Span.at(given[1].to(device)) if len(given) > 1 else None
     denoise = classifier_free_guidance(model, given[0].to(device) if given else None, guidance, places)
     kept = [decode(x[:1])] if keep_steps else []
-    for x in sample_steps(process, denoise, x, steps, sampler, torch.Generator().manual_seed(seed)):
+    for step in sample_steps(process, denoise, x, steps, sampler, torch.Generator().manual_seed(seed)):
+        x = step
         if keep_steps:
             kept.append(decode(x[:1]))
     if not x.isfinite().all():

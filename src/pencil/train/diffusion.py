@@ -50,7 +50,7 @@ CONDITION_DROPOUT = 0.1  # unless set
 class Diffusion(ImageTask):
     """Predict the prediction target of a noised image, given the timestep, and a label or a text if there is one."""
 
-    headline, select_best = "val_loss", False
+    headline = "val_loss"
 
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
@@ -70,7 +70,9 @@ class Diffusion(ImageTask):
         autoencoder = None
         if request.options.vae is not None:
             if not hasattr(data.train, "targets"):
-                raise UserError(f"{data.name} is generated while training, so it cannot be encoded before: leave --vae out")
+                raise UserError(
+                    f"{data.name} is generated while training, so it cannot be encoded before: leave --vae out"
+                )
             for name in ("flip", "crop", "augment_ops"):
                 if getattr(train, name) is not None:
                     raise UserError(f"train.{name} has no effect with --vae: images are encoded once, before training")
@@ -98,7 +100,9 @@ class Diffusion(ImageTask):
                 suggested["patch"] = (2, 2) if even else (1, 1)
         config = request.configure(**{**suggested, **found})
         if "prediction" in request.model and config.prediction != "eps" and config.noise_schedule == "flow":
-            raise UserError("model.prediction needs --model.noise_schedule linear or cosine; a flow predicts the velocity")
+            raise UserError(
+                "model.prediction needs --model.noise_schedule linear or cosine; a flow predicts the velocity"
+            )
         check_fit(config, data, "vocab" in found)
         # without a condition there is nothing to drop
         return config if config.classes or config.vocab else replace(config, null_condition=False)
@@ -163,6 +167,10 @@ class Diffusion(ImageTask):
         if self.autoencoder is None:
             return super().about()
         return f"{super().about()}, as latents of {by((self.config.channels, *self.config.image_size))}"
+
+    @property
+    def select_best(self) -> bool:
+        return False
 
     @property
     def usage(self) -> str:

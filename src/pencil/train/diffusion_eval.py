@@ -1,4 +1,4 @@
-"""Samples of a diffusion model scored by a classifier of the same data: how many are right, and the Fréchet distance."""
+"""Samples of a diffusion model scored by a classifier of the same data: accuracy, and the Fréchet distance."""
 
 from typing import Any
 

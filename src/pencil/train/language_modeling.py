@@ -31,8 +31,8 @@ class LanguageModeling:
         for part, ids in (("train", data.train), ("evaluate", data.val)):
             if len(ids) < config.context + 1:
                 raise UserError(
-                    f"{data.corpus.name} has {len(ids)} tokens to {part} on, fewer than the context of {config.context} "
-                    "needs; give more text or a smaller --model.context"
+                    f"{data.corpus.name} has {len(ids)} tokens to {part} on, fewer than the context of "
+                    f"{config.context} needs; give more text or a smaller --model.context"
                 )
 
     @classmethod

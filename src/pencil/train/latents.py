@@ -33,16 +33,22 @@ class LatentExamples:
         return self.latents[[self.which[i] for i in rows]].astype(np.float32), [self.targets[i] for i in rows]
 
 
-def to_latents(data: ImageData, autoencoder: Autoencoder, transform: ImageTransform, report: Callable[[str], None]) -> ImageData:
+def to_latents(
+    data: ImageData, autoencoder: Autoencoder, transform: ImageTransform, report: Callable[[str], None]
+) -> ImageData:
     """The same data set with every image as its latents, from the cache if they are there."""
     sides = (autoencoder.channels, *autoencoder.latent_size(transform.size))
-    known = hashlib.sha256(f"{data.hash} {autoencoder.hash} {transform.size} {transform.channels}".encode()).hexdigest()[:32]
+    known = hashlib.sha256(
+        f"{data.hash} {autoencoder.hash} {transform.size} {transform.channels}".encode()
+    ).hexdigest()[:32]
     parts = {}
     for name, examples in (("train", data.train), ("test", data.test)):
         path = cache_folder() / f"latents-{known}-{name}.f16"
         count = len(examples)
         if not path.is_file() or path.stat().st_size != 2 * count * int(np.prod(sides)):
-            report(f"Encoding {count:,} pictures of {data.name} at {transform.size[0]}×{transform.size[1]} ({name}), once.")
+            report(
+                f"Encoding {count:,} pictures of {data.name} at {transform.size[0]}×{transform.size[1]} ({name}), once."
+            )
             _write(path, examples, autoencoder, transform, (count, *sides))
         kept = np.memmap(path, np.float16, "r", shape=(count, *sides))
         parts[name] = LatentExamples(kept, examples.targets)
@@ -51,7 +57,9 @@ def to_latents(data: ImageData, autoencoder: Autoencoder, transform: ImageTransf
     return replace(data, **parts)
 
 
-def _write(path: Path, examples: Examples, autoencoder: Autoencoder, transform: ImageTransform, shape: tuple[int, ...]) -> None:
+def _write(
+    path: Path, examples: Examples, autoencoder: Autoencoder, transform: ImageTransform, shape: tuple[int, ...]
+) -> None:
     """The latents of every image, in order; images that cannot be decoded are stored as NaN. Whole, or not at all."""
     aside = beside(path)
     try:

@@ -154,7 +154,7 @@ class Trainer:
             return self.task.evaluate(self.model, self.config.eval_batches)
 
     def keep_best(self, results: dict[str, float]) -> None:
-        """Save the weights that sample and eval use: the best by validation, or the last where only a test set exists."""
+        """Save the weights that sample and eval use: the best by validation; the last where a test set is held out."""
         if not self.task.select_best or results["val_loss"] < self.best.get("val_loss", math.inf):
             self.best = {"step": self.step, **results}
             with self.averaged():
@@ -202,11 +202,11 @@ class Trainer:
             raise UserError(f"{checkpoint.folder_of(self.run.path, kept.step)} is a checkpoint of another model")
         if kept.state["optimizer"] != self.config.optimizer:
             was = kept.state["optimizer"]
-            raise UserError(f"{self.run.path} was trained with {was} and cannot be resumed with {self.config.optimizer}")
+            raise UserError(
+                f"{self.run.path} was trained with {was} and cannot be resumed with {self.config.optimizer}"
+            )
         self.model.load_state_dict(weights)
-        load_state_tensors(
-            self.model, self.optimizers, {n: t for n, t in tensors.items() if n.startswith("optim.")}
-        )
+        load_state_tensors(self.model, self.optimizers, {n: t for n, t in tensors.items() if n.startswith("optim.")})
         if self.ema is not None:
             self.ema.restore({n.removeprefix("ema."): t for n, t in tensors.items() if n.startswith("ema.")})
         self.step, self.best = kept.step, kept.state["best"]
@@ -240,7 +240,9 @@ class Trainer:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
                 steps = checkpoint.saved(self.run.path)
-                kept = f"the checkpoint of step {steps[-1]} is intact" if steps else "no checkpoint had been written yet"
+                kept = (
+                    f"the checkpoint of step {steps[-1]} is intact" if steps else "no checkpoint had been written yet"
+                )
                 raise UserError(
                     f"the disk is full: step {self.step} could not be saved in {self.run.path}; {kept}; "
                     f"free some space, then: pencil resume {self.run.path}"

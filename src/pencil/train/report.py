@@ -124,7 +124,7 @@ import pencil
 model, tokenizer, run = pencil.load("{run}")
 ```
 
-`config.toml` has every setting, `metrics.jsonl` every measurement, `loss.png` the curve, `samples/` its outputs while training.
+`config.toml` has every setting, `metrics.jsonl` every measurement, `loss.png` the curve, `samples/` the outputs.
 """
 
 

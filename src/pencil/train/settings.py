@@ -64,7 +64,9 @@ class TrainConfig:
         if self.crop is not None and not 0 < self.crop <= 1:
             raise UserError(f"train.crop must be above 0 and at most 1 (the whole picture), not {self.crop}")
         if self.keep < 2:
-            raise UserError(f"train.keep must be at least 2, so that one good checkpoint always exists, not {self.keep}")
+            raise UserError(
+                f"train.keep must be at least 2, so that one good checkpoint always exists, not {self.keep}"
+            )
 
     @staticmethod
     def upgrade(values: dict) -> dict:

@@ -79,8 +79,8 @@ class Translation:
         return self.data.hash
 
     def about(self) -> str:
-        generated = isinstance(self.data.train, Dates)
-        count = "generated while training" if generated else f"{len(self.data.train):,} to train on"
+        rows = self.data.train
+        count = "generated while training" if isinstance(rows, Dates) else f"{len(rows):,} to train on"
         return f"pairs of {self.data.name}, {count}, {len(self.data.test):,} held out"
 
     def skipped(self) -> list[tuple[str, str]]:

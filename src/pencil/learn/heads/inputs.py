@@ -29,8 +29,8 @@ def head_inputs(loaded: Loaded, text: str | None = None) -> list[Inputs]:
             raise UserError(f"{run.path} has too little held-out data: at least two examples of two tokens are needed")
     elif profile.from_text is None:
         raise UserError(
-            f"{run.path} is a {run.family}, which reads more than a text: leave --text and --prompt out, and its heads are "
-            "scored on its held-out data"
+            f"{run.path} is a {run.family}, which reads more than a text: leave --text and --prompt out, and its heads "
+            "are scored on its held-out data"
         )
     elif loaded.tokenizer is None:
         raise UserError(f"{run.path} has no tokenizer.json")

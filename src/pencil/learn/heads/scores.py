@@ -164,7 +164,7 @@ def _repeats(
 ) -> tuple[list[tuple[Found, Found]], int]:
     """Induction on random sequences of the texts' tokens: written twice, and with another one before instead.
 
-    Both have the same second half, so that the queries are the same. The sequences are of all lengths, from a few tokens
+    Both have the same second half, so that the queries are the same. The sequences have all lengths, from a few tokens
     to half the context: a head that has learned to attend ten tokens back need not find what is fifty away.
     """
     if profile.induction is None:

@@ -35,7 +35,9 @@ def tables(report: Report) -> list[Table]:
     found = []
     for group, heads in groups_of(report).items():
         names = scores_of(heads)
-        title = f"{group or 'decoder'}, self-attention" if group != "cross" else "decoder, cross-attention to the source"
+        title = (
+            f"{group or 'decoder'}, self-attention" if group != "cross" else "decoder, cross-attention to the source"
+        )
         made = Table(
             title=title if group else None, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0)
         )
@@ -101,7 +103,9 @@ def at(head: Head) -> str:
 
 def measured_on(report: Report, profile: HeadProfile, held_out: bool) -> str:
     """A sentence on where the numbers come from."""
-    where = f"Measured on {report.texts} {'held-out ' if held_out else ''}{profile.unit} of up to {report.tokens} tokens"
+    where = (
+        f"Measured on {report.texts} {'held-out ' if held_out else ''}{profile.unit} of up to {report.tokens} tokens"
+    )
     if profile.induction is not None and not report.repeated:
         return f"{where}; induction was not: it needs {FEWEST} different tokens, and a context of twice as many."
     if report.repeated:
