@@ -137,7 +137,11 @@ def shortened(words: list[str]) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+# the first page everyone reads in every run of the suite, the others in the long form
+EVERY_PAGE = [PAGES[0], *(pytest.param(page, marks=pytest.mark.long) for page in PAGES[1:])]
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: page.name)
 def test_every_command_of_a_page_runs(page, sandbox, capsys, monkeypatch):
     monkeypatch.chdir(sandbox)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))

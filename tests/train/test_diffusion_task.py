@@ -59,7 +59,7 @@ def test_with_a_learned_variance_the_loss_has_a_share_of_the_bound(noise_schedul
     zeros = torch.zeros_like(x)
     bound = task.process.variational_bound(x, task.process.add_noise(x, eps, t), zeros, zeros, t).mean()
     expected = (task.process.target(x, eps, t) ** 2).mean() + bound  # 0.001 of what a thousand steps add
-    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     # the prediction is trained by the mean squared error alone, the variance by the bound
     loss.backward()
     rows = model.head.bias.grad.reshape(2, -1)

@@ -26,8 +26,8 @@ def heads(
     """What the attention heads of a trained model do: scores beside what chance would give, as a table and a picture.
 
     The share of each head's attention on the token before, the first token, the token itself, and, in a sequence
-    written twice, on what came after the same token the first time (induction); and how broad it is. A head is named only where
-    its score is clearly beyond its baseline.
+    written twice, on what came after the same token the first time (induction); and how broad it is. A head is named
+    only where its score is clearly beyond its baseline.
 
     Parameters
     ----------
