@@ -5,9 +5,12 @@ Pencil is imported late: a plugin is loaded before the hook that checks shapes.
 """
 
 import io
+from contextlib import contextmanager
 
 import pytest
 from PIL import Image
+
+from conftest import unchecked
 
 SMALL = ["--model.width", "24", "--model.depth", "1", "--model.heads", "3", "--train.steps", "3", "--train.batch", "5",
          "--train.eval_batches", "1", "--train.warmup", "1"]  # fmt: skip
@@ -52,6 +55,21 @@ def fails(type_in):
     return call
 
 
+@pytest.fixture
+def light(monkeypatch):
+    """For tests that train and look at neither plots nor previews: none are made, and shapes are not checked."""
+    with lightly(monkeypatch):
+        yield
+
+
+@contextmanager
+def lightly(monkeypatch):
+    monkeypatch.setattr("pencil.train.loop.plot_losses", lambda run: None)
+    monkeypatch.setattr("pencil.train.loop.Trainer._preview", lambda trainer: None)
+    with unchecked():
+        yield
+
+
 def write_pairs(path, rows):
     path.write_text("".join(f"{one}\t{other}\n" for one, other in rows))
     return path
@@ -61,7 +79,7 @@ def trained(folder, *words):
     """A small run trained by the command line."""
     from pencil.cli.main import main
 
-    with pytest.raises(SystemExit) as ended:
+    with pytest.MonkeyPatch.context() as patch, lightly(patch), pytest.raises(SystemExit) as ended:
         main([*map(str, words), *SMALL, "--out", str(folder / "run")])
     assert not ended.value.code
     return folder / "run"

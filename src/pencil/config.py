@@ -53,7 +53,7 @@ def fitted(kind: type, values: Mapping[str, Any], where: str = "") -> dict[str, 
     hints = setting_types(kind)
     renamed, values_renamed = getattr(kind, "RENAMED", {}), getattr(kind, "RENAMED_VALUES", {})
     for name, value in values.items():
-        if name in renamed:
+        if renamed.get(name) in hints:
             raise UserError(f"{where}{name} is now called {where}{renamed[name]}")
         if name not in hints:
             raise UserError(f"{where}{name} is not a setting; {nearest(name, hints)}")

@@ -25,6 +25,9 @@ BAD_FILES = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("light")
+
+
 @pytest.fixture(autouse=True)
 def bad_files(tmp_path):
     for name, content in BAD_FILES.items():

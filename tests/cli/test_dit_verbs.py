@@ -11,18 +11,10 @@ from PIL import Image
 from albums import album, picture
 from pencil.families import classifier
 from pencil.train import checkpoint, diffusion_eval
-from pencil.train.diffusion import Diffusion
 from pencil.train.loop import Trainer
-from pencil.train.task import Preview
 
 SMALL = ("--model.width", 16, "--model.depth", 1, "--model.heads", 2, "--train.batch", 5, "--train.steps", 2,
          "--train.eval_every", 2, "--train.eval_batches", 1, "--train.save_every", 1)  # fmt: skip
-
-
-@pytest.fixture
-def no_previews(monkeypatch):
-    """Previews of samples take long."""
-    monkeypatch.setattr(Diffusion, "preview", lambda *_: Preview(".png", b""))
 
 
 def quick_classifier(monkeypatch, steps):
@@ -64,7 +56,7 @@ def test_a_video_is_sampled_as_an_animation(type_in, tmp_path):
         assert f"a video is written as .gif, and --out is {out}" in shown
 
 
-@pytest.mark.usefixtures("no_previews")
+@pytest.mark.usefixtures("light")
 def test_an_image_is_sampled_from_a_text(type_in, tmp_path):
     type_in("train", "dit", "--data", "scenes", *SMALL)
     shown = type_in("sample", "runs/scenes-dit", "--prompt", "a one above a two", "--steps", 2)
@@ -125,6 +117,7 @@ def test_samples_that_are_not_finite_are_not_written(fails, dit_run, tmp_path):
     assert not (tmp_path / "black.png").exists()
 
 
+@pytest.mark.usefixtures("light")
 def test_an_interrupted_classifier_is_trained_to_its_end(type_in, tmp_path, monkeypatch):
     type_in("train", "dit", "--data", photos(tmp_path / "photos"), *SMALL)
     quick_classifier(monkeypatch, steps=7)
@@ -145,14 +138,14 @@ def test_an_interrupted_classifier_is_trained_to_its_end(type_in, tmp_path, monk
     assert checkpoint.saved(kept)[-1] == 7
 
 
-@pytest.mark.usefixtures("no_previews")
+@pytest.mark.usefixtures("light")
 def test_guidance_needs_the_null_class(type_in, fails):
     type_in("train", "dit", "--model.null_condition", "false", *SMALL, "--out", "bare")
     assert "the model was trained without the null condition" in fails("sample", "bare", "--label", 7, "--guidance", 2)
     type_in("sample", "bare", "--label", 7, "--steps", 1)
 
 
-@pytest.mark.usefixtures("no_previews")
+@pytest.mark.usefixtures("light")
 def test_a_learned_variance_is_trained_and_sampled_with(type_in, fails, tmp_path):
     noise = ("--model.learned_variance", "true", "--model.noise_schedule", "linear")
     shown = type_in("train", "dit", *noise, *SMALL, "--out", "spread").err
@@ -177,7 +170,7 @@ def photos(folder, sizes=((33, 35),)):
     return folder
 
 
-@pytest.mark.usefixtures("no_previews")
+@pytest.mark.usefixtures("light")
 def test_a_dit_on_a_folder_of_classes(type_in, fails, tmp_path, monkeypatch):
     shown = type_in("train", "dit", "--data", photos(tmp_path / "photos"), *SMALL).err
     assert "images of photos at 35×33, 12 to train on, 2 held out" in shown
@@ -207,6 +200,7 @@ def test_a_dit_on_a_folder_with_captions(type_in, fails, tmp_path):
     assert set(json.loads(type_in("eval", run, "--json").out)) == {"val_loss"}
 
 
+@pytest.mark.usefixtures("light")
 def test_an_unconditional_dit(type_in, fails, tmp_path):
     for i in range(11):
         picture(tmp_path / "walks" / f"{i}.png", seed=i)
@@ -248,7 +242,7 @@ def test_an_unconditional_dit(type_in, fails, tmp_path):
     assert "11 pictures without a label" in fails("train", "dit", "--data", "walks", *SMALL)
 
 
-@pytest.mark.usefixtures("no_previews")
+@pytest.mark.usefixtures("light")
 def test_labels_can_be_ignored(type_in, fails, tmp_path, monkeypatch):
     photos(tmp_path / "photos")
     type_in("train", "dit", "--data", "photos", "--model.classes", "none", *SMALL)
@@ -262,7 +256,7 @@ def test_labels_can_be_ignored(type_in, fails, tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.usefixtures("no_previews")
+@pytest.mark.usefixtures("light")
 def test_captions_or_labels_can_be_the_condition(type_in, tmp_path):
     album(tmp_path / "both", ["a cup", "a dot"] * 3, label=["cup", "dot"] * 3)
     type_in("train", "dit", "--data", "both", *SMALL, "--out", "texts")
@@ -272,7 +266,7 @@ def test_captions_or_labels_can_be_the_condition(type_in, tmp_path):
     assert "Trained 3 steps" in type_in("resume", "labels", "--train.steps", 3).err
 
 
-@pytest.mark.usefixtures("no_previews")
+@pytest.mark.usefixtures("light")
 @pytest.mark.parametrize("what", ["text", "label", "nothing"])
 def test_folders_with_a_test_split(type_in, tmp_path, what):
     for k, part in enumerate(("train", "test")):
@@ -289,7 +283,7 @@ def test_folders_with_a_test_split(type_in, tmp_path, what):
     assert Image.open(tmp_path / "one.png").resize((13, 11)).mode == "RGB"
 
 
-@pytest.mark.usefixtures("no_previews")
+@pytest.mark.usefixtures("light")
 def test_images_of_different_sizes_are_refused_before_a_run_is_made(type_in, fails, tmp_path):
     photos(tmp_path / "photos", sizes=((41, 37), (29, 53)))
     shown = fails("train", "dit", "--data", "photos", *SMALL)

@@ -116,6 +116,7 @@ def test_evaluate_a_captioner_on_scenes(type_in, captioner_run, tmp_path):
     assert is_png(captioner_run / "samples" / "step-00000003.png")
 
 
+@pytest.mark.usefixtures("light")
 def test_a_vit_on_a_folder_of_classes(type_in, tmp_path):
     photos(tmp_path / "photos", {"cat": 8, "wild dog": 6, "a[b]": 4})
     size = ["--model.image_size", "16", "--model.patch", "8"]
@@ -135,6 +136,7 @@ def test_a_vit_on_a_folder_of_classes(type_in, tmp_path):
     assert "Trained 4 steps" in type_in("resume", "runs/photos-vit", "--train.steps", 4).err
 
 
+@pytest.mark.usefixtures("light")
 def test_a_vit_on_idx_files(type_in, tmp_path):
     idx(tmp_path / "mine", prefix="leaves-", packed=True)
     shown = type_in("train", "vit", "--data", "mine", *SMALL)
@@ -147,7 +149,9 @@ def test_a_vit_on_idx_files(type_in, tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("tokenizer", ["bpe", "char", "byte"])
+@pytest.mark.parametrize(
+    "tokenizer", ["bpe", pytest.param("char", marks=pytest.mark.long), pytest.param("byte", marks=pytest.mark.long)]
+)
 def test_a_captioner_on_a_folder_with_metadata(type_in, tmp_path, tokenizer):
     album(tmp_path / "album")
     size = ["--model.image_size", "16", "--tokenizer", tokenizer, "--vocab", 290]
@@ -170,6 +174,7 @@ def test_a_captioner_on_a_folder_with_metadata(type_in, tmp_path, tokenizer):
     ]
 
 
+@pytest.mark.usefixtures("light")
 def test_broken_images_are_named_and_counted_and_training_continues(type_in, tmp_path):
     photos(tmp_path / "photos")
     (tmp_path / "photos" / "cat" / "fake.png").write_text("words")
@@ -187,6 +192,7 @@ def test_broken_images_are_named_and_counted_and_training_continues(type_in, tmp
     assert "accuracy.dog" in found
 
 
+@pytest.mark.usefixtures("light")
 def test_an_image_run_is_used_from_any_folder(type_in, tmp_path, monkeypatch):
     photos(tmp_path / "photos")
     type_in("train", "vit", "--data", "photos", *SMALL, "--model.image_size", "16")

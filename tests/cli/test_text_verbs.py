@@ -137,6 +137,7 @@ def test_evaluate_and_sample_masked_tokens(type_in, masked_run, tmp_path, notes)
     assert many.split("\n\n")[1].splitlines() == ["the p[mask]ncil:", *lines]
 
 
+@pytest.mark.usefixtures("light")
 def test_a_text_classifier_resumes(type_in, tmp_path):
     write_pairs(tmp_path / "reviews.tsv", REVIEWS)
     type_in("train", "reader", "--data", "reviews.tsv", *SMALL, "--tokenizer", "byte", "--model.pool", "mean")
@@ -196,6 +197,7 @@ def test_a_given_target_is_traced(type_in, seq2seq_run, tmp_path):
     assert (tmp_path / "a.html").stat().st_size > 1000
 
 
+@pytest.mark.usefixtures("light")
 @pytest.mark.parametrize(
     "positions", ["alibi", "t5", "shaw", "sinusoidal", "sinusoidal-halves", "learned", "rope", "none"]
 )
@@ -205,6 +207,7 @@ def test_every_position_scheme_trains_and_generates(type_in, notes, positions):
     assert len(type_in("sample", "runs/text", "--prompt", "line", "--max-new-tokens", 5).out) > len("line\n")
 
 
+@pytest.mark.usefixtures("light")
 @pytest.mark.parametrize("family, positions", [
     ("captioner", "alibi"), ("vit", "alibi"), ("vit", "t5"), ("seq2seq", "shaw"),
     ("seq2seq", "learned"), ("reader", "alibi"), ("reader", "t5"),
@@ -217,6 +220,7 @@ def test_every_family_trains_with_other_positions(type_in, tmp_path, family, pos
     assert f'positions = "{positions}"' in (tmp_path / "runs" / "a" / "config.toml").read_text()
 
 
+@pytest.mark.usefixtures("light")
 def test_the_transformer_of_2017_trains(type_in, tmp_path):
     write_pairs(tmp_path / "mine.tsv", [(word, word[::-1]) for word in WORDS])
     shown = type_in("train", "seq2seq", "--data", "mine.tsv", *SMALL, "--model.norm_position", "post", "--model.scale_embeddings", "true",

@@ -39,6 +39,7 @@ def test_the_story_of_a_run(type_in, tmp_path, notes):
     assert "the run is in runs/notes-gpt-2" in shown.err
 
 
+@pytest.mark.usefixtures("light")
 def test_a_folder_names_what_it_skipped(type_in, tmp_path):
     folder = tmp_path / "notes"
     folder.mkdir()
@@ -49,6 +50,7 @@ def test_a_folder_names_what_it_skipped(type_in, tmp_path):
     assert "runs/notes-gpt" in shown.err
 
 
+@pytest.mark.usefixtures("light")
 def test_standard_input_trains_evaluates_and_resumes(type_in, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode()), encoding="utf-8"))
     assert "runs/stdin-gpt" in type_in("train", "gpt", "--data", "-", *QUICK).err
@@ -57,6 +59,7 @@ def test_standard_input_trains_evaluates_and_resumes(type_in, tmp_path, monkeypa
     assert not list((tmp_path / "runs" / "stdin-gpt").glob(".*.*"))
 
 
+@pytest.mark.usefixtures("light")
 def test_a_run_is_used_from_any_folder(type_in, tmp_path, monkeypatch):
     (tmp_path / "tale.txt").write_text(TEXT)
     type_in("train", "gpt", "--data", "tale.txt", *QUICK)

@@ -118,6 +118,7 @@ def test_what_it_cannot_do_is_refused_in_a_sentence(run, capsys):
     assert "train.mixup has no effect on a parity" in refused(
         capsys, "train", FAMILY.name, "--train.mixup", "0.5", "--out", run.parent / "other"
     )
+    assert "train.flip has no effect on a parity" in refused(capsys, "resume", run, "--train.flip", "true")
     assert "model.width must be at least 1" in refused(
         capsys, "train", FAMILY.name, "--model.width", "0", "--out", run.parent / "other"
     )

@@ -128,14 +128,15 @@ def resume(run: Path, /, *settings: Settings) -> int:
     run
         The run's folder. Training settings can be changed: pencil resume RUN --train.steps 4000.
     """
-    from ..families import open_run
+    from ..families import family, open_run
     from ..families.run_setup import task_of
     from ..train import checkpoint
-    from ..train.settings import TrainConfig, fit_warmup
+    from ..train.settings import TrainConfig, check_settings, fit_warmup
 
     opened = open_run(run)
     changed = overrides(list(settings), ("train",))["train"]
     config = build(TrainConfig, {**opened.config["train"], **changed}, "train.")
+    check_settings(config, family(opened.family).train_settings, opened.family)
     # a preset's inverse square root may warm up for longer than the run
     fit_warmup(config, chosen="warmup" in changed or config.schedule != "inverse-sqrt")
     task = task_of(opened, config)
