@@ -73,7 +73,7 @@ def test_whole_numbers_are_not_rounded(fails, request, words):
 
 
 def test_a_whole_number_may_have_a_point(type_in):
-    assert "B 2 batch size" in type_in("cost", "gpt2", "--batch", "2.0").out
+    assert "B 2 batch size" in type_in("cost", "gpt:nano", "--batch", "2.0").out
 
 
 def test_a_run_is_never_overwritten_without_force(fails, type_in, notes, tmp_path):

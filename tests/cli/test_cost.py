@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from test_verbs import type_in  # noqa: F401
 
 
 @pytest.mark.parametrize("words", [
@@ -13,14 +12,14 @@ from test_verbs import type_in  # noqa: F401
     ("vit:b/16", "--device", "a100", "--batch", "64"), ("dit:xl/2",), ("seq2seq:base", "--device", "l4"), ("bert-base",),
     ("captioner:nano", "--dtype", "float32"),
 ], ids=lambda words: words[0])  # fmt: skip
-def test_a_report_fits_into_eighty_columns(type_in, words):  # noqa: F811
+def test_a_report_fits_into_eighty_columns(type_in, words):
     shown = type_in("cost", *words).out
     assert max(map(len, shown.splitlines())) <= 80
     for title in ("Parameters", "FLOPs per token", "Memory of a train step", "Arithmetic intensity", "Least time"):
         assert f"\n{title}" in shown
 
 
-def test_both_units_are_shown_and_differ(type_in):  # noqa: F811
+def test_both_units_are_shown_and_differ(type_in):
     shown = type_in("cost", "llama2-70b", "--device", "h200").out
     assert "68,976,648,192 parameters" in shown
     assert re.search(r"KV cache, full: g 64 +10\.74 GB = +10\.00 GiB", shown)
@@ -30,7 +29,7 @@ def test_both_units_are_shown_and_differ(type_in):  # noqa: F811
     assert "memory-bound below 206 FLOP/byte" in shown
 
 
-def test_json_has_exact_values(type_in):  # noqa: F811
+def test_json_has_exact_values(type_in):
     found = json.loads(type_in("cost", "gpt2", "--context", "1000", "--batch", "3", "--device", "h100", "--json").out)
     assert found["parameters"]["total"] == 124_439_808
     assert found["tokens"] == 3000
@@ -44,7 +43,7 @@ def test_json_has_exact_values(type_in):  # noqa: F811
     assert found["measured_seconds"] is None
 
 
-def test_the_bytes_of_a_step_are_its_optimizers(type_in):  # noqa: F811
+def test_the_bytes_of_a_step_are_its_optimizers(type_in):
     muon = r"train step +[\d.]+  bytes: 40·P \(Muon: 32\), 2 × activations\n"
     assert re.search(muon, type_in("cost", "vit:b/16").out)
     shown = type_in("cost", "gpt2").out
@@ -56,7 +55,7 @@ def test_the_bytes_of_a_step_are_its_optimizers(type_in):  # noqa: F811
     assert moved == 32 * 84_934_656 + 40 * 1_633_000
 
 
-def test_huge_and_single_values_are_readable(type_in):  # noqa: F811
+def test_huge_and_single_values_are_readable(type_in):
     shown = type_in("cost", "gpt2", "--context", "1", "--batch", "1000000000000").out
     assert "n 1 token · B 1,000,000,000,000 batch size" in shown
     assert re.search(r"activations, at the peak +940\.24 PB = +835\.10 PiB +538\.19 PB saved", shown)
@@ -65,14 +64,14 @@ def test_huge_and_single_values_are_readable(type_in):  # noqa: F811
     assert "  1 token\n" in type_in("cost", "gpt2", "--context", "1").out
 
 
-def test_a_longer_context_than_it_was_made_for_is_noted(type_in):  # noqa: F811
+def test_a_longer_context_than_it_was_made_for_is_noted(type_in):
     assert "note: the model was made for 4,096 tokens\n" in type_in("cost", "llama2-7b", "--context", "8192").out
     shown = type_in("cost", "gpt2", "--context", "2048").out
     assert f"{124_439_808 + 1024 * 768:,} parameters" in shown
     assert "position table" in shown
 
 
-def test_a_run_costs_what_its_config_needs(type_in, run):  # noqa: F811
+def test_a_run_costs_what_its_config_needs(type_in, run):
     from pencil.families import load
 
     found = json.loads(type_in("cost", str(run), "--json").out)
@@ -81,7 +80,7 @@ def test_a_run_costs_what_its_config_needs(type_in, run):  # noqa: F811
     assert found["train_step_bytes"]["optimizer"] == loaded.run.config["train"]["optimizer"]
 
 
-def test_a_family_without_memory_formulas_is_shown_without_activations(type_in, monkeypatch):  # noqa: F811
+def test_a_family_without_memory_formulas_is_shown_without_activations(type_in, monkeypatch):
     from pencil.cost.profile import CostProfile
     from pencil.families import FAMILIES, family
 
@@ -95,7 +94,7 @@ def test_a_family_without_memory_formulas_is_shown_without_activations(type_in, 
     assert found["train_step_bytes"]["activations"] is None
 
 
-def test_measured_times_are_beside_the_least(type_in):  # noqa: F811
+def test_measured_times_are_beside_the_least(type_in):
     found = json.loads(type_in("cost", "captioner:nano", "--context", "17", "--measure", "--json").out)
     assert found["least_seconds"].keys() == {"local"}
     for name in ("train_step", "prefill", "decode"):
@@ -141,7 +140,7 @@ def test_what_cannot_be_measured_is_reported_with_its_reason():
     (("vit:b/16", "--context", "7"), "--context is for text: this model takes 197 tokens of an image"),
     (("gpt2", "--context", "many"), "many"),
 ], ids=lambda words: " ".join(words) if isinstance(words, tuple) else "")  # fmt: skip
-def test_an_error_is_one_sentence(type_in, words, sentence):  # noqa: F811
+def test_an_error_is_one_sentence(type_in, words, sentence):
     shown = type_in("cost", *words, code=2)
     assert sentence in shown.err
     assert shown.err.count("\n") == 1

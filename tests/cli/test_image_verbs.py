@@ -14,7 +14,7 @@ from pencil.families import load
 from pencil.train.report import Metrics
 
 
-def test_train_evaluate_and_resume_a_vit_on_digits(type_in, tmp_path):
+def test_train_evaluate_and_resume_a_vit_on_digits(type_in, tmp_path, request):
     shown = type_in("train", "vit", "--data", "digits", *SMALL)
     assert "the run is in runs/digits-vit" in shown.err
     assert "best" not in shown.err  # weights are not selected on a test set
@@ -38,6 +38,7 @@ def test_train_evaluate_and_resume_a_vit_on_digits(type_in, tmp_path):
     again = json.loads(type_in("eval", "runs/digits-vit", "--json", "--out", "seen").out)
     assert {k: round(v, 6) for k, v in again.items()} == found
     assert is_png(tmp_path / "seen" / "confusion.png")
+    request.getfixturevalue("light")
     assert "Trained 5 steps" in type_in("resume", "runs/digits-vit", "--train.steps", 5).err
     assert "runs/digits-vit-2" in type_in("train", "vit", *SMALL).err
 
@@ -113,7 +114,6 @@ def test_evaluate_a_captioner_on_scenes(type_in, captioner_run, tmp_path):
     for name in ("mistakes.png", "attention-1.png", "attention-3.png"):
         assert is_png(tmp_path / "seen" / name)
     assert not (captioner_run / "eval").exists()
-    assert is_png(captioner_run / "samples" / "step-00000003.png")
 
 
 @pytest.mark.usefixtures("light")

@@ -231,7 +231,7 @@ def test_quitting_a_page_does_not_count_the_one_not_answered(do, standing):
     assert [standing(name) is not None for name in PAGES["000"][:3]] == [True, True, False]
 
 
-@pytest.mark.parametrize("seed", [(), ("--seed", 13)])
+@pytest.mark.parametrize("seed", [(), pytest.param(("--seed", 13), marks=pytest.mark.long)])
 def test_the_key_of_the_tags_is_shown_once(do, seed):
     for name in KATAS:
         shown = do(name, *seed, typed="?\n").out
@@ -517,7 +517,15 @@ def test_the_key_apart(do, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "what, used", [("all", 1), ("all.attention", 1), ("softmax", 1), ("gelu", 0), ("all.taming", 0)]
+    "what, used",
+    [
+        ("all", 1),
+        ("gelu", 0),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in (("all.attention", 1), ("softmax", 1), ("all.taming", 0))
+        ),
+    ],
 )
 def test_a_sheet_has_the_key_of_the_tags_once(what, used):
     sheet = sheets.make(what, 12, 7)

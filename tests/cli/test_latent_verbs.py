@@ -158,7 +158,9 @@ def test_autoencoders_that_are_refused(vae, photos, fails, monkeypatch, tmp_path
         "train", "vit", "--data", photos, "--vae", vae
     )
     assert "has no config.json" in fails("train", "dit", "--data", photos, "--vae", photos)
-    assert "train.flip has no effect with --vae: images are encoded once, before training" in fails("train", "dit", "--data", photos, "--vae", vae, "--train.flip", "true")
+    assert "train.flip has no effect with --vae: images are encoded once, before training" in fails(
+        "train", "dit", "--data", photos, "--vae", vae, "--train.flip", "true"
+    )
     monkeypatch.setitem(sys.modules, "diffusers", None)
     monkeypatch.setitem(sys.modules, "diffusers.models.autoencoders.autoencoder_kl", None)
     assert "pip install 'pencil-transformers[diffusers]'" in fails("train", "dit", "--data", photos, "--vae", vae)

@@ -15,7 +15,7 @@ from pencil.train.settings import OPTIONAL, TrainConfig
 RUNS = {"gpt": "run", "vit": "vit_run", "captioner": "captioner_run", "seq2seq": "seq2seq_run", "reader": "masked_run",
         "dit": "dit_run"}  # fmt: skip
 
-TOKENIZER = {"--tokenizer": "", "--vocab": "4096"}
+TOKENIZER = {"--tokenizer": "depends on the data", "--vocab": "4096"}
 TRAIN = {
     "gpt": {"--data": "pydoc", **TOKENIZER},
     "vit": {"--data": "digits", "--size": ""},

@@ -12,7 +12,13 @@ from commands import is_png
 from conftest import pencil
 from pencil.tracing.file import write
 from pencil.tracing.opened import read
-from traced import traced
+from traced import traced, unchecked
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    with unchecked():
+        yield
 
 
 @pytest.fixture

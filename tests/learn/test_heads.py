@@ -126,6 +126,7 @@ def test_a_head_that_attends_a_fixed_distance_back_is_no_induction_head():
     assert head.names == ()
 
 
+@pytest.mark.usefixtures("light")
 @pytest.mark.parametrize("positions", ["rope", "alibi"])
 def test_nothing_is_named_in_a_model_of_random_weights(positions):
     torch.manual_seed(1)
@@ -302,6 +303,7 @@ def heads(capsys, *words, code=0):
     return capsys.readouterr()
 
 
+@pytest.mark.usefixtures("light")
 def test_the_verb_prints_a_table_and_sentences_and_draws_a_picture(kept, tmp_path, capsys, monkeypatch):
     (tmp_path / "text.txt").write_text(TEXT)
     shown = heads(capsys, kept, "--text", tmp_path / "text.txt").out
@@ -317,6 +319,7 @@ def test_the_verb_prints_a_table_and_sentences_and_draws_a_picture(kept, tmp_pat
     assert (tmp_path / "h.png").exists()
 
 
+@pytest.mark.usefixtures("light")
 def test_the_verb_uses_the_runs_own_held_out_data(run, tmp_path, capsys):
     data = json.loads(heads(capsys, run, "--json", "--out", tmp_path / "h.png").out)
     assert data["texts"] == 32
@@ -324,6 +327,7 @@ def test_the_verb_uses_the_runs_own_held_out_data(run, tmp_path, capsys):
     assert len(data["heads"]) == 6
 
 
+@pytest.mark.usefixtures("light")
 @pytest.mark.parametrize(
     "name,data,columns",
     [

@@ -41,7 +41,7 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_every_question_is_solvable_and_every_mistake_has_its_hint(half):
     names = list(KATAS)[half * 14 : None if half else 14]
     done = subprocess.run([sys.executable, HERE / "solving.py", *names], capture_output=True, text=True, check=False)

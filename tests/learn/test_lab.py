@@ -194,7 +194,7 @@ def test_a_process_of_its_own_gives_the_same_numbers():
     assert as_json(here)["findings"] == as_json(there)["findings"]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_claim_that_cannot_be_measured_does_not_end_the_others(workers):
     small = dataclasses.replace(claim_of("scaling"), quick=dict(widths=(2, 5), tokens=3, rows=1))
     broken = dataclasses.replace(small, name="broken", quick=small.quick | dict(rows="many"))
@@ -224,7 +224,7 @@ def test_the_verb_names_what_could_not_be_measured(tmp_path, capsys, monkeypatch
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="only Linux says whose child a process is")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 def test_an_interrupted_lab_leaves_no_process_and_no_traceback(tmp_path, how):
     words = [sys.executable, "-m", "pencil", "lab", "residual", "--quick", "--seeds", "3", "--out", "out"]
     lab = subprocess.Popen(

@@ -180,7 +180,7 @@ def test_trace_and_sample_draw_the_same_attention(captioner, captioned, overlaid
     caption_attention(captioner.model, captioner.tokenizer, IMAGE, CAPTION)
     words, panels = overlaid["titles"], overlaid["weights"]
     assert words == ["a", "b", "a#2", "c"]
-    monkeypatch.setattr(draw, "as_png", lambda figure: b"")  # drawn often, and looked at above
+    monkeypatch.setattr(draw, "as_png", lambda figure: b"")  # the figures themselves are tested above
     for word, panel in zip(words, panels, strict=True):
         mean = np.zeros_like(panel)
         for block in range(2):

@@ -21,7 +21,7 @@ def demo(*, out: Path | None = None) -> int:
     Parameters
     ----------
     out
-        The run's folder; runs/scenes-captioner when not given, or the next free name.
+        The run's folder; runs/scenes-captioner by default, or the next free name.
     """
     import torch
 

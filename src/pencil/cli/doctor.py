@@ -10,7 +10,7 @@ from rich.console import Console
 
 
 def doctor() -> int:
-    """What this machine has: Python, torch, device, threads, packages; what is missing, and how to install it."""
+    """Show what this machine has: Python, torch, device, threads, packages; what is missing, and how to install it."""
     import torch
 
     from .. import __version__

@@ -18,11 +18,11 @@ def evaluate(
     device: str = "auto",
     out: Path | None = None,
 ) -> int:
-    """Measure a run on its held-out data: one metric a line, and pictures of the result in a folder.
+    """Evaluate a run on its held-out data: one metric a line, and figures in a folder.
 
-    Text: loss, perplexity, bits per byte. Classes: accuracy, the confusion matrix, the most confident mistakes.
-    Captions and translations: exact match, the mistakes, the attention at each word. Diffusion: the loss, and how many
-    samples a classifier of the same data classifies as their label; the classifier is trained once and kept.
+    Text: loss, perplexity, bits per byte. Classes: accuracy, confusion matrix, the most confident mistakes.
+    Captions and translations: exact match, mistakes, the attention at each word. Diffusion: loss, and the share of
+    samples that a classifier of the same data classifies as their label; the classifier is trained once and kept.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def evaluate(
     device
         auto, cpu, cuda or mps.
     out
-        The folder for pictures of the result; eval/ in the run's own when not given.
+        Folder for the figures; eval/ in the run's folder by default.
     """
     from ..device import pick_device
     from ..families import family, load_model, open_run
@@ -42,7 +42,7 @@ def evaluate(
 
     opened = open_run(run)
     if out is not None and out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; --out is the folder for pictures of the result")
+        raise UserError(f"{out} is a file; --out is the folder for the figures")
     model = load_model(opened, pick_device(device))
     task = task_of(opened, build(TrainConfig, {**opened.config["train"], "batch": 32}, "train."))
     folder, record = out or opened.path / "eval", family(opened.family)

@@ -23,24 +23,24 @@ def heads(
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     device: str = "auto",
 ) -> int:
-    """What the attention heads of a trained model do: scores beside what chance would give, as a table and a picture.
+    """Score what each attention head of a trained model does, beside what chance would give: a table and a figure.
 
-    The share of each head's attention on the token before, the first token, the token itself, and, in a sequence
-    written twice, on what came after the same token the first time (induction); and how broad it is. A head is named
-    only where its score is clearly beyond its baseline.
+    Scores are the share of a head's attention on the previous token, the first token, the token itself, and, in a
+    sequence written twice, on what followed the same token the first time (induction); and how broad the attention is.
+    A head is named only where its score is clearly beyond its baseline.
 
     Parameters
     ----------
     run
         The run's folder.
     text
-        A text file to measure on, or - for standard input; the run's held-out data when not given.
+        A text file to measure on, or - for standard input; the run's held-out data by default.
     prompt
         A text to measure on.
     out
-        The picture's file; heads.png in the run's folder when not given.
+        The figure's file (.png); heads.png in the run's folder by default.
     as_json
-        The numbers as one JSON object, instead of the table.
+        Print the scores as one JSON object instead of the table.
     device
         auto, cpu, cuda or mps.
     """

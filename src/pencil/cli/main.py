@@ -44,6 +44,7 @@ app = App(
     name="pencil",
     usage="Usage: pencil COMMAND ...",
     default_parameter=PARAMETERS,
+    group_parameters=Group("Options", sort_key=0),
     help="Transformers from pencil arithmetic to production.",
     version=__version__,
     help_epilogue="pencil COMMAND --help describes a command. --debug shows where a failure came from.",

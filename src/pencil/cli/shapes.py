@@ -10,12 +10,12 @@ from rich.text import Text
 
 
 def shapes(what: str, /, *, batch: int = 1) -> int:
-    """A one-page summary of a model: each symbol, its formula, and its shape at these sizes.
+    """Show a one-page summary of a model: each symbol, its formula and its shape.
 
     Parameters
     ----------
     what
-        A preset (gpt2, b/16, or captioner:nano where families share a name), or a run's folder.
+        A preset (gpt2, b/16, or captioner:nano where families share a name), or the folder of a run.
     batch
         Batch size: the B of the shapes.
     """

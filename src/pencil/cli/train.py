@@ -142,7 +142,7 @@ def resume(run: Path, /, *settings: Settings) -> int:
     task = task_of(opened, config)
     steps = checkpoint.saved(opened.path)
     if steps and steps[-1] >= config.steps:
-        note(f"{run} has made {steps[-1]} of {config.steps} steps; a larger --train.steps continues it")
+        note(f"{run} has made {steps[-1]} steps and train.steps is {config.steps}; a larger --train.steps continues it")
         return 0
     return train_to_end(opened, task, config)
 

@@ -46,7 +46,8 @@ class TokenizerOptions(NoOptions):
         str | None,
         Parameter(
             group=DATA,
-            help="char, byte, bpe (trained on the data), gpt2, or the path of a tokenizer.json. Default: by the data.",
+            help="char, byte, bpe (trained on the data), gpt2, or the path of a tokenizer.json.",
+            show_default=default("depends on the data"),
         ),
     ] = None
     vocab: Annotated[int, Parameter(group=DATA, help="Vocabulary size of a trained bpe tokenizer.")] = 4096

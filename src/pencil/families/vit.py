@@ -47,7 +47,7 @@ class SampleOptions(TextOutput, AttentionOutput, ImageInput):
         Path | None,
         Parameter(
             group=OUTPUT,
-            help="Write the attention of the class token (without one: the mean over patches) to this .png file.",
+            help="Write the last block's attention to each patch to this .png file.",
         ),
     ] = None
 

@@ -34,7 +34,7 @@ CLEAR = 0.3  # of the distance from the baseline to all of the attention: from t
 AS_BROAD = 0.05  # a head whose breadth is within this of an untrained one's shows nothing
 NAMES = {
     "previous": "previous token", "next": "next token", "first": "first token", "last": "last token",
-    "own": "own token", "class": "class token", "near": "next door", "picture": "picture", "induction": "induction",
+    "own": "own token", "class": "class token", "near": "adjacent patch", "picture": "image", "induction": "induction",
     "broad": "broad",
 }  # fmt: skip
 

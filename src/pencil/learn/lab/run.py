@@ -133,7 +133,7 @@ def _side_by_side(
     with _one_thread(), ProcessPoolExecutor(workers, get_context("spawn"), _exit_with_parent) as pool:
         try:
             # the first submit starts the processes
-            with _ignoring_interrupts():
+            with _holding_interrupts():
                 jobs: dict[Future[Row], Claim] = {
                     pool.submit(measured, claim, arm, seed, claim.size(plan.quick)): claim
                     for claim in chosen
@@ -173,16 +173,17 @@ def _exit_with_parent() -> None:
 
 
 @contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Processes started within ignore Ctrl-C: their parent handles it, and ends them."""
-    if threading.current_thread() is not threading.main_thread():
+def _holding_interrupts() -> Iterator[None]:
+    """Processes started within never see Ctrl-C: their parent handles it, and ends them; one that comes now waits."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # a blocked signal is inherited as blocked, and is delivered here when it is unblocked
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
