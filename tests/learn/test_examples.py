@@ -8,7 +8,6 @@ from pencil.learn.examples import EXAMPLES, deviations, example
 from pencil.tracing.receipt import receipt
 from traced import traced, unchecked
 
-
 LARGE = {"original-transformer", "vit-text", "mha-demo", "nanogpt-block"}  # every seventh cell; all in the long form
 
 

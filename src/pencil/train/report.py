@@ -100,7 +100,7 @@ def model_card(
     """README.md of a run: what it is, how good it is, how to use it."""
     facts, train = config["run"], config["train"]
     worded = f"tokenizer: {facts['tokenizer']}; " if "tokenizer" in facts else ""
-    which = "the best by validation" if chosen else "the last: the data above is a test set, so it chose none"
+    which = "the best by validation" if chosen else "the last: a test set does not select weights"
     measures = "\n".join(f"| {key} | {value:.4f} |" for key, value in best.items() if isinstance(value, float))
     return f"""# {run.name}
 
