@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from pencil.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROMPT = re.compile(r"^\S+ → \S+: (.*)\n", re.M)  # an answer typed in a transcript; over a pipe there are no prompts
 MARK = re.compile(r"#.*needs (a GPU|a network)")
 SLOW = re.compile(
     r"^pencil (lab|demo|heads runs/twice|cost .*--measure)"
@@ -39,11 +41,20 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
 
 
+def write_file(page: Path, words: list[str]) -> None:
+    """A csv or toml block is the file that the command in the next block names."""
+    found = blocks(page)
+    for (language, text), (_, after) in pairwise(found):
+        names = [word for word in words if language in ("csv", "toml") and word.endswith(f".{language}")]
+        if names and after.startswith(f"$ {shlex.join(['pencil', *words])}\n"):
+            Path(names[0]).write_text(text, encoding="utf-8")
+
+
 def commands(page: Path) -> list[tuple[str, str | None]]:
     """The commands of a page, and what a transcript shows after each."""
     found: list[tuple[str, str | None]] = []
     for language, text in blocks(page):
-        if language == "python":
+        if language in ("python", "csv", "toml"):
             continue
         shown: list[str] | None = None
         for line in text.splitlines():
@@ -71,7 +82,7 @@ def sandbox(tmp_path_factory):
 
     lines = [f"Once the cat sat on mat {i}, and the quick brown fox jumps over a lazy dog.\n" for i in range(300)]
     (folder / "notes").mkdir()
-    for name in ("notes.txt", "notes/one.txt", "letters.txt", "tinyshakespeare.txt"):
+    for name in ("notes.txt", "notes/one.txt", "letters.txt", "twice.txt", "tinyshakespeare.txt"):
         (folder / name).write_text("".join(lines))
     for kind in ("cat", "dog"):
         for i in range(4):
@@ -144,11 +155,14 @@ EVERY_PAGE = [PAGES[0], *(pytest.param(page, marks=pytest.mark.long) for page in
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: page.name)
 def test_every_command_of_a_page_runs(page, sandbox, capsys, monkeypatch):
     monkeypatch.chdir(sandbox)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     for line, shown in commands(page):
+        typed = "".join(f"{answer}\n" for answer in PROMPT.findall(shown or ""))
+        shown = None if shown is None else PROMPT.sub("", shown)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
         if MARK.search(line) or SLOW.match(line):
             continue
         words = words_of(line)
+        write_file(page, words)
         prepare(words, capsys)
         if words[0] == "train" and "--out" not in words and "--name" not in words:
             words += ["--force"] if "--name" in words else []

@@ -101,7 +101,7 @@ def curve(points: Sequence[tuple[int, float, float]]) -> bytes:
     axes.plot(widths, scaled, "s-", color=draw.GOOD, label="scaled: deviation of q·k/√d_k")
     axes.axhline(1.0, color="gray", linestyle="--", linewidth=1, label="1")
     axes.set(
-        xscale="log", xlabel="tag width d_k", ylabel="deviation of the scores", title="Why scores are divided by √d_k"
+        xscale="log", xlabel="head width d_k", ylabel="deviation of the scores", title="Why scores are divided by √d_k"
     )
     axes.set_xticks(widths, [str(w) for w in widths])
     axes.minorticks_off()
