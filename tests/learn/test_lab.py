@@ -228,8 +228,9 @@ def test_the_verb_names_what_could_not_be_measured(tmp_path, capsys, monkeypatch
 def test_an_interrupted_lab_leaves_no_process_and_no_traceback(tmp_path, how):
     words = [sys.executable, "-m", "pencil", "lab", "residual", "--quick", "--seeds", "3", "--out", "out"]
     lab = subprocess.Popen(
-        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
-    )
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where the suite runs in the background
+    )  # fmt: skip
 
     def children():
         return [int(n) for n in Path(f"/proc/{lab.pid}/task/{lab.pid}/children").read_text().split()]

@@ -17,26 +17,18 @@ SIZES = {
 }
 KINDS = {
     "gpt": {
-        "gpt2": dict(positions="learned", bias=True, activation="gelu-tanh", depth=2),
         "llama": dict(positions="rope", norm="rms", activation="swiglu", kv_heads=1, tie_embeddings=False),
-        "t5": dict(positions="t5", norm="rms", tie_embeddings=False),
     },
     "vit": {
-        "class": dict(depth=2),
         "rotated": dict(positions="rope", norm="rms", activation="swiglu", bias=False, pool="mean"),
     },
     "captioner": {
-        "nano": dict(),
         "rotated": dict(mask="causal", positions="learned", image_positions="rope", image_width=47, kv_heads=1),
     },
     "reader": {
         "bert": dict(norm_position="post", embed_norm=True, positions="learned", token_types=2, classes=5),
-        "mean": dict(classes=5, pool="mean", positions="alibi", norm="rms", activation="swiglu", kv_heads=1),
     },
     "seq2seq": {
-        "first": dict(
-            norm_position="post", positions="sinusoidal", scale_embeddings=True, activation="relu", bias=True
-        ),
         "shaw": dict(positions="shaw", norm_position="post", share_embeddings=False, source_vocab=37),
     },
     "dit": {
@@ -46,13 +38,29 @@ KINDS = {
     },
 }
 MORE = {
-    "gpt": {"plain": dict(positions="sinusoidal", tie_embeddings=False, bias=True), "none": dict(positions="none")},
-    "vit": {"mean": dict(pool="mean", positions="sinusoidal", activation="gelu-tanh"), "t5": dict(positions="t5")},
+    "seq2seq": {
+        "first": dict(norm_position="post", positions="sinusoidal", scale_embeddings=True, activation="relu", bias=True)
+    },
+    "gpt": {
+        "t5": dict(positions="t5", norm="rms", tie_embeddings=False),
+        "gpt2": dict(positions="learned", bias=True, activation="gelu-tanh", depth=2),
+        "plain": dict(positions="sinusoidal", tie_embeddings=False, bias=True),
+        "none": dict(positions="none"),
+    },
+    "vit": {
+        "class": dict(depth=2),
+        "mean": dict(pool="mean", positions="sinusoidal", activation="gelu-tanh"),
+        "t5": dict(positions="t5"),
+    },
     "captioner": {
+        "nano": dict(),
         "seed": dict(mask="causal", positions="learned", delimiters=False, type_embeddings=False, bias=True),
         "crow": dict(positions="t5", image_positions="alibi", type_embeddings=False, delimiters=False),
     },
-    "reader": {"t5": dict(positions="t5", activation="relu", bias=False, norm="rms")},
+    "reader": {
+        "mean": dict(classes=5, pool="mean", positions="alibi", norm="rms", activation="swiglu", kv_heads=1),
+        "t5": dict(positions="t5", activation="relu", bias=False, norm="rms"),
+    },
     "dit": {
         "windowed": dict(image_size=(12, 20), attention="windowed", window=2, classes=11, positions="rope", depth=2),
         "plain": dict(adaln="plain", positions="shaw", noise_schedule="linear", learned_variance=True),

@@ -71,13 +71,13 @@ def test_every_operation_of_gpt_has_a_receipt(kind):
 
 @pytest.mark.proof("no operation without a receipt", "vit")
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rope", "alibi", "shaw", "t5"])
-@pytest.mark.parametrize("pool", ["class", "mean"])
+@pytest.mark.parametrize("pool", ["class", pytest.param("mean", marks=pytest.mark.long)])
 def test_every_operation_of_vit_has_a_receipt(positions, pool):
     hold(trace(filled("vit", **PICTURE, classes=7, positions=positions, pool=pool), torch.randn(2, 3, 6, 15)))
 
 
 @pytest.mark.proof("no operation without a receipt", "captioner")
-@pytest.mark.parametrize("mask", ["causal", "prefix"])
+@pytest.mark.parametrize("mask", [pytest.param("causal", marks=pytest.mark.long), "prefix"])
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rope", "alibi", "shaw", "t5"])
 def test_every_operation_of_the_captioner_has_a_receipt(mask, positions):
     model = filled("captioner", **PICTURE, vocab=29, context=7, mask=mask, positions=positions)
@@ -85,7 +85,7 @@ def test_every_operation_of_the_captioner_has_a_receipt(mask, positions):
 
 
 @pytest.mark.proof("no operation without a receipt", "seq2seq")
-@pytest.mark.parametrize("norm_position", ["pre", "post"])
+@pytest.mark.parametrize("norm_position", [pytest.param("pre", marks=pytest.mark.long), "post"])
 @pytest.mark.parametrize("positions", SCHEMES)
 def test_every_operation_of_seq2seq_has_a_receipt(positions, norm_position):
     """Source and target padded, on either side; with scaled embeddings and a head bias where it is post-norm."""
@@ -100,7 +100,7 @@ def test_every_operation_of_seq2seq_has_a_receipt(positions, norm_position):
 
 
 @pytest.mark.proof("no operation without a receipt", "reader")
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.long), True])
 @pytest.mark.parametrize(
     "kind", [dict(classes=3), dict(classes=3, pool="mean"), dict()], ids=["class", "mean", "words"]
 )
@@ -114,7 +114,7 @@ def test_every_operation_of_a_reader_has_a_receipt(positions, norm_position, kin
 
 @pytest.mark.proof("no operation without a receipt", "dit")
 @pytest.mark.parametrize("given", ["label", "text"])
-@pytest.mark.parametrize("ada", ["zero", "plain"])
+@pytest.mark.parametrize("ada", ["zero", pytest.param("plain", marks=pytest.mark.long)])
 @pytest.mark.parametrize("attention, positions", [
     ("full", "sinusoidal"), ("full", "rope"), ("factored", "learned"), ("factored", "t5"), ("windowed", "shaw"),
     ("windowed", "rope"),

@@ -37,6 +37,15 @@ def other(request, timm):
         return trace(model, *inputs, **given)
 
 
+def first_of_each(*groups):
+    """One model of each group in every run of the suite, the others in the long form."""
+    return [
+        name if i == 0 else pytest.param(name, marks=pytest.mark.long)
+        for group in groups
+        for i, name in enumerate(group)
+    ]
+
+
 @pytest.mark.parametrize("name", GPTS)
 @pytest.mark.proof("no operation without a receipt", "gpt")
 def test_every_operation_of_a_gpt_is_reworked(name):
@@ -64,7 +73,7 @@ def test_every_operation_of_other_peoples_models_is_reworked(other):
     assert holds(other) > 10_000
 
 
-@pytest.mark.parametrize("name", [*GPTS, *VITS, *CAPTIONERS, *HAND])
+@pytest.mark.parametrize("name", [*first_of_each(GPTS, VITS, CAPTIONERS), *HAND])
 def test_whole_receipts_agree(name):
     """What .why() shows inlines the operands nobody named, and allows for the rounding of each."""
     assert not disagreeing(traced(name))
@@ -156,7 +165,7 @@ class Absolute(Graph):
         return np.abs(self.inner.stored(node))
 
 
-@pytest.mark.parametrize("name", [*GPTS, *VITS, *CAPTIONERS])
+@pytest.mark.parametrize("name", first_of_each(GPTS, VITS, CAPTIONERS))
 def test_what_is_allowed_of_a_sum_of_products_is_little(name):
     graph = traced(name).graph
     tried = 0
@@ -172,7 +181,7 @@ def test_what_is_allowed_of_a_sum_of_products_is_little(name):
     assert tried > 1000
 
 
-@pytest.mark.parametrize("name", [*GPTS, *VITS, *CAPTIONERS])
+@pytest.mark.parametrize("name", first_of_each(GPTS, VITS, CAPTIONERS))
 def test_what_is_allowed_of_everything_else_is_little(name):
     """Norms, softmax, activations, angles: a thousandth of the largest number in the tensor would be no check."""
     graph = traced(name).graph

@@ -426,7 +426,9 @@ def test_what_is_not_a_tensor_is_a_number_in_the_arithmetic():
 # blocks opened when needed
 
 
-@pytest.mark.parametrize("name", ["gpt learned", "gpt sinusoidal", "vit class"])
+@pytest.mark.parametrize(
+    "name", ["gpt learned", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt sinusoidal", "vit class"))]
+)
 @unchecked()
 def test_a_trace_of_blocks_holds_the_same_as_a_trace_of_all(name):
     model, inputs = ours(name)
@@ -446,7 +448,9 @@ def test_a_trace_of_blocks_holds_the_same_as_a_trace_of_all(name):
     assert not disagreeing(lazy, 60)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "llama"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", *(pytest.param(name, marks=pytest.mark.long) for name in ("bert", "t5", "llama"))]
+)
 @unchecked()
 def test_other_peoples_blocks_are_opened_too(name):
     model, _, given = theirs(name)
