@@ -73,4 +73,5 @@ def main() -> None:
         figure.savefig(options.out, dpi=130)
 
 
-main()
+if __name__ == "__main__":
+    main()

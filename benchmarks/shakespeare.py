@@ -1,6 +1,6 @@
 """Presets side by side on one text at nanoGPT's published CPU sizes: 4 × 128, context 64, batch 12, 2,000 steps.
 
-    python benchmarks/shakespeare.py tinyshakespeare.txt [--presets nanogpt nano] [--seeds 1337]
+    python benchmarks/shakespeare.py tinyshakespeare.txt [--presets nanogpt nano] [--seeds 1337] [--steps 2000]
 
 Prints the loss over the whole validation text, and the deviation of the estimate nanoGPT prints: the mean of 20 random
 batches.
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("text")
     parser.add_argument("--presets", nargs="+", default=["nanogpt", "nano"])
     parser.add_argument("--seeds", nargs="+", default=["1337"])
+    parser.add_argument("--steps", type=int, default=2000)
     options = parser.parse_args()
     rows = []
     for preset in options.presets:
@@ -47,7 +48,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 run, task, config = new_run(
                     "gpt", options.text, preset=preset,
-                    train={"steps": 2000, "batch": 12, "seed": seed, "eval_every": 500}, out=Path(folder) / "run",
+                    train={"steps": options.steps, "batch": 12, "seed": seed, "eval_every": 500}, out=Path(folder) / "run",
                 )  # fmt: skip
                 outcome = Trainer(task, run, config).train()
                 model = load_model(run)
@@ -57,4 +58,5 @@ def main() -> None:
         print(f"{preset:9} {seed:6} {loss:15.4f}   {mean:.4f} ± {deviation:.4f}   {spent:10.1f}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Every benchmark runs, at its smallest size; one that needs a GPU refuses in a sentence where there is none."""
+
+import importlib.util
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import call
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+SHORT = {
+    "decode": "--max-new-tokens 5 --out decode.png",
+    "dit": "--preset s/8 --batch 2 --rounds 1 --repeats 1 --eager",
+    "opening": "",
+    "pairs": "run",
+    "positions": "2 1 1 learned",
+    "probes": "",
+    "shakespeare": "notes.txt --presets nanogpt --steps 3",
+    "startup": "",
+    "steady": "digits 1 1",
+    "vit": "--model vit_tiny_patch16_224 --batch 1 --rounds 1",
+}
+NEED_GPU = {"cost", "masks"}
+WRITES_DOCS = {"lab"}
+
+
+def test_every_benchmark_is_in_one_of_the_lists():
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*SHORT, *NEED_GPU, *WRITES_DOCS}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SHORT)
+def test_a_benchmark_runs(name, tmp_path):
+    if name == "vit":
+        pytest.importorskip("torchvision", reason="timm needs torchvision to build its own models")
+    if name == "shakespeare":
+        (tmp_path / "notes.txt").write_text("".join(f"line {i} of a text to learn from\n" for i in range(400)))
+    if name == "pairs":
+        call("train", "seq2seq", "--out", str(tmp_path / "run"), "--train.steps", "2", "--train.warmup", "0")
+    result = subprocess.run(
+        [sys.executable, str(FOLDER / f"{name}.py"), *shlex.split(SHORT[name])],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert any(character.isdigit() for character in result.stdout)
+
+
+@pytest.mark.parametrize("name", sorted(NEED_GPU))
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run the benchmark itself")
+def test_a_benchmark_that_needs_a_gpu_refuses_without_one(name):
+    result = subprocess.run([sys.executable, str(FOLDER / f"{name}.py")], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.startswith("this benchmark needs a CUDA GPU") and len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.long
+def test_the_table_of_the_lab_is_written_between_its_marks(tmp_path):
+    spec = importlib.util.spec_from_file_location("benchmark_lab", FOLDER / "lab.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = module.DOCS.read_text(encoding="utf-8")
+    module.DOCS = tmp_path / "lab.md"
+    module.DOCS.write_text(page, encoding="utf-8")
+    call("lab", "residual", "--quick", "--out", tmp_path / "lab")
+    module.main(str(tmp_path / "lab" / "results.json"))
+    written = module.DOCS.read_text(encoding="utf-8")
+    before, after = page.split(module.BEGIN)[0], page.split(module.END)[1]
+    assert written.startswith(before + module.BEGIN) and written.endswith(module.END + after)
+    assert "residual" in written[len(before) : -len(after)]
