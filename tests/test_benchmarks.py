@@ -54,13 +54,15 @@ def test_a_benchmark_runs(name, tmp_path):
 def test_a_benchmark_that_needs_a_gpu_refuses_without_one(name):
     result = subprocess.run([sys.executable, str(FOLDER / f"{name}.py")], capture_output=True, text=True)
     assert result.returncode == 1
-    assert result.stderr.startswith("this benchmark needs a CUDA GPU") and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("this benchmark needs a CUDA GPU")
+    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.long
 def test_the_table_of_the_lab_is_written_between_its_marks(tmp_path):
     spec = importlib.util.spec_from_file_location("benchmark_lab", FOLDER / "lab.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     page = module.DOCS.read_text(encoding="utf-8")
@@ -70,5 +72,6 @@ def test_the_table_of_the_lab_is_written_between_its_marks(tmp_path):
     module.main(str(tmp_path / "lab" / "results.json"))
     written = module.DOCS.read_text(encoding="utf-8")
     before, after = page.split(module.BEGIN)[0], page.split(module.END)[1]
-    assert written.startswith(before + module.BEGIN) and written.endswith(module.END + after)
+    assert written.startswith(before + module.BEGIN)
+    assert written.endswith(module.END + after)
     assert "residual" in written[len(before) : -len(after)]

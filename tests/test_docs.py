@@ -78,7 +78,9 @@ def inline(page: Path) -> list[str]:
     """The whole commands within sentences and tables."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     spans = [" ".join(span.replace("\\|", "|").split()) for span in re.findall(r"`(pencil [^`]+)`", text)]
-    return [span for span in dict.fromkeys(spans) if span in ALONE or (" " in span[7:] and not PLACEHOLDER.search(span))]
+    return [
+        span for span in dict.fromkeys(spans) if span in ALONE or (" " in span[7:] and not PLACEHOLDER.search(span))
+    ]
 
 
 @pytest.fixture(scope="module")
