@@ -160,4 +160,5 @@ def main() -> None:
     print(f"largest error: {math.expm1(worst):.1%}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -94,6 +94,12 @@ class ParityTask:
     def count(self, batch: Any) -> int:
         return len(batch[0])
 
+    def targets(self, batch: Any) -> int:
+        return len(batch[0])
+
+    def sample_ids(self, step: int, micro: int = 0) -> list[str]:
+        return [str(row.tolist()) for row in self.batch(step, micro)[0]]
+
     def loss(self, model: Any, batch: Any):
         return F.cross_entropy(model(batch[0]), batch[1])
 

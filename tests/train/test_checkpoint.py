@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from pencil.config import UserError
+from pencil.manifest import Manifest
 from pencil.train import checkpoint
 
 
@@ -96,12 +98,61 @@ def _loads(content):
         return None
 
 
-def test_a_manifest_of_another_step_is_refused(tmp_path):
+def test_a_manifest_of_another_step_is_noticed(tmp_path):
     one, two = write(tmp_path, 1), write(tmp_path, 2)
     (two / "manifest.json").write_bytes((one / "manifest.json").read_bytes())
     kept, faults = checkpoint.latest(tmp_path)
     assert kept.step == 1
-    assert "manifest of step 1" in faults[0]
+    assert "step-00000002 was renamed: by its manifest it is the one of step 1" in faults[0]
+
+
+def listed(run):
+    """A run's manifest, which lists the checkpoints."""
+    Manifest("7" * 16, {}, {}).write(run)
+    return lambda: sorted(Manifest.read(run).checkpoints)
+
+
+def test_the_manifest_of_the_run_lists_what_is_kept(tmp_path):
+    steps = listed(tmp_path)
+    for step, expected in ((7, [7]), (20, [7, 20]), (100, [20, 100])):
+        write(tmp_path, step)
+        assert steps() == expected
+        assert checkpoint.latest(tmp_path)[1] == []
+
+
+def test_a_kill_before_a_checkpoint_is_listed_leaves_it_usable(tmp_path, monkeypatch):
+    steps = listed(tmp_path)
+    for step in (10, 20):
+        write(tmp_path, step)
+    real, calls = checkpoint.list_checkpoints, []
+
+    def killed_at_the_second(run, kept):
+        calls.append(kept)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        real(run, kept)
+
+    monkeypatch.setattr(checkpoint, "list_checkpoints", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.write(tmp_path, 20, tensors(21), {"best": {}})  # the same step again, with other content
+    assert steps() == [10]
+    kept, faults = checkpoint.latest(tmp_path)
+    assert (kept.step, faults) == (20, [])
+    assert kept.tensors["model.a"][0, 0] == 21
+
+
+def test_what_is_listed_is_carried_forward_and_never_hashed_anew(tmp_path):
+    listed(tmp_path)
+    folder = write(tmp_path, 10)
+    shutil.rmtree(folder)
+    checkpoint.write(tmp_path / "other", 10, tensors(11), {"best": {}}).rename(folder)
+    write(tmp_path, 20)
+    assert [str(fault.path) for fault in checkpoint.compare_with_run(tmp_path, checkpoint.find(tmp_path)[0])] == [
+        str(folder)
+    ]
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000020")
+    with pytest.raises(UserError, match="step-00000010 is not the checkpoint that this run wrote"):
+        checkpoint.latest(tmp_path)
 
 
 def test_without_an_intact_checkpoint_it_is_refused(tmp_path):

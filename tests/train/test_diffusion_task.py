@@ -11,6 +11,7 @@ from albums import album, cut_short, picture
 from pencil.config import UserError
 from pencil.families import family
 from pencil.families.run_setup import train_config
+from pencil.inference.autoencoder import to_bytes
 from pencil.inference.diffusion import RectifiedFlow
 from pencil.inference.image_sampling import sample_images
 from pencil.train import diffusion_eval
@@ -88,9 +89,49 @@ def test_a_sample_does_not_depend_on_the_rest_of_the_batch():
     few = sample_images(model, RectifiedFlow(), task.condition([3, 1]), 2, guidance=2.0, steps=3)[-1]
     assert (many[:2] == few).all()
     assert not (many[0] == many[1]).all()
-    steps = sample_images(model, RectifiedFlow(), task.condition([3]), 1, steps=5, keep_steps=True)
+    steps = sample_images(model, RectifiedFlow(), task.condition([3]), 1, steps=5, show_steps=99)
     assert len(steps) == 6
     assert steps[0].dtype == np.uint8
+
+
+def test_the_noise_of_a_step_is_fresh_and_a_row_keeps_its_own():
+    """At every seed, 0 too: the noise of the first step is not that which the row began with."""
+    task = prepare(model=dict(noise_schedule="linear")).task
+    model, process = task.build(), task.process
+    begun, added = [], []
+
+    class Watched(type(process)):
+        def ddpm(self, x, predicted, t, previous, noise, variance=None):
+            begun.append(x)
+            added.append(noise)
+            return super().ddpm(x, predicted, t, previous, noise, variance)
+
+    watched = Watched(process.alphas_cumprod, process.prediction, process.clip)
+    for count in (1, 3):
+        sample_images(model, watched, task.condition([3, 1, 4][:count]), count, steps=5, sampler="ddpm", seed=0)
+    assert not torch.isclose(begun[0], added[0]).any()
+    assert all(torch.equal(alone[0], among[0]) for alone, among in zip(added[:5], added[5:], strict=True))
+    drawn = torch.cat((begun[5], *added[5:])).flatten(1)
+    assert torch.corrcoef(drawn).fill_diagonal_(0).abs().max() < 0.7  # noise of its own for every row and step
+
+
+def test_some_steps_are_decoded_together_at_the_end():
+    task, calls = prepare().task, []
+
+    def decode(x):
+        calls.append(len(x))
+        return to_bytes(x)
+
+    model = task.build()
+    made = sample_images(model, task.process, task.condition([3, 1]), 2, steps=29, show_steps=7, decode=decode)
+    assert [len(part) for part in made] == [1] * 6 + [2]
+    assert calls == [6, 2]
+    every = sample_images(model, task.process, task.condition([3, 1]), 2, steps=29, show_steps=99)
+    assert len(every) == 30
+    assert all((made[i] == every[at]).all() for i, at in enumerate((0, 4, 9, 14, 19, 24, 29)))
+    calls.clear()
+    sample_images(model, task.process, task.condition([3]), 1, steps=29, decode=decode)
+    assert calls == [1]
 
 
 def test_without_the_null_condition_guidance_is_refused():

@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 
 from conftest import TINY, call, unchecked
+from pencil.cli.train import train_to_end
 from pencil.config import UserError, build
 from pencil.data import text
 from pencil.device import pick_device
@@ -19,6 +20,7 @@ from pencil.families import configure, family, load
 from pencil.families.run_setup import new_run, task_of
 from pencil.runs import Run
 from pencil.train import checkpoint, losses
+from pencil.train.interrupt import interruptible
 from pencil.train.language_modeling import LanguageModeling
 from pencil.train.loop import Trainer
 from pencil.train.report import Metrics
@@ -43,7 +45,7 @@ def trainer(folder, notes, run=None, **settings):
 
 
 CUTS = {
-    "muon": [(1, signal.SIGINT), (5, signal.SIGINT), (8, signal.SIGTERM)],
+    "muon": [(1, signal.SIGINT), (5, signal.SIGHUP), (8, signal.SIGTERM)],
     "adamw": [(5, signal.SIGINT)],
 }
 
@@ -61,6 +63,38 @@ def test_an_interrupted_run_continues_to_the_same_bits(tmp_path, notes, optimize
         second = trainer(folder, notes, run=Run.open(folder), optimizer=optimizer)
         assert second.train().finished
         assert bits(folder, 12) == expected
+
+
+def test_an_ignored_hangup_stays_ignored():
+    """`nohup pencil train …` goes on when its terminal is closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible() as stopping:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stopping.is_set()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stopping.is_set()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("fast_training")
+def test_nothing_is_called_saved_that_was_not(tmp_path, notes, monkeypatch, capsys):
+    made = trainer(tmp_path / "a", notes)
+    evaluate = made.evaluate
+
+    def interrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        return evaluate()
+
+    made.evaluate = interrupted
+    monkeypatch.setattr("pencil.train.loop.Trainer", lambda *_: made)
+    assert train_to_end(made.run, made.task, made.config) == 130
+    printed = capsys.readouterr().err
+    assert "Stopped before the first step. Continue with:" in printed
+    assert "and saved" not in printed
+    assert not checkpoint.saved(tmp_path / "a")
 
 
 def test_a_batch_is_a_function_of_seed_and_step_alone(notes):
@@ -108,10 +142,10 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_the_run_and_keeps_the_last_
         return loss
 
     made.loss = lambda batch: poisoned(made.model, batch)
-    with pytest.raises(UserError, match=r"stopped at step 10: .*; the checkpoint of step 8 is kept"):
+    with pytest.raises(UserError, match=r"stopped at step 10: .*; the checkpoint of step 9 is kept"):
         made.train()
     kept, faults = checkpoint.latest(tmp_path / "a")
-    assert kept.step == 8
+    assert kept.step == 9
     assert not faults
     assert all(t.isfinite().all() for t in kept.tensors.values())
     assert load(tmp_path / "a").model is not None
@@ -259,7 +293,14 @@ def test_a_full_disk_is_reported_and_the_previous_checkpoint_loads(tmp_path, not
         assert "Traceback" not in printed
         kept, faults = checkpoint.latest(disk / "run")
         assert kept.step >= 4
-        assert f"the checkpoint of step {kept.step} is intact" in printed
+        later = kept.step + 4
+        assert (
+            f"the checkpoint of step {later} could not be written; the checkpoint of step {kept.step} is kept"
+            in printed
+        )
+        assert "training goes on" in printed
+        assert f"step 40 could not be saved in {disk / 'run'}; the checkpoint of step {kept.step} is kept" in printed
+        assert "step     40  val_loss" in printed
         assert not faults
         assert not list((disk / "run" / "checkpoints").glob(".tmp-*"))
         assert load(disk / "run").model is not None

@@ -87,6 +87,9 @@ class Captioning(ImageTask):
             inputs = inputs.masked_fill(dropped, self.end)
         return torch.from_numpy(np.ascontiguousarray(pictures)), inputs, targets
 
+    def targets(self, batch: Batch) -> int:
+        return int((batch[2] >= 0).sum())
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         pictures, inputs, targets = batch
         return next_token(model(inputs, normalize(pictures)), targets)

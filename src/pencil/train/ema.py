@@ -15,11 +15,14 @@ class ExponentialMovingAverage:
         self.values = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
+    def update(self, step: int, skipped: Tensor | None = None) -> None:
+        """Move towards the weights; not where `skipped` is 1."""
         # early weights are poor: at step n only about the last n/10 are averaged
         decay = min(self.decay, (1 + step) / (10 + step))
-        values = list(self.values.values())
-        torch._foreach_lerp_(values, list(self.model.parameters()), 1 - decay)  # pyright: ignore
+        # of tensors in one call the weight could only be a number, for which the host would wait
+        weight = 1 - decay if skipped is None else (1 - decay) * (1 - skipped)
+        for value, parameter in zip(self.values.values(), self.model.parameters(), strict=True):
+            value.lerp_(parameter, weight)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..data import images
 from ..data.augment import ImageTransform
 from ..data.builtin import Scenes
 from ..data.examples import ArrayExamples, Examples, FileExamples
+from ..data.moving import MovingDigits
 from .settings import TrainConfig
 from .task import Batch, Request, epoch_order, random_of
 
@@ -86,6 +88,9 @@ class ImageTask:
     def count(self, batch: Batch) -> int:
         return len(batch[0])
 
+    def targets(self, batch: Batch) -> int:
+        return len(batch[0])
+
     def examples(self, step: int, micro: int) -> tuple[np.ndarray, list[Any]]:
         """The augmented images of a step and their targets."""
         rng, size = random_of(self.train.seed, step, micro), self.train.batch
@@ -93,8 +98,25 @@ class ImageTask:
         if isinstance(data, Scenes):
             drawn = data.draw(rng, size)
             return ArrayExamples(*drawn).take(range(size), self.transform, rng)
+        return data.take(self._indices(step, micro), self.transform, rng)
+
+    def _indices(self, step: int, micro: int) -> list[int]:
+        size = self.train.batch
         first = (step * self.train.accumulate + micro) * size
-        return data.take(epoch_order(self.train.seed, first, size, len(data)), self.transform, rng)
+        return epoch_order(self.train.seed, first, size, len(self.inputs.train))
+
+    def sample_ids(self, step: int, micro: int = 0) -> list[str]:
+        data = self.data.train
+        if isinstance(data, Scenes | MovingDigits):
+            _, targets = data.draw(random_of(self.train.seed, step, micro), self.train.batch)
+            what = "image" if isinstance(data, Scenes) else "video"
+            return [f"the generated {what} of {target!r}" for target in targets]
+        which, kept = self._indices(step, micro), getattr(self.inputs.train, "which", None)
+        which = which if kept is None else [kept[i] for i in which]  # latents lack the images that cannot be decoded
+        if isinstance(data, FileExamples):
+            sources = [data.sources[i] for i in which]
+            return [str(source if isinstance(source, Path) else source.name) for source in sources]
+        return [f"image {i} of {self.data.name}" for i in which]
 
     def held_out(self, examples: Examples, batches: int | None) -> Iterator[tuple[np.ndarray, list[Any]]]:
         """Held-out images and their targets in batches: all of them, or as many as `batches` batches hold."""

@@ -49,10 +49,8 @@ class LanguageModeling:
     @classmethod
     def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "LanguageModeling":
         """The task of a run, on the data it was trained on."""
-        if source == "-":
-            source = str(text.cache_folder() / f"text-{run.config['run']['data_hash'][:32]}.txt")
-        corpus = text.find(source)
-        check_unchanged(run, corpus.hash)  # before a changed corpus is tokenized
+        corpus = text.find(str(text.input_path(run.config["run"]["data_hash"])) if source == "-" else source)
+        check_unchanged(run, corpus.hash, source)  # before a changed corpus is tokenized
         data = text.TextData(corpus, run.tokenizer, text.tokenize(corpus, run.tokenizer))
         return cls(family, data, family.read_config(run.config["model"]), train)
 
@@ -83,11 +81,20 @@ class LanguageModeling:
         return both[:, :-1], both[:, 1:]
 
     def batch(self, step: int, micro: int = 0) -> Batch:
-        ids, rng = self.data.train, random_of(self.train.seed, step, micro)
-        return self._windows(ids, rng.integers(0, len(ids) - self.config.context, self.train.batch))
+        return self._windows(self.data.train, self._starts(step, micro))
+
+    def _starts(self, step: int, micro: int) -> np.ndarray:
+        rng = random_of(self.train.seed, step, micro)
+        return rng.integers(0, len(self.data.train) - self.config.context, self.train.batch)
+
+    def sample_ids(self, step: int, micro: int = 0) -> list[str]:
+        return [f"{self.data.corpus.name} at token {start}" for start in self._starts(step, micro)]
 
     def count(self, batch: Batch) -> int:
         return batch[0].numel()
+
+    def targets(self, batch: Batch) -> int:
+        return int((batch[1] >= 0).sum())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         tokens, targets = batch

@@ -4,33 +4,37 @@ import errno
 import math
 import os
 import platform
-import signal
-import threading
 import time
 import warnings
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import __version__
-from ..config import UserError, upgraded
+from ..config import UserError
 from ..device import pick_device
 from ..files import write_aside
-from ..runs import Run, rename
+from ..runs import WEIGHTS, Run
 from . import checkpoint
 from .ema import ExponentialMovingAverage
-from .optim import load_state_tensors, make_optimizers, state_tensors
+from .identity import identity
+from .interrupt import interruptible
+from .nonfinite import FiniteGuard, named, require_finite
+from .optim import make_optimizers, state_tensors, step_unless
 from .prefetch import Prefetch
 from .report import Metrics, ProgressBar, model_card, plot_losses
+from .resume import restore
 from .schedule import factor
 from .settings import TrainConfig
-from .task import Task, random_of
+from .task import Batch, Task, random_of
 
 LOG_EVERY = 10
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass
@@ -43,32 +47,11 @@ class Outcome:
     seconds: float
 
 
-@contextmanager
-def interruptible():
-    """Ctrl-C and SIGTERM stop the loop after its step; a second Ctrl-C stops at once."""
-    stopping = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopping
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        if stopping.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stopping.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class Trainer:
     """A model, its optimizers and the run they write to."""
 
-    def __init__(self, task: Task, run: Run, config: TrainConfig):
-        self.task, self.run, self.config = task, run, config
+    def __init__(self, task: Task, run: Run, config: TrainConfig, allow_changes: bool = False):
+        self.task, self.run, self.config, self.allow_changes = task, run, config, allow_changes
         self.device = pick_device(config.device)
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -93,7 +76,8 @@ class Trainer:
         self.step = 0
         self.seconds = 0.0
         self.best: dict[str, Any] = {}
-        self.recent: list[tuple[Tensor, Tensor]] = []  # loss and gradient norm since they were last fetched
+        self.guard = FiniteGuard(self.device, config.nonfinite == "stop")
+        self.skipped = 0  # updates left out because they were not finite
         self.pending: list[float] = []  # losses since the last line of metrics
 
     def _seed(self, step: int) -> None:
@@ -101,48 +85,71 @@ class Trainer:
         torch.manual_seed(int(random_of(self.config.seed, step, 1 << 20).integers(1 << 62)))
 
     def update(self) -> int:
-        """One optimizer step; how many units were in its batch."""
+        """One optimizer step, left out if its loss or gradient is not finite; how many units were in its batch."""
         self._seed(self.step)
         self.model.train()
-        losses, seen = [], 0
-        for micro in range(self.config.accumulate):
-            batch = self.batch(self.step, micro)
-            seen += self.task.count(batch)
-            if self.device.type == "cuda":
-                batch = tuple(t.pin_memory().to(self.device, non_blocking=True) for t in batch)
+        batches = [self.batch(self.step, micro) for micro in range(self.config.accumulate)]
+        weights = [self.task.targets(batch) for batch in batches]
+        losses = [torch.zeros((), device=self.device)]
+        for batch, weight in zip(batches, weights, strict=True):
+            if not weight:  # the mean over no targets is no number
+                continue
             with self.autocast():
-                loss = self.loss(tuple(t.to(self.device) for t in batch)) / self.config.accumulate
+                loss = self.loss(self._to_device(batch)) * (weight / sum(weights))
             loss.backward()
             losses.append(loss.detach())
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
+        left_out = self.guard.check(torch.stack(losses).sum(), norm.detach())
         now = factor(self.step, self.config)
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * now
-            optimizer.step()
+            step_unless(optimizer, left_out)
             optimizer.zero_grad(set_to_none=True)
-        self.recent.append((torch.stack(losses).sum(), norm.detach()))
         self.step += 1
         if self.ema is not None:
-            self.ema.update(self.step)
-        return seen
+            self.ema.update(self.step, left_out)
+        return sum(map(self.task.count, batches))
 
-    def fetch_losses(self) -> None:
-        """Fetch the losses since the last time, and stop if one of them, or a gradient norm, is not finite."""
-        if not self.recent:
-            return
-        values = torch.stack([torch.stack(pair) for pair in self.recent]).tolist()
-        first = self.step - len(values)
-        self.recent.clear()
-        for i, (loss, norm) in enumerate(values):
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient norm is {norm}"
-                steps = checkpoint.saved(self.run.path)
-                kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "no checkpoint had been written yet"
-                raise UserError(
-                    f"training stopped at step {first + i + 1}: the {what}; {kept}; a lower --train.lr may help"
-                )
-            self.pending.append(loss)
+    def _to_device(self, batch: Batch) -> Batch:
+        if self.device.type == "cuda":
+            batch = tuple(t.pin_memory() for t in batch)
+        return tuple(t.to(self.device, non_blocking=True) for t in batch)
+
+    def read_losses(self, metrics: Metrics, bar: ProgressBar) -> None:
+        """Read the losses since the last time; report updates that were left out, and stop if they may not be."""
+        losses, left_out = self.guard.read(self.step)
+        self.pending += losses
+        for found in left_out:
+            self.skipped += 1
+            samples = [
+                name for micro in range(self.config.accumulate) for name in self.task.sample_ids(found.step - 1, micro)
+            ]
+            metrics.write(step=found.step, nonfinite=found.what, samples=samples)
+            stop = self.guard.stop or self.skipped > self.config.max_skipped
+            report = f"the {found.what}, and its update was left out; its batch: {named(samples)}"
+            if not stop:
+                bar.print(f"step {found.step}: {report} ({self.skipped} of at most {self.config.max_skipped})")
+                continue
+            if self.guard.stop:
+                self.step = found.step - 1  # the weights are those before it
+                kept = self._save_before_stop()
+                mend = "a lower --train.lr may help, or --train.nonfinite skip leaves such updates out"
+            else:
+                kept = self._last_kept()
+                mend = f"--train.max_skipped {self.config.max_skipped} allows no more; a lower --train.lr may help"
+            raise UserError(f"training stopped at step {found.step}: {report}; {kept}; {mend}")
+
+    def _save_before_stop(self) -> str:
+        """Save the weights before a bad update; what is kept, in words."""
+        if self.step and self.step not in checkpoint.saved(self.run.path):
+            self.save()
+            self.save_interrupted_weights()
+        return self._last_kept()
+
+    def _last_kept(self) -> str:
+        steps = checkpoint.saved(self.run.path)
+        return f"the checkpoint of step {steps[-1]} is kept" if steps else "no checkpoint had been written yet"
 
     def averaged(self) -> AbstractContextManager[Any]:
         """The model with the weights it is used with: their moving average, where there is one."""
@@ -156,15 +163,19 @@ class Trainer:
     def keep_best(self, results: dict[str, float]) -> None:
         """Save the weights that sample and eval use: the best by validation; the last where a test set is held out."""
         if not self.task.select_best or results["val_loss"] < self.best.get("val_loss", math.inf):
-            self.best = {"step": self.step, **results}
-            with self.averaged():
-                self.run.write_weights(self.model, {**self._facts(), **self.best})
+            best = {"step": self.step, **results}
+            self._write_weights(best)
+            self.best = best
 
     def save_interrupted_weights(self) -> None:
         """An interrupted run is used with its last weights, unless better ones were kept."""
         if self.step and (not self.task.select_best or not self.best.get("step")):
-            with self.averaged():
-                self.run.write_weights(self.model, {**self._facts(), "step": self.step})
+            self._write_weights({"step": self.step})
+
+    def _write_weights(self, facts: Mapping[str, Any]) -> None:
+        with self.averaged():
+            require_finite(self.model.state_dict(), WEIGHTS)
+            self.run.write_weights(self.model, {**self._facts(), **facts})
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -176,60 +187,14 @@ class Trainer:
         if self.ema is not None:
             tensors |= {f"ema.{name}": t for name, t in self.ema.values.items()}
         state = {
-            "of": self._identity(), "optimizer": self.config.optimizer,
-            "best": self.best, "pending": self.pending, "seconds": self.seconds,
+            "of": identity(self.run), "optimizer": self.config.optimizer,
+            "best": self.best, "pending": self.pending, "seconds": self.seconds, "skipped": self.skipped,
             "threads": torch.get_num_threads(), "device": self.device.type,
             "versions": {"pencil": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }  # fmt: skip
-        checkpoint.write(
-            self.run.path, self.step, tensors | state_tensors(self.model, self.optimizers), state, self.config.keep
-        )
-
-    def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must belong to: the same model on the same data."""
-        facts = self.run.config["run"]
-        return {"family": facts["family"], "data": facts.get("data_hash"), "model": self.run.config["model"]}
-
-    def restore(self) -> list[str]:
-        """Load the newest intact checkpoint; what the user should know about it."""
-        kept, notes = checkpoint.latest(self.run.path)
-        if kept is None:
-            return notes
-        tensors, belongs = self._current_names(kept)
-        weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-        expected = {n: t.shape for n, t in self.model.state_dict().items()}
-        if {n: t.shape for n, t in weights.items()} != expected or belongs != self._identity():
-            raise UserError(f"{checkpoint.folder_of(self.run.path, kept.step)} is a checkpoint of another model")
-        if kept.state["optimizer"] != self.config.optimizer:
-            was = kept.state["optimizer"]
-            raise UserError(
-                f"{self.run.path} was trained with {was} and cannot be resumed with {self.config.optimizer}"
-            )
-        self.model.load_state_dict(weights)
-        load_state_tensors(self.model, self.optimizers, {n: t for n, t in tensors.items() if n.startswith("optim.")})
-        if self.ema is not None:
-            self.ema.restore({n.removeprefix("ema."): t for n, t in tensors.items() if n.startswith("ema.")})
-        self.step, self.best = kept.step, kept.state["best"]
-        self.pending, self.seconds = kept.state["pending"], kept.state["seconds"]
-        here = {"threads": torch.get_num_threads(), "device": self.device.type}
-        for key, value in here.items():
-            if kept.state[key] != value:
-                notes.append(f"{key} was {kept.state[key]} and is {value} now: the result may differ in its last bits")
-        return notes
-
-    def _current_names(self, kept: checkpoint.Checkpoint) -> tuple[dict[str, Tensor], Any]:
-        """The tensors of a checkpoint, and what it belongs to, under the names of this version."""
-        belongs = kept.state.get("of")
-        if not isinstance(belongs, dict) or belongs == self._identity():
-            return kept.tensors, belongs
-        family = self.task.family
-        belongs = belongs | {"model": upgraded(family.config, belongs.get("model") or {})}
-        tensors = {}
-        for name, tensor in kept.tensors.items():
-            # model.NAME, ema.NAME or optim.KIND.NAME.KEY
-            cut = name.index(".", len("optim.") if name.startswith("optim.") else 0) + 1
-            tensors[name[:cut] + rename(name[cut:], family.renamed_tensors)] = tensor
-        return tensors, belongs
+        tensors |= state_tensors(self.model, self.optimizers)
+        require_finite(tensors, f"the checkpoint of step {self.step}")
+        checkpoint.write(self.run.path, self.step, tensors, state, self.config.keep)
 
     def train(self) -> Outcome:
         """Train to the last step, or until interrupted; everything in the run folder is written on the way."""
@@ -237,20 +202,26 @@ class Trainer:
             try:
                 return self._train()
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                if error.errno not in DISK_FULL:
                     raise
-                steps = checkpoint.saved(self.run.path)
-                kept = (
-                    f"the checkpoint of step {steps[-1]} is intact" if steps else "no checkpoint had been written yet"
-                )
                 raise UserError(
-                    f"the disk is full: step {self.step} could not be saved in {self.run.path}; {kept}; "
+                    f"the disk is full: step {self.step} could not be saved in {self.run.path}; {self._last_kept()}; "
                     f"free some space, then: pencil resume {self.run.path}"
                 ) from None
 
+    def _or_later(self, bar: ProgressBar, what: str, write: Callable[[], Any]) -> None:
+        """Write something that is written again later; a full disk is reported, and training goes on."""
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            bar.print(f"the disk is full: the {what} of step {self.step} could not be written; {self._last_kept()}; "
+                      "training goes on")  # fmt: skip
+
     def _train(self) -> Outcome:
         config = self.config
-        notes = self.restore()
+        notes = restore(self)
         start = self.step
         bar = ProgressBar(config.steps, start, self.task.unit)
         for line in notes:
@@ -264,15 +235,14 @@ class Trainer:
                 last = self.step >= config.steps
                 fresh = self.step > start or start == 0
                 if fresh and (last or self.step % config.eval_every == 0):
-                    self.fetch_losses()
-                    results = self.evaluate()
-                    metrics.write(step=self.step, **results)
-                    self.keep_best(results)
-                    self._preview()
-                    bar.print(f"step {self.step:>6}  " + "  ".join(f"{k} {v:.4f}" for k, v in results.items()))
-                if fresh and self.step and (last or stopping.is_set() or self.step % config.save_every == 0):
-                    self.fetch_losses()
+                    self.read_losses(metrics, bar)
+                    self._evaluate(metrics, bar)
+                if fresh and self.step and (last or stopping.is_set()):
+                    self.read_losses(metrics, bar)
                     self.save()
+                elif fresh and self.step and self.step % config.save_every == 0:
+                    self.read_losses(metrics, bar)
+                    self._or_later(bar, "checkpoint", self.save)
                 if stopping.is_set() and not last:
                     self.save_interrupted_weights()
                 if last or stopping.is_set():
@@ -281,16 +251,11 @@ class Trainer:
                 seen += self.update()
                 log = self.step % LOG_EVERY == 0 or self.step == config.steps
                 if log:
-                    self.fetch_losses()
+                    self.read_losses(metrics, bar)
                 busy += time.perf_counter() - started
                 if log:
                     self.seconds += busy
-                    loss = sum(self.pending) / len(self.pending)
-                    metrics.write(
-                        step=self.step, train_loss=loss, lr=config.lr * factor(self.step - 1, config),
-                        rate=round(seen / busy, 1), time=round(self.seconds, 3),
-                    )  # fmt: skip
-                    bar.update(self.step, loss, seen / busy)
+                    self._log(metrics, bar, seen / busy)
                     self.pending, seen, busy = [], 0, 0.0
         metrics.close()
         plot_losses(self.run.path)
@@ -298,6 +263,28 @@ class Trainer:
         card = model_card(self.run.path, self.run.config, parameters, self.best, self.task.select_best, self.task.usage)
         write_aside(self.run.path / "README.md", card.encode())
         return Outcome(self.step, self.step >= config.steps, self.best, self.seconds)
+
+    def _log(self, metrics: Metrics, bar: ProgressBar, rate: float) -> None:
+        if not self.pending:  # every update since the last line was left out
+            return
+        loss = sum(self.pending) / len(self.pending)
+        line = dict(step=self.step, train_loss=loss, lr=self.config.lr * factor(self.step - 1, self.config),
+                    rate=round(rate, 1), time=round(self.seconds, 3))  # fmt: skip
+        self._or_later(bar, "metrics", lambda: metrics.write(**line))
+        bar.update(self.step, loss, rate)
+
+    def _evaluate(self, metrics: Metrics, bar: ProgressBar) -> None:
+        """Metrics, the weights to be used and a preview; stops where the weights are good for nothing."""
+        results = self.evaluate()
+        if not math.isfinite(results["val_loss"]):
+            raise UserError(
+                f"training stopped after step {self.step}: val_loss is {results['val_loss']}; {self._last_kept()}; "
+                "a lower --train.lr may help"
+            )
+        self._or_later(bar, "metrics", lambda: metrics.write(step=self.step, **results))
+        self._or_later(bar, "weights", lambda: self.keep_best(results))
+        self._or_later(bar, "preview", self._preview)
+        bar.print(f"step {self.step:>6}  " + "  ".join(f"{k} {v:.4f}" for k, v in results.items()))
 
     def _preview(self) -> None:
         self.model.eval()

@@ -16,8 +16,11 @@ class Muon(torch.optim.Optimizer):
 
     Matrices of one shape are worked together. The products run in bfloat16 on CUDA and in float32 elsewhere: torch's
     own Muon is bfloat16 everywhere, which a CPU without bfloat16 units pays for thirtyfold. `parts` cuts a joined
-    matrix (query, key, value) into the matrices it is made of.
+    matrix (query, key, value) into the matrices it is made of. As with torch's fused optimizers, a tensor `found_inf`
+    of 1 leaves weights and momentum as they are.
     """
+
+    found_inf: Tensor | None = None
 
     def __init__(
         self,
@@ -32,25 +35,31 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        applied = 1.0 if self.found_inf is None else 1 - self.found_inf
         for group in self.param_groups:
-            same_shape: dict[tuple, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+            same_shape: dict[tuple, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
             for p in group["params"]:
                 if p.grad is None:
                     continue
                 state = self.state[p]
                 if not state:
                     state["momentum"] = torch.zeros_like(p)
-                state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-                update = p.grad.lerp(state["momentum"], group["momentum"])
-                p.mul_(1 - group["lr"] * group["weight_decay"])
                 sizes = self.parts.get(p, [p.shape[0]])
-                for part, change in zip(p.split(sizes), update.split(sizes), strict=True):
-                    same_shape[tuple(part.shape)].append((part, change))
-            for (rows, columns), pairs in same_shape.items():
-                stacked = orthogonalise(torch.stack([change for _, change in pairs]))
-                rate = group["lr"] * max(1, rows / columns) ** 0.5
-                for (part, _), change in zip(pairs, stacked, strict=True):
-                    part.add_(change, alpha=-rate)
+                for part in zip(*(t.split(sizes) for t in (p, p.grad, state["momentum"])), strict=True):
+                    same_shape[tuple(part[0].shape)].append(part)
+            for (rows, columns), parts in same_shape.items():
+                weights, gradients, momenta = (list(tensors) for tensors in zip(*parts, strict=True))
+                gradient = torch.stack(gradients)
+                if self.found_inf is not None:
+                    # what is not finite must not meet the momentum, not even times zero
+                    gradient = torch.where(self.found_inf > 0, 0.0, gradient)
+                share = (1 - group["momentum"]) * applied
+                torch._foreach_mul_(momenta, 1 - share)  # pyright: ignore
+                torch._foreach_add_(momenta, list(gradient * share))  # pyright: ignore
+                update = orthogonalise(gradient.lerp(torch.stack(momenta), group["momentum"]))
+                rate = group["lr"] * max(1, rows / columns) ** 0.5 * applied
+                torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * applied)  # pyright: ignore
+                torch._foreach_sub_(weights, list(update * rate))  # pyright: ignore
 
 
 def orthogonalise(matrices: Float[Tensor, "n r c"], steps: int = 5) -> Float[Tensor, "n r c"]:
@@ -83,7 +92,8 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> dict[str, torch.op
         "adamw": torch.optim.AdamW(
             [g for g in groups if g["params"]],
             lr=config.lr,
-            betas=(0.9, config.beta2),
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
             fused=device in ("cuda", "cpu", "mps"),
         )
     }
@@ -94,6 +104,15 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> dict[str, torch.op
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
     return optimizers
+
+
+def step_unless(optimizer: torch.optim.Optimizer, left_out: Tensor) -> None:
+    """Step, unless the tensor is 1; decided on the device where the optimizer can."""
+    if isinstance(optimizer, Muon) or left_out.device.type in ("cpu", "cuda"):
+        optimizer.found_inf = left_out  # pyright: ignore[reportAttributeAccessIssue]  # torch's fused optimizers read it
+        optimizer.step()
+    elif not left_out.item():
+        optimizer.step()
 
 
 def state_tensors(model: nn.Module, optimizers: dict[str, torch.optim.Optimizer]) -> dict[str, Tensor]:

@@ -45,7 +45,17 @@ class Task(Protocol):
         """The examples of a step; the same for the same (seed, step), whatever came before."""
         ...
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor: ...
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean over the targets of a batch."""
+        ...
+
+    def targets(self, batch: Batch) -> int:
+        """How many targets the loss is a mean over: the weight of a micro-batch in its update."""
+        ...
+
+    def sample_ids(self, step: int, micro: int = 0) -> list[str]:
+        """The examples of `batch(step, micro)`, by names with which they are found in the data."""
+        ...
 
     def count(self, batch: Batch) -> int:
         """How many units a batch holds."""
@@ -118,10 +128,12 @@ def _shuffled(seed: int, epoch: int, total: int) -> np.ndarray:
     return random_of(seed, epoch, 1 << 21).permutation(total)
 
 
-def check_unchanged(run: Run, found: str) -> None:
-    """Refuse data whose hash is not that of what the run was trained on."""
+def check_unchanged(run: Run, found: str, source: str) -> None:
+    """Refuse data whose hash is not that of what the run was trained on; `source` is where it was looked for."""
     facts = run.config["run"]
     if found != facts["data_hash"]:
+        if source != facts.get("data_path", source):
+            raise UserError(f"{source} is not the data that {run.path} was trained on: its content is another")
         raise UserError(f"{facts['data']} has changed since {run.path} was trained on it")
 
 

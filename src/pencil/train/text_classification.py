@@ -90,15 +90,25 @@ class TextClassification:
     def tokens(self, rows: list[pairs.Pair]) -> Batch:
         """The tokens, their places, and the labels."""
         ids = [[self.end, *self.encoded(one)][: self.config.context] for one, _ in rows]
-        tokens, places = pad(ids, self.end, self.config.context)
+        whole = self.train.deterministic  # kernels, and so the last bits, depend on the shapes compiled
+        tokens, places = pad(ids, self.end, self.config.context, whole)
         return tokens, places, torch.tensor([self.number[label] for _, label in rows])
 
     def batch(self, step: int, micro: int = 0) -> Batch:
+        return self.tokens([self.rows[i] for i in self._indices(step, micro)])
+
+    def _indices(self, step: int, micro: int) -> list[int]:
         size = self.train.batch
         first = (step * self.train.accumulate + micro) * size
-        return self.tokens([self.rows[i] for i in epoch_order(self.train.seed, first, size, len(self.rows))])
+        return epoch_order(self.train.seed, first, size, len(self.rows))
+
+    def sample_ids(self, step: int, micro: int = 0) -> list[str]:
+        return [repr(self.rows[i][0][:60]) for i in self._indices(step, micro)]
 
     def count(self, batch: Batch) -> int:
+        return len(batch[0])
+
+    def targets(self, batch: Batch) -> int:
         return len(batch[0])
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

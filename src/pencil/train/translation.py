@@ -94,22 +94,32 @@ class Translation:
         return self.family.create(self.config)
 
     def batch(self, step: int, micro: int = 0) -> Batch:
+        return self.tokens(self._rows(step, micro))
+
+    def _rows(self, step: int, micro: int) -> Sequence[pairs.Pair]:
         size, rows = self.train.batch, self.data.train
         if isinstance(rows, Dates):
-            return self.tokens(rows.draw(random_of(self.train.seed, step, micro), size))
+            return rows.draw(random_of(self.train.seed, step, micro), size)
         first = (step * self.train.accumulate + micro) * size
-        return self.tokens([rows[i] for i in epoch_order(self.train.seed, first, size, len(rows))])
+        return [rows[i] for i in epoch_order(self.train.seed, first, size, len(rows))]
+
+    def sample_ids(self, step: int, micro: int = 0) -> list[str]:
+        return [repr(source[:60]) for source, _ in self._rows(step, micro)]
 
     def tokens(self, rows: Sequence[pairs.Pair]) -> Batch:
         """Sources, the places of their tokens, the decoder's inputs and its targets; padded alike."""
         sources = [[*self.encoded(pair[0]), self.end] for pair in rows]
         targets = [[self.end, *self.encoded(pair[1]), self.end] for pair in rows]
-        source, places = pad(sources, self.end, self.config.source_context)
-        target, index = pad(targets, self.end, self.config.context + 1)
+        whole = self.train.deterministic  # kernels, and so the last bits, depend on the shapes compiled
+        source, places = pad(sources, self.end, self.config.source_context, whole)
+        target, index = pad(targets, self.end, self.config.context + 1, whole)
         return source, places, target[:, :-1], target[:, 1:].masked_fill(index[:, 1:] == NOWHERE, -100)
 
     def count(self, batch: Batch) -> int:
         return batch[0].numel() + batch[2].numel()
+
+    def targets(self, batch: Batch) -> int:
+        return int((batch[3] >= 0).sum())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return self._loss(model, batch, self.train.label_smoothing or 0.0)

@@ -1,0 +1,147 @@
+"""Training on a GPU: compiled against eager, bfloat16, interrupted and resumed, and what is not finite."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from conftest import unchecked
+from pencil.families.run_setup import new_run, task_of
+from pencil.inference.diffusion import RectifiedFlow
+from pencil.runs import Run
+from pencil.train.loop import Trainer
+from pencil.train.task import Preview
+from training import bits, interrupt_after
+
+SIZES = dict(width=56, heads=7, depth=2, dropout=0.0)
+TRAIN = dict(steps=20, batch=11, eval_every=20, eval_batches=1, save_every=20, warmup=3, lr=1e-3)
+FAMILIES = ["gpt", "vit", "captioner", "seq2seq", "reader", "dit"]
+
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers():
+    """Compiled code draws random numbers as eager code does; what a test sets on the device is undone."""
+    from torch._inductor import config
+
+    torch.compiler.reset()
+    before, config.fallback_random = config.fallback_random, True
+    with unchecked():
+        yield
+    config.fallback_random = before
+    torch.use_deterministic_algorithms(False)
+    torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.empty_cache()
+
+
+def fixed_noise_loss(task):
+    """The loss of diffusion with the same noise each time: compiled code draws its numbers in another order."""
+    process, c = task.process, task.config
+    generator = torch.Generator("cuda").manual_seed(0)
+    noise = torch.randn(TRAIN["batch"], c.channels, *c.image_size, device="cuda", generator=generator)
+    t = torch.linspace(0.1, 0.9, TRAIN["batch"], device="cuda")
+    t = t if isinstance(process, RectifiedFlow) else (t * len(process)).long()
+
+    def loss(model, batch):
+        x = batch[0].float() / 127.5 - 1
+        output = model(process.add_noise(x, noise, t), process.timestep(t), batch[1]).float()
+        return F.mse_loss(output, process.target(x, noise, t))
+
+    return loss
+
+
+def trainer(name, folder, notes, fixed_noise=False, **settings):
+    data = {"gpt": str(notes), "reader": str(folder.parent / "rows.tsv")}.get(name)
+    if name == "reader":
+        rows = [f"{'so ' * (i % 23)}{i}\t{'good' if i % 2 else 'bad'}" for i in range(97)]
+        Path(data).write_text("\n".join(rows) + "\n")
+    model = SIZES | ({"context": 31} if name == "gpt" else {})
+    run, task, config = new_run(name, data, model=model, train={**TRAIN, **settings}, out=folder)
+    task.preview = lambda model: Preview(".txt", b"")
+    if name == "dit" and fixed_noise:
+        task.loss = fixed_noise_loss(task)
+    return Trainer(task, run, config)
+
+
+def losses(made):
+    for _ in range(TRAIN["steps"]):
+        made.update()
+    found, left_out = made.guard.read(made.step)
+    assert not left_out
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_compiled_training_follows_eager_training(tmp_path, notes, name, dtype):
+    eager = losses(trainer(name, tmp_path / "eager", notes, compile="off", dtype=dtype, fixed_noise=True))
+    compiled = losses(trainer(name, tmp_path / "compiled", notes, compile="on", dtype=dtype, fixed_noise=True))
+    assert eager[-5:].mean() < eager[:5].mean(), "it should learn"
+    torch.testing.assert_close(compiled, eager, rtol=0.03 if dtype == "bfloat16" else 0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bfloat16_follows_float32(tmp_path, notes, name):
+    whole = losses(trainer(name, tmp_path / "a", notes, compile="off", dtype="float32"))
+    half = losses(trainer(name, tmp_path / "b", notes, compile="off", dtype="bfloat16"))
+    assert not torch.equal(whole, half)
+    torch.testing.assert_close(half, whole, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_run_cut_on_the_gpu_resumes_to_the_same_bits(tmp_path, notes, name, monkeypatch):
+    monkeypatch.setattr("pencil.train.loop.plot_losses", lambda run: None)
+    same = dict(deterministic=True, steps=13, eval_every=13)
+    assert trainer(name, tmp_path / "whole", notes, **same).train().finished
+    cut = interrupt_after(trainer(name, tmp_path / "cut", notes, **same), 7)
+    assert not cut.train().finished
+    run = Run.open(tmp_path / "cut")
+    task = task_of(run, cut.config)
+    task.preview = cut.task.preview
+    assert Trainer(task, run, cut.config).train().finished
+    assert bits(tmp_path / "cut", 13)[:2] == bits(tmp_path / "whole", 13)[:2]
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_bad_update_is_left_out_without_waiting_for_the_gpu(tmp_path, notes, optimizer):
+    made = trainer("gpt", tmp_path / "a", notes, optimizer=optimizer, nonfinite="skip", compile="off", ema=0.9)
+    clean = made.loss
+    made.loss = lambda batch: clean(batch) * (float("nan") if made.step == 5 else 1.0)
+    for _ in range(5):
+        made.update()
+    before = {n: p.detach().clone() for n, p in made.model.named_parameters()}
+    average = {n: v.clone() for n, v in made.ema.values.items()}
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")  # an update that waits for the GPU fails
+    made.update()
+    torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(p, before[n]) for n, p in made.model.named_parameters())
+    assert all(torch.equal(v, average[n]) for n, v in made.ema.values.items())
+    for state in (s for o in made.optimizers.values() for s in o.state.values()):
+        assert all(value.isfinite().all() for value in state.values())
+    made.update()
+    assert not torch.equal(made.model.tokens.weight, before["tokens.weight"])
+    assert [found.step for found in made.guard.read(made.step)[1]] == [6]
+
+
+CASES = ["gpt2, batch 1", "vit b/16", "dit b/2", "bert-base", "seq2seq base", "captioner base"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory_and_flops_are_as_cost_computes_them(name):
+    spec = importlib.util.spec_from_file_location(
+        "cost_benchmark", Path(__file__).parents[2] / "benchmarks" / "cost.py"
+    )
+    module = sys.modules["cost_benchmark"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    case = module.Case(*module.CASES[name])
+    flops = case.batch * case.counts.forward.flops, case.batch * case.counts.backward
+    assert tuple(case.measured_flops()) == flops
+    assert 0.93 < case.memory.activations.peak / case.peak() < 1.07
+    case.recompute()
+    assert 0.93 < case.memory.activations.peak_recomputed / case.peak() < 1.07

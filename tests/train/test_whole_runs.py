@@ -1,0 +1,400 @@
+"""A run is whole or refused: what was changed or damaged since it was saved is named; `verify`; the lock; moved folders."""
+
+import json
+import os
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from conftest import TINY, call
+from pencil.config import UserError, build
+from pencil.families import load, open_run
+from pencil.families.run_setup import new_run, task_of
+from pencil.manifest import Manifest, _own_hash
+from pencil.runs import Run
+from pencil.train import checkpoint
+from pencil.train.loop import Trainer
+from pencil.train.settings import TrainConfig
+from training import Killed, bits, interrupt_after, kill_after
+
+MORE = ("--train.steps", 32)
+OLD = Path(__file__).parents[1] / "runs-0.6"
+pytestmark = pytest.mark.usefixtures("light")
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    """A copy of a run of 30 steps, with checkpoints of 20 and 30."""
+    return shutil.copytree(run, tmp_path / "copy")
+
+
+@pytest.fixture(scope="session")
+def sister(notes, tmp_path_factory):
+    """Another run of the same sizes, with another seed and checkpoints of the same steps."""
+    path = tmp_path_factory.mktemp("sister") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pencil.train.loop.plot_losses", lambda run: None)
+        patch.setattr("pencil.train.loop.Trainer._preview", lambda trainer: None)
+        call("train", "gpt", "--data", notes, "--out", path, *TINY, "--train.steps", 30, "--train.eval_every", 15,
+             "--train.save_every", 10, "--train.batch", 7, "--train.warmup", 3, "--train.seed", 7,
+             "--train.eval_batches", 1)  # fmt: skip
+    return path
+
+
+def refused(*words):
+    """A command that is refused in one sentence; the sentence."""
+    done = call(*words, code=2)
+    assert not done.stdout
+    assert done.stderr.startswith("pencil: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def flip(path, at=-5):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def trainer(folder, **settings):
+    run = open_run(folder)
+    config = build(TrainConfig, {**run.config["train"], **settings})
+    return Trainer(task_of(run, config), run, config)
+
+
+# the manifest
+
+
+def test_resume_verifies_the_weights_and_never_hashes_damage_anew(copy):
+    flip(copy / "model.safetensors")
+    assert "model.safetensors is damaged or was changed" in refused("resume", copy, *MORE)
+    run = open_run(copy)
+    run.write_config(run.config)  # the manifest is written again, and what it has of the weights is carried forward
+    assert "model.safetensors is damaged or was changed" in refused("sample", copy)
+    shown = call("resume", copy, *MORE, "--allow-changes").stderr
+    assert "model.safetensors is damaged or was changed" in shown
+    assert "the weights of step 30 take its place" in shown
+    assert load(copy).model is not None
+    call("verify", copy)
+
+
+def test_a_finished_run_is_verified_too(copy):
+    flip(copy / "model.safetensors")
+    assert "model.safetensors is damaged" in refused("resume", copy)
+    shutil.copy(copy / "model.safetensors", copy / "spoilt")
+    call("resume", copy, "--allow-changes")
+    call("verify", copy)
+
+
+@pytest.mark.parametrize("change, sentence", [
+    (lambda table: table | {"files": {}}, "manifest.json does not list it"),
+    (lambda table: {k: v for k, v in table.items() if k != "files"}, "manifest.json cannot be read"),
+    (lambda table: table | {"files": table["files"] | {"notes.txt": []}}, "a run has no notes.txt"),
+    (lambda table: table | {"run": "0" * 16}, "of another run, 0000"),
+    (lambda table: {**table, "files": {k: v for k, v in table["files"].items() if k != "model.safetensors"}},
+     "model.safetensors is no part of the run"),
+])  # fmt: skip
+def test_the_list_of_the_manifest_is_required(copy, change, sentence):
+    path = copy / "manifest.json"
+    changed = change(json.loads(path.read_text()))
+    path.write_text(json.dumps(changed))
+    assert "manifest.json" in refused("sample", copy)
+    path.write_text(json.dumps(changed | {"sha256": _own_hash(changed)}))  # by somebody who knows the form
+    assert sentence in refused("sample", copy)
+    refused("resume", copy, *MORE)
+
+
+@pytest.mark.parametrize("how", [Path.unlink, lambda path: edit(path, '"30": "', '"30": "0')])
+def test_a_damaged_manifest_is_named_and_made_anew_with_leave_only(copy, how):
+    how(copy / "manifest.json")
+    for words in (("sample", copy), ("resume", copy, *MORE), ("resume", copy)):
+        assert "manifest.json" in refused(*words)
+    assert "manifest.json" in call("verify", copy, code=1).stdout
+    assert "it is written anew" in call("resume", copy, *MORE, "--allow-changes").stderr
+    call("verify", copy)
+
+
+def test_a_run_has_a_manifest_from_its_beginning(tmp_path, notes):
+    run, _, _ = new_run("gpt", str(notes), model=dict(width=24, heads=3, depth=1, context=31), out=tmp_path / "new")
+    assert sorted(Manifest.read(run.path).files) == ["config.toml", "tokenizer.json"]
+    assert Manifest.read(run.path).run == run.id == tomllib.loads((run.path / "config.toml").read_text())["run"]["id"]
+    call("verify", run.path)
+    flip(run.path / "tokenizer.json", 20)
+    assert "tokenizer.json is damaged or was changed" in refused("resume", run.path)
+    flip(run.path / "tokenizer.json", 20)
+    (run.path / "manifest.json").unlink()
+    assert "manifest.json is missing, so the run cannot be verified" in refused("resume", run.path)
+
+
+# settings
+
+
+@pytest.mark.parametrize("old, new, name", [
+    ("\nlr = 0.003", "\nlr = 0.001", "train.lr 0.003"), ("seed = 1337", "seed = 8", "train.seed 1337"),
+    ("\nbatch = 7", "\nbatch = 6", "train.batch 7"), ('dtype = "auto"', 'dtype = "bfloat16"', "train.dtype auto"),
+    ("rope_theta = 10000.0", "rope_theta = 50.0", "model.rope_theta 10000.0"),
+])  # fmt: skip
+@pytest.mark.parametrize("hashed", [False, True])
+def test_a_setting_changed_in_the_files_is_named_and_refused(copy, old, new, name, hashed):
+    edit(copy / "config.toml", old, new)
+    if hashed:  # with a manifest that fits: the checkpoint still records what it was trained with
+        Run(copy).accept("config.toml")
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    sentence = refused("resume", copy, *MORE)
+    assert f"was saved with {name}, and config.toml has {new.split(' = ')[1].strip(chr(34))}" in sentence
+    assert f"pencil resume {copy} --allow-changes" in sentence
+    assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+
+
+def test_a_change_that_is_allowed_is_recorded_and_needs_no_second_leave(copy):
+    edit(copy / "config.toml", "\nlr = 0.003", "\nlr = 0.001")
+    shown = call("resume", copy, *MORE, "--allow-changes").stderr
+    assert "config.toml was changed since the last save: train.lr 0.003 -> 0.001" in shown
+    assert open_run(copy).config["run"]["changes"] == ["step 30: train.lr 0.003 -> 0.001"]
+    assert "changed" not in call("resume", copy, "--train.steps", 34).stderr
+    call("verify", copy)
+
+
+def test_where_and_how_long_a_run_goes_on_may_change_freely(copy):
+    edit(copy / "config.toml", "steps = 30", "steps = 33")
+    edit(copy / "config.toml", "save_every = 10", "save_every = 1")
+    shown = call("resume", copy, "--train.eval_batches", 2, "--train.keep", 3, "--train.compile", "off").stderr
+    assert "train.steps 30 -> 33" in shown
+    assert "Trained 33 steps" in shown
+    assert checkpoint.saved(copy) == [31, 32, 33]
+    assert "changes" not in open_run(copy).config["run"]
+
+
+def test_a_setting_changed_on_the_command_line_is_announced_and_recorded(copy):
+    step, lines = 31, ["step 30: train.lr 0.003 -> 0.0007"]
+    with pytest.raises(Killed):
+        kill_after(trainer(copy, steps=40, lr=7e-4), step).train()
+    assert open_run(copy).config["run"]["changes"] == lines
+    assert checkpoint.saved(copy) == [20, 30]  # nothing was saved with the new rate
+    shown = call("resume", copy, "--train.steps", 33).stderr
+    assert "Trained 33 steps" in shown
+    again = call("resume", copy, "--train.steps", 34, "--train.lr", 0.0005).stderr
+    assert "train.lr is 0.0005 from step 33 on; it was 0.0007" in again
+    assert open_run(copy).config["run"]["changes"] == [*lines, "step 33: train.lr 0.0007 -> 0.0005"]
+    call("verify", copy)
+
+
+def test_another_tokenizer_is_refused(copy):
+    path = copy / "tokenizer.json"
+    edit(path, "uw", "uz")
+    assert "tokenizer.json is damaged or was changed" in refused("resume", copy, *MORE)
+    Run(copy).accept("tokenizer.json")
+    assert "was saved with tokenizer" in refused("resume", copy, *MORE)
+
+
+def test_a_comment_in_the_config_is_a_change_that_needs_leave(copy):
+    with (copy / "config.toml").open("a") as file:
+        file.write("# mine\n")
+    assert "config.toml is damaged or was changed" in refused("resume", copy, *MORE)
+    call("resume", copy, *MORE, "--allow-changes")
+    call("verify", copy)
+
+
+# checkpoints
+
+
+def test_a_missing_folder_of_checkpoints_is_no_start_from_zero(copy):
+    weights = (copy / "model.safetensors").read_bytes()
+    shutil.rmtree(copy / "checkpoints")
+    sentence = refused("resume", copy, *MORE)
+    assert "checkpoints" in sentence
+    assert (copy / "model.safetensors").read_bytes() == weights
+    Manifest.read(copy)._replace(checkpoints=None).write(copy)  # as an older version wrote it
+    assert "has no checkpoint, and the run had come to step" in refused("resume", copy, *MORE)
+    shown = call("resume", copy, "--train.steps", 2, "--train.warmup", 0, "--allow-changes").stderr
+    assert "it starts from step 0" in shown
+
+
+def test_a_run_killed_before_its_first_save_starts_again(tmp_path, notes):
+    sizes, pace = dict(width=24, heads=3, depth=1, context=31), dict(steps=9, eval_every=2, eval_batches=1, batch=3)
+    run, task, config = new_run("gpt", str(notes), model=sizes, train=pace, out=tmp_path / "new")
+    with pytest.raises(Killed):
+        kill_after(Trainer(task, run, config), 5).train()
+    assert run.weights_step == 4
+    assert "had saved no checkpoint yet: it starts from step 0" in call("resume", run.path).stderr
+
+
+def test_the_newest_checkpoint_is_known_by_its_manifest(copy):
+    held = copy / "checkpoints"
+    (held / "step-00000030").rename(held / "mine")
+    (held / "step-00000020").rename(held / "step-00000099")
+    shown = call("resume", copy, *MORE).stderr
+    assert "mine was renamed: by its manifest it is the one of step 30" in shown
+    assert "Trained 32 steps" in shown
+    lines = [json.loads(line)["step"] for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    assert lines.count(30) == 2  # training and validation, once each: it went on from 30
+    assert checkpoint.saved(copy) == [30, 32]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_checkpoint_of_another_run_is_refused(copy, sister, listed):
+    folder = copy / "checkpoints" / "step-00000030"
+    shutil.rmtree(folder)
+    shutil.copytree(sister / "checkpoints" / "step-00000030", folder)
+    if not listed:  # as if it was saved just before a kill
+        manifest = Manifest.read(copy)
+        manifest._replace(checkpoints={20: manifest.checkpoints[20]}).write(copy)
+    assert "step-00000030 is a checkpoint of another run" in refused("resume", copy, *MORE)
+    assert "foreign  " + str(folder) in call("verify", copy, code=1).stdout
+
+
+def test_a_checkpoint_of_a_copy_that_went_its_own_way_is_refused(copy, tmp_path):
+    twin = shutil.copytree(copy, tmp_path / "twin")
+    shutil.rmtree(twin / "checkpoints" / "step-00000030")
+    call("resume", twin, "--train.eval_batches", 1)
+    shutil.rmtree(copy / "checkpoints" / "step-00000030")
+    shutil.copytree(twin / "checkpoints" / "step-00000030", copy / "checkpoints" / "step-00000030")
+    assert "step-00000030 is not the checkpoint that this run wrote" in refused("resume", copy, *MORE)
+    call("verify", twin)
+
+
+def test_a_damaged_manifest_of_a_checkpoint_falls_back_to_the_one_before(copy):
+    path = copy / "checkpoints" / "step-00000030" / "manifest.json"
+    edit(path, '"sha256": "', '"sha256": "0')
+    shown = call("resume", copy, *MORE).stderr
+    assert "step-00000030/manifest.json is damaged" in shown
+    assert "Trained 32 steps" in shown
+    call("verify", copy)
+
+
+def test_a_listed_checkpoint_that_is_gone_is_named(copy):
+    shutil.rmtree(copy / "checkpoints" / "step-00000030")
+    assert "step-00000030 is missing" in call("verify", copy, code=1).stdout
+    assert "step-00000030 is missing" in call("resume", copy, *MORE).stderr
+
+
+# verify
+
+
+def test_verify_names_every_part_and_what_is_wrong_with_it(copy, tmp_path):
+    whole = call("verify", copy).stdout.splitlines()
+    names = ["config.toml", "tokenizer.json", "model.safetensors", "step-00000030", "step-00000020"]
+    assert [line.split()[0] for line in whole] == ["whole"] * len(whole)
+    assert [Path(line.split()[1]).name for line in whole][:5] == names
+    assert Path(whole[5].split()[1]).name.startswith("tokens-")
+    flip(copy / "tokenizer.json", 20)
+    flip(copy / "checkpoints" / "step-00000020" / "shard-00000.safetensors")
+    (copy / "checkpoints" / "step-00000030" / "state.json").unlink()
+    (copy / "checkpoints" / "step-00000030" / "more.txt").touch()
+    (copy / "checkpoints" / "notes.txt").touch()
+    shown = call("verify", copy, code=1)
+    expected = {
+        ("damaged", "tokenizer.json"), ("damaged", "shard-00000.safetensors"), ("missing", "state.json"),
+        ("foreign", "more.txt"), ("foreign", "notes.txt"), ("whole", "config.toml"), ("whole", "model.safetensors"),
+    }  # fmt: skip
+    assert {(line.split()[0], Path(line.split()[1]).name) for line in shown.stdout.splitlines()} == expected
+    assert "2 whole, 5 not" in shown.stderr
+    assert "there is no run" in refused("verify", tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["gpt", "vit", "dit"])
+def test_runs_of_an_older_version_are_verified_by_what_they_have(name):
+    shown = call("verify", OLD / name).stdout
+    assert {line.split()[0] for line in shown.splitlines()} == {"whole"}
+
+
+def test_an_older_run_is_resumed_with_a_sentence_on_what_cannot_be_compared(tmp_path):
+    old = shutil.copytree(OLD / "vit", tmp_path / "vit")
+    shown = call("resume", old, "--train.steps", 6, "--train.device", "cpu").stderr
+    assert "is of an older version, which recorded no training settings: they are not compared" in shown
+    edit(old / "config.toml", "seed = 1337", "seed = 8")
+    assert "was saved with train.seed 1337" in refused("resume", old, "--train.steps", 8)
+
+
+# the folder
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="there are no links to follow")
+def test_the_lock_follows_no_link_and_empties_no_file(copy, tmp_path):
+    lock, mine = copy / ".lock", tmp_path / "precious.txt"
+    mine.write_text("years of work")
+    lock.unlink(missing_ok=True)
+    lock.symlink_to(mine)
+    assert ".lock is a link" in refused("resume", copy, *MORE)
+    lock.unlink()
+    os.mkfifo(lock)
+    assert "the lock of a run is a plain file" in refused("resume", copy, *MORE)
+    lock.unlink()
+    os.link(mine, lock)
+    call("resume", copy, *MORE)
+    assert mine.read_text() == "years of work"
+
+
+def test_files_that_training_writes_replace_a_link(copy, tmp_path):
+    from pencil.train.report import Metrics, plot_losses
+
+    mine = tmp_path / "precious"
+    for steps, name in enumerate(("loss.png", "metrics.jsonl", "README.md", "manifest.json"), 31):
+        kept = (copy / name).read_bytes()
+        mine.write_bytes(kept)
+        (copy / name).unlink()
+        (copy / name).symlink_to(mine)
+        before = mine.read_bytes()
+        if name == "loss.png":
+            plot_losses(copy)
+        elif name == "metrics.jsonl":
+            Metrics(copy, 30).write(step=31)
+        else:
+            call("resume", copy, "--train.steps", steps)
+        assert mine.read_bytes() == before
+        assert not (copy / name).is_symlink()
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_run_renamed_while_training_does_not_grow_a_second_folder(copy, tmp_path, taken):
+    made, away = trainer(copy, steps=60, save_every=4), tmp_path / "renamed"
+    update = made.update
+
+    def renaming():
+        seen = update()
+        if made.step == 38:
+            copy.rename(away)
+            if taken:
+                copy.mkdir()
+        return seen
+
+    made.update = renaming
+    with pytest.raises(UserError, match="was renamed or removed while it was being written") as error:
+        made.train()
+    assert str(away) in str(error.value)
+    assert list(copy.iterdir()) == [] if taken else not copy.exists()
+    assert checkpoint.saved(away) == [32, 36]
+    whole = trainer(away, steps=42)
+    assert whole.train().finished
+
+
+# data
+
+
+def test_moved_data_is_pointed_to_and_must_be_the_same(tmp_path, notes):
+    here, there = tmp_path / "here.txt", tmp_path / "elsewhere" / "there.txt"
+    shutil.copy(notes, here)
+    whole, moved = (tmp_path / name for name in ("whole", "moved"))
+    for out in (whole, moved):
+        sizes, pace = dict(width=24, heads=3, depth=1, context=31), dict(steps=6, eval_every=3, eval_batches=1, batch=3)
+        run, task, config = new_run("gpt", str(here), model=sizes, train=pace, out=out)
+        interrupt_after(Trainer(task, run, config), 3 if out == moved else 6).train()
+    there.parent.mkdir()
+    here.rename(there)
+    assert f"if it was moved: pencil resume {moved} --data PATH" in refused("resume", moved)
+    other = tmp_path / "other.txt"
+    other.write_text(there.read_text() + "more")
+    assert "other.txt is not the data that" in refused("resume", moved, "--data", other)
+    assert "Trained 6 steps" in call("resume", moved, "--data", there).stderr
+    assert bits(moved, 6) == bits(whole, 6)
+    assert open_run(moved).config["run"]["data_path"] == str(there)
+    call("verify", moved)
+    call("eval", moved)
