@@ -1,60 +1,56 @@
 """A run folder: opened, named, written and verified. Files are written under another name, flushed, then renamed."""
 
-import hashlib
-import json
+import errno
+import os
 import shutil
-import struct
-import tomllib
-from collections.abc import Mapping
+import stat
+import uuid
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
 from .config import UserError, to_toml
 from .data.tokenizers import Tokenizer, read_json
-from .files import beside, fingerprint, sweep, write_aside
-
-WEIGHTS = "model.safetensors"
-MANIFEST = ("config.toml", "tokenizer.json", WEIGHTS)
-
-
-def read_tensors(
-    path: Path, wanted: Mapping[str, tuple[int, ...]] | None = None, renamed: Mapping[str, str] | None = None
-) -> dict[str, Tensor]:
-    """The tensors of a safetensors file; with `wanted`, exactly those names and shapes, checked before any is read."""
-    try:
-        with path.open("rb") as file:
-            (header,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
-        if header > min(path.stat().st_size, 1 << 22):
-            raise UserError(f"{path} is not a safetensors file, or is damaged")
-        with safe_open(path, framework="pt") as file:
-            names = {rename(name, renamed): name for name in file.keys()}  # noqa: SIM118
-            if wanted is not None:
-                for name in sorted(set(names) ^ set(wanted)):
-                    where = "not in it" if name in wanted else "not in this model"
-                    raise UserError(f"{path} is of another model: {name} is {where}")
-                for name, shape in wanted.items():
-                    found = tuple(file.get_slice(names[name]).get_shape())
-                    if found != tuple(shape):
-                        raise UserError(
-                            f"{path} is of another model: {name} has shape {found} there and {tuple(shape)} here"
-                        )
-            return {name: file.get_tensor(stored) for name, stored in names.items()}
-    except (SafetensorError, OSError, struct.error) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+from .files import beside, fingerprint, matches, read_text, read_toml, sweep, write_aside
+from .manifest import CONTENTS, WEIGHTS, Fault, Manifest, entry_of
+from .tensors import check_bytes, check_tensors, read_tensors
 
 
 class Run:
     """One folder under runs/: its config, its tokenizer, its weights."""
 
     def __init__(self, path: Path):
-        self.path = path
+        self._path = path
+        self._held: int | None = None  # the open folder, while it is being written
+
+    @property
+    def path(self) -> Path:
+        """The folder. While it is being written it must stay the one that was opened, or a second one would grow."""
+        if self._held is not None:
+            self._check_place(self._held)
+        return self._path
+
+    def _check_place(self, held: int) -> None:
+        there = os.fstat(held)
+        try:
+            here = self._path.stat()
+        except OSError:
+            here = None
+        if here is not None and (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+            return
+        name = Path(f"/proc/self/fd/{held}")
+        now = os.readlink(name) if there.st_nlink and name.is_symlink() else ""
+        where = f"it is {now} now; go on with: pencil resume {now}" if now else "resume it under its new name"
+        raise UserError(
+            f"{self._path} was renamed or removed while it was being written, so the writing stopped; what was saved "
+            f"before is in the renamed folder: {where}"
+        )
 
     @staticmethod
     def open(path: str | Path) -> "Run":
@@ -81,11 +77,14 @@ class Run:
                 aside = beside(path)
                 path.rename(aside)
             shutil.rmtree(aside)
+        number = uuid.uuid4().hex[:16]
+        contents = {} if tokenizer is None else {"tokenizer.json": tokenizer.to_json().encode()}
+        contents["config.toml"] = to_toml({**config, "run": {**config["run"], "id": number}}).encode()
         try:
             (path / "samples").mkdir(parents=True)
-            write_aside(path / "config.toml", to_toml(config).encode())
-            if tokenizer is not None:
-                write_aside(path / "tokenizer.json", tokenizer.to_json().encode())
+            Manifest(number, {name: [entry_of(content)] for name, content in contents.items()}, {}).write(path)
+            for name, content in contents.items():  # the config last: a folder without one is no run yet
+                write_aside(path / name, content)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
         return Run(path)
@@ -93,10 +92,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         path = self.path / "config.toml"
-        try:
-            config = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} cannot be read: {error}") from None
+        config = read_toml(path)
         for section in ("run", "model", "train"):
             if not isinstance(config.get(section), dict):
                 raise UserError(f"{path} has no [{section}]")
@@ -106,12 +102,27 @@ class Run:
     def family(self) -> str:
         return str(self.config["run"].get("family"))
 
+    @property
+    def id(self) -> str | None:
+        """The random name that a run gets when it is made; None for one made by an older version."""
+        return self.config["run"].get("id")
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         path = self.path / "tokenizer.json"
         if not path.is_file():
             raise UserError(f"{self.path} has no tokenizer.json")
-        return read_json(path.read_text(encoding="utf-8"), str(path))
+        return read_json(read_text(path), str(path))
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What the files must be; None for a run of an older version that has no weights yet."""
+        found = Manifest.read(self.path)
+        if found is None and os.path.lexists(self.path / WEIGHTS):
+            raise UserError(f"{self.path} has weights but no manifest.json to check them by")
+        if found is None and self.id is not None:
+            raise UserError(f"{self.path / 'manifest.json'} is missing, so the run cannot be verified")
+        return found
 
     def write_weights(self, model: nn.Module, facts: Mapping[str, Any]) -> None:
         """Make these weights the run's own."""
@@ -123,42 +134,83 @@ class Run:
         self.__dict__.pop("config", None)
 
     def _replace(self, name: str, content: bytes) -> None:
-        """Replace a file of the manifest; between the renames either may be found, so both are allowed till then."""
-        path, manifest = self.path / name, self.path / "manifest.json"
-        new = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        files = {n: [fingerprint(self.path / n)] for n in MANIFEST if (self.path / n).is_file()}
+        """Replace a file of the manifest; between the renames either may be found, so both are allowed till then.
 
-        def allow(*entries: dict[str, Any]) -> None:
-            write_aside(manifest, json.dumps({"files": files | {name: entries}}, indent=1).encode())
+        What the manifest has of the other files is carried forward: hashing them anew would accept any damage.
+        """
+        manifest = self.manifest
+        if manifest is None:  # of an older version, and without weights: there is nothing yet to carry forward
+            found = {n: [fingerprint(self.path / n)] for n in CONTENTS if (self.path / n).is_file()}
+            manifest = Manifest(None, found, None)
+        new, files = entry_of(content), manifest.files
+        manifest._replace(files=files | {name: [new, *files.get(name, ())]}).write(self.path)
+        write_aside(self.path / name, content)
+        manifest._replace(files=files | {name: [new]}).write(self.path)
 
-        allow(new, *files.get(name, ()))
-        write_aside(path, content)
-        allow(new)
-
-    def verify(self) -> None:
-        """Refuse, by name, a file that does not match the manifest."""
-        path = self.path / "manifest.json"
+    def mend_manifest(self) -> str | None:
+        """Write a manifest that is damaged or missing anew, of what lies there; what was wrong with it."""
         try:
-            files = json.loads(path.read_text(encoding="utf-8"))["files"]
-            expected = {str(name): list(entries) for name, entries in files.items()}
-        except FileNotFoundError:
-            raise UserError(f"{self.path} has weights but no manifest.json to check them by") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} cannot be read: {error}") from None
-        for name, entries in expected.items():
-            file = self.path / Path(name).name
-            if not file.is_file():
-                raise UserError(f"{file} is missing")
-            if fingerprint(file) not in entries:
-                raise UserError(f"{file} is damaged or was changed: it does not match manifest.json")
+            _ = self.manifest
+        except UserError as error:
+            found = {n: [fingerprint(self.path / n)] for n in CONTENTS if (self.path / n).is_file()}
+            Manifest(self.id, found, None).write(self.path)
+            return str(error)
+        return None
+
+    def accept(self, name: str) -> None:
+        """Take a changed file for the run's own."""
+        self._replace(name, (self.path / name).read_bytes())
+
+    def drop_weights(self) -> None:
+        """Remove damaged weights, so that the next evaluation writes others."""
+        manifest = self.manifest
+        if manifest is not None:
+            files = {name: entries for name, entries in manifest.files.items() if name != WEIGHTS}
+            manifest._replace(files=files).write(self.path)
+        (self.path / WEIGHTS).unlink(missing_ok=True)
+
+    def check_files(self, *names: str) -> Iterator[tuple[Path, Fault | None]]:
+        """Each file of the manifest (or only these) with what is wrong with it; a run without a manifest has none."""
+        manifest = self.manifest
+        for name in (names or CONTENTS) if manifest else ():
+            file, entries = self.path / name, manifest.files.get(name) if manifest else None
+            if os.path.lexists(file):
+                yield file, None if entries and _matches(file, entries) else _not_as_listed(file, bool(entries))
+            elif entries or name == "config.toml" or (name == "tokenizer.json" and "tokenizer" in self._facts()):
+                yield file, Fault(file, "missing", "is missing")
+        if manifest and not names and manifest.run != self._facts().get("id", manifest.run):
+            file = self.path / "manifest.json"
+            yield file, Fault(file, "foreign", f"is of another run, {manifest.run}")
+
+    def _facts(self) -> dict[str, Any]:
+        """What config.toml records of the run; nothing if it cannot be read, which is reported elsewhere."""
+        try:
+            return self.config["run"]
+        except UserError:
+            return {}
+
+    def verify(self, *names: str) -> None:
+        """Refuse, by name, a file (or one of these) that does not match the manifest."""
+        for _, fault in self.check_files(*names):
+            if fault is not None:
+                raise UserError(str(fault))
+
+    @property
+    def weights_step(self) -> int | None:
+        """The step the run's weights are of; None where there are none, or none recorded."""
+        path = self.path / WEIGHTS
+        step = check_tensors(path).metadata.get("step", "") if path.is_file() else ""
+        return int(step) if step.isdigit() else None
 
     def load_weights(self, model: nn.Module, renamed: Mapping[str, str] | None = None) -> None:
         """Give a model built on the meta device the run's weights; `renamed` are name prefixes of older versions."""
-        path = self.path / WEIGHTS
-        if not path.is_file():
+        path, manifest = self.path / WEIGHTS, self.manifest
+        if not os.path.lexists(path) and (manifest is None or WEIGHTS not in manifest.files):
             raise UserError(f"{self.path} has no weights yet; train it with: pencil resume {self.path}")
-        self.verify()
         shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+        if path.is_file():
+            check_bytes(path, shapes)
+        self.verify()
         model.load_state_dict(read_tensors(path, shapes, renamed), assign=True)
 
     @contextmanager
@@ -169,14 +221,48 @@ class Run:
         except ImportError:  # Windows has no flock; a second writer is not noticed there
             yield
             return
-        with (self.path / ".lock").open("w") as file:
+        lock = _open_lock(self._path / ".lock")
+        try:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise UserError(f"{self.path} is being written by another process") from None
-            sweep(self.path)
-            sweep(self.path / "samples")
-            yield
+                raise UserError(f"{self._path} is being written by another process") from None
+            sweep(self._path)
+            sweep(self._path / "samples")
+            self._held = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                yield
+            finally:
+                held, self._held = self._held, None
+                os.close(held)
+        finally:
+            os.close(lock)
+
+
+def _matches(file: Path, entries: list[dict[str, Any]]) -> bool:
+    return stat.S_ISREG(file.stat().st_mode) and matches(file, *entries) if file.exists() else False
+
+
+def _not_as_listed(file: Path, listed: bool) -> Fault:
+    if listed:
+        return Fault(file, "damaged", "is damaged or was changed: it does not match manifest.json")
+    return Fault(file, "foreign", "is no part of the run: manifest.json does not list it")
+
+
+def _open_lock(path: Path) -> int:
+    """The lock's file, opened without following a link and without emptying it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        handle = os.open(path, flags, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO):
+            raise
+        handle = None
+    if handle is not None and stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    if handle is not None:
+        os.close(handle)
+    raise UserError(f"{path} is a link or a folder or a pipe, and the lock of a run is a plain file: remove it")
 
 
 def choose_path(name: str, root: Path = Path("runs")) -> Path:
@@ -204,11 +290,3 @@ class Loaded(NamedTuple):
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-
-def rename(name: str, renamed: Mapping[str, str] | None) -> str:
-    """A tensor's name with an old prefix replaced by the new one."""
-    for old, new in (renamed or {}).items():
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return name

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ..config import UserError, build, overrides
-from .terminal import note, program
+from .terminal import note, note_line, program
 
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 FILES_NAMED = 20  # unusable files reported one by one
@@ -120,42 +120,97 @@ def _image_size(options: Any, model: dict[str, Any]) -> Any:
     return replace(options, size=None)
 
 
-def resume(run: Path, /, *settings: Settings) -> int:
-    """Continue a run from its last checkpoint, to the same bits as if it had never stopped.
+def resume(
+    run: Path,
+    /,
+    *settings: Settings,
+    data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    allow_changes: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Continue a run from its newest whole checkpoint, to the same bits as if it had never stopped.
 
     Parameters
     ----------
     run
-        The run's folder. Training settings can be changed: pencil resume RUN --train.steps 4000.
+        The run's folder. Training settings can be changed: pencil resume RUN --train.steps 4000. A change that alters
+        the result, such as of train.lr, is announced and recorded in the run.
+    data
+        Where the data is, if it was moved; it must be the same, by its hash.
+    allow_changes
+        Go on although settings or files of the run were changed or damaged since it was saved.
     """
     from ..families import family, open_run
-    from ..families.run_setup import task_of
+    from ..train.identity import review
+
+    opened = open_run(run)
+    if allow_changes:
+        with opened.writing():
+            if fault := opened.mend_manifest():
+                note(f"{fault}; it is written anew, of the files as they are, which cannot be verified")
+    # before the data is read; the trainer reports it
+    changes, notes = review(opened, family(opened.family), allow_changes)
+    try:
+        return _continue(opened, settings, data, allow_changes)
+    except UserError as error:
+        if not changes:
+            raise
+        raise UserError(f"{error}; {notes[-1]}") from None
+
+
+def _continue(opened: Any, settings: tuple[str, ...], data: str | None, allow_changes: bool) -> int:
+    """Continue a run whose settings were reviewed."""
+    from ..device import pick_device
+    from ..families import family
+    from ..families.run_setup import check_memory, task_of
     from ..train import checkpoint
     from ..train.settings import TrainConfig, check_settings, fit_warmup
 
-    opened = open_run(run)
     changed = overrides(list(settings), ("train",))["train"]
     config = build(TrainConfig, {**opened.config["train"], **changed}, "train.")
     check_settings(config, family(opened.family).train_settings, opened.family)
     # a preset's inverse square root may warm up for longer than the run
     fit_warmup(config, chosen="warmup" in changed or config.schedule != "inverse-sqrt")
-    task = task_of(opened, config)
+    if pick_device(config.device).type == "cpu":
+        record = family(opened.family)
+        check_memory(record, record.read_config(opened.config["model"]), config.batch)
+    task = task_of(opened, config, data, note)
+    if data is not None:
+        _record_place(opened, data)
     steps = checkpoint.saved(opened.path)
-    if steps and steps[-1] >= config.steps:
-        note(f"{run} has made {steps[-1]} steps and train.steps is {config.steps}; a larger --train.steps continues it")
-        return 0
-    return train_to_end(opened, task, config)
+    if steps and steps[-1] >= config.steps and not allow_changes:
+        opened.verify("tokenizer.json", "model.safetensors")
+        kept, faults = checkpoint.latest(opened.path)
+        for line in faults:
+            note(line)
+        if kept is not None and kept.step >= config.steps:
+            note(f"{opened.path} has made {kept.step} steps and train.steps is {config.steps}; a larger --train.steps "
+                 "continues it")  # fmt: skip
+            return 0
+    return train_to_end(opened, task, config, allow_changes)
 
 
-def train_to_end(run: Any, task: Any, config: Any) -> int:
+def _record_place(run: Any, data: str) -> None:
+    """Write into the run where its data is."""
+    from ..families import family
+    from ..families.run_setup import whole_path
+    from ..train.identity import Change, record_changes
+
+    was, now = run.config["run"]["data_path"], whole_path(data, family(run.family).embedded)
+    if was != now:
+        with run.writing():
+            run.config["run"]["data_path"] = now
+            record_changes(run, 0, [Change("run.data_path", was, now)])
+
+
+def train_to_end(run: Any, task: Any, config: Any, allow_changes: bool = False) -> int:
     """Train to the last step, or to the interruption; report where things are."""
     from ..train.loop import Trainer
 
     skipped = task.skipped()
     for name, fault in skipped[:FILES_NAMED]:
-        note(f"skipped {name}: {fault}")
+        note_line(f"skipped {name}: {fault}")
     try:
-        outcome = Trainer(task, run, config).train()
+        outcome = Trainer(task, run, config, allow_changes).train()
     except (RuntimeError, MemoryError) as error:
         # torch words it differently on each device
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
@@ -166,11 +221,12 @@ def train_to_end(run: Any, task: Any, config: Any) -> int:
         ) from None
     later = task.skipped()[len(skipped) :]
     for name, fault in later[:FILES_NAMED]:
-        note(f"skipped {name}: {fault}")
+        note_line(f"skipped {name}: {fault}")
     if lost := len(skipped) + len(later):
         note(f"{lost} file{'s' if lost > 1 else ''} of the data could not be used.")
     if not outcome.finished:
-        note(f"Stopped after step {outcome.step}, and saved. Continue with:\n  {program()} resume "
+        done = f"Stopped after step {outcome.step}, and saved" if outcome.step else "Stopped before the first step"
+        note(f"{done}. Continue with:\n  {program()} resume "
              f"{shlex.quote(str(run.path))}")  # fmt: skip
         return 130
     best = outcome.best

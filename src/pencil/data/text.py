@@ -17,6 +17,7 @@ import numpy as np
 from ..config import UserError, expand_path, nearest
 from ..files import write_aside
 from .builtin import TEXTS
+from .cache import cache_folder, seal, usable
 from .tokenizers import (
     BPETokenizer,
     Tokenizer,
@@ -29,17 +30,6 @@ from .tokenizers import (
 
 CHUNK = 1 << 20
 FORMAT = 1  # of the cache: raised by any change of tokenization
-
-
-def cache_folder() -> Path:
-    """The folder of the cache: $PENCIL_CACHE, or the user's cache folder."""
-    base = os.environ.get("PENCIL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pencil"
-    folder = Path(base)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write the cache folder {folder} ({error.strerror}); set PENCIL_CACHE") from None
-    return folder
 
 
 @dataclass
@@ -160,7 +150,7 @@ def _from_stdin() -> Corpus:
     if fault:
         spool.unlink()
         raise UserError(f"standard input cannot be trained on: {fault}")
-    kept = folder / f"text-{sha.hexdigest()[:32]}.txt"
+    kept = input_path(sha.hexdigest())
     spool.replace(kept)
     return Corpus("stdin", [kept], hash=sha.hexdigest())
 
@@ -195,23 +185,36 @@ def make_tokenizer(corpus: Corpus, name: str, vocab: int) -> Tokenizer:
     """The tokenizer of that name for this corpus; a trained one is cached by the hash of the corpus."""
     if name != "bpe":
         return learn(name, chain(corpus.pieces(), "\n" if len(corpus.files) > 1 else ""), vocab)
-    kept = cache_folder() / f"bpe-{FORMAT}-{corpus.hash[:32]}-{vocab}.json"
-    if kept.is_file():
-        try:
-            return read_json(kept.read_text(encoding="utf-8"), str(kept))
-        except UserError:
-            kept.unlink()
+    kept = tokenizer_path(corpus.hash, vocab)
+    if usable(kept):
+        return read_json(kept.read_text(encoding="utf-8"), str(kept))
     tokenizer = train_bpe(corpus.pieces(), vocab)
     write_aside(kept, tokenizer.to_json().encode())
+    seal(kept)
     return tokenizer
+
+
+def tokenizer_path(corpus_hash: str, vocab: int) -> Path:
+    """Where a BPE tokenizer trained on a corpus is cached."""
+    return cache_folder() / f"bpe-{FORMAT}-{corpus_hash[:32]}-{vocab}.json"
+
+
+def input_path(corpus_hash: str) -> Path:
+    """Where a standard input is kept, which can be read only once."""
+    return cache_folder() / f"text-{corpus_hash[:32]}.txt"
+
+
+def tokens_path(corpus_hash: str, tokenizer: Tokenizer) -> tuple[Path, np.dtype]:
+    """Where the ids of a corpus are cached, and their dtype."""
+    dtype = np.dtype(np.uint16 if tokenizer.vocab <= 1 << 16 else np.uint32)
+    key = hashlib.sha256(f"{FORMAT} {corpus_hash} {digest(tokenizer)}".encode()).hexdigest()[:32]
+    return cache_folder() / f"tokens-{key}.{dtype.name}", dtype
 
 
 def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
     """The ids of the corpus, memory-mapped, cached by content and tokenizer; uint16 if every id fits, else uint32."""
-    dtype = np.dtype(np.uint16 if tokenizer.vocab <= 1 << 16 else np.uint32)
-    key = hashlib.sha256(f"{FORMAT} {corpus.hash} {digest(tokenizer)}".encode()).hexdigest()[:32]
-    kept = cache_folder() / f"tokens-{key}.{dtype.name}"
-    if not kept.is_file():
+    kept, dtype = tokens_path(corpus.hash, tokenizer)
+    if not usable(kept):
         with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=kept.name, delete=False) as file:
             try:
                 for ids in _encoded(corpus, tokenizer):
@@ -222,6 +225,7 @@ def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
                 Path(file.name).unlink(missing_ok=True)
                 raise
         Path(file.name).replace(kept)
+        seal(kept)
     if not kept.stat().st_size:
         return np.zeros(0, dtype)
     return np.memmap(kept, dtype=dtype, mode="r")

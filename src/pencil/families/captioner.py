@@ -37,7 +37,7 @@ from .options import (
     Texts,
     TokenizerOptions,
 )
-from .output import Output, joined
+from .output import Output, context_full, joined
 from .record import Family
 from .trace_labels import check_context, grid_labels, image_tensor, patch_facts, read_image
 from .vit import one_image
@@ -88,18 +88,22 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     x = normalize(torch.from_numpy(pictures).to(loaded.device))
     rows = [(i, prompt, k) for i in range(len(paths)) for prompt in prompts for k in range(options.count or 1)]
     one_image(options, len(rows))
-    begun = [prompt for _, prompt, _ in rows]
+    begun, reasons = [prompt for _, prompt, _ in rows], []
     pieces = stream(
         model, tokenizer, begun, options.max_new_tokens, options.sampling(), stop=options.stop or [],
         samples=[k for *_, k in rows], begin=tokenizer.end, given={"picture": x[[i for i, *_ in rows]]},
+        reasons=reasons,
     )  # fmt: skip
     if len(rows) == 1 and output.streams and options.attention is None:
         output.stream(begun[0], pieces)
-        return
-    texts = joined(begun, pieces)
-    output.texts([f"{paths[i]}: {text}" if len(paths) > 1 else text for (i, *_), text in zip(rows, texts, strict=True)])
-    if options.attention:
-        output.file(options.attention, caption_attention(model, tokenizer, pictures[0], texts[0]))
+    else:
+        texts = joined(begun, pieces)
+        named = [f"{paths[i]}: {text}" if len(paths) > 1 else text for (i, *_), text in zip(rows, texts, strict=True)]
+        output.texts(named)
+        if options.attention:
+            output.file(options.attention, caption_attention(model, tokenizer, pictures[0], texts[0]))
+    if "context" in reasons:
+        output.note(context_full(model.config.context))
 
 
 def trace_caption(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:

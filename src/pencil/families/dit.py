@@ -28,7 +28,7 @@ from ..train.diffusion import Diffusion
 from ..train.diffusion_eval import score_samples
 from ..weights import dit as dit_weights
 from .classifier import trained_classifier
-from .image_grid import ImageOutput, write_samples
+from .image_grid import ImageOutput, shown_steps, write_samples
 from .options import (
     DATA,
     INPUT,
@@ -208,7 +208,7 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     rows = len(given[0]) if given else count
     steps = sample_images(
         loaded.model, process, given, rows, guidance, options.steps or STEPS, options.sampler, options.seed,
-        keep_steps=True, decode=decoder_of(autoencoder),
+        show_steps=shown_steps(c.frames > 1, autoencoder is not None), decode=decoder_of(autoencoder),
     )  # fmt: skip
     write_samples(steps, count, places, output)
 

@@ -16,6 +16,7 @@ from .output import Output
 COLUMNS = 13  # of the picture of the steps
 KINDS = frozenset(".png .gif .jpg .jpeg .webp .bmp .tif .tiff .svg .pdf .mp4 .webm .mov .avi".split())
 MAX_STEPS, MAX_VIDEO_STEPS = 8 * COLUMNS, 11  # shown; of more only some, evenly spaced
+MAX_LATENT_STEPS = COLUMNS  # each goes through the autoencoder, which costs more than a denoising step
 
 
 @dataclass(frozen=True)
@@ -43,20 +44,23 @@ class ImageOutput(NoOptions):
         return folder / f"grid{ending}", folder / "steps.png"
 
 
+def shown_steps(video: bool, latent: bool) -> int:
+    """How many moments of the first sample are shown at most."""
+    return MAX_VIDEO_STEPS if video else MAX_LATENT_STEPS if latent else MAX_STEPS
+
+
 def write_samples(steps: Sequence[np.ndarray], count: int, places: tuple[Path, Path], output: Output) -> None:
     """The samples as a grid or an animation, and the first of them at each step; `count` are of one condition."""
     made, grid = steps[-1], places[0]
     rows = len(made)
     grid.parent.mkdir(parents=True, exist_ok=True)
     first = [step[0] for step in steps]
-    most = MAX_VIDEO_STEPS if made.ndim == 5 else MAX_STEPS
-    which = np.linspace(0, len(first) - 1, min(most, len(first))).astype(int)
     # each of several conditions has a row of its own, or all of them share one
     across = int(np.ceil(np.sqrt(rows))) if rows == count else count if count > 1 else min(rows, COLUMNS)
     if made.ndim == 5:
-        sheet, shown = draw.film(_tiled(made, across)), [first[i].swapaxes(0, 1) for i in which]
+        sheet, shown = draw.film(_tiled(made, across)), [step.swapaxes(0, 1) for step in first]
     else:
-        sheet, stills = draw.rows([_tiled(made[:, :, None], across)[0][None]]), np.stack([first[i] for i in which])
+        sheet, stills = draw.rows([_tiled(made[:, :, None], across)[0][None]]), np.stack(first)
         shown = [stills[i : i + COLUMNS] for i in range(0, len(stills), COLUMNS)]
     for path, content in zip(places, (sheet, draw.rows(shown)), strict=True):
         output.file(path, content)

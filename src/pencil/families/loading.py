@@ -5,18 +5,25 @@ from typing import Any
 
 import torch
 
-from ..config import upgraded
+from ..config import UserError, upgraded
+from ..manifest import WEIGHTS
 from ..runs import Loaded, Run
+from ..tensors import check_tensors
 from ..train.settings import RENAMED_FOR_MASKS, TrainConfig
 from .registry import family
 
+DEEP = 100  # blocks that are built in no time
 SETTINGS_VERSION = "0.7"  # of the names of settings; a run made before is read under its own
 
 
 def open_run(path: str | Path) -> Run:
     """A run folder, its settings under the names of this version."""
     run = Run.open(path)
-    record, facts = family(run.family), run.config["run"]
+    facts = run.config["run"]
+    try:
+        record = family(run.family)
+    except UserError as error:
+        raise UserError(f"{run.path / 'config.toml'}: {error}") from None
     version = str(facts.get("settings", facts.get("pencil", "0")))
     if _release(version) < _release(SETTINGS_VERSION):
         train = upgraded(TrainConfig, run.config["train"])
@@ -38,11 +45,21 @@ def _release(version: str) -> tuple[int, ...]:
 
 def load_model(run: Run, device: torch.device | str = "cpu") -> Any:
     """The run's model with its best weights, ready to be used."""
+    run.verify("config.toml", "tokenizer.json")  # a model of other settings would only be refused by its shapes
     record = family(run.family)
+    config = record.read_config(run.config["model"])
+    _check_depth(run, config)
     with torch.device("meta"):
-        model = record.create(run.config["model"])
+        model = record.create(config)
     run.load_weights(model, record.renamed_tensors)
     return model.to(device).eval()
+
+
+def _check_depth(run: Run, config: Any) -> None:
+    """Refuse a deep model whose blocks are not in the weights: building it only to find that out takes long."""
+    depth, weights = getattr(config, "depth", 0), run.path / WEIGHTS
+    if depth > DEEP and weights.is_file() and depth > len(check_tensors(weights).tensors):
+        raise UserError(f"{weights} is of another model: config.toml has model.depth {depth}, and it has fewer tensors")
 
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> Loaded:

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from ..console import visible
+
 SEPARATOR = "\n" + "-" * 40 + "\n"
 
 
@@ -33,6 +35,11 @@ class Output(Protocol):
         ...
 
 
+def context_full(context: int) -> str:
+    """The note on a text that the context ended."""
+    return f"(stopped: the context of {context} tokens is full)"
+
+
 def joined(prompts: Sequence[str], pieces: Iterator[list[str]]) -> list[str]:
     """Each prompt and its continuation, whole."""
     texts = list(prompts)
@@ -44,4 +51,5 @@ def joined(prompts: Sequence[str], pieces: Iterator[list[str]]) -> list[str]:
 def top_classes(probabilities, name, count: int = 5) -> list[str]:
     """The most likely classes of one row, a line each, with their probabilities."""
     best = probabilities.topk(min(count, len(probabilities)))
-    return [f"{name(i)} {p:.4f}" for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [f"{visible(name(i), one_line=True)} {p:.4f}" for i, p in pairs]

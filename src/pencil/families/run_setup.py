@@ -1,7 +1,8 @@
 """How a run starts, and how its task is found again: everything is checked before the first file is written."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from .. import __version__
 from ..config import UserError, build, fitted
 from ..device import pick_device
 from ..runs import Run, choose_path
+from ..train.schedule import published_peak
 from ..train.settings import TrainConfig, check_settings, fit_warmup
 from ..train.task import Request, check_unchanged
 from .loading import SETTINGS_VERSION
@@ -37,9 +39,28 @@ def settings_of(
     preset = preset or record.default_preset
     config = train_config(record, preset, train)
     if data is None and not record.data_decides:
-        return record.configure(preset, **model), fit_warmup(config, "warmup" in train)[0]
+        sizes = record.configure(preset, **model)
+        return sizes, fit_schedule(record, preset, sizes, config, train)[0]
     prepared = record.task.prepare(Request(record, data or record.data, preset, model, train, options), config)
-    return prepared.model, fit_warmup(prepared.train, "warmup" in train)[0]
+    return prepared.model, fit_schedule(record, preset, prepared.model, prepared.train, train)[0]
+
+
+def fit_schedule(
+    record: Family, preset: str, model: Any, config: TrainConfig, chosen: Mapping[str, Any]
+) -> tuple[TrainConfig, list[str]]:
+    """The warm-up and the peak rate that fit the sizes trained, where none was chosen; and a note of what changed.
+
+    A preset of the 2017 paper has the paper's peak: it depends on the width and the warm-up.
+    """
+    config, notes = fit_warmup(config, "warmup" in chosen)
+    published = record.training.get(preset, {}).get("schedule") == config.schedule == "inverse-sqrt"
+    if published and "lr" not in chosen and (peak := published_peak(model.width, config.warmup)) != config.lr:
+        config = replace(config, lr=peak)
+        notes.append(
+            f"learning rate {peak:.3g} at its peak: (width·warm-up)^−½ as published, for width {model.width} and "
+            f"{config.warmup} steps of warm-up; --train.lr sets another"
+        )
+    return config, notes
 
 
 def new_run(
@@ -72,14 +93,15 @@ def new_run(
             f"the name {run_name} is already taken by {Path('runs') / run_name}; choose another, or --force"
         )
     prepared = record.task.prepare(Request(record, data, preset, model, train, options), config)
-    settings, notes = fit_warmup(prepared.train, "warmup" in train)
+    settings, notes = fit_schedule(record, preset, prepared.model, prepared.train, train)
     if hasattr(prepared.task, "train"):
         prepared.task.train = settings
     if on_cpu:
         check_memory(record, prepared.model, settings.batch)
     path = out or (Path("runs") / run_name if run_name else choose_path(f"{prepared.name}-{record.name}"))
     facts = {
-        "family": record.name, "preset": preset, "data": data, "data_path": whole_path(data, record.embedded),
+        "family": record.name, "preset": preset, "data": data,
+        "data_path": getattr(getattr(prepared.task, "data", None), "pinned", "") or whole_path(data, record.embedded),
         "data_hash": prepared.hash, **prepared.facts, "pencil": __version__, "settings": SETTINGS_VERSION,
     }  # fmt: skip
     table = {"run": facts, "model": prepared.model, "train": settings}
@@ -89,15 +111,26 @@ def new_run(
     return run, prepared.task, settings
 
 
-def task_of(run: Run, config: TrainConfig) -> Any:
-    """The task of a run, on the data it was trained on; data that has changed since is refused."""
+def task_of(
+    run: Run, config: TrainConfig, data: str | None = None, notify: Callable[[str], None] = lambda line: None
+) -> Any:
+    """The task of a run, on the data it was trained on, which may lie elsewhere; data that has changed is refused."""
     record, facts = family(run.family), run.config["run"]
     if "data_path" not in facts or "data_hash" not in facts:
         raise UserError(
             f"{run.path} does not record where its data is: it was made by Pencil {facts.get('pencil', '?')}"
         )
-    task = record.task.reopen(record, run, facts["data_path"], config)
-    check_unchanged(run, task.hash)
+    source = facts["data_path"] if data is None else whole_path(data, record.embedded)
+    if data is None and source != "-" and Path(source).is_absolute() and not Path(source).exists():
+        raise UserError(
+            f"{source}, the data of {run.path}, is not there; if it was moved: pencil resume {run.path} --data PATH"
+        )
+    task = record.task.reopen(record, run, source, config)
+    former = getattr(getattr(task, "data", None), "former_hash", None)
+    if task.hash != facts["data_hash"] and former is not None and former() == facts["data_hash"]:
+        notify(f"{source} is compared by what an older version recorded of it, which is not the whole of each file")
+        return task
+    check_unchanged(run, task.hash, source)
     return task
 
 

@@ -25,6 +25,7 @@ from ..inference.text_batches import (
 from ..models.seq2seq import PRESETS, Seq2Seq, Seq2SeqConfig
 from ..runs import Loaded
 from ..tracing.record import LiveTrace, trace
+from ..train.schedule import published_peak
 from ..train.translation import Translation
 from ..weights import marian
 from .head_inputs import row, spread
@@ -41,21 +42,21 @@ from .options import (
     at_least_one,
     default,
 )
-from .output import Output, joined
+from .output import Output, context_full, joined
 from .record import Family
 from .trace_labels import check_context
 
-# of the 2017 paper: its rate is width^−½ times the schedule, which is (width·warmup)^−½ at the peak
+# of the 2017 paper, which does not clip; where width or warm-up are others, run_setup.py sets lr by the paper's formula
 _PAPER = dict(
-    optimizer="adamw", beta2=0.98, schedule="inverse-sqrt", warmup=4000, weight_decay=0.0, label_smoothing=0.1,
-    batch=256, accumulate=8, steps=100_000, eval_every=1000, save_every=1000,
+    optimizer="adamw", beta1=0.9, beta2=0.98, eps=1e-9, clip=0.0, schedule="inverse-sqrt", warmup=4000,
+    weight_decay=0.0, label_smoothing=0.1, batch=256, accumulate=8, steps=100_000, eval_every=1000, save_every=1000,
 )  # fmt: skip
 _SMALL = dict(batch=64, weight_decay=0.1, label_smoothing=0.0)
 TRAINING: dict[str, dict[str, Any]] = {
     "nano": _SMALL,
     "small": _SMALL | dict(steps=8000, label_smoothing=0.1, eval_every=1000, save_every=1000),
-    "base": _PAPER | dict(lr=(512 * 4000) ** -0.5),
-    "big": _PAPER | dict(lr=(1024 * 4000) ** -0.5, steps=300_000),
+    "base": _PAPER | dict(lr=published_peak(512, 4000)),
+    "big": _PAPER | dict(lr=published_peak(1024, 4000), steps=300_000),
 }
 SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "stop")  # without effect on a beam search
 LENGTH_PENALTY = 0.6
@@ -131,29 +132,33 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     sources = [line for text in options.source or [] for line in text.strip("\n").split("\n")]
     if options.attention and len(sources) > 1:
         raise UserError(f"--attention shows one source and its target, and {len(sources)} were given")
+    most, reasons, first = min(options.max_new_tokens, model.config.context - 1), [], ""
     if options.beams is not None:
         penalty = LENGTH_PENALTY if options.length_penalty is None else options.length_penalty
-        found = beam_targets(model, tokenizer, sources, options.beams, penalty, options.max_new_tokens)
+        found = beam_targets(model, tokenizer, sources, options.beams, penalty, most)
         lines = []
         for source, rows in zip(sources, found, strict=True):
             head = [f"{source}:"] if len(sources) > 1 else []
             lines.append("\n".join(head + [f"{one.score:.4f}  {text}" for text, one in rows[: options.count]]))
+            reasons += ["end" if one.ended else "length" for _, one in rows[: options.count]]
         output.texts(lines)
         first = found[0][0][0]
     else:
         count = options.count or 1
         rows = [source for source in sources for _ in range(count)]
         pieces = stream(
-            model, tokenizer, [""] * len(rows), min(options.max_new_tokens, model.config.context - 1),
-            options.sampling(), stop=options.stop or [], samples=[k for _ in sources for k in range(count)],
-            begin=end_token(tokenizer), given=source_inputs(model, tokenizer, rows),
+            model, tokenizer, [""] * len(rows), most, options.sampling(), stop=options.stop or [],
+            samples=[k for _ in sources for k in range(count)], begin=end_token(tokenizer),
+            given=source_inputs(model, tokenizer, rows), reasons=reasons,
         )  # fmt: skip
         if len(rows) == 1 and output.streams and options.attention is None:
             output.stream("", pieces)
-            return
-        texts = joined([""] * len(rows), pieces)
-        output.texts([f"{s}: {t}" if len(sources) > 1 else t for s, t in zip(rows, texts, strict=True)])
-        first = texts[0]
+        else:
+            texts = joined([""] * len(rows), pieces)
+            output.texts([f"{s}: {t}" if len(sources) > 1 else t for s, t in zip(rows, texts, strict=True)])
+            first = texts[0]
+    if "length" in reasons and most < options.max_new_tokens:
+        output.note(context_full(model.config.context))
     if options.attention:
         output.file(options.attention, source_attention(model, tokenizer, sources[0], first))
 

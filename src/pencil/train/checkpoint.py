@@ -10,16 +10,27 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..config import UserError
-from ..files import fingerprint, flush_folder, write_flushed
-from ..runs import read_tensors
+from ..files import fingerprint, flush_folder, matches, parse_json, read_bytes, read_json, write_flushed
+from ..manifest import Fault, Manifest, entry_of, list_checkpoints
+from ..tensors import read_tensors
 
 SHARD_BYTES = 2 << 30
+
+
+class Found(NamedTuple):
+    """A folder in checkpoints/ whose manifest can be read; `step` is the manifest's, whatever the folder is called."""
+
+    step: int
+    folder: Path
+    files: dict[str, dict[str, Any]]
+    sha256: str  # of the manifest
 
 
 class Checkpoint(NamedTuple):
     """Where a run stood after `step` updates."""
 
     step: int
+    folder: Path
     tensors: dict[str, Tensor]
     state: dict[str, Any]
 
@@ -42,20 +53,43 @@ def write(run: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any
         write_flushed(aside / "manifest.json", json.dumps({"step": step, "files": files}, indent=1).encode())
         flush_folder(aside)
         if final.exists():
+            list_checkpoints(run, {n: sha for n, sha in _listed(run).items() if n != step})
             _remove(final)
         aside.rename(final)
         flush_folder(final.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    # a later step than the one just written is damaged, or of a course not taken: it must not crowd out a whole one
-    steps = saved(run)
-    here = steps.index(step) + 1
-    for old in steps[: max(0, here - keep)] + steps[here:]:
-        _remove(folder_of(run, old))
-    for stale in final.parent.glob(".tmp-*"):
-        shutil.rmtree(stale, ignore_errors=True)
+    _prune(run, step, keep)
     return final
+
+
+def _prune(run: Path, step: int, keep: int) -> None:
+    """List what is kept in the run's manifest, then remove the others: what is listed is always there.
+
+    A later step than the one just written is damaged, or of a course not taken: it must not crowd out a whole one.
+    """
+    whole, _ = find(run)
+    own = [found for found in whole if found.folder == folder_of(run, found.step)]
+    kept = [found for found in own if found.step <= step][:keep]
+    # what was listed before is carried forward, never hashed anew
+    listed = {n: sha for n, sha in _listed(run).items() if n != step}
+    list_checkpoints(
+        run,
+        {found.step: found.sha256 for found in kept}
+        | {found.step: listed[found.step] for found in kept if found.step in listed},
+    )
+    folder = run / "checkpoints"
+    for old in folder.glob("step-*"):
+        if old.is_dir() and old not in [found.folder for found in kept]:
+            _remove(old)
+    for stale in folder.glob(".tmp-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+def _listed(run: Path) -> dict[int, str]:
+    manifest = Manifest.read(run)
+    return (manifest.checkpoints if manifest else None) or {}
 
 
 def _shards(tensors: dict[str, Tensor]):
@@ -77,46 +111,125 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
+def find(run: Path) -> tuple[list[Found], list[Fault]]:
+    """The checkpoints of a run by their manifests, newest first, and what is no checkpoint among them."""
+    found, faults = [], []
+    for folder in sorted((run / "checkpoints").glob("[!.]*")):
+        path = folder / "manifest.json"
+        if not folder.is_dir():
+            faults.append(Fault(folder, "foreign", "is no checkpoint"))
+        elif not path.exists():
+            faults.append(Fault(path, "missing", "is missing"))
+        else:
+            try:
+                found.append(_found(folder, path))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:  # UserError among them
+                why = str(error).removeprefix(f"{path} ") if isinstance(error, UserError) else "is damaged"
+                faults.append(Fault(path, "damaged", why))
+    # of two with one step, the one under its own name comes first
+    found.sort(key=lambda one: (one.step, one.folder == folder_of(run, one.step)), reverse=True)
+    return found, faults
+
+
+def _found(folder: Path, path: Path) -> Found:
+    content = read_bytes(path)
+    manifest = parse_json(content, str(path))
+    files = {str(name): dict(entry) for name, entry in manifest["files"].items()}
+    if type(manifest["step"]) is not int or set(manifest) != {"step", "files"} or "state.json" not in files:
+        raise ValueError
+    return Found(manifest["step"], folder, files, entry_of(content)["sha256"])
+
+
 def saved(run: Path) -> list[int]:
     """The steps that have a checkpoint, oldest first."""
-    found = (run / "checkpoints").glob("step-*")
-    return sorted(int(p.name.removeprefix("step-")) for p in found if p.name.removeprefix("step-").isdigit())
+    return sorted({found.step for found in find(run)[0]})
+
+
+def faults_of(found: Found) -> list[Fault]:
+    """What is wrong with the files of a checkpoint: each is compared with the manifest."""
+    folder, faults = found.folder, []
+    there = {path.name for path in folder.iterdir()} - {"manifest.json"}
+    for name in sorted(there | set(found.files)):
+        if name not in found.files:
+            faults.append(Fault(folder / name, "foreign", "is not part of this checkpoint"))
+        elif name not in there:
+            faults.append(Fault(folder / name, "missing", "is missing"))
+        elif not (folder / name).is_file() or not matches(folder / name, found.files[name]):
+            faults.append(Fault(folder / name, "damaged", "is damaged: it does not match its manifest"))
+    return faults
+
+
+def state_of(found: Found) -> dict[str, Any] | None:
+    """What a checkpoint records of the run besides tensors; None if that file is damaged."""
+    path = found.folder / "state.json"
+    if not path.is_file() or not matches(path, found.files["state.json"]):
+        return None
+    return read_json(path)
 
 
 def read(run: Path, step: int) -> Checkpoint:
     """One checkpoint, every file of it checked against its manifest first."""
-    folder = folder_of(run, step)
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        files = {str(name): dict(entry) for name, entry in manifest["files"].items()}
-        if manifest["step"] != step:
-            raise UserError(f"{folder} carries the manifest of step {manifest['step']}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{folder / 'manifest.json'} cannot be read: {error}") from None
-    found = {p.name for p in folder.iterdir()} - {"manifest.json"}
-    for name in sorted(found ^ set(files)):
-        raise UserError(f"{folder / name} is {'missing' if name in files else 'not part of this checkpoint'}")
-    for name, entry in files.items():
-        if fingerprint(folder / name) != entry:
-            raise UserError(f"{folder / name} is damaged: it does not match its manifest")
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    for found in find(run)[0]:
+        if found.step == step:
+            return _read(found)
+    raise UserError(f"{run} has no checkpoint of step {step}")
+
+
+def _read(found: Found) -> Checkpoint:
+    for fault in faults_of(found):
+        raise UserError(str(fault))
+    state = read_json(found.folder / "state.json")
+    if state.get("step") != found.step:
+        raise UserError(str(mixed(found, state)))
     tensors: dict[str, Tensor] = {}
-    for name in sorted(files):
+    for name in sorted(found.files):
         if name.endswith(".safetensors"):
-            tensors |= read_tensors(folder / name)
-    return Checkpoint(step, tensors, state)
+            tensors |= read_tensors(found.folder / name)
+    return Checkpoint(found.step, found.folder, tensors, state)
 
 
-def latest(run: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with newer ones; refused if all are damaged."""
-    faults = []
-    for step in reversed(saved(run)):
+def mixed(found: Found, state: dict[str, Any]) -> Fault:
+    """A manifest and a state of different steps."""
+    why = f"is of step {found.step}, and state.json beside it of step {state.get('step')}"
+    return Fault(found.folder / "manifest.json", "damaged", why)
+
+
+def latest(run: Path, foreign: bool = False) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, and what was wrong with newer ones; refused if all are damaged.
+
+    One that the run did not write is refused, unless `foreign` ones may be used.
+    """
+    found, strange = find(run)
+    listed = compare_with_run(run, found)
+    faults = [str(fault) for fault in [*strange, *listed]]
+    for one in found:
+        if not foreign and (wrong := [f for f in listed if f.path == one.folder and f.kind == "foreign"]):
+            raise UserError(f"{wrong[0]}; put back the run's own, or take the folder away")
         try:
-            return read(run, step), faults
+            return _read(one), faults
         except UserError as error:
             faults.append(str(error))
     if faults:
         raise UserError(f"no checkpoint of {run} is whole: {faults[0]}")
     return None, faults
+
+
+def compare_with_run(run: Path, found: list[Found]) -> list[Fault]:
+    """Checkpoints that the run's manifest lists and that are not there, or not as they were written; renamed ones."""
+    faults = []
+    for step, sha in _listed(run).items():
+        of_step = [one for one in found if one.step == step]
+        if not of_step:
+            faults.append(Fault(folder_of(run, step), "missing", "is missing or cannot be read"))
+        for one in of_step:
+            if one.sha256 != sha and faults_of(one):
+                why = "is damaged or was changed: it does not match the run's manifest.json"
+                faults.append(Fault(one.folder / "manifest.json", "damaged", why))
+            elif one.sha256 != sha:
+                faults.append(Fault(one.folder, "foreign", "is not the checkpoint that this run wrote"))
+    for one in found:
+        if one.folder != folder_of(run, one.step):
+            faults.append(
+                Fault(one.folder, "renamed", f"was renamed: by its manifest it is the one of step {one.step}")
+            )
+    return faults

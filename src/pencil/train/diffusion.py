@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch import Tensor, nn
 
 from .. import draw
 from ..config import UserError, coerce
+from ..console import note
 from ..core.patches import by
 from ..core.span import Span
 from ..data import images
@@ -82,6 +82,8 @@ class Diffusion(ImageTask):
         if config.classes:
             facts |= {"classes": data.classes}
         task = cls(request.family, data, config, train, tokenizer, request.data, autoencoder)
+        if autoencoder is not None:  # what the cached latents are found by
+            facts |= {"vae_size": task.transform.size, "vae_channels": task.transform.channels}
         return Prepared(task, data.name, data.hash, config, train, tokenizer, facts)
 
     @classmethod
@@ -157,7 +159,7 @@ class Diffusion(ImageTask):
     def inputs(self) -> ImageData:
         if self.autoencoder is None:
             return self.data
-        return to_latents(self.data, self.autoencoder, self.transform, Console(stderr=True).print)
+        return to_latents(self.data, self.autoencoder, self.transform, note)
 
     def build(self) -> nn.Module:
         _ = self.inputs  # latents are encoded before the training's clock starts
@@ -189,7 +191,8 @@ class Diffusion(ImageTask):
             return ()
         if self.tokenizer is None:
             return (torch.tensor(targets),)
-        return pad([[self.end, *self.encoded(str(text))] for text in targets], self.end, self.config.context)
+        whole = self.train.deterministic  # kernels, and so the last bits, depend on the shapes compiled
+        return pad([[self.end, *self.encoded(str(text))] for text in targets], self.end, self.config.context, whole)
 
     def batch(self, step: int, micro: int = 0) -> Batch:
         pictures, targets = self.examples(step, micro)

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..config import UserError
 from ..data.augment import ImageTransform
+from ..data.cache import cache_folder, seal, usable
 from ..data.examples import Examples
 from ..data.images import ImageData
-from ..data.text import cache_folder
 from ..files import beside, flush_folder
 from ..inference.autoencoder import BATCH, Autoencoder
 
@@ -33,23 +33,27 @@ class LatentExamples:
         return self.latents[[self.which[i] for i in rows]].astype(np.float32), [self.targets[i] for i in rows]
 
 
+def latents_path(data: str, autoencoder: str, size: tuple[int, int], channels: int, part: str) -> Path:
+    """Where the latents of a part of the data are cached, by the hashes of the data and of the autoencoder."""
+    known = hashlib.sha256(f"{data} {autoencoder} {size} {channels}".encode()).hexdigest()[:32]
+    return cache_folder() / f"latents-{known}-{part}.f16"
+
+
 def to_latents(
     data: ImageData, autoencoder: Autoencoder, transform: ImageTransform, report: Callable[[str], None]
 ) -> ImageData:
     """The same data set with every image as its latents, from the cache if they are there."""
     sides = (autoencoder.channels, *autoencoder.latent_size(transform.size))
-    known = hashlib.sha256(
-        f"{data.hash} {autoencoder.hash} {transform.size} {transform.channels}".encode()
-    ).hexdigest()[:32]
     parts = {}
     for name, examples in (("train", data.train), ("test", data.test)):
-        path = cache_folder() / f"latents-{known}-{name}.f16"
+        path = latents_path(data.hash, autoencoder.hash, transform.size, transform.channels, name)
         count = len(examples)
-        if not path.is_file() or path.stat().st_size != 2 * count * int(np.prod(sides)):
+        if not usable(path) or path.stat().st_size != 2 * count * int(np.prod(sides)):
             report(
                 f"Encoding {count:,} pictures of {data.name} at {transform.size[0]}×{transform.size[1]} ({name}), once."
             )
             _write(path, examples, autoencoder, transform, (count, *sides))
+            seal(path)
         kept = np.memmap(path, np.float16, "r", shape=(count, *sides))
         parts[name] = LatentExamples(kept, examples.targets)
         if not len(parts[name]):

@@ -1,5 +1,6 @@
 """Reports of a training: the progress bar, metrics.jsonl, the loss plot, the model card, and a logger if configured."""
 
+import io
 import json
 import shlex
 import time
@@ -7,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..config import UserError
+from ..console import Console, visible
 from ..files import write_aside
 
 
@@ -20,7 +21,9 @@ class Metrics:
     def __init__(self, run: Path, after: int, logger: str = "none"):
         self.path = run / "metrics.jsonl"
         kept = "".join(json.dumps(line) + "\n" for line in self.read(run) if after and line["step"] <= after)
-        if not self.path.is_file() or self.path.read_text(encoding="utf-8") != kept:
+        # a link is replaced, never written through: a run may come from somebody else
+        whole = self.path.is_file() and not self.path.is_symlink()
+        if not whole or self.path.read_text(encoding="utf-8") != kept:
             write_aside(self.path, kept.encode())
         self.file = self.path.open("a", encoding="utf-8")
         self.log = open_logger(logger, run)
@@ -89,8 +92,10 @@ def plot_losses(run: Path) -> Path:
     axes.set(xlabel="step", ylabel="loss (nats)", title=run.name)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=130)
     path = run / "loss.png"
-    figure.savefig(path, dpi=130)
+    write_aside(path, drawn.getvalue())  # replaces a link instead of writing through it
     return path
 
 
@@ -160,4 +165,4 @@ class ProgressBar:
             self.print(f"step {step}/{self.total}  {note}  {left:.0f} s left")
 
     def print(self, line: str) -> None:
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(visible(line), highlight=False, markup=False, soft_wrap=True)

@@ -5,6 +5,11 @@ import math
 from .settings import TrainConfig
 
 
+def published_peak(width: int, warmup: int) -> float:
+    """The peak of the first Transformer's rate, width^−½·min(step^−½, step·warmup^−1½): (width·warmup)^−½."""
+    return (width * max(1, warmup)) ** -0.5
+
+
 def factor(step: int, config: TrainConfig) -> float:
     """Linear warm-up, then cosine, constant, or constant and a linear decay over the last fifth (wsd).
 

@@ -17,11 +17,15 @@ class TrainConfig:
     lr: float = 3e-3  # AdamW's peak learning rate
     muon_lr: float = 0.02  # Muon's peak learning rate
     final_lr_fraction: float = 0.0  # of the peak learning rate, at the last step
+    beta1: float = 0.9  # AdamW's
     beta2: float = 0.99  # AdamW's
+    eps: float = 1e-8  # AdamW's, added to the root of the second moment
     weight_decay: float = 0.1
     schedule: Literal["cosine", "wsd", "inverse-sqrt", "constant"] = "cosine"  # of the learning rate, after warm-up
     warmup: int = 100  # steps of linear warm-up
     clip: float = 1.0  # of the gradient's norm; 0 does not clip
+    nonfinite: Literal["stop", "skip"] = "stop"  # at a NaN or infinite loss or gradient; skip: its update is left out
+    max_skipped: int = 10  # updates left out by nonfinite = "skip" before training stops
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0 keeps none
     seed: int = 1337
     eval_every: int = 250  # steps
@@ -50,12 +54,14 @@ class TrainConfig:
         for name in ("steps", "batch", "accumulate", "eval_every", "eval_batches", "save_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("warmup", "weight_decay", "lr", "muon_lr", "clip", "seed", "augment_ops", "mixup"):
+        for name in ("warmup", "weight_decay", "lr", "muon_lr", "clip", "seed", "max_skipped", "augment_ops", "mixup"):
             if not (getattr(self, name) or 0) >= 0:
                 raise UserError(f"train.{name} cannot be negative, not {getattr(self, name)}")
-        for name in ("ema", "beta2", "word_dropout", "mask_fraction", "condition_dropout", "label_smoothing"):
+        for name in ("ema", "beta1", "beta2", "word_dropout", "mask_fraction", "condition_dropout", "label_smoothing"):
             if not 0 <= (getattr(self, name) or 0) < 1:
                 raise UserError(f"train.{name} must be at least 0 and under 1, not {getattr(self, name)}")
+        if not self.eps > 0:
+            raise UserError(f"train.eps must be above 0, not {self.eps}")
         if not 0 <= self.final_lr_fraction <= 1:
             raise UserError(
                 f"train.final_lr_fraction is a share of the peak learning rate, from 0 to 1, not "

@@ -1,0 +1,83 @@
+"""The cache: files that can be made again, each with its size and SHA-256 beside it, and hashes of whole folders."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..config import UserError
+from ..console import note
+from ..files import fingerprint, matches, read_json, write_aside
+from ..manifest import entry_of
+
+SETTLED = 2_000_000_000  # nanoseconds; a file changed twice within the clock's step may look unchanged
+
+
+def cache_folder() -> Path:
+    """The folder of the cache: $PENCIL_CACHE, or the user's cache folder."""
+    base = os.environ.get("PENCIL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pencil"
+    folder = Path(base)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write the cache folder {folder} ({error.strerror}); set PENCIL_CACHE") from None
+    return folder
+
+
+def record_of(path: Path) -> Path:
+    """The file beside a cached one that has its size and hash."""
+    return path.with_name(f"{path.name}.json")
+
+
+def seal(path: Path) -> None:
+    """Record what a cached file holds."""
+    write_aside(record_of(path), json.dumps({"file": path.name, **fingerprint(path)}, indent=1).encode())
+
+
+def cache_fault(path: Path) -> str | None:
+    """What is wrong with a cached file; None if it is whole, or was never made."""
+    record = record_of(path)
+    if not path.exists():
+        return f"is missing, and {record.name} is there" if record.exists() else None
+    if not record.exists():
+        return f"cannot be verified: {record.name}, the record of its content, is missing"
+    try:
+        known = read_json(record)
+    except UserError as error:
+        return f"cannot be verified: {error}"
+    if known.get("file") != path.name or set(known) != {"file", "size", "sha256"}:
+        return f"cannot be verified: {record} is of another file, or is damaged"
+    return None if path.is_file() and matches(path, known) else f"is damaged: it does not match {record.name}"
+
+
+def usable(path: Path) -> bool:
+    """Whether a cached file is there and whole; a damaged one is announced and removed, to be made again."""
+    fault = cache_fault(path)
+    if fault is not None:
+        note(f"{path} {fault}: it is made again")
+        for file in (path, record_of(path)):
+            file.unlink(missing_ok=True)
+        return False
+    return path.exists()
+
+
+def hash_files(folder: Path, paths: Iterable[Path]) -> dict[Path, str]:
+    """SHA-256 of each file, whole; what is known of a file that has the same times and size is not read again."""
+    index = cache_folder() / f"pictures-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]}.json"
+    known = json.loads(index.read_bytes())["files"] if usable(index) else {}
+    found, hashes, now = {}, {}, time.time_ns()
+    for path in paths:
+        name, about = path.relative_to(folder).as_posix(), path.stat()
+        mark = [about.st_mtime_ns, about.st_ctime_ns, about.st_size]
+        old = known.get(name)
+        same = isinstance(old, list) and old[:3] == mark
+        hashes[path] = str(old[3]) if old and same else fingerprint(path)["sha256"]
+        if now - max(mark[:2]) > SETTLED:
+            found[name] = [*mark, hashes[path]]
+    if found != known:
+        content = json.dumps({"files": found}).encode()
+        write_aside(index, content)
+        write_aside(record_of(index), json.dumps({"file": index.name, **entry_of(content)}).encode())
+    return hashes

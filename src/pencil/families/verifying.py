@@ -1,0 +1,117 @@
+"""A whole run verified: its files, its checkpoints and its caches, each whole, or what is wrong with it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..config import UserError
+from ..data import text
+from ..data.cache import cache_fault
+from ..files import fingerprint
+from ..manifest import Fault
+from ..runs import Run
+from ..train import checkpoint
+from ..train.identity import complete, differences, recorded
+from ..train.latents import latents_path
+from .loading import open_run
+from .registry import family
+
+Verdict = tuple[Path, Fault | None]
+
+
+def verify_run(path: Path) -> Iterator[Verdict]:
+    """Every file, checkpoint and cache of a run with what is wrong with it; None for what is whole."""
+    run, fault = Run.open(path), None
+    try:
+        run = open_run(path)
+    except UserError as error:
+        fault = Fault(path / "config.toml", "damaged", _without(error, path / "config.toml"))
+    manifest = path / "manifest.json"
+    try:
+        files: list[Verdict] = list(run.check_files())
+    except UserError as error:
+        files = [(manifest, Fault(manifest, "damaged", _without(error, manifest)))]
+    if not manifest.exists():
+        files = [(manifest, Fault(manifest, "missing", "is missing, so nothing in the folder can be verified by it"))]
+    named = [one.path for _, one in files if one is not None]
+    yield from files
+    if fault is not None:
+        if fault.path not in named:
+            yield fault.path, fault
+        yield from _checkpoints(path, None, None)
+        return
+    yield from _checkpoints(path, run, family(run.family))
+    if not any(one.name in ("config.toml", "tokenizer.json") for one in named):
+        yield from _caches(run)
+
+
+def _without(error: UserError, path: Path) -> str:
+    """The sentence of an error without the path it begins with."""
+    return str(error).removeprefix(str(path)).lstrip(": ")
+
+
+def _checkpoints(path: Path, run: Run | None, record: Any) -> Iterator[Verdict]:
+    found, strange = checkpoint.find(path)
+    try:
+        listed = checkpoint.compare_with_run(path, found)
+    except UserError:  # a manifest that cannot be read is named already
+        listed = []
+    for fault in [*strange, *listed]:
+        yield fault.path, fault
+    for one in found:
+        faults = checkpoint.faults_of(one)
+        state = checkpoint.state_of(one)
+        if not faults and state is not None and run is not None:
+            faults = [*_foreign(one, state, run, record)]
+        for fault in faults:
+            yield fault.path, fault
+        if not faults and one.folder not in [fault.path for fault in listed]:
+            yield one.folder, None
+
+
+def _foreign(one: checkpoint.Found, state: dict[str, Any], run: Run, record: Any) -> Iterator[Fault]:
+    """A whole checkpoint that belongs to another run, or to other settings."""
+    if state.get("step") != one.step:
+        yield checkpoint.mixed(one, state)
+    try:
+        changes = differences(state, run, record)
+    except UserError as error:
+        yield Fault(one.folder, "foreign", str(error))
+        return
+    known = recorded(run)
+    for change in changes if complete(state) else ():
+        if change.name == "run.id":
+            yield Fault(one.folder, "foreign", f"is a checkpoint of another run, {change.was}")
+        elif not change.free and known.get(change.name) != str(change.now):
+            yield Fault(one.folder, "foreign", f"was saved with {change.name} {change.was}; config.toml: {change.now}")
+
+
+def _caches(run: Run) -> Iterator[Verdict]:
+    """The caches of a run that are there; a run without them makes them again."""
+    facts = run.config["run"]
+    data, paths = facts.get("data_hash"), []
+    if data and "tokenizer" in facts:
+        paths.append(text.tokens_path(data, run.tokenizer)[0])
+        paths.append(text.tokenizer_path(data, run.tokenizer.vocab))
+    if data and "vae_hash" in facts:
+        size, channels = facts.get("vae_size"), facts.get("vae_channels")
+        if size and channels:
+            paths += [latents_path(data, facts["vae_hash"], tuple(size), channels, part) for part in ("train", "test")]
+    for path in paths:
+        fault = cache_fault(path)
+        if fault is not None:
+            yield path, Fault(path, "damaged", fault)
+        elif path.exists():
+            yield path, None
+    if data and facts.get("data_path") == "-":
+        yield from _kept_input(data)
+
+
+def _kept_input(data: str) -> Iterator[Verdict]:
+    """The copy of a standard input that a run was trained on; its hash is in its name."""
+    path = text.input_path(data)
+    if not path.is_file():
+        yield path, Fault(path, "missing", "is missing: it is the only copy of the standard input of this run")
+    else:
+        whole = fingerprint(path)["sha256"] == data
+        yield path, None if whole else Fault(path, "damaged", "is damaged: its hash is not that of the run's data")
