@@ -1,12 +1,21 @@
-"""Files written so that a crash never leaves half of one: aside, flushed, then renamed into place."""
+"""Files written so that a crash never leaves half of one, and read with limits: plain ones, by size, before parsing."""
 
 import hashlib
+import json
 import os
 import re
+import stat
+import tomllib
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from .config import UserError
+
+LARGEST_TEXT = 32_000_000  # the largest tokenizers in use have about that
+LARGEST_TOML = 1_000_000
+MOST_VALUES, MOST_SETTINGS, MOST_DOTS = 2_000_000, 100_000, 64
 
 
 def flush_folder(folder: Path) -> None:
@@ -60,3 +69,113 @@ def sweep(folder: Path) -> None:
 def fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def memory() -> int:
+    """The bytes of memory this machine has; without end where the system does not say."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 62
+
+
+def check_regular(path: Path) -> os.stat_result:
+    """Refuse what is not a plain file, before it is opened: opening a pipe waits, and a device never ends."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError:  # a zero byte in the name
+        raise UserError(f"{str(path)!r} is not the name of a file") from None
+    if stat.S_ISDIR(found.st_mode):
+        raise UserError(f"{path} is a folder, not a file")
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"{path} is a pipe, a device or a socket; give a plain file")
+    return found
+
+
+def read_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:
+    """A plain file of at most this many bytes."""
+    check_regular(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > most:
+        raise UserError(f"{path} has more than {most / 1e6:g} MB, the most that is read of such a file")
+    return content
+
+
+def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
+    """The UTF-8 text of a plain file of at most this many bytes."""
+    try:
+        return read_bytes(path, most).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: byte {error.start} cannot be read") from None
+
+
+def parse_json(content: bytes | str, name: str, kind: str = "JSON") -> dict[str, Any]:
+    """The object that JSON describes; refused, before it is built, when it would take much memory.
+
+    The signs between values bound how many there are, and are quick to count.
+    """
+    refused = f"{name} is not {kind}, or is damaged"
+    text = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    if sum(text.count(sign) for sign in (b",", b":", b"[", b"{")) > MOST_VALUES:
+        raise UserError(f"{refused}: it holds more than {MOST_VALUES:,} values")
+    try:
+        found = json.loads(text.decode("utf-8", "surrogatepass"), object_pairs_hook=_without_twins)
+    except RecursionError:
+        raise UserError(f"{refused}: nested too deeply") from None
+    except ValueError as error:
+        raise UserError(f"{refused}: {_plainly(error)}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{refused}: it does not hold an object")
+    return found
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys differ: readers do not agree on which of two equal keys counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands in it twice")
+    return found
+
+
+def _plainly(error: ValueError) -> str:
+    """What a parser found, without advice to programmers."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    return "a number has thousands of digits" if "integer string conversion" in str(error) else str(error)
+
+
+def slow_toml(text: str) -> str | None:
+    """Why TOML would take long to parse: its parser takes time with the square of the parts of a dotted key."""
+    if text.count(",") + text.count("=") > MOST_SETTINGS:
+        return f"it holds more than {MOST_SETTINGS:,} values"
+    keys = [before.rpartition("\n")[2] for before in text.split("=")[:-1]]
+    headers = [line for line in text.split("\n") if line.lstrip().startswith("[") and "," not in line]
+    return "nested too deeply" if any(key.count(".") > MOST_DOTS for key in keys + headers) else None
+
+
+def read_toml(path: Path, most: int = LARGEST_TOML) -> dict[str, Any]:
+    """The tables of a TOML file of at most this many bytes."""
+    text = read_text(path, most)
+    if why := slow_toml(text):
+        raise UserError(f"{path} cannot be read: {why}")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise UserError(f"{path} cannot be read: nested too deeply") from None
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {_plainly(error)}") from None
+
+
+def read_json(path: Path, most: int = LARGEST_TEXT) -> dict[str, Any]:
+    """The object in a JSON file, within the limits of `read_text` and `parse_json`."""
+    return parse_json(read_text(path, most), str(path))
+
+
+def matches(path: Path, *entries: Mapping[str, Any]) -> bool:
+    """Whether a file is one of these, by size and SHA-256; one of another size is not read at all."""
+    size = check_regular(path).st_size
+    same = [entry for entry in entries if entry.get("size") == size]
+    return bool(same) and fingerprint(path)["sha256"] in [entry.get("sha256") for entry in same]

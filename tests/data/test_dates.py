@@ -162,7 +162,7 @@ def test_a_batch_is_drawn_in_a_blink():
     generator, given = rng(19), []
     Dates().draw(generator, 64)
     for _ in range(11):
-        begin = time.perf_counter()
+        begin = time.process_time()
         Dates().draw(generator, 64)
-        given.append(time.perf_counter() - begin)
+        given.append(time.process_time() - begin)
     assert min(given) < 0.002

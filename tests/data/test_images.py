@@ -9,7 +9,7 @@ from PIL import Image
 
 from albums import album, cut_short, idx, photos, picture, write_rows
 from pencil.config import UserError
-from pencil.data import decoding, examples, images
+from pencil.data import examples, images
 from pencil.data.augment import ImageTransform
 from pencil.data.decoding import open_image
 from pencil.data.examples import ArrayExamples, FileExamples
@@ -251,7 +251,7 @@ def spoiled(tmp_path):
 
 
 def test_broken_pictures_are_left_out_and_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoding, "MAX_PIXELS", 64 * 48)
+    monkeypatch.setenv("PENCIL_MAX_MEGAPIXELS", str(64 * 48 / 1e6))
     data = images.load(str(spoiled(tmp_path)), "label")
     faults = {Path(name).name: why for name, why in data.skipped}
     assert set(faults) == {"03.png", "04.png", "08.png"}  # a truncated file is found when decoded
@@ -271,7 +271,7 @@ def test_broken_pictures_are_left_out_and_named(tmp_path, monkeypatch):
 
 
 def test_a_bomb_is_refused_before_it_is_decompressed(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoding, "MAX_PIXELS", 5000)
+    monkeypatch.setenv("PENCIL_MAX_MEGAPIXELS", "0.005")
     Image.new("L", (101, 67)).save(tmp_path / "a.png")
     loaded = []
     monkeypatch.setattr(Image.Image, "load", lambda image: loaded.append(image))

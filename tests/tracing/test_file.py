@@ -1,5 +1,6 @@
 """The trace file: what is read is what was written; torch is not needed; anything else is refused by name."""
 
+import hashlib
 import json
 import struct
 import subprocess
@@ -254,11 +255,41 @@ def test_a_header_that_lies(good):
 
 
 def altered(good, change):
+    """The file with its graph changed, as by a writer of bad faith: with the hash of what it holds."""
     header, body = parts(good)
-    meta = json.loads(header["__metadata__"]["pencil"])
+    about = header.pop("__metadata__")
+    meta = json.loads(about["pencil"])
     change(meta, header)
-    header["__metadata__"]["pencil"] = json.dumps(meta)
-    return joined(header, body)
+    graph = json.dumps(meta)
+    whole = hashlib.sha256(graph.encode() + json.dumps(header, sort_keys=True).encode() + body).hexdigest()
+    return joined({"__metadata__": {"pencil": graph, "sha256": whole}, **header}, body)
+
+
+def swapped(meta, header):
+    """Two nodes that only move values, each from the other."""
+    shape = [2, 3]
+    for one, other in ((0, 1), (1, 0)):
+        meta["nodes"][one] |= {"shape": shape, "plan": ["ref", other, 0, [3, 1], []], "key": None}
+
+
+def plan(*what):
+    return lambda meta, header: meta["nodes"][-1].update(plan=[*what])
+
+
+def moving(shape, *what):
+    def change(meta, header):
+        meta["nodes"].append({"name": "large", "op": "x", "kind": "move", "shape": shape, "dtype": "float64",
+                              "plan": [*what], "key": None, "named": True})  # fmt: skip
+        meta["names"]["large"] = len(meta["nodes"]) - 1
+
+    return change
+
+
+def deep(count):
+    one = 1.0
+    for _ in range(count):
+        one = ["neg", one]
+    return one
 
 
 HARMS = {
@@ -268,21 +299,42 @@ HARMS = {
     "an array that is not there": lambda meta, header: header.pop(next(k for k in header if k.endswith(":attn.pattern"))),
     "a table that is not there": lambda meta, header: meta["nodes"][-1].update(plan=["list", 0, "table.99", 1]),
     "a plan that is a string": lambda meta, header: meta["nodes"][-1].update(plan="ref"),
+    "two nodes that move from each other": swapped,
+    "a node that moves from itself": lambda meta, header: meta["nodes"][-1].update(
+        plan=["ref", len(meta["nodes"]) - 1, 0, [20, 4, 1], []]
+    ),
+    "a node that is computed from itself": lambda meta, header: meta["nodes"][-1].update(
+        plan=["neg", ["ref", len(meta["nodes"]) - 1, 0, [20, 4, 1], []]]
+    ),
+    "a cell before the first": plan("ref", 0, -1, [0, 0, 1], []),
+    "a cell after the last": plan("ref", 0, 0, [0, 0, 10**6], []),
+    "places without end": plan("sum", ["ref", 0, 0, [0, 0, 0], [[0, 10**6], [0, 10**6]]]),
+    "strides of other axes": plan("ref", 0, 0, [1], []),
+    "a function of too many": plan("neg", 1, 2),
+    "a list where one value belongs": plan("ref", 0, 0, [0, 0, 0], [[1, 3]]),
+    "lists of different lengths": plan("sum", ["mul", ["ref", 0, 0, [0, 0, 0], [[1, 3]]], ["ref", 0, 0, [0, 0, 0], [[1, 2]]]]),
+    "an axis that is not there": plan("neg", ["axis", 7]),
+    "arithmetic a thousand deep": lambda meta, header: meta["nodes"][-1].update(plan=deep(500)),
+    "a number that is none": plan("num", "__import__('os')"),
+    "a tensor of a billion cells": moving([1000, 1000, 1000], "ref", 0, 0, [0, 0, 0], []),
+    "a side without end": moving([10**15, 0], "ref", 0, 0, [0, 0], []),
+    "thousands of tensors of millions of cells": lambda meta, header: [
+        moving([1000, 1000], "ref", 0, 0, [0, 0], [])(meta, header) for _ in range(1000)
+    ],
+    "a name that is a number": lambda meta, header: meta["nodes"][-1].update(name=7),
+    "labels that are numbers": lambda meta, header: meta["labels"].update(T=[1, 2, 3, 4, 5]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_graph_that_leads_nowhere(good, harm):
-    good.write_bytes(altered(good, HARMS[harm]))
+    refused(good, altered(good, HARMS[harm]))
 
-    def opened_all():
-        found = read(good)
-        for name in ("attn.pattern", "out"):
-            _ = found[name].value
-            found[name][(0,) * len(found[name].shape)].why()
 
-    with pytest.raises(UserError, match="good.trace.safetensors"):
-        opened_all()
+def test_a_changed_graph_with_its_hash_is_read(good):
+    """So that what is refused above is not refused for its hash."""
+    good.write_bytes(altered(good, lambda meta, header: meta["nodes"][-1].update(symbol="changed")))
+    assert read(good)["out"].node.symbol == "changed"
 
 
 def test_a_header_without_end(tmp_path):
@@ -290,17 +342,60 @@ def test_a_header_without_end(tmp_path):
     refused(tmp_path / "deep.safetensors", struct.pack("<Q", len(text)) + text)
 
 
-def test_a_damaged_number_is_found_by_its_receipt(good):
-    """There is no sum over the file, but every number has its arithmetic."""
-    content = bytearray(good.read_bytes())
+def flipped(content, at, bit):
+    changed = bytearray(content)
+    changed[at] ^= 1 << bit
+    return bytes(changed)
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(good):
+    content = good.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    rng = np.random.default_rng(3)
+    places = [*rng.integers(8 + length, len(content), 40), *rng.integers(0, 8 + length, 60)]
+    for at, bit in zip(places, rng.integers(0, 8, 100), strict=True):
+        with pytest.raises(UserError, match=r"good\.trace\.safetensors"):
+            read(good.parent / named(good, flipped(content, int(at), int(bit))))
+
+
+def named(good, content):
+    good.write_bytes(content)
+    return good.name
+
+
+def unhashed(good):
+    """The file as it was written before there were hashes."""
+    header, body = parts(good)
+    meta = json.loads(header.pop("__metadata__")["pencil"])
+    del meta["checked"]
+    return joined({"__metadata__": {"pencil": json.dumps(meta)}, **header}, body)
+
+
+def test_a_file_without_a_hash_is_opened_and_announced(good):
+    good.write_bytes(unhashed(good))
+    lines = []
+    assert read(good, lines.append)["attn.pattern[0,0,1,2]"].why().agrees
+    assert len(lines) == 1
+    assert "has no hash to check it by" in lines[0]
+    with pytest.warns(UserWarning, match="has no hash to check it by"):
+        read(good)
+
+
+def test_in_a_file_without_a_hash_a_damaged_number_is_found_by_its_receipt(good):
+    content = bytearray(unhashed(good))
+    good.write_bytes(content)
     header, body = parts(good)
     key = next(k for k in header if k.endswith(":attn.pattern"))
-    at = len(content) - len(body) + header[key]["data_offsets"][0] + 8 * 7
-    content[at + 5] ^= 1
-    good.write_bytes(bytes(content))
-    found = read(good)
+    content[len(content) - len(body) + header[key]["data_offsets"][0] + 8 * 7 + 5] ^= 1
+    good.write_bytes(content)
+    found = read(good, lambda line: None)
     assert not found["attn.pattern[0,0,1,2]"].why().agrees
     assert found["attn.pattern[0,0,1,1]"].why().agrees
+
+
+def test_a_running_sum_reads_its_own_cell_before(again):
+    back = again(trace(lambda x: x.cumsum(1), torch.arange(1.0, 16).reshape(3, 5)))
+    assert back["output[2,3]"].why().agrees
 
 
 def test_blocks_that_were_not_opened_are_written_as_given(again):

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
+from pencil.console import Console
 from pencil.tracing.opened import Trace
 from pencil.tracing.receipt import format_number
 from pencil.tracing.record import trace

@@ -3,9 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
+
+MARGIN = 1.25  # of a kept image over the model's input size, for random crops
+STRIP = 1 << 20  # pixels that are converted at a time
+EXIF = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # where Pillow finds an image's orientation
 
 
 @dataclass(frozen=True)
@@ -35,11 +40,38 @@ class ImageTransform:
 
 def upright(image: Image.Image, mode: str) -> Image.Image:
     """The image in this mode: rotated by its EXIF orientation, transparency on white, 16 bits scaled to 8."""
-    image = ImageOps.exif_transpose(image)
+    return _plain(ImageOps.exif_transpose(image), mode, _is_wide(image))
+
+
+def reduced(image: Image.Image, transform: ImageTransform) -> Image.Image:
+    """`upright` for a very large image: converted strip by strip, each reduced at once by a whole factor.
+
+    The factor leaves twice what a random crop needs, as resizing with a `reducing_gap` of 2 does.
+    """
+    image.load()
+    by = max(1, int(min(image.size) / (2 * MARGIN * max(transform.size))))
+    wide, (width, height) = _is_wide(image), image.size
+    out = Image.new(transform.mode, (ceil(width / by), ceil(height / by)))
+    rows = by * max(1, STRIP // (width * by))
+    for top in range(0, height, rows):
+        strip = _plain(image.crop((0, top, width, min(height, top + rows))), transform.mode, wide)
+        out.paste(strip.reduce(by), (0, top // by))
+    out.info = {key: image.info[key] for key in EXIF if key in image.info}
+    return ImageOps.exif_transpose(out)
+
+
+def _is_wide(image: Image.Image) -> bool:
+    """Whether greys have 16 bits; a file of 32 bits a pixel may hold either."""
+    if not image.mode.startswith("I"):
+        return False
+    largest: Any = 0 if image.mode.startswith("I;16") else image.getextrema()[1]
+    return image.mode.startswith("I;16") or largest > 255
+
+
+def _plain(image: Image.Image, mode: str, wide: bool) -> Image.Image:
     if image.mode.startswith("I"):
         # 16-bit greys are clipped by Pillow's own conversion
         array = np.asarray(image, dtype=np.float64)
-        wide = image.mode.startswith("I;16") or array.max(initial=0) > 255
         image = Image.fromarray(np.clip(np.round(array / (257 if wide else 1)), 0, 255).astype(np.uint8))
     if "A" in image.getbands() or "transparency" in image.info:
         image = image.convert("RGBA")
@@ -48,9 +80,9 @@ def upright(image: Image.Image, mode: str) -> Image.Image:
 
 
 def shrink(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """No larger than a random crop needs, 1.25 times the model's input size: small enough to keep in memory."""
+    """No larger than a random crop needs, MARGIN times the model's input size: small enough to keep in memory."""
     height, width = size
-    scale = max(1.25 * height / image.height, 1.25 * width / image.width)
+    scale = max(MARGIN * height / image.height, MARGIN * width / image.width)
     if scale >= 1:
         return image
     return image.resize(

@@ -1,22 +1,37 @@
 """Decode images: from a file or from bytes to uint8 arrays, within limits, on a pool of threads."""
 
 import os
-from collections.abc import Iterable, Sequence
+import stat
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+
+# each plugin registers its format with Pillow when it is imported
+from PIL import (
+    BmpImagePlugin,  # noqa: F401
+    GifImagePlugin,  # noqa: F401
+    Image,
+    JpegImagePlugin,  # noqa: F401
+    PngImagePlugin,  # noqa: F401
+    PpmImagePlugin,  # noqa: F401
+    TiffImagePlugin,  # noqa: F401
+    UnidentifiedImageError,
+    WebPImagePlugin,  # noqa: F401
+)
 
 from ..config import UserError
-from .augment import ImageTransform, fit, random_augment, upright
+from .augment import ImageTransform, fit, random_augment, reduced, upright
+from .picture_limits import check_head, check_image, limits
 
-MAX_PIXELS = 89_478_485  # of one image: a small file that decompresses to more is taken for a bomb
 # common image formats; others (some run programs of their own to decode) are not opened, whatever the file's name
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
-Image.MAX_IMAGE_PIXELS = None  # MAX_PIXELS is checked instead, before anything is decompressed, with its own error
+LARGE = 12_000_000  # pixels above which an image is reduced while it is converted, so that it is held once only
 
 
 @lru_cache
@@ -24,21 +39,44 @@ def pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="decode")
 
 
-def open_header(source: Any) -> Image.Image:
-    """The image of a path, or of an object with `open()`, with only its header read."""
-    return Image.open(source if isinstance(source, Path) else source.open(), formats=FORMATS)
+@contextmanager
+def open_header(source: Any) -> Iterator[Any]:
+    """The image of a path, or of an object with `open()`, with only its header read; refused above the limits."""
+    if isinstance(source, Path) and not stat.S_ISREG(source.stat().st_mode):
+        raise UserError("a pipe, a device or a socket, not a plain file")
+    with source.open("rb") if isinstance(source, Path) else source.open() as file:
+        image = _identified(file)
+        check_image(image)
+        yield image
+
+
+def _identified(file: Any) -> Any:
+    """The image in a file, by its first bytes. `Image.open` is not used: its limit is one for the whole program."""
+    head = file.read(30)
+    check_head(head)
+    for name in FORMATS:
+        factory, accepts = Image.OPEN[name]
+        fits = accepts is None or accepts(head[:16])
+        if fits and not isinstance(fits, str):  # a text says why this Pillow cannot read the format
+            file.seek(0)
+            try:
+                return factory(file, "")
+            except (SyntaxError, IndexError, TypeError, struct.error):
+                continue
+    raise UnidentifiedImageError("not a picture Pillow can read")
 
 
 def decode(source: Any, transform: ImageTransform) -> Image.Image:
-    """The whole image, upright and with the transform's channels, at its own size; refused above MAX_PIXELS."""
+    """The whole image, upright and with the transform's channels.
+
+    It has its own size, except that a JPEG and a very large image are reduced to no less than twice what is needed.
+    """
     with open_header(source) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise UserError(
-                f"{image.width}×{image.height} pixels is more than {MAX_PIXELS:,}: taken for a decompression bomb"
-            )
         # a JPEG can be decoded directly at a half, a quarter or an eighth of its size
         image.draft(transform.mode, (2 * transform.size[1], 2 * transform.size[0]))
-        return upright(image, transform.mode)
+        if image.width * image.height <= LARGE:
+            return upright(image, transform.mode)
+        return reduced(image, transform)
 
 
 def to_arrays(
@@ -61,9 +99,11 @@ def to_arrays(
 def open_image(path: str | Path, transform: ImageTransform) -> np.ndarray:
     """One image from a file as uint8 (C, H, W), not augmented; one that cannot be read is refused."""
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"there is no picture {path}" if not path.is_dir() else f"{path} is a folder, not a picture")
-    if not path.stat().st_size:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, not a picture")
+    if not path.exists():
+        raise UserError(f"there is no picture {path}")
+    if path.is_file() and not path.stat().st_size:
         raise UserError(f"{path} is empty (0 bytes)")
     try:
         return next(iter(to_arrays([decode(path, transform)], transform.without_augmentation, None)))
@@ -77,23 +117,23 @@ def reason(error: Exception) -> str:
     """Why an image cannot be decoded, in one line."""
     if isinstance(error, UnidentifiedImageError):
         return "not a picture Pillow can read"
+    if isinstance(error, Image.DecompressionBombError):
+        return "taken for a decompression bomb"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def header_fault(path: Path) -> str | None:
     """What is wrong with an image file, by its header alone; a truncated file is found only when it is decoded."""
+    limits()  # a setting that is no number is refused, and not taken for a fault of the file
     try:
-        if not path.stat().st_size:
+        if path.is_file() and not path.stat().st_size:
             return "empty (0 bytes)"
-        with open_header(path) as image:
-            large = image.width * image.height > MAX_PIXELS
-            return f"{image.width}×{image.height} pixels: taken for a decompression bomb" if large else None
-    except Image.DecompressionBombError:
-        return "taken for a decompression bomb"
-    except OSError as error:
-        return error.strerror or "not a picture Pillow can read"
+        with open_header(path):
+            return None
     except Exception as error:  # Pillow's header readers raise many kinds
-        return str(error) or type(error).__name__
+        return reason(error)
 
 
 def is_grey(path: Path) -> bool:

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
+from ..files import check_regular
+from .cache import hash_files
 from .decoding import header_fault, is_grey, pool
 from .examples import FileExamples, Skipped, Target
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
 
 ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"))
+MAX_TABLE, MAX_LINE = 500_000_000, 1 << 20  # bytes of a metadata.jsonl, and of one of its lines
 SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
 
 
@@ -24,6 +27,8 @@ def from_folder(folder: Path, want: str) -> ImageData:
     # test/ is held out if it exists, else val/ under one of its names
     split = {name: folder / given for given, name in sorted(parts.items(), key=lambda part: part[0] == "test")}
     split = split if "train" in split else {}
+    for path in split.values():
+        check_inside(path, folder)
     if split and "test" not in split:
         raise UserError(f"{folder} has train/ but no test/ or val/ beside it")
     skipped: Skipped = []
@@ -64,6 +69,7 @@ def from_folder(folder: Path, want: str) -> ImageData:
         PHOTO_AUGMENTATION if want == "label" else CAPTIONED_AUGMENTATION,
         skipped=skipped,
         select_best="test" not in parts,
+        former_hash=lambda: _hash_of_heads(folder, everything),
     )
 
 
@@ -83,6 +89,7 @@ def _rows(folder: Path, want: str) -> list[tuple[Path, Any]]:
     if want == "nothing":
         return [(path, "") for path in _pictures(folder)]
     table = folder / "metadata.jsonl"
+    check_inside(table, folder)
     if table.is_file():
         return _album(table, want)
     if want == "caption":
@@ -99,8 +106,24 @@ def _pictures(folder: Path) -> list[Path]:
 
     for root, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
-        found += [Path(root) / n for n in sorted(names) if Path(n).suffix.lower() in ENDINGS and not n.startswith(".")]
+        pictures = [n for n in sorted(names) if Path(n).suffix.lower() in ENDINGS and not n.startswith(".")]
+        for path in (Path(root) / name for name in (*folders, *pictures)):
+            check_inside(path, folder)
+        found += [Path(root) / name for name in pictures]
     return found
+
+
+def check_inside(path: Path, folder: Path) -> None:
+    """Refuse a link that leads out of the folder: a data set that was received reads nothing else of this machine."""
+    if path.is_symlink() and not _leads_inside(path, folder):
+        raise UserError(f"{path} is a link that leads out of {folder}: copy there what it names, or remove it")
+
+
+def _leads_inside(path: Path, folder: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # a circle of links
+        return False
 
 
 def _class_folders(folder: Path) -> list[tuple[Path, str]]:
@@ -131,7 +154,7 @@ def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
             raise UserError(f"{table}, line {number}: {row['file_name']} has no {key}")
         _check_text(str(value), f"{table}, line {number}")
         path = folder / row["file_name"]
-        if not path.resolve().is_relative_to(folder.resolve()):
+        if not _leads_inside(path, folder):
             raise UserError(f"{table}, line {number}: {row['file_name']} lies outside the folder")
         if path.is_file():
             rows.append((path, value))
@@ -148,16 +171,11 @@ def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
 
 def _metadata(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     """The rows of a metadata.jsonl, each with its line number."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise UserError(f"{path} cannot be read: {why}") from None
-    if not any(line.strip() for line in lines):
-        raise UserError(f"{path} is empty")
-    for number, line in enumerate(lines, 1):
+    empty = True
+    for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
+        empty = False
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -166,6 +184,26 @@ def _metadata(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
         if not isinstance(row.get("file_name"), str) or "\0" in row["file_name"]:
             raise UserError(f"{path}, line {number}: not a JSON object with a file_name")
         yield number, row
+    if empty:
+        raise UserError(f"{path} is empty")
+
+
+def _lines(path: Path) -> Iterable[str]:
+    """The lines of a UTF-8 text, read one at a time; a file or a line too large for captions is refused."""
+    if check_regular(path).st_size > MAX_TABLE:
+        raise UserError(f"{path} has more than {MAX_TABLE // 1_000_000} MB, the most that is read of captions")
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(MAX_LINE + 1):
+                number += 1
+                if len(line) > MAX_LINE:
+                    raise UserError(f"{path}, line {number}: longer than {MAX_LINE:,} bytes")
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} cannot be read: it is not UTF-8 text") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _count(things: Sequence[Any], what: str) -> str:
@@ -202,7 +240,16 @@ def _hold_out(rows: list[Any], want: str) -> tuple[list[Any], list[Any]]:
 
 
 def _hash(folder: Path, rows: list[Any]) -> str:
-    """Over the name, target, size and first 4 KiB of each file: fast, and another data set is still noticed."""
+    """Over the name, the target and the whole content of each file."""
+    hashes = hash_files(folder, dict.fromkeys(path for path, _ in rows))
+    sha = hashlib.sha256()
+    for path, target in rows:
+        sha.update(repr((path.relative_to(folder).as_posix(), target, hashes[path])).encode())
+    return sha.hexdigest()
+
+
+def _hash_of_heads(folder: Path, rows: list[Any]) -> str:
+    """The hash that older versions recorded: over the name, target, size and first 4 KiB of each file."""
     sha = hashlib.sha256()
     for path, target in rows:
         with path.open("rb") as file:

@@ -2,10 +2,13 @@
 
 import hashlib
 import io
+import re
 from pathlib import Path
 from typing import Any
 
 from ..config import UserError
+from ..files import check_regular
+from .cache import hash_files
 from .examples import FileExamples, Skipped, Target
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
 
@@ -18,11 +21,16 @@ class Cell:
 
     def open(self) -> io.BufferedIOBase:
         cell = self.table[self.row][self.column]
-        return io.BytesIO(cell["bytes"]) if cell["bytes"] is not None else Path(cell["path"]).open("rb")
+        if cell["bytes"] is not None:
+            return io.BytesIO(cell["bytes"])
+        path = Path(cell["path"])
+        check_regular(path)
+        return path.open("rb")
 
 
-def from_hub(name: str, want: str) -> ImageData:
-    """`hub:OWNER/NAME`, or a folder of parquet files the `datasets` package can read."""
+def from_hub(source: str, want: str) -> ImageData:
+    """`hub:OWNER/NAME`, with @REVISION or the newest one, or a folder of parquet files that `datasets` can read."""
+    name, _, revision = (source, "", "") if Path(source).is_dir() else source.partition("@")
     try:
         import datasets
     except ImportError:
@@ -30,7 +38,7 @@ def from_hub(name: str, want: str) -> ImageData:
             "hub data sets need the datasets package; pip install 'pencil-transformers[datasets]'"
         ) from None
     try:
-        found = datasets.load_dataset(name)
+        found = datasets.load_dataset(name, revision=revision) if revision else datasets.load_dataset(name)
     except Exception as error:  # the package raises many kinds
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"hub:{name} cannot be loaded: {why}") from None
@@ -65,9 +73,10 @@ def from_hub(name: str, want: str) -> ImageData:
     train, test = (examples(str(part), table) for part, table in parts.items())
     if want == "label":
         check_classes([str(names[i]) for i in set(train.targets)], f"hub:{name}")
+    targets, version = [train.targets, test.targets], _version(Path(name), found)
     return ImageData(
         name.rstrip("/").split("/")[-1],
-        hashlib.sha256(repr([train.targets, test.targets]).encode()).hexdigest(),
+        hashlib.sha256(repr([*targets, version]).encode()).hexdigest(),
         train,
         test,
         names,
@@ -75,4 +84,15 @@ def from_hub(name: str, want: str) -> ImageData:
         PHOTO_AUGMENTATION if want == "label" else CAPTIONED_AUGMENTATION,
         skipped=skipped,
         select_best="test" not in held_out[:1],
+        pinned=f"hub:{name}@{version}" if isinstance(version, str) else "",
+        former_hash=lambda: hashlib.sha256(repr(targets).encode()).hexdigest(),
     )
+
+
+def _version(folder: Path, found: Any) -> str | list[tuple[str, str]] | None:
+    """The commit of a data set of the hub, which `datasets` names its cached files by; of a folder, its contents."""
+    if folder.is_dir():
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return [(path.relative_to(folder).as_posix(), sha) for path, sha in hash_files(folder, files).items()]
+    parts = (part for table in found.values() for file in table.cache_files for part in Path(file["filename"]).parts)
+    return next((part for part in parts if re.fullmatch("[0-9a-f]{40}", part)), None)

@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from ..config import UserError
+from ..files import check_regular
 from .examples import ArrayExamples
 from .image_data import ImageData, check_classes
 
 MAX_BYTES = 1 << 32  # of one file, decompressed
+MAX_RATIO = 100  # of its size decompressed to its size: MNIST's is 5, a bomb's 1,000
+ALWAYS_READ = 1 << 24  # bytes, decompressed, that a file may have whatever the ratio
 
 
 def from_idx(folder: Path, names: list[str], want: str) -> ImageData:
@@ -28,7 +31,7 @@ def from_idx(folder: Path, names: list[str], want: str) -> ImageData:
             if not found:
                 raise UserError(f"{folder} has no {split}-{what}-ubyte file, with or without .gz")
             arrays.append(read_idx(folder / found[0], axes))
-            sha.update(arrays[-1].tobytes())
+            sha.update(arrays[-1])
         pictures, labels = arrays
         if len(pictures) != len(labels):
             raise UserError(f"{folder} has {len(pictures)} {split} pictures and {len(labels)} labels")
@@ -57,18 +60,34 @@ def _idx_name(folder: Path, names: list[str]) -> str:
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
     """An idx file of bytes; no more is decompressed than the sizes in its header."""
-    if not path.stat().st_size:
+    size = check_regular(path).st_size
+    if not size:
         raise UserError(f"{path} cannot be read: it is empty (0 bytes)")
+    packed = path.suffix == ".gz"
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with gzip.open(path) if packed else path.open("rb") as file:
             magic, sizes = file.read(4), file.read(4 * axes)
             # two zeros, 8 for bytes, and the number of axes; then the size of each axis
             if magic != bytes((0, 0, 8, axes)) or len(sizes) < 4 * axes:
                 raise UserError(f"{path} is not an idx file of bytes with {axes} axes")
             shape = struct.unpack(f">{axes}I", sizes)
-            body = file.read(min(prod(shape), MAX_BYTES) + 1)
+            _check_length(path, prod(shape), size, packed)
+            body = file.read(prod(shape) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     if len(body) != prod(shape) or not body:
         raise UserError(f"{path} should hold {'×'.join(map(str, shape))} bytes by its header, and does not")
     return np.frombuffer(body, np.uint8).reshape(shape)
+
+
+def _check_length(path: Path, length: int, size: int, packed: bool) -> None:
+    """Refuse a body of this length in a file of this size, before it is read."""
+    if length > MAX_BYTES:
+        raise UserError(f"{path} should hold {length:,} bytes by its header, and at most {MAX_BYTES:,} are read")
+    if not packed and length > size:
+        raise UserError(f"{path} should hold {length:,} bytes by its header, and does not")
+    if packed and length > max(ALWAYS_READ, MAX_RATIO * size):
+        raise UserError(
+            f"{path} has {size:,} bytes and would have {length:,} decompressed: taken for a decompression bomb; if it "
+            "is none, decompress it with gunzip"
+        )

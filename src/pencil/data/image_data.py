@@ -1,6 +1,6 @@
 """ImageData: what every source of images (built-in, idx files, folders, the hub) is loaded into."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ class ImageData:
     # whether the best weights are selected on `test`: never on a published test set, only on a validation split
     select_best: bool = True
     seen_combinations: Examples | None = None  # held-out images of combinations that are in the training data
+    pinned: str = ""  # what names exactly this version of the data, where --data names the newest
+    former_hash: Callable[[], str] | None = None  # as older versions recorded it
 
     def captions(self) -> Iterable[str]:
         """Texts to learn a tokenizer from."""

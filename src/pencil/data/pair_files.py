@@ -13,6 +13,7 @@ SOURCE_KEYS: Keys = (
     ("source", "target"), ("text", "target"), ("input", "output"), ("question", "answer"), ("src", "tgt")
 )  # fmt: skip
 LABEL_KEYS: Keys = (("text", "label"),)
+MAX_FILE, MAX_LINE = 1_000_000_000, 1 << 20  # bytes of a file, and characters of one of its lines
 BYTE_ORDER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
@@ -56,6 +57,9 @@ def _lines(content: bytes, data: str) -> list[str]:
         lines.pop()
     if not lines:
         raise UserError(f"{data} is empty; write one pair a line")
+    long = next((number for number, line in enumerate(lines, 1) if len(line) > MAX_LINE), None)
+    if long:
+        raise UserError(f"{data}, line {long}: longer than {MAX_LINE:,} characters; write one pair a line")
     if "" in lines:
         raise UserError(f"{data}, line {lines.index('') + 1}: empty; take the line out or write a pair there")
     return lines

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..config import UserError, expand_path, nearest
 from .dates import CHARACTERS, VERSION, Dates
-from .pair_files import LABEL_KEYS, SOURCE_KEYS, Keys, Pair, quote, read_pairs
+from .pair_files import LABEL_KEYS, MAX_FILE, SOURCE_KEYS, Keys, Pair, quote, read_pairs
 
 EMBEDDED = ("dates",)
 MIN_TO_SELECT_BEST = 20  # held-out pairs; a score on fewer is too noisy to select weights by
@@ -79,6 +79,8 @@ def _from_file(data: str, keys: Keys) -> PairData:
         if not path.is_file():
             known = "" if labelled else f", and no embedded pairs of that name; {nearest(data, EMBEDDED)}"
             raise UserError(f"there is no file {data}{known or f'; give one with {what}'}")
+        if path.stat().st_size > MAX_FILE:
+            raise UserError(f"{data} has more than {MAX_FILE // 1_000_000} MB, the most that is read of pairs")
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"{data} cannot be read: {error.strerror}") from None

@@ -4,15 +4,18 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from ..config import UserError, nearest
+from ..files import parse_json, read_text
+from .tokenizer_files import check_characters, check_tokenizer
 
 END = "<|endoftext|>"
+LOG = logging.getLogger("pencil")
 
 
 @runtime_checkable
@@ -40,6 +43,15 @@ class Tokenizer(Protocol):
     def to_json(self) -> str: ...
 
 
+def _utf8(text: str) -> str:
+    """The text; one whose bytes were not UTF-8 (Python keeps them as surrogates) is refused."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError("the text is not UTF-8") from None
+    return text
+
+
 class CharTokenizer:
     """One id for each character of the corpus; `ended` adds an end token."""
 
@@ -62,7 +74,7 @@ class CharTokenizer:
         return np.array([len(c.encode()) for c in self.characters] + [0] * (self.end is not None))
 
     def encode(self, text: str) -> np.ndarray:
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        codes = np.frombuffer(_utf8(text).encode("utf-32-le"), dtype="<u4")
         ids = self._table[np.minimum(codes, len(self._table) - 1)]
         if (ids < 0).any():
             unknown = chr(int(codes[ids < 0][0]))
@@ -94,7 +106,7 @@ class ByteTokenizer:
         return np.array([1] * 256 + [0] * (self.end is not None), dtype=np.int64)
 
     def encode(self, text: str) -> np.ndarray:
-        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
+        return np.frombuffer(_utf8(text).encode(), dtype=np.uint8).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(END.encode() if i == self.end else bytes([int(i)]) for i in ids).decode(errors="replace")
@@ -126,7 +138,7 @@ class BPETokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         # in pieces, which the library encodes in parallel
-        encoded = self.inner.encode_batch_fast(list(pieces([text], 1 << 15)), add_special_tokens=False)
+        encoded = self.inner.encode_batch_fast(list(pieces([_utf8(text)], 1 << 15)), add_special_tokens=False)
         return np.concatenate([np.asarray(e.ids, dtype=np.int32) for e in encoded] or [np.zeros(0, np.int32)])
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -157,16 +169,49 @@ def pieces(blocks: Iterable[str], size: int) -> Iterator[str]:
         yield kept
 
 
+LONGEST_WORD = 1000  # characters: the trainer's time grows with the square of a word's length
+PROGRESS = 32_000_000  # characters between two lines of progress
+# letters and digits, signs, or spaces, half a longest word of them: a longer word covers one that begins at a multiple
+_RUN = re.compile(rf"[^\W_]{{{LONGEST_WORD // 2}}}|(?:_|[^\w\s]){{{LONGEST_WORD // 2}}}|\s{{{LONGEST_WORD // 2}}}")
+
+
 def _budget(texts: Iterable[str], characters: int) -> Iterator[str]:
+    left = characters
     for text in texts:
-        yield text[:characters]
-        characters -= len(text)
-        if characters <= 0:
+        if (characters - left) // PROGRESS < (characters - left + len(text)) // PROGRESS:
+            LOG.warning("training a BPE: %d million characters read", (characters - left + len(text)) // 1_000_000)
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
             return
 
 
+def _cut_words(texts: Iterable[str], words: Callable[[str], list[tuple[str, tuple[int, int]]]]) -> Iterator[str]:
+    """The texts; one with a word of more than LONGEST_WORD characters as single words, long ones in parts."""
+    announced = False
+    for text in texts:
+        found = words(text) if any(_RUN.match(text, i) for i in range(0, len(text), LONGEST_WORD // 2)) else []
+        if all(end - begin <= LONGEST_WORD for _, (begin, end) in found):
+            yield text
+            continue
+        if not announced:
+            LOG.warning(
+                "the text has words of more than %d characters, without a space: the BPE is trained on parts of them, "
+                "each of %d characters",
+                LONGEST_WORD,
+                LONGEST_WORD,
+            )
+            announced = True
+        for _, (begin, end) in found:
+            for at in range(begin, end, LONGEST_WORD):
+                yield text[at : min(end, at + LONGEST_WORD)]
+
+
 def train_bpe(texts: Iterable[str], vocab: int) -> BPETokenizer:
-    """A byte-level BPE of at most `vocab` ids, trained on the first 256 million characters of the texts."""
+    """A byte-level BPE of at most `vocab` ids, trained on the first 256 million characters of the texts.
+
+    A word of more than LONGEST_WORD characters is trained on in parts of that length; it is encoded whole.
+    """
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -175,7 +220,8 @@ def train_bpe(texts: Iterable[str], vocab: int) -> BPETokenizer:
             f"a byte-level BPE has 256 bytes and an end token, so --vocab must be at least 257, not {vocab}"
         )
     inner = Inner(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.pre_tokenizer = splitter  # pyright: ignore[reportAttributeAccessIssue]
     inner.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
@@ -183,7 +229,7 @@ def train_bpe(texts: Iterable[str], vocab: int) -> BPETokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    inner.train_from_iterator(_budget(texts, 256_000_000), trainer)
+    inner.train_from_iterator(_cut_words(_budget(texts, 256_000_000), splitter.pre_tokenize_str), trainer)
     return BPETokenizer(inner)
 
 
@@ -201,30 +247,37 @@ def learn(name: str, texts: Iterable[str], vocab: int, ended: bool = False) -> T
 
 def read_json(text: str, where: str) -> Tokenizer:
     """The tokenizer of a tokenizer.json, Pencil's own or of the `tokenizers` library."""
-    try:
-        content = json.loads(text)
-        if content.get("kind") == "char":
-            return CharTokenizer(content["characters"], bool(content.get("ended")))
-        if content.get("kind") == "byte":
-            return ByteTokenizer(bool(content.get("ended")))
-        from tokenizers import Tokenizer as Inner
+    content = parse_json(text, where, "a tokenizer")
+    if content.get("kind") == "char":
+        return CharTokenizer(check_characters(content, where), bool(content.get("ended")))
+    if content.get("kind") == "byte":
+        return ByteTokenizer(bool(content.get("ended")))
+    check_tokenizer(content, where)
+    return BPETokenizer(_inner(text, where))
 
+
+def _inner(text: str, where: str) -> Any:
+    """The library's tokenizer, without the padding and truncation that a file may ask for: every text is whole."""
+    from tokenizers import Tokenizer as Inner
+
+    try:
         inner = Inner.from_str(text)
-        byte_level = '"ByteLevel"' in json.dumps(content.get("decoder"))
-    except Exception as error:  # the library raises bare Exceptions
-        raise UserError(f"{where} is not a tokenizer: {error}") from None
-    if not byte_level:
-        raise UserError(f"{where} does not decode to bytes; only byte-level BPE, as GPT-2's, can be used")
-    return BPETokenizer(inner)
+        inner.no_padding()
+        inner.no_truncation()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare Exceptions, and its panics are not even those
+        raise UserError(f"{where} is not a tokenizer: {' '.join(str(error).split())[:200]}") from None
+    return inner
 
 
 def from_name(name: str) -> Tokenizer:
     """GPT-2's tokenizer by the name gpt2, or any tokenizer.json by its path."""
     if name.endswith(".json"):
         path = Path(name)
-        if not path.is_file():
+        if not path.exists():
             raise UserError(f"there is no tokenizer file {name}")
-        return read_json(path.read_text(encoding="utf-8"), name)
+        return read_json(read_text(path), name)
     if name != "gpt2":
         known = ("char", "byte", "bpe", "gpt2")
         raise UserError(f"{name} is not a tokenizer, nor the path of a tokenizer.json; {nearest(name, known)}")
@@ -238,7 +291,7 @@ def from_name(name: str) -> Tokenizer:
             f"GPT-2's tokenizer could not be downloaded from the hub ({type(error).__name__}); "
             "give its file instead: --tokenizer path/to/tokenizer.json"
         ) from None
-    return read_json(Path(path).read_text(encoding="utf-8"), path)
+    return read_json(read_text(Path(path)), path)
 
 
 def digest(tokenizer: Tokenizer) -> str:

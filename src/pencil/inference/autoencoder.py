@@ -1,19 +1,21 @@
 """The autoencoder of latent diffusion: an AutoencoderKL of diffusers, which nothing else needs."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ..config import UserError
+from ..files import read_json
 from ..models.parts import normalize
 from ..runs import Run
 
 BATCH = 16  # images through the autoencoder at a time
+MAX_BLOCKS, MAX_SIZE = 16, 4096  # of an autoencoder's list of blocks, and of any of its sizes
 
 
 class Autoencoder:
@@ -30,24 +32,21 @@ class Autoencoder:
     @staticmethod
     def open(source: str, device: torch.device | str = "cpu") -> "Autoencoder":
         """From a folder, or the folder of a pipeline that has one in vae/, or by a name on the hub."""
+        folder = Path(source).expanduser()
+        if folder.is_dir():
+            folder = folder / "vae" if (folder / "vae" / "config.json").is_file() else folder
+            _check_folder(folder, source)
         try:
             from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
         except ImportError:
             raise UserError("--vae needs diffusers: pip install 'pencil-transformers[diffusers]'") from None
-        folder = Path(source).expanduser()
-        if folder.is_dir():
-            folder = folder / "vae" if (folder / "vae" / "config.json").is_file() else folder
-            if not (folder / "config.json").is_file():
-                raise UserError(f"{source} is not an autoencoder of diffusers: it has no config.json")
-            kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("_class_name")
-            if kind != "AutoencoderKL":
-                raise UserError(f"{source} is a {kind}, and --vae is an AutoencoderKL of diffusers")
         try:
             vae = AutoencoderKL.from_pretrained(
                 str(folder) if folder.is_dir() else source,
                 low_cpu_mem_usage=False,  # else it needs another package
+                use_safetensors=True,  # its other format is pickle, which runs code when it is opened
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
             raise UserError(f"the autoencoder {source} cannot be loaded: {str(error).splitlines()[0]}") from None
         return Autoencoder(vae, device, str(folder.resolve()) if folder.is_dir() else source)
 
@@ -80,6 +79,25 @@ class Autoencoder:
         """Latents to images as bytes."""
         parts = latents.float().to(self.device).split(BATCH)
         return np.concatenate([to_bytes(self.vae.decode(part / self.scale + self.shift).sample) for part in parts])
+
+
+def _check_folder(folder: Path, source: str) -> None:
+    """Refuse what is no AutoencoderKL in safetensors, or one of sizes that none has, before it is built."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{source} is not an autoencoder of diffusers: it has no config.json")
+    config = read_json(folder / "config.json")
+    kind = config.get("_class_name")
+    if kind != "AutoencoderKL":
+        raise UserError(f"{source} is a {kind}, and --vae is an AutoencoderKL of diffusers")
+    for name, value in config.items():
+        numbers = value if isinstance(value, list) else [value]
+        if len(numbers) > MAX_BLOCKS or any(type(n) is int and n > MAX_SIZE for n in numbers):
+            raise UserError(f"{source} has {name} {str(value)[:40]} in its config.json, which no autoencoder has")
+    layers = config.get("layers_per_block", 1)
+    if type(layers) is int and layers > MAX_BLOCKS:
+        raise UserError(f"{source} has layers_per_block {layers} in its config.json, which no autoencoder has")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"{source} has no weights in a .safetensors file; other formats are not opened")
 
 
 def autoencoder_of(run: Run, device: torch.device | str = "cpu") -> Autoencoder | None:

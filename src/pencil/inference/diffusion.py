@@ -5,7 +5,7 @@ Two processes. `GaussianDiffusion` (DDPM): x_t = √ᾱ_t·x₀ + √(1 − ᾱ_
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -264,9 +264,12 @@ def sample_steps(
     x: Tensor,
     steps: int,
     sampler: str | None = None,
-    generator: torch.Generator | None = None,
+    generators: Sequence[torch.Generator] | None = None,
 ) -> Iterator[Tensor]:
-    """From noise x to an image: x after each step. The sampler is ddim or flow unless another is named."""
+    """From noise x to an image: x after each step. The sampler is ddim or flow unless another is named.
+
+    Fresh noise of a row comes from its own generator, so that no row depends on how many there are.
+    """
     name = sampler or ("flow" if isinstance(process, RectifiedFlow) else "ddim")
     check_sampler(process, name)
     if steps < 1:
@@ -290,9 +293,19 @@ def sample_steps(
         if name == "ddim":
             x = process.ddim(x, predicted, t, previous)
         else:
-            noise = torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
-            x = process.ddpm(x, predicted, t, previous, noise, variance)
+            x = process.ddpm(x, predicted, t, previous, draw_noise(x.shape, generators, x.dtype).to(x.device), variance)
         yield x
+
+
+def draw_noise(
+    shape: Sequence[int], generators: Sequence[torch.Generator] | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Noise of this shape; with generators, each row from its own."""
+    if generators is None:
+        return torch.randn(tuple(shape), dtype=dtype)
+    if len(generators) != shape[0]:
+        raise ValueError(f"{len(generators)} generators for {shape[0]} rows: each row needs its own")
+    return torch.stack([torch.randn(tuple(shape[1:]), generator=g, dtype=dtype) for g in generators])
 
 
 def split_variance(output: Tensor, channels: int) -> tuple[Tensor, Tensor | None]:

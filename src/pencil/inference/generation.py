@@ -127,7 +127,9 @@ class Generation:
         if self.sampling.temperature == 0:
             return logits.argmax(-1).tolist()
         cumulative = probabilities(logits.cpu(), self.sampling).cumsum(-1)
-        uniforms = torch.tensor([[torch.rand((), generator=g, dtype=torch.float64).item()] for g in self.random])
+        # in single precision the largest numbers would round to 1, which is beyond the last token with a probability
+        drawn = [[torch.rand((), generator=g, dtype=torch.float64).item()] for g in self.random]
+        uniforms = torch.tensor(drawn, dtype=torch.float64)
         return (
             torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
             .clamp(max=cumulative.shape[1] - 1)[:, 0]

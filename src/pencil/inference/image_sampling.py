@@ -10,7 +10,7 @@ from torch import Tensor
 from ..config import UserError
 from ..core.span import Span
 from .autoencoder import Autoencoder, to_bytes
-from .diffusion import Process, classifier_free_guidance, make_process, sample_steps
+from .diffusion import Process, classifier_free_guidance, draw_noise, make_process, sample_steps
 
 MAX_SEED = 2**43 - 1  # a row's own seed is a million times as large, and torch's have 63 bits
 
@@ -25,13 +25,14 @@ def sample_images(
     steps: int = 50,
     sampler: str | None = None,
     seed: int = 0,
-    keep_steps: bool = False,
+    show_steps: int = 0,
     decode: Callable[[Tensor], np.ndarray] = to_bytes,
 ) -> list[np.ndarray]:
-    """`count` images as bytes, last in the list; with `keep_steps`, before them the first row after every step.
+    """`count` images as bytes, last in the list; before them, the first row after some of the steps.
 
-    `given` is the condition: nothing, the labels, or the tokens of texts and their places. A seed gives each row its
-    noise.
+    `show_steps` is how many moments of the first row there are at most, from its noise to the image, evenly spaced.
+    They are decoded together at the end. `given` is the condition: nothing, the labels, or the tokens of texts and
+    their places. A seed gives each row a generator of its own, for its first noise and for that of every step.
     """
     c, device = model.config, next(model.parameters()).device
     if guidance != 1 and not c.null_condition:
@@ -40,17 +41,19 @@ def sample_images(
     if not 0 <= seed <= MAX_SEED:
         raise UserError(f"--seed must be from 0 to {MAX_SEED}, not {seed}")
     rows = [torch.Generator().manual_seed(seed * 1_000_003 + i) for i in range(count)]
-    x = torch.stack([torch.randn((c.channels, *c.sides), generator=g) for g in rows]).to(device)
+    x = draw_noise((count, c.channels, *c.sides), rows).to(device)
     places = Span.at(given[1].to(device)) if len(given) > 1 else None
     denoise = classifier_free_guidance(model, given[0].to(device) if given else None, guidance, places)
-    kept = [decode(x[:1])] if keep_steps else []
-    for step in sample_steps(process, denoise, x, steps, sampler, torch.Generator().manual_seed(seed)):
+    # the last moment is the first of the images themselves
+    shown = set(np.linspace(0, steps, max(0, min(show_steps, steps + 1))).astype(int).tolist()) - {steps}
+    kept = [x[:1].clone()] if 0 in shown else []
+    for number, step in enumerate(sample_steps(process, denoise, x, steps, sampler, rows), 1):
         x = step
-        if keep_steps:
-            kept.append(decode(x[:1]))
+        if number in shown:
+            kept.append(x[:1].clone())
     if not x.isfinite().all():
         raise UserError("sampling diverged (NaN); lower --guidance")
-    return [*kept[:-1], decode(x)]
+    return [*(list(decode(torch.cat(kept))[:, None]) if kept else []), decode(x)]
 
 
 def process_of(config: Any, latents: bool) -> Process:

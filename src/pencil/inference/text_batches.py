@@ -23,13 +23,13 @@ def end_token(tokenizer: Tokenizer) -> int:
     return tokenizer.end
 
 
-def pad(rows: Sequence[Sequence[int]], fill: int, longest: int) -> tuple[Tensor, Tensor]:
+def pad(rows: Sequence[Sequence[int]], fill: int, longest: int, whole: bool = False) -> tuple[Tensor, Tensor]:
     """Rows of different lengths as one tensor, and the index of each token: NOWHERE for padding.
 
-    No row is longer than `longest`, and neither is the result.
+    No row is longer than `longest`, and neither is the result; with `whole` it is always as long.
     """
     # few different lengths, so that a compiled model meets few shapes
-    length = min(longest, -(-max(map(len, rows)) // 8) * 8)
+    length = longest if whole else min(longest, -(-max(map(len, rows)) // 8) * 8)
     tokens = np.full((len(rows), length), fill, np.int64)
     places = np.full((len(rows), length), NOWHERE, np.int64)
     for i, row in enumerate(rows):

@@ -1,25 +1,28 @@
 """The trace file: one safetensors file, the graph as JSON in its metadata. Read without torch."""
 
+import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..config import UserError
-from ..files import write_aside
-from .functions import FUNCTIONS
+from ..files import MOST_VALUES, check_regular, memory, parse_json, write_aside
+from ..tensors import LARGEST_HEADER, Header, read_header
 from .graph import Array, Graph, Node
 from .recorded import RecordedTrace
+from .sound import Soundness, check_entries
 
 FORMAT = "pencil trace 1"
 TYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2",
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
-LARGEST_HEADER = 1 << 28
+KIND = "a trace file"
 
 
 def refs(plan: Any) -> Iterator[int]:
@@ -47,15 +50,6 @@ def tables(plan: Any) -> Iterator[str]:
         elif plan[0] not in ("num", "axis", "block", "ref", "cat"):
             for part in plan[1:]:
                 yield from tables(part)
-
-
-def _functions(plan: Any) -> Iterator[str]:
-    """The functions a plan applies."""
-    if isinstance(plan, list | tuple) and plan[0] not in ("ref", "list", "cat", "table", "num", "axis"):
-        if plan[0] != "is":
-            yield plan[0]
-        for part in plan[1:]:
-            yield from _functions(part)
 
 
 def _renumbered(plan: Any, new: Mapping[int, int]) -> Any:
@@ -121,6 +115,7 @@ class Packed(Graph):
     """A graph read from a file."""
 
     def __init__(self, meta: Mapping[str, Any], arrays: Mapping[str, Array]):
+        check_entries(meta["nodes"])
         keys = [n.get("key") for n in meta["nodes"]]
         kept = ("name", "op", "kind", "dtype", "plan", "named", "axes", "symbol", "formula")
         nodes = [
@@ -132,18 +127,12 @@ class Packed(Graph):
         self.tables = {k: v.astype(np.int64) for k, v in arrays.items() if k.startswith("table.")}
 
     def check(self) -> None:
-        """Refuse a graph that points to something missing."""
+        """Refuse a graph that points to something missing, or that cannot be followed."""
         for name, node in self.names.items():
             if node not in range(len(self.nodes)):
                 raise ValueError(f"{name} leads nowhere")
+        Soundness(self.nodes, self.tables, self.arrays).check()
         for n, key in zip(self.nodes, self.keys, strict=True):
-            if n.plan is not None and not isinstance(n.plan, int | float | list):
-                raise ValueError(f"{n.name} has no plan")
-            unknown = [name for name in _functions(n.plan) if name not in FUNCTIONS]
-            if unknown or not all(node in range(len(self.nodes)) for node in refs(n.plan)):
-                raise ValueError(f"the plan of {n.name} leads nowhere")
-            if not all(table in self.tables for table in tables(n.plan)):
-                raise ValueError(f"a table of {n.name} is missing")
             extra = (2,) if n.dtype.startswith("complex") else ()
             if not n.moves and (key not in self.arrays or self.arrays[key].shape != (*n.shape, *extra)):
                 raise ValueError(f"the values of {n.name} are missing")
@@ -159,51 +148,92 @@ class Packed(Graph):
 
 
 def write(trace: RecordedTrace, path: str | Path) -> None:
-    """Write a trace as one safetensors file."""
+    """Write a trace as one safetensors file, with the SHA-256 of all it holds."""
     meta, arrays = pack(trace)
     names = {np.dtype(v).newbyteorder("=").str.lstrip("<=|>"): k for k, v in TYPES.items()}
-    header: dict[str, Any] = {"__metadata__": {"pencil": json.dumps(meta, ensure_ascii=False)}}
+    entries: dict[str, Any] = {}
     chunks, at = [], 0
     for key, array in arrays.items():
         if np.iscomplexobj(array):
             array = np.stack((np.real(array), np.imag(array)), -1)
         shape, array = list(array.shape), np.ascontiguousarray(array)
         raw = array.astype(array.dtype.newbyteorder("<")).tobytes()
-        kind = names[array.dtype.str.lstrip("<=|>")]
-        header[key] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + len(raw)]}
+        kind = names.get(array.dtype.str.lstrip("<=|>"))
+        if kind is None:
+            raise UserError(f"{key.partition(':')[2]} is {array.dtype}, which a trace file cannot hold")
+        entries[key] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + len(raw)]}
         chunks.append(raw)
         at += len(raw)
-    text = json.dumps(header, ensure_ascii=False).encode()
+    # "checked" says that there is a hash: a file that lost it is damaged, one without the word is older
+    graph, body = json.dumps(meta | {"checked": "sha256"}, ensure_ascii=False), b"".join(chunks)
+    about = {"pencil": graph, "sha256": _digest(graph, entries, body)}
+    text = json.dumps({"__metadata__": about} | entries, ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    write_aside(Path(path), struct.pack("<Q", len(text)) + text + b"".join(chunks))
+    if len(text) > LARGEST_HEADER or sum(text.count(sign) for sign in (b",", b":", b"[", b"{")) > MOST_VALUES:
+        raise UserError(f"this trace has too many operations for one file ({len(meta['nodes']):,}); trace a part of it")
+    write_aside(Path(path), struct.pack("<Q", len(text)) + text + body)
 
 
-def load(path: str | Path) -> tuple["Packed", dict[str, Any], dict[str, Any] | None]:
+def _digest(graph: str, entries: Mapping[str, Any], body: bytes) -> str:
+    """The SHA-256 of a trace: its graph, where each array lies, and the arrays."""
+    about = hashlib.sha256(graph.encode("utf-8", "surrogatepass"))
+    about.update(json.dumps(entries, sort_keys=True).encode())
+    about.update(body)
+    return about.hexdigest()
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, stacklevel=4)
+
+
+def load(
+    path: str | Path, warn: Callable[[str], None] = _warn
+) -> tuple["Packed", dict[str, Any], dict[str, Any] | None]:
     """The graph, the labels and the facts of a trace file; anything else is refused by name."""
     path = Path(path)
-    if not path.is_file():
+    if path.is_dir() or not path.exists():
         raise UserError(f"there is no trace {path}")
+    if check_regular(path).st_size > memory() // 2:
+        raise UserError(f"{path} is larger than half of the memory, into which it would be read")
+    with path.open("rb") as file:
+        header = read_header(file, path, KIND)
+        if "pencil" not in header.metadata:
+            raise UserError(f"{path} is not {KIND}, or is damaged: it has no graph")
+        body = file.read()
+    meta = parse_json(header.metadata["pencil"], str(path), KIND)
     try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(path.stat().st_size, LARGEST_HEADER):
-                raise ValueError
-            header = json.loads(file.read(length))
-            body = file.read()
-        meta = json.loads(header.pop("__metadata__")["pencil"])
         if meta["format"] != FORMAT:
-            raise UserError(f"{path} is a trace of another kind ({meta['format']})")
-        arrays = {}
-        for key, about in header.items():
-            begin, end = about["data_offsets"]
-            arrays[key] = np.frombuffer(body[begin:end], TYPES[about["dtype"]]).reshape(about["shape"])
+            raise UserError(f"{path} is a trace of another kind ({str(meta['format'])[:40]})")
+        _check_digest(header, meta, body, path, warn)
+        arrays = {
+            key: np.frombuffer(memoryview(body)[one.begin : one.end], TYPES[one.dtype]).reshape(one.shape)
+            for key, one in header.tensors.items()
+        }
         graph = Packed(meta, arrays)
         graph.check()
-        return graph, meta["labels"], meta.get("facts")
+        labels, facts = meta["labels"], meta.get("facts")
+        if not all(isinstance(word, str) for words in labels.values() for word in words):
+            raise ValueError("a label is not text")
+        if not isinstance(facts, dict | None):
+            raise ValueError("its facts are no table")
+        return graph, labels, facts
     except UserError:
         raise
-    except (json.JSONDecodeError, RecursionError, struct.error):
-        raise UserError(f"{path} is not a trace file, or is damaged") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         what = f": {error}" if str(error) else ""
-        raise UserError(f"{path} is not a trace file, or is damaged{what}") from None
+        raise UserError(f"{path} is not {KIND}, or is damaged{what}") from None
+
+
+def _check_digest(
+    header: Header, meta: Mapping[str, Any], body: bytes, path: Path, warn: Callable[[str], None]
+) -> None:
+    """Refuse a file that is not what was written; one from before there were hashes is announced."""
+    if "checked" not in meta and "sha256" not in header.metadata:
+        warn(f"{path} has no hash to check it by: a damaged number would show only in its receipt")
+        return
+    entries = {
+        name: {"dtype": one.dtype, "shape": list(one.shape), "data_offsets": [one.begin, one.end]}
+        for name, one in header.tensors.items()
+    }
+    if header.metadata.get("sha256") != _digest(header.metadata["pencil"], entries, body):
+        raise ValueError("its SHA-256 is another than when it was written")

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..console import visible
 from ..files import write_aside
 from .file import pack
 from .functions import FUNCTIONS
@@ -35,6 +36,7 @@ def page(trace: RecordedTrace, title: str, about: str = ABOUT, start: str = "") 
     """A trace as one self-contained HTML page; `start` is the cell it opens on, such as "attn.scores[0,0,0,2]"."""
     graph, body = data(trace)
     graph |= {"title": title, "start": start}
+    title, about = visible(title), visible(about)
     script = "\n".join(_asset(name) for name in SCRIPTS)
     style = _asset("app.css")
     # nothing may be loaded, sent or embedded: only this very script and this very style run
@@ -137,8 +139,8 @@ def _whole_marked(plan: Any) -> Any:
 
 
 def _inert(value: Mapping[str, Any]) -> str:
-    """JSON that is safe inside a script element: nothing in it can end one."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    """JSON that is safe inside a script element: nothing in it can end one, and all of it can be written as UTF-8."""
+    return visible(json.dumps(value, ensure_ascii=False, separators=(",", ":"))).replace("<", "\\u003c")
 
 
 def _asset(name: str) -> str:

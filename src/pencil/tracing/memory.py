@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..config import UserError
 from .graph import Array
+
+KEPT = {
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+}  # fmt: skip
 
 
 def functional(func: Any) -> Any:
@@ -47,6 +53,14 @@ def off():
     """Work that is not the model's: not recorded."""
     with _disable_current_modes(), torch.no_grad():
         yield
+
+
+def check_dtype(value: Tensor, name: str) -> None:
+    """Refuse a tensor whose values have no exact form in numpy, such as float8."""
+    if value.dtype not in KEPT:
+        raise UserError(
+            f"{name} is {str(value.dtype).removeprefix('torch.')}, which has no receipt yet; trace a wider dtype"
+        )
 
 
 def as_array(value: Tensor) -> Array:

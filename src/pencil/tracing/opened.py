@@ -1,5 +1,6 @@
 """An opened trace: every cell has its receipt, and the whole can be written as a file, a page or a spreadsheet."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ..config import UserError
@@ -43,7 +44,7 @@ class Trace(RecordedTrace):
         xlsx.write(self, Path(path))
 
 
-def read(path: str | Path) -> Trace:
-    """Open a trace file; anything else is refused by name."""
-    graph, labels, facts = file.load(path)
+def read(path: str | Path, warn: Callable[[str], None] | None = None) -> Trace:
+    """Open a trace file; anything else is refused by name. `warn` is called with what cannot be checked."""
+    graph, labels, facts = file.load(path, **({} if warn is None else {"warn": warn}))
     return Trace(graph, labels, facts)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..config import UserError
 from .functions import FUNCTIONS
 from .graph import Graph, Node, Plan, places, slack
 from .recorded import RecordedTrace
@@ -13,6 +14,7 @@ from .writing import EXACT, SHOWN, Known, Tree, format_number, largest, plain, t
 
 DEPTH = 8  # how deep unnamed values are unfolded
 WIDE = 64  # terms of a list beyond which unnamed ones stay links
+LONGEST = 20_000  # parts of one receipt; no model has more, a file can ask for any number
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,18 @@ def label(n: Node, index: Sequence[int]) -> str:
     return f"{n.symbol}[{','.join(map(str, kept))}]"
 
 
+class Room:
+    """How many parts a receipt may still have: unnamed operands of unnamed operands can double at every level."""
+
+    def __init__(self):
+        self.left = LONGEST
+
+    def take(self, n: Node) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise UserError(f"this receipt has more than {LONGEST:,} parts (at {n.name}); ask for one of its operands")
+
+
 def unfolded(trace: RecordedTrace, node: int, place: int) -> Tree | None:
     """The tree of a cell; None where it was given, not computed."""
     graph, n = trace.graph, trace.graph.nodes[node]
@@ -170,15 +184,16 @@ def unfolded(trace: RecordedTrace, node: int, place: int) -> Tree | None:
         nodes, at = graph.step(node, np.asarray([place]))
         if graph.nodes[int(nodes[0])].kind == "edited":
             return None
-        return _leaf(trace, int(nodes[0]), int(at[0]), 0, True)
-    return _unfold(trace, n.plan, n, place, 0, not _reduces(n.plan))[0]
+        return _leaf(trace, int(nodes[0]), int(at[0]), 0, True, Room())
+    return _unfold(trace, n.plan, n, place, 0, not _reduces(n.plan), Room())[0]
 
 
-def _unfold(trace: RecordedTrace, plan: Plan, n: Node, place: int, depth: int, whole: bool) -> list[Tree]:
+def _unfold(trace: RecordedTrace, plan: Plan, n: Node, place: int, depth: int, whole: bool, room: Room) -> list[Tree]:
     """A plan at one cell: the list of its trees, one unless it is a list of terms.
 
     With `whole` an unnamed operand that is itself a sum is unfolded too; inside a sum that would be too much to read.
     """
+    room.take(n)
     if isinstance(plan, int | float):
         return [("num", plan)]
     head, graph = plan[0], trace.graph
@@ -187,7 +202,7 @@ def _unfold(trace: RecordedTrace, plan: Plan, n: Node, place: int, depth: int, w
     if head == "axis":
         return [("num", int(np.unravel_index(place, n.shape)[plan[1]]))]
     if head == "is":
-        return [("is", plan[1], one) for one in _unfold(trace, plan[2], n, place, depth, whole)]
+        return [("is", plan[1], one) for one in _unfold(trace, plan[2], n, place, depth, whole, room)]
     if head in ("ref", "list"):
         if head == "ref":
             at = places(plan, n.shape, np.asarray([place]))[0]
@@ -199,10 +214,10 @@ def _unfold(trace: RecordedTrace, plan: Plan, n: Node, place: int, depth: int, w
             found = zip(nodes, at, _values(graph, nodes, at), strict=True)
             return [("cell", int(m), int(a), plain(v)) for m, a, v in found]
         alone = whole and len(at) == 1
-        return [_leaf(trace, int(m), int(a), depth, alone) for m, a in zip(nodes, at, strict=True)]
+        return [_leaf(trace, int(m), int(a), depth, alone, room) for m, a in zip(nodes, at, strict=True)]
     if head == "if":
-        why = _unfold(trace, plan[1], n, place, DEPTH, False)
-        chosen = [_unfold(trace, part, n, place, depth, whole) for part in plan[2:]]
+        why = _unfold(trace, plan[1], n, place, DEPTH, False, room)
+        chosen = [_unfold(trace, part, n, place, depth, whole, room) for part in plan[2:]]
         count = max(len(why), *map(len, chosen))
         out = []
         for i in range(count):
@@ -210,7 +225,7 @@ def _unfold(trace: RecordedTrace, plan: Plan, n: Node, place: int, depth: int, w
             taken = chosen[0 if weigh(reason, n, {})[0] != 0 else 1]
             out.append(("picked", reason, taken[i % len(taken)]))
         return out
-    parts = [_unfold(trace, part, n, place, depth, whole) for part in plan[1:]]
+    parts = [_unfold(trace, part, n, place, depth, whole, room) for part in plan[1:]]
     if FUNCTIONS[head].reduces:
         return [(head, parts[0], *(part[0] for part in parts[1:]))]
     count = max(map(len, parts))
@@ -227,15 +242,16 @@ def _values(graph: Graph, nodes: Any, at: Any) -> Any:
     return out
 
 
-def _leaf(trace: RecordedTrace, node: int, place: int, depth: int, whole: bool) -> Tree:
+def _leaf(trace: RecordedTrace, node: int, place: int, depth: int, whole: bool, room: Room) -> Tree:
     """A cell as a value, or, where it has no name, as its own arithmetic: sums too, if it is to be `whole`."""
     graph = trace.graph
+    room.take(graph.nodes[node])
     nodes, at = graph.resolve(node, np.asarray([place]), lambda m: m.named)
     node, place = int(nodes[0]), int(at[0])
     n = graph.nodes[node]
     worked = n.plan is not None and n.kind != "block" and depth < DEPTH
     if worked and not n.named and (whole or not _reduces(n.plan)):
-        return ("made", n, _unfold(trace, n.plan, n, place, depth + 1, whole and not _reduces(n.plan))[0])
+        return ("made", n, _unfold(trace, n.plan, n, place, depth + 1, whole and not _reduces(n.plan), room)[0])
     return ("cell", node, place, plain(graph.cells(node, np.asarray([place]))[0]))
 
 

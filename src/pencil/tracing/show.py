@@ -1,19 +1,22 @@
 """A trace in the terminal: tensors as tables coloured by value, receipts with their links, two traces compared."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..console import Console
 from .graph import Array, Node
 from .receipt import SHOWN, Receipt, format_number
 from .recorded import RecordedTrace, RecordedView
 
 ROWS, COLUMNS = 40, 16  # of a table in a terminal; more is cut, with a note
 PIPED = 512  # and of one in a file
+TABLES = 256  # of one tensor
 
 
 def names(trace: RecordedTrace, console: Console) -> None:
@@ -45,7 +48,8 @@ def tables(view: RecordedView, console: Console, digits: int = 4) -> None:
     top = float(np.max(np.abs(values[np.isfinite(values)]), initial=0.0)) or 1.0
     written = np.vectorize(lambda v: format_number(v.item() if hasattr(v, "item") else v, digits), otypes=[object])
     cut, shown, most = False, 0, (ROWS, COLUMNS) if console.is_terminal else (PIPED, PIPED)
-    for at in np.ndindex(*values.shape[:-2]) if values.ndim > 2 else [()]:
+    places = np.ndindex(*values.shape[:-2]) if values.ndim > 2 else [()]
+    for at in itertools.islice(places, TABLES):
         if at:
             where = ", ".join(f"{sides[i][0]} {sides[i][1][k]}" for i, k in enumerate(at))
             console.print(f"\n{where}", highlight=False, markup=False)
@@ -61,6 +65,9 @@ def tables(view: RecordedView, console: Console, digits: int = 4) -> None:
             cells = [Text(words[i, j], style=_heat(v.item(), top, view.node.portions)) for j, v in enumerate(line)]
             table.add_row(Text(rows[i]), *cells)
         console.print(table, highlight=False)
+    if (count := prod(values.shape[:-2])) > TABLES:
+        note = f"({count - TABLES:,} more tables; give an index for a part of {view.node.name})"
+        console.print(note, style="dim", highlight=False, markup=False)
     if cut:
         note = f"(cut; the next columns are {view.node.name}[{_next(view, shown)}])"
         console.print(note, style="dim", highlight=False, markup=False)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..config import UserError
 from .graph import Array, Graph, Node
-from .memory import as_array, functional, memory_of, off, positions
+from .memory import as_array, check_dtype, functional, memory_of, off, positions
 from .moved import moved
 from .rules import RULES, Call, In, describe
 
@@ -105,6 +105,7 @@ class Tape(TorchDispatchMode, Graph):
     def _add(self, value: Tensor, op: str, kind: str, plan: Any, name: str | None = None) -> int:
         node = len(self.nodes)
         name = self.fresh(op) if name is None else name
+        check_dtype(value, name)
         self.nodes.append(Node(name, op, kind, tuple(value.shape), str(value.dtype).removeprefix("torch."), plan))
         self.names.setdefault(name, node)
         with off():
@@ -212,6 +213,7 @@ class Tape(TorchDispatchMode, Graph):
             if id(o) in self.of and self.node_of(o) < first:
                 continue  # returned unchanged
             name = self.fresh(op)
+            check_dtype(o, name)
             self.nodes.append(Node(name, op, "", tuple(o.shape), str(o.dtype).removeprefix("torch.")))
             self.names.setdefault(name, len(self.nodes) - 1)
             self.kept.append(o.detach())

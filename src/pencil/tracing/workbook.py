@@ -7,6 +7,7 @@ import numpy as np
 from xlsxwriter.utility import xl_range
 
 from ..config import UserError
+from ..console import visible
 from .formulas import finite, quoted, text
 from .graph import Graph, Node
 from .ranges import Block, Part
@@ -30,6 +31,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 # an infinity is stored as a very large number, and shown as infinity
 NUMBERS = {"whole": "0", "fine": "0.0000", "endless": '[<-1000000000000000]"−∞";[>1000000000000000]"∞";0.0000'}
+LONGEST = 32_767  # characters of a cell in Excel
 
 
 class Exact(float):
@@ -78,12 +80,12 @@ class SheetWriter:
             f"a step: {n.op.strip('_')}" if kind == "step" else ""
         )
         sheet.set_row(b.row - 2, 18, self.formats[kind])
-        sheet.write_string(b.row - 2, 0, f"{title}     {n.name}     {shape(n)}".strip(), self.formats[kind])
+        sheet.write_string(b.row - 2, 0, word(f"{title}     {n.name}     {shape(n)}".strip()), self.formats[kind])
         rows, columns = headings(n, self.trace)
-        for j, word in enumerate(columns):
-            sheet.write_string(b.row - 1, b.column + j, word, self.formats["edge"])
-        for i, word in enumerate(rows):
-            sheet.write_string(b.row + i, b.column - 1, word, self.formats["edge"])
+        for j, heading in enumerate(columns):
+            sheet.write_string(b.row - 1, b.column + j, word(heading), self.formats["edge"])
+        for i, heading in enumerate(rows):
+            sheet.write_string(b.row + i, b.column - 1, word(heading), self.formats["edge"])
         recorded = self.graph.cells(node, np.arange(n.size)).tolist()
         if any(map(math.isnan, recorded)):
             raise UserError(f"{n.name} has cells that are not a number, which a spreadsheet cannot hold")
@@ -119,9 +121,9 @@ class SheetWriter:
         for i, line in enumerate(lines, 1):
             sheet.write_string(i, 0, line, formats["line"])
         titles = "symbol", "name", "shape", "axes", "formula", "what it is", "cells", "note"
-        for j, (word, width) in enumerate(zip(titles, (10, 34, 12, 10, 30, 16, 24, 44), strict=True)):
+        for j, (heading, width) in enumerate(zip(titles, (10, 34, 12, 10, 30, 16, 24, 44), strict=True)):
             sheet.set_column(j, j, width)
-            sheet.write_string(5, j, word, formats["head"])
+            sheet.write_string(5, j, heading, formats["head"])
         sheet.freeze_panes(6, 2)
         for i, (node, b) in enumerate(self.blocks.items(), 6):
             n, kind = self.graph.nodes[node], self._kind(node)
@@ -129,11 +131,11 @@ class SheetWriter:
             form = formats["faint" if kind == "step" else "plain"]
             what = {"given": "typed numbers", "computed": "computed", "step": "unnamed step"}[kind]
             means = n.formula or (n.op.strip("_") if n.plan is not None else "")
-            for j, word in enumerate((n.symbol, "", shape(n), n.axes, means, what, where, self._note(node))):
-                if word:
-                    sheet.write_string(i, j, word, form)
+            for j, fact in enumerate((n.symbol, "", shape(n), n.axes, means, what, where, self._note(node))):
+                if fact:
+                    sheet.write_string(i, j, word(fact), form)
             sheet.write_url(
-                i, 1, f"internal:'{b.sheet}'!{xl_range(b.row - 2, 0, b.row - 2, 0)}", formats["link"], n.name
+                i, 1, f"internal:'{b.sheet}'!{xl_range(b.row - 2, 0, b.row - 2, 0)}", formats["link"], word(n.name)
             )
         sheet.autofilter(5, 0, 5 + len(self.blocks), len(titles) - 1)
 
@@ -144,6 +146,13 @@ class SheetWriter:
         if n.plan is None and "int" in n.dtype:
             return "where it chooses rows of a table, they were looked up when written"
         return {"noise": "drawn at random", "edited": "changed by an edit"}.get(n.kind, "")
+
+
+def word(text: str) -> str:
+    """A text as a cell holds it: control characters written out, no longer than Excel allows. Always `write_string`
+    writes it, so that one that begins with = + - or @ stays a text."""
+    text = visible(text)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def shape(n: Node) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import xlsxwriter
 
 from ..config import UserError
+from ..console import visible
 from ..files import write_aside
 from .file import refs
 from .formulas import Formulas, Scattered, Settled, listed
@@ -166,7 +167,7 @@ def laid_out(graph: Graph, nodes: list[int]) -> dict[int, Block]:
 
 def _valid(wish: str, taken: set[str]) -> str:
     """A sheet's name as Excel allows it: short, without its signs, and unlike the others."""
-    name = base = re.sub(r"[\[\]:*?/\\']", "_", wish)[-31:]
+    name = base = re.sub(r"[\[\]:*?/\\']", "_", visible(wish, one_line=True))[-31:]
     count = 1
     while name.lower() in {t.lower() for t in taken}:
         count += 1

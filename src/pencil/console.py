@@ -1,0 +1,44 @@
+"""What is printed: names and texts of others never control the terminal."""
+
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich import console as rich_console
+from rich.segment import Segment
+
+# C0, delete and C1, which terminals obey, the marks that reverse the order of letters, and bytes of a name that are no
+# text (Python reads them as lone surrogates); tab and newline apart
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROL_OR_BREAK = re.compile(f"{CONTROL.pattern}|[\t\n\u2028\u2029]")
+
+
+def visible(text: str, one_line: bool = False) -> str:
+    """The text with control characters written out, as \\x1b; in one line, tabs and line breaks too."""
+    return (CONTROL_OR_BREAK if one_line else CONTROL).sub(_written, text)
+
+
+def _written(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    # above 0x7e as JSON writes them, so that JSON stays JSON
+    return f"\\x{code:02x}" if code < 0x7F else f"\\u{code:04x}"
+
+
+class Console(rich_console.Console):
+    """Rich's console; whatever is printed is made visible after it was laid out, so that colours stay."""
+
+    def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control else Segment(visible(text), style)
+
+
+def note(line: str) -> None:
+    """A line for the user on standard error, apart from the result."""
+    Console(stderr=True).print(visible(line), highlight=False, markup=False, soft_wrap=True)
+
+
+def for_reader(text: str) -> str:
+    """A text for standard output: exact in a file or a pipe, made visible in a terminal."""
+    return visible(text) if sys.stdout.isatty() else text
