@@ -747,5 +747,5 @@ def test_an_odd_width_is_no_matter_to_schemes_that_pair_nothing(scheme):
 
 
 def test_more_words_than_positions_are_refused():
-    with pytest.raises(ValueError, match="7 rows, and 8 tokens were given"):
+    with pytest.raises(ValueError, match="8 tokens and the model's table of positions has 7"):
         tiny(**SMALL, positions="learned")(tokens(1, 8, vocab=13), pictures(1, 1, 4, 6))

@@ -262,5 +262,5 @@ def test_an_odd_width_is_no_matter_to_schemes_that_pair_nothing(scheme):
 
 
 def test_more_tokens_than_positions_are_refused():
-    with pytest.raises(ValueError, match="11 rows, and 12 tokens were given"):
+    with pytest.raises(ValueError, match="12 tokens and the model's table of positions has 11"):
         tiny(positions="learned")(tokens(1, 12))

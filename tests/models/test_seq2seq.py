@@ -375,7 +375,7 @@ def test_an_odd_width_is_no_matter_to_schemes_that_pair_nothing(scheme):
 
 def test_more_tokens_than_positions_are_refused():
     model = tiny(positions="learned")
-    with pytest.raises(ValueError, match="7 rows, and 8 tokens were given"):
+    with pytest.raises(ValueError, match="8 tokens and the model's table of positions has 7"):
         model(tokens(1, 8), tokens(1, 11))
-    with pytest.raises(ValueError, match="11 rows, and 12 tokens were given"):
+    with pytest.raises(ValueError, match="12 tokens and the model's table of positions has 11"):
         model(tokens(1, 7), tokens(1, 12))

@@ -83,7 +83,7 @@ def test_logits_equal_transformers_vit(sizes, tmp_path):
     assert set(held) != set(theirs.state_dict())
     for tensors in (theirs.state_dict(), held):
         ours = create("vit", config).eval()
-        ours.load_state_dict(vit.from_hf(tensors, config.depth))
+        ours.load_state_dict(vit.from_hf(tensors, config))
         with torch.no_grad():
             torch.testing.assert_close(ours(picture), theirs(picture).logits, atol=1e-5, rtol=1e-5)
 
@@ -95,7 +95,7 @@ def test_what_is_written_for_transformers_is_what_its_own_file_holds(sizes, tmp_
     theirs, config, picture = hf_model(sizes)
     theirs.save_pretrained(tmp_path)
     held = load_file(tmp_path / "model.safetensors")
-    back = vit.to_hf(vit.from_hf(theirs.state_dict(), config.depth), config)
+    back = vit.to_hf(vit.from_hf(theirs.state_dict(), config), config)
     assert set(back) == set(held)
     assert all(torch.equal(back[name], tensor) for name, tensor in held.items())
 
@@ -121,7 +121,7 @@ def test_logits_equal_timms_vision_transformer(timm, config):
         embed_dim=config.width, depth=config.depth, num_heads=config.heads, mlp_ratio=config.hidden / config.width,
     ).eval())  # fmt: skip
     ours = create("vit", config).eval()
-    ours.load_state_dict(vit.from_timm(theirs.state_dict(), config.depth))
+    ours.load_state_dict(vit.from_timm(theirs.state_dict(), config))
     picture = pictures(3, config.channels, *config.image_size)
     with torch.no_grad():
         torch.testing.assert_close(ours(picture), theirs(picture), atol=1e-5, rtol=1e-5)
@@ -137,7 +137,7 @@ def test_logits_equal_timms_vision_transformer(timm, config):
 def test_a_timm_model_of_another_kind_is_refused(timm, extra):
     theirs = timm.models.VisionTransformer(img_size=6, patch_size=3, embed_dim=14, depth=1, num_heads=1, **extra)
     with pytest.raises(UserError, match="plain vision transformers with a class token"):
-        vit.from_timm(theirs.state_dict(), 1)
+        vit.from_timm(theirs.state_dict(), ViTConfig(image_size=(6, 6), patch=(3, 3), width=14, depth=1, heads=1))
 
 
 @pytest.mark.parametrize("values", [dict(pool="mean"), dict(positions="rope"), dict(bias=False), dict(norm="rms")])

@@ -138,7 +138,7 @@ def test_a_missing_head_is_reported():
 ])  # fmt: skip
 def test_what_ours_cannot_do_is_refused_in_a_sentence(classes, values, words):
     with pytest.raises(UserError, match=words):
-        bert.config_from({**SIZES, **values}, classes)
+        bert.config_from({"model_type": "bert", **SIZES, **values}, classes)
 
 
 @pytest.mark.parametrize("values", [

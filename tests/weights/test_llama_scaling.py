@@ -99,8 +99,8 @@ def test_rotating_a_part_of_each_head_equals_transformers_gpt_neox(heads, width,
     theirs = GPTNeoXRotaryEmbedding(
         GPTNeoXConfig(hidden_size=width, num_attention_heads=heads, max_position_embeddings=53, rope_parameters=rope)
     )
-    named = dict(vocab_size=11, hidden_size=width, num_attention_heads=heads, num_hidden_layers=1, intermediate_size=13,
-                 max_position_embeddings=53, rms_norm_eps=1e-6, rope_parameters=rope)  # fmt: skip
+    named = dict(model_type="llama", vocab_size=11, hidden_size=width, num_attention_heads=heads, num_hidden_layers=1,
+                 intermediate_size=13, max_position_embeddings=53, rms_norm_eps=1e-6, rope_parameters=rope)  # fmt: skip
     config = llama.config_from(named)
     assert config.rope_fraction == share
     assert llama.config_from({**named, "rope_parameters": None, "partial_rotary_factor": share}).rope_fraction == share
@@ -117,7 +117,7 @@ def test_rotating_a_part_of_each_head_equals_transformers_gpt_neox(heads, width,
 
 def test_the_names_of_older_files_are_read():
     """rope_scaling beside rope_theta, its kind called type, and the trained length beside it."""
-    older = {**SIZES, "rms_norm_eps": 1e-6, "rope_theta": 100.0}
+    older = {"model_type": "llama", **SIZES, "rms_norm_eps": 1e-6, "rope_theta": 100.0}
     linear = llama.config_from({**older, "rope_scaling": {"type": "linear", "factor": 3.0}})
     assert (linear.rope_scaling, linear.rope_factor, linear.rope_theta) == ("linear", 3, 100)
     yarn = llama.config_from(
@@ -143,10 +143,10 @@ def test_the_names_of_older_files_are_read():
     (dict(rope_parameters={**YARN, "attention_factor": 1.5}), "attention_factor 1.5"),
     (dict(rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}), "mscale 0.7"),
     (dict(rope_parameters=dict(rope_type="linear", factor=0.5)), "at least 1"),
-    (dict(attention_bias=True), "biases"),
-    (dict(hidden_act="gelu"), "activation"),
+    (dict(attention_bias=True), "attention_bias is True"),
+    (dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
     (dict(head_dim=22), "22 wide"),
 ])  # fmt: skip
 def test_what_ours_cannot_do_is_refused_in_a_sentence(values, words):
     with pytest.raises(UserError, match=words):
-        llama.config_from({**SIZES, "rms_norm_eps": 1e-6, **values})
+        llama.config_from({"model_type": "llama", **SIZES, "rms_norm_eps": 1e-6, **values})

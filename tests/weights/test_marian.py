@@ -176,7 +176,7 @@ def test_positions_that_are_not_our_sinusoids_are_refused():
 ])  # fmt: skip
 def test_what_ours_cannot_do_is_refused_in_a_sentence(values, words):
     with pytest.raises(UserError, match=words):
-        marian.config_from({**SIZES, **values})
+        marian.config_from({"model_type": "marian", **SIZES, **values})
 
 
 @pytest.mark.parametrize("values", [

@@ -23,6 +23,7 @@ class Positions(nn.Module):
 
     scale: float | None = None  # of the scores, where a scheme sets its own
     strength: float = 1.0  # a factor on the rotated q and k
+    beyond_announced = False  # whether the user knows of tokens beyond the context
 
     def embedding(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"] | None:
         """What is added to the input."""
@@ -78,7 +79,10 @@ class Learned(Positions):
         row = coords[..., 0]
         for axis, size in enumerate(self.grid[1:], 1):
             row = row * size + coords[..., axis]
-        return self.table[row + self.before if self.before else row]
+        try:
+            return self.table[row + self.before if self.before else row]
+        except IndexError:
+            raise ValueError(f"the table of positions has {len(self.table)} rows, and a token is beyond it") from None
 
     def resampled(self, grid: Sequence[int]) -> Float[Tensor, "n D"]:
         """The table for a grid of another size, by bicubic interpolation."""

@@ -23,6 +23,7 @@ from .parts import (
     Activation,
     Scheme,
     block_maker,
+    check_length,
     check_picture,
     check_positions,
     check_sizes,
@@ -196,10 +197,12 @@ class Captioner(nn.Module):
         count = tokens.shape[1]
         if span is not None or first:
             here = span or Span.whole(count, device=tokens.device)
+            check_length(here, c.context, self.positions)
             start = None if here.start is None else here.start + c.before
             here = replace(here, index=here.index + c.before, start=start)
         else:
             here = cache.next(count)  # pyright: ignore[reportOptionalMemberAccess]
+            check_length(here, c.context, self.positions, c.before)
             here = replace(here, coords=here.coords - c.before)
         x = probe("embed", self.tokens(tokens))
         x, here = self.positions(x, here, probe / "positions")

@@ -1,7 +1,9 @@
 """Shared by the models: parts chosen by a config, checks of its sizes, and initialisation."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any, Literal
 
@@ -15,8 +17,10 @@ from ..core.attention import Attention
 from ..core.biases import T5, Alibi, Shaw
 from ..core.blocks import Block, CrossBlock, PostBlock, PostCrossBlock
 from ..core.layers import MLP, GatedMLP, LayerNorm, RMSNorm, gelu, gelu_tanh
+from ..core.masks import NOWHERE
 from ..core.patches import by
 from ..core.positions import Learned, Positions, Rope, Sinusoidal, interpolate, llama3, ntk, yarn
+from ..core.span import Span
 
 Scheme = Literal["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu", "swiglu"]
@@ -38,6 +42,23 @@ SIZES = (
     "vocab", "source_vocab", "context", "source_context", "width", "depth", "heads", "hidden", "kv_heads", "channels",
     "classes", "image_width", "rope_original_context", "max_distance",
 )  # fmt: skip
+
+
+# beyond every published model, so that a config cannot fill the memory or take minutes before anything is checked
+LARGEST = {
+    "depth": 1_000, "text_encoder_depth": 1_000, "width": 1 << 18, "image_width": 1 << 18, "hidden": 1 << 20,
+    "vocab": 1 << 24, "source_vocab": 1 << 24, "context": 1 << 27, "source_context": 1 << 27,
+    "rope_original_context": 1 << 27, "image_size": 1 << 15, "patch": 1 << 15,
+}  # fmt: skip
+LARGEST_OTHER, MOST_PATCHES = 1 << 20, 1 << 22
+
+
+def check_largest(name: str, value: Any) -> None:
+    """Refuse a size that no machine could hold."""
+    most = LARGEST.get(name, LARGEST_OTHER)
+    for one in value if isinstance(value, tuple) else (value,):
+        if isinstance(one, int) and one > most:
+            raise UserError(f"model.{name} must be at most {most:,}, not {one}")
 
 
 def norm_maker(c: Any) -> Callable[[], nn.Module]:
@@ -88,6 +109,31 @@ def make_positions(name: str, c: Any, grid: Sequence[int], before: int = 0, both
     }[name]()
 
 
+def check_length(span: Span, context: int, positions: Positions, before: int = 0) -> None:
+    """Refuse tokens beyond a table of positions; under other schemes, warn once a model of tokens beyond the context.
+
+    `before`: tokens of the index that come before the text. The last position is known without the device where tokens
+    are in order. Else the index is read if it is on a CPU; on another device that would wait for it, so it is not.
+    """
+    length, compiling = 0, torch.compiler.is_compiling()
+    if span.start is not None:
+        length = span.start + span.index.shape[1] - before
+    elif span.index.device.type == "cpu" and span.index.numel() and not compiling:
+        length = int(span.index.masked_fill(span.index >= NOWHERE, before - 1).max()) + 1 - before
+    if length <= context:
+        return
+    if isinstance(positions, Learned):
+        raise UserError(
+            f"the text has {length} tokens and the model's table of positions has {context}: give at most {context}"
+        )
+    if not (compiling or positions.beyond_announced):
+        positions.beyond_announced = True  # Python's own filters forget what they have shown
+        warnings.warn(
+            f"the model's context is {context} tokens and the text is longer: it was not trained on such positions",
+            stacklevel=3,
+        )
+
+
 def rotary_width(c: Any) -> int:
     """The number of channels of a head that are rotated."""
     return int(c.width // c.heads * getattr(c, "rope_fraction", 1.0))
@@ -107,6 +153,8 @@ def _rope(c: Any, axes: int, context: int) -> Rope:
 
 def check_sizes(c: Any) -> None:
     """Refuse sizes that no model can be built with."""
+    for field in fields(c):
+        check_largest(field.name, getattr(c, field.name))
     for name in SIZES:
         value = getattr(c, name, None)
         if value is not None and value < 1:
@@ -152,6 +200,11 @@ def check_picture(c: Any) -> None:
     for name in ("image_size", "patch"):
         if min(getattr(c, name)) < 1:
             raise UserError(f"model.{name} must be at least 1, not {by(getattr(c, name))}")
+    sides, patches = (getattr(c, "frames", 1), *c.image_size), (getattr(c, "patch_frames", 1), *c.patch)
+    if (count := math.prod(max(1, s // max(1, p)) for s, p in zip(sides, patches, strict=True))) > MOST_PATCHES:
+        raise UserError(
+            f"an image of {by(c.image_size)} has {count:,} patches of {by(c.patch)}, more than {MOST_PATCHES:,}"
+        )
     if not any(side % patch for side, patch in zip(c.image_size, c.patch, strict=True)):
         return
     if len(set(c.patch)) == 1:

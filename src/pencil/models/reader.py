@@ -23,6 +23,7 @@ from .parts import (
     Scaling,
     Scheme,
     block_maker,
+    check_length,
     check_positions,
     check_sizes,
     initialise,
@@ -120,7 +121,7 @@ class Encoder(nn.Module):
         embed_norm = getattr(c, "embed_norm", False)
         first = f"Norm({added})" if embed_norm else added
         self.NAMES = {"input": ("B T D", "X⁰", first), "out": ("B T D", "X_f", last)}
-        self.positions = make_positions(c.positions, c, (context,))
+        self.context, self.positions = context, make_positions(c.positions, c, (context,))
         self.embed_norm = norm_maker(c)() if embed_norm else None
         self.drop = nn.Dropout(c.dropout)
         block = block_maker(c, kind=BLOCKS[c.norm_position][0])
@@ -128,6 +129,7 @@ class Encoder(nn.Module):
         self.norm = norm_maker(c)() if c.norm_position == "pre" else None
 
     def forward(self, x: Float[Tensor, "B T D"], span: Span, probe: Probe = OFF) -> Float[Tensor, "B T D"]:
+        check_length(span, self.context, self.positions)
         x, here = self.positions(x, span, probe / "positions")
         here = here.under(seen_whole(span), partial(self.positions.bias, probe=probe / "positions"))
         x = self.drop(probe("input", x if self.embed_norm is None else self.embed_norm(x)))

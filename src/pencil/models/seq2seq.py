@@ -24,6 +24,7 @@ from .parts import (
     Scaling,
     Scheme,
     block_maker,
+    check_length,
     check_positions,
     check_sizes,
     initialise,
@@ -206,6 +207,7 @@ class Seq2Seq(nn.Module):
         assert memory is not None
         count = tokens.shape[1]
         here = span or (Span.whole(count, device=tokens.device) if cache is None else cache.next(count))
+        check_length(here, self.config.context, self.positions)
         if cache is not None:
             here = cache.place(here)
         x = probe("embed", self._embed(self.tokens, tokens))

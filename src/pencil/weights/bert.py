@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import UserError
-from ..models.reader import ReaderConfig
+from ..config import UserError, build
+from ..models.reader import Reader, ReaderConfig
+from .checks import check_tensors, drop_tied, fields_of, on_meta, renamed
 
+WHAT = "BERT"
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu"}
 TABLES = {
     "bert.embeddings.word_embeddings.weight": "tokens.weight",
@@ -30,6 +32,10 @@ MASKED = {"cls.predictions.transform.dense": "head.map", "cls.predictions.transf
 LABEL = {"bert.pooler.dense": "head.pool", "classifier": "head.label"}
 # a file may have other names for what a model in memory holds
 OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+# a file made in pre-training also has the head of next sentences, which a masked language model does not read
+NEXT_SENTENCE = tuple(
+    f"{part}.{kind}" for part in ("bert.pooler.dense", "cls.seq_relationship") for kind in ("weight", "bias")
+)
 
 
 def pairs(config: ReaderConfig) -> Iterator[tuple[str, str]]:
@@ -54,7 +60,8 @@ def joined(depth: int) -> Iterator[tuple[tuple[str, ...], str]]:
 
 def config_from(theirs: Mapping[str, Any], classes: int | None = None) -> ReaderConfig:
     """Our config from their config.json: a classifier of that many labels, or without them a masked language model."""
-    act, kind = theirs.get("hidden_act", "gelu"), theirs.get("position_embedding_type", "absolute")
+    theirs = fields_of(theirs, WHAT)
+    act, kind = theirs.get("hidden_act", "gelu"), theirs.get("position_embedding_type") or "absolute"
     activation = ACTIVATIONS.get(act)
     if activation is None:
         raise UserError(f"this BERT's activation, {act!r}, is none of ours")
@@ -70,7 +77,7 @@ def config_from(theirs: Mapping[str, Any], classes: int | None = None) -> Reader
         raise UserError(
             "this BERT's output embeddings are not tied to its input embeddings, and our masked-token head ties them"
         )
-    return ReaderConfig(
+    values = dict(
         vocab=theirs["vocab_size"],
         context=theirs["max_position_embeddings"],
         classes=classes,
@@ -81,27 +88,36 @@ def config_from(theirs: Mapping[str, Any], classes: int | None = None) -> Reader
         norm_position="post",
         embed_norm=True,
         eps=theirs.get("layer_norm_eps", 1e-12),
-        activation=activation,  # pyright: ignore[reportArgumentType]
+        activation=activation,
         bias=True,
         positions="learned",
         token_types=theirs.get("type_vocab_size", 2),
         pool="class",
     )
+    return build(ReaderConfig, values, "model.")
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: ReaderConfig) -> dict[str, Tensor]:
     """Our state dict from theirs, read from a file or taken from a model in memory."""
-    plain = {}
-    for name, tensor in tensors.items():
-        for old, new in OLD.items():
-            name = name.replace(old, new)
-        plain[name] = tensor
+    plain = renamed(tensors, _modern, WHAT)
     if config.classes and "classifier.weight" not in plain:
         raise UserError("this BERT has no classifier: without classes it is read as a masked language model")
     if not config.classes and "cls.predictions.transform.dense.weight" not in plain:
         raise UserError("this BERT has no masked-token head: give classes if it has a classifier")
+    plain.pop("bert.embeddings.position_ids", None)  # 0, 1, 2, …
+    if not config.classes:
+        drop_tied(plain, "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight", WHAT)
+        drop_tied(plain, "cls.predictions.decoder.bias", "cls.predictions.bias", WHAT)
+        plain = {name: tensor for name, tensor in plain.items() if name not in NEXT_SENTENCE}
+    check_tensors(plain, to_hf(on_meta(Reader, config), config), WHAT)
     ours = {named: plain[name] for name, named in pairs(config)}
     return ours | {named: torch.cat([plain[part] for part in parts]) for parts, named in joined(config.depth)}
+
+
+def _modern(name: str) -> str:
+    for old, new in OLD.items():
+        name = name.replace(old, new)
+    return name
 
 
 def to_hf(tensors: Mapping[str, Tensor], config: ReaderConfig) -> dict[str, Tensor]:

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import UserError
+from ..config import UserError, build
 from ..core.patches import grid_positions
 from ..core.positions import Sinusoidal
-from ..models.dit import DiTConfig
+from ..models.dit import DiT, DiTConfig
+from .checks import Fields, check_tensors, on_meta
 
+WHAT = "DiT"
 EPS = 1e-6  # of every norm but the one before the MLP, which is in their config
 BLOCK = {"norm1.linear": "ada", "attn1.to_out.0": "attn.out", "ff.net.0.proj": "mlp.up", "ff.net.2": "mlp.down"}
 QKV = tuple(f"attn1.to_{part}" for part in "qkv")
@@ -46,28 +48,31 @@ def joined(depth: int) -> Iterator[tuple[list[str], str]]:
 
 
 def config_from(theirs: Mapping[str, Any]) -> DiTConfig:
-    """Our config from their config.json."""
-    if theirs.get("norm_type", "ada_norm_zero") != "ada_norm_zero":
-        raise UserError(f"this model's norm_type is {theirs['norm_type']!r}, and ours is 'ada_norm_zero'")
-    if theirs.get("activation_fn", "gelu-approximate") != "gelu-approximate":
-        raise UserError(f"this model's activation_fn is {theirs['activation_fn']!r}, and ours is 'gelu-approximate'")
+    """Our config from their config.json; a file names the class, and older ones call it Transformer2DModel."""
+    theirs = Fields(theirs, WHAT)
+    theirs.only(_class_name=("DiTTransformer2DModel", "Transformer2DModel"))
+    if "_class_name" in theirs and "norm_type" not in theirs:
+        raise UserError(f"the config of this {WHAT} has no norm_type, which a file of it always has")
+    theirs.only(
+        norm_type="ada_norm_zero", activation_fn="gelu-approximate", only_cross_attention=False, num_vector_embeds=(),
+        caption_channels=(), attention_type="default", use_additional_conditions=False, interpolation_scale=1,
+    )  # fmt: skip
     if theirs.get("cross_attention_dim") is not None or theirs.get("double_self_attention"):
         raise UserError("this model has a second attention in every block, and our DiT has one")
     if not theirs.get("num_embeds_ada_norm"):
         raise UserError("this model has no num_embeds_ada_norm: it embeds no classes, which diffusers' DiT always does")
     if not theirs.get("attention_bias", True) or theirs.get("norm_elementwise_affine", False):
         raise UserError("this model has an attention without bias, or norms with weights of their own; ours has not")
-    channels = theirs["in_channels"]
+    channels = theirs.size("in_channels")
     out = theirs.get("out_channels") or channels
     if out not in (channels, 2 * channels):
         raise UserError(f"this model has {channels} input and {out} output channels; ours has as many or twice as many")
-    side, patch = theirs["sample_size"], theirs["patch_size"]
-    return DiTConfig(
-        image_size=(side, side),
+    values = dict(
+        image_size=(theirs.size("sample_size"),) * 2,
         channels=channels,
-        patch=(patch, patch),
+        patch=(theirs.size("patch_size"),) * 2,
         classes=theirs["num_embeds_ada_norm"],
-        width=theirs["num_attention_heads"] * theirs["attention_head_dim"],
+        width=theirs.size("num_attention_heads") * theirs.size("attention_head_dim"),
         depth=theirs["num_layers"],
         heads=theirs["num_attention_heads"],
         eps=EPS,
@@ -77,6 +82,7 @@ def config_from(theirs: Mapping[str, Any]) -> DiTConfig:
         learned_variance=out != channels,
         downscale_freq_shift=True,
     )
+    return build(DiTConfig, values, "model.")
 
 
 def from_diffusers(tensors: Mapping[str, Tensor], config: DiTConfig) -> dict[str, Tensor]:
@@ -84,11 +90,9 @@ def from_diffusers(tensors: Mapping[str, Tensor], config: DiTConfig) -> dict[str
     c = config
     if any(".attn2." in name for name in tensors):
         raise UserError("this model has a second attention in every block, and our DiT has one")
-    expected = set(_shared(c)) | {name for names, _ in joined(c.depth) for name in names}
-    expected |= {theirs for theirs, _ in pairs(c.depth)} | {"pos_embed.proj.weight"}
-    expected |= {"proj_out_2.weight", "proj_out_2.bias"}
-    for name in sorted(expected ^ (set(tensors) - {TABLE})):
-        raise UserError(f"this model {'has no' if name in expected else 'also has'} {name}: it is not a DiT like ours")
+    empty = on_meta(DiT, c)
+    table = {TABLE: empty["positions.table"][None]} if TABLE in tensors else {}
+    check_tensors(tensors, _written(empty, c) | table, WHAT)
     ours = {named: tensors[f"transformer_blocks.0.{name}"] for name, named in EMBED.items()}
     for name, named in _shared(c).items():
         if not torch.equal(tensors[name], ours[named]):
@@ -112,6 +116,10 @@ def to_diffusers(tensors: Mapping[str, Tensor], config: DiTConfig) -> dict[str, 
     # a table kept in half precision is off by its rounding
     if not torch.allclose(table.cpu().double(), sinusoids(c), atol=1e-6 + torch.finfo(table.dtype).eps, rtol=0):
         raise UserError("diffusers' DiT computes its positions, and this model's table has been trained away from them")
+    return _written(tensors, c)
+
+
+def _written(tensors: Mapping[str, Tensor], c: DiTConfig) -> dict[str, Tensor]:
     theirs = {name: tensors[named] for name, named in pairs(c.depth)}
     theirs |= {name: tensors[named].clone() for name, named in _shared(c).items()}
     for names, named in joined(c.depth):

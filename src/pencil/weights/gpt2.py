@@ -1,12 +1,17 @@
 """GPT-2 as Hugging Face names it. Its projections are stored input-first, so each is transposed."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..config import UserError
-from ..models.gpt import GPTConfig
+from ..config import UserError, build
+from ..models.gpt import GPT, GPTConfig
+from .checks import check_tensors, drop_tied, fields_of, on_meta, renamed
+
+WHAT = "GPT-2"
 
 ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu"}
 BLOCK = {
@@ -38,14 +43,12 @@ def pairs(depth: int) -> Iterator[tuple[str, str]]:
 
 def config_from(theirs: Mapping[str, Any]) -> GPTConfig:
     """Our config from their config.json."""
-    activation = ACTIVATIONS.get(theirs.get("activation_function", "gelu_new"))
-    if (
-        activation is None
-        or theirs.get("scale_attn_by_inverse_layer_idx")
-        or not theirs.get("scale_attn_weights", True)
-    ):
-        raise UserError("this GPT-2 has an activation or an attention scale that ours does not")
-    return GPTConfig(
+    theirs = fields_of(theirs, WHAT)
+    theirs.only(
+        activation_function=tuple(ACTIVATIONS), scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False,
+        add_cross_attention=False, tie_word_embeddings=True,
+    )  # fmt: skip
+    values = dict(
         vocab=theirs["vocab_size"],
         context=theirs["n_positions"],
         width=theirs["n_embd"],
@@ -53,21 +56,36 @@ def config_from(theirs: Mapping[str, Any]) -> GPTConfig:
         heads=theirs["n_head"],
         hidden=theirs.get("n_inner"),
         eps=theirs.get("layer_norm_epsilon", 1e-5),
-        activation=activation,  # pyright: ignore[reportArgumentType]
+        activation=ACTIVATIONS[theirs.get("activation_function", "gelu_new")],
         bias=True,
         positions="learned",
     )
+    return build(GPTConfig, values, "model.")
 
 
-def from_hf(tensors: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
-    """Our state dict from theirs."""
-    plain = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    return {ours: _transposed(theirs, plain[theirs]) for theirs, ours in pairs(depth)}
+def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+    """Our state dict from theirs, with or without its tied head and the causal masks of older files."""
+    plain = renamed(tensors, lambda name: name.removeprefix("transformer."), WHAT)
+    drop_tied(plain, "lm_head.weight", "wte.weight", WHAT)
+    for name in [name for name in plain if re.fullmatch(r"h\.\d+\.attn\.(masked_)?bias", name)]:
+        mask = plain.pop(name)
+        if mask.ndim == 4 and not torch.equal(mask.bool(), torch.ones_like(mask).tril().bool()):
+            raise UserError(f"this {WHAT}'s {name} is another mask than the causal one")
+    wanted = to_hf(on_meta(GPT, config), config)
+    check_tensors(plain, {name.removeprefix("transformer."): t for name, t in wanted.items()}, WHAT)
+    return {ours: _transposed(theirs, plain[theirs]) for theirs, ours in pairs(config.depth)}
 
 
-def to_hf(tensors: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
+def to_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Their state dict from ours."""
-    return {f"transformer.{theirs}": _transposed(theirs, tensors[ours]) for theirs, ours in pairs(depth)}
+    c = config
+    plain = c.norm == "layer" and c.activation in ACTIVATIONS.values() and c.kv_heads in (None, c.heads)
+    if not (plain and c.bias and c.tie_embeddings and c.positions == "learned"):
+        raise UserError(
+            "only a GPT with LayerNorm, GELU, biases, learned positions, tie_embeddings and a key-value head for each "
+            "head can be written as a GPT-2"
+        )
+    return {f"transformer.{theirs}": _transposed(theirs, tensors[ours]) for theirs, ours in pairs(c.depth)}
 
 
 def _transposed(theirs: str, tensor: Tensor) -> Tensor:

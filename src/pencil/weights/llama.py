@@ -7,8 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import UserError
-from ..models.gpt import GPTConfig
+from ..config import UserError, build
+from ..models.gpt import GPT, GPTConfig
+from ..models.parts import rotary_width
+from .checks import check_tensors, drop_tied, fields_of, on_meta
+
+WHAT = "LLaMA"
 
 BLOCK = {
     "input_layernorm": "attn_norm",
@@ -23,12 +27,12 @@ QKV = [f"self_attn.{part}_proj" for part in "qkv"]
 
 def config_from(theirs: Mapping[str, Any]) -> GPTConfig:
     """Our config from their config.json."""
-    if theirs.get("attention_bias") or theirs.get("mlp_bias") or theirs.get("hidden_act", "silu") != "silu":
-        raise UserError("this LLaMA has biases or an activation that ours does not")
-    if theirs.get("head_dim") not in (None, theirs["hidden_size"] // theirs["num_attention_heads"]):
+    theirs = fields_of(theirs, WHAT)
+    theirs.only(attention_bias=False, mlp_bias=False, hidden_act="silu")
+    if theirs.get("head_dim") not in (None, theirs.size("hidden_size") // theirs.size("num_attention_heads")):
         raise UserError(f"this LLaMA's heads are {theirs['head_dim']} wide, and ours share the width evenly")
     rope = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
-    return GPTConfig(
+    values = dict(
         vocab=theirs["vocab_size"],
         context=theirs["max_position_embeddings"],
         width=theirs["hidden_size"],
@@ -45,6 +49,7 @@ def config_from(theirs: Mapping[str, Any]) -> GPTConfig:
         **_scaling(theirs, rope),
         tie_embeddings=bool(theirs.get("tie_word_embeddings")),
     )
+    return build(GPTConfig, values, "model.")
 
 
 def _fraction(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
@@ -82,7 +87,18 @@ def _scaling(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, An
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Our state dict from theirs."""
+    """Our state dict from theirs, with or without the frequencies that older files hold."""
+    tensors = dict(tensors)
+    rotated = rotary_width(config)
+    frequencies = config.rope_theta ** (-torch.arange(0, rotated, 2).double() / rotated)
+    for name in [name for name in tensors if name.endswith(".rotary_emb.inv_freq")]:
+        held = tensors.pop(name)
+        # a file may have rounded them to half precision
+        if held.shape != frequencies.shape or not torch.allclose(held.to(frequencies), frequencies, rtol=1e-2, atol=0):
+            raise UserError(f"this {WHAT}'s {name} is another than its config's rope_theta {config.rope_theta:g} gives")
+    if config.tie_embeddings:
+        drop_tied(tensors, "lm_head.weight", "model.embed_tokens.weight", WHAT)
+    check_tensors(tensors, to_hf(on_meta(GPT, config), config), WHAT)
     made = {"tokens.weight": tensors["model.embed_tokens.weight"], "norm.weight": tensors["model.norm.weight"]}
     if not config.tie_embeddings:
         made["head.weight"] = tensors["lm_head.weight"]
@@ -96,6 +112,9 @@ def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
 
 def to_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Their state dict from ours."""
+    c = config
+    if not (c.norm == "rms" and c.activation == "swiglu" and c.positions == "rope") or c.bias:
+        raise UserError("only a GPT with RMSNorm, swiglu, rope and no biases can be written as a LLaMA")
     made = {"model.embed_tokens.weight": tensors["tokens.weight"], "model.norm.weight": tensors["norm.weight"]}
     if not config.tie_embeddings:
         made["lm_head.weight"] = tensors["head.weight"]

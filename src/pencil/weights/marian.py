@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import UserError
+from ..config import UserError, build
 from ..core.positions import Sinusoidal
-from ..models.seq2seq import Seq2SeqConfig
+from ..models.seq2seq import Seq2Seq, Seq2SeqConfig
+from .checks import check_tensors, drop_tied, fields_of, on_meta
 
+WHAT = "Marian"
 ACTIVATIONS = {
     "swish": "silu",
     "silu": "silu",
@@ -57,6 +59,10 @@ def joined(depth: int) -> Iterator[tuple[tuple[str, ...], str]]:
 
 def config_from(theirs: Mapping[str, Any]) -> Seq2SeqConfig:
     """Our config from their config.json."""
+    theirs = fields_of(theirs, WHAT)
+    theirs.only(
+        normalize_before=False, normalize_embedding=False, add_final_layer_norm=False, static_position_embeddings=True
+    )
     activation = ACTIVATIONS.get(theirs.get("activation_function", "gelu"))
     if activation is None:
         raise UserError(f"this Marian's activation, {theirs['activation_function']!r}, is none of ours")
@@ -69,7 +75,7 @@ def config_from(theirs: Mapping[str, Any]) -> Seq2SeqConfig:
     shared, tied = theirs.get("share_encoder_decoder_embeddings", True), theirs.get("tie_word_embeddings", True)
     if shared and not tied:
         raise UserError("this Marian's config shares its embeddings and does not tie them, which contradict each other")
-    return Seq2SeqConfig(
+    values = dict(
         vocab=theirs["vocab_size"] if shared else theirs.get("decoder_vocab_size") or theirs["vocab_size"],
         source_vocab=None if shared else theirs["vocab_size"],
         context=theirs["max_position_embeddings"],
@@ -80,7 +86,7 @@ def config_from(theirs: Mapping[str, Any]) -> Seq2SeqConfig:
         hidden=theirs["encoder_ffn_dim"],
         norm_position="post",
         eps=1e-5,
-        activation=activation,  # pyright: ignore[reportArgumentType]
+        activation=activation,
         bias=True,
         positions="sinusoidal-halves",
         share_embeddings=shared,
@@ -88,22 +94,27 @@ def config_from(theirs: Mapping[str, Any]) -> Seq2SeqConfig:
         tie_embeddings=tied,
         head_bias=True,
     )
+    return build(Seq2SeqConfig, values, "model.")
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
     """Our state dict from theirs, read from a file or taken from a model in memory."""
+    tensors = dict(tensors)
     for name in SINUSOIDS:
         if name in tensors:
-            _check_sinusoids(tensors[name])
-    head = ("lm_head.weight",)
-    names = (SHARED if config.share_embeddings else TARGET) + (head if config.tie_embeddings else ())
-    ours = {"tokens.weight": _first(tensors, names)}
+            _check_sinusoids(tensors.pop(name))
+    tables = SHARED if config.share_embeddings else TARGET
+    names = (*tables, "lm_head.weight") if config.tie_embeddings else tables
+    tensors[names[0]] = _first(tensors, names)
+    for name in names[1:]:
+        drop_tied(tensors, name, names[0], WHAT)
+    tensors.setdefault("final_logits_bias", tensors[names[0]].new_zeros(1, config.vocab))
+    check_tensors(tensors, to_hf(on_meta(Seq2Seq, config), config), WHAT)
+    ours = {"tokens.weight": tensors[names[0]], "head_bias": tensors["final_logits_bias"][0]}
     if not config.share_embeddings:
-        ours["source_tokens.weight"] = _first(tensors, SOURCE)
+        ours["source_tokens.weight"] = tensors[SOURCE[0]]
     if not config.tie_embeddings:
-        ours["head.weight"] = _first(tensors, head)
-    bias = tensors.get("final_logits_bias")
-    ours["head_bias"] = ours["tokens.weight"].new_zeros(config.vocab) if bias is None else bias[0]
+        ours["head.weight"] = tensors["lm_head.weight"]
     for kind in ("weight", "bias"):
         ours |= {named: tensors[name] for name, named in _both(pairs(config.depth), kind)}
         for parts, named in joined(config.depth):
@@ -141,7 +152,9 @@ def _first(tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> Tensor:
 
 def _check_sinusoids(table: Tensor) -> None:
     """Refuse positions that are not our sinusoids; a file may have rounded them to half precision."""
-    length, width = table.shape
+    length, width = table.shape if table.ndim == 2 else (0, 0)
+    if not length or width % 2:
+        raise UserError(f"this Marian's table of positions has shape {tuple(table.shape)}: it is not length × width")
     expected = Sinusoidal(width, halves=True).embedding(torch.arange(length)[None, :, None])[0]
     if not torch.allclose(table.to(expected), expected, atol=1e-3, rtol=0):
         raise UserError("this Marian's table of positions is not ours: all the sines, then all the cosines")

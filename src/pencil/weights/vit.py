@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import UserError
-from ..models.vit import ViTConfig
+from ..config import UserError, build
+from ..models.vit import ViT, ViTConfig
+from .checks import check_tensors, fields_of, on_meta, renamed
 
+WHAT = "ViT"
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"}
 HF_BLOCK = {
     "layernorm_before": "attn_norm",
@@ -62,34 +64,27 @@ def timm_pairs(depth: int) -> Iterator[tuple[str, str]]:
 
 def config_from(theirs: Mapping[str, Any]) -> ViTConfig:
     """Our config from transformers' config.json."""
-    activation = ACTIVATIONS.get(theirs.get("hidden_act", "gelu"))
-    if activation is None or not theirs.get("qkv_bias", True):
-        raise UserError("this ViT has an activation, or an attention without bias, that ours does not")
-
-    def pair(size: Any) -> tuple[int, int]:
-        return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-
-    return ViTConfig(
-        image_size=pair(theirs["image_size"]),
+    theirs = fields_of(theirs, WHAT)
+    theirs.only(hidden_act=tuple(ACTIVATIONS), qkv_bias=True)
+    values = dict(
+        image_size=theirs["image_size"],
         channels=theirs["num_channels"],
-        patch=pair(theirs["patch_size"]),
+        patch=theirs["patch_size"],
         classes=len(theirs["id2label"]),
         width=theirs["hidden_size"],
         depth=theirs["num_hidden_layers"],
         heads=theirs["num_attention_heads"],
         hidden=theirs["intermediate_size"],
         eps=theirs["layer_norm_eps"],
-        activation=activation,  # pyright: ignore[reportArgumentType]
+        activation=ACTIVATIONS[theirs.get("hidden_act") or "gelu"],
     )
+    return build(ViTConfig, values, "model.")
 
 
-def from_hf(tensors: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
+def from_hf(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     """Our state dict from theirs, read from a file or taken from a model in memory."""
-    plain = {}
-    for name, tensor in tensors.items():
-        for here, there in HF_MEMORY.items():
-            name = name.replace(here, there)
-        plain[name] = tensor
+    plain, depth = renamed(tensors, _in_file, WHAT), config.depth
+    check_tensors(plain, to_hf(on_meta(ViT, config), config), WHAT)
     ours = {
         "class_token": plain["vit.embeddings.cls_token"],
         "positions.table": plain["vit.embeddings.position_embeddings"][0],
@@ -100,6 +95,12 @@ def from_hf(tensors: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
             parts = [plain[f"vit.encoder.layer.{i}.{part}.{kind}"] for part in HF_QKV]
             ours[f"blocks.{i}.attn.qkv.{kind}"] = torch.cat(parts)
     return ours
+
+
+def _in_file(name: str) -> str:
+    for here, there in HF_MEMORY.items():
+        name = name.replace(here, there)
+    return name
 
 
 def to_hf(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
@@ -117,15 +118,13 @@ def to_hf(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]
     return theirs
 
 
-def from_timm(tensors: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
+def from_timm(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     """Our state dict from that of timm's VisionTransformer with a class token."""
     if "cls_token" not in tensors or any("gamma" in name or "q_norm" in name for name in tensors):
         raise UserError("only timm's plain vision transformers with a class token can be converted")
+    check_tensors(tensors, to_timm(on_meta(ViT, config), config), "model of timm")
     tables = {"class_token": tensors["cls_token"], "positions.table": tensors["pos_embed"][0]}
-    ours = tables | _renamed(tensors, timm_pairs(depth))
-    if len(ours) != len(tensors):
-        raise UserError(f"timm's model has {len(tensors)} tensors, and ours has a place for {len(ours)} of them")
-    return ours
+    return tables | _renamed(tensors, timm_pairs(config.depth))
 
 
 def to_timm(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
