@@ -284,11 +284,11 @@ def test_formulas_are_nothing_else_of_python(formula):
     "[" * 150 + "1" + "]" * 150, "9" * 1999, "arange(0, 1, 0)", "reshape(x, 1e99)", "x[1e99]", "x[inf]", "x[0.5]",
 ])  # fmt: skip
 def test_formulas_neither_hang_nor_fill_the_machine(formula):
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(UserError) as refused:
         work_out(read(formula), {"x": X})
     assert len(str(refused.value)) < 300
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_tower_of_powers_is_infinite_and_quick():

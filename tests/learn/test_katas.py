@@ -18,7 +18,7 @@ from pencil.learn.katas.grader import Graded, grade, read
 from traced import unchecked
 
 HERE = Path(__file__).parents[1]
-PINNED = "7ee70dc0e2b1b291", "3db66326c6de5b45"  # of what is given in each half of the katas with seed 17
+PINNED = "91d565d5f41f0377", "bdc8b5ca7b3a8800"  # of what is given in each half of the katas with seed 17
 TOPICS = {
     "the three moves", "seats", "attention", "taming", "masks", "more attention", "the block", "the cache", "diffusion",
     "checking",
@@ -44,7 +44,9 @@ NAMED = {
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_every_question_is_solvable_and_every_mistake_has_its_hint(half):
     names = list(KATAS)[half * 14 : None if half else 14]
-    done = subprocess.run([sys.executable, HERE / "solving.py", *names], capture_output=True, text=True, check=False)
+    few = [] if half else ["--few", *list(KATAS)[14:]]
+    words = [sys.executable, HERE / "solving.py", *names, *few]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert list(found["given"]) == names
@@ -270,12 +272,23 @@ def test_how_exactly_an_answer_is_taken():
         grade(LEFT, ["1"] * 4)
 
 
-def test_one_slip_among_right_answers_is_still_explained():
+def test_a_mistake_is_named_only_when_the_whole_answer_fits():
+    from pencil.learn.katas import block
+
     question = made("softmax", None)
     forgot = next(m for m in question.mistakes if m.name == "forgot ÷√d")
-    assert grade(question, [question.blanks[0].written, written(forgot.values[1], 3)]).hint == forgot
     assert grade(question, ["0.019", "0.982"]).hint == forgot  # the last digit rounded along the way
     assert grade(question, ["0.5", "0.5"]).hint is None
+    assert grade(question, [question.blanks[0].written, written(forgot.values[1], 3)]).hint is None
+    two = block._residual([5.0, 1.0], [[2.0, 1.0], [0.0, 3.0]])
+    for asked, answer, right in (
+        (two, "6 4", [True, False]),  # 4 is also what comes of a forgotten norm, but that gives 16 before it
+        (made("gelu", None), "0.84 0", [False, False]),
+        (made("layernorm", None), "0.40 1.34 -0.45 -1.34", [False, True, True, True]),
+    ):
+        marked = grade(asked, answer.split())
+        assert list(marked.right) == right
+        assert marked.hint is None
 
 
 @pytest.mark.parametrize("name", KATAS)
@@ -321,20 +334,19 @@ def test_what_the_shown_portions_give_is_right(seed):
     assert grade(question, [f"{one:.3f}" for one in portions[row] @ give]).solved
 
 
-@pytest.mark.parametrize("name, seed, answers", [
-    ("middle", 500, "13.76 −7.75 1.25 6.25 0.25"),
-    ("cross-entropy", 500, "0.014 4.340"),
-    ("kv-cache", 7, "2.97 3.01 1.93 1.06 4"),
-    ("ddim", 500, "12.97 −10.20 6.33 −5.24"),
-])  # fmt: skip
-def test_a_slip_in_one_box_is_not_called_a_mistake_of_the_others(name, seed, answers):
-    marked = grade(kata(name).make(seed), answers.split())
-    assert sum(marked.right) == len(marked.right) - 1
-    assert marked.hint is None
+@pytest.mark.parametrize("name", ["middle", "cross-entropy", "kv-cache", "ddim"])
+def test_a_slip_in_one_box_is_not_called_a_mistake_of_the_others(name):
+    question = kata(name).make(500)
+    for i, blank in enumerate(question.blanks):
+        answers = [one.written for one in question.blanks]
+        answers[i] = written(blank.value + 7 * 10**-blank.decimals, blank.decimals)
+        marked = grade(question, answers)
+        assert sum(marked.right) == len(marked.right) - 1
+        assert marked.hint is None
 
 
 def test_what_is_rounded_twice_is_right():
     question = kata("softmax").make(13)
-    assert "0.4955" in "\n".join(question.working)
-    assert grade(question, ["0.496", "0.009", "0.496"]).solved
-    assert not grade(question, ["0.497", "0.009", "0.496"]).solved
+    assert "0.5065" in "\n".join(question.working)  # of 0.50648
+    assert grade(question, ["0.307", "0.186", "0.507"]).solved
+    assert not grade(question, ["0.307", "0.186", "0.508"]).solved

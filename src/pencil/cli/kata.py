@@ -1,7 +1,6 @@
 """The commands kata and kata grade."""
 
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from ..config import UserError
+from ..console import note
 from .exercise_screen import Screen, ask
 from .kata_sheets import PLAIN, SHEET, Printing, grade, printed
 
@@ -25,9 +25,7 @@ Flag = Annotated[bool, Parameter(negative=())]
 
 @app.default
 def exercise(
-    name: str | None = None,
-    /,
-    *,
+    *names: str,
     new: Flag = False,
     seed: int | None = None,
     page: str | None = None,
@@ -41,8 +39,9 @@ def exercise(
 
     Parameters
     ----------
-    name
-        The exercise, with the numbers of its document. Without a name: one that is due, else the next new one.
+    names
+        The exercise, with the numbers of its document; several with --print. Without a name: one that is due, else the
+        next new one.
     new
         Use fresh numbers.
     seed
@@ -57,23 +56,25 @@ def exercise(
     from ..learn.katas import kata
     from ..learn.katas import page as pages
 
-    given = {"a name": name, "--page": page, "--list": every, "--new": new, "--seed": seed, "--topic": topic}
+    given = {"a name": names or None, "--page": page, "--list": every, "--new": new, "--seed": seed, "--topic": topic}
     _fit_together(given | printing.options())
-    if name is not None:
+    for name in names:
         kata(name)
     if seed is not None and seed < 0:
         raise UserError(f"--seed is 0 or more, not {seed}")
     if printing.count is not None:
-        return printed(name, topic, seed, printing)
+        return printed(names, topic, seed, printing)
+    if len(names) > 1:
+        raise UserError(f"several exercises ({', '.join(names)}) make a worksheet: add --print and their number")
     record = Record()
     if every:
         return _list(topic, record)
     if page is not None:
         return _page(pages(page), record)
-    chosen = name or _next(topic, record)
+    chosen = names[0] if names else _next(topic, record)
     if chosen is None:
         return 0
-    if seed is None and (new or (not name and chosen in record.standings)):
+    if seed is None and (new or (not names and chosen in record.standings)):
         seed = random.SystemRandom().randrange(10_000)  # an exercise that comes back has fresh numbers
     screen = Screen()
     outcome, _ = ask(kata(chosen).make(seed), screen)
@@ -124,7 +125,7 @@ class Record:
             return self.progress.read(self.path)
         except self.progress.Damaged:
             aside = self.progress.set_aside(self.path)
-            print(f"{self.path} was damaged: it is now {aside.name}, and your progress starts again", file=sys.stderr)
+            note(f"{self.path} was damaged: it is now {aside.name}, and your progress starts again")
             return {}
 
     def of(self, name: str) -> "Standing":

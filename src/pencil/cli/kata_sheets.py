@@ -1,7 +1,7 @@
 """Worksheets for a class and their grading: kata --print and kata grade."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +10,11 @@ from cyclopts import Parameter
 from ..config import UserError, check_output, expand_path
 from ..files import write_aside
 from .exercise_screen import Screen, joined
+from .terminal import note_line
 
 if TYPE_CHECKING:
-    from ..learn.katas.class_grading import Marked, QuestionSummary
+    from ..learn.katas.class_grading import Marked, QuestionSummary, Total
+    from ..learn.katas.sheets import Paper
 
 
 @Parameter(name="*")
@@ -30,31 +32,68 @@ class Printing:
         Write the answers to this file instead.
     csv
         Write an empty table for a class's answers, which pencil kata grade reads.
+    students
+        A text file with the names of a class, one a line: the table has lines for all of them.
+    different
+        Make a sheet with other numbers for each student, all in one file.
     """
 
     count: Annotated[int | None, Parameter(name="--print")] = None
     out: str | None = None
     key: str | None = None
     csv: str | None = None
+    students: str | None = None
+    different: Annotated[bool, Parameter(negative=())] = False
 
     def options(self) -> dict[str, object]:
         """The options by their names on the command line."""
-        return {"--print": self.count, "--out": self.out, "--key": self.key, "--csv": self.csv}
+        files = {"--out": self.out, "--key": self.key, "--csv": self.csv, "--students": self.students}
+        return {"--print": self.count, **files, "--different": self.different}
 
 
 PLAIN = Printing()
-SHEET = ("--out", "--key", "--csv")
+SHEET = ("--out", "--key", "--csv", "--students", "--different")
+MOST = 5000  # exercises of a class together
 
 
-def printed(name: str | None, topic: str | None, seed: int | None, printing: Printing) -> int:
-    """Write a worksheet, and its answers and its table if they have files."""
-    from ..learn.katas import class_grading, sheets
+def printed(names: Sequence[str], topic: str | None, seed: int | None, printing: Printing) -> int:
+    """Write a worksheet, or one for each student; and the answers and the table if they have files."""
+    from ..learn.katas import class_table, sheets
 
+    _check_files(printing)
+    students = [] if printing.students is None else class_table.students(expand_path(printing.students))
+    papers = _papers(sheets.scope(names, topic), printing, seed, students)
+    out, key = expand_path(printing.out or ""), printing.key
+    sheet = papers[0][1]
+    copies = papers if printing.different else [("", sheet)]
+    write_aside(out, sheets.class_page(copies, answers=key is None).encode())
+    if key is not None:
+        write_aside(expand_path(key), sheets.class_key_page(copies).encode())
+    if printing.csv is not None:
+        write_aside(expand_path(printing.csv), class_table.template(papers).encode())
+    screen = Screen()
+    many = f"{len(sheet.questions)} exercises"
+    if printing.different:
+        screen.write(f"{len(papers)} sheets of {many} in {printing.out}, the first of them {sheet.code}")
+    else:
+        screen.write(f"Sheet {sheet.code}: {many} in {printing.out}")
+    screen.write(f"The answers are {f'in {key}' if key else 'at its end, on a separate page'}.")
+    if printing.csv:
+        screen.write(f"Type the class's answers into {printing.csv}, then: pencil kata grade {printing.csv}")
+    return 0
+
+
+def _check_files(printing: Printing) -> None:
+    """Refuse files that cannot be read or written, before any work."""
     if printing.out is None:
         raise UserError("--print needs a file for the worksheet: --out sheet.html")
-    named = [path for path in (printing.out, printing.key, printing.csv) if path is not None]
+    if printing.students is None and printing.different:
+        raise UserError("--different makes a sheet for each student: add --students with a file of their names")
+    if printing.students is not None and not (printing.csv or printing.different):
+        raise UserError("--students needs --csv, for a table of their answers, or --different, for a sheet each")
+    named = [path for path in (printing.out, printing.key, printing.csv, printing.students) if path is not None]
     if len({expand_path(path).resolve() for path in named}) < len(named):
-        raise UserError("--out, --key and --csv must be different files")
+        raise UserError("--out, --key, --csv and --students must be different files")
     for word, path, *endings in (
         ("--out", printing.out, ".html", ".htm"),
         ("--key", printing.key, ".html", ".htm"),
@@ -63,23 +102,23 @@ def printed(name: str | None, topic: str | None, seed: int | None, printing: Pri
         check_output(word, None if path is None else expand_path(path), *endings)
     if printing.csv is not None and expand_path(printing.csv).exists():
         raise UserError(f"{printing.csv} already exists and may hold answers: give --csv another name")
+
+
+def _papers(what: str, printing: Printing, seed: int | None, students: Sequence[str]) -> "list[Paper]":
+    """A sheet for each student, the same or different ones; for nobody in particular if there are none."""
+    from ..learn.katas import sheets
+
+    count = printing.count or 0
     drawn = random.SystemRandom().randrange(10_000) if seed is None else seed
-    sheet = sheets.make(sheets.scope(name, topic), printing.count or 0, drawn)
-    write_aside(expand_path(printing.out), sheets.page(sheet, answers=printing.key is None).encode())
-    if printing.key is not None:
-        write_aside(expand_path(printing.key), sheets.key_page(sheet).encode())
-    if printing.csv is not None:
-        write_aside(expand_path(printing.csv), class_grading.template(sheet).encode())
-    screen = Screen()
-    screen.write(f"Sheet {sheet.code}: {len(sheet.questions)} exercises in {printing.out}")
-    where = f"in {printing.key}" if printing.key else "at its end, on a separate page"
-    screen.write(f"The answers are {where}.")
-    if printing.csv:
-        screen.write(f"Type the class's answers into {printing.csv}, then: pencil kata grade {printing.csv}")
-    return 0
+    if not printing.different:
+        sheet = sheets.make(what, count, drawn)
+        return [(student, sheet) for student in students or [""]]
+    if count * len(students) > MOST:
+        raise UserError(f"{len(students)} sheets of {count} exercises are more than {MOST:,} exercises; print fewer")
+    return [(one, sheets.make(what, count, (drawn + i) % sheets.LARGEST)) for i, one in enumerate(students)]
 
 
-def grade(file: str, /, *, out: str | None = None) -> int:
+def grade(file: str, /, *, out: str | None = None, totals: str | None = None) -> int:
     """Grade a class: a CSV file with the columns student, sheet, question and answer.
 
     Parameters
@@ -88,24 +127,39 @@ def grade(file: str, /, *, out: str | None = None) -> int:
         The file with the answers; several numbers of one answer are separated by spaces or semicolons.
     out
         Write every answer with its marks to this CSV file.
+    totals
+        Write the total of each student, over all sheets, to this CSV file.
     """
     from ..learn.katas import class_grading
+    from ..learn.katas.class_table import BadLines
 
-    path = expand_path(file)
-    if out is not None and expand_path(out).resolve() == path.resolve():
-        raise UserError(f"--out would replace the answers in {file}: give it another name")
-    check_output("--out", None if out is None else expand_path(out), ".csv")
-    marked = class_grading.mark(class_grading.read(path), path)
+    path, files = expand_path(file), {"--out": out, "--totals": totals}
+    for word, name in files.items():
+        if name is not None and expand_path(name).resolve() == path.resolve():
+            raise UserError(f"{word} would replace the answers in {file}: give it another name")
+        check_output(word, None if name is None else expand_path(name), ".csv")
+    if out is not None and totals is not None and expand_path(out).resolve() == expand_path(totals).resolve():
+        raise UserError("--out and --totals must be different files")
+    try:
+        marked = class_grading.graded_class(path)
+    except BadLines as error:
+        for line in (f"pencil: {error.heading}", *(f"  {line}" for line in error.lines)):
+            note_line(line)
+        return 2
     _report(marked)
     if out is not None:
         write_aside(expand_path(out), class_grading.graded(marked).encode())
         Screen().write(f"\nEvery answer with its marks is in {out}.")
+    if totals is not None:
+        write_aside(expand_path(totals), class_grading.totals(marked).encode())
+        Screen().write(f"{'' if out else chr(10)}The total of each student is in {totals}.")
     return 0
 
 
 def _report(marked: "list[Marked]") -> None:
     """Each student's result, then each question with its mistakes."""
     from ..learn.katas import class_grading
+    from ..learn.katas.class_table import runs
 
     screen = Screen()
     students = class_grading.by_student(marked)
@@ -116,7 +170,8 @@ def _report(marked: "list[Marked]") -> None:
         for one in student.wrong:
             screen.write(f"{one.row.number}. {one.question.kata}: {one.summary}", "dim", indent=6)
         if student.missing:
-            screen.write(f"{_runs(student.missing)}: {class_grading.NOTHING}", "dim", indent=6)
+            screen.write(f"{runs(student.missing)}: {class_grading.NOTHING}", "dim", indent=6)
+    _show_totals(class_grading.by_name(marked), wide, screen)
     screen.write("\nQuestions", "bold")
     questions = class_grading.by_question(marked)
     for code in dict.fromkeys(one.sheet for one in questions):
@@ -127,10 +182,20 @@ def _report(marked: "list[Marked]") -> None:
                 _show_question(one, screen)
         skipped = [one.number for one in own if not one.answered]
         if skipped:
-            screen.write(f"{_runs(skipped)}: nobody answered", "dim", indent=4)
+            screen.write(f"{runs(skipped)}: nobody answered", "dim", indent=4)
     often = class_grading.commonest(marked)[:3]
     if often:
         screen.write(f"\nMost often: {joined((f'{name} ({times})' for name, times in often), ', ')}.", "bold")
+
+
+def _show_totals(totals: "list[Total]", wide: int, screen: Screen) -> None:
+    """The total of each student, where some have more than one sheet."""
+    if all(total.sheets == 1 for total in totals):
+        return
+    screen.write("\nTotals", "bold")
+    for total in totals:
+        sheets = f"{total.sheets} sheet{'s' * (total.sheets > 1)}"
+        screen.write(f"{total.name[:wide]:{wide}}  {total.solved:3} of {total.questions}  on {sheets}", indent=2)
 
 
 def _show_question(summary: "QuestionSummary", screen: Screen) -> None:
@@ -139,14 +204,3 @@ def _show_question(summary: "QuestionSummary", screen: Screen) -> None:
     for mistake, times in summary.mistakes:
         hint = summary.hints.get(mistake)
         screen.write(f"{times} × {mistake}{': ' + hint if hint else ''}", "yellow" if hint else "dim", indent=8)
-
-
-def _runs(numbers: Iterable[int]) -> str:
-    """Numbers in order, consecutive ones as a range: 2, 6–12."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

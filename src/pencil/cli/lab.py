@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from ..config import UserError, expand_path
+from ..console import Console
 
 if TYPE_CHECKING:
     from ..learn.lab.claim import Claim
     from ..learn.lab.finding import Finding
-    from ..learn.lab.run import Result, Row
+    from ..learn.lab.run import Plan, Result, Row
 
 STYLE = {"shown": "green", "partly shown": "yellow", "not shown at this size": "yellow", "the opposite": "bold red"}
 
@@ -33,6 +33,8 @@ def lab(
 ) -> int:
     """Remove one part of a transformer and measure what breaks, with and without it over the same seeds.
 
+    After an interruption the same command goes on: what was measured is kept.
+
     Parameters
     ----------
     name
@@ -44,9 +46,11 @@ def lab(
     out
         Folder for the figure and the report; lab/NAME by default.
     force
-        Overwrite the results of an earlier run in that folder.
+        Start anew, and overwrite the results in that folder.
     """
     from ..learn.lab import claim_of, claims
+    from ..learn.lab.kept import writing
+    from ..learn.lab.run import Plan
 
     console = Console(highlight=False)
     if name is None:
@@ -56,9 +60,12 @@ def lab(
         raise UserError(f"--seeds must be at least 3, not {seeds}: a confidence interval needs several runs")
     every = name == "all"
     chosen = list(claims().values()) if every else [claim_of(name)]
-    folder = _folder(expand_path(out) if out is not None else Path("lab") / name, force)
     words = ["pencil", "lab", name, *(["--quick"] if quick else []), *(["--seeds", str(seeds)] if seeds != 5 else [])]
-    return _run(console, chosen, seeds, quick, folder, shlex.join(words), every)
+    folder = _folder(expand_path(out) if out is not None else Path("lab") / name)
+    plan, command = Plan(chosen, seeds, quick), shlex.join(words)
+    with writing(folder):
+        _take_over(console, plan, folder, command, force)
+        return _run(console, plan, folder, command, every)
 
 
 def _list(console: Console, known: "list[Claim]") -> None:
@@ -72,33 +79,44 @@ def _list(console: Console, known: "list[Claim]") -> None:
     console.print(f"\npencil lab NAME runs one, pencil lab all --quick runs all {len(known)}.", markup=False)
 
 
-def _folder(folder: Path, force: bool) -> Path:
-    """The folder for the results; one that is not empty only with --force, and only if the lab wrote it."""
+def _folder(folder: Path) -> Path:
+    """The folder for the results: a new or an empty one, or one that the lab wrote."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a folder; choose another with --out")
-    if folder.is_dir() and any(folder.iterdir()):
-        if not force:
-            raise UserError(f"{folder} is not empty; --force overwrites it, --out chooses another")
-        if not (folder / "results.jsonl").is_file():
-            raise UserError(
-                f"{folder} was not written by pencil lab (it has no results.jsonl); choose another with --out"
-            )
-        (folder / "results.jsonl").unlink()
+    ours = any((folder / name).is_file() for name in ("results.jsonl", "plan.json"))
+    if folder.is_dir() and any(folder.iterdir()) and not ours:
+        raise UserError(
+            f"{folder} is not empty and was not written by pencil lab (it has no results.jsonl); choose another with "
+            f"--out"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _run(
-    console: Console, chosen: "list[Claim]", seeds: int, quick: bool, folder: Path, command: str, every: bool
-) -> int:
-    from ..learn.lab.report import write_all, write_claim
-    from ..learn.lab.run import Plan, append, run
+def _take_over(console: Console, plan: "Plan", folder: Path, command: str, force: bool) -> None:
+    """Keep what an interrupted run of the same command measured; refuse what is finished, or of another command."""
+    from ..learn.lab import kept
 
-    total, begun = seeds * sum(len(claim.arms) for claim in chosen), time.monotonic()
-    if not every:
-        _announce(console, chosen[0], quick)
-    count, results, lost = 0, [], []
-    with console.status(f"0 of {total} measured") as status:
+    if force:
+        kept.start_anew(folder)
+    plan.kept = kept.take_over(folder, plan, command)
+    whole = kept.finished(plan, plan.kept)
+    if len(whole) == len(plan.claims) and (folder / "results.json").is_file():
+        raise UserError(f"{folder} has the results of this command already; --force measures anew")
+    if plan.kept:
+        total = plan.seeds * sum(len(claim.arms) for claim in plan.claims)
+        claims = f", {len(whole)} of {len(plan.claims)} claims finished" if len(plan.claims) > 1 else ""
+        line = f"Going on: {len(plan.kept)} of {total} measurements in {folder} are kept{claims}; --force starts anew."
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _measure(console: Console, plan: "Plan", folder: Path, every: bool) -> "tuple[list[Result], list[str]]":
+    """Make the measurements that are missing; the results, and the claims that could not be measured."""
+    from ..learn.lab.run import append, run
+
+    total, begun = plan.seeds * sum(len(claim.arms) for claim in plan.claims), time.monotonic()
+    count, results, lost = len(plan.kept), [], []
+    with console.status(f"{count} of {total} measured") as status:
 
         def measured(row: "Row") -> None:
             nonlocal count
@@ -116,17 +134,32 @@ def _run(
             lost.append(claim.name)
             console.print(message, style="bold red", markup=False)
 
-        for result in run(Plan(chosen, seeds, quick), measured, failed):
-            results.append(result)
-            if every:
-                console.print(_line(result, time.monotonic() - begun))
-    order = [claim.name for claim in chosen]
-    results.sort(key=lambda result: order.index(result.claim.name))
+        try:
+            for result in run(plan, measured, failed):
+                results.append(result)
+                if every:
+                    console.print(_line(result, time.monotonic() - begun))
+        except KeyboardInterrupt:
+            line = f"Interrupted: {count} of {total} measurements are kept in {folder}; the same command goes on."
+            console.print(line, markup=False, soft_wrap=True)
+            raise
+    order = [claim.name for claim in plan.claims]
+    return sorted(results, key=lambda result: order.index(result.claim.name)), lost
+
+
+def _run(console: Console, plan: "Plan", folder: Path, command: str, every: bool) -> int:
+    from ..learn.lab.report import write_all, write_claim
+
+    begun = time.monotonic()
+    if not every:
+        _announce(console, plan.claims[0], plan.quick)
+    results, lost = _measure(console, plan, folder, every)
     if not results:
         raise UserError("no claim could be measured")
     console.print(_table(results))
     seconds = time.monotonic() - begun
-    paths = write_all(folder, results, command, seconds) if every else write_claim(folder, results[0], command)
+    took = f"{seconds:.0f} seconds" + (f" after {len(plan.kept)} measurements from before" if plan.kept else "")
+    paths = write_all(folder, results, command, took) if every else write_claim(folder, results[0], command)
     if not every and results[0].claim.caveat:
         console.print(Text(results[0].claim.caveat, "dim"))
     shown = [path for path in paths if path.suffix in (".html", ".md") or path.name == "figure.png"]

@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError, nearest
+from ..files import check_regular
 from .formula import names, read, work_out
+from .functions import TooMuch, limited
 from .published import Known, Printed, Tables, as_input, as_printed, new_name, one_line
 
 RIGHT, ROUNDED, WRONG = VERDICTS = "right", "rounded along the way", "wrong"
 FOLLOWS = "follows from the wrong numbers above"
 DESPITE = "though not what the wrong numbers above give"
 SHIPPED = Path(__file__).parents[1] / "examples"
-BYTES = 10_000_000
+BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def check(path: Path) -> Report:
         raise UserError(f"{path} is a folder, not an example file")
     if not path.exists():
         raise UserError(f"there is no file {path}, nor an example of that name; {nearest(path.stem, shipped())}")
+    check_regular(path)
     with path.open("rb") as file:
         content = file.read(BYTES + 1)
     if len(content) > BYTES:
@@ -85,7 +88,11 @@ def check(path: Path) -> Report:
 
 def check_text(text: str, file: str = "example") -> Report:
     """The same for the text of a file."""
-    tables = Tables(text, file)
+    with limited():
+        return _report(Tables(text, file), file)
+
+
+def _report(tables: Tables, file: str) -> Report:
     inputs = {name: tables.on(name, "inputs", 0, as_input, name, value) for name, value in tables.inputs.items()}
     chain = _Chain(inputs)
     steps = []
@@ -97,7 +104,7 @@ def check_text(text: str, file: str = "example") -> Report:
         printed: dict[tuple[int, ...], Printed] = {}
         if "printed" in step:
             printed = tables.on("printed", "step", i, as_printed, step["printed"], exact, chain.exact)
-        numbers = chain.check(step.get("name"), tree, exact, printed)
+        numbers = tables.on("formula", "step", i, chain.check, step.get("name"), tree, exact, printed)
         if numbers:
             formula, label = one_line(step["formula"]), one_line(step.get("label", ""))
             steps.append(Step(step.get("name") or formula, formula, label, step.get("line"), tuple(numbers)))
@@ -143,6 +150,8 @@ class _Chain:
         for kept in itertools.islice(subsets, 16):
             try:
                 value = work_out(tree, {**known, **{name: self.exact[name] for name in kept}})
+            except TooMuch:
+                raise
             except UserError:
                 value = exact
             # a wrong number may be a bad index, or change the shape

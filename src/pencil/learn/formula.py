@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError, nearest
-from .functions import CONSTANTS, FUNCTIONS, check_size, integer
+from .functions import CONSTANTS, FUNCTIONS, check_size, integer, spend
 
 # limits, so that a formula neither fills the memory nor runs for long
 LETTERS, DEPTH = 2_000, 80
+CALL = 8  # a function of a cell takes as long as this many sums of two
+EXTRA = {"**": CALL, "%": CALL, "//": CALL, "@": 0}
+PRODUCTS = 16  # multiplications of a matrix product that take as long as one sum
 BINARY: dict[type, tuple[str, Callable]] = {
     ast.Add: ("+", np.add),
     ast.Sub: ("-", np.subtract),
@@ -67,7 +70,9 @@ def work_out(tree: ast.expr, known: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def _value(node: ast.AST, known: Mapping[str, np.ndarray], depth: int) -> np.ndarray:
     # numpy returns a scalar for an array without axes
-    return np.asarray(_worked(node, known, depth), dtype=np.float64)
+    value = np.asarray(_worked(node, known, depth), dtype=np.float64)
+    spend(0 if isinstance(node, ast.Name) else value.size)
+    return value
 
 
 def _worked(node: ast.AST, known: Mapping[str, np.ndarray], depth: int) -> Any:
@@ -116,6 +121,7 @@ def _worked(node: ast.AST, known: Mapping[str, np.ndarray], depth: int) -> Any:
                 raise UserError(f"{name} is not a function of formulas; {nearest(name, FUNCTIONS)}")
             given = [inner(part) for part in args]
             check_size(sum(part.size for part in given))
+            spend(CALL * sum(part.size for part in given))
             return _called(node, name, given, {str(word.arg): inner(word.value) for word in keywords})
     raise UserError(f"{_source(node)} is not understood in a formula")
 
@@ -127,10 +133,12 @@ def _combined(node: ast.AST, symbol: str, function: Callable, a: np.ndarray, b: 
         else:
             shape = np.broadcast_shapes(a.shape, b.shape)
         check_size(prod(shape))
+        if symbol in EXTRA:
+            spend(prod(shape) * (a.shape[-1] // PRODUCTS if symbol == "@" else EXTRA[symbol]))
         return np.asarray(function(a, b), dtype=np.float64)
     except UserError:
         raise
-    except ValueError:
+    except (ValueError, IndexError):  # a product of a single number has no last axis
         raise UserError(f"in {_source(node)} the shapes {by(a.shape)} and {by(b.shape)} do not fit") from None
 
 

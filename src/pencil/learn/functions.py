@@ -1,7 +1,10 @@
 """The functions that formulas of worked examples may call, on float64 arrays."""
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod
 from typing import Any
 
@@ -10,7 +13,45 @@ import numpy as np
 from ..config import UserError
 
 LARGEST = 1_000_000  # numbers in one value, so that it cannot fill the memory
+WORK = 20_000_000  # cells that the formulas of one file may compute, so that it cannot run for long
+SECONDS = 10.0  # of CPU time, where a cell takes longer than foreseen
+OVERHEAD = 300  # of one operation, in cells
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf}
+
+
+class TooMuch(UserError):
+    """The formulas of a file compute more than they may."""
+
+
+class Budget:
+    """What the formulas of one file may still compute."""
+
+    def __init__(self):
+        self.left, self.end = WORK, time.process_time() + SECONDS
+
+    def spend(self, cells: int) -> None:
+        self.left -= cells + OVERHEAD
+        if self.left < 0 or time.process_time() > self.end:
+            raise TooMuch(f"the formulas up to here compute more than the {WORK:,} numbers that a file may")
+
+
+_BUDGET: ContextVar[Budget | None] = ContextVar("budget", default=None)
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """One budget for all formulas that are worked out inside."""
+    before = _BUDGET.set(Budget())
+    try:
+        yield
+    finally:
+        _BUDGET.reset(before)
+
+
+def spend(cells: int) -> None:
+    """Take the cells that an operation computes from the budget."""
+    if (budget := _BUDGET.get()) is not None:
+        budget.spend(cells)
 
 
 def check_size(count: int) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError, nearest
+from ..files import slow_toml
 from .formula import by, read, work_out
+from .functions import TooMuch
 
 KEYS = {"": {"title", "source", "inputs", "step"}, "step": {"name", "formula", "printed", "label", "line"}}
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?(?P<after>[0-9]*)|\.(?P<only>[0-9]+))(?:e(?P<power>[+-]?[0-9]+))?", re.I)
@@ -62,6 +64,8 @@ class Tables:
 
     def __init__(self, text: str, file: str):
         self.file, self.lines = file, text.split("\n")
+        if why := slow_toml(text):
+            raise UserError(f"{file} cannot be read: {why}")
         try:
             content = tomllib.loads(text, parse_float=Written)
         except RecursionError:
@@ -240,6 +244,8 @@ def number(text: str, known: Known) -> Printed:
         return Printed(text, value, half)
     try:
         value = work_out(read(plain), known)
+    except TooMuch:
+        raise
     except UserError:
         value = np.zeros(0)
     if value.shape != () or not math.isfinite(value):

@@ -15,6 +15,7 @@ from .attention_by_hand import (
     softmax_cells,
     strips,
     tags,
+    telling_row,
     to_3,
 )
 from .builder import Draws, LazyLines, Numbers, blanks, bracketed, maker, mistake, rows
@@ -142,17 +143,17 @@ def _attention(want: Rows, have: Rows, give: Rows, row: int) -> Question:
 
 def _draw_match(d: Draws) -> Numbers:
     width = d.pick([3, 4])
-    return {"want": d.table(2, width, 0, 3), "have": d.table(2, width, 0, 3)}
+    return {"want": d.tags(2, width, 0, 3), "have": d.tags(2, width, 0, 3)}
 
 
 def _draw_scale(d: Draws) -> Numbers:
     width, count = d.pick([2, 3, 4, 5]), d.pick([2, 3])
-    return {"want": d.table(2, width, 0, 3), "have": d.table(count, width, 0, 3), "row": d.whole(0, 1)}
+    return {"want": d.tags(2, width, 0, 3), "have": d.tags(count, width, 0, 3), "row": d.whole(0, 1)}
 
 
 def _draw_tags(d: Draws, count: int = 2) -> Numbers:
     """Tags of a width whose root is whole, with small scores."""
-    return {"want": d.table(2, 4, 0, 2), "have": d.table(count, 4, 0, 2), "row": d.whole(0, 1)}
+    return {"want": d.tags(2, 4, 0, 2), "have": d.tags(count, 4, 0, 2), "row": d.whole(0, 1)}
 
 
 def _draw_softmax(d: Draws) -> Numbers:
@@ -172,12 +173,22 @@ def _pairs(d: Draws, width: int) -> Rows:
     return [list(row) for row in zip(*(d.distinct(2, 0, 5) for _ in range(width)), strict=True)]
 
 
+def _telling(numbers: Numbers) -> bool:
+    """The asked row's scores differ, and so do the two rows."""
+    match = np.asarray(numbers["want"]) @ np.asarray(numbers["have"]).T
+    return telling_row(numbers["want"][numbers["row"]], numbers["have"]) and bool((match[0] != match[1]).any())
+
+
+def _telling_match(numbers: Numbers) -> bool:
+    return telling_row(numbers["want"][numbers["row"]], numbers["have"], 0.0, zero=False)
+
+
 _TAGS = {"want": WANT, "have": HAVE}
 
 MAKES = {
     "match": maker("match", _TAGS, _draw_match, _match),
-    "scale": maker("scale", _TAGS | {"row": 0}, _draw_scale, _scale),
-    "softmax": maker("softmax", _TAGS | {"row": 1}, _draw_softmax, _softmax),
-    "weighted-sum": maker("weighted-sum", _TAGS | {"give": GIVE, "row": 0}, _draw_give, _weighted),
-    "attention": maker("attention", _TAGS | {"give": GIVE, "row": 1}, _draw_attention, _attention),
+    "scale": maker("scale", _TAGS | {"row": 0}, _draw_scale, _scale, _telling_match),
+    "softmax": maker("softmax", _TAGS | {"row": 1}, _draw_softmax, _softmax, _telling),
+    "weighted-sum": maker("weighted-sum", _TAGS | {"give": GIVE, "row": 0}, _draw_give, _weighted, _telling),
+    "attention": maker("attention", _TAGS | {"give": GIVE, "row": 1}, _draw_attention, _attention, _telling),
 }

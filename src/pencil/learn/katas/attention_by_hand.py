@@ -16,6 +16,7 @@ FORGOT_SCALE = "forgot ÷√d"
 SCALE_HINT = "The match is divided by the root of the tag width before the softmax."
 COLUMNS = "column softmax"
 COLUMNS_HINT = "Each row is one strip's own portions: the softmax goes along the row, not down the column."
+WIDEST = 5.0  # between two scores: e^−5 is the smallest portion that three decimals show well
 FUTURE = "future not blocked"
 FUTURE_HINT = "A later token is set to −inf before the softmax, so that its portion is 0."
 
@@ -64,6 +65,16 @@ def by_hand(want, have, give, scale: float | None = None, mask: Mask | None = No
 def columns(want, have, scale: float | None = None) -> np.ndarray:
     """The portions with the softmax taken down the columns instead of along the rows."""
     return attention(have, want, want, scale).run("pattern").T
+
+
+def telling_row(want, have, scale: float | None = None, zero: bool = True) -> bool:
+    """Whether the scores of one WANT are all different, and close enough for every portion to be seen.
+
+    With `zero` False none of them may be 0, which no scaling changes.
+    """
+    match = np.asarray(have) @ np.asarray(want)
+    spread = (match.max() - match.min()) * (1 / math.sqrt(len(want)) if scale is None else scale)
+    return len(set(match.tolist())) == len(match) and bool(spread <= WIDEST) and (zero or bool(match.all()))
 
 
 def strips(count: int) -> list[str]:

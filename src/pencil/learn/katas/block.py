@@ -163,30 +163,38 @@ def _cross_entropy(logits: list[float], target: int) -> Question:
 
 
 def _draw_residual(d: Draws) -> Numbers:
-    return {"strip": d.distinct(2, 0, 9), "matrix": [d.distinct(2, -2, 3), d.distinct(2, -2, 3)]}
+    """Three numbers: a norm turns two into −1 and 1, whatever they are."""
+    return {"strip": d.distinct(3, 0, 9), "matrix": d.tags(3, 3, -1, 2)}
+
+
+def _telling_residual(numbers: Numbers) -> bool:
+    """No tamed number is 0."""
+    strip = numbers["strip"]
+    return all(len(strip) * one != sum(strip) for one in strip)
 
 
 def _draw_gelu(d: Draws) -> Numbers:
     return {
-        "strip": d.row(2, -1, 2),
-        "up": d.table(3, 2, -1, 1),
+        "strip": d.distinct(2, -1, 2, but=[0]),
+        "up": d.tags(3, 2, -1, 1),
         "bias": d.row(3, -1, 1),
-        "down": d.table(2, 3, -2, 2),
+        "down": d.tags(2, 3, -2, 2),
     }
 
 
 def _draw_cross_entropy(d: Draws) -> Numbers:
     count = d.pick([3, 4])
-    return {"logits": d.row(count, -1, 3), "target": d.whole(0, count - 1)}
+    return {"logits": d.distinct(count, -1, 3), "target": d.whole(0, count - 1)}
 
 
+_RESIDUAL = {"strip": [2.0, 4.0, 9.0], "matrix": [[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.0, -1.0]]}
 _GELU = {
     "strip": [1.0, 2.0], "up": [[1.0, 0.0], [0.0, -1.0], [1.0, -1.0]], "bias": [0.0, 1.0, 0.0],
     "down": [[1.0, 0.0, 1.0], [0.0, 2.0, -1.0]],
 }  # fmt: skip
 
 MAKES = {
-    "residual": maker("residual", {"strip": [5.0, 1.0], "matrix": [[2.0, 1.0], [0.0, 3.0]]}, _draw_residual, _residual),
+    "residual": maker("residual", _RESIDUAL, _draw_residual, _residual, _telling_residual),
     "gelu": maker("gelu", _GELU, _draw_gelu, _gelu),
     "cross-entropy": maker(
         "cross-entropy", {"logits": [2.0, 1.0, 0.0], "target": 1}, _draw_cross_entropy, _cross_entropy

@@ -15,10 +15,10 @@ from ...core.probe import Probe
 from ...tracing.record import LiveTrace, trace
 from ...tracing.writing import format_number
 from .exercise import Blank, Mistake, Question, Value, written
-from .grader import accepts, grade
+from .grader import accepts, apart, grade
 
 Numbers = dict[str, Any]
-ATTEMPTS = 300
+ATTEMPTS = 1000
 
 
 class Draws:
@@ -42,27 +42,51 @@ class Draws:
     def table(self, rows: int, columns: int, low: int, high: int) -> list[list[float]]:
         return [self.row(columns, low, high) for _ in range(rows)]
 
-    def distinct(self, count: int, low: int, high: int) -> list[float]:
-        """Different numbers."""
-        left = list(range(low, high + 1))
+    def distinct(self, count: int, low: int, high: int, but: Sequence[int] = ()) -> list[float]:
+        """Different numbers, none of which is one of `but`."""
+        left = [one for one in range(low, high + 1) if one not in but]
         return [float(left.pop(self.whole(0, len(left) - 1))) for _ in range(count)]
+
+    def distinct_tenths(self, count: int, low: int, high: int, but: Sequence[int] = ()) -> list[float]:
+        return [one / 10 for one in self.distinct(count, low, high, but)]
+
+    def tags(self, rows: int, columns: int, low: int, high: int) -> list[list[float]]:
+        """Rows that are not all zeros, and different from one another."""
+        found: list[list[float]] = []
+        while len(found) < rows:
+            row = self.row(columns, low, high)
+            if any(row) and row not in found:
+                found.append(row)
+        return found
 
 
 def maker(
-    name: str, page: Numbers, draw: Callable[[Draws], Numbers], pose: Callable[..., Question]
+    name: str,
+    page: Numbers,
+    draw: Callable[[Draws], Numbers],
+    pose: Callable[..., Question],
+    telling: Callable[[Numbers], bool] = lambda numbers: True,
 ) -> Callable[[int | None], Question]:
-    """A question for any seed: the page's own numbers for None, else the first draw with distinguishable mistakes."""
+    """A question for any seed: the page's own numbers for None, else the first draw that is not degenerate.
+
+    Its numbers are `telling`, its answers are not all the same, and all its mistakes can be told apart.
+    """
 
     @lru_cache(maxsize=64)
     def make(seed: int | None) -> Question:
         if seed is None:
             question = pose(**page)
             return replace(question, seed=None, mistakes=tuple(distinguishable(question)))
+        tried = False
         for attempt in range(ATTEMPTS):
             numbers = draw(Draws(f"{name} {seed} {attempt}"))
-            question = pose(**numbers) if attempt == 0 else _draft(pose, numbers)
-            if len(distinguishable(question)) == len(question.mistakes):
-                return replace(question if attempt == 0 else pose(**numbers), seed=seed, page_words=None)
+            if not telling(numbers):
+                continue
+            question = _draft(pose, numbers) if tried else pose(**numbers)
+            varied = len({blank.written for blank in question.blanks}) > 1 or len(question.blanks) == 1
+            if varied and len(distinguishable(question)) == len(question.mistakes):
+                return replace(pose(**numbers) if tried else question, seed=seed, page_words=None)
+            tried = True
         raise RuntimeError(f"no numbers found for {name} with seed {seed}")
 
     return make
@@ -77,10 +101,19 @@ def _draft(pose: Callable[..., Question], numbers: Numbers) -> Question:
 
 
 def distinguishable(question: Question) -> list[Mistake]:
-    """The mistakes that change the answer, and that the grader does not take for an earlier one."""
-    kept = [m for m in question.mistakes if not all(map(accepts, question.blanks, m.values))]
-    answers = {m.name: [written(v, b.decimals) for b, v in zip(question.blanks, m.values, strict=True)] for m in kept}
-    return [m for m in kept if grade(question, answers[m.name]).hint == m]
+    """The mistakes whose answers are clearly not the right ones, and not those of an earlier mistake."""
+    right = [blank.value for blank in question.blanks]
+    kept: list[Mistake] = []
+    for one in question.mistakes:
+        if all(apart(question, one.values, other) for other in (right, *(m.values for m in kept))):
+            kept.append(one)
+    known = replace(question, mistakes=tuple(kept))
+    return [one for one in kept if grade(known, answers_of(known, one)).hint == one]
+
+
+def answers_of(question: Question, mistake: Mistake) -> list[str]:
+    """What somebody who makes this mistake writes."""
+    return [written(value, blank.decimals) for blank, value in zip(question.blanks, mistake.values, strict=True)]
 
 
 # off while numbers are tried: tracing takes twenty times as long as running

@@ -156,11 +156,13 @@ def _ddim(x: Row, eps: Row, now: float, then: float) -> Question:
 
 def _draw_adaln(d: Draws) -> Numbers:
     strip = d.distinct(3, 1, 12)
-    return {"strip": strip, "scale": [d.tenths(-5, 10) for _ in strip], "shift": [d.tenths(-10, 10) for _ in strip]}
+    scale, shift = d.distinct_tenths(3, -5, 10, but=[0]), d.distinct_tenths(3, -10, 10, but=[0])
+    return {"strip": strip, "scale": scale, "shift": shift}
 
 
 def _draw_gate(d: Draws) -> Numbers:
-    return {"strip": d.row(3, -5, 9), "output": d.row(3, -6, 6), "gate": [d.tenths(0, 8) for _ in range(3)]}
+    strip, output = d.distinct(3, -5, 9, but=[0]), d.distinct(3, -6, 6, but=[0])
+    return {"strip": strip, "output": output, "gate": d.distinct_tenths(3, 0, 8)}
 
 
 ALPHAS = (0.9216, 0.64, 0.36, 0.0784)  # √ᾱ and √(1 − ᾱ) have two decimals
@@ -169,7 +171,7 @@ ALPHAS = (0.9216, 0.64, 0.36, 0.0784)  # √ᾱ and √(1 − ᾱ) have two deci
 def _draw_ddim(d: Draws) -> Numbers:
     then = d.whole(0, 2)
     now = d.whole(then + 1, 3)
-    pixels = {"x": [d.tenths(-20, 20) for _ in range(2)], "eps": [d.tenths(-20, 20) for _ in range(2)]}
+    pixels = {name: d.distinct_tenths(2, -20, 20, but=[0]) for name in ("x", "eps")}
     return pixels | {"now": ALPHAS[now], "then": ALPHAS[then]}
 
 

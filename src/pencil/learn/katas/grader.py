@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ...config import UserError
 from .exercise import Blank, Mistake, Question, Value
@@ -13,6 +14,7 @@ WHOLE = re.compile(r"[+-]?\d{1,3}(?:[ _'’,\u00a0\u2009\u202f]\d{3})+")
 NUMBER = re.compile(r"[+-]?(?:\d+[.,]?\d*|[.,]\d+)(?:e[+-]?\d{1,3})?", re.I)
 NEAR = 1e-9  # of a unit in the last digit: this close to a half counts as a half
 TWICE = 0.05  # of a unit in the last digit: rounding to one digit more first may move a value this far
+LAST = 1.5  # units of the last digit: rounding of earlier steps may move a mistaken value this far
 
 
 @dataclass(frozen=True)
@@ -116,34 +118,39 @@ def _coarse(
 
 
 def _explained(question: Question, values: list[Value | None], right: Sequence[bool]) -> Mistake | None:
-    """The mistake that leads to every wrong answer, or else to most; first exactly, then up to the last digit.
+    """The one mistake that leads to the whole answer, exactly or else up to the last digit.
 
-    Of two that explain equally many, the one that also leads to more of the right answers. Where all answers are words,
-    such as right or wrong, a mistake must explain all of them.
+    An answer that fits in part, or that fits two mistakes, is not explained: a wrong name misleads more than none.
     """
-    alike = len(values) if all(blank.words for blank in question.blanks) else 0
-    wrong = sum(one is not None and not fine for one, fine in zip(values, right, strict=True))
-    if not wrong:
+    given = [one for one in values if one is not None]
+    if all(right) or len(given) < len(values):
         return None
-    for near in (same, _nearly):
-        best, most = None, (0, 0)
-        for mistake in question.mistakes:
-            fits = [
-                one is not None and near(blank, one, value)
-                for blank, one, value in zip(question.blanks, values, mistake.values, strict=True)
-            ]
-            # where the mistake does not change the right answer, it explains nothing
-            changed = [not accepts(*pair) for pair in zip(question.blanks, mistake.values, strict=True)]
-            explained = sum(fit and new and not fine for fit, new, fine in zip(fits, changed, right, strict=True))
-            if (explained, sum(fits)) > most and 2 * explained >= wrong and sum(fits) >= alike:
-                best, most = mistake, (explained, sum(fits))
-        if best is not None and (most[0] == wrong or near is _nearly):
-            return best
+    for fits in (_leads_to, _nearly_leads_to):
+        found = [mistake for mistake in question.mistakes if fits(question, mistake, given)]
+        if found:
+            return found[0] if len(found) == 1 else None
     return None
 
 
-def _nearly(blank: Blank, answer: Value, value: Value) -> bool:
+def _leads_to(question: Question, mistake: Mistake, values: Sequence[Value]) -> bool:
+    return all(map(same, question.blanks, values, mistake.values))
+
+
+def _nearly_leads_to(question: Question, mistake: Mistake, values: Sequence[Value]) -> bool:
+    """The same up to the last digit; but where the mistake changes the answer, a right one does not fit it."""
+    return all(
+        same(blank, one, value) or (nearly(blank, one, value) and (accepts(blank, value) or not accepts(blank, one)))
+        for blank, one, value in zip(question.blanks, values, mistake.values, strict=True)
+    )
+
+
+def nearly(blank: Blank, answer: Value, value: Value, units: float = LAST) -> bool:
     """The same up to the last digit: after a mistake, earlier steps may have been rounded too."""
     if isinstance(answer, str) or isinstance(value, str) or blank.decimals == 0:
         return same(blank, answer, value)
-    return same(blank, answer, value) or abs(answer - value) <= 1.5 * 10**-blank.decimals
+    return same(blank, answer, value) or abs(answer - value) <= units * 10**-blank.decimals
+
+
+def apart(question: Question, values: Sequence[Value], others: Sequence[Value]) -> bool:
+    """Whether no answer can nearly be both: somewhere they differ by more than both may be rounded."""
+    return not all(map(partial(nearly, units=2 * LAST + 0.5), question.blanks, values, others))

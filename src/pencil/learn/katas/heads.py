@@ -19,6 +19,7 @@ from .attention_by_hand import (
     softmax_cells,
     strips,
     tags,
+    telling_row,
 )
 from .builder import Draws, LazyLines, Numbers, Work, blanks, maker, mistake, rows, tensor, work
 from .exercise import Question, Table
@@ -115,12 +116,25 @@ def _cross(want: Rows, own: Rows, own_give: Rows, have: Rows, give: Rows, row: i
 
 
 def _draw_two(d: Draws) -> Numbers:
-    return {name: d.table(2, 4, 0, 3) for name in ("want", "have", "give")} | {"row": d.whole(0, 1)}
+    return {name: d.tags(2, 4, 0, 3) for name in ("want", "have", "give")} | {"row": d.whole(0, 1)}
+
+
+def _telling_two(numbers: Numbers) -> bool:
+    """Each head's scores differ, and so do the GIVEs in every slot."""
+    want, (one, other) = numbers["want"][numbers["row"]], numbers["give"]
+    halves = (slice(0, 2), slice(2, 4))
+    return all(telling_row(want[half], [have[half] for have in numbers["have"]]) for half in halves) and all(
+        a != b for a, b in zip(one, other, strict=True)
+    )
 
 
 def _draw_cross(d: Draws) -> Numbers:
-    words = {"want": d.table(2, 4, 0, 2), "own": d.table(2, 4, 0, 2), "own_give": d.table(2, 2, 0, 5)}
-    return words | {"have": d.table(3, 4, 0, 2), "give": d.table(3, 2, 0, 5), "row": d.whole(0, 1)}
+    words = {"want": d.tags(2, 4, 0, 2), "own": d.tags(2, 4, 0, 2), "own_give": d.tags(2, 2, 0, 5)}
+    return words | {"have": d.tags(3, 4, 0, 2), "give": d.tags(3, 2, 0, 5), "row": d.whole(0, 1)}
+
+
+def _telling_cross(numbers: Numbers) -> bool:
+    return telling_row(numbers["want"][numbers["row"]], numbers["have"])
 
 
 _PAGE = {"want": [[2, 0, 1, 0], [0, 0, 2, 0]], "have": [[1, 0, 0, 0], [3, 0, 2, 0]]}
@@ -131,6 +145,6 @@ _CROSS = {
 }  # fmt: skip
 
 MAKES = {
-    "heads": maker("heads", _PAGE | {"give": _GIVE, "row": 0}, _draw_two, _two),
-    "cross": maker("cross", _CROSS | {"row": 1}, _draw_cross, _cross),
+    "heads": maker("heads", _PAGE | {"give": _GIVE, "row": 0}, _draw_two, _two, _telling_two),
+    "cross": maker("cross", _CROSS | {"row": 1}, _draw_cross, _cross, _telling_cross),
 }

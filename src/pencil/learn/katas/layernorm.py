@@ -143,7 +143,8 @@ def _draw_layernorm(d: Draws) -> Numbers:
 
 def _draw_dials(d: Draws) -> Numbers:
     strip = d.distinct(3, 1, 12)
-    return {"strip": strip, "gamma": [d.tenths(5, 30) for _ in strip], "beta": [d.tenths(-20, 20) for _ in strip]}
+    gamma, beta = d.distinct_tenths(3, 5, 30, but=[10]), d.distinct_tenths(3, -20, 20, but=[0])
+    return {"strip": strip, "gamma": gamma, "beta": beta}
 
 
 MAKES = {

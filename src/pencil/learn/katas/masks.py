@@ -69,13 +69,18 @@ def _prefix(scores: Rows, first: int, row: int) -> Question:
     )  # fmt: skip
 
 
+def _scores(d: Draws) -> Rows:
+    """Rows without equal scores, so that each portion is a different number."""
+    return [d.distinct(4, -1, 3) for _ in range(4)]
+
+
 def _draw_causal(d: Draws) -> Numbers:
-    return {"scores": d.table(4, 4, 0, 3), "row": d.whole(1, 2)}
+    return {"scores": _scores(d), "row": d.whole(1, 2)}
 
 
 def _draw_prefix(d: Draws) -> Numbers:
     first = d.pick([2, 3])
-    return {"scores": d.table(4, 4, 0, 3), "first": first, "row": d.whole(0, first - 2)}
+    return {"scores": _scores(d), "first": first, "row": d.whole(0, first - 2)}
 
 
 MAKES = {

@@ -179,16 +179,17 @@ def _draw_stamp(d: Draws) -> Numbers:
 
 
 def _draw_add(d: Draws) -> Numbers:
-    return {"seat": d.whole(0, 4), "strip": d.row(4, 1, 9)}
+    return {"seat": d.whole(0, 4), "strip": d.distinct(4, 1, 9)}
 
 
 def _draw_rope(d: Draws) -> Numbers:
-    return {"tag": d.row(4, -3, 3), "seat": d.whole(1, 6), "base": d.pick([100, 25, 4])}
+    return {"tag": d.distinct(4, -3, 3, but=[0]), "seat": d.whole(1, 6), "base": d.pick([100, 25, 4])}
 
 
 def _draw_alibi(d: Draws) -> Numbers:
     count = d.pick([2, 4, 8])
-    return {"scores": d.table(4, 4, 0, 5), "count": count, "head": d.whole(0, min(1, count - 2)), "row": d.whole(2, 3)}
+    scores = [d.distinct(4, 0, 5) for _ in range(4)]
+    return {"scores": scores, "count": count, "head": d.whole(0, min(1, count - 2)), "row": d.whole(2, 3)}
 
 
 MAKES = {

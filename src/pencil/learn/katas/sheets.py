@@ -1,13 +1,14 @@
 """Worksheets of exercises with fresh numbers, as HTML pages to print; each has a code.
 
-The code holds the topic or exercise, the number of exercises and the seed, so the same sheet can be made again from the
-code alone; three letters at its end are a checksum of the exercises, so a mistyped code is noticed.
+The code holds the topic or the exercises, their number and the seed, so the same sheet can be made again from the code
+alone; three letters at its end are a checksum of the exercises, so a mistyped code is noticed.
 """
 
 import base64
 import hashlib
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -20,6 +21,9 @@ MOST = 100  # exercises on one sheet
 SEEDS = 10_000  # of one exercise
 LARGEST = 1_000_000  # seeds of sheets are below this, which keeps codes short
 EVERYTHING = "all"
+AND = "+"  # between the exercises in a code
+# space to work, in millimetres: for each line of the working, and for each further COLUMN of its letters
+LINE, LEAST, COLUMN, ROOMS = 6, 2, 72, 20
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,16 @@ def topic(words: str) -> str:
     return (exact or alike)[0]
 
 
-def scope(name: str | None = None, of: str | None = None) -> str:
-    """The contents of a sheet as written in its code: one exercise, `all` of a topic, or `all`."""
-    return name if name else f"{EVERYTHING}.{slug(topic(of))}" if of else EVERYTHING
+def scope(names: Sequence[str] = (), of: str | None = None) -> str:
+    """The contents of a sheet as written in its code: some exercises in teaching order, `all` of a topic, or `all`."""
+    named = AND.join(name for name in KATAS if name in names)
+    return named or (f"{EVERYTHING}.{slug(topic(of))}" if of else EVERYTHING)
 
 
 def _pool(what: str) -> list[Kata]:
-    if what in KATAS:
-        return [KATAS[what]]
+    names = what.split(AND)
+    if set(names) <= set(KATAS):
+        return [kata for name, kata in KATAS.items() if name in names]
     return [kata for kata in KATAS.values() if what in (EVERYTHING, scope(of=kata.topic))]
 
 
@@ -124,7 +130,7 @@ header p { margin: 2mm 0 0 }
 .who { display: flex; gap: 6mm; margin-top: 4mm }
 .who span { flex: 1; border-bottom: .6pt solid #000; padding-top: 5mm }
 .who span:first-child { flex: 2 }
-code { font: 10.5pt ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace }
+code { overflow-wrap: anywhere; font: 10.5pt ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace }
 section { break-inside: avoid; margin: 0 0 5mm }
 h2 { font-size: 12pt; margin: 0 0 1mm; break-after: avoid }
 section p { margin: 1mm 0; white-space: pre-line }
@@ -137,33 +143,55 @@ td { border: .5pt solid #888; text-align: right; padding: .5mm 2mm }
 .blanks { display: flex; flex-wrap: wrap; gap: 2mm 5mm; margin-top: 2mm }
 .blank { display: flex; align-items: center; gap: 2mm }
 .box { display: inline-block; width: 24mm; height: 8.5mm; border: 1pt solid #000 }
-.room { height: 16mm }
-.key { break-before: page }
+ROOM
+.key, .paper + .paper { break-before: page }
 .answers { columns: 2; column-gap: 8mm }
 .answers section { margin-bottom: 3.5mm }
 .answers span { white-space: nowrap }
 .working { font: 8pt/1.4 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; white-space: pre-wrap;
   overflow-wrap: anywhere; margin: 1mm 0 0 3mm }
 """
+# classes, since the page's policy allows no style on an element
+STYLE = STYLE.replace("ROOM", "\n".join(f".room{n} {{ height: {n * LINE}mm }}" for n in range(LEAST, ROOMS + 1)))
+Paper = tuple[str, Sheet]  # a student, or nobody, and the sheet
 
 
 def page(sheet: Sheet, title: str = "Pencil worksheet", answers: bool = True) -> str:
     """The worksheet as HTML; with `answers`, they are at its end on a separate page."""
-    head = (
-        f"<header><h1>{escape(title)}</h1><p>Sheet <code>{escape(sheet.code)}</code></p>"
-        f'<div class="who"><span>Name</span><span>Date</span></div>{_legend(sheet)}</header>'
-    )
-    body = "\n".join(_exercise(i, question) for i, question in enumerate(sheet.questions, 1))
-    return _whole(sheet, title, head + body + (f'\n<div class="key">{_key(sheet)}</div>' if answers else ""))
+    return class_page([("", sheet)], title, answers)
 
 
 def key_page(sheet: Sheet, title: str = "Pencil worksheet: answers") -> str:
     """The answers with their working, as HTML."""
-    return _whole(sheet, title, _key(sheet, _legend(sheet)))
+    return class_key_page([("", sheet)], title)
 
 
-def _whole(sheet: Sheet, title: str, body: str) -> str:
-    style = STYLE.replace("SHEET", sheet.code)
+def class_page(papers: Sequence[Paper], title: str = "Pencil worksheet", answers: bool = True) -> str:
+    """The worksheets of a class as one HTML page, each from a new sheet of paper; then the answers."""
+    body = "\n".join(f'<div class="paper">{_paper(student, sheet, title)}</div>' for student, sheet in papers)
+    keys = "\n".join(f'<div class="key">{_key(student, sheet)}</div>' for student, sheet in papers if answers)
+    return _whole(papers, title, f"{body}\n{keys}")
+
+
+def class_key_page(papers: Sequence[Paper], title: str = "Pencil worksheets: answers") -> str:
+    """The answers of a class's worksheets, as one HTML page."""
+    keys = (_key(student, sheet, _legend(sheet)) for student, sheet in papers)
+    return _whole(papers, title, "\n".join(f'<div class="paper">{key}</div>' for key in keys))
+
+
+def _paper(student: str, sheet: Sheet, title: str) -> str:
+    name = f"Name &ensp; {escape(student)}" if student else "Name"
+    head = (
+        f"<header><h1>{escape(title)}</h1><p>Sheet <code>{escape(sheet.code)}</code></p>"
+        f'<div class="who"><span>{name}</span><span>Date</span></div>{_legend(sheet)}</header>'
+    )
+    return head + "\n".join(_exercise(i, question) for i, question in enumerate(sheet.questions, 1))
+
+
+def _whole(papers: Sequence[Paper], title: str, body: str) -> str:
+    codes = {sheet.code for _, sheet in papers}
+    code = codes.pop() if len(codes) == 1 else ""  # the foot of a page cannot know whose page it is
+    style = STYLE.replace("SHEET", code)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return f"""<!doctype html>
@@ -172,7 +200,7 @@ def _whole(sheet: Sheet, title: str, body: str) -> str:
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)} {escape(sheet.code)}</title>
+<title>{escape(f"{title} {code}".strip())}</title>
 <style>{style}</style>
 </head>
 <body>
@@ -193,8 +221,14 @@ def _exercise(number: int, question: Question) -> str:
         f'<section class="exercise"><h2>{number}. {escape(question.title)}</h2>'
         f'<div class="given">{tables}</div>'
         f"<p>{escape(question.ask)}{escape(f' Answer {how}.') if how else ''}</p>"
-        f'<div class="room"></div><div class="blanks">{boxes}</div></section>'
+        f'<div class="room{_room(question)}"></div><div class="blanks">{boxes}</div></section>'
     )
+
+
+def _room(question: Question) -> int:
+    """How many lines of handwriting the working takes."""
+    lines = sum(math.ceil(len(line) / COLUMN) for line in question.working)
+    return min(max(LEAST, lines), ROOMS)
 
 
 def _table(table: Table) -> str:
@@ -214,7 +248,7 @@ def _legend(sheet: Sheet) -> str:
     return f"<p>{escape(key)}</p>" if key else ""
 
 
-def _key(sheet: Sheet, legend: str = "") -> str:
+def _key(student: str, sheet: Sheet, legend: str = "") -> str:
     """Every answer, with its working."""
     parts = []
     for i, question in enumerate(sheet.questions, 1):
@@ -228,5 +262,6 @@ def _key(sheet: Sheet, legend: str = "") -> str:
             + (f'<div class="working">{working}</div>' if working else "")
             + "</section>"
         )
-    head = f"<header><h1>Answers</h1><p>Sheet <code>{escape(sheet.code)}</code></p>{legend}</header>"
+    whose = f"{escape(student)}, " if student else ""
+    head = f"<header><h1>Answers</h1><p>{whose}Sheet <code>{escape(sheet.code)}</code></p>{legend}</header>"
     return head + '<div class="answers">' + "\n".join(parts) + "</div>"

@@ -36,9 +36,9 @@ def write_claim(folder: Path, result: Result, command: str) -> list[Path]:
     return writing.write_all(folder, files)
 
 
-def write_all(folder: Path, results: Sequence[Result], command: str, seconds: float) -> list[Path]:
+def write_all(folder: Path, results: Sequence[Result], command: str, took: str) -> list[Path]:
     """index.html, table.md and results.json of many claims, and a figure of each."""
-    facts = environment() | {"command": command, "time": f"{seconds:.0f} seconds"}
+    facts = environment() | {"command": command, "time": took}
     held = {"facts": facts, "claims": [as_json(result) for result in results]}
     pngs = {f"{result.claim.name}.png": figure(result) for result in results}
     sections = "".join(_section(result, png) for result, png in zip(results, pngs.values(), strict=True))

@@ -62,10 +62,20 @@ class Plan:
     workers: int = field(
         default_factory=lambda: min(WORKERS, os.cpu_count() or 1)
     )  # 0: in this process, one after another
+    kept: Sequence[Row] = ()  # measurements of the same plan from before, which are not made again
 
     @property
     def each_seed(self) -> range:
         return range(FIRST, FIRST + self.seeds)
+
+    def rows_of(self, claim: Claim) -> list[Row]:
+        """The measurements of a claim from before."""
+        return [row for row in self.kept if row.claim == claim.name]
+
+    def missing(self, claim: Claim) -> list[tuple[str, int]]:
+        """The arms and seeds of a claim still to be measured."""
+        made = {(row.arm, row.seed) for row in self.rows_of(claim)}
+        return [(arm, seed) for seed in self.each_seed for arm in claim.arms if (arm, seed) not in made]
 
 
 def measured(claim: Claim, arm: str, seed: int, size: Size) -> Row:
@@ -96,11 +106,15 @@ def run(
 ) -> Iterator[Result]:
     """The result of each claim as soon as its last measurement is done; `on_row` is called with every measurement.
 
-    Claims run side by side, one process per core; those that measure time run after them, one at a time. For a claim
-    that cannot be measured `failed` is called, once; unless it raises, the others go on.
+    Claims of which all measurements are kept come first. The others run side by side, one process per core; those that
+    measure time run after them, one at a time. For a claim that cannot be measured `failed` is called, once; unless it
+    raises, the others go on.
     """
+    done = [claim for claim in plan.claims if not plan.missing(claim)]
+    for claim in done:
+        yield result_of(claim, claim.size(plan.quick), plan.rows_of(claim))
     for alone in (False, True):
-        chosen = [claim for claim in plan.claims if claim.alone == alone]
+        chosen = [claim for claim in plan.claims if claim.alone == alone and claim not in done]
         if chosen and plan.workers:
             yield from _side_by_side(chosen, plan, 1 if alone else plan.workers, on_row, failed)
         elif chosen:
@@ -111,12 +125,11 @@ def _one_by_one(
     chosen: Sequence[Claim], plan: Plan, on_row: Callable[[Row], None], failed: Callable[[Claim, Exception], None]
 ) -> Iterator[Result]:
     for claim in chosen:
-        rows = []
+        rows = plan.rows_of(claim)
         try:
-            for seed in plan.each_seed:
-                for arm in claim.arms:
-                    rows.append(measured(claim, arm, seed, claim.size(plan.quick)))
-                    on_row(rows[-1])
+            for arm, seed in plan.missing(claim):
+                rows.append(measured(claim, arm, seed, claim.size(plan.quick)))
+                on_row(rows[-1])
         except Exception as error:
             failed(claim, error)
             continue
@@ -137,10 +150,9 @@ def _side_by_side(
                 jobs: dict[Future[Row], Claim] = {
                     pool.submit(measured, claim, arm, seed, claim.size(plan.quick)): claim
                     for claim in chosen
-                    for seed in plan.each_seed
-                    for arm in claim.arms
+                    for arm, seed in plan.missing(claim)
                 }
-            rows: dict[str, list[Row]] = {claim.name: [] for claim in chosen}
+            rows: dict[str, list[Row]] = {claim.name: plan.rows_of(claim) for claim in chosen}
             lost: set[str] = set()
             for done in as_completed(jobs):
                 claim = jobs[done]
@@ -178,12 +190,17 @@ def _holding_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    # a blocked signal is inherited as blocked, and is delivered here when it is unblocked
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # a blocked signal is inherited as blocked; here another thread may still take it, so its handler only notes it
+    waiting: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, lambda number, frame: waiting.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if waiting and callable(handler):
+        handler(signal.SIGINT, None)
 
 
 @contextmanager
@@ -273,6 +290,7 @@ def append(path: Path, row: Row) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(as_line(row), ensure_ascii=False) + "\n")
         file.flush()
+        os.fsync(file.fileno())
 
 
 def sizes_in_words(size: Mapping[str, Any]) -> str:
