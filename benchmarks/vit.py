@@ -50,7 +50,7 @@ def main():
     torch.manual_seed(0)
     theirs = timm.create_model(options.model).eval()
     ours = create("vit", config_of(theirs)).eval()
-    ours.load_state_dict(from_timm(theirs.state_dict(), ours.config.depth))
+    ours.load_state_dict(from_timm(theirs.state_dict(), ours.config))
     x = torch.randn(3, 3, *ours.config.image_size)
     with torch.no_grad():
         difference = (ours(x) - theirs(x)).abs().max().item()

@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 SHORT = {
     "decode": "--max-new-tokens 5 --out decode.png",
     "dit": "--preset s/8 --batch 2 --rounds 1 --repeats 1 --eager",
+    "guard": "",
     "opening": "",
     "pairs": "run",
     "positions": "2 1 1 learned",

@@ -11,7 +11,7 @@ SRC = Path(__file__).parents[1] / "src" / "pencil"
 
 # lowest first: a package may import those before it, and itself
 LAYERS = (
-    {"core", "config", "files", "draw", "page", "examples"},
+    {"core", "config", "console", "files", "manifest", "tensors", "draw", "page", "examples"},
     {"data", "device"},
     {"models", "runs"},
     {"tracing", "inference", "cost"},

@@ -212,9 +212,10 @@ def parsed(command: str) -> list[str]:
         app.default(command_of(record))
     _, bound, _ = app.parse_args(words[1:] if verb in BY_FAMILY else words, exit_on_error=False, print_error=False)
     topics = {kata.topic for kata in KATAS.values()}
-    names = {"kata": {"name": KATAS, "page": PAGES, "topic": topics}, "lab": {"name": {*claims(), "all"}}}
+    names = {"kata": {"names": KATAS, "page": PAGES, "topic": topics}, "lab": {"name": {*claims(), "all"}}}
     for word, known in names.get(verb, {}).items():
-        assert bound.arguments.get(word) is None or bound.arguments[word] in known, command
+        given = bound.arguments.get(word)
+        assert given is None or {*(given if isinstance(given, tuple) else (given,))} <= {*known}, command
     if verb == "train":
         assert bound.arguments["data"] in {*record.embedded, "notes.txt"}, command
         fitted(record.config, overrides(list(bound.arguments.get("settings", ())), ("model",))["model"])

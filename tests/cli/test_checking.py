@@ -195,11 +195,11 @@ def test_a_file_that_cannot_be_checked_is_named_with_its_line(type_in, write, co
     (["002-frist-principles"], "did you mean 002-first-principles?"),
     (["00"], "there is no file 00, nor an example of that name"),
     (["."], ". is a folder, not an example file"),
-    (["big.toml"], "big.toml is larger than the 10,000,000 bytes an example may have"),
+    (["big.toml"], "big.toml is larger than the 1,000,000 bytes an example may have"),
     (["--wat"], "--wat"),
 ])  # fmt: skip
 def test_words_that_name_no_file(type_in, write, words, said):
-    write(b"#" * 10_000_001, "big.toml")
+    write(b"#" * 1_000_001, "big.toml")
     shown = type_in("check", *words, code=2)
     assert not shown.out
     assert said in shown.err

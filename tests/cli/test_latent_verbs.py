@@ -80,8 +80,7 @@ def test_latents_are_encoded_once_and_cached(vae, photos, monkeypatch, tmp_path)
     assert (task.config.image_size, task.config.channels, task.config.patch) == ((5, 7), CHANNELS, (1, 1))
     assert not os.path.exists(tmp_path / "cache") or not list((tmp_path / "cache").glob("latents-*"))
     first = task.inputs
-    kept = sorted((tmp_path / "cache").glob("latents-*"))
-    assert [path.suffix for path in kept] == [".f16", ".f16"]
+    assert len(list((tmp_path / "cache").glob("latents-*.f16"))) == 2
     x, _ = task.examples(0, 0)
     assert x.shape == (7, CHANNELS, 5, 7)
     assert x.dtype == np.float32
@@ -128,6 +127,14 @@ def test_an_interrupted_encoding_leaves_nothing(vae, photos, monkeypatch, tmp_pa
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def _counted(decode, counts):
+    def counted(autoencoder, latents):
+        counts.append(len(latents))
+        return decode(autoencoder, latents)
+
+    return counted
+
+
 @pytest.mark.usefixtures("light")
 def test_train_sample_and_resume_in_latents(vae, photos, type_in, fails, tmp_path, monkeypatch):
     monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
@@ -140,8 +147,18 @@ def test_train_sample_and_resume_in_latents(vae, photos, type_in, fails, tmp_pat
     assert "as latents of 5×5×7" in shown
     run = "runs/photos-dit"
     type_in("sample", run, "--label", "dog", "--steps", 2, "--count", 4)
+    decoded = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Autoencoder, "decode", _counted(Autoencoder.decode, decoded))
+        type_in("sample", run, "--label", "dog", "--steps", 37, "--count", 4)
+    assert decoded == [12, 4]  # thirteen moments of the first sample, not one for each step
     assert Image.open(tmp_path / run / "sampled" / "grid.png").mode == "RGB"
     assert "Encoding" not in type_in("resume", run, "--train.steps", 3).err
+    assert type_in("verify", run).out.count("/latents-") == 2
+    victim = next((tmp_path / "cache").glob("latents-*-train.f16"))
+    victim.write_bytes(victim.read_bytes()[:-2])
+    assert f"{victim.name} is damaged" in type_in("verify", run, code=1).out
+    assert f"{victim.name} is damaged" in type_in("resume", run, "--train.steps", 4).err
     with (mine / "vae" / "config.json").open("r+") as file:
         text = file.read().replace("0.37", "0.38")
         file.seek(0)

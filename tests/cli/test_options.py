@@ -132,7 +132,7 @@ def test_an_example_has_no_input_options(help_of):
     }
 
 
-@pytest.mark.parametrize("verb", ["train", "resume", "sample", "eval", "trace", "why", "show", "diff", "heads", "shapes",
+@pytest.mark.parametrize("verb", ["train", "resume", "verify", "sample", "eval", "trace", "why", "show", "diff", "heads", "shapes",
                                   "cost", "kata", "check", "lab", "demo", "doctor"])  # fmt: skip
 def test_every_verb_has_a_help_page(help_of, verb):
     assert help_of(verb).startswith(f"Usage: pencil {verb}")

@@ -1,6 +1,7 @@
 """why, trace, show and diff as a user types them; every failure is one sentence and exit status 2."""
 
 import io
+import json
 import re
 import shutil
 
@@ -97,14 +98,31 @@ def test_why_of_a_file(type_in, saved):
     assert type_in("why", saved, "attn.pattern[0,1,2,3]").out == live
 
 
-def test_why_of_a_damaged_number_fails(type_in, saved):
-    content = bytearray(saved.read_bytes())
+def damaged(path):
+    content = bytearray(path.read_bytes())
     where = np.asarray(traced("example:vit-4x4")["attn.pattern"].value, "<f8").tobytes()
-    at = bytes(content).index(where)
-    content[at + 6] ^= 8
-    saved.write_bytes(bytes(content))
-    out = type_in("why", saved, "attn.pattern[0,0,0,0]", code=1).out
-    assert re.search(r"✗ \(off by \S+, \S+ allowed\)", out)
+    content[bytes(content).index(where) + 6] ^= 8
+    path.write_bytes(bytes(content))
+
+
+def test_a_damaged_number_is_found_when_the_file_is_opened(type_in, saved):
+    damaged(saved)
+    for words in (["why", saved, "attn.pattern[0,0,0,0]"], ["show", saved], ["diff", saved, saved]):
+        assert "its SHA-256 is another than when it was written" in type_in(*words, code=2).err
+
+
+def test_why_of_a_damaged_number_fails_where_the_file_has_no_hash(type_in, saved):
+    content = saved.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header, body = json.loads(content[8 : 8 + length]), content[8 + length :]
+    meta = json.loads(header["__metadata__"]["pencil"])
+    del meta["checked"]
+    text = json.dumps({**header, "__metadata__": {"pencil": json.dumps(meta)}}).encode()
+    saved.write_bytes(len(text).to_bytes(8, "little") + text + body)
+    damaged(saved)
+    shown = type_in("why", saved, "attn.pattern[0,0,0,0]", code=1)
+    assert re.search(r"✗ \(off by \S+, \S+ allowed\)", shown.out)
+    assert "has no hash to check it by" in shown.err
 
 
 # trace

@@ -17,6 +17,7 @@ from pencil.config import UserError, build
 from pencil.families.run_setup import task_of
 from pencil.runs import Run
 from pencil.train.loop import Trainer
+from pencil.train.resume import restore
 from pencil.train.settings import TrainConfig
 
 OLD = Path(__file__).parents[1] / "runs-0.6"
@@ -84,7 +85,7 @@ def test_an_old_run_goes_on_from_its_checkpoint(old):
     run, task = reopened(old)
     config = build(TrainConfig, {**run.config["train"], "steps": 6, "device": "cpu"}, "train.")
     trainer = Trainer(task, run, config)
-    trainer.restore()
+    restore(trainer)
     assert trainer.step == 4
     before = {name: p.clone() for name, p in trainer.model.named_parameters()}
     moved = [name for name, state in trainer.optimizers["adamw"].state.items() if state]

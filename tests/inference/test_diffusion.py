@@ -390,6 +390,11 @@ def test_the_error_falls_by_the_order_of_the_sampler(sampler, falls):
         assert abs(wide / narrow / falls - 1) < 0.1, errors
 
 
+def generators(seed, rows=SHAPE[0]):
+    """A generator for each row."""
+    return [torch.Generator().manual_seed(1000 * seed + row) for row in range(rows)]
+
+
 def test_the_default_samplers_and_the_steps_yielded():
     x = draw(*SHAPE)
     for process, named in ((RectifiedFlow(), "flow"), (make_process("linear", "eps"), "ddim")):
@@ -400,11 +405,20 @@ def test_the_default_samplers_and_the_steps_yielded():
         assert len(by_default) == 5
         assert all(torch.equal(*pair) for pair in zip(by_default, by_name, strict=True))
     seeded = [
-        list(sample_steps(make_process("linear", "eps"), curved, x, 5, "ddpm", torch.Generator().manual_seed(seed)))[-1]
+        list(sample_steps(make_process("linear", "eps"), curved, x, 5, "ddpm", generators(seed)))[-1]
         for seed in (1, 1, 2)
     ]
     assert torch.equal(seeded[0], seeded[1])
     assert not torch.equal(seeded[0], seeded[2])
+
+
+def test_a_row_sampled_with_fresh_noise_does_not_depend_on_the_others():
+    x, process = draw(*SHAPE), make_process("linear", "eps")
+    *_, all_rows = sample_steps(process, curved, x, 7, "ddpm", generators(3))
+    *_, first = sample_steps(process, curved, x[:1], 7, "ddpm", generators(3, 1))
+    assert torch.equal(all_rows[:1], first)
+    with pytest.raises(ValueError, match="each row needs its own"):
+        next(sample_steps(process, curved, x, 7, "ddpm", generators(3, 1)))
 
 
 def test_a_model_with_twice_the_channels_gives_a_variance():
@@ -414,10 +428,7 @@ def test_a_model_with_twice_the_channels_gives_a_variance():
         def both(x, timestep, chosen=chosen):
             return torch.cat((curved(x, timestep), torch.full_like(x, chosen)), 1)
 
-        runs = [
-            list(sample_steps(process, model, x, 5, sampler, torch.Generator().manual_seed(1)))[-1]
-            for model in (both, curved)
-        ]
+        runs = [list(sample_steps(process, model, x, 5, sampler, generators(1)))[-1] for model in (both, curved)]
         assert torch.allclose(*runs) == (chosen == -1 or sampler == "ddim")
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.text import Text
 
 from ..config import UserError
+from ..console import Console, visible
 
 if TYPE_CHECKING:
     from ..learn.check import Number, Report
@@ -45,7 +45,8 @@ def check(
     reports = [check(path) for path in [*paths, *(known.values() if every else ())]]
     total = count([step for report in reports for step in report.steps])
     if as_json:
-        print(json.dumps({"counts": total, "files": [_plain(report) for report in reports]}, ensure_ascii=False))
+        table = {"counts": total, "files": [_plain(report) for report in reports]}
+        print(visible(json.dumps(table, ensure_ascii=False)))
     else:
         console = Console(soft_wrap=True, highlight=False)
         for report in reports:

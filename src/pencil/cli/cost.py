@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from ..config import UserError
+from ..console import Console, visible
 from .cost_report import CostReport, as_json, show
 from .presets import find_model
 
@@ -80,7 +80,7 @@ def cost(
         )  # fmt: skip
         devices = [local, *([find_device(device)] if device else [])]
     if json_output:
-        print(json.dumps(as_json(report, devices, measured), ensure_ascii=False))
+        print(visible(json.dumps(as_json(report, devices, measured), ensure_ascii=False)))
     else:
         show(Console(soft_wrap=True, highlight=False), report, devices, measured)
     return 0

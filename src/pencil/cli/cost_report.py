@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
+
+from ..console import Console
 
 if TYPE_CHECKING:
     from ..cost.count import Counts

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from ..console import Console
 from .terminal import note, program
 from .train import train_to_end
 

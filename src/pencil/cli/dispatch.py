@@ -1,6 +1,7 @@
 """Verbs whose options depend on the family: the family is found first, then a command with just its options."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,19 @@ def trace_family(target: str) -> "Family | None":
     return None
 
 
+@contextmanager
+def following(path: str | Path) -> Iterator[None]:
+    """Work on a trace file: what its checks could not foresee is a sentence too, since the file is another's."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:
+        raise UserError(
+            f"{path} cannot be followed: its graph does not fit its values ({type(error).__name__})"
+        ) from error
+
+
 def dispatch(
     verb: str,
     words: Sequence[str],
@@ -69,7 +83,8 @@ def dispatch(
             failures.append((record is not None, error))
             continue
         if asks_help or len(targets) == 1 or str(next(iter(bound.arguments.values()), None)) == target:
-            return chosen(*bound.args, **bound.kwargs) or 0
+            with nullcontext() if record is not None else following(target):
+                return chosen(*bound.args, **bound.kwargs) or 0
     failures.sort(key=lambda failure: failure[0])  # a word that names a family says more than one that does not
     raise failures[-1][1] if failures else UserError(f"usage: pencil {verb} {usage}")
 

@@ -1,23 +1,49 @@
-"""doctor: what this machine has."""
+"""doctor: what this machine has, and what the cache holds."""
 
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import shutil
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
+from cyclopts import Parameter
+
+from ..console import Console
+
+# the first word of a cached file's name, and what it is; all of them are made again when they are needed
+CACHED = {
+    "tokens": "tokenized texts",
+    "bpe": "trained tokenizers",
+    "latents": "encoded pictures",
+    "pictures": "hashes of picture folders",
+    "classifier": "classifiers for eval",
+    "stdin": "unfinished copies of standard input",
+}
+KEPT = "text"  # standard input that was trained on: a run needs it to be resumed, and there is no other copy
 
 
-def doctor() -> int:
-    """Show what this machine has: Python, torch, device, threads, packages; what is missing, and how to install it."""
+def doctor(*, clear_cache: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """Show what this machine has: Python, torch, device, threads, packages; what is missing, and how to install it.
+
+    Parameters
+    ----------
+    clear_cache
+        Remove the files in the cache that Pencil can make again, and name them.
+    """
+    if clear_cache:
+        return _clear()
     import torch
 
     from .. import __version__
+    from ..data.picture_limits import SETTING, limits
     from ..data.text import cache_folder
     from ..device import pick_device
 
-    device = pick_device("auto")
+    device, folder = pick_device("auto"), cache_folder()
+    held = [file for files in cached_files(folder).values() for file in files]
     facts = {
         "pencil": __version__,
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
@@ -25,7 +51,9 @@ def doctor() -> int:
         "device": f"{device.type}" + (f" ({torch.cuda.get_device_name()})" if device.type == "cuda" else ""),
         "precision": "bfloat16 autocast, compiled" if device.type == "cuda" else "float32",
         "threads": f"{torch.get_num_threads()} of {os.cpu_count()} cores",
-        "cache": f"{cache_folder()}, {shutil.disk_usage(cache_folder()).free / 1e9:.0f} GB free",
+        "pictures": f"of at most {limits()[0] / 1e6:g} megapixels; {SETTING} in the environment sets another limit",
+        "cache": f"{folder}: {_amount(held)}, {shutil.disk_usage(folder).free / 1e9:.0f} GB free"
+        + "; pencil doctor --clear-cache empties it" * bool(held),
     }
     optional = {
         "huggingface_hub": ("hub", "GPT-2's tokenizer from the hub"),
@@ -39,7 +67,7 @@ def doctor() -> int:
     }
     console = Console(soft_wrap=True)
     for name, value in facts.items():
-        console.print(f"{name:16} {value}", highlight=False)
+        console.print(f"{name:16} {value}", highlight=False, markup=False)
     for package, (extra, use) in optional.items():
         if importlib.util.find_spec(package):
             console.print(f"{package:16} {importlib.metadata.version(package)}", highlight=False)
@@ -47,3 +75,39 @@ def doctor() -> int:
             mend = f"missing, for {use}: pip install 'pencil-transformers[{extra}]'"
             console.print(f"{package:16} {mend}", highlight=False, markup=False)
     return 0
+
+
+def cached_files(folder: Path) -> dict[str, list[tuple[Path, int]]]:
+    """The files that Pencil put into its cache, by the first word of their names, with their sizes.
+
+    Links, folders and files of other names are not ours: they are neither counted nor removed.
+    """
+    found: dict[str, list[tuple[Path, int]]] = defaultdict(list)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            word, dash, _ = entry.name.lstrip(".").partition("-")
+            if dash and (word in CACHED or word == KEPT) and entry.is_file(follow_symlinks=False):
+                found[word].append((Path(entry.path), entry.stat(follow_symlinks=False).st_size))
+    return dict(found)
+
+
+def _clear() -> int:
+    """Remove what can be made again; show a line for each kind of file, and one for what is kept."""
+    from ..data.text import cache_folder
+
+    folder, lines = cache_folder(), []
+    for word, files in sorted(cached_files(folder).items()):
+        if word == KEPT:
+            lines.append(f"kept {_amount(files)}: standard input that runs were trained on ({word}-*)")
+            continue
+        for path, _ in files:
+            path.unlink(missing_ok=True)
+        lines.append(f"removed {_amount(files)}: {CACHED[word]} ({word}-*)")
+    console = Console(soft_wrap=True)
+    for line in (f"{folder}:", *(lines or ["nothing to remove"])):
+        console.print(line, highlight=False, markup=False)
+    return 0
+
+
+def _amount(files: list[tuple[Path, int]]) -> str:
+    return f"{len(files):,} file{'s' * (len(files) != 1)}, {sum(size for _, size in files) / 1e6:,.1f} MB"

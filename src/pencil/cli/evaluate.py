@@ -7,7 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ..config import UserError, build
-from .terminal import note
+from ..console import visible
+from .terminal import note, note_line
 
 
 def evaluate(
@@ -44,15 +45,15 @@ def evaluate(
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out is the folder for the figures")
     model = load_model(opened, pick_device(device))
-    task = task_of(opened, build(TrainConfig, {**opened.config["train"], "batch": 32}, "train."))
+    task = task_of(opened, build(TrainConfig, {**opened.config["train"], "batch": 32}, "train."), notify=note)
     folder, record = out or opened.path / "eval", family(opened.family)
     metrics, files = record.evaluate(task, model, folder, note) if record.evaluate else task.report(model, folder)
     if as_json:
         print(json.dumps(metrics))
     else:
         for name, value in metrics.items():
-            print(f"{name} {value:.6f}")
+            print(f"{visible(name, one_line=True)} {value:.6f}")
     skipped = [f"skipped {name}: {fault}" for name, fault in task.skipped()]
     for line in [*skipped, *getattr(task, "notes", ()), *map(str, files)]:
-        note(line)
+        note_line(line)
     return 0

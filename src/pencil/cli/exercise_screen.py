@@ -8,8 +8,9 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
+
+from ..console import Console
 
 if TYPE_CHECKING:
     from ..learn.katas.exercise import Question, Table

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
-from ..config import UserError, check_output
+from .. import files
+from ..config import UserError, check_output, expand_path
+from ..console import Console, note
+from .terminal import read_input
 
 WIDTH = 100  # of the table, where the terminal does not say
 
@@ -69,13 +71,10 @@ def heads(
             console.print(table)
         for line in [*show.words(report), *show.about(report), show.measured_on(report, profile, typed is None)]:
             console.print(line, highlight=False, markup=False)
-    Console(stderr=True).print(str(path), highlight=False, markup=False, soft_wrap=True)
+    note(str(path))
     return 0
 
 
 def _read(name: str) -> str:
     """The text of a file, or of standard input."""
-    try:
-        return sys.stdin.read() if name == "-" else Path(name).expanduser().read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{'standard input' if name == '-' else name} is not UTF-8 text") from None
+    return read_input() if name == "-" else files.read_text(expand_path(name))

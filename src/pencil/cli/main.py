@@ -8,10 +8,10 @@ from cyclopts import App, CycloptsError, Group
 
 from .. import __version__
 from ..config import UserError
-from . import check, cost, demo, doctor, evaluate, heads, kata, lab, sample, shapes, trace, train
+from . import check, cost, demo, doctor, evaluate, heads, kata, lab, sample, shapes, trace, train, verify
 from .dispatch import HELP, dispatch, named_family, run_family, trace_family
 from .parsing import PARAMETERS, sentence
-from .terminal import note
+from .terminal import note_line
 
 START, USE, INSIDE, LEARN, OTHER = (
     Group(name, sort_key=i)
@@ -22,9 +22,10 @@ START, USE, INSIDE, LEARN, OTHER = (
 # each verb with its usage, in the order of --help
 VERBS: tuple[tuple[Group, str, Callable | App, str], ...] = (
     (START, "demo", demo.demo, "[OPTIONS]"),
-    (START, "doctor", doctor.doctor, ""),
+    (START, "doctor", doctor.doctor, "[OPTIONS]"),
     (USE, "train", train.train, "FAMILY [OPTIONS]"),
-    (USE, "resume", train.resume, "RUN [--train.SETTING VALUE]"),
+    (USE, "resume", train.resume, "RUN [OPTIONS] [--train.SETTING VALUE]"),
+    (USE, "verify", verify.verify, "RUN"),
     (USE, "sample", sample.sample, "RUN [OPTIONS]"),
     (USE, "eval", evaluate.evaluate, "RUN [OPTIONS]"),
     (INSIDE, "trace", trace.trace, "WHAT [OPTIONS]"),
@@ -94,7 +95,7 @@ def main(words: Sequence[str] | None = None) -> None:
     except UserError as error:
         if debug:
             raise
-        note(f"pencil: {error}")
+        note_line(f"pencil: {error}")
         sys.exit(2)
     except OSError as error:
         if debug:
@@ -104,7 +105,8 @@ def main(words: Sequence[str] | None = None) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
         where = f"{error.filename}: " if error.filename else ""
-        note(f"pencil: {where}{error.strerror or error}")
+        note_line(f"pencil: {where}{error.strerror or error}")
         sys.exit(2)
     except KeyboardInterrupt:
+        note_line("pencil: interrupted")
         sys.exit(130)

@@ -4,9 +4,10 @@ import re
 from math import prod
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from ..console import Console
 
 
 def shapes(what: str, /, *, batch: int = 1) -> int:

@@ -5,14 +5,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from ..config import UserError
+from ..console import Console, for_reader, note, visible
+from ..files import LARGEST_TEXT
+
+__all__ = ["TerminalOutput", "note", "note_line", "program", "read_input", "read_text", "result_console"]
 
 
-def note(line: str) -> None:
-    """A line for the user, apart from the result."""
-    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
+def note_line(line: str) -> None:
+    """A line for the user that stays one line, whatever names stand in it."""
+    note(visible(line, one_line=True))
 
 
 def result_console() -> Console:
@@ -26,12 +28,20 @@ def program() -> str:
     return "pencil" if shutil.which("pencil") or not sys.argv[0].endswith("pencil") else sys.argv[0]
 
 
-def read_text(text: str) -> str:
-    """A text as it was given, or, for -, from standard input."""
+def read_input() -> str:
+    """The text of standard input, up to the size that is read of a file."""
     try:
-        text = sys.stdin.read() if text == "-" else text
+        text = sys.stdin.read(LARGEST_TEXT + 1)
     except UnicodeDecodeError:
         raise UserError("standard input is not UTF-8 text") from None
+    if len(text) > LARGEST_TEXT:
+        raise UserError(f"standard input has more than {LARGEST_TEXT / 1e6:g} million letters, the most that is read")
+    return text
+
+
+def read_text(text: str) -> str:
+    """A text as it was given, or, for -, from standard input."""
+    text = read_input() if text == "-" else text
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise UserError("the text is not UTF-8")
     return text
@@ -48,16 +58,16 @@ class TerminalOutput:
         return self.out is None
 
     def stream(self, prompt: str, pieces: Iterator[list[str]]) -> None:
-        sys.stdout.write(prompt)
+        sys.stdout.write(for_reader(prompt))
         for piece in pieces:
-            sys.stdout.write(piece[0])
+            sys.stdout.write(for_reader(piece[0]))
             sys.stdout.flush()
         sys.stdout.write("\n")
 
     def texts(self, texts: Sequence[str], between: str = "\n") -> None:
         content = between.join(texts) + "\n"
         if self.out is None:
-            sys.stdout.write(content)
+            sys.stdout.write(for_reader(content))
         else:
             self.out.write_text(content, encoding="utf-8")
 

@@ -3,13 +3,14 @@
 # the options of a command are those of its family, which is known when the command is made
 # pyright: reportInvalidTypeForm=false
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from ..config import UserError, check_output
-from .dispatch import TRACE_FILE
+from .dispatch import TRACE_FILE, following
 from .terminal import note, result_console
 
 Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
@@ -71,15 +72,18 @@ def _documented(verb: Callable[..., int]) -> str:
     return "\n\n".join(part for part in (verb.__doc__ or "").split("\n\n") if "The options depend on" not in part)
 
 
+@dataclass(frozen=True)
+class NoInput:
+    """An example or a trace file has its own input; the families, which need torch, are not asked."""
+
+
 def trace_options(record: Any) -> Any:
     """The options type of what a run's model reads; without a family (an example, a trace file) there are none."""
-    from ..families.options import NoOptions
-
     if record is not None and record.trace is None:
         raise UserError(
             f"a {record.name} cannot be traced from the command line; pencil.trace(model, …) does it in Python"
         )
-    return NoOptions if record is None else record.trace_options
+    return NoInput if record is None else record.trace_options
 
 
 def why_command(record: Any) -> Callable[..., int]:
@@ -233,13 +237,15 @@ def diff(
     from ..tracing.receipt import format_number
     from ..tracing.show import differences, only_in
 
-    first, second = read(a), read(b)
+    first, second = read(a, note), read(b, note)
     console, digits = result_console(), _digits(digits)
     shared = len(set(first.names) & set(second.names))
     if not shared:
         raise UserError(f"{a} and {b} have no name in common: they are of different models")
     count = 0
-    for found in differences(first, second):
+    with following(f"{a} or {b}"):
+        every_difference = list(differences(first, second))
+    for found in every_difference:
         count += 1
         if count > 1 and not every:
             continue
@@ -273,7 +279,8 @@ def _title(what: str, given: Any, found: Any) -> str:
     name = what.removeprefix("example:") if what.startswith("example:") else Path(what).name
     text = getattr(given, "given", None)
     read = found.facts.get("moment") if text is None else Path(text).name if Path(text).suffix else text
-    return name if read is None else f"{name}: {read}"
+    title = name if read is None else f"{name}: {read}"
+    return title.encode(errors="replace").decode()  # a name of a file may be no UTF-8
 
 
 def _about(what: str) -> str:
@@ -300,7 +307,7 @@ def _open(what: str, record: Any, given: Any, edits: list[str] | None, double: b
 
         if edits:
             raise UserError(f"{what} is a recorded trace: leave --edit out, or name its run")
-        return read(what)
+        return read(what, note)
     for one in edits or ():
         where, equals, value = one.rpartition("=")
         try:

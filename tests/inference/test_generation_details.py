@@ -1,0 +1,100 @@
+"""Generation where one comparison or one constant decides: streams of random numbers, ties, limits, stop strings."""
+
+import pytest
+import torch
+
+from conftest import unchecked
+from pencil.config import UserError
+from pencil.data.tokenizers import ByteTokenizer
+from pencil.families import create
+from pencil.inference.beam import search
+from pencil.inference.generation import Generation, _TextStream
+from pencil.inference.sampling import Sampling, probabilities
+from pencil.models.gpt import GPTConfig
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    made = create("gpt", GPTConfig(vocab=41, context=23, width=24, depth=1, heads=2)).eval()
+    with torch.no_grad():
+        for p in made.parameters():
+            p.add_(torch.randn_like(p) * 0.2)
+    return made
+
+
+@pytest.mark.parametrize("seed, sample", [(0, 0), (5, 0), (5, 3), (2, 11)])
+def test_a_sample_draws_from_the_stream_of_its_seed_and_number(net, seed, sample):
+    """Recorded seeds must give the same text in every version: sample k of seed s has the stream s·1000003 + k."""
+    how = Sampling(1.3, seed=seed)
+    with unchecked():
+        made = [step[0] for step in Generation(net, [[5, 3, 8]], 7, how, samples=[sample])]
+    stream, ids = torch.Generator().manual_seed(seed * 1_000_003 + sample), [5, 3, 8]
+    for token in made:
+        with torch.no_grad(), unchecked():
+            p = (net(torch.tensor([ids]))[0, -1].double() / 1.3).softmax(-1)
+        u = torch.rand((), generator=stream, dtype=torch.float64)
+        assert token == int((p.cumsum(-1) <= u).sum())
+        ids.append(token)
+
+
+@pytest.mark.parametrize("drawn, token", [(0.0, 1), (1 - 2**-53, 3)])
+def test_a_token_without_probability_is_never_drawn(net, monkeypatch, drawn, token):
+    """Not even where the random number is exactly 0, or the largest below 1."""
+    logits = torch.tensor([[-1.0, 4.0, 2.0, 3.0, -2.0]])
+    kept = Sampling(1.0, top_k=3)
+    assert (probabilities(logits, kept)[0] > 0).tolist() == [False, True, True, True, False]
+    generation = Generation(net, [[1]], 3, kept)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(drawn, dtype=torch.float64))
+    assert generation._choose(logits) == [token]
+
+
+def test_top_p_is_a_share_of_what_top_k_left():
+    logits = torch.tensor([[0.4, 0.1, 0.3, 0.2]]).log()
+    for most, left in ((0.5, [1, 0, 0, 0]), (0.6, [4 / 7, 0, 3 / 7, 0]), (1.0, [4 / 7, 0, 3 / 7, 0])):
+        found = probabilities(logits, Sampling(1.0, top_k=2, top_p=most))
+        torch.testing.assert_close(found, torch.tensor([left], dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("stop", [("lo", "el"), ("el", "lo")])
+def test_of_several_stop_strings_the_first_in_the_text_ends_it(stop):
+    class Whole(ByteTokenizer):
+        def decode(self, ids):
+            return "hello there"
+
+    assert _TextStream(Whole(), stop).add(1) == ("h", True)
+
+
+def test_the_ends_of_each_range_are_allowed():
+    for values in (dict(temperature=0), dict(temperature=1e6), dict(top_k=1), dict(top_p=1), dict(top_p=1e-9),
+                   dict(min_p=0), dict(min_p=1), dict(seed=0), dict(repetition_penalty=1e-9)):  # fmt: skip
+        Sampling(**values)
+    for values in (dict(temperature=-1e-9), dict(temperature=2e6), dict(top_k=0), dict(top_p=0), dict(top_p=1.01),
+                   dict(min_p=-0.01), dict(min_p=1.01), dict(seed=-1), dict(repetition_penalty=0)):  # fmt: skip
+        with pytest.raises(UserError, match="must be at least"):
+            Sampling(**values)
+
+
+def test_an_end_token_beyond_the_best_beams_is_no_hypothesis(net):
+    """A text that ends counts only if it is among the `beams` best, except at the last token, where all count."""
+    logits = torch.full((41,), -torch.inf)
+    logits[[7, 8, 9]] = torch.tensor([3.0, 2.0, 1.0])
+
+    class Same:
+        config = net.config
+        parameters = net.parameters
+        new_cache = net.new_cache
+
+        def __call__(self, tokens, span=None, cache=None, last=True):
+            with torch.no_grad():
+                net(tokens, span=span, cache=cache, last=last)  # fills the cache
+            return logits.expand(len(tokens), 1, 41)
+
+    with unchecked():
+        ended = [(one.tokens, one.ended) for one in search(Same(), [[5]], 2, 2, end=9, penalty=0)[0]]
+        second = [(one.tokens, one.ended) for one in search(Same(), [[5]], 2, 2, end=8, penalty=0)[0]]
+    # 7 7 and 7 8 are the best of all; 9 alone is third at the first token and is left out there
+    assert ended == [([7, 7], False), ([7, 8], False)]
+    # 8 alone is second at the first token: it counts, and beats 7 7
+    assert second[0] == ([7, 7], False)
+    assert ([8], True) in second
