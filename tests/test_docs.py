@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from conftest import unchecked
 from pencil.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +54,7 @@ def write_file(page: Path, words: list[str]) -> None:
             Path(names[0]).write_text(text, encoding="utf-8")
 
 
-def commands(page: Path) -> list[tuple[str, str | None]]:
+def commands(page: Path, before: str = "") -> list[tuple[str, str | None]]:
     """The commands of a page, and what a transcript shows after each."""
     found: list[tuple[str, str | None]] = []
     for language, text in blocks(page):
@@ -70,13 +71,15 @@ def commands(page: Path) -> list[tuple[str, str | None]]:
             elif shown is not None:
                 shown.append(line)
                 found[-1] = (found[-1][0], "\n".join(shown))
-    found += [(line, None) for line in inline(page) if line not in {line for line, _ in found}]
+    found += [(line, None) for line in inline(page, before) if line not in {line for line, _ in found}]
     return [(line, shown) for line, shown in found if line.startswith("pencil ")]
 
 
-def inline(page: Path) -> list[str]:
-    """The whole commands within sentences and tables."""
+def inline(page: Path, before: str = "") -> list[str]:
+    """The whole commands within sentences and tables; those before a heading, if one is given."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    if before:
+        text = text[: text.index(before)]
     spans = [" ".join(span.replace("\\|", "|").split()) for span in re.findall(r"`(pencil [^`]+)`", text)]
     return [
         span for span in dict.fromkeys(spans) if span in ALONE or (" " in span[7:] and not PLACEHOLDER.search(span))
@@ -127,7 +130,7 @@ def mnist(folder: Path, rng: np.random.Generator) -> None:
 def run(words: list[str], capsys) -> str:
     """Run one command in the sandbox; its standard output."""
     capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as ended, unchecked():
         main(words)
     out, err = capsys.readouterr()
     assert ended.value.code in (0, None) or (words[0] in ("check", "diff") and ended.value.code == 1), err
@@ -161,14 +164,21 @@ def shortened(words: list[str]) -> list[str]:
     return words
 
 
-# the first page everyone reads in every run of the suite, the others in the long form
-EVERY_PAGE = [PAGES[0], *(pytest.param(page, marks=pytest.mark.long) for page in PAGES[1:])]
-
-
-@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: page.name)
+@pytest.mark.long
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_of_a_page_runs(page, sandbox, capsys, monkeypatch):
     monkeypatch.chdir(sandbox)
-    for line, shown in commands(page):
+    run_all(page, commands(page), capsys, monkeypatch)
+
+
+def test_the_commands_of_the_first_page_run(sandbox, capsys, monkeypatch):
+    """But for those beside the figures, which take longer."""
+    monkeypatch.chdir(sandbox)
+    run_all(PAGES[0], commands(PAGES[0], "## Figures"), capsys, monkeypatch)
+
+
+def run_all(page, found, capsys, monkeypatch):
+    for line, shown in found:
         typed = "".join(f"{answer}\n" for answer in PROMPT.findall(shown or ""))
         shown = None if shown is None else PROMPT.sub("", shown)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
@@ -177,8 +187,6 @@ def test_every_command_of_a_page_runs(page, sandbox, capsys, monkeypatch):
         words = words_of(line)
         write_file(page, words)
         prepare(words, capsys)
-        if words[0] == "train" and "--out" not in words and "--name" not in words:
-            words += ["--force"] if "--name" in words else []
         out = run(shortened(words), capsys)
         if shown is not None:
             assert matches(shown, out), f"{page.name}: {line} prints\n{out}"

@@ -172,6 +172,7 @@ def arguments(words: list[str] | None) -> Any:
     parser.add_argument("--fresh", action="store_true", help="find out again which test covers which line")
     parser.add_argument("--results", type=Path, help="a JSON file to write the fate of every mutant into")
     parser.add_argument("--again", type=Path, help="only the mutants that survived in this file of results")
+    parser.add_argument("--only", default="", help="of the chosen ones, those with this in their line: train/loop.py")
     parser.add_argument("--survivors", type=Path, default=HERE / "survivors.toml")
     parser.add_argument("--root", type=Path, default=HERE.parents[1])
     parser.add_argument("--sources", nargs="+", default=SOURCES)
@@ -206,7 +207,7 @@ def main(words: list[str] | None = None) -> int:
         slots = [copy_project(root, temporary / f"copy-{n}", bytecode=True) for n in range(args.workers)]
         sources = sorted({str(path.relative_to(root)) for glob in args.sources for path in root.glob(glob)})
         every = [mutant for file in sources for mutant in mutants_of(root, file)]
-        mutants = choose(every, args.count, args.seed)
+        mutants = [mutant for mutant in choose(every, args.count, args.seed) if args.only in str(mutant)]
         if args.again:
             survived = [one[:6] for one in json.loads(args.again.read_text()) if not one[6]]
             mutants = [m for m in mutants if [m.file, m.number, m.function, m.operator, m.before, m.after] in survived]

@@ -189,9 +189,15 @@ def test_places_that_cannot_be_written(fails, run, notes, tmp_path):
     assert "not UTF-8" in fails("sample", run, "--prompt", "a\udcff")
 
 
-@pytest.mark.parametrize("words", [("--model.width", 1 << 24), ("--train.batch", 10**8), ("--model.width", 4 * 10**10)])
+@pytest.mark.parametrize("words", [("--model.width", 1 << 17), ("--train.batch", 10**8)])
 def test_a_model_that_does_not_fit_in_memory(fails, notes, words, tmp_path):
     assert "needs about" in fails("train", "gpt", "--data", notes, *words)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("words", [("--model.width", 4 * 10**10), ("--model.depth", 3_000_000)])
+def test_a_model_that_is_too_large_for_anything(fails, notes, words, tmp_path):
+    assert f"{words[0][2:]} must be at most" in fails("train", "gpt", "--data", notes, *words)
     assert not (tmp_path / "runs").exists()
 
 
@@ -544,7 +550,7 @@ def test_picture_data_that_changed_under_a_run(fails, type_in, tmp_path):
 
 def test_a_picture_model_that_does_not_fit_in_memory(fails, tmp_path):
     assert "needs about" in fails(
-        "train", "vit", "--model.image_size", "1048576", "--model.patch", "8", "--model.width", 1 << 16
+        "train", "vit", "--model.image_size", "16384", "--model.patch", "8", "--model.width", 1 << 16
     )
     assert "needs about" in fails("train", "captioner", "--train.batch", 10**9)
     assert not (tmp_path / "runs").exists()

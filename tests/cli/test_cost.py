@@ -136,7 +136,7 @@ def test_what_cannot_be_measured_is_reported_with_its_reason():
     (("gpt2", "--dtype", "int8"), "--dtype must be bf16 or fp32, not int8"),
     (("gpt2", "--batch", "0"), "--batch must be at least 1, not 0"),
     (("gpt2", "--context", "0"), "--context must be at least 1, not 0"),
-    (("gpt2", "--context", "1000000000"), "1,000,000,000 tokens are too many to count"),
+    (("gpt2", "--context", "1000000000"), "model.context must be at most 134,217,728, not 1000000000"),
     (("vit:b/16", "--context", "7"), "--context is for text: this model takes 197 tokens of an image"),
     (("gpt2", "--context", "many"), "many"),
 ], ids=lambda words: " ".join(words) if isinstance(words, tuple) else "")  # fmt: skip

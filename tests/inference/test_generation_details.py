@@ -1,5 +1,7 @@
 """Generation where one comparison or one constant decides: streams of random numbers, ties, limits, stop strings."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from pencil.config import UserError
 from pencil.data.tokenizers import ByteTokenizer
 from pencil.families import create
 from pencil.inference.beam import search
-from pencil.inference.generation import Generation, _TextStream
+from pencil.inference.generation import Generation, _TextStream, stream
 from pencil.inference.sampling import Sampling, probabilities
 from pencil.models.gpt import GPTConfig
 
@@ -98,3 +100,32 @@ def test_an_end_token_beyond_the_best_beams_is_no_hypothesis(net):
     # 8 alone is second at the first token: it counts, and beats 7 7
     assert second[0] == ([7, 7], False)
     assert ([8], True) in second
+
+
+class Scripted(torch.nn.Module):
+    """A model that says a text, a byte at a time, after a prompt of one."""
+
+    config = SimpleNamespace(context=31, vocab=256)
+
+    def __init__(self, text):
+        super().__init__()
+        self.bytes, self.unused = text.encode(), torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, tokens, span=None, cache=None, last=True):
+        following = self.bytes[tokens.shape[1] - 1]
+        return torch.nn.functional.one_hot(torch.full((len(tokens), 1), following), 256).float()
+
+
+@pytest.mark.parametrize("stop, shown, reason", [
+    ((), "abc he", "length"),
+    (("help",), "abc he", "length"),  # its beginning was held back, and is shown when nothing follows
+    (("c h",), "ab", "stop"),
+    (("e", "zz"), "abc h", "stop"),
+])  # fmt: skip
+def test_what_was_held_back_is_shown_at_the_end_unless_it_stopped_there(stop, shown, reason):
+    reasons = []
+    pieces = list(
+        stream(Scripted("abc he"), ByteTokenizer(), ["x"], 6, Sampling(0), stop=stop, cached=False, reasons=reasons)
+    )
+    assert "".join(piece for (piece,) in pieces) == shown
+    assert reasons == [reason]

@@ -12,6 +12,7 @@ from conftest import unchecked
 from pencil.config import UserError
 from pencil.runs import Run
 from pencil.train import checkpoint, loop
+from pencil.train.prefetch import Prefetch
 from pencil.train.report import Metrics
 from training import interrupt_after
 
@@ -171,6 +172,26 @@ def test_a_stop_at_a_bad_update_saves_the_weights_before_it(tmp_path, notes):
     weights, facts = weights_of(tmp_path / "a")
     assert facts["step"] == "5"
     assert all(torch.equal(weights[name], kept[f"model.{name}"]) for name in weights)
+
+
+@pytest.mark.usefixtures("fast_training")
+def test_a_training_is_the_only_writer_of_its_run_and_ends_its_threads(tmp_path, notes):
+    made = trainer(tmp_path / "a", notes, **{**SMALL, "steps": 2})
+    made.batch, loss, refused = Prefetch(made.task.batch, 1, 2), made.loss, []
+
+    def tried(batch):
+        with pytest.raises(UserError, match="is being written by another process"), Run.open(tmp_path / "a").writing():
+            pass
+        refused.append(made.step)
+        return loss(batch)
+
+    made.loss = tried
+    made.train()
+    assert refused == [0, 1]
+    with Run.open(tmp_path / "a").writing():
+        pass
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        made.batch.pool.submit(int)
 
 
 def test_the_state_of_a_checkpoint_records_where_it_was_saved(tmp_path, notes):

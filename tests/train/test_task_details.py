@@ -109,6 +109,8 @@ def test_what_a_task_says_of_its_data():
     video, still = diffusion("moving-digits"), diffusion("digits")
     assert video.about().startswith("videos of moving-digits at 16×16, generated while training, ")
     assert still.about() == "images of digits at 8×8, 1,438 to train on, 359 held out"
+    still.config = replace(still.config, frames=2)
+    assert still.about().startswith("videos of ")
     for task in (video, still):
         assert task.hash == task.data.hash
         assert len(task.hash) == 64

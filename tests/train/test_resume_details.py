@@ -1,0 +1,53 @@
+"""Checkpoints found and compared: how a broken manifest is named, and settings as older versions recorded them."""
+
+import shutil
+
+import pytest
+import torch
+
+from pencil.families import family
+from pencil.runs import Run
+from pencil.train import checkpoint
+from pencil.train.identity import Change, differences
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "{", '{"step": 3, "files": {}}', '{"step": "3", "files": {"state.json": {}}}']
+)
+def test_a_broken_manifest_is_named_once(tmp_path, content):
+    checkpoint.write(tmp_path, 2, {"a": torch.ones(3)}, {})
+    folder = shutil.copytree(checkpoint.folder_of(tmp_path, 2), checkpoint.folder_of(tmp_path, 3))
+    (folder / "manifest.json").write_text(content)
+    found, (fault,) = checkpoint.find(tmp_path)
+    assert [one.step for one in found] == [2]
+    assert str(fault).count(str(folder)) == 1
+    if content == "{":
+        assert str(fault).startswith(f"{folder / 'manifest.json'} is not JSON")
+    else:
+        assert str(fault) == f"{folder / 'manifest.json'} is damaged"
+
+
+def old_state(run, **changes):
+    """What a checkpoint recorded before it had the training settings."""
+    facts = run.config["run"]
+    return {"of": {"family": facts["family"], "model": {**run.config["model"], **changes}, "data": facts["data_hash"]}}
+
+
+def test_settings_of_an_older_checkpoint_are_compared_as_they_are_before_they_are_upgraded(vit_run):
+    """The dropout of an older vit had another meaning, and is only read so where the settings are not the run's own."""
+    run, record = Run.open(vit_run), family("vit")
+    for name in ("key_dropout", "attention_dropout"):
+        run.config["model"].pop(name, None)
+    assert run.config["model"]["dropout"] > 0
+    assert differences(old_state(run), run, record) == []
+    assert Change("model.depth", 7, 1) in differences(old_state(run, depth=7), run, record)
+
+
+def test_a_setting_that_was_not_recorded_had_its_default(vit_run):
+    run, record = Run.open(vit_run), family("vit")
+    of = {"run": run.config["run"], "model": run.config["model"], "train": dict(run.config["train"]), "tokenizer": None}
+    assert differences({"of": of}, run, record) == []
+    del of["train"]["eps"]
+    assert differences({"of": of}, run, record) == []
+    of["train"]["eps"] = 1e-6
+    assert differences({"of": of}, run, record) == [Change("train.eps", 1e-6, 1e-8)]
