@@ -251,13 +251,12 @@ def test_an_interrupted_lab_leaves_no_process_and_no_traceback(tmp_path, how):
             time.sleep(0.05)
 
     try:
-        # the workers import torch, or have begun to measure; before it starts its program, a child looks like its parent
-        wait(
-            lambda: (
-                lab.poll() is not None
-                or (len(children()) >= 2 and any("libtorch" in read(pid, "maps") for pid in children()))
-            )
-        )
+        # both workers import torch, or have begun to measure; before it starts its program, a child looks like its parent,
+        # and one that has not read its task yet cannot end quietly when its parent is killed
+        def at_work(pid):
+            return "spawn_main" in read(pid, "cmdline") and "libtorch" in read(pid, "maps")
+
+        wait(lambda: lab.poll() is not None or sum(map(at_work, children())) >= 2)
         assert lab.poll() is None
         found = children()
         assert len(found) >= 2

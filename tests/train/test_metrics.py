@@ -3,11 +3,12 @@ import sys
 from functools import cache
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pencil.train import metrics
-from pencil.train.metrics import character_error_rate, corpus_scores, edit_distance, exact_match
+from pencil.train.metrics import accuracy_per_class, character_error_rate, corpus_scores, edit_distance, exact_match
 
 few = st.text("abc", max_size=7)
 any_text = st.text(max_size=97)
@@ -124,3 +125,14 @@ def test_sacrebleu_is_imported_only_when_it_is_used(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     spec = importlib.util.spec_from_file_location("pencil.train.metrics_again", metrics.__file__)
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_one_text_is_all_of_them():
+    assert exact_match(["a"], ["a"]) == 1
+    assert exact_match([], []) == 0
+
+
+def test_the_accuracy_of_each_class_that_occurs():
+    predicted, labels = torch.tensor([0, 1, 1, 0, 2]), torch.tensor([0, 0, 1, 0, 1])
+    found = accuracy_per_class(predicted, labels, ["a b", "c", "d"])
+    assert found == {"accuracy.a_b": pytest.approx(2 / 3), "accuracy.c": pytest.approx(1 / 2)}

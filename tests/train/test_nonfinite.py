@@ -15,7 +15,7 @@ from pencil.families.run_setup import new_run, task_of
 from pencil.runs import Run
 from pencil.train import checkpoint
 from pencil.train.loop import Trainer
-from pencil.train.nonfinite import FiniteGuard
+from pencil.train.nonfinite import FiniteGuard, named
 from pencil.train.optim import Muon, step_unless
 from training import bits
 
@@ -164,3 +164,8 @@ def test_muon_applies_its_update_unless_it_is_left_out():
         guarded.grad = torch.full((13, 7), float("nan"))
         step_unless(two, torch.tensor(1.0))
     torch.testing.assert_close(plain, guarded, atol=1e-7, rtol=1e-6)
+
+
+def test_a_few_samples_are_named_and_the_rest_counted():
+    assert named(list("abcde")) == "a, b, c, d, e"
+    assert named(list("abcdefg")) == "a, b, c, d, e and 2 more"

@@ -17,9 +17,11 @@ from pencil.data import text
 from pencil.data.dates import Dates
 from pencil.families import configure, family
 from pencil.families.run_setup import train_config
+from pencil.train import nonfinite
 from pencil.train.diffusion import Diffusion
 from pencil.train.language_modeling import LanguageModeling
 from pencil.train.latents import LatentExamples
+from pencil.train.metrics import character_error_rate, exact_match
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Request, check_vocab, epoch_order, random_of, round_up
 
@@ -175,3 +177,17 @@ def test_a_vocabulary_must_hold_the_tokenizers(notes):
     request = Request(family("gpt"), str(notes), "nano", {**sizes, "vocab": 7, "context": 31})
     with pytest.raises(UserError, match="model.vocab 7 is smaller"):
         LanguageModeling.prepare(request, TrainConfig())
+
+
+def test_the_samples_of_a_batch_in_a_sentence():
+    assert nonfinite.named(list("abc")) == "a, b, c"
+    assert nonfinite.named(list("abcde")) == "a, b, c, d, e"
+    assert nonfinite.named(list("abcdefg")) == "a, b, c, d, e and 2 more"
+
+
+def test_exact_match_of_one_text_and_of_none():
+    assert exact_match(["a"], ["a"]) == 1
+    assert exact_match(["a"], ["b"]) == 0
+    assert exact_match([], []) == 0
+    assert character_error_rate(["b"], ["a"]) == 1
+    assert character_error_rate([""], [""]) == 0

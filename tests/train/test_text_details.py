@@ -120,7 +120,12 @@ def test_only_some_mistakes_of_a_translation_are_listed(reversing, tmp_path, mon
     monkeypatch.setattr(translation, "source_attention", lambda *_: b"\x89PNG")
     monkeypatch.setattr(reversing, "data", type(reversing.data)(**{**vars(reversing.data), "test": rows}))
     wrong = [f"x{target}" for _, target in rows]
-    monkeypatch.setattr(translation, "greedy_targets", lambda model, tokenizer, sources, limit: wrong)
+
+    def decode(model, tokenizer, sources, limit):
+        assert limit is None  # a report is of whole texts, however long
+        return wrong
+
+    monkeypatch.setattr(translation, "greedy_targets", decode)
     with unchecked():
         metrics, _ = reversing.report(reversing.build().eval(), tmp_path / "deep" / "eval")
     head, _, *listed = (tmp_path / "deep" / "eval" / "mistakes.txt").read_text().splitlines()

@@ -16,6 +16,7 @@ from pencil.manifest import Manifest, _own_hash
 from pencil.runs import Run
 from pencil.train import checkpoint
 from pencil.train.loop import Trainer
+from pencil.train.resume import _elsewhere, restore
 from pencil.train.settings import TrainConfig
 from training import Killed, bits, interrupt_after, kill_after
 
@@ -398,3 +399,38 @@ def test_moved_data_is_pointed_to_and_must_be_the_same(tmp_path, notes):
     assert open_run(moved).config["run"]["data_path"] == str(there)
     call("verify", moved)
     call("eval", moved)
+
+
+# what --allow-changes takes over
+
+
+def allowed(folder, **settings):
+    made = trainer(folder, **settings)
+    made.allow_changes = True
+    return made
+
+
+def test_an_allowed_tokenizer_is_in_the_manifest_afterwards(copy):
+    edit(copy / "tokenizer.json", "{", "{ ")
+    assert any(fault for _, fault in open_run(copy).check_files("tokenizer.json"))
+    restore(allowed(copy, steps=32))
+    assert not any(fault for _, fault in open_run(copy).check_files("tokenizer.json"))
+
+
+def test_lost_weights_are_those_of_the_checkpoint_even_if_better_ones_were_lost(copy):
+    flip(copy / "model.safetensors")
+    made = allowed(copy, steps=32)
+    restore(made)
+    assert made.best["step"] == 30
+    weights = load(copy).model.state_dict()
+    assert all((weights[name] == tensor).all() for name, tensor in made.model.state_dict().items())
+
+
+def test_another_number_of_threads_is_announced(copy):
+    state = next((copy / "checkpoints").glob("step-*30")) / "state.json"
+    threads = json.loads(state.read_text())["threads"]
+    made = trainer(copy, steps=32)
+    kept, _ = checkpoint.latest(copy)
+    sentence = f"threads was {threads + 4} and is {threads} now: the result may differ in its last bits"
+    assert _elsewhere(made, kept._replace(state=kept.state | {"threads": threads + 4})) == [sentence]
+    assert _elsewhere(made, kept) == []
