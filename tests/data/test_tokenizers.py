@@ -45,7 +45,10 @@ def test_bpe_learns_merges_within_its_size_and_can_end_a_text():
         train_bpe([TEXT], 100)
 
 
-@pytest.mark.parametrize("between", ["", "\n\nSecond paragraph", "\n   indented", "\r\n\r\n", " y" * 20_000])
+@pytest.mark.parametrize(
+    "between",
+    ["", "\n\nSecond paragraph", "\n   indented", "\r\n\r\n", pytest.param(" y" * 20_000, marks=pytest.mark.long)],
+)
 def test_long_text_is_encoded_as_the_library_encodes_it_whole(between):
     text = (TEXT + between) * 60
     assert len(list(pieces([text], 1 << 15))) > 1

@@ -307,7 +307,7 @@ def test_observing_changes_neither_the_answer_nor_the_gradients(kind):
 
 
 @pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "captioner")
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data(), kind=st.sampled_from(sorted(KINDS)))
 def test_cached_equals_uncached_under_any_chunking(data, kind):
     """The picture comes with the first chunk, and with no other."""
@@ -325,7 +325,7 @@ def test_cached_equals_uncached_under_any_chunking(data, kind):
 
 
 @pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "captioner")
-@settings(max_examples=40)
+@settings(max_examples=24)
 @given(lengths=st.lists(st.integers(1, 7), min_size=2, max_size=4), steps=st.integers(1, 4),
        kind=st.sampled_from(sorted(KINDS)), right=st.booleans())  # fmt: skip
 def test_a_batch_of_mixed_lengths_equals_each_row_alone(lengths, steps, kind, right):
@@ -372,7 +372,7 @@ def grow(model, prompts, new, how=None, **options):
 
 
 @pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "captioner")
-@settings(max_examples=12)
+@settings(max_examples=7)
 @given(lengths=st.lists(st.integers(1, 7), min_size=2, max_size=3), kind=st.sampled_from(sorted(KINDS)),
        temperature=st.sampled_from([0.0, 1.3]), end=st.sampled_from([None, 17]))  # fmt: skip
 def test_prompts_of_different_lengths_and_pictures_grow_as_each_would_alone(lengths, kind, temperature, end):

@@ -113,7 +113,7 @@ def test_observing_changes_neither_the_answer_nor_the_gradients(kind):
         torch.testing.assert_close(others[name], gradient, atol=1e-5, rtol=1e-4)
 
 
-@settings(max_examples=40)
+@settings(max_examples=24)
 @given(
     lengths=st.lists(st.integers(1, 11), min_size=2, max_size=4),
     kind=st.sampled_from(sorted(KINDS)),

@@ -236,7 +236,8 @@ LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    "make", [gpt, vit, pytest.param(captioner, marks=LONG), pytest.param(gpt2, marks=LONG), rotation]
+    "make",
+    [gpt, pytest.param(vit, marks=LONG), pytest.param(captioner, marks=LONG), pytest.param(gpt2, marks=LONG), rotation],
 )
 @unchecked()
 def test_the_page_works_as_python_does(make, blank):

@@ -234,9 +234,9 @@ def test_ctrl_c_saves_and_prints_the_command_that_continues(tmp_path, notes, how
     assert load(folder).model is not None
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
 @pytest.mark.usefixtures("fast_training")
-def test_a_killed_run_resumes_and_ends_as_one_never_killed(tmp_path, notes, kills):
+def test_a_killed_run_resumes_and_ends_as_one_never_killed(tmp_path, notes, kills=3):
     rng = random.Random(0)
     # more steps than there is time for, with a schedule that does not depend on how many there are
     pace = dict(steps=100_000, batch=7, save_every=5, eval_every=30, eval_batches=1, warmup=0, schedule="constant")

@@ -384,6 +384,7 @@ def test_a_process_killed_while_training_on_pairs_ends_as_one_never_killed(tmp_p
 
 
 @pytest.mark.usefixtures("fast_training")
+@pytest.mark.long
 def test_forty_words_are_memorized(tmp_path, backwards):
     fast = dict(steps=90, batch=19, eval_every=90, save_every=90, warmup=11, muon_lr=0.04, lr=0.01)
     model = {**SIZES, "dropout": 0.0}
