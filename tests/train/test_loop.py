@@ -236,13 +236,13 @@ def test_ctrl_c_saves_and_prints_the_command_that_continues(tmp_path, notes, how
 
 @pytest.mark.long
 @pytest.mark.usefixtures("fast_training")
-def test_a_killed_run_resumes_and_ends_as_one_never_killed(tmp_path, notes, kills=3):
+def test_a_killed_run_resumes_and_ends_as_one_never_killed(tmp_path, notes):
     rng = random.Random(0)
     # more steps than there is time for, with a schedule that does not depend on how many there are
     pace = dict(steps=100_000, batch=7, save_every=5, eval_every=30, eval_batches=1, warmup=0, schedule="constant")
     for name in ("killed", "whole"):
         new_run("gpt", str(notes), model=SIZES, train=pace, out=tmp_path / name)
-    for _ in range(kills):
+    for _ in range(3):
         process = subprocess.Popen(
             [sys.executable, "-m", "pencil", "resume", str(tmp_path / "killed")], stderr=subprocess.DEVNULL
         )
