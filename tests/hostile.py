@@ -100,7 +100,7 @@ BENIGN: Mapping[str, Callable[[Path], list[str]]] = {
     "resume": lambda folder: ["resume", str(run_copy(folder)), "--train.steps", "5"],
     "eval": lambda folder: ["eval", str(run_copy(folder))],
     "sample": lambda folder: ["sample", str(run_copy(folder)), "--prompt", "a"],
-    "heads": lambda folder: ["heads", str(run_copy(folder)), "--prompt", "import a b", "--out", "heads.png"],
+    "heads": lambda folder: ["heads", str(run_copy(folder)), "--prompt", "import a b import a b", "--out", "heads.png"],
     "show": lambda folder: ["show", trace_file(folder)],
     "diff": lambda folder: ["diff", trace_file(folder), trace_file(folder)],
     "why a file": lambda folder: ["why", trace_file(folder), "y[0,0]"],
