@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import types
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -171,6 +172,17 @@ def call(*words, code=0):
             status = ended.code or 0
     done = Done(status, out.getvalue(), err.getvalue())
     assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def refused(words, folder, seconds=2):
+    """Run a command that meets a hostile file: one sentence at the end, soon, and nothing in `folder` executed."""
+    before = time.process_time()
+    done = call(*words, code=2)
+    assert time.process_time() - before < seconds
+    assert done.stderr.splitlines()[-1].startswith("pencil: ")
+    assert "Traceback" not in done.stderr
+    assert not (folder / "executed").exists()
     return done
 
 

@@ -89,7 +89,7 @@ def named_whole_or_not_at_all(question):
             assert not any(map(lambda *cells: differ(*cells, 2), question.blanks, answers, hint.values)), (said, hint)
 
 
-def telling(question):
+def informative(question):
     """Fresh numbers are not degenerate."""
     rows = {table.name: table.rows for table in question.given}
     assert len({blank.written for blank in question.blanks}) > 1
@@ -143,7 +143,7 @@ def ask_all(name, seeds, mistakes):
         if seed is None:
             named_whole_or_not_at_all(question)
         else:
-            telling(question)
+            informative(question)
             if seed % MIXED == 0:
                 named_whole_or_not_at_all(question)
         fit_to_print(question)

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 import hostile_files
-from conftest import call
-from hostile import CASES, SECONDS, benign, faults, run_case, run_copy, signed
+from conftest import call, refused
+from hostile import CASES, benign, faults, run_case, run_copy, signed
 from pencil.config import UserError
 from pencil.data.tokenizers import read_json
 from pencil.files import parse_json, read_bytes, read_toml
@@ -40,14 +39,8 @@ def started(tmp_path_factory):
 def test_a_hostile_file_is_refused_in_a_sentence(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = CASES[name](tmp_path)
-    before = time.process_time()
-    done = call(*words, code=2)
-    assert time.process_time() - before < SECONDS
-    *notes, last = done.stderr.splitlines()
-    assert last.startswith("pencil: ")
-    assert "Traceback" not in done.stderr
-    assert len(notes) <= 2
-    assert not (tmp_path / "executed").exists()
+    done = refused(words, tmp_path)
+    assert len(done.stderr.splitlines()) <= 3  # two notes and the sentence
     shutil.rmtree(tmp_path, ignore_errors=True)  # some are large
 
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from PIL import Image
 import hostile_data
 from albums import photos, picture
 from commands import SMALL
-from conftest import call
+from conftest import call, refused
 from hostile_data import CASES, ESCAPES
 from pencil.config import UserError
 from pencil.data import images
@@ -19,7 +18,6 @@ from pencil.data.idx import read_idx
 
 CODES = (*range(10), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))  # no line end
 CONTROL = set(map(chr, CODES))
-SECONDS = 2  # of CPU time
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,14 +29,8 @@ def started(tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 def test_hostile_data_is_refused_in_a_sentence(name, tmp_path):
     words = CASES[name](tmp_path)
-    before = time.process_time()
-    done = call(*words, code=2)
-    assert time.process_time() - before < SECONDS
-    *_, last = done.stderr.splitlines()
-    assert last.startswith("pencil: ")
-    assert "Traceback" not in done.stderr
+    done = refused(words, tmp_path)
     assert not CONTROL & set(done.stdout + done.stderr)
-    assert not (tmp_path / "executed").exists()
     assert not (tmp_path / "run").exists()
 
 

@@ -11,7 +11,8 @@ import spreadsheet
 from commands import is_png
 from pencil.data.tokenizers import learn
 from pencil.families import create, load
-from pencil.inference.diffusion import GaussianDiffusion, classifier_free_guidance, linear, sample_steps
+from pencil.inference.diffusion import GaussianDiffusion, linear
+from pencil.inference.diffusion_sampling import classifier_free_guidance, sample_steps
 from pencil.models.dit import DiTConfig
 from pencil.runs import Run
 from pencil.tracing.opened import read

@@ -14,7 +14,8 @@ from pencil.families import family
 from pencil.families.run_setup import train_config
 from pencil.inference.autoencoder import Autoencoder
 from pencil.train import diffusion_eval
-from pencil.train.diffusion import Diffusion, image_shape, middle_frames
+from pencil.train.diffusion import Diffusion, middle_frames
+from pencil.train.diffusion_data import image_shape
 from pencil.train.task import Request, random_of
 
 TINY = dict(width=16, depth=1, heads=2)

@@ -15,7 +15,8 @@ from pencil.inference.autoencoder import to_bytes
 from pencil.inference.diffusion import RectifiedFlow
 from pencil.inference.image_sampling import sample_images
 from pencil.train import diffusion_eval
-from pencil.train.diffusion import Diffusion, annotations
+from pencil.train.diffusion import Diffusion
+from pencil.train.diffusion_data import annotations
 from pencil.train.image_classification import ImageClassification
 from pencil.train.task import Request
 

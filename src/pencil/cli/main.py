@@ -8,7 +8,7 @@ from cyclopts import App, CycloptsError, Group
 
 from .. import __version__
 from ..config import UserError
-from . import check, cost, demo, doctor, evaluate, heads, kata, lab, sample, shapes, trace, train, verify
+from . import check, cost, demo, diff, doctor, evaluate, heads, kata, lab, sample, shapes, trace, train, verify
 from .dispatch import HELP, dispatch, named_family, run_family, trace_family
 from .parsing import PARAMETERS, sentence
 from .terminal import note_line
@@ -31,7 +31,7 @@ VERBS: tuple[tuple[Group, str, Callable | App, str], ...] = (
     (INSIDE, "trace", trace.trace, "WHAT [OPTIONS]"),
     (INSIDE, "why", trace.why, "WHAT CELL [OPTIONS]"),
     (INSIDE, "show", trace.show, "WHAT [NAME] [OPTIONS]"),
-    (INSIDE, "diff", trace.diff, "A B [OPTIONS]"),
+    (INSIDE, "diff", diff.diff, "A B [OPTIONS]"),
     (INSIDE, "heads", heads.heads, "RUN [OPTIONS]"),
     (INSIDE, "shapes", shapes.shapes, "WHAT [OPTIONS]"),
     (INSIDE, "cost", cost.cost, "WHAT [OPTIONS]"),

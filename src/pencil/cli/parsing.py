@@ -16,7 +16,7 @@ from cyclopts import (
     convert,
 )
 
-from ..config import nearest
+from ..config import UserError, nearest
 
 
 def _value(kind: Any, tokens: Sequence[Token]) -> Any:
@@ -64,3 +64,9 @@ def sentence(error: CycloptsError, command: str, usage: str = "") -> str:
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         return f"{verb} cannot use {' '.join(error.unused_tokens)!r}; " + (f"usage: {usage}" if usage else see)
     return str(error)
+
+
+def significant_digits(digits: int) -> int:
+    if not 1 <= digits <= 17:
+        raise UserError(f"--digits must be from 1 to 17, not {digits}")
+    return digits

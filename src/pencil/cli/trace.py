@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ..config import UserError, check_output
-from .dispatch import TRACE_FILE, following
+from .dispatch import TRACE_FILE
+from .parsing import significant_digits
 from .terminal import note, result_console
 
 Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
@@ -102,7 +103,7 @@ def why_command(record: Any) -> Callable[..., int]:
         from ..tracing.show import receipt
 
         opened = _open(what, record, given, edit)
-        found = opened[cell].why(_digits(digits))
+        found = opened[cell].why(significant_digits(digits))
         receipt(found, opened, result_console())
         return 0 if found.agrees else 1
 
@@ -210,69 +211,11 @@ def show_command(record: Any) -> Callable[..., int]:
         if name is None:
             names(found, result_console())
         else:
-            tables(found[name], result_console(), _digits(digits))
+            tables(found[name], result_console(), significant_digits(digits))
         return 0
 
     command.__doc__ = _documented(show)
     return command
-
-
-def diff(
-    a: Path, b: Path, /, *, every: Annotated[bool, Parameter(name="--all", negative=())] = False, digits: int = 4
-) -> int:
-    """Compare two traces: the first tensor that differs, and by how much; exit status 1 if any does.
-
-    Parameters
-    ----------
-    a
-        A trace file.
-    b
-        Another of the same model.
-    every
-        Show all tensors that differ, not only the first.
-    digits
-        Number of significant digits.
-    """
-    from ..tracing.opened import read
-    from ..tracing.receipt import format_number
-    from ..tracing.show import differences, only_in
-
-    first, second = read(a, note), read(b, note)
-    console, digits = result_console(), _digits(digits)
-    shared = len(set(first.names) & set(second.names))
-    if not shared:
-        raise UserError(f"{a} and {b} have no name in common: they are of different models")
-    count = 0
-    with following(f"{a} or {b}"):
-        every_difference = list(differences(first, second))
-    for found in every_difference:
-        count += 1
-        if count > 1 and not every:
-            continue
-        if found.shapes:
-            one, other = ("×".join(map(str, shape)) for shape in found.shapes)
-            line = f"{found.name} differs: its shape is {one} and {other}"
-        else:
-            where = ",".join(map(str, found.index))
-            most, one, other = (format_number(v, digits) for v in (found.most, found.first, found.second))
-            line = f"{found.name} differs by at most {most}, at [{where}]: {one} and {other}"
-        console.print(line, highlight=False, markup=False)
-    if count > 1 and not every:
-        console.print(f"and {count - 1} more after it, of {shared} (--all)", highlight=False, markup=False)
-    for name, alone in ((a, only_in(first, second)), (b, only_in(second, first))):
-        if alone:
-            console.print(
-                f"only in {name}: {', '.join(alone[:5])}{' …' if len(alone) > 5 else ''}", highlight=False, markup=False
-            )
-    if not count:
-        console.print(f"the same: {shared} tensors, to the last bit", highlight=False, markup=False)
-    return 1 if count else 0
-
-
-def _digits(digits: int) -> int:
-    if not 1 <= digits <= 17:
-        raise UserError(f"--digits must be from 1 to 17, not {digits}")
-    return digits
 
 
 def _title(what: str, given: Any, found: Any) -> str:

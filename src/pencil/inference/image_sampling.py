@@ -10,7 +10,8 @@ from torch import Tensor
 from ..config import UserError
 from ..core.span import Span
 from .autoencoder import Autoencoder, to_bytes
-from .diffusion import Process, classifier_free_guidance, draw_noise, make_process, sample_steps
+from .diffusion import Process, make_process
+from .diffusion_sampling import classifier_free_guidance, draw_noise, sample_steps
 
 MAX_SEED = 2**43 - 1  # a row's own seed is a million times as large, and torch's have 63 bits
 

@@ -12,10 +12,10 @@ from .attention_by_hand import (
     attention,
     by_hand,
     columns,
+    informative_row,
     softmax_cells,
     strips,
     tags,
-    telling_row,
     to_3,
 )
 from .builder import Draws, LazyLines, Numbers, blanks, bracketed, maker, mistake, rows
@@ -173,22 +173,22 @@ def _pairs(d: Draws, width: int) -> Rows:
     return [list(row) for row in zip(*(d.distinct(2, 0, 5) for _ in range(width)), strict=True)]
 
 
-def _telling(numbers: Numbers) -> bool:
+def _informative(numbers: Numbers) -> bool:
     """The asked row's scores differ, and so do the two rows."""
     match = np.asarray(numbers["want"]) @ np.asarray(numbers["have"]).T
-    return telling_row(numbers["want"][numbers["row"]], numbers["have"]) and bool((match[0] != match[1]).any())
+    return informative_row(numbers["want"][numbers["row"]], numbers["have"]) and bool((match[0] != match[1]).any())
 
 
-def _telling_match(numbers: Numbers) -> bool:
-    return telling_row(numbers["want"][numbers["row"]], numbers["have"], 0.0, zero=False)
+def _informative_match(numbers: Numbers) -> bool:
+    return informative_row(numbers["want"][numbers["row"]], numbers["have"], 0.0, zero=False)
 
 
 _TAGS = {"want": WANT, "have": HAVE}
 
 MAKES = {
     "match": maker("match", _TAGS, _draw_match, _match),
-    "scale": maker("scale", _TAGS | {"row": 0}, _draw_scale, _scale, _telling_match),
-    "softmax": maker("softmax", _TAGS | {"row": 1}, _draw_softmax, _softmax, _telling),
-    "weighted-sum": maker("weighted-sum", _TAGS | {"give": GIVE, "row": 0}, _draw_give, _weighted, _telling),
-    "attention": maker("attention", _TAGS | {"give": GIVE, "row": 1}, _draw_attention, _attention, _telling),
+    "scale": maker("scale", _TAGS | {"row": 0}, _draw_scale, _scale, _informative_match),
+    "softmax": maker("softmax", _TAGS | {"row": 1}, _draw_softmax, _softmax, _informative),
+    "weighted-sum": maker("weighted-sum", _TAGS | {"give": GIVE, "row": 0}, _draw_give, _weighted, _informative),
+    "attention": maker("attention", _TAGS | {"give": GIVE, "row": 1}, _draw_attention, _attention, _informative),
 }

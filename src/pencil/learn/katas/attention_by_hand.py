@@ -67,7 +67,7 @@ def columns(want, have, scale: float | None = None) -> np.ndarray:
     return attention(have, want, want, scale).run("pattern").T
 
 
-def telling_row(want, have, scale: float | None = None, zero: bool = True) -> bool:
+def informative_row(want, have, scale: float | None = None, zero: bool = True) -> bool:
     """Whether the scores of one WANT are all different, and close enough for every portion to be seen.
 
     With `zero` False none of them may be 0, which no scaling changes.

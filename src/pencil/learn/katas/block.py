@@ -167,7 +167,7 @@ def _draw_residual(d: Draws) -> Numbers:
     return {"strip": d.distinct(3, 0, 9), "matrix": d.tags(3, 3, -1, 2)}
 
 
-def _telling_residual(numbers: Numbers) -> bool:
+def _informative_residual(numbers: Numbers) -> bool:
     """No tamed number is 0."""
     strip = numbers["strip"]
     return all(len(strip) * one != sum(strip) for one in strip)
@@ -194,7 +194,7 @@ _GELU = {
 }  # fmt: skip
 
 MAKES = {
-    "residual": maker("residual", _RESIDUAL, _draw_residual, _residual, _telling_residual),
+    "residual": maker("residual", _RESIDUAL, _draw_residual, _residual, _informative_residual),
     "gelu": maker("gelu", _GELU, _draw_gelu, _gelu),
     "cross-entropy": maker(
         "cross-entropy", {"logits": [2.0, 1.0, 0.0], "target": 1}, _draw_cross_entropy, _cross_entropy

@@ -65,11 +65,11 @@ def maker(
     page: Numbers,
     draw: Callable[[Draws], Numbers],
     pose: Callable[..., Question],
-    telling: Callable[[Numbers], bool] = lambda numbers: True,
+    informative: Callable[[Numbers], bool] = lambda numbers: True,
 ) -> Callable[[int | None], Question]:
     """A question for any seed: the page's own numbers for None, else the first draw that is not degenerate.
 
-    Its numbers are `telling`, its answers are not all the same, and all its mistakes can be told apart.
+    Its numbers are `informative`, its answers are not all the same, and each of its mistakes leads to another answer.
     """
 
     @lru_cache(maxsize=64)
@@ -80,7 +80,7 @@ def maker(
         tried = False
         for attempt in range(ATTEMPTS):
             numbers = draw(Draws(f"{name} {seed} {attempt}"))
-            if not telling(numbers):
+            if not informative(numbers):
                 continue
             question = _draft(pose, numbers) if tried else pose(**numbers)
             varied = len({blank.written for blank in question.blanks}) > 1 or len(question.blanks) == 1

@@ -16,10 +16,10 @@ from .attention_by_hand import (
     AttentionByHand,
     attention,
     by_hand,
+    informative_row,
     softmax_cells,
     strips,
     tags,
-    telling_row,
 )
 from .builder import Draws, LazyLines, Numbers, Work, blanks, maker, mistake, rows, tensor, work
 from .exercise import Question, Table
@@ -119,11 +119,11 @@ def _draw_two(d: Draws) -> Numbers:
     return {name: d.tags(2, 4, 0, 3) for name in ("want", "have", "give")} | {"row": d.whole(0, 1)}
 
 
-def _telling_two(numbers: Numbers) -> bool:
+def _informative_two(numbers: Numbers) -> bool:
     """Each head's scores differ, and so do the GIVEs in every slot."""
     want, (one, other) = numbers["want"][numbers["row"]], numbers["give"]
     halves = (slice(0, 2), slice(2, 4))
-    return all(telling_row(want[half], [have[half] for have in numbers["have"]]) for half in halves) and all(
+    return all(informative_row(want[half], [have[half] for have in numbers["have"]]) for half in halves) and all(
         a != b for a, b in zip(one, other, strict=True)
     )
 
@@ -133,8 +133,8 @@ def _draw_cross(d: Draws) -> Numbers:
     return words | {"have": d.tags(3, 4, 0, 2), "give": d.tags(3, 2, 0, 5), "row": d.whole(0, 1)}
 
 
-def _telling_cross(numbers: Numbers) -> bool:
-    return telling_row(numbers["want"][numbers["row"]], numbers["have"])
+def _informative_cross(numbers: Numbers) -> bool:
+    return informative_row(numbers["want"][numbers["row"]], numbers["have"])
 
 
 _PAGE = {"want": [[2, 0, 1, 0], [0, 0, 2, 0]], "have": [[1, 0, 0, 0], [3, 0, 2, 0]]}
@@ -145,6 +145,6 @@ _CROSS = {
 }  # fmt: skip
 
 MAKES = {
-    "heads": maker("heads", _PAGE | {"give": _GIVE, "row": 0}, _draw_two, _two, _telling_two),
-    "cross": maker("cross", _CROSS | {"row": 1}, _draw_cross, _cross, _telling_cross),
+    "heads": maker("heads", _PAGE | {"give": _GIVE, "row": 0}, _draw_two, _two, _informative_two),
+    "cross": maker("cross", _CROSS | {"row": 1}, _draw_cross, _cross, _informative_cross),
 }

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from ...core.cache import Cache
 from ...core.probe import OFF, Probe
-from .attention_by_hand import FORGOT_SCALE, SCALE_HINT, TagAttention, by_hand, softmax_cells, strips, telling_row
+from .attention_by_hand import FORGOT_SCALE, SCALE_HINT, TagAttention, by_hand, informative_row, softmax_cells, strips
 from .builder import Draws, LazyLines, Numbers, Work, blanks, heads, maker, mistake, work
 from .exercise import Question, Table
 
@@ -112,8 +112,8 @@ def _draw_step(d: Draws) -> Numbers:
     return tables | {name: d.tags(1, 4, 0, 3) for name in ("want", "have", "give")}
 
 
-def _telling_step(numbers: Numbers) -> bool:
-    return telling_row(numbers["want"][0], numbers["kept_have"] + numbers["have"])
+def _informative_step(numbers: Numbers) -> bool:
+    return informative_row(numbers["want"][0], numbers["kept_have"] + numbers["have"])
 
 
 def _draw_bytes(d: Draws) -> Numbers:
@@ -135,6 +135,6 @@ _STEP = {
 _LLAMA = {"layers": 80, "query_heads": 64, "kv_heads": 8, "head_width": 128, "context": 4096, "value_bytes": 2}
 
 MAKES = {
-    "kv-cache": maker("kv-cache", _STEP, _draw_step, _step, _telling_step),
+    "kv-cache": maker("kv-cache", _STEP, _draw_step, _step, _informative_step),
     "cache-bytes": maker("cache-bytes", _LLAMA, _draw_bytes, _cache_bytes),
 }

@@ -1,0 +1,63 @@
+"""diff: two traces compared."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from ..config import UserError
+from .dispatch import following
+from .parsing import significant_digits
+from .terminal import note, result_console
+
+
+def diff(
+    a: Path, b: Path, /, *, every: Annotated[bool, Parameter(name="--all", negative=())] = False, digits: int = 4
+) -> int:
+    """Compare two traces: the first tensor that differs, and by how much; exit status 1 if any does.
+
+    Parameters
+    ----------
+    a
+        A trace file.
+    b
+        Another of the same model.
+    every
+        Show all tensors that differ, not only the first.
+    digits
+        Number of significant digits.
+    """
+    from ..tracing.opened import read
+    from ..tracing.receipt import format_number
+    from ..tracing.show import differences, only_in
+
+    first, second = read(a, note), read(b, note)
+    console, digits = result_console(), significant_digits(digits)
+    shared = len(set(first.names) & set(second.names))
+    if not shared:
+        raise UserError(f"{a} and {b} have no name in common: they are of different models")
+    count = 0
+    with following(f"{a} or {b}"):
+        every_difference = list(differences(first, second))
+    for found in every_difference:
+        count += 1
+        if count > 1 and not every:
+            continue
+        if found.shapes:
+            one, other = ("×".join(map(str, shape)) for shape in found.shapes)
+            line = f"{found.name} differs: its shape is {one} and {other}"
+        else:
+            where = ",".join(map(str, found.index))
+            most, one, other = (format_number(v, digits) for v in (found.most, found.first, found.second))
+            line = f"{found.name} differs by at most {most}, at [{where}]: {one} and {other}"
+        console.print(line, highlight=False, markup=False)
+    if count > 1 and not every:
+        console.print(f"and {count - 1} more after it, of {shared} (--all)", highlight=False, markup=False)
+    for name, alone in ((a, only_in(first, second)), (b, only_in(second, first))):
+        if alone:
+            console.print(
+                f"only in {name}: {', '.join(alone[:5])}{' …' if len(alone) > 5 else ''}", highlight=False, markup=False
+            )
+    if not count:
+        console.print(f"the same: {shared} tensors, to the last bit", highlight=False, markup=False)
+    return 1 if count else 0
