@@ -17,6 +17,7 @@ from cyclopts import App, CycloptsError
 
 from pencil.config import UserError
 from pencil.learn.check import check, count, shipped
+from pencil.learn.claims import count_claims
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src" / "pencil"
@@ -83,8 +84,13 @@ def page() -> str:
 
 def section(number: str, table: dict) -> str:
     """The section of one document."""
-    counted = ", ".join(f"{n} {verdict}" for verdict, n in count(check(shipped()[table["check"]]).steps).items())
-    lines = [f"\n## {number} · {table['title']}\n", f"`pencil check {table['check']}`: {counted}.\n"]
+    report = check(shipped()[table["check"]])
+    counted = ", ".join(f"{n} {verdict}" for verdict, n in count(report.steps).items())
+    claims = ", ".join(f"{n} {verdict}" for verdict, n in count_claims(report.claims).items())
+    lines = [
+        f"\n## {number} · {table['title']}\n",
+        f"`pencil walk {number}` goes through it. `pencil check {number}`: numbers {counted}; claims {claims}.\n",
+    ]
     lines += ["| heading | code | command | test | correction |", "|---|---|---|---|---|"]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in rows(table)]
     skipped: dict[str, list[str]] = {}

@@ -42,7 +42,7 @@ VITS = {
 CAPTIONERS = {
     "captioner prefix": dict(vocab=19, context=5, mask="prefix"),
     "captioner causal": dict(
-        vocab=19, context=5, mask="causal", positions="learned", type_embeddings=False, delimiters=False, bias=True,
+        vocab=19, context=5, mask="causal", positions="learned", type_embeddings=False, delimiters="none", bias=True,
         image_width=17, tie_embeddings=False,
     ),
 }  # fmt: skip

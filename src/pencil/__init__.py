@@ -20,15 +20,43 @@ _LAZY = {
     "DiT": "models.dit",
     "DiTConfig": "models.dit",
     "Probe": "core.probe",
+    "Attention": "core.attention",
+    "attend": "core.attention",
+    "causal": "core.masks",
+    "full": "core.masks",
+    "padding": "core.masks",
+    "prefix": "core.masks",
+    "window": "core.masks",
+    "Learned": "core.positions",
+    "Sinusoidal": "core.positions",
+    "Rope": "core.positions",
+    "rotate": "core.positions",
+    "Alibi": "core.biases",
+    "Shaw": "core.biases",
+    "T5": "core.biases",
     "Cache": "core.cache",
     "Span": "core.span",
-    "attend": "core.attention",
+    "Block": "core.blocks",
+    "CrossBlock": "core.blocks",
+    "PostBlock": "core.blocks",
+    "PostCrossBlock": "core.blocks",
+    "AdaBlock": "core.blocks",
+    "AdaNormBlock": "core.blocks",
+    "MLP": "core.layers",
+    "GatedMLP": "core.layers",
+    "LayerNorm": "core.layers",
+    "RMSNorm": "core.layers",
+    "Tokens": "core.embed",
+    "Patches": "core.embed",
+    "TimestepEmbedding": "core.embed",
+    "convert_rope": "models.rope_pairs",
+    "diffusion": "inference",  # a module
     "configure": "families",
     "create": "families",
     "complete": "inference.generation",
     "stream": "inference.generation",
     "load": "families",
-    "trace": "tracing.record",
+    "trace": "families",
 }
 
 __all__ = ["__version__", *_LAZY]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -36,6 +64,8 @@ __all__ = ["__version__", *_LAZY]  # pyright: ignore[reportUnsupportedDunderAll]
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
+        if _LAZY[name] == "inference":
+            return import_module(f"{__name__}.inference.{name}")
         return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -59,6 +59,9 @@ def fitted(kind: type, values: Mapping[str, Any], where: str = "") -> dict[str, 
             raise UserError(f"{where}{name} is not a setting; {nearest(name, hints)}")
         if isinstance(value, str) and (name, value) in values_renamed:
             raise UserError(f"{where}{name} {value} is now called {values_renamed[name, value]}")
+    # a setting that was true or false and is now one of several words
+    former = getattr(kind, "FORMER_VALUES", {})
+    values = {name: former.get((name, _fit(value, bool)), value) for name, value in values.items()}
     return {name: coerce(value, hints[name], where + name) for name, value in values.items()}
 
 

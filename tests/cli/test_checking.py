@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pencil.learn.check import shipped
-from pencil.learn.functions import FUNCTIONS
+from pencil.learn.functions import COUNTED, FUNCTIONS
 
 RIGHT = """\
 title = "Two numbers"
@@ -88,6 +88,10 @@ def test_the_shipped_examples_by_name_by_beginning_and_all(type_in):
     together = type_in("check", "--all", code=1).out
     assert all(f"  {name}\n" in together for name in names)
     assert by_name.rsplit("\n\n", 1)[0] in together
+    assert re.search(
+        r"\nnumbers: \d+ right, 3 rounded along the way, \d+ wrong\nclaims: \d+ shown, \d+ not shown, \d+ wrong\n$",
+        together,
+    )
 
 
 def test_plain_when_piped_and_colours_only_where_wanted(write, tmp_path):
@@ -106,9 +110,10 @@ def test_plain_when_piped_and_colours_only_where_wanted(write, tmp_path):
 
 
 def test_nothing_heavy_is_loaded():
+    """Unless a formula counts what a model costs."""
     code = (
         "import sys\nfrom pencil.cli.main import main\n"
-        "try: main(['check', '--all'])\nexcept SystemExit: print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+        "try: main(['check', '000', '001', '004'])\nexcept SystemExit: print('torch' in sys.modules, 'matplotlib' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "False False"
 
@@ -119,7 +124,7 @@ def step(formula="x", **keys):
 
 
 @pytest.mark.parametrize("content, said", [
-    ("", "line 1: there is no [[step]] to check"),
+    ("", "line 1: there is no [[step]] to check, and no [[claim]]"),
     ("title = 'x'\n[inputs]\nx = = 3\n", "line 3: invalid value"),
     ("title = 'x\n", "line 1: "),
     ("title = 'x'\n\nprinted = [1,\n\n\n", "line 3: "),
@@ -193,7 +198,8 @@ def test_a_file_that_cannot_be_checked_is_named_with_its_line(type_in, write, co
     ([], "name a file to check, or --all for those that come with pencil: 000-from-pencil, "),
     (["nowhere.toml"], "there is no file nowhere.toml, nor an example of that name"),
     (["002-frist-principles"], "did you mean 002-first-principles?"),
-    (["00"], "there is no file 00, nor an example of that name"),
+    (["00"], "there is no file 00, nor an example of that name; the examples are 000-from-pencil, 001-notation, 002-"),
+    (["005"], "there is no file 005, nor an example of that name; the examples are 000-from-pencil, 001-notation, 002-"),
     (["."], ". is a folder, not an example file"),
     (["big.toml"], "big.toml is larger than the 1,000,000 bytes an example may have"),
     (["--wat"], "--wat"),
@@ -212,9 +218,19 @@ def test_the_report_in_the_docs_is_what_is_printed(type_in, write):
     assert type_in("check", write(example, "strips.toml"), code=1).out == report
 
 
+def test_the_report_of_claims_in_the_docs_is_what_is_printed(type_in, write):
+    page = (Path(__file__).parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
+    example, report = re.search(
+        r"```toml\n([^`]*?)```\n\n```\n\$ pencil check words.toml\n(.*?)```", page, re.S
+    ).groups()
+    assert type_in("check", write(example, "words.toml"), code=1).out == report
+
+
 def test_the_docs_name_every_function_and_no_other():
     page = (Path(__file__).parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
     table = page[page.index("| number by number") : page.index("`var` and `std` divide")]
     quoted = " ".join(re.findall(r"`([^`]*)`", table))
     assert set(FUNCTIONS) <= set(re.findall(r"\w+", quoted))
     assert set(re.findall(r"(\w+)\(", quoted)) <= set(FUNCTIONS)
+    counted = page[page.index("What a model costs is counted") : page.index("## Claims")]
+    assert set(re.findall(r"\| `(\w+)\(", counted)) == set(COUNTED)

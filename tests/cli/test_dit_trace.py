@@ -185,7 +185,7 @@ def test_an_output_is_traced_back_to_the_noise(type_in, run, traced):
     out = type_in("why", run("picture"), "output[0,0,5,8]", "--label", "seven", *AT).out
     assert "output[0,0,5,8] = patches_out[0,5,8]" in out  # of 3×2 patches of 2×5 pixels
     shown = type_in("why", run("picture"), "patches_out[0,5,8]", "--label", "seven", *AT, "--digits", 7).out
-    assert "N 'patch 2,1'" in shown
+    assert "N 'patch 3,2'" in shown
     by_hand = found["norm[0,5]"].value @ found["head.weight[8]"].value + float(found["head.bias[8]"])
     assert float(re.search(r"recorded (\S+) ✓", shown)[1].replace("−", "-")) == pytest.approx(by_hand, rel=1e-5)
     assert (
@@ -211,7 +211,8 @@ def test_an_edit_of_the_modulation(type_in, run):
 
 
 def patch_of(found, at):
-    return found.labels["T"].index("patch " + ",".join(map(str, at)))
+    """The index of the patch at this place, which its name counts from 1."""
+    return found.labels["T"].index("patch " + ",".join(str(i + 1) for i in at))
 
 
 def test_a_patch_of_a_video_is_labelled_by_its_position(traced):
@@ -229,15 +230,15 @@ def normed(x, found, block, row):
 def test_groups_are_labelled_by_their_patches(traced):
     """A block's norm is of the patch that the labels of its group and place name."""
     found = traced("frames", "--label", "three", "--steps", 2)
-    frame, place = found.labels["B·w"].index("frames 6–7"), found.labels["n"].index("patch 2,1")
+    frame, place = found.labels["B·w"].index("frames 7–8"), found.labels["n"].index("patch 3,2")
     x = found["input"].value[0, patch_of(found, (3, 2, 1))]
     near(found["blocks.0.attn_norm"].value[frame, place], normed(x, found, 0, frame))
-    time, at = found.labels["w"].index("frames 6–7"), found.labels["B·n"].index("patch 2,1")
+    time, at = found.labels["w"].index("frames 7–8"), found.labels["B·n"].index("patch 3,2")
     x = found["blocks.0.post"].value[frame, place]
     near(found["blocks.1.attn_norm"].value[at, time], normed(x, found, 1, at))
 
     found = traced("windows", "--label", "three", "--guidance", 2, "--steps", 2)
-    window, place = found.labels["B·w"].index("unconditional, window 1,0,2"), found.labels["n"].index("place 0,1,1")
+    window, place = found.labels["B·w"].index("unconditional, window 2,1,3"), found.labels["n"].index("place 1,2,2")
     x = found["input"].value[1, patch_of(found, (2, 1, 5))]
     near(found["blocks.0.attn_norm"].value[window, place], normed(x, found, 0, window))
 
@@ -247,7 +248,7 @@ def test_groups_are_labelled_by_their_patches(traced):
 
 def test_trace_writes_the_requested_files(type_in, run, tmp_path):
     type_in("trace", run("picture"), "--label", "seven", *AT, "--html", "a.html", "--xlsx", "a.xlsx", "--png", "a.png",
-            "--query", "patch 1,1")  # fmt: skip
+            "--query", "patch 2,2")  # fmt: skip
     assert "<h1>picture: seven, step 3 of 5, seed 7</h1>" in (tmp_path / "a.html").read_text()
     assert is_png(tmp_path / "a.png")
     sheets = spreadsheet.read(tmp_path / "a.xlsx")
@@ -264,10 +265,10 @@ def test_trace_writes_the_requested_files(type_in, run, tmp_path):
 
 def test_heat_maps_of_a_video(type_in, fails, run, tmp_path):
     type_in("trace", run("frames"), "--label", "three", "--steps", 1, "--png", "a.png")
-    type_in("trace", run("whole"), "--label", "three", "--steps", 1, "--png", "b.png", "--query", "patch 3,2,1")
+    type_in("trace", run("whole"), "--label", "three", "--steps", 1, "--png", "b.png", "--query", "patch 4,3,2")
     assert is_png(tmp_path / "a.png")
     assert is_png(tmp_path / "b.png")
-    shown = fails("trace", run("frames"), "--label", "three", "--steps", 1, "--png", "a.png", "--query", "frames 0–1")
+    shown = fails("trace", run("frames"), "--label", "three", "--steps", 1, "--png", "a.png", "--query", "frames 1–2")
     assert "blocks.1.attn.pattern is not attention to the whole image: leave --query out" in shown
 
 

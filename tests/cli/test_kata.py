@@ -9,6 +9,7 @@ import math
 import re
 import subprocess
 import sys
+from collections import Counter
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from rich.cells import cell_len
 from conftest import pencil
 from pencil.cli import exercise_screen
 from pencil.cli import kata as verb
-from pencil.learn.katas import KATAS, PAGES, kata, progress, sheets
+from pencil.learn.katas import KATAS, kata, progress, sheet_html, sheets
+from pencil.learn.katas import page as document_page
 from pencil.learn.katas.answer_text import choices, parts, understood
 from pencil.learn.katas.class_grading import COLUMNS, Marked, Row, commonest
 from pencil.learn.katas.exercise import Blank, Mistake, Question, Table
@@ -210,25 +212,31 @@ def test_fresh_numbers_have_a_seed_that_repeats_them(do):
 
 
 def test_a_page_in_its_order(do, standing):
-    questions = [kata(name).make(None) for name in PAGES["000"]]
-    said = do("--page", "000", typed="".join(f"{solve(q)}\n" for q in questions)).out
-    titles = [said.index(f"\n{q.title}\n") for q in questions]
+    sections = document_page("003")
+    questions = [question for section in sections for question in section.questions]
+    said = do("--page", "003", typed="".join(f"{solve(q)}\n" for q in questions)).out
+    titles = [said.index(f"\n{section.title}\n") if i else 0 for i, section in enumerate(sections)]
     assert titles == sorted(titles)
     for word in ("WANT", "HAVE", "GIVE"):
         assert word in said
     assert said.count("✓") == len(questions)
     assert said.endswith(f"\n{len(questions)} of {len(questions)} right at once, 0 after a wrong answer.\n")
-    assert all(standing(q.kata)[:2] == (1, 1) for q in questions)
-    left = do("--page", "000", typed=f"{solve(questions[0])}\nq\n").out
+    asked = Counter(q.kata for q in questions)
+    assert all(standing(name)[:2] == (times, times) for name, times in asked.items() if name in KATAS)
+    assert all(standing(name) is None for name in asked if name not in KATAS)  # these belong to the page alone
+    left = do("--page", "003", typed=f"{solve(questions[0])}\nq\n").out
     assert left.endswith(f"\n1 of {len(questions)} right at once, 0 after a wrong answer.\n")
 
 
 def test_quitting_a_page_does_not_count_the_one_not_answered(do, standing):
-    said = do("--page", "000", typed="?\n?\n\nq\n").out
-    assert said.count("Seen, not solved.") == 2
+    said = do("--page", "003", typed="?\n?\n?\n\nq\n").out
+    assert said.count("Seen, not solved.") == 3
     assert "This one was not counted." in said
     assert "Nothing" not in said
-    assert [standing(name) is not None for name in PAGES["000"][:3]] == [True, True, False]
+    first = [section.questions for section in document_page("003")][:3]
+    names = [question.kata for questions in first for question in questions]
+    assert names == ["reordered", "divisors", "stamp", "wavelength"]
+    assert [standing(name) is not None for name in names] == [False, False, True, False]
 
 
 @pytest.mark.parametrize("seed", [(), pytest.param(("--seed", 13), marks=pytest.mark.long)])
@@ -530,7 +538,7 @@ def test_the_key_apart(do, tmp_path):
 def test_a_sheet_has_the_key_of_the_tags_once(what, used):
     sheet = sheets.make(what, 12, 7)
     key = html.escape("WANT = query (Q), HAVE = key (K), GIVE = value (V)")
-    for page in (sheets.page(sheet), sheets.page(sheet, answers=False), sheets.key_page(sheet)):
+    for page in (sheet_html.page(sheet), sheet_html.page(sheet, answers=False), sheet_html.key_page(sheet)):
         assert page.count(key) == used
         assert used or not any(tag in page for tag in ("WANT", "HAVE", "GIVE"))
 
@@ -558,14 +566,18 @@ def test_words_from_elsewhere_stay_words(monkeypatch):
     odd = Question(
         "x", 1, "<b>title", (Table("<i>", [["&"]], ["<"], [">"]),), "<script>", (Blank("<u>", "<s>", words=True),)
     )
-    page = sheets.page(sheets.Sheet("c", (odd,)))
+    page = sheet_html.page(sheets.Sheet("c", (odd,)))
     assert not re.search(r"<(i|u|s|script)>", page)
     assert "<b>title" not in page
 
 
 def test_the_sheet_prints_on_both_kinds_of_paper(browser, tmp_path):
     sheet = sheets.make("all", len(KATAS), 5)
-    made = {"whole": sheets.page(sheet), "sheet": sheets.page(sheet, answers=False), "key": sheets.key_page(sheet)}
+    made = {
+        "whole": sheet_html.page(sheet),
+        "sheet": sheet_html.page(sheet, answers=False),
+        "key": sheet_html.key_page(sheet),
+    }
     page, asked, pages = browser.new_page(), [], {}
     page.on("request", lambda request: asked.append(request.url))
     page.emulate_media(media="print")
@@ -776,6 +788,11 @@ def test_a_file_that_cannot_be_graded(do, tmp_path, content, said):
     (["softmax", "--new", "--seed", "1"], "--new and --seed do not go together"),
     (["softmax", "--topic", "masks"], "a name and --topic do not go together"),
     (["softmax", "--page", "000"], "--page and a name do not go together"),
+    (["--page", "005", "--out", "x.html"], "there is no page 005; the documents are 000, 001, 002, 003, 004"),
+    (["--page", "000", "--key", "k.html"], "--page needs a file for the worksheet: --out sheet.html"),
+    (["--page", "000", "--print", "3", "--out", "x.html"], "--page and --print do not go together"),
+    (["--page", "000", "--out", "x.html", "--seed", "1000000"], "between 0 and 999,999"),
+    (["--page", "000", "--out", "x.pdf"], "--out writes a .html file, not x.pdf"),
     (["--list", "--new"], "--list and --new do not go together"),
     (["--out", "x.html"], "--out is for a worksheet"),
     (["--print", "3"], "--print needs a file for the worksheet"),

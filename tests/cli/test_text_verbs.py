@@ -236,7 +236,7 @@ def test_the_transformer_of_2017_trains(type_in, tmp_path):
 
 def test_settings_of_text_families_are_listed(type_in, tmp_path):
     shown = tomllib.loads(type_in("train", "seq2seq", "--preset", "base", "--settings").out)
-    assert (shown["model"]["width"], shown["model"]["depth"], shown["model"]["hidden"]) == (512, 6, 2048)
+    assert (shown["model"]["width"], shown["model"]["depth"], shown["model"]["heads"]) == (512, 6, 8)
     assert shown["train"]["schedule"] == "inverse-sqrt"
     write_pairs(tmp_path / "reviews.tsv", REVIEWS)
     shown = tomllib.loads(type_in("train", "reader", "--data", "reviews.tsv", "--settings").out)
@@ -245,8 +245,8 @@ def test_settings_of_text_families_are_listed(type_in, tmp_path):
 
 
 @pytest.mark.parametrize("what, count, symbols", [
-    ("seq2seq:base", "63,082,496", ("E[s]", "E[t]", "Q_src", "A_src", "X″", "Z")),
-    ("bert-base", "109,514,298", ("E[t]", "P", "Q", "A", "Y", "Z")),
+    ("seq2seq:base", "63,082,496", ("X_src", "X_emb", "Q_src", "A_src", "X″", "Z")),
+    ("bert-base", "109,514,298", ("X_emb", "P", "Q", "A", "Y", "Z")),
 ])  # fmt: skip
 def test_shapes_of_text_presets(type_in, monkeypatch, what, count, symbols):
     monkeypatch.setenv("COLUMNS", "140")

@@ -88,7 +88,7 @@ def test_why_of_a_vit(type_in, vit_run, digit):
 
 def test_why_of_a_captioner(type_in, captioner_run, scene):
     out = type_in("why", captioner_run, "blocks.0.attn.pattern[0,1,2,2]", "--input", scene, "--text", "a red").out
-    assert "T 'patch 0,1'" in out
+    assert "T 'patch 1,2'" in out
     assert "✓" in out
     assert "✓" in type_in("why", captioner_run, "logits[0,0,7]", "--input", scene).out
 
@@ -235,11 +235,13 @@ def test_the_first_tensor_that_differs(type_in, saved):
     type_in("trace", "example:vit-4x4", "--edit", "attn.z[0,1,2,0]=7", "--out", "b.safetensors")
     out = type_in("diff", saved, "b.safetensors", code=1).out
     value = float(traced("example:vit-4x4")["attn.z[0,1,2,0]"])
-    found = re.match(r"attn\.z differs by at most (\S+), at \[0,1,2,0\]: (\S+) and 7$", out.splitlines()[0])
+    found = re.match(
+        r"attn\.z differs by at most (\S+), at \[0,1,2,0\] \(T 'patch 2'\): (\S+) and 7$", out.splitlines()[0]
+    )
     assert float(found[1]) == pytest.approx(abs(value - 7), rel=1e-3)
-    assert re.search(r"^and 2 more after it, of \d+ \(--all\)$", out, re.M)
+    assert re.search(r"^and 3 more after it, of \d+ \(--all\)$", out, re.M)
     every = type_in("diff", saved, "b.safetensors", "--all", code=1).out
-    assert [line.split()[0] for line in every.splitlines()] == ["attn.z", "attn.out", "out"]
+    assert [line.split()[0] for line in every.splitlines()] == ["attn.z", "attn.concat", "attn.out", "out"]
 
 
 def test_diff_of_a_gpt_on_two_texts(type_in, run):
@@ -263,7 +265,11 @@ def test_diff_of_a_gpt_on_two_texts(type_in, run):
     (["why", "example:vit-4x4", "attn.pattern"], "a receipt is of one cell, and attn.pattern here has 50"),
     (["why", "example:vit-4x4", "attn.pattern[0,0,0,5]"], "its shape is 1×2×5×5 (B h T S)"),
     (["why", "example:vit-4x4", "attn.pattern[0,0,0"], "is not a name with an index"),
-    (["why", "example:vit-4x4", "attn.pattern[a,b]"], "is not a name with an index"),
+    (["why", "example:vit-4x4", "attn.pattern[a,b]"], "B of attn.pattern has no labels: give an index from 0 to 0 instead of a"),
+    (["why", "example:vit-4x4", "attn.pattern[0"], "is not a name with an index"),
+    (["why", "example:vit-4x4", "attn.pattern[0,0,clas,0]"], "no label along T of attn.pattern is clas; did you mean cls? The labels are cls, patch 1, patch 2, patch 3, patch 4"),
+    (["show", "example:vit-4x4", "attn.pattern[0,head 3]"], "no label along h of attn.pattern is head 3"),
+    (["trace", "example:vit-4x4", "--edit", "attn.pattern[0,0,\"cls,0]=1"], "is not closed in attn.pattern"),
     (["why", "example:vit-4x4", "out[0,0,0]", "--digits", "0"], "--digits must be from 1 to 17, not 0"),
     (["why", "example:vit-4x4", "out[0,0,0]", "--digits", "99"], "--digits must be from 1 to 17, not 99"),
     (["why", "example:vit-4x4", "out[0,0,0]", "--digits", "many"], "many"),

@@ -124,10 +124,10 @@ def test_text_streams_as_it_decodes(run):
 def test_shapes_of_a_preset(type_in, what, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     shown = type_in("shapes", what, "--batch", 3).out
-    own = ("X_patch", "I", "Z⁰", "y", "z_cls") if what == "b/16" else ("E[t]", "X⁰")
+    own = ("X_fold", "X_swap", "X_patch", "I", "X⁰", "y", "z_cls") if what == "b/16" else ("E[t]", "X⁰")
     if what in ("seed", "captioner:nano"):
         own = ("X_patch", "I", "I⁰", "E[t]", "X_txt⁰", "X⁰", "X_f,txt")
-    for symbol in (*own, "X̃", "Q", "K", "V", "S", "A", "H", "O", "X′", "X̂", "U", "G", "M", "Z"):
+    for symbol in (*own, "X̃", "Q", "K", "V", "S", "A", "H", "O", "X′", "X̂", "U", "G", "M_mlp", "Z"):
         assert re.search(rf"^ *{re.escape(symbol)} ", shown, re.M), symbol
     if what == "gpt2":
         assert "124,439,808 parameters" in shown

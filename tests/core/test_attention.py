@@ -51,7 +51,8 @@ def test_both_routes_are_the_formula_even_for_a_row_that_sees_nothing(seed, grou
         torch.testing.assert_close(route.double(), expected, atol=1e-5, rtol=1e-5)
         if masked:
             assert (route[0, :, 2] == 0).all()
-    assert set(probe.values) == {"scores", "pattern"}
+    given = {"mask": masked, "bias": biased}
+    assert set(probe.values) == {"raw_scores", "scores", "pattern"} | {name for name in given if given[name]}
     if masked:
         assert probe.values["scores"][0, :, 2].isneginf().all()
         assert (probe.values["pattern"][0, :, 2] == 0).all()

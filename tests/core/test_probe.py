@@ -63,7 +63,11 @@ def test_every_public_function_of_the_core_annotates_its_shapes():
 
 class Leaf(nn.Module):
     NAMES = {"out": ("B T D", "y", "f(x)"), "seen": ("B T S", "A", "g(x)")}
-    WEIGHTS = {"weight": "W"}
+    WEIGHTS = {"weight": "W", "bias": "b"}
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
 
 
 class Middle(nn.Module):

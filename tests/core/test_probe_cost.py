@@ -15,7 +15,10 @@ import bare, torch
 from pencil import families
 
 SIZES = {
-    "gpt": dict(vocab=37, context=11, width=24, depth=2, heads=3),
+    "gpt": dict(vocab=37, context=11, width=24, depth=1, heads=3),
+    "reader": dict(vocab=37, context=11, width=24, depth=1, heads=3),
+    "seq2seq": dict(vocab=37, context=11, source_context=7, width=24, depth=1, heads=3, bias=True),
+    "dit": dict(image_size=(4, 6), channels=3, patch=(2, 2), width=24, depth=1, heads=3, classes=5),
     "vit": dict(image_size=(6, 10), channels=3, patch=(2, 5), width=24, depth=1, heads=3, classes=7),
     "captioner": dict(image_size=(6, 10), channels=3, patch=(2, 5), width=24, depth=1, heads=3, vocab=29, context=7),
 }
@@ -63,7 +66,7 @@ def found():
     return json.loads(counts.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("family", ["gpt", "vit", "captioner"])
+@pytest.mark.parametrize("family", ["gpt", "vit", "captioner", "reader", "seq2seq", "dit"])
 def test_the_compiled_graph_is_that_of_a_model_without_probes(found, family):
     count, same_graph, same_values, ours_calls, copy_calls = found[family]
     assert count > 20

@@ -228,7 +228,7 @@ def test_a_source_is_encoded_once_and_its_keys_are_kept(monkeypatch):
     net.blocks[0].cross.register_forward_pre_hook(lambda _, given: seen.append(given))
     for block in net.blocks:
         projected = block.cross.read
-        monkeypatch.setattr(block.cross, "read", lambda x, f=projected: read.append("keys") or f(x))
+        monkeypatch.setattr(block.cross, "read", lambda x, _, f=projected: read.append("keys") or f(x))
     search(net, [[END]] * 2, 9, 3, end=END, given={"source": drawn(7, 2, 11)})
     assert read == [2, "keys", "keys"]
     assert len(seen) > 3

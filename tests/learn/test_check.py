@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import unchecked
 from pencil.config import UserError
 from pencil.learn.check import DESPITE, FOLLOWS, RIGHT, ROUNDED, WRONG, check, check_text, count, shipped
 from pencil.learn.formula import names, read, work_out
@@ -19,7 +20,8 @@ from pencil.learn.published import number
 @pytest.fixture(scope="module")
 def steps():
     """Every labelled step of the shipped files."""
-    found = [step for path in shipped().values() for step in check(path).steps]
+    with unchecked():
+        found = [step for path in shipped().values() for step in check(path).steps]
     assert len({step.label for step in found}) == len(found)
     return {step.label: step for step in found}
 

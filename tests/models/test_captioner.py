@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from pencil.config import UserError
 from pencil.core.masks import NOWHERE
+from pencil.core.notation import Notation
 from pencil.core.positions import Learned
 from pencil.core.probe import Probe, declared
 from pencil.core.span import Span
@@ -29,21 +30,21 @@ SCHEMES = ["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw"
 SIZES = dict(image_size=(6, 10), channels=3, patch=(2, 5), vocab=101, context=11, width=42, depth=2, heads=3, hidden=53)
 KINDS = {
     "nano": dict(),
-    "seed": dict(mask="causal", positions="learned", delimiters=False, type_embeddings=False, bias=True),
+    "seed": dict(mask="causal", positions="learned", delimiters="none", type_embeddings=False, bias=True),
     "sinusoidal": dict(mask="causal", positions="sinusoidal", tie_embeddings=False, bias=True, type_embeddings=False,
                        image_width=19),
-    "still": dict(positions="none", image_positions="learned", tie_embeddings=False, delimiters=False,
+    "still": dict(positions="none", image_positions="learned", tie_embeddings=False, delimiters="none",
                   activation="gelu-tanh"),
     "llama": dict(positions="rope", image_positions="none", norm="rms", activation="swiglu", kv_heads=1,
                   type_embeddings=False),
     "rotated": dict(mask="causal", positions="learned", image_positions="rope", bias=True, image_width=47, kv_heads=1),
-    "mixed": dict(positions="sinusoidal", image_positions="rope", delimiters=False, type_embeddings=False, kv_heads=3,
+    "mixed": dict(positions="sinusoidal", image_positions="rope", delimiters="none", type_embeddings=False, kv_heads=3,
                   eps=1e-3),
     "words": dict(positions="rope", image_positions="sinusoidal", bias=True, tie_embeddings=False, rope_theta=7.0),
     "biased": dict(positions="alibi", image_positions="t5", kv_heads=1),
-    "far": dict(mask="causal", positions="shaw", bias=True, delimiters=False),
+    "far": dict(mask="causal", positions="shaw", bias=True, delimiters="none"),
     "buckets": dict(positions="t5", tie_embeddings=False, norm="rms"),
-    "crow": dict(positions="t5", image_positions="alibi", type_embeddings=False, delimiters=False),
+    "crow": dict(positions="t5", image_positions="alibi", type_embeddings=False, delimiters="none"),
     "part": dict(positions="rope", image_positions="shaw", rope_fraction=0.6, activation="relu"),
     "halves": dict(positions="sinusoidal-halves", image_positions="rope", rope_fraction=0.3, activation="silu"),
 }  # fmt: skip
@@ -155,8 +156,19 @@ def by_hand(model, text, image):
         rotations.append(torch.zeros(half, dtype=torch.float64) if angles is None else angles)
         places.append((kind, place))
 
-    if c.delimiters:
-        add(w["marks"][0], 0, None)
+    begun, ended = c.delimiters in ("begin", "both"), c.delimiters in ("end", "both")
+
+    def add_mark(mark, position, place):
+        """A delimiter; its row of a learned table and its place count only where it has a position."""
+        if not c.delimiter_positions:
+            add(mark, 0, None)
+            return
+        x = embedded(mark, image_scheme, w.get("image_positions.table"), position, place)
+        add(x, 0, angles_at(place, half, c.rope_theta) if image_scheme == "rope" else None, place)
+
+    first = int(begun and c.delimiter_positions)
+    if begun:
+        add_mark(w["marks"][0], 0, (0, -1))
     for row in range(rows):
         for column in range(columns):
             square = image[:, row * ph : (row + 1) * ph, column * pw : (column + 1) * pw]
@@ -164,13 +176,15 @@ def by_hand(model, text, image):
             if c.image_width:
                 x = mapped(x, w, "project.map")
             place = (row, column)
-            x = embedded(x, image_scheme, w.get("image_positions.table"), row * columns + column, place)
+            x = embedded(x, image_scheme, w.get("image_positions.table"), first + row * columns + column, place)
             add(x, 0, angles_at(place, half, c.rope_theta) if image_scheme == "rope" else None, place)
-    if c.delimiters:
-        add(w["marks"][1], 0, None)
+    if ended:
+        add_mark(w["marks"][-1], first + rows * columns, (rows - 1, columns))
     before = len(sequence)
     for position, token in enumerate(text.tolist()):
-        x = embedded(w["tokens.weight"][token], c.positions, w.get("positions.table"), position, (position,))
+        x = w["tokens.weight"][token]
+        x = x if c.text_width is None else w["text_project.map.weight"] @ x
+        x = embedded(x, c.positions, w.get("positions.table"), position, (position,))
         add(x, 1, angles_at((position,), half, c.rope_theta) if c.positions == "rope" else None, (position,))
     x, total = torch.stack(sequence), len(sequence)
 
@@ -214,7 +228,10 @@ def by_hand(model, text, image):
         x = x + mapped(torch.cat(out, 1), w, f"blocks.{i}.attn.out")
         x = x + activated(normed(x, w, f"blocks.{i}.mlp_norm", c), w, f"blocks.{i}.mlp", c)
     x = normed(x[before:], w, "norm", c)
-    return x @ w["tokens.weight"].T if c.tie_embeddings else mapped(x, w, "head")
+    if not c.tie_embeddings:
+        return mapped(x, w, "head")
+    table = w["tokens.weight"] if c.text_width is None else w["tokens.weight"] @ w["text_project.map.weight"].T
+    return x @ table.T
 
 
 @pytest.mark.proof("parity with a reference on random weights", "captioner")
@@ -231,7 +248,7 @@ def test_logits_equal_the_formulas_written_out(kind):
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_its_picture_half_is_a_vit_of_the_same_weights(scheme):
     """The patches do not attend to the words, so their half of every block is the ViT's."""
-    model = tiny(positions=scheme, type_embeddings=False, delimiters=False, bias=True, eps=1e-6)
+    model = tiny(positions=scheme, type_embeddings=False, delimiters="none", bias=True, eps=1e-6)
     twin = create("vit", ViTConfig(
         **{name: SIZES[name] for name in ("image_size", "channels", "patch", "width", "depth", "heads", "hidden")},
         positions=scheme, pool="mean",
@@ -283,7 +300,7 @@ def test_declared_names_are_fired_with_their_declared_shapes(kind):
     probe = Probe()
     model(tokens(2, 11), pictures(2), probe=probe)
     names = declared(model)
-    assert set(probe.values) == set(names)
+    assert set(probe.values) | {name for name, entry in names.items() if entry.optional} == set(names)
     sizes = {"B": 2, **model.config.sizes}
     for name, value in probe.values.items():
         expected = [sizes[axis] for axis in names[name].axes.split()]
@@ -435,7 +452,7 @@ def test_only_the_last_logits_when_requested():
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_who_sees_whom(scheme, mask):
     """A word never attends to a later one, a patch never to a word, and patches to later ones only under the prefix."""
-    model, ids, picture = tiny(positions=scheme, mask=mask, delimiters=False), tokens(1, 11), pictures(1)
+    model, ids, picture = tiny(positions=scheme, mask=mask, delimiters="none"), tokens(1, 11), pictures(1)
 
     def inside(ids, picture):
         probe = Probe("blocks.1.post")
@@ -537,8 +554,8 @@ def test_the_names_have_the_shapes_of_the_notation(golden, tied):
     assert config.sizes["S"] == size["S"]
     symbols = {"X_patch": "X_patch", "I": "I", "I⁰": "I0", "X_txt⁰": "X_txt0", "X⁰": "X0", "X̃": "Xtilde", "Q": "Q", "K": "K",
                "V": "V", "S": "scores", "A": "A", "H": "H", "O": "O", "X′": "Xprime", "X̂": "Xhat", "U": "U", "G": "G",
-               "M": "M_mlp", "X": "X_l", "X_f,txt": "X_f_txt", "Z": "Z_tied" if tied else "Z_untied"}  # fmt: skip
-    names, seen = declared(model), set()
+               "M_mlp": "M_mlp", "X¹": "X_l", "X_f,txt": "X_f_txt", "Z": "Z_tied" if tied else "Z_untied"}  # fmt: skip
+    names, seen = Notation(model, probe.values).names, set()
     for name, value in probe.values.items():
         if (symbol := names[name].symbol) in symbols:
             squeezed = value.squeeze(1) if value.ndim == 4 else value
@@ -550,7 +567,7 @@ def test_the_names_have_the_shapes_of_the_notation(golden, tied):
 @pytest.mark.parametrize("mask, name", [("causal", "causal"), ("prefix", "bidirectional_vision")])
 def test_its_masks_are_those_of_the_notation(golden, mask, name):
     entry = golden["001-masks"]
-    model = tiny(image_size=(4, 10), mask=mask, delimiters=False, context=entry["inputs"]["T"])
+    model = tiny(image_size=(4, 10), mask=mask, delimiters="none", context=entry["inputs"]["T"])
     count = entry["inputs"]["N"] + entry["inputs"]["T"]
     index = torch.arange(count)
     allowed = model.mask(index[:, None], index)
@@ -569,7 +586,7 @@ def test_begun_by_a_token_every_word_is_predicted_even_the_first(golden):
     """Read from the text alone and shifted by one, the first word would have no loss; with a token before it, it has."""
     entry = golden["001-head-supervision"]
     words, begin = [5, 7, 11], 2
-    model = tiny(image_size=(4, 10), delimiters=False, type_embeddings=False, tie_embeddings=False)
+    model = tiny(image_size=(4, 10), delimiters="none", type_embeddings=False, tie_embeddings=False)
     shifted = model(torch.tensor([words]), pictures(1, 3, 4, 10))[:, :-1]
     assert shifted.shape[1] == len(entry["expected"]["targets_predicted_text_index_1based"]) == 2
     read, target = torch.tensor([[begin, *words]]), torch.tensor([[*words, begin]])
@@ -597,7 +614,7 @@ def test_the_begin_token_and_the_picture_reach_the_model_through_text():
         assert begun[i] == tokenizer.decode(row[len(ids) :])
 
 
-@pytest.mark.parametrize("delimiters", [True, False])
+@pytest.mark.parametrize("delimiters", ["both", "none", "begin", "end"])
 def test_attention_maps_are_the_recorded_pattern(delimiters):
     model, ids, picture, probe = tiny(delimiters=delimiters), tokens(2, 7), pictures(2), Probe()
     model(ids, picture, probe=probe)
@@ -607,7 +624,7 @@ def test_attention_maps_are_the_recorded_pattern(delimiters):
     for word in range(7):
         for row in range(3):
             for column in range(2):
-                at = (model.config.before + word, int(delimiters) + row * 2 + column)
+                at = (model.config.before + word, (delimiters in ("begin", "both")) + row * 2 + column)
                 expected = sum(pattern[:, :, at[0], at[1]].sum(1) for pattern in patterns) / 6
                 torch.testing.assert_close(maps[:, word, row, column], expected)
     assert (maps.sum((2, 3)) <= 1 + 1e-6).all()
@@ -682,7 +699,7 @@ def inside(model, ids, picture, name):
     return probe.values[f"blocks.0.attn.{name}"]
 
 
-@pytest.mark.parametrize("delimiters", [True, False])
+@pytest.mark.parametrize("delimiters", ["both", "none"])
 @pytest.mark.parametrize("image_positions", SEVEN)
 @pytest.mark.parametrize("positions", BIASED)
 def test_a_bias_acts_only_within_its_part(positions, image_positions, delimiters):
@@ -699,7 +716,7 @@ def test_a_pictures_bias_acts_only_within_the_picture(positions, image_positions
 def _within(model):
     c, ids, picture = model.double().config, tokens(1, 5, vocab=13), pictures(1, 1, 4, 6).double()
     q, k, scores = (inside(model, ids, picture, name)[0] for name in ("q", "k", "scores"))
-    first, tables, met = int(c.delimiters), model.state_dict(), set()
+    first, tables, met = int(c.delimiters in ("begin", "both")), model.state_dict(), set()
     patches = {first + row * 2 + column: (row, column) for row in range(2) for column in range(2)}
     words = {c.before + position: (position,) for position in range(5)}
     scale = 1.0 if c.positions == "t5" else 1 / math.sqrt(c.head_width)

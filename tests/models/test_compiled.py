@@ -54,8 +54,8 @@ MORE = {
     },
     "captioner": {
         "nano": dict(),
-        "seed": dict(mask="causal", positions="learned", delimiters=False, type_embeddings=False, bias=True),
-        "crow": dict(positions="t5", image_positions="alibi", type_embeddings=False, delimiters=False),
+        "seed": dict(mask="causal", positions="learned", delimiters="none", type_embeddings=False, bias=True),
+        "crow": dict(positions="t5", image_positions="alibi", type_embeddings=False, delimiters="none"),
     },
     "reader": {
         "mean": dict(classes=5, pool="mean", positions="alibi", norm="rms", activation="swiglu", kv_heads=1),

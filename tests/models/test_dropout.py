@@ -55,7 +55,7 @@ def vit(**values):
 
 
 def captioner(**values):
-    config = CaptionerConfig(vocab=23, context=5, delimiters=False, positions="learned", **IMAGE, **SIZES, **values)
+    config = CaptionerConfig(vocab=23, context=5, delimiters="none", positions="learned", **IMAGE, **SIZES, **values)
     return config, (tokens(5), picture()), {"blocks.0.attn": image_first}
 
 

@@ -61,7 +61,7 @@ def padded(rows, lengths, right):
 def test_parameter_counts_are_those_of_the_first_transformer(preset, count):
     """A shared table of 37,000 words, tied; written out, and in one sum."""
     config = configure("seq2seq", preset, vocab=37000)
-    d, f = config.width, config.hidden
+    d, f = config.width, config.mlp_width
     attention, mlp, norm = 4 * (d * d + d), d * f + f + f * d + d, 2 * d
     encoder, decoder = attention + mlp + 2 * norm, 2 * attention + mlp + 3 * norm
     assert family("seq2seq").parameters(config) == 6 * (encoder + decoder) + 37000 * d == count
@@ -78,7 +78,7 @@ def test_declared_names_are_fired_with_their_declared_shapes(kind):
     model, probe = tiny(**KINDS[kind]), Probe()
     model(tokens(2, 7), tokens(2, 11), probe=probe)
     names = declared(model)
-    assert set(probe.values) == set(names)
+    assert set(probe.values) | {name for name, entry in names.items() if entry.optional} == set(names)
     sizes = {"B": 2, **model.config.sizes}
     for name, value in probe.values.items():
         expected = [sizes[axis] for axis in names[name].axes.split()]
@@ -171,7 +171,7 @@ def test_the_source_is_read_once_however_much_is_generated(monkeypatch, cached):
     """With a cache, one reading of keys and values for each block of the decoder, and one pass of the encoder."""
     model, reads, passes = tiny(), [], []
     read, encode = Attention.read, model.encoder.forward
-    monkeypatch.setattr(Attention, "read", lambda self, source: reads.append(self) or read(self, source))
+    monkeypatch.setattr(Attention, "read", lambda self, source, probe: reads.append(self) or read(self, source))
     monkeypatch.setattr(model.encoder, "forward", lambda *args, **given: passes.append(1) or encode(*args, **given))
     ids, source, cache = tokens(2, 2), tokens(2, 11), model.new_cache(2) if cached else None
     with torch.no_grad():

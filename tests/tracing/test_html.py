@@ -203,7 +203,8 @@ def here(page) -> str:
 def blank(browser):
     """A page with nothing but the scripts, to hand data to."""
     page = browser.new_page()
-    page.add_script_tag(content=html._asset("receipt.js"))
+    for script in ("receipt.js", "simplify.js"):
+        page.add_script_tag(content=html._asset(script))
     yield page
     page.close()
 

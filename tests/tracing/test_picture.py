@@ -67,7 +67,7 @@ def test_the_heat_maps_hold_the_values_of_the_trace(figures):
     axes = figure.axes[0]
     assert words(axes.get_xticklabels()) == found.labels["S"]
     assert words(axes.get_yticklabels()) == found.labels["T"]
-    assert [a.get_title() for a in figure.axes[:2]] == ["head 0", "head 1"]
+    assert [a.get_title() for a in figure.axes[:2]] == ["head 1", "head 2"]
     numbers = {t.get_text() for t in axes.texts}
     assert f"{found['attn.pattern'].value[0, 0, 0, 4]:.2f}" in numbers
     assert len(axes.texts) == 25
@@ -131,7 +131,7 @@ def test_one_query_over_the_picture(overlaid, query, row):
     found = traced("example:vit-4x4")
     opened(picture.attention(found, None, query))
     np.testing.assert_array_equal(overlaid["weights"], found["attn.pattern"].value[0, :, row, 1:].reshape(2, 2, 2))
-    assert overlaid["titles"] == ["head 0", "head 1"]
+    assert overlaid["titles"] == ["head 1", "head 2"]
     # brighter as the image is
     np.testing.assert_array_equal(np.argsort(overlaid["shown"].reshape(-1)), np.arange(16))
 
@@ -159,7 +159,7 @@ def captioned(captioner):
 
 # [IMG], six patches, [/IMG]; then begin at 8, a at 9, b at 10, a at 11, c at 12
 @pytest.mark.parametrize("query, row", [
-    ("a", 8), ("b", 9), ("a#2", 10), ("c", 11), ("patch 1,2", 6), ("[IMG]", 0), ("[/IMG]", 7), ("9", 9), ("-1", 12),
+    ("a", 8), ("b", 9), ("a#2", 10), ("c", 11), ("a#1", 8), ("patch 2,3", 6), ("[IMG]", 0), ("[/IMG]", 7), ("9", 9), ("-1", 12),
 ])  # fmt: skip
 def test_a_words_query_is_the_step_that_produced_it(captioned, overlaid, query, row):
     assert captioned.labels["T"][8:] == ["begin", "a", "b", "a", "c"]

@@ -87,7 +87,7 @@ def gpt():
     ("input[0,0,0]", ["Z⁰[0,0] = 0.5 + 0.1 = 0.6", "recorded 0.6 ✓"]),
     ("input[0,1,1]", ["Z⁰[1,1] = 1 + 0.1 = 1.1", "recorded 1.1 ✓"]),
     ("patches.out[0,2,3]", ["z[2,3] = 9·0.1 + 10·0.1 + 13·0.1 + 14·0.1 = 4.6", "recorded 4.6 ✓"]),
-    ("patches.flat[0,1,0]", ["X_patch[1,0] = picture[0,0,0,2] = 3", "recorded 3 ✓"]),
+    ("patches.flat[0,1,0]", ["X_patch[1,0] = patches.swap[0,0,1,0,0,0] = 3", "recorded 3 ✓"]),
     ("out[0,1,2]", ["Z′[1,2] = 1.5 + 3.924 = 5.424", "recorded 5.424 ✓"]),
     ("attn.pattern[0,0,0,2]", [
         "A[0,2] = e^(1.98 − 6.827)/1.301 = 0.006034",
@@ -117,7 +117,7 @@ def test_what_a_receipt_holds(vit):
         ("attn.q[0,0,0,0]", pytest.approx(0.6)), ("attn.k[0,0,2,0]", 3.0),
         ("attn.q[0,0,0,1]", pytest.approx(0.5)), ("attn.k[0,0,2,1]", 2.0),
     ]  # fmt: skip
-    assert found.meaning == "Q Kᵀ/√d + M"
+    assert found.meaning == "Q Kᵀ/√d"
     assert 0 < found.allowed < 1e-14
 
 
@@ -158,7 +158,8 @@ def test_a_root_of_the_mean_of_squares_shows_its_epsilon():
 
 def test_what_may_not_be_seen(gpt):
     assert (
-        str(gpt["blocks.0.attn.scores[0,0,1,3]"].why()) == "S[1,3] = −∞   (masked: it may not be seen)\nrecorded −∞ ✓"
+        str(gpt["blocks.0.attn.scores[0,0,1,3]"].why())
+        == "S[1,3] = 13.92/√8 − ∞ = −∞   (masked: it may not be seen)\nrecorded −∞ ✓"
     )
     share = gpt["blocks.0.attn.pattern[0,0,1,3]"].why()
     assert share.recorded == share.reworked == 0
@@ -170,7 +171,7 @@ def test_what_may_not_be_seen(gpt):
 def test_activations(gpt):
     written = str(gpt["blocks.0.mlp.act[0,1,1]"].why())
     assert written == (
-        "G[1,1] = (−0.7655)·0.222 = −0.1699\n  where Φ = (1 + erf((−0.7655)/1.414))/2 = 0.222\nrecorded −0.1699 ✓"
+        "G[1,1] = (−0.7655)·0.222 = −0.1699\n  where Φ = (1 + erf((−0.7655)/√2))/2 = 0.222\nrecorded −0.1699 ✓"
     )
     written = str(traced("gpt sinusoidal")["blocks.0.mlp.act[0,1,1]"].why())
     assert "where inner = 0.7979·(" in written
@@ -190,8 +191,8 @@ X = torch.tensor([1.5, -2.0, 0.25])
 
 @pytest.mark.parametrize("program, where, written", [
     (lambda x: -x, "output[1]", "output[1] = −(−2) = 2"),
-    (lambda x: (x - (-x)) * 2, "output[1]", "output[1] = (−2 − (−(−2)))·2 = −8"),
-    (lambda x: x / (x * 2), "output[1]", "output[1] = (−2)/((−2)·2) = 0.5"),
+    (lambda x: (x - (-x)) * 2, "output[1]", "output[1] = 2·(−2 − 2) = −8"),
+    (lambda x: x / (x * 2), "output[1]", "output[1] = (−2)/(2·(−2)) = 0.5"),
     (lambda x: x**3 / (x + 1), "output[1]", "output[1] = (−2)^3/(−2 + 1) = 8"),
     (lambda x: 2 - (x - 3), "output[0]", "output[0] = 2 − (1.5 − 3) = 3.5"),
     (lambda x: (x - 3) * (x + 2), "output[0]", "output[0] = (1.5 − 3)·(1.5 + 2) = −5.25"),
@@ -307,7 +308,7 @@ def test_a_receipt_that_does_not_agree_gives_the_difference():
     assert not written.agrees
     assert (
         str(written)
-        == f"output[2] = 0.25·2 = 0.5\nrecorded 0.75 ✗ (off by 0.25, {format_number(written.allowed, 2)} allowed)"
+        == f"output[2] = 2·0.25 = 0.5\nrecorded 0.75 ✗ (off by 0.25, {format_number(written.allowed, 2)} allowed)"
     )
     assert 0 < written.allowed < 1e-6
     assert found["output[1]"].why().agrees

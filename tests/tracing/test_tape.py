@@ -516,7 +516,7 @@ def test_single_numbers():
     found = same(lambda x: x * 2, torch.tensor(1.5))
     assert found["output"].shape == ()
     assert float(found["output"]) == 3
-    assert str(found["output"].why()).startswith("output = 1.5·2 = 3\nrecorded 3 ✓")
+    assert str(found["output"].why()).startswith("output = 2·1.5 = 3\nrecorded 3 ✓")
     assert float(found["output"][()]) == 3
 
 

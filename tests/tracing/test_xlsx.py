@@ -282,16 +282,18 @@ def test_formulas_read_as_the_mathematics_does(gpt):
     assert patterns == {
         "attn.pattern": "EXP(x-MAX(x:x))/SUMPRODUCT(EXP(x:x-MAX(x:x)))",
         "attn.z": "SUM(MMULT(x:x,x:x))",
-        "attn.out": "SUMPRODUCT(x:x,x:x)+SUMPRODUCT(x:x,x:x)",
+        "attn.out": "SUM(MMULT(x:x,x:x))",
         "mid": "begin!x+x",
         "mlp.act": "x*(0.5*(1+ERF(x/1.4142135623730951)))",
     }
 
 
 def test_what_is_masked_is_held_as_a_very_small_number(gpt):
-    sheet, at = _cell(gpt[1], "blocks.0.attn.scores", 0, 3)
+    sheet, at = _cell(gpt[1], "blocks.0.attn.mask", 0, 3)
     assert sheet.values[at] == -BIG
     assert at not in sheet.formulas
+    sheet, at = _cell(gpt[1], "blocks.0.attn.scores", 0, 3)
+    assert sheet.values[at] == -BIG
 
 
 def test_the_map_tells_what_is_typed_and_what_computed(gpt):
@@ -307,7 +309,7 @@ def test_the_map_tells_what_is_typed_and_what_computed(gpt):
         "Q Kᵀ/√d + M",
         "computed",
     ]
-    assert cells[rows["blocks.0.attn.qkv:mm"], 5] == "unnamed step"
+    assert cells[rows["blocks.0.attn:mm"], 5] == "unnamed step"
 
 
 def test_rows_are_called_by_their_labels(gpt):

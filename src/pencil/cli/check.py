@@ -2,6 +2,7 @@
 
 import json
 import math
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +15,12 @@ from ..console import Console, visible
 
 if TYPE_CHECKING:
     from ..learn.check import Number, Report
+    from ..learn.claims import Claim
 
-STYLE = {"right": "green", "rounded along the way": "yellow", "wrong": "bold red"}
+STYLE = {
+    "right": "green", "rounded along the way": "yellow", "wrong": "bold red", "shown": "green", "not shown": "yellow"
+}  # fmt: skip
+NARROWEST = 40
 
 
 def check(
@@ -23,20 +28,22 @@ def check(
     every: Annotated[bool, Parameter(name="--all", negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
-    """Check the numbers of published worked examples: each is right, rounded along the way, or wrong.
+    """Check published worked examples: each number is right, rounded along the way or wrong, each claim shown or wrong.
 
-    The exit status is 1 when any number is wrong.
+    A claim that arithmetic cannot decide is not shown. Each has the command that shows it. The exit status is 1 when
+    anything is wrong.
 
     Parameters
     ----------
     files
-        Example files (see docs/check.md), or the names of examples that come with pencil.
+        Example files (see docs/check.md), or the documents that come with pencil: 000 to 004.
     every
         Check all examples that come with pencil.
     as_json
         Print the verdicts as JSON.
     """
     from ..learn.check import check, count, shipped
+    from ..learn.claims import count_claims
 
     known = shipped()
     if not files and not every:
@@ -44,20 +51,28 @@ def check(
     paths = [Path(word) if Path(word).exists() else _shipped(word, known) or Path(word) for word in files]
     reports = [check(path) for path in [*paths, *(known.values() if every else ())]]
     total = count([step for report in reports for step in report.steps])
+    claims = count_claims([claim for report in reports for claim in report.claims])
     if as_json:
-        table = {"counts": total, "files": [_plain(report) for report in reports]}
+        table = {"counts": total, "claim_counts": claims, "files": [_plain(report) for report in reports]}
         print(visible(json.dumps(table, ensure_ascii=False)))
     else:
         console = Console(soft_wrap=True, highlight=False)
         for report in reports:
             _show(console, report)
-        console.print(_counted(total, always=True))
-    return 1 if total["wrong"] else 0
+        of_both = sum(total.values()) and sum(claims.values())
+        if sum(total.values()) or not sum(claims.values()):
+            console.print(Text("numbers: " if of_both else "") + _counted(total, always=True))
+        if sum(claims.values()):
+            console.print(Text("claims: ") + _counted(claims, always=True))
+    return 1 if total["wrong"] or claims["wrong"] else 0
 
 
 def _shipped(word: str, known: dict[str, Path]) -> Path | None:
     """The example with this name, or the only one whose name starts with it."""
     alike = [path for name, path in known.items() if word and name.startswith(word)]
+    if word.isdecimal() and len(alike) != 1:
+        listed = ", ".join(known)
+        raise UserError(f"there is no file {word}, nor an example of that name; the examples are {listed}")
     return known.get(word) or (alike[0] if len(alike) == 1 else None)
 
 
@@ -79,7 +94,24 @@ def _show(console: Console, report: "Report") -> None:
         console.print(head + _counted(count([step])).append("".join(f", {note}" for note in notes), "dim"))
         for detail in details:
             console.print(Text(" " * 14) + detail)
+    if report.steps and report.claims:
+        console.print()
+    for claim in report.claims:
+        _show_claim(console, claim)
     console.print()
+
+
+def _show_claim(console: Console, claim: "Claim") -> None:
+    """The claim beside its verdict; under it what is right or why it is not shown, the values, and the command."""
+    where = f"line {claim.line}" if claim.line else ""
+    head = Text.assemble("  ", (f"{where:10}", "dim"), (f"{claim.verdict:11}", STYLE[claim.verdict]))
+    note = f"Right: {claim.note}" if claim.note and claim.verdict == "wrong" else claim.note
+    lines = [(claim.text, ""), (claim.values, "dim"), (note, ""), (claim.command, "cyan")]
+    width = max(NARROWEST, console.width) - len(head)
+    for text, style in lines:
+        for line in textwrap.wrap(text, width, break_on_hyphens=False) if text else ():
+            console.print(head + Text(line, style))
+            head = Text(" " * len(head))
 
 
 def _details(numbers: "list[Number]") -> list[Text]:
@@ -109,10 +141,11 @@ def _counted(counts: dict[str, int], always: bool = False) -> Text:
 def _plain(report: "Report") -> dict:
     """The report as JSON can hold it: an infinite value becomes text."""
     from ..learn.check import count
+    from ..learn.claims import count_claims
 
     table = asdict(report)
     for step in table["steps"]:
         for number in step["numbers"]:
             if not math.isfinite(number["exact"]):
                 number["exact"] = str(number["exact"])
-    return {"counts": count(report.steps), **table}
+    return {"counts": count(report.steps), "claim_counts": count_claims(report.claims), **table}

@@ -10,7 +10,8 @@ from cyclopts import Parameter
 from ..config import UserError
 from ..console import Console, visible
 from .cost_report import CostReport, as_json, show
-from .presets import find_model
+from .presets import Model, find_model, model_settings, titled
+from .train import Settings
 
 if TYPE_CHECKING:
     from ..families.record import Family
@@ -19,9 +20,9 @@ DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32"}
 
 
 def cost(
-    what: str,
+    what: Model,
     /,
-    *more: Annotated[str, Parameter(show=False)],
+    *settings: Settings,
     context: int | None = None,
     batch: int = 1,
     dtype: str | None = None,
@@ -30,6 +31,9 @@ def cost(
     json_output: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
     """Show what a model costs: parameters, FLOPs, memory, and the least time on a device.
+
+    Any setting of a preset can be changed: pencil cost gpt2 --model.kv_heads 4. pencil train FAMILY --settings lists
+    those of a family.
 
     Parameters
     ----------
@@ -48,8 +52,7 @@ def cost(
     json_output
         Print the report as JSON, in bytes, FLOPs and seconds.
     """
-    if more:
-        raise UserError(_too_many(what, more))
+    what, changes = model_settings("cost", (what, *settings))
     if batch < 1:
         raise UserError(f"--batch must be at least 1, not {batch}")
     if context is not None and context < 1:
@@ -66,9 +69,9 @@ def cost(
 
         place = pick_device("auto")
     usual = "fp32" if place is not None and place.type != "cuda" else "bf16"
-    record, config, settings = find_model(what)
+    record, config, training = find_model(what, changes)
     chosen = DTYPES[dtype.lower()] if dtype else usual
-    report = make_report(what, record, config, settings, context, batch, chosen)
+    report = make_report(titled(what, config, changes), record, config, training, context, batch, chosen)
     measured = None
     if place is not None:
         from ..cost import measure as measuring
@@ -84,14 +87,6 @@ def cost(
     else:
         show(Console(soft_wrap=True, highlight=False), report, devices, measured)
     return 0
-
-
-def _too_many(what: str, more: tuple[str, ...]) -> str:
-    from ..families import FAMILIES
-
-    if what in FAMILIES and len(more) == 1 and more[0] in FAMILIES[what].presets:
-        return f"a family and its preset are one word: use {what}:{more[0]}"
-    return f"cost takes one preset or run at a time, not {' and '.join((what, *more))}"
 
 
 def make_report(

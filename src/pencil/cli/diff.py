@@ -29,6 +29,7 @@ def diff(
     """
     from ..tracing.opened import read
     from ..tracing.receipt import format_number
+    from ..tracing.recorded import letter_of
     from ..tracing.show import differences, only_in
 
     first, second = read(a, note), read(b, note)
@@ -48,8 +49,12 @@ def diff(
             line = f"{found.name} differs: its shape is {one} and {other}"
         else:
             where = ",".join(map(str, found.index))
+            n = first.graph.nodes[first.graph.names[found.name]]
+            called = ((axis, first.called(n, axis, i)) for axis, i in enumerate(found.index))
+            labels = ", ".join(f"{letter_of(n, axis)} '{label}'" for axis, label in called if label is not None)
+            at = f"[{where}] ({labels})" if labels else f"[{where}]"
             most, one, other = (format_number(v, digits) for v in (found.most, found.first, found.second))
-            line = f"{found.name} differs by at most {most}, at [{where}]: {one} and {other}"
+            line = f"{found.name} differs by at most {most}, at {at}: {one} and {other}"
         console.print(line, highlight=False, markup=False)
     if count > 1 and not every:
         console.print(f"and {count - 1} more after it, of {shared} (--all)", highlight=False, markup=False)

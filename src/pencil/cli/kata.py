@@ -11,10 +11,9 @@ from cyclopts import App, Parameter
 from ..config import UserError
 from ..console import note
 from .exercise_screen import Screen, ask
-from .kata_sheets import PLAIN, SHEET, Printing, grade, printed
+from .kata_sheets import PLAIN, SHEET, Printing, grade, printed, printed_page
 
 if TYPE_CHECKING:
-    from ..learn.katas.exercise import Question
     from ..learn.katas.progress import Outcome, Standing
 
 app = App(name="kata", version_flags=())
@@ -47,14 +46,13 @@ def exercise(
     seed
         Use the fresh numbers of this seed again.
     page
-        Do all exercises of a document in its order and its words: 000.
+        All exercises of a document in its order: 000 to 004. With --out they are written as a page to print.
     every
         List all exercises and your progress.
     topic
         Only exercises of this topic; --list shows the topics.
     """
     from ..learn.katas import kata
-    from ..learn.katas import page as pages
 
     given = {"a name": names or None, "--page": page, "--list": every, "--new": new, "--seed": seed, "--topic": topic}
     _fit_together(given | printing.options())
@@ -64,13 +62,15 @@ def exercise(
         raise UserError(f"--seed is 0 or more, not {seed}")
     if printing.count is not None:
         return printed(names, topic, seed, printing)
+    if page is not None and any(printing.options().values()):
+        return printed_page(page, seed, new, printing)
     if len(names) > 1:
         raise UserError(f"several exercises ({', '.join(names)}) make a worksheet: add --print and their number")
     record = Record()
     if every:
         return _list(topic, record)
     if page is not None:
-        return _page(pages(page), record)
+        return _page(page, random.SystemRandom().randrange(10_000) if new else seed, record)
     chosen = names[0] if names else _next(topic, record)
     if chosen is None:
         return 0
@@ -85,7 +85,7 @@ def exercise(
 
 # the options that each task allows
 ALLOWED = {
-    "--page": (),
+    "--page": ("--new", "--seed", *SHEET),
     "--list": ("--topic",),
     "--print": ("a name", "--topic", "--seed", *SHEET),
     "": ("a name", "--topic", "--new", "--seed"),
@@ -165,20 +165,27 @@ def _next(topic: str | None, record: Record) -> str | None:
     return chosen
 
 
-def _page(questions: "list[Question]", record: Record) -> int:
+def _page(name: str, seed: int | None, record: Record) -> int:
     """All exercises of a page, one after the other."""
+    from ..learn.katas import KATAS
+    from ..learn.katas import page as sections
+
     screen, done = Screen(), Counter()
-    for i, question in enumerate(questions, 1):
-        screen.write(f"{i} of {len(questions)}", "dim")
+    page = [(section if not i else None, question) for section in sections(name, seed)
+            for i, question in enumerate(section.questions)]  # fmt: skip
+    for i, (section, question) in enumerate(page, 1):
+        if section is not None:
+            screen.write(section.title, "bold")
+            screen.write(f"{section.about}{chr(10) if section.about else ''}", "dim")
+        screen.write(f"{i} of {len(page)}", "dim")
         outcome, left = ask(question, screen)
-        record.add(question.kata, outcome)
+        if question.kata in KATAS:  # the others belong to the page alone
+            record.add(question.kata, outcome)
         done[outcome] += 1
         if left:
             break
         screen.write()
-    screen.write(
-        f"{done['solved']} of {len(questions)} right at once, {done['corrected']} after a wrong answer.", "bold"
-    )
+    screen.write(f"{done['solved']} of {len(page)} right at once, {done['corrected']} after a wrong answer.", "bold")
     return 0
 
 

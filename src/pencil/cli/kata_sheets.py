@@ -1,7 +1,7 @@
 """Worksheets for a class and their grading: kata --print and kata grade."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,8 @@ from .terminal import note_line
 
 if TYPE_CHECKING:
     from ..learn.katas.class_grading import Marked, QuestionSummary, Total
-    from ..learn.katas.sheets import Paper
+    from ..learn.katas.sheet_html import Paper
+    from ..learn.katas.sheets import Sheet
 
 
 @Parameter(name="*")
@@ -27,7 +28,8 @@ class Printing:
     count
         Write a worksheet of this many exercises with fresh numbers.
     out
-        The worksheet's file, such as sheet.html; the answers are on its last pages.
+        The file of the worksheet, or with --page of the document's page, such as sheet.html; the answers are on its
+        last pages.
     key
         Write the answers to this file instead.
     csv
@@ -58,17 +60,36 @@ MOST = 5000  # exercises of a class together
 
 def printed(names: Sequence[str], topic: str | None, seed: int | None, printing: Printing) -> int:
     """Write a worksheet, or one for each student; and the answers and the table if they have files."""
-    from ..learn.katas import class_table, sheets
+    from ..learn.katas import sheets
 
-    _check_files(printing)
+    _check_files(printing, "--print")
+    what = sheets.scope(names, topic)
+    count = printing.count or 0
+    return _write(printing, seed, count, lambda drawn: sheets.make(what, count, drawn))
+
+
+def printed_page(name: str, seed: int | None, new: bool, printing: Printing) -> int:
+    """Write the page of a document: with its own numbers, unless there is a seed or fresh ones are wanted."""
+    from ..learn.katas import sheets
+
+    _check_files(printing, "--page")
+    own = seed is None and not new and not printing.different
+    count = len(sheets.of_document(name, None).questions) if printing.different else 0
+    return _write(printing, seed, count, lambda drawn: sheets.of_document(name, None if own else drawn))
+
+
+def _write(printing: Printing, seed: int | None, count: int, make: "Callable[[int], Sheet]") -> int:
+    """Write the sheets that `make` gives for a seed, each of `count` exercises."""
+    from ..learn.katas import class_table, sheet_html
+
     students = [] if printing.students is None else class_table.students(expand_path(printing.students))
-    papers = _papers(sheets.scope(names, topic), printing, seed, students)
+    papers = _papers(make, count, printing.different, seed, students)
     out, key = expand_path(printing.out or ""), printing.key
     sheet = papers[0][1]
     copies = papers if printing.different else [("", sheet)]
-    write_aside(out, sheets.class_page(copies, answers=key is None).encode())
+    write_aside(out, sheet_html.class_page(copies, answers=key is None).encode())
     if key is not None:
-        write_aside(expand_path(key), sheets.class_key_page(copies).encode())
+        write_aside(expand_path(key), sheet_html.class_key_page(copies).encode())
     if printing.csv is not None:
         write_aside(expand_path(printing.csv), class_table.template(papers).encode())
     screen = Screen()
@@ -83,10 +104,10 @@ def printed(names: Sequence[str], topic: str | None, seed: int | None, printing:
     return 0
 
 
-def _check_files(printing: Printing) -> None:
+def _check_files(printing: Printing, task: str) -> None:
     """Refuse files that cannot be read or written, before any work."""
     if printing.out is None:
-        raise UserError("--print needs a file for the worksheet: --out sheet.html")
+        raise UserError(f"{task} needs a file for the worksheet: --out sheet.html")
     if printing.students is None and printing.different:
         raise UserError("--different makes a sheet for each student: add --students with a file of their names")
     if printing.students is not None and not (printing.csv or printing.different):
@@ -104,18 +125,18 @@ def _check_files(printing: Printing) -> None:
         raise UserError(f"{printing.csv} already exists and may hold answers: give --csv another name")
 
 
-def _papers(what: str, printing: Printing, seed: int | None, students: Sequence[str]) -> "list[Paper]":
+def _papers(
+    make: "Callable[[int], Sheet]", count: int, different: bool, seed: int | None, students: Sequence[str]
+) -> "list[Paper]":
     """A sheet for each student, the same or different ones; for nobody in particular if there are none."""
     from ..learn.katas import sheets
 
-    count = printing.count or 0
     drawn = random.SystemRandom().randrange(10_000) if seed is None else seed
-    if not printing.different:
-        sheet = sheets.make(what, count, drawn)
-        return [(student, sheet) for student in students or [""]]
+    if not different:
+        return [(student, sheet) for sheet in [make(drawn)] for student in students or [""]]
     if count * len(students) > MOST:
         raise UserError(f"{len(students)} sheets of {count} exercises are more than {MOST:,} exercises; print fewer")
-    return [(one, sheets.make(what, count, (drawn + i) % sheets.LARGEST)) for i, one in enumerate(students)]
+    return [(one, make((drawn + i) % sheets.LARGEST)) for i, one in enumerate(students)]
 
 
 def grade(file: str, /, *, out: str | None = None, totals: str | None = None) -> int:

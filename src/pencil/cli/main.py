@@ -8,7 +8,24 @@ from cyclopts import App, CycloptsError, Group
 
 from .. import __version__
 from ..config import UserError
-from . import check, cost, demo, diff, doctor, evaluate, heads, kata, lab, sample, shapes, trace, train, verify
+from . import (
+    check,
+    cost,
+    demo,
+    diff,
+    doctor,
+    evaluate,
+    figures,
+    heads,
+    kata,
+    lab,
+    sample,
+    shapes,
+    trace,
+    train,
+    verify,
+    walk,
+)
 from .dispatch import HELP, dispatch, named_family, run_family, trace_family
 from .parsing import PARAMETERS, sentence
 from .terminal import note_line
@@ -31,11 +48,13 @@ VERBS: tuple[tuple[Group, str, Callable | App, str], ...] = (
     (INSIDE, "trace", trace.trace, "WHAT [OPTIONS]"),
     (INSIDE, "why", trace.why, "WHAT CELL [OPTIONS]"),
     (INSIDE, "show", trace.show, "WHAT [NAME] [OPTIONS]"),
+    (INSIDE, "walk", walk.walk, walk.USAGE),
     (INSIDE, "diff", diff.diff, "A B [OPTIONS]"),
     (INSIDE, "heads", heads.heads, "RUN [OPTIONS]"),
-    (INSIDE, "shapes", shapes.shapes, "WHAT [OPTIONS]"),
-    (INSIDE, "cost", cost.cost, "WHAT [OPTIONS]"),
+    (INSIDE, "shapes", shapes.shapes, "WHAT [OPTIONS] [--model.SETTING VALUE]"),
+    (INSIDE, "cost", cost.cost, "WHAT [OPTIONS] [--model.SETTING VALUE]"),
     (LEARN, "kata", kata.app, "[NAME] [OPTIONS]"),
+    (LEARN, "figures", figures.figures, "DOCUMENT --out FOLDER [OPTIONS]"),
     (LEARN, "check", check.check, "FILES [OPTIONS]"),
     (LEARN, "lab", lab.lab, "[NAME] [OPTIONS]"),
 )

@@ -1,17 +1,60 @@
-"""A model by the name of a preset, or by the folder of a run."""
+"""A model by the name of a preset, with other settings where given, or by the folder of a run."""
 
 import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ..config import UserError
+from cyclopts import Parameter
+
+from ..config import UserError, fitted, overrides
 
 if TYPE_CHECKING:
     from ..families.record import Family
 
+Model = Annotated[str, Parameter(allow_leading_hyphen=True)]  # settings may come before it
 
-def find_model(what: str) -> "tuple[Family, Any, dict[str, Any]]":
-    """The family, the model's config and the training settings of a preset or of a run."""
+
+def model_settings(verb: str, words: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """A model's name and settings from `gpt:nano --model.heads 1 --model.width 64`; all else is refused."""
+    dotted, plain, rest = [], [], list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        if not word.startswith("-"):
+            plain.append(word)
+            continue
+        if "." not in name:
+            raise UserError(f"{verb} takes no {name}; pencil {verb} --help lists its options")
+        dotted += [word] if equals or not rest else [word, rest.pop(0)]
+    changes = overrides(dotted, ("model",))["model"]
+    if not plain:
+        raise UserError(f"WHAT is missing; usage: pencil {verb} WHAT [OPTIONS] [--model.SETTING VALUE]")
+    if len(plain) > 1:
+        raise UserError(_too_many(verb, *plain))
+    return plain[0], changes
+
+
+def _too_many(verb: str, what: str, *more: str) -> str:
+    from ..families import FAMILIES
+
+    if what in FAMILIES and len(more) == 1 and more[0] in FAMILIES[what].presets:
+        return f"a family and its preset are one word: use {what}:{more[0]}"
+    return f"{verb} takes one preset or run at a time, not {' and '.join((what, *more))}"
+
+
+def titled(what: str, config: Any, changed: Iterable[str]) -> str:
+    """The model's name, and the settings changed in it."""
+    values = {name: getattr(config, name) for name in changed}
+    shown = {n: "×".join(map(str, v)) if isinstance(v, tuple) else str(v).lower() for n, v in values.items()}
+    return f"{what} with {', '.join(f'{name} {value}' for name, value in shown.items())}" if shown else what
+
+
+def find_model(what: str, changes: Mapping[str, Any] | None = None) -> "tuple[Family, Any, dict[str, Any]]":
+    """The family, the model's config and the training settings of a preset or of a run.
+
+    `changes` are model settings over those of the preset.
+    """
     from ..families import FAMILIES, open_run
 
     presets = {f"{name}:{preset}": (name, preset) for name, one in FAMILIES.items() for preset in one.presets}
@@ -21,7 +64,13 @@ def find_model(what: str) -> "tuple[Family, Any, dict[str, Any]]":
     if what in presets or alike:
         name, preset = presets[alike[0] if alike else what]
         record = FAMILIES[name]
-        return record, record.configure(preset), dict(record.training.get(preset, {}))
+        changed = fitted(record.config, changes or {}, "model.")
+        return record, record.configure(preset, **changed), dict(record.training.get(preset, {}))
+    if Path(what).is_dir() and changes:
+        raise UserError(
+            f"{what} is a run, and its model has the settings it was trained with: leave --model.{next(iter(changes))} "
+            "out, or give a preset"
+        )
     if Path(what).is_dir():
         run = open_run(what)
         record = FAMILIES[run.family]

@@ -1,17 +1,29 @@
 """shapes: the symbols, formulas and shapes of a model."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from ..console import Console
+from .presets import Model, find_model, model_settings, titled
+from .terminal import note
+from .train import Settings
+
+if TYPE_CHECKING:
+    from ..families.record import Family
 
 
-def shapes(what: str, /, *, batch: int = 1) -> int:
+def shapes(what: Model, /, *settings: Settings, batch: int = 1) -> int:
     """Show a one-page summary of a model: each symbol, its formula and its shape.
+
+    Any setting of a preset can be changed: pencil shapes gpt:nanogpt --model.heads 1 --model.width 64. pencil train
+    FAMILY --settings lists those of a family.
 
     Parameters
     ----------
@@ -23,17 +35,17 @@ def shapes(what: str, /, *, batch: int = 1) -> int:
     import torch
 
     from ..config import UserError
-    from ..core.probe import LEGEND, Probe, declared, symbols
-    from .presets import find_model
+    from ..core.notation import Notation, transposed
+    from ..core.probe import LEGEND, Probe, symbols
 
     if batch < 1:
         raise UserError(f"--batch must be at least 1, not {batch}")
-    record, config, _ = find_model(what)
+    what, record, config = _chosen((what, *settings))
     with torch.device("meta"):
         model = record.create(config)
     probe = Probe()
     model(*model.example(batch), probe=probe)
-    names, greek = declared(model), symbols(model)
+    names, greek = Notation(model, probe.values, numbered=False).names, symbols(model)
     parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
     console = Console(soft_wrap=True)
 
@@ -55,13 +67,48 @@ def shapes(what: str, /, *, batch: int = 1) -> int:
                 table.add_row(*(Text(cell) for cell in (*row[:-1], row[-1].replace("blocks.0.", "blocks.ℓ."))))
         console.print(table)
 
-    computed = [
-        (names[name].symbol, names[name].formula, names[name].axes, "×".join(map(str, value.shape)), name)
-        for name, value in probe.values.items()
-    ]
+    computed, by_head = [], []
+    for name, value in probe.values.items():
+        axes, symbol, formula, _ = names[name]
+        row = axes, "×".join(map(str, value.shape)), name
+        # a named value without a formula is a view of a learned tensor
+        (computed.append((symbol, formula, *row)) if formula else by_head.append((symbol, *row)))
     show("Computed", ("symbol", "formula", "axes", "shape", "name"), computed)
-    learned = [
-        (greek.get(name, ""), "×".join(map(str, shape)), f"{prod(shape):,}", name) for name, shape in parameters.items()
-    ]
-    show("Learned", ("symbol", "shape", "parameters", "name"), learned)
+    learned = []
+    for name, shape in parameters.items():
+        # as the formulas multiply by it, and as it is stored
+        shapes = (shape[::-1] if transposed(model, name) else shape), shape
+        learned.append((greek.get(name, ""), *("×".join(map(str, s)) for s in shapes), f"{prod(shape):,}", name))
+    show("Learned", ("symbol", "shape", "stored", "parameters", "name"), learned)
+    show("Learned, as the formulas multiply by it", ("symbol", "axes", "shape", "name"), by_head)
     return 0
+
+
+def _chosen(words: Sequence[str]) -> "tuple[str, Family, Any]":
+    """The model's name with its changed settings, its family and its config; notes settings without effect."""
+    from ..config import UserError
+
+    what, changes = model_settings("shapes", words)
+    record, config, _ = find_model(what, changes)
+    for name in changes:
+        try:
+            _, without, _ = find_model(what, {key: value for key, value in changes.items() if key != name})
+        except UserError:  # the other changes need this one
+            continue
+        if _described(record, config) == _described(record, without):
+            note(f"model.{name} {changes[name]} changes no shape, formula or parameter of {what}")
+    return titled(what, config, changes), record, config
+
+
+def _described(record: "Family", config: Any) -> tuple[Any, ...]:
+    """What tells two models apart in this summary."""
+    import torch
+
+    from ..core.probe import Probe, declared, symbols
+
+    with torch.device("meta"):
+        model = record.create(replace(config, depth=min(config.depth, 2)))  # one of each kind of block
+    probe = Probe()
+    model(*model.example(1), probe=probe)
+    values = {name: tuple(value.shape) for name, value in (*probe.values.items(), *model.named_parameters())}
+    return config.depth, declared(model), symbols(model), values

@@ -19,7 +19,8 @@ Edits = Annotated[
     list[str] | None,
     Parameter(
         group="Input", negative=(), allow_leading_hyphen=True,
-        help="Set values during the forward pass: 'blocks.0.attn.pattern[:,2]=0'; may be repeated.",
+        help="Set values during the forward pass: 'blocks.0.attn.pattern[:,2]=0', 'blocks.0.post[0,cat]=0'; may be "
+        "repeated.",
     ),
 ]  # fmt: skip
 Digits = Annotated[int, Parameter(group="Output", help="Number of significant digits.")]
@@ -35,7 +36,9 @@ def why(what: str, cell: str, /, *options: Hidden) -> int:
     what
         A run's folder, a trace file, or a worked example: example:vit-4x4.
     cell
-        The tensor's name and an index, as in 'blocks.0.attn.scores[0,1,2,3]'; pencil show WHAT lists the names.
+        The tensor's name, and an index or a token for each axis: 'blocks.0.attn.scores[0,1,2,3]',
+        'logits[0,cat,sat]'; pencil show WHAT lists the names. An index counts from 0. A name counts from 1 (head 1,
+        patch 1); cat#2 is the second cat, and "3" in quotes is the token 3.
     """
     raise AssertionError("why is dispatched by family")
 
@@ -63,7 +66,9 @@ def show(what: str, name: str | None = None, /, *options: Hidden) -> int:
     what
         A trace file, a run's folder, or a worked example: example:vit-4x4.
     name
-        The tensor's name, and an index for a part of it: 'blocks.0.attn.pattern[0,2]'.
+        The tensor's name, and indices or tokens for a part of it: 'blocks.0.attn.pattern[0,2]', 'logits[0,cat]'. An
+        index counts from 0. A name counts from 1 (head 1, patch 1); cat#2 is the second cat, and "3" in quotes is the
+        token 3.
     """
     raise AssertionError("show is dispatched by family")
 
@@ -144,7 +149,7 @@ def trace_command(record: Any) -> Callable[..., int]:
             Parameter(
                 group="Output",
                 help="With --png: the attention of one query over the image. WORD is the step that produced the word "
-                "(WORD#2: its second occurrence); 'patch 0,1' or an index is that token's own row.",
+                "(WORD#2: its second occurrence); 'patch 1,2' or an index is that token's own row.",
             ),
         ] = None,
         out: Annotated[

@@ -1,52 +1,73 @@
 """Attention: self or cross, with grouped heads; a fused route, and a plain one that shows every value."""
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from .cache import LayerCache
-from .masks import Seen
+from .given_masks import GivenMask, seen_by
+from .masks import Mask, Seen
 from .positions import rotate
 from .probe import OFF, Probe
 from .span import Span
 
 
 def attend(
-    q: Float[Tensor, "B h T d"],
-    k: Float[Tensor, "B g S d"],
-    v: Float[Tensor, "B g S e"],
-    mask: Seen | Bool[Tensor, "#B #h #T S"] | None = None,
-    bias: Float[Tensor, "#B #h T S"] | None = None,
+    q: Float[Tensor, "*h T d"],
+    k: Float[Tensor, "*g S d"],
+    v: Float[Tensor, "*g S e"],
+    mask: Seen | GivenMask | None = None,
+    bias: Float[Tensor, "..."] | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     probe: Probe = OFF,
-) -> Float[Tensor, "B h T e"]:
+) -> Float[Tensor, "*h T e"]:
     """softmax(q kᵀ·scale + bias + mask) v; fused, unless the probe wants the scores or the pattern.
 
-    A query whose keys are all masked gets zeros on both routes. With g < h each key-value head serves h/g query heads.
+    q, k and v have the axes (B, h, T, d), (B, T, d) or (T, d). A query whose keys are all masked gets zeros on both
+    routes. With g < h each key-value head serves h/g query heads. In a mask True or 1 attends (`given_masks`).
     """
-    seen = Seen.dense(mask) if isinstance(mask, Tensor) else mask
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+        return _without_heads(q, k, v, mask, bias, scale, dropout, probe)
+    seen = seen_by(mask, q, (len(q), q.shape[1], q.shape[2], k.shape[2])) if isinstance(mask, (Tensor, Mask)) else mask
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if probe.wants("scores", "pattern"):
+    if probe.wants("raw_scores", "bias", "mask", "scores", "pattern"):
         return _plain(q, k, v, seen, bias, scale, dropout, probe)
     return _fused(q, k, v, seen, bias, scale, dropout)
+
+
+def _without_heads(q, k, v, mask, bias, scale: float | None, dropout: float, probe: Probe):
+    """`attend` over (T, d) or (B, T, d): as one head. A probe sees the axes B and h all the same."""
+    if q.ndim not in (2, 3) or not q.ndim == k.ndim == v.ndim:
+        raise ValueError(
+            f"q, k and v have {q.ndim}, {k.ndim} and {v.ndim} axes: all three take (B, h, T, d), (B, T, d) or (T, d)"
+        )
+    lift = (None, None) if q.ndim == 2 else (slice(None), None)
+    if isinstance(mask, (Tensor, Mask)):
+        mask = seen_by(mask, q, (len(q) if q.ndim == 3 else 1, 1, q.shape[-2], k.shape[-2]))
+    if bias is not None:
+        bias = bias[None, None] if bias.ndim == 2 else bias[:, None] if bias.ndim == 3 else bias
+    z = attend(q[lift], k[lift], v[lift], mask, bias, scale, dropout, probe)
+    return z[0, 0] if q.ndim == 2 else z[:, 0]
 
 
 def _plain(q, k, v, seen: Seen | None, bias, scale: float, dropout: float, probe: Probe):
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = q @ k.mT * scale
+    scores = probe("raw_scores", q @ k.mT) * scale
     if bias is not None:
-        scores = scores + bias
+        scores = scores + probe("bias", bias)
     blind = None
     if seen is not None and seen.route != "all":
-        allowed = seen.matrix()
-        scores = scores.masked_fill(~allowed, -torch.inf)
+        allowed = seen.matrix().expand(-1, -1, q.shape[2], -1)
+        mask = probe("mask", torch.zeros_like(allowed, dtype=scores.dtype).masked_fill(~allowed, -torch.inf))
+        scores = scores + mask
         blind = ~allowed.any(-1, keepdim=True)
     scores = probe("scores", scores)
     # a fully masked row is all −∞: give its softmax finite values, then zero it, so that no gradient is NaN
@@ -105,20 +126,36 @@ class Attention(nn.Module):
     """Queries are matched against keys, and take a weighted sum of values.
 
     Queries, keys and values come from one joined product; W_Q, W_K and W_V are views of it. `source` makes it
-    cross-attention: another sequence, or its keys and values as `read` returns them. `dropout` zeroes single attention
-    weights; `key_dropout` zeroes whole keys, for all queries alike, which every fused kernel can do.
+    cross-attention: another sequence, or its keys and values as `read` returns them. Without a `span` whole sequences
+    attend to one another, under `mask` if one is given; `values` is the values' own sequence. `dropout` zeroes single
+    attention weights; `key_dropout` zeroes whole keys, for all queries alike, which every fused kernel can do.
     """
 
     NAMES = {
-        "q": ("B h T d", "Q", "X̃ W_Q"),
-        "k": ("B g S d", "K", "X̃ W_K"),
-        "v": ("B g S d", "V", "X̃ W_V"),
-        "scores": ("B h T S", "S", "Q Kᵀ/√d + M"),
+        "w_q": ("h D d", "W_Q", ""),
+        "w_k": ("g D d", "W_K", ""),
+        "w_v": ("g D d", "W_V", ""),
+        "b_q?": ("h d", "b_Q", ""),
+        "b_k?": ("g d", "b_K", ""),
+        "b_v?": ("g d", "b_V", ""),
+        "w_o": ("h·d D", "W_O", ""),
+        "q_unrotated?": ("B h T d", "Q₀", "X_q W_Q⟨ + b_Q⟩"),
+        "k_unrotated?": ("B g T d", "K₀", "X_kv W_K⟨ + b_K⟩"),
+        "q": ("B h T d", "Q", "{Q₀? R(X_q W_Q⟨ + b_Q⟩)|X_q W_Q⟨ + b_Q⟩}"),
+        "k": ("B g S d", "K", "{K₀? R(X_kv W_K⟨ + b_K⟩)|X_kv W_K⟨ + b_K⟩}"),
+        "v": ("B g S d", "V", "X_kv W_V⟨ + b_V⟩"),
+        "k_all?": ("B g S d", "K_all", "[K_past; K]"),
+        "v_all?": ("B g S d", "V_all", "[V_past; V]"),
+        "raw_scores": ("B h T S", "S_raw", "Q {K_all|K}ᵀ"),
+        "bias?": ("B h T S", "B", "{shaw? Q a_K[r]ᵀ/√d|{shaw_axes? Q Σ_a a_K[a, r_a]ᵀ/√d|B}}"),
+        "mask?": ("B 1 T S", "M", "0 where SEEN, else −∞"),
+        "scores": ("B h T S", "S", "Q {K_all|K}ᵀ{unscaled?|/√d}⟨ + B⟩⟨ + M⟩"),
         "pattern": ("B h T S", "A", "softmax(S)"),
-        "z": ("B h T d", "H", "A V"),
-        "out": ("B T D", "O", "H W_O"),
+        "z": ("B h T d", "H", "A {V_all|V}"),
+        "concat": ("B T h·d", "H_cat", "{single? H|concat(H)}"),
+        "out": ("B T D", "O", "{single? H|concat(H)} W_O⟨ + b_O⟩"),
     }
-    WEIGHTS = {"qkv.weight": "W_Q W_K W_V", "qkv.bias": "b_Q b_K b_V", "out.weight": "W_O", "out.bias": "b_O"}
+    WEIGHTS = {"qkv.weight": "[W_Q W_K W_V]", "qkv.bias": "[b_Q b_K b_V]", "out.weight": "W_O", "out.bias": "b_O"}
 
     def __init__(
         self,
@@ -141,6 +178,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, sum(self.sizes), bias=bias)
         self.out = nn.Linear(self.sizes[0], width, bias=bias)
         self.dropout, self.key_dropout = dropout, key_dropout
+        self.FACTS = {"single"} if heads == 1 else set()
 
     @property
     def w_q(self) -> Float[Tensor, "hd D"]:
@@ -157,38 +195,86 @@ class Attention(nn.Module):
     def split_heads(self, x: Float[Tensor, "B T n"]) -> Float[Tensor, "B m T d"]:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
-    def read(self, source: Float[Tensor, "B S D"]) -> tuple[Float[Tensor, "B g S d"], Float[Tensor, "B g S d"]]:
+    def joined(self, probe: Probe, names: str = "qkv") -> tuple[Float[Tensor, "n D"], Float[Tensor, "n"] | None]:
+        """The matrix and the bias that give q, k and v, or some of them; from their heads, where a probe wants those.
+
+        A probe sees each head's matrix as it multiplies from the right, and may edit it.
+        """
+        which = slice("qkv".index(names[0]), "qkv".index(names[-1]) + 1)
+        weights = self.qkv.weight.split(self.sizes)[which]
+        biases = None if self.qkv.bias is None else self.qkv.bias.split(self.sizes)[which]
+        if probe.wants(*(f"w_{name}" for name in names)):
+            heads = [part.unflatten(0, (-1, self.head_width)).mT for part in weights]
+            weights = [probe(f"w_{n}", part).mT.flatten(0, 1) for n, part in zip(names, heads, strict=True)]
+        if biases is not None and probe.wants(*(f"b_{name}" for name in names)):
+            heads = [part.unflatten(0, (-1, self.head_width)) for part in biases]
+            biases = [probe(f"b_{n}", part).flatten() for n, part in zip(names, heads, strict=True)]
+        return torch.cat(tuple(weights)), None if biases is None else torch.cat(tuple(biases))
+
+    def read(
+        self, source: Float[Tensor, "B S D"], probe: Probe = OFF
+    ) -> tuple[Float[Tensor, "B g S d"], Float[Tensor, "B g S d"]]:
         """The keys and values of a source, computed once and used by every query."""
-        queries, rest = self.sizes[0], self.qkv.weight[self.sizes[0] :]
-        bias = None if self.qkv.bias is None else self.qkv.bias[queries:]
-        k, v = F.linear(source, rest, bias).chunk(2, -1)
+        if probe.wants("w_k", "w_v", "b_k", "b_v"):
+            weight, bias = self.joined(probe, "kv")
+        else:
+            queries = self.sizes[0]
+            weight, bias = self.qkv.weight[queries:], None if self.qkv.bias is None else self.qkv.bias[queries:]
+        k, v = F.linear(source, weight, bias).chunk(2, -1)
         return self.split_heads(k), self.split_heads(v)
+
+    def _whole(self, x, source, values, mask, cache: LayerCache | None, probe: Probe) -> Tensor:
+        """Whole sequences, without positions: (B, T, D), or one of (T, D). `values` are another sequence's."""
+        if cache is not None:
+            raise ValueError("a cache needs a span: cache.place(cache.next(tokens)).under(mask)")
+        if x.ndim == 2:
+            source, values = (one[None] if isinstance(one, Tensor) else one for one in (source, values))
+            return self._whole(x[None], source, values, mask, None, probe)[0]
+        if values is not None:
+            source = self.read(x if source is None else source)[0], self.read(values)[1]
+        keys = x if source is None else source if isinstance(source, Tensor) else source[0]
+        span = Span.whole(x.shape[1], device=x.device)
+        if mask is not None:
+            span = replace(span, seen=seen_by(mask, x, (len(x), self.heads, x.shape[1], keys.shape[-2])))
+        return self.forward(x, span, source=source, probe=probe)
 
     def forward(
         self,
-        x: Float[Tensor, "B T D"],
-        span: Span,
+        x: Float[Tensor, "*B T D"],
+        span: Span | None = None,
         *,
-        source: Float[Tensor, "B S D"] | tuple[Float[Tensor, "B g S d"], Float[Tensor, "B g S d"]] | None = None,
+        source: Float[Tensor, "*B S D"] | tuple[Float[Tensor, "B g S d"], Float[Tensor, "B g S d"]] | None = None,
+        values: Float[Tensor, "*B S D"] | None = None,
+        mask: GivenMask | None = None,
         cache: LayerCache | None = None,
         probe: Probe = OFF,
-    ) -> Float[Tensor, "B T D"]:
+    ) -> Float[Tensor, "*B T D"]:
+        if span is None:
+            return self._whole(x, source, values, mask, cache, probe)
+        if mask is not None or values is not None:
+            raise ValueError("mask= and values= are for a call without a span: span.under(mask) has the mask")
+        observed = probe.wants("w_q", "w_k", "w_v", "b_q", "b_k", "b_v")
         if source is None:
-            q, k, v = (self.split_heads(part) for part in self.qkv(x).split(self.sizes, -1))
+            joined = F.linear(x, *self.joined(probe)) if observed else self.qkv(x)
+            q, k, v = (self.split_heads(part) for part in joined.split(self.sizes, -1))
         else:
             bias = None if self.qkv.bias is None else self.qkv.bias[: self.sizes[0]]
-            q = self.split_heads(F.linear(x, self.w_q, bias))
-            k, v = self.read(source) if isinstance(source, Tensor) else source
+            q = self.split_heads(F.linear(x, *(self.joined(probe, "q") if observed else (self.w_q, bias))))
+            k, v = self.read(source, probe) if isinstance(source, Tensor) else source
         if span.rotation is not None:
-            q = rotate(q, span.rotation)
+            q = rotate(probe("q_unrotated", q), span.rotation, span.adjacent)
         if span.key_rotation is not None:
-            k = rotate(k, span.key_rotation)
+            k = rotate(probe("k_unrotated", k), span.key_rotation, span.adjacent)
         q, k, v = probe("q", q), probe("k", k), probe("v", v)
         if self.key_dropout and self.training:
             v = v * F.dropout(torch.ones_like(v[..., :1]), self.key_dropout)
         if cache is not None and span.slots is not None:
             k, v = cache.write(span.slots, k, v)
+            k, v = probe("k_all", k), probe("v_all", v)
         bias = None if span.bias is None else span.bias(q)
         dropout = self.dropout if self.training else 0.0
         z = probe("z", attend(q, k, v, span.seen, bias, span.scale, dropout, probe))
-        return probe("out", self.out(z.transpose(1, 2).flatten(-2)))
+        heads = probe("concat", z.transpose(1, 2).flatten(-2))
+        if probe.wants("w_o"):
+            return probe("out", F.linear(heads, probe("w_o", self.out.weight.mT).mT, self.out.bias))
+        return probe("out", self.out(heads))

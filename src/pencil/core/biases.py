@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
-from .positions import Positions
+from .positions import AXES, Positions
 from .probe import OFF, Probe
 from .span import Span
 
@@ -18,6 +18,12 @@ def steps(span: Span, axes: int) -> Num[Tensor, "#B T S a"]:
     return span.key_coords[:, None, :, :axes] - span.coords[:, :, None, :axes]
 
 
+def _steps(axes: int) -> str:
+    """The signed distances, as formulas write them."""
+    parts = [f"{axis}_j − {axis}_i" for axis in AXES[axes]]
+    return parts[0] if axes == 1 else f"[{'; '.join(parts)}]"
+
+
 class Alibi(Positions):
     """Each head subtracts a slope of its own for every step between query and key; nothing is learned.
 
@@ -25,11 +31,11 @@ class Alibi(Positions):
     and every other one of the power above. Along several axes the distance is Euclidean.
     """
 
-    NAMES = {"bias": ("B h T S", "B", "−m_h·|j − i|")}
-
     def __init__(self, heads: int, axes: int = 1):
         super().__init__()
         self.slopes, self.axes = slopes(heads), axes
+        far = " + ".join(f"({axis}_j − {axis}_i)²" for axis in AXES[axes])
+        self.NAMES = {"bias": ("B h T S", "B", "−m_h·|pos_j − pos_i|" if axes == 1 else f"−m_h·√({far})")}
 
     def bias(self, span: Span, probe: Probe = OFF) -> Callable[[Tensor], Tensor]:
         distance = steps(span, self.axes).to(torch.float32)
@@ -54,12 +60,12 @@ class Shaw(Positions):
     vectors are added.
     """
 
-    NAMES = {"distance": ("B T S a", "r", "clip(j − i)")}
     WEIGHTS = {"table": "a_K"}
 
     def __init__(self, head_width: int, axes: int = 1, max_distance: int = 16):
         super().__init__()
         self.max_distance = max_distance
+        self.NAMES = {"distance": ("B T S a", "r", f"clip({_steps(axes)}, −{max_distance}, {max_distance})")}
         self.table = nn.Parameter(torch.empty(axes, 2 * max_distance + 1, head_width))
         nn.init.normal_(self.table, std=0.02)
 
@@ -85,8 +91,7 @@ class T5(Positions):
     last. With `both` directions, keys after the query have buckets of their own. Each axis has its own table.
     """
 
-    NAMES = {"bucket": ("B T S a", "b", "bucket(j − i)"), "bias": ("B h T S", "B", "Σ_a table_a[b]")}
-    WEIGHTS = {"table": "B_h"}
+    WEIGHTS = {"table": "B_table"}
 
     scale = 1.0
 
@@ -94,6 +99,10 @@ class T5(Positions):
         super().__init__()
         self.both, self.buckets, self.max_distance = both, buckets // 2 if both else buckets, max_distance
         self.ladder = ladder(self.buckets, max_distance)
+        self.NAMES = {
+            "bucket": ("B T S a", "b", f"bucket({_steps(axes)})"),
+            "bias": ("B h T S", "B", "B_table[b]" if axes == 1 else "Σ_a B_table[a, b_a]"),
+        }
         self.table = nn.Parameter(torch.empty(axes, buckets, heads))
         nn.init.normal_(self.table, std=0.02)
 

@@ -13,30 +13,30 @@ from torch import Tensor, nn
 
 from .attention import Attention
 from .cache import LayerCache
+from .given_masks import GivenMask
 from .probe import OFF, Probe
 from .span import Span
 
-# what cross-attention computes over a source of s tokens
-CROSS = {
-    "cross.q": ("B h T d", "Q_src", "X̃′ W_Q"),
-    "cross.k": ("B g s d", "K_src", "E W_K"),
-    "cross.v": ("B g s d", "V_src", "E W_V"),
-    "cross.scores": ("B h T s", "S_src", "Q_src K_srcᵀ/√d"),
-    "cross.pattern": ("B h T s", "A_src", "softmax(S_src)"),
-    "cross.z": ("B h T d", "H_src", "A_src V_src"),
-    "cross.out": ("B T D", "O_src", "H_src W_O"),
-}
+# how the formulas of a submodule call what it is given, and which keys it sees
+_SELF = {"X_q": "X̃", "X_kv": "X̃"}
+_CROSS = {
+    "X_q": "X̃′", "X_kv": "X_enc", "SEEN": "key j is not padding", "Q": "Q_src", "K": "K_src",
+    "V": "V_src", "S_raw": "S_raw,src", "M": "M_src", "S": "S_src", "A": "A_src", "H": "H_src", "H_cat": "H_cat,src",
+    "O": "O_src",
+}  # fmt: skip
+_SOURCE = {"S": "s"}
 
 
 class Block(nn.Module):
     """The pre-norm block of GPT and ViT; its attention, MLP and norm are given as factories."""
 
     NAMES = {
-        "attn_norm": ("B T D", "X̃", "Norm(X)"),
-        "mid": ("B T D", "X′", "X + O"),
-        "mlp_norm": ("B T D", "X̂", "Norm(X′)"),
-        "post": ("B T D", "X", "X′ + M"),
+        "attn_norm": ("B T D", "X̃", "Norm_attn(Xˡ⁻¹)"),
+        "mid": ("B T D", "X′", "Xˡ⁻¹ + O"),
+        "mlp_norm": ("B T D", "X̂", "Norm_mlp(X′)"),
+        "post": ("B T D", "Xˡ", "X′ + M_mlp"),
     }
+    SYMBOLS = {"attn": _SELF}
 
     def __init__(
         self,
@@ -51,10 +51,15 @@ class Block(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], span: Span, cache: LayerCache | None = None, probe: Probe = OFF
+        self,
+        x: Float[Tensor, "B T D"],
+        span: Span | None = None,
+        cache: LayerCache | None = None,
+        probe: Probe = OFF,
+        mask: GivenMask | None = None,
     ) -> Float[Tensor, "B T D"]:
         normed = probe("attn_norm", self.attn_norm(x))
-        x = probe("mid", x + self.drop(self.attn(normed, span, cache=cache, probe=probe / "attn")))
+        x = probe("mid", x + self.drop(self.attn(normed, span, mask=mask, cache=cache, probe=probe / "attn")))
         normed = probe("mlp_norm", self.mlp_norm(x))
         return probe("post", x + self.drop(self.mlp(normed, probe=probe / "mlp")))
 
@@ -66,14 +71,15 @@ class CrossBlock(nn.Module):
     """The pre-norm block with cross-attention: self-attention, cross-attention to the source, then the MLP."""
 
     NAMES = {
-        "attn_norm": ("B T D", "X̃", "Norm(X)"),
-        "mid": ("B T D", "X′", "X + O"),
-        "cross_norm": ("B T D", "X̃′", "Norm(X′)"),
+        "attn_norm": ("B T D", "X̃", "Norm_attn(Xˡ⁻¹)"),
+        "mid": ("B T D", "X′", "Xˡ⁻¹ + O"),
+        "cross_norm": ("B T D", "X̃′", "Norm_cross(X′)"),
         "cross_mid": ("B T D", "X″", "X′ + O_src"),
-        "mlp_norm": ("B T D", "X̂", "Norm(X″)"),
-        "post": ("B T D", "X", "X″ + M"),
+        "mlp_norm": ("B T D", "X̂", "Norm_mlp(X″)"),
+        "post": ("B T D", "Xˡ", "X″ + M_mlp"),
     }
-    INNER = CROSS
+    SYMBOLS = {"attn": _SELF, "cross": _CROSS}
+    LETTERS = {"cross": _SOURCE}
 
     def __init__(
         self,
@@ -91,14 +97,17 @@ class CrossBlock(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        span: Span,
-        source: Source,
-        across: Span,
+        span: Span | None = None,
+        source: Source | None = None,
+        across: Span | None = None,
         cache: LayerCache | None = None,
         probe: Probe = OFF,
+        mask: GivenMask | None = None,
     ) -> Float[Tensor, "B T D"]:
+        if source is None:
+            raise ValueError("a block with cross-attention needs source=, the sequence it attends to")
         normed = probe("attn_norm", self.attn_norm(x))
-        x = probe("mid", x + self.drop(self.attn(normed, span, cache=cache, probe=probe / "attn")))
+        x = probe("mid", x + self.drop(self.attn(normed, span, mask=mask, cache=cache, probe=probe / "attn")))
         normed = probe("cross_norm", self.cross_norm(x))
         x = probe("cross_mid", x + self.drop(self.cross(normed, across, source=source, probe=probe / "cross")))
         normed = probe("mlp_norm", self.mlp_norm(x))
@@ -109,15 +118,10 @@ class PostBlock(nn.Module):
     """The post-norm block of the first encoders: a norm after each residual addition."""
 
     NAMES = {
-        "mid": ("B T D", "X′", "Norm(X + O)"),
-        "post": ("B T D", "X", "Norm(X′ + M)"),
+        "mid": ("B T D", "X′", "Norm_attn(Xˡ⁻¹ + O)"),
+        "post": ("B T D", "Xˡ", "Norm_mlp(X′ + M_mlp)"),
     }
-    INNER = {
-        "attn.q": ("B h T d", "Q", "X W_Q"),
-        "attn.k": ("B g S d", "K", "X W_K"),
-        "attn.v": ("B g S d", "V", "X W_V"),
-        "mlp.pre": ("B T F", "U", "X′ W₁ (+ b₁)"),
-    }
+    SYMBOLS = {"attn": {"X_q": "Xˡ⁻¹", "X_kv": "Xˡ⁻¹"}, "mlp": {"X̂": "X′"}}
 
     def __init__(
         self,
@@ -132,9 +136,15 @@ class PostBlock(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], span: Span, cache: LayerCache | None = None, probe: Probe = OFF
+        self,
+        x: Float[Tensor, "B T D"],
+        span: Span | None = None,
+        cache: LayerCache | None = None,
+        probe: Probe = OFF,
+        mask: GivenMask | None = None,
     ) -> Float[Tensor, "B T D"]:
-        x = probe("mid", self.attn_norm(x + self.drop(self.attn(x, span, cache=cache, probe=probe / "attn"))))
+        attended = self.attn(x, span, mask=mask, cache=cache, probe=probe / "attn")
+        x = probe("mid", self.attn_norm(x + self.drop(attended)))
         return probe("post", self.mlp_norm(x + self.drop(self.mlp(x, probe=probe / "mlp"))))
 
 
@@ -142,13 +152,12 @@ class PostCrossBlock(nn.Module):
     """The post-norm block of the first decoders: self-attention, cross-attention, the MLP, and a norm after each."""
 
     NAMES = {
-        "mid": ("B T D", "X′", "Norm(X + O)"),
-        "cross_mid": ("B T D", "X″", "Norm(X′ + O_src)"),
-        "post": ("B T D", "X", "Norm(X″ + M)"),
+        "mid": ("B T D", "X′", "Norm_attn(Xˡ⁻¹ + O)"),
+        "cross_mid": ("B T D", "X″", "Norm_cross(X′ + O_src)"),
+        "post": ("B T D", "Xˡ", "Norm_mlp(X″ + M_mlp)"),
     }
-    INNER = (
-        CROSS | PostBlock.INNER | {"cross.q": ("B h T d", "Q_src", "X′ W_Q"), "mlp.pre": ("B T F", "U", "X″ W₁ (+ b₁)")}
-    )
+    SYMBOLS = {"attn": PostBlock.SYMBOLS["attn"], "cross": _CROSS | {"X_q": "X′"}, "mlp": {"X̂": "X″"}}
+    LETTERS = {"cross": _SOURCE}
 
     def __init__(
         self,
@@ -166,13 +175,17 @@ class PostCrossBlock(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        span: Span,
-        source: Source,
-        across: Span,
+        span: Span | None = None,
+        source: Source | None = None,
+        across: Span | None = None,
         cache: LayerCache | None = None,
         probe: Probe = OFF,
+        mask: GivenMask | None = None,
     ) -> Float[Tensor, "B T D"]:
-        x = probe("mid", self.attn_norm(x + self.drop(self.attn(x, span, cache=cache, probe=probe / "attn"))))
+        if source is None:
+            raise ValueError("a block with cross-attention needs source=, the sequence it attends to")
+        attended = self.attn(x, span, mask=mask, cache=cache, probe=probe / "attn")
+        x = probe("mid", self.attn_norm(x + self.drop(attended)))
         crossed = self.cross(x, across, source=source, probe=probe / "cross")
         x = probe("cross_mid", self.cross_norm(x + self.drop(crossed)))
         return probe("post", self.mlp_norm(x + self.drop(self.mlp(x, probe=probe / "mlp"))))
@@ -183,12 +196,19 @@ class AdaBlock(nn.Module):
     and MLP, and gates their outputs. Its matrix is initialised to zero: a fresh block is the identity."""
 
     NAMES = {
-        "modulation": ("B m", "β γ α", "SiLU(c) W_ada + b_ada"),
-        "attn_norm": ("B T D", "X̃", "Norm(X)·(1 + γ₁) + β₁"),
-        "mid": ("B T D", "X′", "X + α₁·O"),
-        "mlp_norm": ("B T D", "X̂", "Norm(X′)·(1 + γ₂) + β₂"),
-        "post": ("B T D", "X", "X′ + α₂·M"),
+        "modulation": ("B m", "m", "SiLU({c_in|c}) W_ada + b_ada"),
+        "shift_attn": ("B 1 D", "β₁", "m[0:D]"),
+        "scale_attn": ("B 1 D", "γ₁", "m[D:2D]"),
+        "gate_attn": ("B 1 D", "α₁", "m[2D:3D]"),
+        "shift_mlp": ("B 1 D", "β₂", "m[3D:4D]"),
+        "scale_mlp": ("B 1 D", "γ₂", "m[4D:5D]"),
+        "gate_mlp": ("B 1 D", "α₂", "m[5D:6D]"),
+        "attn_norm": ("B T D", "X̃", "LN({X_in|Xˡ⁻¹})·(1 + γ₁) + β₁"),
+        "mid": ("B T D", "X′", "{X_in|Xˡ⁻¹} + α₁·O"),
+        "mlp_norm": ("B T D", "X̂", "LN(X′)·(1 + γ₂) + β₂"),
+        "post": ("B T D", "Xˡ", "X′ + α₂·M_mlp"),
     }
+    SYMBOLS = {"attn": _SELF}
     WEIGHTS = {"ada.weight": "W_ada", "ada.bias": "b_ada"}
 
     def __init__(
@@ -206,12 +226,21 @@ class AdaBlock(nn.Module):
         nn.init.zeros_(self.ada.bias)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], span: Span, condition: Float[Tensor, "B D"], probe: Probe = OFF
+        self,
+        x: Float[Tensor, "B T D"],
+        span: Span | None = None,
+        condition: Float[Tensor, "B D"] | None = None,
+        probe: Probe = OFF,
+        mask: GivenMask | None = None,
     ) -> Float[Tensor, "B T D"]:
-        ada = probe("modulation", self.ada(F.silu(condition)))[:, None]
-        shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = ada.chunk(6, -1)
+        if condition is None:
+            raise ValueError("a block with adaLN needs condition=, a vector for each row of the batch")
+        ada = probe("modulation", self.ada(F.silu(condition)))[:, None].chunk(6, -1)
+        names = "shift_attn", "scale_attn", "gate_attn", "shift_mlp", "scale_mlp", "gate_mlp"
+        named = [probe(name, part) for name, part in zip(names, ada, strict=True)]
+        shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = named
         normed = probe("attn_norm", self.attn_norm(x) * (1 + scale_attn) + shift_attn)
-        x = probe("mid", x + gate_attn * self.attn(normed, span, probe=probe / "attn"))
+        x = probe("mid", x + gate_attn * self.attn(normed, span, mask=mask, probe=probe / "attn"))
         normed = probe("mlp_norm", self.mlp_norm(x) * (1 + scale_mlp) + shift_mlp)
         return probe("post", x + gate_mlp * self.mlp(normed, probe=probe / "mlp"))
 
@@ -220,12 +249,17 @@ class AdaNormBlock(nn.Module):
     """Plain adaLN: the condition gives each norm its γ and β, without gates; a fresh block is a pre-norm block."""
 
     NAMES = {
-        "modulation": ("B m", "γ β", "SiLU(c) W_ada + b_ada"),
-        "attn_norm": ("B T D", "X̃", "γ₁·Norm(X) + β₁"),
-        "mid": ("B T D", "X′", "X + O"),
-        "mlp_norm": ("B T D", "X̂", "γ₂·Norm(X′) + β₂"),
-        "post": ("B T D", "X", "X′ + M"),
+        "modulation": ("B m", "m", "SiLU({c_in|c}) W_ada + b_ada"),
+        "scale_attn": ("B 1 D", "γ₁", "m[0:D]"),
+        "shift_attn": ("B 1 D", "β₁", "m[D:2D]"),
+        "scale_mlp": ("B 1 D", "γ₂", "m[2D:3D]"),
+        "shift_mlp": ("B 1 D", "β₂", "m[3D:4D]"),
+        "attn_norm": ("B T D", "X̃", "γ₁·LN({X_in|Xˡ⁻¹}) + β₁"),
+        "mid": ("B T D", "X′", "{X_in|Xˡ⁻¹} + O"),
+        "mlp_norm": ("B T D", "X̂", "γ₂·LN(X′) + β₂"),
+        "post": ("B T D", "Xˡ", "X′ + M_mlp"),
     }
+    SYMBOLS = {"attn": _SELF}
     WEIGHTS = {"ada.weight": "W_ada", "ada.bias": "b_ada"}
 
     def __init__(
@@ -244,11 +278,19 @@ class AdaNormBlock(nn.Module):
             self.ada.bias.copy_(torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat_interleave(width))
 
     def forward(
-        self, x: Float[Tensor, "B T D"], span: Span, condition: Float[Tensor, "B D"], probe: Probe = OFF
+        self,
+        x: Float[Tensor, "B T D"],
+        span: Span | None = None,
+        condition: Float[Tensor, "B D"] | None = None,
+        probe: Probe = OFF,
+        mask: GivenMask | None = None,
     ) -> Float[Tensor, "B T D"]:
-        ada = probe("modulation", self.ada(F.silu(condition)))[:, None]
-        scale_attn, shift_attn, scale_mlp, shift_mlp = ada.chunk(4, -1)
+        if condition is None:
+            raise ValueError("a block with adaLN needs condition=, a vector for each row of the batch")
+        ada = probe("modulation", self.ada(F.silu(condition)))[:, None].chunk(4, -1)
+        names = "scale_attn", "shift_attn", "scale_mlp", "shift_mlp"
+        scale_attn, shift_attn, scale_mlp, shift_mlp = [probe(n, part) for n, part in zip(names, ada, strict=True)]
         normed = probe("attn_norm", self.attn_norm(x) * scale_attn + shift_attn)
-        x = probe("mid", x + self.attn(normed, span, probe=probe / "attn"))
+        x = probe("mid", x + self.attn(normed, span, mask=mask, probe=probe / "attn"))
         normed = probe("mlp_norm", self.mlp_norm(x) * scale_mlp + shift_mlp)
         return probe("post", x + self.mlp(normed, probe=probe / "mlp"))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
-from .patches import cut, swap
+from .patches import fold, glue, grid_of, swap
 from .probe import OFF, Probe
 
 
@@ -37,8 +37,10 @@ class Patches(nn.Module):
     """
 
     NAMES = {
-        "flat": ("B N c", "X_patch", "glue(swap(fold(picture)))"),
-        "out": ("B N D", "I", "X_patch W_patch + b_patch"),
+        "fold": ("B C y u x v", "X_fold", "fold(X_img)"),
+        "swap": ("B y x C u v", "X_swap", "swap(X_fold)"),
+        "flat": ("B N c", "X_patch", "glue(X_swap)"),
+        "out": ("B N D", "I", "X_patch W_patch⟨ + b_patch⟩"),
     }
     WEIGHTS = {"proj.weight": "W_patch", "proj.bias": "b_patch"}
 
@@ -53,18 +55,25 @@ class Patches(nn.Module):
         super().__init__()
         self.channels, self.patch, self.swap = channels, tuple(patch), swap
         self.proj = nn.Linear(channels * prod(patch), width, bias=bias)
+        if len(self.patch) == 3:
+            self.NAMES = type(self).NAMES | {
+                "fold": ("B C z k y u x v", "X_fold", "fold(X_img)"),
+                "swap": ("B z y x C k u v", "X_swap", "swap(X_fold)"),
+            }
 
     def forward(self, picture: Float[Tensor, "B C *sides"], probe: Probe = OFF) -> Float[Tensor, "B N D"]:
         if picture.shape[1] != self.channels:
             raise ValueError(f"the pictures have {picture.shape[1]} channels, and the model takes {self.channels}")
-        flat = probe("flat", cut(picture, self.patch, self.swap))
+        folded = probe("fold", fold(picture, self.patch))
+        swapped = probe("swap", self.swap(folded))
+        flat = probe("flat", glue(swapped, prod(grid_of(picture.shape[2:], self.patch))))
         return probe("out", self.proj(flat))
 
 
 class Project(nn.Module):
     """A linear map from one width to another."""
 
-    NAMES = {"out": ("B N D", "I′", "I W_proj + b_proj")}
+    NAMES = {"out": ("B N D", "I′", "I W_proj⟨ + b_proj⟩")}
     WEIGHTS = {"map.weight": "W_proj", "map.bias": "b_proj"}
 
     def __init__(self, narrow: int, width: int, bias: bool = True):
@@ -75,19 +84,46 @@ class Project(nn.Module):
         return probe("out", self.map(x))
 
 
+class ProjectText(Project):
+    """Token embeddings to the model's width, by one matrix: with the table a factorised embedding, as ALBERT's."""
+
+    NAMES = {"out": ("B t D", "X_txt", "E[t] W_text")}
+    WEIGHTS = {"map.weight": "W_text"}
+
+    def __init__(self, narrow: int, width: int):
+        super().__init__(narrow, width, bias=False)
+
+
+class TiedProjectText(ProjectText):
+    """The same with a way back by the transpose, for a head that is tied: E W_text is table and output matrix alike."""
+
+    NAMES = ProjectText.NAMES | {"back": ("B t e", "Y", "X_f,txt W_textᵀ")}
+
+    def back(self, x: Float[Tensor, "B t D"], probe: Probe = OFF) -> Float[Tensor, "B t e"]:
+        """X W_textᵀ."""
+        return probe("back", F.linear(x, self.map.weight.mT))
+
+
 class TimestepEmbedding(nn.Module):
     """The diffusion timestep as a vector: its cosines and sines at many frequencies, through two matrices.
 
     The frequencies fall from 1 towards 1/10,000; with `downscale_freq_shift`, as in diffusers, the last is that.
     """
 
-    NAMES = {"sinusoids": ("B f", "φ", "cos, sin of t·ω_i"), "out": ("B D", "c_t", "SiLU(φ W₁ + b₁) W₂ + b₂")}
+    NAMES = {
+        "sinusoids": ("B f", "φ", ""),
+        "pre": ("B D", "U_t", "φ W_t1 + b_t1"),
+        "act": ("B D", "G_t", "SiLU(U_t)"),
+        "out": ("B D", "c_t", "G_t W_t2 + b_t2"),
+    }
     WEIGHTS = {"up.weight": "W_t1", "up.bias": "b_t1", "down.weight": "W_t2", "down.bias": "b_t2"}
 
     def __init__(self, width: int, frequencies: int = 256, downscale_freq_shift: bool = False):
         super().__init__()
         self.frequencies, self.downscale_freq_shift = frequencies, downscale_freq_shift
         self.up, self.down = nn.Linear(frequencies, width), nn.Linear(width, width)
+        angle = f"t·10000^(−i/{frequencies // 2 - downscale_freq_shift})"
+        self.NAMES = type(self).NAMES | {"sinusoids": ("B f", "φ", f"[cos({angle}); sin({angle})]")}
 
     def forward(self, timestep: Num[Tensor, "B"], probe: Probe = OFF) -> Float[Tensor, "B D"]:
         half = self.frequencies // 2
@@ -96,4 +132,5 @@ class TimestepEmbedding(nn.Module):
         omega = 10000.0**-steps
         angles = timestep[:, None].to(exact) * omega
         sinusoids = torch.cat((angles.cos(), angles.sin()), -1).to(self.up.weight.dtype)
-        return probe("out", self.down(F.silu(self.up(probe("sinusoids", sinusoids)))))
+        act = probe("act", F.silu(probe("pre", self.up(probe("sinusoids", sinusoids)))))
+        return probe("out", self.down(act))

@@ -40,7 +40,7 @@ class Grouping:
 
         rotation = None if span.rotation is None else (part(span.rotation[0]), part(span.rotation[1]))
         within = Span.whole(self.size, coords=part(span.coords), device=span.coords.device)
-        return replace(within, rotation=rotation, key_rotation=rotation, scale=span.scale)
+        return replace(within, rotation=rotation, key_rotation=rotation, adjacent=span.adjacent, scale=span.scale)
 
 
 def frames_and_positions(grid: Sequence[int], device: torch.device) -> tuple[Grouping, Grouping]:

@@ -15,6 +15,7 @@ from .probe import OFF, Probe
 class LayerNorm(nn.Module):
     """(x − mean)/√(var + ε)·γ + β over the last axis, with the population variance."""
 
+    SYMBOL = "LN"
     WEIGHTS = {"weight": "γ", "bias": "β"}
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, scale: bool = True):
@@ -30,6 +31,7 @@ class LayerNorm(nn.Module):
 class RMSNorm(nn.Module):
     """x/√(mean of squares + ε)·γ over the last axis."""
 
+    SYMBOL = "RMSNorm"
     WEIGHTS = {"weight": "γ"}
 
     def __init__(self, width: int, eps: float = 1e-5):
@@ -73,20 +75,23 @@ def gelu_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return F.gelu(x, approximate="tanh")
 
 
+# how formulas write an activation
+ACTIVATIONS = {gelu: "GELU", gelu_tanh: "GELU_tanh", F.relu: "ReLU", F.silu: "SiLU"}
+
+
 class MLP(nn.Module):
     """activation(x W₁ + b₁) W₂ + b₂."""
 
     NAMES = {
-        "pre": ("B T F", "U", "X̂ W₁ (+ b₁)"),
+        "pre": ("B T F", "U", "X̂ W₁⟨ + b₁⟩"),
         "act": ("B T F", "G", "GELU(U)"),
-        "out": ("B T D", "M", "G W₂ (+ b₂)"),
+        "out": ("B T D", "M_mlp", "G W₂⟨ + b₂⟩"),
     }
     WEIGHTS = {"up.weight": "W₁", "up.bias": "b₁", "down.weight": "W₂", "down.bias": "b₂"}
 
     def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = gelu, bias: bool = True):
         super().__init__()
-        formula = "ReLU(U)" if activation is F.relu else "SiLU(U)" if activation is F.silu else "GELU(U)"
-        self.NAMES = type(self).NAMES | {"act": ("B T F", "G", formula)}
+        self.NAMES = type(self).NAMES | {"act": ("B T F", "G", f"{ACTIVATIONS.get(activation, 'f')}(U)")}
         self.up, self.down = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width, bias=bias)
         self.activation = activation
 
@@ -99,18 +104,22 @@ class GatedMLP(nn.Module):
     """(activation(x W_gate) ∘ x W_up) W_down, as in LLaMA."""
 
     NAMES = {
-        "gate": ("B T F", "U", "X̂ W_gate"),
-        "up": ("B T F", "U′", "X̂ W_up"),
-        "act": ("B T F", "G", "SiLU(U) ∘ U′"),
-        "out": ("B T D", "M", "G W_down"),
+        "gate": ("B T F", "U", "X̂ W_gate⟨ + b_gate⟩"),
+        "up": ("B T F", "U′", "X̂ W_up⟨ + b_up⟩"),
+        "act": ("B T F", "G", "SiLU(U)·U′"),
+        "out": ("B T D", "M_mlp", "G W_down⟨ + b_down⟩"),
     }
-    WEIGHTS = {"gate.weight": "W_gate", "up.weight": "W_up", "down.weight": "W_down"}
+    WEIGHTS = {
+        "gate.weight": "W_gate", "gate.bias": "b_gate", "up.weight": "W_up", "up.bias": "b_up",
+        "down.weight": "W_down", "down.bias": "b_down",
+    }  # fmt: skip
 
     def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = F.silu, bias: bool = False):
         super().__init__()
         self.gate, self.up = nn.Linear(width, hidden, bias=bias), nn.Linear(width, hidden, bias=bias)
         self.down = nn.Linear(hidden, width, bias=bias)
         self.activation = activation
+        self.NAMES = type(self).NAMES | {"act": ("B T F", "G", f"{ACTIVATIONS.get(activation, 'f')}(U)·U′")}
 
     def forward(self, x: Float[Tensor, "B T D"], probe: Probe = OFF) -> Float[Tensor, "B T D"]:
         gate, up = probe("gate", self.gate(x)), probe("up", self.up(x))

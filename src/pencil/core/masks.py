@@ -53,6 +53,7 @@ class Mask:
     behind: bool = False
     always: bool = False
     first: int = 0
+    words: str = ""  # when query i attends to key j, as formulas write it
 
     def __call__(self, query: Indices, key: Indices) -> Bool[Tensor, "..."]:
         return self.sees(query, key)
@@ -68,6 +69,7 @@ class Mask:
             kernel_form,
             self.behind and other.behind,
             self.always and other.always,
+            words=f"{self.words} and {other.words}",
         )
 
     def over(
@@ -105,8 +107,8 @@ def _blocks(mask: Mask, total: int, device: torch.device) -> Any:
 
 
 full = Mask("full", lambda q, k: k == k, lambda n: "all", behind=True, always=True)
-causal = Mask("causal", lambda q, k: k <= q, lambda n: "causal", behind=True)
-padding = Mask("padding", lambda q, k: k < NOWHERE, lambda n: "all", behind=True)
+causal = Mask("causal", lambda q, k: k <= q, lambda n: "causal", behind=True, words="j ≤ i")
+padding = Mask("padding", lambda q, k: k < NOWHERE, lambda n: "all", behind=True, words="key j is not padding")
 
 
 @lru_cache
@@ -119,10 +121,16 @@ def prefix(count: int) -> Mask:
         lambda n: "all" if n and n <= count else few,
         behind=True,
         first=count,
+        words=f"j ≤ i or j < {count}",
     )
 
 
 @lru_cache
 def window(count: int) -> Mask:
     """A token attends only to those fewer than `count` steps away; with causal, to the last `count` up to itself."""
-    return Mask(f"window({count})", lambda q, k: (q - k).abs() < count, lambda n: "all" if n <= count else None)
+    return Mask(
+        f"window({count})",
+        lambda q, k: (q - k).abs() < count,
+        lambda n: "all" if n <= count else None,
+        words=f"|i − j| < {count}",
+    )

@@ -69,6 +69,12 @@ def grid_of(sides: Sequence[int], patch: Sequence[int]) -> tuple[int, ...]:
     return tuple(side // p for side, p in zip(sides, patch, strict=True))
 
 
+def patch_sizes(channels: int, grid: Sequence[int], patch: Sequence[int]) -> dict[str, int]:
+    """The size of each axis of folded patches, by its letter."""
+    letters = zip("zyx"[-len(grid) :], grid, strict=True), zip("kuv"[-len(grid) :], patch, strict=True)
+    return {"C": channels, **dict(letters[0]), **dict(letters[1])}
+
+
 def grid_positions(grid: Sequence[int], device: torch.device | None = None) -> Num[Tensor, "N a"]:
     """The position of each patch: (row, column) in an image, (frame, row, column) in a video; in reading order."""
     lines = [torch.arange(n, device=device) for n in grid]

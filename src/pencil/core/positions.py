@@ -17,12 +17,16 @@ from torch import Tensor, nn
 from .probe import OFF, Probe
 from .span import Span
 
+# what coordinates are called in formulas, by the number of axes
+AXES = {1: ("pos",), 2: ("row", "column"), 3: ("frame", "row", "column")}
+
 
 class Positions(nn.Module):
     """No positions; and the three methods from which a scheme overrides its own."""
 
     scale: float | None = None  # of the scores, where a scheme sets its own
     strength: float = 1.0  # a factor on the rotated q and k
+    adjacent: bool = False  # whether the rotated pairs are neighbouring channels
     beyond_announced = False  # whether the user knows of tokens beyond the context
 
     def embedding(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"] | None:
@@ -37,8 +41,14 @@ class Positions(nn.Module):
         """What is added to the scores, as a function of q. The span must already have all its keys."""
         return None
 
-    def forward(self, x: Float[Tensor, "B T D"], span: Span, probe: Probe = OFF) -> tuple[Float[Tensor, "B T D"], Span]:
-        """The input with its position embedding, and the span with its rotation computed once for all blocks."""
+    def forward(
+        self, x: Float[Tensor, "B T D"], span: Span | None = None, probe: Probe = OFF
+    ) -> tuple[Float[Tensor, "B T D"], Span]:
+        """The input with its position embedding, and the span with its rotation computed once for all blocks.
+
+        Without a span the tokens are at 0, 1, …
+        """
+        span = Span.whole(x.shape[1], device=x.device) if span is None else span
         added = self.embedding(span.coords)
         if added is not None:
             x = x + probe("embedding", added.to(x.dtype))
@@ -52,23 +62,23 @@ class Positions(nn.Module):
             rotation = angles.cos().to(exact), angles.sin().to(exact)
             if self.strength != 1:
                 rotation = rotation[0] * self.strength, rotation[1] * self.strength
-        return replace(span, rotation=rotation, key_rotation=rotation, scale=self.scale)
+        return replace(span, rotation=rotation, key_rotation=rotation, adjacent=self.adjacent, scale=self.scale)
 
 
 class Learned(Positions):
     """A learned table, one row a position: P in X⁰ = E[t] + P.
 
-    Positions on a grid are numbered in reading order; `before` rows come first, for tokens that are not on the grid
-    (the class token is at −1).
+    Positions on a grid are numbered in reading order; `before` rows come first and `after` rows last, for tokens that
+    are not on the grid (the class token is at −1).
     """
 
-    NAMES = {"embedding": ("B T D", "P", "table[position]")}
-    WEIGHTS = {"table": "P"}
+    NAMES = {"embedding": ("B T D", "P", "P_table[pos]")}
+    WEIGHTS = {"table": "P_table"}
 
-    def __init__(self, grid: int | Sequence[int], width: int, before: int = 0):
+    def __init__(self, grid: int | Sequence[int], width: int, before: int = 0, after: int = 0):
         super().__init__()
         self.grid, self.before = (grid,) if isinstance(grid, int) else tuple(grid), before
-        self.table = nn.Parameter(torch.empty(before + prod(self.grid), width))
+        self.table = nn.Parameter(torch.empty(before + prod(self.grid) + after, width))
         nn.init.normal_(self.table, std=0.02)
 
     def embedding(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"]:
@@ -86,14 +96,14 @@ class Learned(Positions):
 
     def resampled(self, grid: Sequence[int]) -> Float[Tensor, "n D"]:
         """The table for a grid of another size, by bicubic interpolation."""
-        first, rest = self.table[: self.before], self.table[self.before :]
+        first, rest, last = self.table.tensor_split((self.before, self.before + prod(self.grid)))
         if tuple(grid) == self.grid:
             return self.table
         if len(self.grid) != 2:
             raise ValueError("only the table of an image can be resized")
         image = rest.T.unflatten(1, self.grid)[None].float()
         resized = F.interpolate(image, tuple(grid), mode="bicubic", align_corners=False)
-        return torch.cat((first, resized[0].flatten(1).T.to(rest.dtype)))
+        return torch.cat((first, resized[0].flatten(1).T.to(rest.dtype), last))
 
 
 class Sinusoidal(Positions):
@@ -102,8 +112,6 @@ class Sinusoidal(Positions):
     Several axes share the channels evenly. With `halves` all the sines come first, then all the cosines, as in Marian.
     """
 
-    NAMES = {"embedding": ("B T D", "P", "sin, cos of position·ω_i")}
-
     def __init__(self, width: int, axes: int = 1, base: float = 10000.0, halves: bool = False):
         super().__init__()
         if width % 2:
@@ -111,6 +119,15 @@ class Sinusoidal(Positions):
         if width // 2 < axes:
             raise ValueError(f"a width of {width} has no pair of channels for each of {axes} axes")
         self.pairs, self.base, self.halves = share(width // 2, axes), base, halves
+        self.NAMES = {"embedding": ("B T D", "P", self._formula())}
+
+    def _formula(self) -> str:
+        sizes = ["D"] if len(self.pairs) == 1 else [str(2 * n) for n in self.pairs]
+        angles = [f"{axis}/{self.base:g}^(2i/{n})" for axis, n in zip(AXES[len(self.pairs)], sizes, strict=True)]
+        if self.halves:
+            return "[" + "; ".join(f"{wave}({angle})" for wave in ("sin", "cos") for angle in angles) + "]"
+        parts = [f"sin({angle}) at 2i, cos({angle}) at 2i+1" for angle in angles]
+        return parts[0] if len(parts) == 1 else f"[{'; '.join(parts)}]"
 
     def embedding(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"]:
         angles = rotation_angles(coords, [frequencies(n, self.base, coords.device) for n in self.pairs])
@@ -120,13 +137,13 @@ class Sinusoidal(Positions):
 
 
 class Rope(Positions):
-    """Rotary embeddings: of n pairs, pair i of q and k (channels i, i + n) is rotated by position·base^(−i/n).
+    """Rotary embeddings: of n pairs, pair i of q and k is rotated by position·base^(−i/n).
 
-    Several axes share the pairs. Only the first `rotary_width` channels of a head are rotated, by default all.
-    `stretch` rescales the frequencies, for contexts longer than trained on; `strength` multiplies the rotated q and k.
+    Pair i is the channels i and i + n (halves, as in LLaMA checkpoints), or with `adjacent` the channels 2i and 2i + 1,
+    as in the paper; the two differ only in the order of the channels. Several axes share the pairs. Only the first
+    `rotary_width` channels of a head are rotated, by default all. `stretch` rescales the frequencies, for contexts
+    longer than trained on; `strength` multiplies the rotated q and k.
     """
-
-    NAMES = {"angles": ("B T d/2", "θ", "position · base^(−2i/d)")}
 
     def __init__(
         self,
@@ -136,6 +153,8 @@ class Rope(Positions):
         rotary_width: int | None = None,
         stretch: Callable[[Tensor], Tensor] = lambda frequency: frequency,
         strength: float = 1.0,
+        adjacent: bool = False,
+        scaling: str = "",
     ):
         super().__init__()
         rotary_width = head_width if rotary_width is None else rotary_width
@@ -144,7 +163,12 @@ class Rope(Positions):
                 f"{rotary_width} channels of {head_width} do not give a pair to rotate for each of {axes} axes"
             )
         self.pairs, self.base, self.stretch = share(rotary_width // 2, axes), base, stretch
-        self.strength = strength
+        self.strength, self.adjacent = strength, adjacent
+        sizes = ["d"] if rotary_width == head_width and axes == 1 else [str(2 * n) for n in self.pairs]
+        frequency = [f"{base:g}^(−2i/{n})" for n in sizes]
+        frequency = [f"{scaling}({one})" for one in frequency] if scaling else frequency
+        parts = [f"{axis}·{one}" for axis, one in zip(AXES[axes], frequency, strict=True)]
+        self.NAMES = {"angles": ("B T d/2", "θ", parts[0] if axes == 1 else f"[{'; '.join(parts)}]")}
 
     def angles(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T p"]:
         return rotation_angles(coords, [self.stretch(frequencies(n, self.base, coords.device)) for n in self.pairs])
@@ -156,9 +180,9 @@ def share(pairs: int, axes: int) -> tuple[int, ...]:
 
 
 def frequencies(pairs: int, base: float, device: torch.device) -> Float[Tensor, "p"]:
-    """base^(−i/n) for n pairs, in float64 where the device has it (float32 is 4e-4 off at position 5,000)."""
+    """base^(−2i/2n) for n pairs, in float64 where the device has it (float32 is 4e-4 off at position 5,000)."""
     exact = torch.float32 if device.type == "mps" else torch.float64
-    return base ** (-torch.arange(pairs, device=device, dtype=exact) / pairs)
+    return base ** (-(2 * torch.arange(pairs, device=device, dtype=exact)) / (2 * pairs))
 
 
 def rotation_angles(coords: Num[Tensor, "B T a"], per_axis: Sequence[Float[Tensor, "_"]]) -> Float[Tensor, "B T p"]:
@@ -210,11 +234,21 @@ def llama3(factor: float, trained: int) -> Callable[[Tensor], Tensor]:
 
 
 def rotate(
-    x: Float[Tensor, "B h T d"], rotation: tuple[Float[Tensor, "#B 1 T p"], Float[Tensor, "#B 1 T p"]]
+    x: Float[Tensor, "B h T d"],
+    rotation: tuple[Float[Tensor, "#B 1 T p"], Float[Tensor, "#B 1 T p"]],
+    adjacent: bool = False,
 ) -> Float[Tensor, "B h T d"]:
-    """Rotate each pair (x_i, x_{i+p}) by its angle, given as (cosines, sines); later channels are unchanged."""
+    """Rotate each of p pairs by its angle, given as (cosines, sines); later channels are unchanged.
+
+    A pair is (x_i, x_{i+p}), or with `adjacent` (x_{2i}, x_{2i+1}).
+    """
     cos, sin = rotation
     pairs = cos.shape[-1]
-    a, b, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
-    rotated = torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
+    rest = x[..., 2 * pairs :]
+    if adjacent:
+        a, b = x[..., : 2 * pairs].unflatten(-1, (pairs, 2)).unbind(-1)
+        rotated = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
+    else:
+        a, b = x[..., :pairs], x[..., pairs : 2 * pairs]
+        rotated = torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
     return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated

@@ -1,5 +1,6 @@
 """Probes: a probe is called with each named value where it is computed, and may keep it or edit it."""
 
+import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 LEGEND = {
     "B": "batch", "T": "tokens", "S": "keys", "s": "source tokens", "t": "text tokens", "M": "image tokens",
     "N": "patches", "C": "channels", "c": "values in a patch", "E": "width of a patch embedding before its projection",
-    "D": "width",
+    "e": "width of a token embedding before its projection", "D": "width",
     "h": "heads", "g": "key-value heads", "d": "head width", "F": "hidden width of the MLP",
     "V": "vocabulary", "K": "classes", "m": "shifts, scales and gates of a block (adaLN)",
     "f": "frequencies of the timestep",
@@ -18,6 +19,8 @@ LEGEND = {
     "n": "patches of a group (a frame, a window)", "B·w": "groups in the batch",
     "w": "frames", "B·n": "positions in the batch, each attending across frames",
     "a": "axes of the coordinates (1 text, 2 image, 3 video)", "L": "slots of a cache",
+    "h·d": "width of the concatenated heads", "y": "patches down", "x": "patches across", "u": "rows of a patch",
+    "v": "columns of a patch", "z": "patches along time", "k": "frames of a patch",
 }  # fmt: skip
 
 
@@ -88,27 +91,38 @@ class Name(NamedTuple):
     axes: str
     symbol: str
     formula: str
+    optional: bool = False  # fired by some models only
 
 
 def declared(model: nn.Module) -> dict[str, Name]:
     """Every name the model can report to a probe, in module order: the `NAMES` tables of its modules, joined.
 
-    `INNER` of a module overrides the entries of its submodules, where it can be more exact; `LETTERS` renames the axes
-    of all values of a submodule.
+    `INNER` of a module overrides the entries of its submodules, where it can be more exact. `LETTERS` renames the axes
+    of all values of a submodule, and `SYMBOLS` the symbols; the submodule "" is the module itself. Formulas are
+    templates (`core/notation.py`).
     """
-    names, inner, letters = {}, {}, {}
+    names, inner, letters, words = {}, {}, {}, {}
     for path, module in model.named_modules():
         place = f"{path}." if path else ""
-        names |= {place + name: Name(*entry) for name, entry in getattr(module, "NAMES", {}).items()}
+        for name, entry in getattr(module, "NAMES", {}).items():
+            names[place + name.rstrip("?")] = Name(*entry, optional=name.endswith("?"))
         # an outer module overrides an inner one
         inner = {place + name: Name(*entry) for name, entry in getattr(module, "INNER", {}).items()} | inner
-        letters |= {f"{place}{part}.": other for part, other in getattr(module, "LETTERS", {}).items()}
+        letters |= {_within(path, part): other for part, other in getattr(module, "LETTERS", {}).items()}
+        words |= {_within(path, part): other for part, other in getattr(module, "SYMBOLS", {}).items()}
     for name, entry in names.items():
-        names[name] = inner.get(name, entry)
+        names[name] = inner[name]._replace(optional=entry.optional) if name in inner else entry
         for part, other in letters.items():
             if name.startswith(part):
                 names[name] = spelled(names[name], other)
+        # the nearest module decides first what a symbol is called
+        for part in sorted((part for part in words if name.startswith(part)), key=len, reverse=True):
+            names[name] = renamed(names[name], words[part])
     return names
+
+
+def _within(path: str, part: str) -> str:
+    return "".join(f"{piece}." for piece in (path, part) if piece)
 
 
 def spelled(entry: Name, letters: dict[str, str]) -> Name:
@@ -116,10 +130,32 @@ def spelled(entry: Name, letters: dict[str, str]) -> Name:
     return entry._replace(axes=" ".join(letters.get(letter, letter) for letter in entry.axes.split()))
 
 
+# a symbol in a formula: letters with accents, primes, a subscript, digits below and above
+TOKEN = re.compile(r"[A-Za-zΑ-ω](?:[A-Za-z]|[\u0300-\u036f])*[′″]*(?:_[A-Za-z0-9∅]+(?:,[a-z]+)?)?[₀-₉]*[⁰¹²³⁴-⁹ˡᴸ⁻]*")
+
+
+def renamed(entry: Name, words: dict[str, str]) -> Name:
+    """The same value with other symbols, its own and those of its formula."""
+    symbol, formula = (
+        TOKEN.sub(lambda found: words.get(found[0], found[0]), text) for text in (entry.symbol, entry.formula)
+    )
+    return entry._replace(symbol=symbol, formula=formula)
+
+
 def symbols(model: nn.Module) -> dict[str, str]:
-    """The symbol of every learned tensor, from the modules' `WEIGHTS` tables."""
-    return {
-        f"{path}.{name}" if path else name: symbol
-        for path, module in model.named_modules()
-        for name, symbol in getattr(module, "WEIGHTS", {}).items()
-    }
+    """The symbol of every learned tensor, from the modules' `WEIGHTS` tables; an outer module overrides an inner one.
+
+    The weight of a linear map stands for its transpose, which multiplies from the right: X W₁ is X times W₁, D × F, and
+    stored is W₁ᵀ.
+    """
+    found: dict[str, str] = {}
+    renames: dict[str, dict[str, str]] = {}
+    for path, module in model.named_modules():
+        place = f"{path}." if path else ""
+        found = {place + name: symbol for name, symbol in getattr(module, "WEIGHTS", {}).items()} | found
+        for part, words in getattr(module, "SYMBOLS", {}).items():
+            renames[_within(path, part)] = words
+    for part, words in renames.items():
+        found = {name: words.get(one, one) if name.startswith(part) else one for name, one in found.items()}
+    known = {*dict(model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers(remove_duplicate=False))}
+    return {name: symbol for name, symbol in found.items() if name in known}

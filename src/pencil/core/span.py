@@ -28,6 +28,7 @@ class Span:
     seen: Seen | None = None
     rotation: tuple[Float[Tensor, "#B 1 T p"], Float[Tensor, "#B 1 T p"]] | None = None  # of the queries
     key_rotation: tuple[Float[Tensor, "#B 1 n p"], Float[Tensor, "#B 1 n p"]] | None = None  # of this call's own keys
+    adjacent: bool = False  # the rotated pairs are channels (2i, 2i+1), not (i, i + n)
     bias: Callable[[Tensor], Float[Tensor, "#B #h T S"]] | None = None
     scale: float | None = None
 
@@ -70,7 +71,8 @@ class Span:
         # set only where the other's first token follows this one's last
         follows = self.start is not None and other.start == self.start + self.index.shape[1]
         start = self.start if follows else None
-        return Span(index, coords, index, coords, start, rotation=rotation, key_rotation=rotation, scale=other.scale)
+        joined = Span(index, coords, index, coords, start, rotation=rotation, key_rotation=rotation, scale=other.scale)
+        return replace(joined, adjacent=self.adjacent or other.adjacent)
 
     def rotation_like(self, known: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """This span's rotation; where it has none, the identity, with as many pairs of channels as `known`."""

@@ -4,9 +4,11 @@ from . import captioner, dit, gpt, reader, seq2seq, vit
 from .loading import load, load_model, open_run
 from .record import Family
 from .registry import FAMILIES, configure, create, family, parameters, register
+from .trace_run import trace
 
 __all__ = [
-    "FAMILIES", "Family", "configure", "create", "family", "load", "load_model", "open_run", "parameters", "register"
+    "FAMILIES", "Family", "configure", "create", "family", "load", "load_model", "open_run", "parameters", "register",
+    "trace",
 ]  # fmt: skip
 
 for _module in (gpt, vit, captioner, dit, reader, seq2seq):

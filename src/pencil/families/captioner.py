@@ -121,13 +121,13 @@ def trace_image(loaded: Loaded, picture: np.ndarray, text: str | None = None) ->
     ids = [tokenizer.end, *tokenizer.encode(text).tolist()]
     check_context(ids, c.context, "caption with its first token")
     words = ["begin", *(tokenizer.decode([i]).strip() or "␣" for i in ids[1:])]
-    marks, patches = int(c.delimiters), grid_labels("patch", c.grid)
-    before = ["[IMG]"] * marks + patches + ["[/IMG]"] * marks
+    patches = grid_labels("patch", c.grid)
+    before = ["[IMG]"] * c.begin_marks + patches + ["[/IMG]"] * c.end_marks
     labels = {
         "T": before + words, "S": before + words, "N": patches, "M": before, "t": words,
         "V": vocabulary_labels(tokenizer, c.vocab),
     }  # fmt: skip
-    facts = patch_facts(marks, c.grid) | {"text": text, "first_word": len(before)}
+    facts = patch_facts(c.begin_marks, c.grid) | {"text": text, "first_word": len(before)}
     return trace(model, torch.tensor([ids]), x, words=labels, facts=facts)
 
 
@@ -138,16 +138,20 @@ def _tokens(c: Any, length: int | None) -> int:
 def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
     tokens, predictions = _tokens(c, length), batch * text_length(c, length)
     blocks = [block_group(c, batch, tokens, c.depth, half)]
-    before = batch * half * c.sizes["c"] * prod(c.grid) + (batch * tokens * c.width if c.dropout else 0)
-    return Activations(blocks, before, predictions * (norm_bytes(c) + half * c.width), predictions * c.vocab)
+    # the inputs of the matrices before the blocks, and of those after them
+    image = batch * prod(c.grid) * half * (c.sizes["c"] + (c.sizes["E"] if c.sizes["E"] != c.width else 0))
+    text = predictions * half * c.sizes["e"] if c.sizes["e"] != c.width else 0
+    before = image + text + (batch * tokens * c.width if c.dropout else 0)
+    after = predictions * (norm_bytes(c) + half * c.width) + (text if c.tie_embeddings else 0)
+    return Activations(blocks, before, after, predictions * c.vocab)
 
 
 def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
     """Words, which attend to one another and to the patches before them."""
     c, length = model.config, given[0].shape[1]
     layout = line(model.mask, c.before + length, c.before)
-    key, marks = torch.arange(c.before + length), int(c.delimiters)
-    patches = (key >= marks) & (key < c.before - marks)
+    key = torch.arange(c.before + length)
+    patches = (key >= c.begin_marks) & (key < c.before - c.end_marks)
     layout = layout._replace(targets=layout.targets | {"picture": patches.expand(len(key), -1)})
     return [AttentionGroup("", SELF_ATTENTION, layout)]
 
@@ -183,7 +187,12 @@ FAMILY = Family(
     trace_options=TraceOptions,
     trace=trace_caption,
     cost=CostProfile(
-        tokens=_tokens, takes_length=True, decodes=True, activations=_activations, parameter_formulas=block_formulas
+        tokens=_tokens,
+        takes_length=True,
+        decodes=True,
+        activations=_activations,
+        groups={"text_project": "embeddings"},
+        parameter_formulas=block_formulas,
     ),
     heads=HeadProfile(_attention_groups, _held_out, unit="images and captions", induction=_induction_start),
 )

@@ -120,7 +120,7 @@ def _group_labels(c: Any, rows: list[str]) -> dict[str, list[str]]:
     labels = {"T": patches, "S": patches, "N": patches} | ({"B": rows} if rows else {})
     if c.attention == "factored":
         last = c.patch_frames - 1
-        starts = range(0, c.frames, c.patch_frames)
+        starts = range(1, c.frames + 1, c.patch_frames)
         times = [f"frames {i}–{i + last}" if last else f"frame {i}" for i in starts]
         within = grid_labels("patch", c.grid[1:])
         labels |= {"w": times, "B·w": each(times), "n": within, "B·n": each(within)}

@@ -23,8 +23,8 @@ def image_tensor(model: Any, picture: np.ndarray) -> torch.Tensor:
 
 
 def grid_labels(name: str, grid: Sequence[int]) -> list[str]:
-    """A label for each cell of a grid, in reading order: "patch 0,1"."""
-    return [f"{name} {','.join(map(str, at))}" for at in np.ndindex(*grid)]
+    """A label for each cell of a grid, in reading order, counted from 1: "patch 1,2" is in row 1 and column 2."""
+    return [f"{name} {','.join(str(i + 1) for i in at)}" for at in np.ndindex(*grid)]
 
 
 def patch_facts(first: int, grid: Sequence[int]) -> dict[str, Any]:

@@ -99,8 +99,8 @@ def token_label(tokenizer: Tokenizer, token: int) -> str:
 
 
 def vocabulary_labels(tokenizer: Tokenizer, vocab: int) -> list[str]:
-    """A label for each id, where there are few enough to be read along an axis; ids after the last are the mask."""
-    if vocab > 512:
+    """A label for each id, where there are few enough to be kept with a trace; ids after the last are the mask."""
+    if vocab > 8192:
         return []
     return [token_label(tokenizer, i) if i < tokenizer.vocab else "[mask]" for i in range(vocab)]
 

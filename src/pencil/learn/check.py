@@ -1,7 +1,7 @@
 """Checks a published worked example number by number: right to the printed digits, rounded along the way, or wrong.
 
 The file is TOML: the given values under [inputs], then one [[step]] for each computed value, with its formula and its
-printed numbers. docs/check.md describes it for authors.
+printed numbers, and one [[claim]] for each sentence that a computation decides. docs/check.md describes it for authors.
 """
 
 import itertools
@@ -14,8 +14,9 @@ import numpy as np
 
 from ..config import UserError, nearest
 from ..files import check_regular
+from .claims import Claim, judge
 from .formula import names, read, work_out
-from .functions import TooMuch, limited
+from .limits import TooMuch, limited
 from .published import Known, Printed, Tables, as_input, as_printed, new_name, one_line
 
 RIGHT, ROUNDED, WRONG = VERDICTS = "right", "rounded along the way", "wrong"
@@ -50,11 +51,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Report:
-    """The steps of a file that have printed numbers."""
+    """The steps of a file that have printed numbers, and its claims."""
 
     file: str
     title: str
     steps: tuple[Step, ...]
+    claims: tuple[Claim, ...] = ()
 
 
 def count(steps: Iterable[Step]) -> dict[str, int]:
@@ -69,7 +71,7 @@ def shipped() -> dict[str, Path]:
 
 
 def check(path: Path) -> Report:
-    """The verdict on every printed number of a file."""
+    """The verdict on every printed number and every claim of a file."""
     if path.is_dir():
         raise UserError(f"{path} is a folder, not an example file")
     if not path.exists():
@@ -108,7 +110,8 @@ def _report(tables: Tables, file: str) -> Report:
         if numbers:
             formula, label = one_line(step["formula"]), one_line(step.get("label", ""))
             steps.append(Step(step.get("name") or formula, formula, label, step.get("line"), tuple(numbers)))
-    return Report(file, tables.title, tuple(steps))
+    claims = judge(tables, chain.exact, chain.printed)
+    return Report(file, tables.title, tuple(steps), claims)
 
 
 class _Chain:
@@ -145,6 +148,8 @@ class _Chain:
         """The value computed from `known`, then with some names exact: an author may have kept their digits."""
         used = sorted(names(tree) & known.keys())
         differ = [name for name in used if not np.array_equal(known[name], self.exact[name])]
+        if not differ:
+            return [exact]
         subsets = (kept for n in range(len(differ) + 1) for kept in itertools.combinations(differ, n))
         found = []
         for kept in itertools.islice(subsets, 16):

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 from ..config import UserError, nearest
 from ..core.attention import Attention, attend
-from ..core.blocks import AdaBlock
 from ..core.embed import Patches
-from ..core.layers import MLP, LayerNorm, gelu_tanh
 from ..core.masks import full
 from ..core.probe import OFF, Probe
 from ..core.span import Span
@@ -19,22 +17,22 @@ from ..models.captioner import Captioner, CaptionerConfig
 from ..models.gpt import GPT, GPTConfig
 from ..models.seq2seq import Seq2Seq, Seq2SeqConfig
 from ..tracing.record import LiveTrace, trace
-
-
-def _set(parameter: Any, values: Any) -> None:
-    with torch.no_grad():
-        parameter.copy_(torch.as_tensor(np.asarray(values, dtype=float)))
+from .by_hand import one_decimal, set_weight
+from .examples_diffusion import adaln, adaln_zero
+from .examples_positions import alibi, rope, shaw, t5
 
 
 class VitByHand(nn.Module):
     """Self-attention with two heads over four patches of a 4×4 image and a class token; no norm, no MLP."""
 
     NAMES = {
-        "input": ("B T D", "Z⁰", "[cls; z] + P"),
-        "out": ("B T D", "Z′", "Z⁰ + MSA"),
+        "input": ("B T D", "Z⁰", "[z_cls; z] + P"),
+        "out": ("B T D", "Z′", "Z⁰ + O"),
     }
-    INNER = {"patches.out": ("B N D", "z", "patch Eᵀ")}
-    WEIGHTS = {"cls": "z_cls", "positions": "P"}
+    INNER = {"patches.out": ("B N D", "z", "X_patch Eᵀ")}
+    WEIGHTS = {"cls": "z_cls", "positions": "P", "patches.proj.weight": "Eᵀ"}
+    SYMBOLS = {"attn": {"X_q": "Z⁰", "X_kv": "Z⁰"}}
+    INPUTS = {"picture": "X_img"}
 
     def __init__(self):
         super().__init__()
@@ -42,11 +40,11 @@ class VitByHand(nn.Module):
         self.attn = Attention(4, 2, bias=False)
         self.cls, self.positions = nn.Parameter(torch.empty(1, 1, 4)), nn.Parameter(torch.empty(5, 4))
         self.double()
-        _set(self.patches.proj.weight, [[1, 0, 0, 0], [0, 0.5, 0, 0], [0, 0, 0, 0.25], [0.1, 0.1, 0.1, 0.1]])
-        _set(self.cls, [[[0.5] * 4]])
-        _set(self.positions, [[0.1, 0, 0, 0], [0, 0.1, 0, 0], [0, 0, 0.1, 0], [0, 0, 0, 0.1], [0.05] * 4])
-        _set(self.attn.qkv.weight, np.concatenate([np.eye(4)] * 3))
-        _set(self.attn.out.weight, np.eye(4))
+        set_weight(self.patches.proj.weight, [[1, 0, 0, 0], [0, 0.5, 0, 0], [0, 0, 0, 0.25], [0.1, 0.1, 0.1, 0.1]])
+        set_weight(self.cls, [[[0.5] * 4]])
+        set_weight(self.positions, [[0.1, 0, 0, 0], [0, 0.1, 0, 0], [0, 0, 0.1, 0], [0, 0, 0, 0.1], [0.05] * 4])
+        set_weight(self.attn.qkv.weight, np.concatenate([np.eye(4)] * 3))
+        set_weight(self.attn.out.weight, np.eye(4))
 
     def forward(self, picture: Tensor, probe: Probe = OFF) -> Tensor:
         patches = self.patches(picture, probe / "patches")
@@ -67,7 +65,8 @@ def vit_4x4() -> LiveTrace:
 class TagAttention(nn.Module):
     """Attention over given WANT (query), HAVE (key) and GIVE (value) tags."""
 
-    NAMES = {name: Attention.NAMES[name] for name in ("scores", "pattern")} | {"z": ("B h T d", "H", "A V")}
+    NAMES = {name: Attention.NAMES[name] for name in ("raw_scores", "scores", "pattern", "z")}
+    INPUTS = {"want": "Q", "have": "K", "give": "V"}
 
     def forward(self, want: Tensor, have: Tensor, give: Tensor, probe: Probe = OFF) -> Tensor:
         return probe("z", attend(want, have, give, probe=probe))
@@ -87,13 +86,13 @@ def pencil_attention() -> LiveTrace:
     return trace(TagAttention(), want, have, give, words={"T": strips, "S": strips})
 
 
-def _one_decimal(model: Any, seed: int) -> Any:
-    """The model with weights of one decimal, for work by hand."""
-    rng = np.random.Generator(np.random.Philox(key=seed))
-    for name, parameter in model.named_parameters():
-        drawn = np.round(rng.normal(0, 0.5, parameter.shape), 1)
-        _set(parameter, 1 + drawn / 5 if "norm" in name and name.endswith("weight") else drawn)
-    return model.eval()
+def soft_lookup() -> LiveTrace:
+    """One query and three keys in the plane, similar, opposite and at a right angle: a weighted sum of their values."""
+    want, have, give = (
+        torch.tensor(rows, dtype=torch.float64)[None, None]
+        for rows in ([[1.2, 0.8]], [[0.9, 0.5], [-1.7, -1.2], [-0.8, 1.2]], [[2.0, 1.0], [-1.0, 2.0], [1.0, -2.0]])
+    )
+    return trace(TagAttention(), want, have, give, words={"T": ["q"], "S": ["k1", "k2", "k3"]})
 
 
 def nanogpt_block() -> LiveTrace:
@@ -103,7 +102,7 @@ def nanogpt_block() -> LiveTrace:
         GPTConfig(vocab=6, context=4, width=8, depth=1, heads=1, hidden=16, positions="learned", bias=True)
     ).double()
     seen = words[:4]
-    return trace(_one_decimal(model, 1), torch.arange(4)[None], words={"T": seen, "S": seen, "V": words})
+    return trace(one_decimal(model, 1), torch.arange(4)[None], words={"T": seen, "S": seen, "V": words})
 
 
 def vit_text() -> LiveTrace:
@@ -112,7 +111,7 @@ def vit_text() -> LiveTrace:
     model = Captioner(
         CaptionerConfig(
             image_size=(4, 4), channels=1, patch=(2, 2), vocab=5, context=3, width=8, depth=1, heads=1, hidden=16,
-            mask="causal", positions="learned", type_embeddings=False, delimiters=False, bias=True,
+            mask="causal", positions="learned", type_embeddings=False, delimiters="none", bias=True,
         )
     ).double()  # fmt: skip
     picture = torch.arange(16, dtype=torch.float64).reshape(1, 1, 4, 4) / 10
@@ -120,7 +119,7 @@ def vit_text() -> LiveTrace:
     sequence = patches + words[:3]
     labels = {"T": sequence, "S": sequence, "N": patches, "M": patches, "t": words[:3], "V": words}
     facts = {**_PATCHES, "first_patch": 0, "first_word": len(patches)}
-    return trace(_one_decimal(model, 2), torch.arange(3)[None], picture, words=labels, facts=facts)
+    return trace(one_decimal(model, 2), torch.arange(3)[None], picture, words=labels, facts=facts)
 
 
 DEVIATIONS = (4, 16, 64, 256, 1024)  # widths for which the standard deviation of scores is measured
@@ -149,16 +148,19 @@ def deviations() -> list[tuple[int, float, float]]:
 class OneAndMany(nn.Module):
     """The same six tokens through one head of width 4, and through four heads of width 2."""
 
+    SYMBOLS = {path: {"X_q": "X", "X_kv": "X"} for path in ("one", "many")}
+    INPUTS = {"x": "X"}
+
     def __init__(self):
         super().__init__()
         drawn = _drawn()
         self.one = Attention(8, 1, head_width=4, bias=False)
         self.many = Attention(8, 4, bias=False)
         self.double()
-        _set(self.one.qkv.weight, np.concatenate([w.T for w in drawn["one"]]))
-        _set(self.one.out.weight, np.eye(8, 4))  # the output of the one head is not projected
-        _set(self.many.qkv.weight, np.concatenate([w.T for part in drawn["heads"] for w in part]))
-        _set(self.many.out.weight, drawn["out"].T)
+        set_weight(self.one.qkv.weight, np.concatenate([w.T for w in drawn["one"]]))
+        set_weight(self.one.out.weight, np.eye(8, 4))  # the output of the one head is not projected
+        set_weight(self.many.qkv.weight, np.concatenate([w.T for part in drawn["heads"] for w in part]))
+        set_weight(self.many.out.weight, drawn["out"].T)
 
     def forward(self, x: Tensor, probe: Probe = OFF) -> tuple[Tensor, Tensor]:
         span = Span.whole(x.shape[1]).under(full)
@@ -189,7 +191,8 @@ def kv_cache() -> LiveTrace:
     words = ["the", "cat", "sat", "on"]
     model = GPT(GPTConfig(vocab=4, context=4, width=4, depth=1, heads=1, hidden=8, positions="learned")).double()
     inputs = torch.arange(3)[None], torch.tensor([[3]])
-    return trace(PrefillAndDecode(_one_decimal(model, 3)), *inputs, words={"S": words, "T": words[:3], "V": words})
+    labels = {"S": words, "T": words[:3], "next.T": words[3:], "V": words}
+    return trace(PrefillAndDecode(one_decimal(model, 3)), *inputs, words=labels)
 
 
 def original_transformer() -> LiveTrace:
@@ -204,32 +207,8 @@ def original_transformer() -> LiveTrace:
     source, target = words[1:4], [words[0], *words[4:6]]
     source_tokens, target_tokens = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 4, 5]])
     return trace(
-        _one_decimal(model, 4), target_tokens, source_tokens, words={"s": source, "T": target, "S": target, "V": words}
+        one_decimal(model, 4), target_tokens, source_tokens, words={"s": source, "T": target, "S": target, "V": words}
     )
-
-
-class Conditioned(nn.Module):
-    """Two patches through one adaLN-Zero block: shifts, scales and gates come from a condition."""
-
-    def __init__(self):
-        super().__init__()
-        self.block = AdaBlock(
-            lambda: Attention(4, 1),
-            lambda: MLP(4, 8, gelu_tanh),
-            lambda: LayerNorm(4, 1e-6, bias=False, scale=False),
-            4,
-        )
-
-    def forward(self, x: Tensor, condition: Tensor, probe: Probe = OFF) -> Tensor:
-        return self.block(x, Span.whole(x.shape[1]).under(full), condition, probe / "block")
-
-
-def adaln() -> LiveTrace:
-    """Two noised patches at one timestep: its embedding sets the shifts, scales and gates of a block."""
-    model = _one_decimal(Conditioned().double(), 5)
-    patches = torch.tensor([[[1.0, -0.5, 0.2, 0.8], [0.0, 1.5, -1.0, 0.5]]], dtype=torch.float64)
-    condition = torch.tensor([[0.5, -1.0, 0.3, 0.7]], dtype=torch.float64)
-    return trace(model, patches, condition, words={"T": ["s1", "s2"], "S": ["s1", "s2"]})
 
 
 EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
@@ -241,6 +220,12 @@ EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
     "kv-cache": kv_cache,
     "original-transformer": original_transformer,
     "adaln": adaln,
+    "adaln-zero": adaln_zero,
+    "rope": rope,
+    "alibi": alibi,
+    "shaw": shaw,
+    "t5": t5,
+    "soft-lookup": soft_lookup,
 }
 
 

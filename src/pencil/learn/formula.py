@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError, nearest
-from .functions import CONSTANTS, FUNCTIONS, check_size, integer, spend
+from .functions import CONSTANTS, COUNTED, FUNCTIONS
+from .limits import check_size, integer, spend
 
 # limits, so that a formula neither fills the memory nor runs for long
 LETTERS, DEPTH = 2_000, 80
@@ -116,13 +117,26 @@ def _worked(node: ast.AST, known: Mapping[str, np.ndarray], depth: int) -> Any:
             raise UserError(f".{name} is not understood: only .T, the transpose, may follow a dot")
         case ast.Subscript(value=part, slice=place):
             return _picked(node, inner(part), place, inner)
+        case ast.Call(func=ast.Name(id="printed"), args=[ast.Name(id=name)], keywords=[]):
+            if (printed := f"printed({name})") not in known:
+                raise UserError(
+                    f"{_source(node)} is not known: printed(x) is for claims, x a step with printed numbers"
+                )
+            return known[printed]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
-            if name not in FUNCTIONS:
+            if name not in FUNCTIONS and name not in COUNTED:
                 raise UserError(f"{name} is not a function of formulas; {nearest(name, FUNCTIONS)}")
-            given = [inner(part) for part in args]
-            check_size(sum(part.size for part in given))
-            spend(CALL * sum(part.size for part in given))
-            return _called(node, name, given, {str(word.arg): inner(word.value) for word in keywords})
+            given: list[Any] = []
+            if name in COUNTED:
+                match args:
+                    case [ast.Constant(value=str(model)), *args]:
+                        given = [model]
+                    case _:
+                        raise UserError(f"{_source(node)} must begin with the name of a preset in quotes")
+            sizes = [inner(part) for part in args]
+            check_size(sum(part.size for part in sizes))
+            spend(CALL * sum(part.size for part in sizes))
+            return _called(node, name, given + sizes, {str(word.arg): inner(word.value) for word in keywords})
     raise UserError(f"{_source(node)} is not understood in a formula")
 
 
@@ -142,8 +156,8 @@ def _combined(node: ast.AST, symbol: str, function: Callable, a: np.ndarray, b: 
         raise UserError(f"in {_source(node)} the shapes {by(a.shape)} and {by(b.shape)} do not fit") from None
 
 
-def _called(node: ast.AST, name: str, args: list[np.ndarray], keywords: dict[str, np.ndarray]) -> Any:
-    function = FUNCTIONS[name]
+def _called(node: ast.AST, name: str, args: list[Any], keywords: dict[str, np.ndarray]) -> Any:
+    function = FUNCTIONS.get(name) or COUNTED[name]
     try:
         inspect.signature(function).bind(*args, **keywords)
     except TypeError:

@@ -1,68 +1,17 @@
 """The functions that formulas of worked examples may call, on float64 arrays."""
 
 import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ..config import UserError
+from .limits import check_size, integer, spend_once, untimed
+from .model_functions import attend, conv, normal, prefix, rank, rotate, sinusoids, unfold
 
-LARGEST = 1_000_000  # numbers in one value, so that it cannot fill the memory
-WORK = 20_000_000  # cells that the formulas of one file may compute, so that it cannot run for long
-SECONDS = 10.0  # of CPU time, where a cell takes longer than foreseen
-OVERHEAD = 300  # of one operation, in cells
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf}
-
-
-class TooMuch(UserError):
-    """The formulas of a file compute more than they may."""
-
-
-class Budget:
-    """What the formulas of one file may still compute."""
-
-    def __init__(self):
-        self.left, self.end = WORK, time.process_time() + SECONDS
-
-    def spend(self, cells: int) -> None:
-        self.left -= cells + OVERHEAD
-        if self.left < 0 or time.process_time() > self.end:
-            raise TooMuch(f"the formulas up to here compute more than the {WORK:,} numbers that a file may")
-
-
-_BUDGET: ContextVar[Budget | None] = ContextVar("budget", default=None)
-
-
-@contextmanager
-def limited() -> Iterator[None]:
-    """One budget for all formulas that are worked out inside."""
-    before = _BUDGET.set(Budget())
-    try:
-        yield
-    finally:
-        _BUDGET.reset(before)
-
-
-def spend(cells: int) -> None:
-    """Take the cells that an operation computes from the budget."""
-    if (budget := _BUDGET.get()) is not None:
-        budget.spend(cells)
-
-
-def check_size(count: int) -> None:
-    if count > LARGEST:
-        raise UserError(f"a value of {count:,} numbers is more than the {LARGEST:,} a formula may hold")
-
-
-def integer(x: Any) -> int:
-    if not float(x).is_integer() or abs(x) > 2**31:
-        raise ValueError(f"{float(x):g} is not a whole number in range")
-    return int(x)
+COUNT = 1_000_000  # cells that counting a model is worth, so that a file counts some twenty at most
 
 
 def _sizes(parts: tuple[Any, ...]) -> list[int]:
@@ -167,8 +116,9 @@ def _round(x, digits=0):
 
 FUNCTIONS: dict[str, Callable] = {
     **{name: _each(getattr(np, name)) for name in ("sqrt", "exp", "log", "log2", "sin", "cos", "tanh", "abs")},
-    **{name: _each(getattr(np, name)) for name in ("floor", "ceil", "shape", "ravel")},
+    **{name: _each(getattr(np, name)) for name in ("floor", "ceil", "shape", "ravel", "isfinite")},
     **{name: _along(getattr(np, name)) for name in ("sum", "mean", "var", "std", "max", "min", "prod", "argmax")},
+    **{name: _along(getattr(np, name)) for name in ("all", "any")},
     "erf": _each(_erf),
     "relu": _each(lambda x: np.maximum(x, 0)),
     "sigmoid": _each(lambda x: 1 / (1 + np.exp(-x))),
@@ -190,4 +140,33 @@ FUNCTIONS: dict[str, Callable] = {
     "causal": _causal,
     "where": _where,
     "round": _round,
+    "normal": normal,
+    "attend": attend,
+    "sinusoids": sinusoids,
+    "rotate": rotate,
+    "prefix": prefix,
+    "unfold": unfold,
+    "conv": conv,
+    "rank": rank,
+}
+
+
+def _counted(name: str) -> Callable:
+    def counted(model: str, tokens=None, **sizes):
+        length = None if tokens is None else integer(tokens)
+        chosen = {key: integer(size) for key, size in sizes.items()}
+        if name != "kv_cache_bytes":  # which is a product
+            spend_once((model, length, *sorted(chosen.items())), COUNT)
+        with untimed():
+            from .counted import QUANTITIES, count_model
+
+            return count_model(QUANTITIES[name], model, length, chosen)
+
+    return counted
+
+
+# what the counter of `pencil cost` counts; the first argument is the name of a preset, in quotes
+COUNTED: dict[str, Callable] = {
+    name: _counted(name)
+    for name in ("parameters", "flops", "attention_flops", "score_flops", "decode_flops", "kv_cache_bytes")
 }

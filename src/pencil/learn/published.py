@@ -16,9 +16,14 @@ import numpy as np
 from ..config import UserError, nearest
 from ..files import slow_toml
 from .formula import by, read, work_out
-from .functions import TooMuch
+from .limits import TooMuch
 
-KEYS = {"": {"title", "source", "inputs", "step"}, "step": {"name", "formula", "printed", "label", "line"}}
+KEYS = {
+    "": {"title", "source", "inputs", "step", "claim"},
+    "step": {"name", "formula", "printed", "label", "line"},
+    "claim": {"text", "formula", "right", "instead", "why", "command", "label", "line"},
+}
+TEXTS = {"title", "source", "name", "formula", "label", "text", "right", "instead", "why", "command"}
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?(?P<after>[0-9]*)|\.(?P<only>[0-9]+))(?:e(?P<power>[+-]?[0-9]+))?", re.I)
 Known = dict[str, np.ndarray]
 
@@ -84,12 +89,17 @@ class Tables:
             raise self.error("inputs must be a table, [inputs]", "inputs")
         if not isinstance(self.steps, list) or not all(isinstance(step, dict) for step in self.steps):
             raise self.error("each step must be a table, [[step]]", "step")
-        if not self.steps:
-            raise self.error("there is no [[step]] to check", "")
+        self.claims = content.get("claim", [])
+        if not isinstance(self.claims, list) or not all(isinstance(claim, dict) for claim in self.claims):
+            raise self.error("each claim must be a table, [[claim]]", "claim")
+        if not self.steps and not self.claims:
+            raise self.error("there is no [[step]] to check, and no [[claim]]", "")
         for i, step in enumerate(self.steps):
             self._refuse_unknown("step", i, step)
             if "formula" not in step:
                 raise self.error("this step has no formula", "", "step", i)
+        for i, claim in enumerate(self.claims):
+            self._refuse_unknown("claim", i, claim)
         self.title = one_line(content.get("title", Path(file).stem))
 
     def _find_places(self) -> dict[tuple[str, int], dict[str, int]]:
@@ -136,7 +146,7 @@ class Tables:
                 raise self.error(f"{key} is not understood here; {nearest(key, KEYS[table])}", key, table, which)
             if key == "line" and type(value) is not int:
                 raise self.error("line must be a whole number", key, table, which)
-            if key in ("title", "source", "name", "formula", "label") and not isinstance(value, str):
+            if key in TEXTS and not isinstance(value, str):
                 raise self.error(f"{key} must be text in quotes", key, table, which)
 
 

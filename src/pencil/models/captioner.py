@@ -4,23 +4,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ..config import UserError
 from ..core.biases import within_segments
 from ..core.cache import Cache
-from ..core.embed import Patches, Project, Tokens
+from ..core.embed import Patches, Project, ProjectText, TiedProjectText, Tokens
 from ..core.masks import NOWHERE, causal, prefix
-from ..core.patches import grid_of, grid_positions
+from ..core.patches import grid_of, grid_positions, patch_sizes
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .captioner_formulas import declare
 from .parts import (
     RENAMED,
     RENAMED_VALUES,
     Activation,
+    RopePairs,
     Scheme,
     block_maker,
     check_length,
@@ -33,6 +36,8 @@ from .parts import (
     rotary_width,
 )
 from .vit import check_shape
+
+Delimiters = Literal["none", "begin", "end", "both"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class CaptionerConfig:
     kv_heads: int | None = None  # key-value heads (grouped-query attention); heads unless given
     hidden: int | None = None  # width of the MLP; 4·width unless given
     image_width: int | None = None  # width of the patch embeddings, projected to width; width unless given
+    text_width: int | None = None  # width of the token embeddings, projected to width; width unless given
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
     eps: float = 1e-5  # epsilon of the norms
     activation: Activation = "gelu"  # of the MLP; swiglu is gated
@@ -62,10 +68,12 @@ class CaptionerConfig:
     image_positions: Scheme | None = None  # position scheme of the image; positions unless given
     rope_theta: float = 100.0  # base of the RoPE frequencies
     rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
+    rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
     max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
     type_embeddings: bool = True  # one for patches, one for text tokens
-    delimiters: bool = True  # [IMG] and [/IMG] around the patches
-    tie_embeddings: bool = True  # the token table is also the output matrix
+    delimiters: Delimiters = "both"  # begin: [IMG] before the patches; end: [/IMG] after them
+    delimiter_positions: bool = False  # delimiters have a position: [IMG] before the first patch, [/IMG] after the last
+    tie_embeddings: bool = True  # the token table, with its projection, is also the output matrix
 
     RENAMED: ClassVar = RENAMED | {
         "tied": "tie_embeddings",
@@ -74,12 +82,24 @@ class CaptionerConfig:
         "picture_width": "image_width",
     }
     RENAMED_VALUES: ClassVar = RENAMED_VALUES
+    FORMER_VALUES: ClassVar = {("delimiters", True): "both", ("delimiters", False): "none"}
 
     def __post_init__(self):
+        former: Any = self.delimiters
+        object.__setattr__(self, "delimiters", self.FORMER_VALUES.get(("delimiters", former), former))
         check_sizes(self)
         check_picture(self)
         check_positions(self.positions, self, 1)
         check_positions(self.image_scheme, self, 2)
+        if self.delimiter_positions and self.delimiters == "none":
+            raise UserError(
+                "model.delimiter_positions is of delimiters, and model.delimiters is none; begin, end or both has them"
+            )
+        if self.delimiter_positions and self.image_scheme == "none":
+            raise UserError(
+                "model.delimiter_positions needs positions in the image, and its scheme is none; choose another "
+                "model.image_positions"
+            )
 
     @property
     def head_width(self) -> int:
@@ -99,9 +119,19 @@ class CaptionerConfig:
         return grid_of(self.image_size, self.patch)
 
     @property
+    def begin_marks(self) -> int:
+        """Delimiters before the patches: one or none."""
+        return int(self.delimiters in ("begin", "both"))
+
+    @property
+    def end_marks(self) -> int:
+        """Delimiters after the patches: one or none."""
+        return int(self.delimiters in ("end", "both"))
+
+    @property
     def before(self) -> int:
         """Tokens before the text: the patches, and the delimiters around them."""
-        return prod(self.grid) + 2 * self.delimiters
+        return self.begin_marks + prod(self.grid) + self.end_marks
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -109,16 +139,18 @@ class CaptionerConfig:
         tokens, patches = self.before + self.context, prod(self.grid)
         return {
             "T": tokens, "S": tokens, "N": patches, "M": self.before, "t": self.context,
-            "c": self.channels * prod(self.patch), "E": self.image_width or self.width, "V": self.vocab,
-            "D": self.width, "h": self.heads, "g": self.kv_heads or self.heads, "d": self.head_width,
-            "d/2": rotary_width(self) // 2, "F": self.mlp_width, "a": 2, "1": 1,
+            "c": self.channels * prod(self.patch), "E": self.image_width or self.width,
+            "e": self.text_width or self.width, "V": self.vocab, "D": self.width,
+            "h": self.heads, "g": self.kv_heads or self.heads, "d": self.head_width,
+            "d/2": rotary_width(self) // 2, "F": self.mlp_width, "a": 2, "h·d": self.width, "1": 1,
+            **patch_sizes(self.channels, self.grid, self.patch),
         }  # fmt: skip
 
 
 # a preset without an image_size takes size, channels and patch from the data
 PRESETS: dict[str, dict] = {
     "nano": dict(width=80, depth=3, heads=4, hidden=160),
-    "seed": dict(mask="causal", positions="learned", delimiters=False, type_embeddings=False, bias=True, heads=1),
+    "seed": dict(mask="causal", positions="learned", delimiters="none", type_embeddings=False, bias=True, heads=1),
     "small": dict(width=192, depth=6, heads=6, dropout=0.3),
     "base": dict(image_size=(224, 224), channels=3, patch=(16, 16), width=768, depth=12, heads=12, context=64),
 }
@@ -128,23 +160,15 @@ class Captioner(nn.Module):
     """Image and text tokens to the logits of the text; the image comes first, so that all text attends to it."""
 
     NAMES = {
-        "picture": ("B M D", "I⁰", "I + P_img + T_img"),
-        "embed": ("B t D", "E[t]", "rows of E"),
-        "text": ("B t D", "X_txt⁰", "E[t] + P_txt + T_txt"),
+        "embed": ("B t D", "E[t]", "rows t of E"),
+        "text": ("B t D", "X_txt⁰", "E[t]⟨ + P_txt⟩⟨ + T_txt⟩"),
+        "picture": ("B M D", "I⁰", "I⟨ + P_img⟩⟨ + T_img⟩"),
         "input": ("B T D", "X⁰", "[I⁰; X_txt⁰]"),
-        "norm": ("B t D", "X_f,txt", "Norm(X)[M:]"),
-        "logits": ("B t V", "Z", "X_f,txt Eᵀ or X_f,txt W + b"),
-    }
-    INNER = {
-        "positions.embedding": ("B t D", "P_txt", "embedding of each position of the text"),
-        "positions.angles": ("B t d/2", "θ_txt", "position · base^(−2i/d)"),
-        "positions.distance": ("B T S 1", "r_txt", "clip(j − i)"),
-        "positions.bucket": ("B T S 1", "b_txt", "bucket(j − i)"),
-        "image_positions.embedding": ("B N D", "P_img", "embedding of each row and column"),
-        "image_positions.angles": ("B N d/2", "θ_img", "row, column · base^(−4i/d)"),
-        "patches.out": ("B N E", "I", "X_patch W_patch + b_patch"),
+        "norm": ("B t D", "X_f,txt", "Norm_f(Xᴸ)[text]"),
+        "logits": ("B t V", "Z", "{W_vocab? X_f,txt W_vocab⟨ + b_vocab⟩|{Y? Y|X_f,txt} Eᵀ}"),
     }
     RENAMED_TENSORS = {"picture_positions.": "image_positions."}  # before 0.7
+    INPUTS = {"tokens": "t", "picture": "X_img"}
     WEIGHTS = {"types": "T_img T_txt", "marks": "[IMG] [/IMG]", "head.weight": "W_vocab", "head.bias": "b_vocab"}
 
     def __init__(self, config: CaptionerConfig):
@@ -154,17 +178,29 @@ class Captioner(nn.Module):
         narrow = c.image_width or c.width
         self.patches = Patches(c.channels, c.patch, narrow)
         self.project = Project(narrow, c.width) if narrow != c.width else None
-        self.tokens = Tokens(c.vocab, c.width)
-        self.image_positions = make_positions(c.image_scheme, c, c.grid)
+        self.tokens = Tokens(c.vocab, c.text_width or c.width)
+        project = TiedProjectText if c.tie_embeddings else ProjectText
+        self.text_project = project(c.text_width, c.width) if c.text_width not in (None, c.width) else None
+        before, after = (c.begin_marks, c.end_marks) if c.delimiter_positions else (0, 0)
+        self.image_positions = make_positions(c.image_scheme, c, c.grid, before, after=after)
         self.positions = make_positions(c.positions, c, (c.context,), both=False)
+        declare(self)
         self.types = nn.Parameter(torch.empty(2, c.width)) if c.type_embeddings else None
-        self.marks = nn.Parameter(torch.empty(2, c.width)) if c.delimiters else None
+        marks = c.begin_marks + c.end_marks
+        self.marks = nn.Parameter(torch.empty(marks, c.width)) if marks else None
         self.drop = nn.Dropout(c.dropout)
         block = block_maker(c)
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))
         self.norm = norm_maker(c)()
         self.head = None if c.tie_embeddings else nn.Linear(c.width, c.vocab, bias=c.bias)
         initialise(self, c.depth)
+        if self.text_project is not None:  # so that E W_text begins with the deviation of a whole table
+            nn.init.normal_(self.text_project.map.weight, std=self.text_project.map.in_features**-0.5)
+        self.WEIGHTS = type(self).WEIGHTS | {"marks": " ".join(["[IMG]"] * c.begin_marks + ["[/IMG]"] * c.end_marks)}
+        if self.text_project is not None:
+            self.NAMES = self.NAMES | {"embed": ("B t e", *self.NAMES["embed"][1:])}
+        if c.delimiter_positions:
+            self.LETTERS = {"image_positions": {"N": "M"}}
 
     def new_cache(self, batch: int, length: int | None = None) -> Cache:
         """An empty cache for the image and `length` text tokens."""
@@ -204,11 +240,13 @@ class Captioner(nn.Module):
             here = cache.next(count)  # pyright: ignore[reportOptionalMemberAccess]
             check_length(here, c.context, self.positions, c.before)
             here = replace(here, coords=here.coords - c.before)
+        image = None if picture is None else self.read(picture, probe)
         x = probe("embed", self.tokens(tokens))
+        x = x if self.text_project is None else self.text_project(x, probe / "text_project")
         x, here = self.positions(x, here, probe / "positions")
         x = probe("text", x if self.types is None else x + self.types[1])
-        if picture is not None:
-            patches, there = self.read(picture, probe)
+        if image is not None:
+            patches, there = image
             x, here = torch.cat((patches, x), 1), there.then(here)
         if cache is not None:
             here = cache.place(here)
@@ -217,18 +255,22 @@ class Captioner(nn.Module):
         for i, block in enumerate(self.blocks):
             x = block(x, here, None if cache is None else cache[i], probe / f"blocks.{i}")
         x = probe("norm", self.norm(x[:, -1:] if last else x[:, -count:]))
-        return probe("logits", self.tokens.logits(x) if self.head is None else self.head(x))
+        if self.head is not None:
+            return probe("logits", self.head(x))
+        if isinstance(self.text_project, TiedProjectText):
+            x = self.text_project.back(x, probe / "text_project")
+        return probe("logits", self.tokens.logits(x))
 
     def bias(self, probe: Probe = OFF) -> Callable[[Span], Callable[[Tensor], Tensor] | None]:
-        """The image's bias among patches and the text's among text tokens; nothing is added between them."""
+        """The image's bias among patches and the text's among text tokens; nothing is added between them.
+
+        Delimiters are of the image where they have a position.
+        """
         c = self.config
+        first, last = (0, c.before) if c.delimiter_positions else (c.begin_marks, c.before - c.end_marks)
         return within_segments(
             (
-                (
-                    partial(self.image_positions.bias, probe=probe / "image_positions"),
-                    int(c.delimiters),
-                    c.before - int(c.delimiters),
-                ),
+                (partial(self.image_positions.bias, probe=probe / "image_positions"), first, last),
                 (partial(self.positions.bias, probe=probe / "positions"), c.before, NOWHERE),
             )
         )
@@ -239,20 +281,30 @@ class Captioner(nn.Module):
         x = self.patches(picture, probe / "patches")
         if self.project is not None:
             x = self.project(x, probe / "project")
-        coords = grid_positions(self.config.grid, x.device)[None]
+        c, coords = self.config, grid_positions(self.config.grid, x.device)
+        if c.delimiter_positions:
+            x = self.delimited(x)
+            # one position before the first patch, and one after the last
+            ends = coords.new_tensor([[0, -1], [c.grid[0] - 1, c.grid[1]]])
+            coords = torch.cat((ends[: c.begin_marks], coords, ends[2 - c.end_marks :]))
         x, here = self.image_positions(
-            x, Span.whole(x.shape[1], coords=coords, device=x.device), probe / "image_positions"
+            x, Span.whole(x.shape[1], coords=coords[None], device=x.device), probe / "image_positions"
         )
-        if self.marks is not None:
-            # the delimiters come before the first patch and after the last, with no position in the image
-            begin, end = (mark.to(x.dtype).expand(len(x), 1, -1) for mark in self.marks[:, None])
-            x = torch.cat((begin, x, end), 1)
-            one = Span.whole(1, coords=torch.zeros_like(coords[:, :1]), device=x.device)
-            here = one.then(here).then(one)
-            rotation = here.rotation
-            here = Span.whole(x.shape[1], coords=here.coords, device=x.device)
-            here = replace(here, rotation=rotation, key_rotation=rotation)
+        if self.marks is not None and not c.delimiter_positions:
+            x = self.delimited(x)
+            unplaced = Span.whole(1, coords=torch.zeros_like(coords[None, :1]), device=x.device)
+            here = unplaced.then(here) if c.begin_marks else here
+            here = here.then(unplaced) if c.end_marks else here
+            whole = Span.whole(x.shape[1], coords=here.coords, device=x.device)
+            here = replace(whole, rotation=here.rotation, key_rotation=here.rotation, adjacent=here.adjacent)
         return probe("picture", x if self.types is None else x + self.types[0]), here
+
+    def delimited(self, x: Float[Tensor, "B N D"]) -> Float[Tensor, "B M D"]:
+        """The patches with the delimiters around them."""
+        if self.marks is None:
+            return x
+        marks = [mark.to(x.dtype).expand(len(x), 1, -1) for mark in self.marks[:, None]]
+        return torch.cat((*marks[: self.config.begin_marks], x, *marks[self.config.begin_marks :]), 1)
 
 
 @torch.no_grad()
@@ -263,6 +315,6 @@ def attention_maps(
     probe = Probe("blocks.*.attn.pattern")
     model(tokens, picture, probe=probe)
     pattern = torch.stack(list(probe.values.values())).mean((0, 2))
-    first = int(model.config.delimiters)
+    first = model.config.begin_marks
     attention = pattern[:, model.config.before :, first : first + prod(model.config.grid)]
     return attention.unflatten(-1, model.config.grid)

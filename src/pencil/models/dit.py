@@ -19,16 +19,18 @@ from ..core.embed import Patches, TimestepEmbedding, Tokens
 from ..core.groups import Grouping, frames_and_positions, windows
 from ..core.layers import MLP, LayerNorm, gelu_tanh
 from ..core.masks import full
-from ..core.patches import by, grid_of, grid_positions, join
-from ..core.probe import OFF, Name, Probe, spelled
+from ..core.patches import by, grid_of, grid_positions, join, patch_sizes
+from ..core.probe import OFF, Name, Probe, renamed, spelled
 from ..core.span import Span
 from .parts import (
     RENAMED,
     RENAMED_VALUES,
+    RopePairs,
     Scheme,
     check_picture,
     check_positions,
     check_sizes,
+    describe,
     make_positions,
     rotary_width,
 )
@@ -58,6 +60,7 @@ class DiTConfig:
     positions: Scheme = "sinusoidal"  # position scheme
     rope_theta: float = 100.0  # base of the RoPE frequencies
     rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
+    rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
     max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
     attention: Literal["full", "factored", "windowed"] = "full"  # factored: within frames, then across them
     window: int = 4  # patches along each side of a window
@@ -135,7 +138,8 @@ class DiTConfig:
             "T": patches, "S": patches, "N": patches, "c": self.channels * prod(self.patch_sizes), "D": self.width,
             "h": self.heads, "g": self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2, "F": self.mlp_width,
             "a": len(self.grid), "m": (6 if self.adaln == "zero" else 4) * self.width, "f": 256, "s": self.context,
-            "o": self.out_channels * prod(self.patch_sizes), "r": 2 * self.width,
+            "o": self.out_channels * prod(self.patch_sizes), "r": 2 * self.width, "h·d": self.width,
+            "1": 1, **patch_sizes(self.channels, self.grid, self.patch_sizes),
         }  # fmt: skip
 
 
@@ -155,16 +159,25 @@ PRESETS: dict[str, dict] = {
 }
 
 
+_SECOND = {"B": "B₂", "r": "r₂", "b": "b₂", "r_a": "r₂_a", "b_a": "b₂_a"}  # the biases of every other block
+
+
 class DiT(nn.Module):
     """A noised image, the timestep and a condition to the prediction; the blocks run in the loop of `forward`."""
 
     NAMES = {
-        "input": ("B T D", "X⁰", "I + P"),
-        "condition": ("B D", "c", "c_t (+ c_y)"),
-        "last": ("B r", "β γ", "SiLU(c) W_last + b_last"),
-        "norm": ("B T D", "X_f", "Norm(X)·(1 + γ) + β"),
-        "patches_out": ("B N o", "Y", "X_f W_out + b_out"),
+        "label?": ("B D", "c_y", "Y[y]"),
+        "text?": ("B D", "c_y", "mean(X_text)"),
+        "condition": ("B D", "c", "c_t⟨ + c_y⟩"),
+        "input": ("B T D", "X⁰", "I⟨ + P⟩"),
+        "last": ("B r", "m_f", "SiLU(c) W_last + b_last"),
+        "last_shift": ("B 1 D", "β_f", "m_f[0:D]"),
+        "last_scale": ("B 1 D", "γ_f", "m_f[D:2D]"),
+        "ungrouped?": ("B T D", "X_out", "ungroup(Xᴸ)"),
+        "norm": ("B T D", "X_f", "LN({X_out|Xᴸ})·(1 + γ_f) + β_f"),
+        "patches_out": ("B N o", "Y_patch", "X_f W_out + b_out"),
     }
+    INPUTS = {"picture": "X_img", "timestep": "t", "given": "y"}
     WEIGHTS = {
         "labels.weight": "Y", "null_text": "c_∅", "last.weight": "W_last", "last.bias": "b_last",
         "head.weight": "W_out", "head.bias": "b_out",
@@ -178,14 +191,13 @@ class DiT(nn.Module):
         self.mask = full
         self.patches = Patches(c.channels, c.patch_sizes, c.width)
         self.positions = make_positions(c.positions, c, c.grid)
-        self._declare_groups()
         self.time = TimestepEmbedding(c.width, downscale_freq_shift=c.downscale_freq_shift)
         self.labels = Tokens(c.classes + c.null_condition, c.width) if c.classes else None
         self.text_tokens, self.text_encoder, self.null_text = None, None, None
         if c.vocab:
             small = ReaderConfig(
                 vocab=c.vocab, context=c.context, width=c.width, depth=c.text_encoder_depth, heads=c.heads,
-                hidden=c.hidden, rope_fraction=c.rope_fraction,
+                hidden=c.hidden, rope_fraction=c.rope_fraction, rope_pairs=c.rope_pairs,
             )  # fmt: skip
             self.text_tokens, self.text_encoder = Tokens(c.vocab, c.width), Encoder(small, c.context)
             self.null_text = nn.Parameter(torch.zeros(c.width)) if c.null_condition else None
@@ -200,6 +212,11 @@ class DiT(nn.Module):
         if c.mlp_eps is not None:
             for part in self.blocks:
                 part.mlp_norm = LayerNorm(c.width, c.mlp_eps, bias=False, scale=False)
+        texts, second = {"text_encoder": {"X_emb": "E[y]", "X_f": "X_text"}}, {}
+        if c.attention != "full":
+            second = {f"blocks.{i}": _SECOND for i in range(1, c.depth, 2)}
+        describe(self, self.positions, self.mask.words, texts | second)
+        self._declare_groups()
         self.norm = LayerNorm(c.width, c.eps, bias=False, scale=False)
         self.last = nn.Linear(c.width, 2 * c.width)
         self.head = nn.Linear(c.width, c.out_channels * prod(c.patch_sizes))
@@ -215,8 +232,14 @@ class DiT(nn.Module):
         self.LETTERS = self.LETTERS | {f"blocks.{i}": then if i % 2 else within for i in range(c.depth)}
         scheme = getattr(self.positions, "NAMES", {})
         biased = {k: Name(*v) for k, v in scheme.items() if k not in ("embedding", "angles")}
-        self.INNER = {f"positions.{name}": spelled(entry, within) for name, entry in biased.items()}
-        self.NAMES = self.NAMES | {f"positions.next.{name}": spelled(entry, then) for name, entry in biased.items()}
+        self.INNER = {f"positions.{name}": spelled(entry, within)[:3] for name, entry in biased.items()}
+        second = {name: renamed(spelled(entry, then), _SECOND)[:3] for name, entry in biased.items()}
+        self.NAMES = self.NAMES | {f"positions.next.{name}": entry for name, entry in second.items()}
+        for i in range(c.depth):
+            self.NAMES = self.NAMES | {
+                f"blocks.{i}.input": ("B T D", "X_in", "regroup(Xˡ⁻¹)"),
+                f"blocks.{i}.condition": ("B D", "c_in", "repeat(c)"),
+            }
 
     def _initialise(self) -> None:
         """Xavier uniform for every matrix, but zero for the adaLN matrices and the head."""
@@ -253,14 +276,14 @@ class DiT(nn.Module):
             raise ValueError("the model has no null condition (model.null_condition false), so it cannot drop one")
         if self.labels is not None and given is not None:
             label = given if drop_condition is None else given.masked_fill(drop_condition, c.classes or 0)
-            condition = condition + self.labels(label)
+            condition = condition + probe("label", self.labels(label))
         if self.text_encoder is not None and self.text_tokens is not None and given is not None:
             there = places or Span.whole(given.shape[1], device=given.device)
             states = self.text_encoder(self.text_tokens(given), there, probe / "text_encoder")
             pooled = mean_of(states, there)
             if drop_condition is not None and self.null_text is not None:
                 pooled = torch.where(drop_condition[:, None], self.null_text.to(pooled.dtype), pooled)
-            condition = condition + pooled
+            condition = condition + probe("text", pooled)
         return probe("condition", condition)
 
     def forward(
@@ -292,9 +315,13 @@ class DiT(nn.Module):
             if group is None:
                 x = block(x, span, condition, probe / f"blocks.{i}")
             else:
-                grouped, repeated = group.gather(x), condition.repeat_interleave(group.count, 0)
+                grouped = probe(f"blocks.{i}.input", group.gather(x))
+                repeated = probe(f"blocks.{i}.condition", condition.repeat_interleave(group.count, 0))
                 x = group.scatter(block(grouped, span, repeated, probe / f"blocks.{i}"))
+        if groups[0] is not None:
+            x = probe("ungrouped", x)
         shift, scale = probe("last", self.last(nn.functional.silu(condition)))[:, None].chunk(2, -1)
+        shift, scale = probe("last_shift", shift), probe("last_scale", scale)
         x = probe("norm", self.norm(x) * (1 + scale) + shift)
         return join(probe("patches_out", self.head(x)), c.sides, c.patch_sizes)
 

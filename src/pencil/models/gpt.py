@@ -17,12 +17,14 @@ from .parts import (
     RENAMED,
     RENAMED_VALUES,
     Activation,
+    RopePairs,
     Scaling,
     Scheme,
     block_maker,
     check_length,
     check_positions,
     check_sizes,
+    describe,
     initialise,
     make_positions,
     norm_maker,
@@ -51,6 +53,7 @@ class GPTConfig:
     positions: Scheme = "rope"  # position scheme
     rope_theta: float = 10000.0  # base of the RoPE frequencies
     rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
+    rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
     max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
     rope_scaling: Scaling | None = None  # for contexts longer than the one trained on
     rope_factor: float = 1.0  # context divided by the context trained on, for rope_scaling
@@ -78,7 +81,7 @@ class GPTConfig:
         return {
             "T": self.context, "S": self.context, "V": self.vocab, "D": self.width, "h": self.heads,
             "g": self.kv_heads or self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2, "F": self.mlp_width,
-            "a": 1,
+            "a": 1, "h·d": self.width, "1": 1,
         }  # fmt: skip
 
 
@@ -122,12 +125,13 @@ class GPT(nn.Module):
     """Tokens to logits; the config chooses the parts, and the blocks run in the loop of `forward`."""
 
     NAMES = {
-        "embed": ("B T D", "E[t]", "rows of E"),
-        "input": ("B T D", "X⁰", "E[t] (+ P)"),
-        "norm": ("B T D", "X_f", "Norm(X)"),
-        "logits": ("B T V", "Z", "X_f Eᵀ or X_f W + b"),
+        "embed": ("B T D", "E[t]", "rows t of E"),
+        "input": ("B T D", "X⁰", "E[t]⟨ + P⟩"),
+        "norm": ("B T D", "X_f", "Norm_f(Xᴸ)"),
+        "logits": ("B T V", "Z", "{W_vocab? X_f W_vocab⟨ + b_vocab⟩|X_f Eᵀ}"),
     }
 
+    INPUTS = {"tokens": "t"}
     WEIGHTS = {"head.weight": "W_vocab", "head.bias": "b_vocab"}
 
     def __init__(self, config: GPTConfig):
@@ -136,6 +140,7 @@ class GPT(nn.Module):
         self.mask = causal
         self.tokens = Tokens(c.vocab, c.width)
         self.positions = make_positions(c.positions, c, (c.context,), both=False)
+        describe(self, self.positions, self.mask.words)
         self.drop = nn.Dropout(c.dropout)
         block = block_maker(c)
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))

@@ -24,6 +24,7 @@ from ..core.span import Span
 
 Scheme = Literal["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu", "swiglu"]
+RopePairs = Literal["halves", "adjacent"]
 Scaling = Literal["linear", "ntk", "yarn", "llama3"]
 NormPosition = Literal["pre", "post"]
 
@@ -40,14 +41,14 @@ RENAMED_VALUES = {
 
 SIZES = (
     "vocab", "source_vocab", "context", "source_context", "width", "depth", "heads", "hidden", "kv_heads", "channels",
-    "classes", "image_width", "rope_original_context", "max_distance",
+    "classes", "image_width", "text_width", "rope_original_context", "max_distance",
 )  # fmt: skip
 
 
 # beyond every published model, so that a config cannot fill the memory or take minutes before anything is checked
 LARGEST = {
-    "depth": 1_000, "text_encoder_depth": 1_000, "width": 1 << 18, "image_width": 1 << 18, "hidden": 1 << 20,
-    "vocab": 1 << 24, "source_vocab": 1 << 24, "context": 1 << 27, "source_context": 1 << 27,
+    "depth": 1_000, "text_encoder_depth": 1_000, "width": 1 << 18, "image_width": 1 << 18, "text_width": 1 << 18,
+    "hidden": 1 << 20, "vocab": 1 << 24, "source_vocab": 1 << 24, "context": 1 << 27, "source_context": 1 << 27,
     "rope_original_context": 1 << 27, "image_size": 1 << 15, "patch": 1 << 15,
 }  # fmt: skip
 LARGEST_OTHER, MOST_PATCHES = 1 << 20, 1 << 22
@@ -91,14 +92,16 @@ def block_maker(c: Any, kind: Callable[..., Any] = Block) -> Callable[[], Any]:
 BLOCKS = {"pre": (Block, CrossBlock), "post": (PostBlock, PostCrossBlock)}
 
 
-def make_positions(name: str, c: Any, grid: Sequence[int], before: int = 0, both: bool = True) -> Positions:
+def make_positions(
+    name: str, c: Any, grid: Sequence[int], before: int = 0, both: bool = True, after: int = 0
+) -> Positions:
     """The named scheme for a text, an image or a video: one axis for each size of `grid`.
 
-    `before`: tokens before the grid. `both`: tokens attend in both directions.
+    `before`, `after`: tokens before and after the grid. `both`: tokens attend in both directions.
     """
     axes, head = len(grid), c.width // c.heads
     return {
-        "learned": partial(Learned, grid, c.width, before),
+        "learned": partial(Learned, grid, c.width, before, after),
         "sinusoidal": partial(Sinusoidal, c.width, axes),
         "sinusoidal-halves": partial(Sinusoidal, c.width, axes, halves=True),
         "rope": partial(_rope, c, axes, grid[0]),
@@ -107,6 +110,23 @@ def make_positions(name: str, c: Any, grid: Sequence[int], before: int = 0, both
         "t5": partial(T5, c.heads, axes, both, max_distance=c.max_distance or 128),
         "none": Positions,
     }[name]()
+
+
+def describe(
+    model: Any,
+    positions: Positions,
+    seen: str,
+    symbols: dict[str, dict[str, str]] | None = None,
+    facts: Sequence[str] = (),
+) -> None:
+    """Tell the formulas of a model's blocks what its positions do to the scores, and which keys j a query i sees.
+
+    `symbols` and `facts` are added to the model's own (`core/notation.py`).
+    """
+    shaw = {"shaw" if len(positions.table) == 1 else "shaw_axes"} if isinstance(positions, Shaw) else set()
+    model.FACTS = shaw | ({"unscaled"} if positions.scale == 1 else set()) | set(facts)
+    words = {"SEEN": seen} | ({"R": f"{positions.strength!r}·R"} if positions.strength != 1 else {})
+    model.SYMBOLS = {"blocks": words} | (symbols or {})
 
 
 def check_length(span: Span, context: int, positions: Positions, before: int = 0) -> None:
@@ -148,7 +168,8 @@ def _rope(c: Any, axes: int, context: int) -> Rope:
             stretch, strength = yarn(factor, trained, c.rope_theta)
         else:
             stretch = {"linear": interpolate(factor), "ntk": ntk(factor), "llama3": llama3(factor, trained)}[scaling]
-    return Rope(c.width // c.heads, axes, c.rope_theta, rotary_width(c), stretch, strength)
+    adjacent = c.rope_pairs == "adjacent"
+    return Rope(c.width // c.heads, axes, c.rope_theta, rotary_width(c), stretch, strength, adjacent, scaling or "")
 
 
 def check_sizes(c: Any) -> None:

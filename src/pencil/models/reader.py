@@ -20,12 +20,14 @@ from .parts import (
     RENAMED_VALUES,
     Activation,
     NormPosition,
+    RopePairs,
     Scaling,
     Scheme,
     block_maker,
     check_length,
     check_positions,
     check_sizes,
+    describe,
     initialise,
     initialise_post,
     make_positions,
@@ -58,6 +60,7 @@ class ReaderConfig:
     positions: Scheme = "rope"  # position scheme
     rope_theta: float = 10000.0  # base of the RoPE frequencies
     rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
+    rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
     max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
     rope_scaling: Scaling | None = None  # for contexts longer than the one trained on
     rope_factor: float = 1.0  # context divided by the context trained on, for rope_scaling
@@ -88,7 +91,8 @@ class ReaderConfig:
         output = {"V": self.vocab} if self.classes is None else {"K": self.classes}
         return output | {
             "T": self.context, "S": self.context, "D": self.width, "h": self.heads, "g": self.kv_heads or self.heads,
-            "d": self.head_width, "d/2": rotary_width(self) // 2, "F": self.mlp_width, "a": 1,
+            "d": self.head_width, "d/2": rotary_width(self) // 2, "F": self.mlp_width, "a": 1, "h·d": self.width,
+            "1": 1,
         }  # fmt: skip
 
 
@@ -117,11 +121,14 @@ class Encoder(nn.Module):
     def __init__(self, config: Any, context: int):
         super().__init__()
         c = config
-        added, last = "E[t] (+ P)", "Norm(X)" if c.norm_position == "pre" else "X"
         embed_norm = getattr(c, "embed_norm", False)
-        first = f"Norm({added})" if embed_norm else added
-        self.NAMES = {"input": ("B T D", "X⁰", first), "out": ("B T D", "X_f", last)}
+        first, last = "X_emb⟨ + P⟩", "Norm_f(Xᴸ)" if c.norm_position == "pre" else "Xᴸ"
+        self.NAMES = {
+            "input": ("B T D", "X⁰", f"Norm_embed({first})" if embed_norm else first),
+            "out": ("B T D", "X_f", last),
+        }
         self.context, self.positions = context, make_positions(c.positions, c, (context,))
+        describe(self, self.positions, padding.words)
         self.embed_norm = norm_maker(c)() if embed_norm else None
         self.drop = nn.Dropout(c.dropout)
         block = block_maker(c, kind=BLOCKS[c.norm_position][0])
@@ -154,7 +161,7 @@ def mean_of(x: Float[Tensor, "B T D"], span: Span) -> Float[Tensor, "B D"]:
 class LabelHead(nn.Module):
     """Logits from one vector of the text: its first token, through a matrix and tanh as in BERT, or the mean of all."""
 
-    NAMES = {"pooled": ("B D", "y", "tanh(X_f[0] W_pool + b_pool) or mean X_f")}
+    NAMES = {"pooled": ("B D", "y", "{W_pool? tanh(X_f[0] W_pool + b_pool)|mean(X_f)}")}
     WEIGHTS = {
         "pool.weight": "W_pool",
         "pool.bias": "b_pool",
@@ -181,8 +188,8 @@ class LabelHead(nn.Module):
 class WordHead(nn.Module):
     """The masked-token head: a matrix, an activation and a norm before the product with the token table."""
 
-    NAMES = {"guess": ("B T D", "Y", "Norm(GELU(X_f W + b))")}
-    WEIGHTS = {"map.weight": "W", "map.bias": "b", "bias": "b_vocab"}
+    NAMES = {"guess": ("B T D", "Y", "Norm_f(GELU(X_f W_map + b_map))")}
+    WEIGHTS = {"map.weight": "W_map", "map.bias": "b_map", "bias": "b_vocab"}
 
     def __init__(self, width: int, vocab: int, norm: nn.Module):
         super().__init__()
@@ -196,13 +203,14 @@ class WordHead(nn.Module):
 class Reader(nn.Module):
     """Tokens to the logits of the classes, or of the token at each position."""
 
-    WEIGHTS = {"types.weight": "T"}
+    INPUTS = {"tokens": "t", "types": "type"}
+    WEIGHTS = {"types.weight": "T_type"}
 
     def __init__(self, config: ReaderConfig):
         super().__init__()
         self.config = c = config
         output = ("B K", "Z", "y W_class + b_class") if c.classes else ("B T V", "Z", "Y Eᵀ + b_vocab")
-        self.NAMES = {"embed": ("B T D", "E[t]", "rows of E (+ T)"), "logits": output}
+        self.NAMES = {"embed": ("B T D", "X_emb", "E[t]{T_type? + T_type[type]|}"), "logits": output}
         self.tokens = Tokens(c.vocab, c.width)
         self.types = Tokens(c.token_types, c.width) if c.token_types else None
         self.encoder = Encoder(c, c.context)

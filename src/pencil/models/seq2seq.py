@@ -21,12 +21,14 @@ from .parts import (
     RENAMED_VALUES,
     Activation,
     NormPosition,
+    RopePairs,
     Scaling,
     Scheme,
     block_maker,
     check_length,
     check_positions,
     check_sizes,
+    describe,
     initialise,
     initialise_post,
     make_positions,
@@ -60,6 +62,7 @@ class Seq2SeqConfig:
     positions: Scheme = "rope"  # position scheme
     rope_theta: float = 10000.0  # base of the RoPE frequencies
     rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
+    rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
     max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
     rope_scaling: Scaling | None = None  # for contexts longer than the one trained on
     rope_factor: float = 1.0  # context divided by the context trained on, for rope_scaling
@@ -100,7 +103,7 @@ class Seq2SeqConfig:
         return {
             "T": self.context, "S": self.context, "s": self.source_context, "V": self.vocab, "D": self.width,
             "h": self.heads, "g": self.kv_heads or self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2,
-            "F": self.mlp_width, "a": 1,
+            "F": self.mlp_width, "a": 1, "h·d": self.width, "1": 1,
         }  # fmt: skip
 
 
@@ -113,8 +116,8 @@ _PAPER = dict(
 PRESETS: dict[str, dict] = {
     "nano": dict(width=64, depth=2, heads=4),
     "small": dict(width=256, depth=4, heads=8, dropout=0.1),
-    "base": dict(width=512, heads=8, hidden=2048, dropout=0.1, **_PAPER),
-    "big": dict(width=1024, heads=16, hidden=4096, dropout=0.3, **_PAPER),
+    "base": dict(width=512, heads=8, dropout=0.1, **_PAPER),
+    "big": dict(width=1024, heads=16, dropout=0.3, **_PAPER),
 }
 
 
@@ -122,26 +125,27 @@ class Seq2Seq(nn.Module):
     """Source and target tokens to the target's logits; every target token attends to the whole source."""
 
     NAMES = {
-        "source": ("B s D", "E[s]", "rows of E (·√D)"),
-        "embed": ("B T D", "E[t]", "rows of E (·√D)"),
-        "input": ("B T D", "Y⁰", "E[t] (+ P)"),
-        "norm": ("B T D", "X_f", "Norm(X)"),
-        "logits": ("B T V", "Z", "X_f Eᵀ or X_f W + b"),
+        "source": ("B s D", "X_src", "{scaled? √D·|}{E_src|E}[s]"),
+        "embed": ("B T D", "X_emb", "{scaled? √D·|}E[t]"),
+        "input": ("B T D", "X⁰", "X_emb⟨ + P⟩"),
+        "norm": ("B T D", "X_f", "{post? Xᴸ|Norm_f(Xᴸ)}"),
+        "logits": ("B T V", "Z", "{W_vocab? X_f W_vocab|X_f Eᵀ}⟨ + b_vocab⟩"),
     }
     LETTERS = {"encoder": {"T": "s", "S": "s"}}
-    WEIGHTS = {"head.weight": "W_vocab", "head_bias": "b_vocab"}
+    INPUTS = {"tokens": "t", "source": "s"}
+    WEIGHTS = {"head.weight": "W_vocab", "head_bias": "b_vocab", "source_tokens.weight": "E_src"}
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__()
         self.config = c = config
         self.mask = causal
-        last = "Norm(X)" if c.norm_position == "pre" else "X"
-        self.NAMES = type(self).NAMES | {"norm": ("B T D", "X_f", last)}
-        self.INNER = {"encoder.out": ("B s D", "E", last)}
         self.tokens = Tokens(c.vocab, c.width)
         self.source_tokens = None if c.share_embeddings else Tokens(c.source_vocab or c.vocab, c.width)
         self.encoder = Encoder(c, c.source_context)
         self.positions = make_positions(c.positions, c, (c.context,), both=False)
+        facts = {"scaled": c.scale_embeddings, "post": c.norm_position == "post"}
+        encoder = {"encoder": {"X_emb": "X_src", "X_f": "X_enc"}}
+        describe(self, self.positions, self.mask.words, encoder, [word for word, holds in facts.items() if holds])
         self.drop = nn.Dropout(c.dropout)
         block = block_maker(c, kind=BLOCKS[c.norm_position][1])
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))
@@ -180,7 +184,8 @@ class Seq2Seq(nn.Module):
         x = probe("source", self._embed(self.source_tokens or self.tokens, source))
         states = self.encoder(x, there, probe / "encoder")
         blocks: Any = self.blocks
-        return Memory([block.cross.read(states) for block in blocks], there)
+        reads = [block.cross.read(states, probe / f"blocks.{i}.cross") for i, block in enumerate(blocks)]
+        return Memory(reads, there)
 
     def forward(
         self,

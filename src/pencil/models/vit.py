@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..core.embed import Patches
 from ..core.masks import full
-from ..core.patches import by, grid_of, grid_positions
+from ..core.patches import by, grid_of, grid_positions, patch_sizes
 from ..core.positions import Learned
 from ..core.probe import OFF, Probe
 from ..core.span import Span
@@ -19,11 +19,13 @@ from .parts import (
     RENAMED,
     RENAMED_VALUES,
     Activation,
+    RopePairs,
     Scheme,
     block_maker,
     check_picture,
     check_positions,
     check_sizes,
+    describe,
     initialise,
     make_positions,
     norm_maker,
@@ -53,6 +55,7 @@ class ViTConfig:
     positions: Scheme = "learned"  # position scheme
     rope_theta: float = 100.0  # base of the RoPE frequencies; small, as images are a few dozen patches wide
     rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
+    rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
     max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
     pool: Literal["class", "mean"] = "class"  # the class is read from a class token, or from the mean of all patches
 
@@ -90,7 +93,8 @@ class ViTConfig:
         return {
             "T": tokens, "S": tokens, "N": patches, "c": self.channels * prod(self.patch), "K": self.classes,
             "D": self.width, "h": self.heads, "g": self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2,
-            "F": self.mlp_width, "a": 2,
+            "F": self.mlp_width, "a": 2, "h·d": self.width, "1": 1,
+            **patch_sizes(self.channels, self.grid, self.patch),
         }  # fmt: skip
 
 
@@ -117,12 +121,13 @@ class ViT(nn.Module):
     """Patches to the logits of the classes; the blocks run in the loop of `forward`."""
 
     NAMES = {
-        "tokens": ("B T D", "z", "[class; I]"),
-        "input": ("B T D", "Z⁰", "z + P"),
-        "norm": ("B T D", "X_f", "Norm(X)"),
-        "pooled": ("B D", "y", "X_f[class] or mean X_f"),
-        "logits": ("B K", "Z", "y W + b"),
+        "tokens": ("B T D", "z", "{z_cls? [z_cls; I]|I}"),
+        "input": ("B T D", "X⁰", "z⟨ + P⟩"),
+        "norm": ("B T D", "X_f", "Norm_f(Xᴸ)"),
+        "pooled": ("B D", "y", "{z_cls? X_f[0]|mean(X_f)}"),
+        "logits": ("B K", "Z", "y W_class + b_class"),
     }
+    INPUTS = {"picture": "X_img"}
     WEIGHTS = {"class_token": "z_cls", "head.weight": "W_class", "head.bias": "b_class"}
 
     def __init__(self, config: ViTConfig):
@@ -132,6 +137,7 @@ class ViT(nn.Module):
         self.patches = Patches(c.channels, c.patch, c.width)
         self.class_token = nn.Parameter(torch.empty(1, 1, c.width)) if c.pool == "class" else None
         self.positions = make_positions(c.positions, c, c.grid, before=int(c.pool == "class"))
+        describe(self, self.positions, self.mask.words)
         self.drop = nn.Dropout(c.dropout)
         block = block_maker(c)
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))

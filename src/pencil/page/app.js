@@ -50,10 +50,20 @@ function axesOf(n) {
   const letters = (n.axes ?? "").split(" ").filter(Boolean);
   return n.shape.map((count, d) => {
     const letter = letters.length === n.shape.length ? letters[d] : "";
-    // keys are labelled as the tokens are
-    const words = [letter, letter === "S" ? "T" : ""].map((one) => graph.labels[one]).find((found) => found?.length === count);
-    return { letter, count, means: meta.legend[letter] ?? letter, words: words ?? null };
+    return { letter, count, means: meta.legend[letter] ?? letter, words: letter ? labelsAlong(n.name, letter, count) : null };
   });
+}
+
+/** The labels along an axis: those of the nearest part of the trace; keys are labelled as the tokens are. */
+function labelsAlong(name, letter, count) {
+  const path = name.split(".");
+  for (const one of letter === "S" ? ["S", "T"] : [letter]) {
+    for (let end = path.length - 1; end >= 0; end--) {
+      const found = graph.labels[[...path.slice(0, end), one].join(".")];
+      if (found?.length === count) return found;
+    }
+  }
+  return null;
 }
 
 /** The slice of a node that holds a place: how large, and where it begins. */

@@ -165,7 +165,7 @@ const within = (starts, at) => starts.findLastIndex((start) => start <= at);
 class Graph {
   /** `meta` is the graph as tracing/file.py packs it; `arrays` its arrays by key, complex ones as pairs. */
   constructor(meta, arrays) {
-    Object.assign(RULES, meta.rules);
+    Object.assign(RULES, meta.rules, { functions: meta.functions });
     Object.assign(this, { nodes: meta.nodes, names: meta.names, labels: meta.labels, functions: meta.functions, arrays });
     this.cached = new Map();
     for (const n of this.nodes) {
@@ -246,7 +246,39 @@ function unfolded(graph, node, place) {
     const [from, at] = graph.step(node, place);
     return graph.nodes[from].kind === "edited" ? null : leaf(graph, from, at, 0, true);
   }
-  return unfold(graph, n.plan, n, unravel(place, n.shape), place, 0, !reduces(graph, n.plan))[0];
+  const tree = unfold(graph, n.plan, n, unravel(place, n.shape), place, 0, !reduces(graph, n.plan))[0];
+  const found = n.named ? onlySum(graph, tree) : null;
+  return found ? replaced(tree, found, worked(graph, found)) : tree;
+}
+
+const LINEAR = ["add", "sub", "mul", "div", "neg", "num", "cell", "made", "picked"];
+
+/** Whether a part is a cell of a mask that hides something. */
+const hides = (graph, part) => part.op === "cell" && graph.nodes[part.node].kind === "mask" && part.value === -Infinity;
+
+/** The one cell that a tree only scales or shifts, if it is a sum: scores are written (q·k)/√d, from q and k. */
+function onlySum(graph, tree) {
+  const parts = [...walk(tree)];
+  const cells = parts.filter((part) => part.op === "cell" && graph.nodes[part.node].kind !== "mask");
+  if (tree.op === "cell" || cells.length !== 1) return null;
+  if (!parts.every((part) => LINEAR.includes(part.op) && !hides(graph, part))) return null;
+  const n = graph.nodes[graph.resolve(cells[0].node, cells[0].place)[0]];
+  return n.kind !== "block" && reduces(graph, n.plan) ? cells[0] : null;
+}
+
+/** A named cell that is a sum, as that sum. */
+function worked(graph, found) {
+  const [node, place] = graph.resolve(found.node, found.place), n = graph.nodes[node];
+  return { op: "made", node: n, of: unfold(graph, n.plan, n, unravel(place, n.shape), place, 1, false)[0] };
+}
+
+/** A tree with one part replaced. */
+function replaced(tree, old, now) {
+  if (tree === old) return now;
+  const copy = { ...tree };
+  if (tree.of) copy.of = replaced(tree.of, old, now);
+  if (tree.args) copy.args = tree.args.map((part) => replaced(part, old, now));
+  return copy;
 }
 
 /**
@@ -311,7 +343,7 @@ function* walk(tree, seen = new Set()) {
 
 // ---- its value, and how far rounding may have moved what was recorded
 
-const EXACT = { inner: 0, outer: 0, floor: 0 }; // for the value alone, where its error is of no interest
+const EXACT = { inner: 0, outer: 0, floor: 0, op: "", dtype: "float64" }; // for the value alone, where its error is of no interest
 const slack = (n, value) => (finite(value) ? size(value) : 0) * n.outer + n.floor;
 
 function weigh(tree, n) {
@@ -411,32 +443,40 @@ function formatNumber(value, digits = 4) {
 }
 
 const numberText = (value, digits) => [formatNumber(value, digits), Array.isArray(value) ? 0 : 3];
-const text = (tree, digits = 4) => written(tree, digits)[0];
+const text = (tree, digits = 4, n = EXACT) => written(simplified(tree, n), digits)[0];
 
-/** A tree as text, and how tightly that binds. */
+/** √n, if a number is one: how embeddings are scaled. */
+function surd(value) {
+  if (!(value > 1 && value < 1e3) || Number.isInteger(value)) return null;
+  const n = Math.round(value * value);
+  return Math.abs(value * value - n) <= 1e-12 * n ? `√${n}` : null;
+}
+
+/** A simplified tree as text, and how tightly that binds. */
 function written(tree, digits) {
   const { op, args, about } = tree;
-  if (op === "num") return numberText(tree.value, digits);
+  if (op === "num") {
+    const root = surd(tree.value);
+    return root ? [root, 2] : numberText(tree.value, digits);
+  }
   if (op === "cell" || op === "is") {
     const [number, binds] = numberText(op === "cell" ? tree.value : weigh(tree.of, EXACT).value, digits);
     return [marked(op === "cell" ? `${tree.node}:${tree.place}` : tree.word, number), binds];
   }
-  if (op === "made" || op === "picked") return written(tree.of, digits);
-  if (op === "rounded") return written(args[0], digits);
   if (op === "sum") return [summed(tree.list, digits), 0];
   if (tree.list) {
     const more = tree.list.length > 8 ? `, … ${tree.list.length} in all` : "";
     const inside = tree.list.slice(0, 8).map((part) => text(part, digits)).join(", ") + more;
     return [form(about.text, [inside, ...args.map((part) => text(part, digits))]), 3];
   }
+  if (op === "neg" && is(args[0], 0)) return ["0", 3];
   if (op === "mul") {
     for (const [i, j] of [[1, 0], [0, 1]]) {
       const root = rooted(args[i]);
       if (root) return [`${held(args[j], 1, digits)}/${root}`, 1];
     }
   }
-  if (op === "add" && args[1].op === "num" && args[1].value === 0) return written(args[0], digits);
-  if (about.binds === 3) return [form(about.text, args.map((part) => text(part, digits))), 3];
+  if (about.binds === 3) return [form(about.text, args.map((part) => written(part, digits)[0])), 3];
   if (op === "add" || op === "sub") {
     const left = written(args[0], digits);
     let [right, binds] = written(args[1], digits);
@@ -445,7 +485,7 @@ function written(tree, digits) {
     return [`${left[0]} − ${right}`, 0];
   }
   // what is right of − or / or · must bind more tightly than they do
-  const strict = { div: [1, 2], mul: [1, 1], pow: [3, 3], neg: [2] };
+  const strict = { div: [1, 2], mul: [1, 1], pow: [3, 3], neg: [1] };
   if (about.binds === 0) {
     const each = args.map((part) => written(part, digits)).map(([part, binds]) => (binds ? part : `(${part})`));
     return [form(about.text, each), 0];
@@ -467,9 +507,7 @@ function held(tree, tight, digits) {
 
 /** A term of a sum: what is compared or chosen is in brackets. */
 function term(tree, digits) {
-  const [part, binds] = written(tree, digits);
-  let inner = tree;
-  while (inner.op === "made" || inner.op === "picked") inner = inner.of;
+  const inner = simplified(tree, EXACT), [part, binds] = written(inner, digits);
   const plain = ["add", "sub", "sum", "num", "cell", "is"].includes(inner.op);
   return binds === 0 && !plain && part.includes(" ") ? `(${part})` : part;
 }
@@ -499,14 +537,14 @@ function rooted(tree) {
   return whole * whole === n ? String(whole) : `√${n}`;
 }
 
-const symbolic = (n) => Boolean(n.symbol) && n.kind !== "weight";
+const lettersOf = (n) => (n.axes ?? "").split(" ").filter(Boolean);
+const symbolic = (n) => Boolean(n.symbol) && !["weight", "input"].includes(n.kind) && lettersOf(n).length === n.shape.length;
 
 /** What a cell is called in the mathematics: its symbol, and its index without batch and head. */
 function label(n, index) {
   if (!symbolic(n)) return cell(n.name, index);
-  const letters = (n.axes ?? "").split(" ").filter(Boolean);
-  const kept = index.filter((_, d) => d < letters.length && !["B", "h", "g"].includes(letters[d]));
-  return `${n.symbol}[${kept.join(",")}]`;
+  const letters = lettersOf(n), kept = index.filter((_, d) => !["B", "h", "g", "1"].includes(letters[d]));
+  return `${n.symbol.split(" = ")[0]}[${kept.join(",")}]`; // a tensor with two names has two symbols
 }
 
 /** The receipt of one cell. Its formulas are marked (see above); `lines` is its bare text, as receipt.py writes it. */
@@ -525,7 +563,7 @@ function receipt(graph, node, place, digits = 4) {
   const steps = new Map(), terms = new Map();
   for (const part of walk(tree)) {
     if (part.op === "is" && !steps.has(part.word)) {
-      steps.set(part.word, { word: part.word, formula: text(part.of, digits), value: weigh(part.of, EXACT).value });
+      steps.set(part.word, { word: part.word, formula: text(part.of, digits, n), value: weigh(part.of, EXACT).value });
     }
     const key = `${part.node}:${part.place}`;
     if (part.op === "cell" && !terms.has(key)) {
@@ -536,15 +574,15 @@ function receipt(graph, node, place, digits = 4) {
   out.steps = [...steps.values()];
   out.terms = [...terms.values()];
   out.moved = tree.op === "cell";
-  out.formula = out.moved ? marked(`${tree.node}:${tree.place}`, out.terms[0].where) : text(tree, digits);
+  out.formula = out.moved ? marked(`${tree.node}:${tree.place}`, out.terms[0].where) : text(tree, digits, n);
   out.reworked = value;
   out.allowed = error + slack(n, value);
   out.agrees = agree(value, out.recorded, out.allowed);
   out.off = size(WORK.sub(value, out.recorded));
   out.mark = out.agrees ? "✓" : `✗ (off by ${formatNumber(out.off, 3)}, ${formatNumber(out.allowed, 2)} allowed)`;
   const worked = formatNumber(value, digits), formula = bare(out.formula);
-  out.masked = formula === "−∞" && n.kind === "mask";
-  const tail = out.masked ? "   (masked: it may not be seen)" : worked === formula ? "" : ` = ${worked}`;
+  out.masked = value === -Infinity && (n.kind === "mask" || [...walk(tree)].some((part) => hides(graph, part)));
+  const tail = (worked === formula ? "" : ` = ${worked}`) + (out.masked ? "   (masked: it may not be seen)" : "");
   out.lines = [
     `${out.label} = ${formula}${tail}`,
     ...out.steps.map((step) => `  where ${step.word} = ${bare(step.formula)} = ${formatNumber(step.value, digits)}`),

@@ -70,6 +70,7 @@ function drawTrail() {
 
 /** The values a cell was made of, by tensor: each a link to its own receipt. */
 function operands(r) {
+  if (!r.terms.length) return null; // made of indices alone
   const byNode = Map.groupBy(r.terms, (term) => term.node);
   // named tensors first, unnamed ones last
   const order = [...byNode].sort(([a], [b]) => famous(graph.nodes[b]) - famous(graph.nodes[a]));

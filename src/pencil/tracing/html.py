@@ -23,11 +23,11 @@ from .file import pack
 from .functions import FUNCTIONS
 from .graph import LEAST, ROUNDING, TINY, Array
 from .receipt import DEPTH, ORIGINS, SHOWN, WIDE, format_number
-from .recorded import RecordedTrace, RecordedView
+from .recorded import COUNTING, RecordedTrace, RecordedView
 
 HEAVY = 10_000_000  # bytes above which a page is no longer something to mail
 ABOUT = "Every number here was computed by the numbers before it. Choose one and its arithmetic unfolds."
-SCRIPTS = ("receipt.js", "tensor.js", "slip.js", "app.js")
+SCRIPTS = ("receipt.js", "simplify.js", "tensor.js", "slip.js", "app.js")
 MOST = 24  # rows and columns of a table without scripts
 BLUE, RED = "38,103,178", "196,58,40"
 
@@ -53,7 +53,7 @@ def page(trace: RecordedTrace, title: str, about: str = ABOUT, start: str = "") 
 <style>{style}</style>
 </head>
 <body>
-<header><h1>{escape(title)}</h1><p>{escape(about)}</p></header>
+<header><h1>{escape(title)}</h1><p>{escape(about)}</p><p>{escape(COUNTING)}</p></header>
 <div id="app"><p class="wait">Unfolding…</p><noscript>Scripts are off, and this page needs its own.</noscript></div>
 <script type="application/json" id="graph">{_inert(graph)}</script>
 <script type="text/plain" id="arrays">{base64.b64encode(gzip.compress(body, 9, mtime=0)).decode()}</script>
@@ -193,7 +193,7 @@ def _along(view: RecordedView, places: Array) -> list[str]:
     if len(changing) != 1:
         return [""] * len(places)
     letters, axis = node.axes.split(), changing[0]
-    words = view.trace.words(letters[axis] if len(letters) == len(node.shape) else "", node.shape[axis])
+    words = view.trace.words(letters[axis] if len(letters) == len(node.shape) else "", node.shape[axis], node.name)
     return [words[i] for i in index[axis]]
 
 

@@ -24,10 +24,12 @@ def attention(trace: RecordedTrace, name: str | None = None, query: str | None =
     heads = values.reshape(-1, *values.shape[-2:]) if values.ndim != 4 else values[0]
     letters = view.node.axes.split()
     rows, columns = (
-        trace.words(letters[k] if len(letters) == len(view.node.shape) else "", values.shape[k]) for k in (-2, -1)
+        trace.words(letters[k] if len(letters) == len(view.node.shape) else "", values.shape[k], view.node.name)
+        for k in (-2, -1)
     )
     # of several rows, such as the groups of a video's patches, the first is drawn
-    row = trace.words(letters[0] if letters else "", len(values))[0] if values.ndim == 4 and len(values) > 1 else None
+    several = values.ndim == 4 and len(values) > 1
+    row = trace.words(letters[0] if letters else "", len(values), view.node.name)[0] if several else None
     drawn = name if row is None else f"{name}[0] ({row})"
     title = f"{drawn}   {view.node.symbol} = {view.node.formula}" if view.node.symbol else drawn
     if query is not None:
@@ -36,7 +38,7 @@ def attention(trace: RecordedTrace, name: str | None = None, query: str | None =
                 f"{name} is not attention to the whole image: leave --query out, or choose another tensor by --of"
             )
         return _over_picture(trace, heads, rows, query, title)
-    titles = [f"head {i}" for i in range(len(heads))] if len(heads) > 1 else [""]
+    titles = [f"head {i + 1}" for i in range(len(heads))] if len(heads) > 1 else [""]
     axes = ("key", "query") if letters[-2:] == ["T", "S"] else None
     rows, columns = draw.numbered(rows), draw.numbered(columns)
     return draw.heat_maps(list(heads), titles, rows, columns, title, view.node.portions, axes)
@@ -70,7 +72,7 @@ def _over_picture(trace: RecordedTrace, heads: np.ndarray, rows: list[str], quer
         # a video's frames side by side, the first of those that are cut together
         shown = shown[:, :: shown.shape[1] // grid[0]]
         shown, weights = (np.concatenate(np.moveaxis(each, 1, 0), -1) for each in (shown, weights))
-    return draw.overlays(shown, [f"head {i}" for i in range(len(weights))], weights)
+    return draw.overlays(shown, [f"head {i + 1}" for i in range(len(weights))], weights)
 
 
 def query_row(labels: Sequence[str], query: str, first_word: int | None) -> int:
@@ -80,8 +82,9 @@ def query_row(labels: Sequence[str], query: str, first_word: int | None) -> int:
     text, which no step produced.
     """
     names = draw.numbered(labels)
-    if query in names:
-        at = names.index(query)
+    first = query.removesuffix("#1")
+    if query in names or first in names:
+        at = names.index(query if query in names else first)
         if first_word is None or at < first_word:
             return at
         if at == first_word:

@@ -57,6 +57,7 @@ class Receipt:
     recorded: complex | float
     allowed: float  # the largest difference that rounding alone can make
     digits: int
+    masked: bool = False  # it is −∞ because a mask is
 
     @property
     def where(self) -> str:
@@ -79,9 +80,8 @@ class Receipt:
             yield f"{self.label} = {recorded}   {self.formula}"
             return
         worked = format_number(self.reworked, self.digits)
-        masked = self.formula == "−∞" and self.kind == "mask"
-        tail = "   (masked: it may not be seen)" if masked else "" if worked == self.formula else f" = {worked}"
-        yield f"{self.label} = {self.formula}{tail}"
+        tail = "" if worked == self.formula else f" = {worked}"
+        yield f"{self.label} = {self.formula}{tail}{'   (masked: it may not be seen)' if self.masked else ''}"
         for step in self.steps:
             yield f"  where {step.word} = {step.formula} = {format_number(step.value, self.digits)}"
         off = f"off by {format_number(abs(self.reworked - self.recorded), 3)}, {format_number(self.allowed, 2)} allowed"
@@ -129,11 +129,11 @@ def receipt(trace: RecordedTrace, node: int, place: int, digits: int = 4) -> Rec
         known: Known = {}
         for part in walk(tree, set()):
             if part[0] == "is" and part[1] not in steps:
-                steps[part[1]] = Step(part[1], text(part[2], digits, known), plain(weigh(part[2], EXACT, known)[0]))
+                steps[part[1]] = Step(part[1], text(part[2], digits, known, n), plain(weigh(part[2], EXACT, known)[0]))
             if part[0] == "cell" and (part[1], part[2]) not in terms:
                 terms[part[1], part[2]] = term(part)
         leading = {term(part): None for one in largest(tree, known) for part in walk(one, set()) if part[0] == "cell"}
-        written = next(iter(terms.values())).where if tree[0] == "cell" else text(tree, digits, known)
+        written = next(iter(terms.values())).where if tree[0] == "cell" else text(tree, digits, known, n)
     return Receipt(
         **about,
         formula=written,
@@ -142,6 +142,7 @@ def receipt(trace: RecordedTrace, node: int, place: int, digits: int = 4) -> Rec
         leading=tuple(leading),
         reworked=plain(value),
         allowed=float(error + slack(n, np.asarray(value))),
+        masked=plain(value) == -np.inf and (n.kind == "mask" or any(_hides(graph, part) for part in walk(tree, set()))),
     )
 
 
@@ -156,11 +157,12 @@ ORIGINS = {
 
 def label(n: Node, index: Sequence[int]) -> str:
     """What a cell is called in the mathematics: its symbol, and its index without batch and head."""
-    if not n.symbol or n.kind == "weight":
-        return f"{n.name}[{','.join(map(str, index))}]" if index else n.name
     letters = n.axes.split()
-    kept = [i for i, letter in zip(index, letters, strict=False) if letter not in ("B", "h", "g")]
-    return f"{n.symbol}[{','.join(map(str, kept))}]"
+    if not n.symbol or n.kind in ("weight", "input") or len(letters) != len(index):
+        return f"{n.name}[{','.join(map(str, index))}]" if index else n.name
+    kept = [i for i, letter in zip(index, letters, strict=True) if letter not in ("B", "h", "g", "1")]
+    symbol = n.symbol.split(" = ")[0]  # a tensor with two names has two symbols
+    return f"{symbol}[{','.join(map(str, kept))}]"
 
 
 class Room:
@@ -185,7 +187,45 @@ def unfolded(trace: RecordedTrace, node: int, place: int) -> Tree | None:
         if graph.nodes[int(nodes[0])].kind == "edited":
             return None
         return _leaf(trace, int(nodes[0]), int(at[0]), 0, True, Room())
-    return _unfold(trace, n.plan, n, place, 0, not _reduces(n.plan), Room())[0]
+    room = Room()
+    tree = _unfold(trace, n.plan, n, place, 0, not _reduces(n.plan), room)[0]
+    if not n.named:
+        return tree
+    found = _only_sum(graph, tree)
+    return tree if found is None else _with(tree, found, _worked(trace, found, room))
+
+
+LINEAR = ("add", "sub", "mul", "div", "neg", "num", "cell", "made", "picked")
+
+
+def _hides(graph: Graph, part: Tree) -> bool:
+    """Whether a part is a cell of a mask that hides something."""
+    return part[0] == "cell" and graph.nodes[part[1]].kind == "mask" and part[3] == -np.inf
+
+
+def _only_sum(graph: Graph, tree: Tree) -> Tree | None:
+    """The one cell that a tree only scales or shifts, if it is a sum: scores are written (q·k)/√d, from q and k."""
+    parts = list(walk(tree, set()))
+    cells = [part for part in parts if part[0] == "cell" and graph.nodes[part[1]].kind != "mask"]
+    if tree[0] == "cell" or len(cells) != 1 or any(part[0] not in LINEAR or _hides(graph, part) for part in parts):
+        return None
+    nodes, _ = graph.resolve(cells[0][1], np.asarray([cells[0][2]]))
+    n = graph.nodes[int(nodes[0])]
+    return cells[0] if n.kind != "block" and _reduces(n.plan) else None
+
+
+def _worked(trace: RecordedTrace, found: Tree, room: Room) -> Tree:
+    """A named cell that is a sum, as that sum."""
+    nodes, at = trace.graph.resolve(found[1], np.asarray([found[2]]))
+    n = trace.graph.nodes[int(nodes[0])]
+    return ("made", n, _unfold(trace, n.plan, n, int(at[0]), 1, False, room)[0])
+
+
+def _with(tree: Tree, old: Tree, new: Tree) -> Tree:
+    """A tree with one part replaced."""
+    if tree is old:
+        return new
+    return tuple(_with(part, old, new) if isinstance(part, tuple) else part for part in tree)
 
 
 def _unfold(trace: RecordedTrace, plan: Plan, n: Node, place: int, depth: int, whole: bool, room: Room) -> list[Tree]:

@@ -12,11 +12,11 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import UserError
+from ..core.notation import Notation, stored
 from ..core.probe import Probe, declared, symbols
 from .closed import BlockTape
 from .nested import mapped, tensors
 from .opened import Trace, View
-from .recorded import parse
 from .tape import BUDGET, Edit, TooMuch
 
 Value = float | int | Tensor | np.ndarray | Trace | View | Callable[[Tensor], Tensor]
@@ -127,16 +127,20 @@ class Recording:
 
     def explain(self, tape: BlockTape) -> None:
         """Write the symbols and axes that modules declare for their names onto the nodes."""
-        # a module may be run under several names of its own: read.blocks.0 and next.blocks.0 are model.blocks.0
-        tails = {name.partition(".")[2]: about for name, about in self.declared.items() if "." in name}
-        for name in (name for name in tape.fired if name in tape.names):
-            about = self.declared.get(name) or tails.get(name.partition(".")[2])
+        if not self.declared:
+            return
+        for name, about in Notation(self.model, (name for name in tape.fired if name in tape.names)).names.items():
             node = tape.nodes[tape.names[name]]
-            if about and not node.symbol:
-                node.axes, node.symbol, node.formula = about
+            if not node.symbol:
+                node.axes, node.symbol, node.formula, _ = about
+            elif about.symbol not in node.symbol.split(" = "):
+                node.symbol += f" = {about.symbol}"
+        for name, symbol in getattr(self.model, "INPUTS", {}).items():
+            if (given := f"given.{name}" if name in self.declared else name) in tape.names:
+                tape.nodes[tape.names[given]].symbol = symbol
         for name, symbol in self.symbols.items():
             if name in tape.names:
-                tape.nodes[tape.names[name]].symbol = symbol
+                tape.nodes[tape.names[name]].symbol = stored(self.model, name, symbol)
 
     def _inputs(self, tape: BlockTape) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inputs, known to the tape by the names of the parameters they are given for."""
@@ -270,7 +274,7 @@ class LiveTrace(Trace):
 
     def edit(self, where: str, value: Value) -> "LiveTrace":
         """The same run with one value changed: to a number, a tensor, a function of it, or another trace's."""
-        name, index = parse(where)
+        name, index = self.locate(where)
         value = value.value if isinstance(value, View) else value
         if isinstance(value, str):
             raise UserError(f"{where} can be changed by a number, an array, a function or another trace, not by a text")

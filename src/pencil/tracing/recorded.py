@@ -1,40 +1,22 @@
 """A recorded trace: its tensors by name, and parts of them. Needs numpy alone."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..config import UserError, nearest
+from .address import Label, located, occurrence, parse
 from .graph import Array, Graph, Node
 
-
-def parse(where: str) -> tuple[str, Any]:
-    """A name and an index: "attn.pattern[0, 2, :, 3]"."""
-    found = re.fullmatch(r"([^\[\]]+?)\s*(?:\[([-\d\s,:]*)\])?\s*", where.strip())
-    if not found:
-        raise UserError(f"{where!r} is not a name with an index, such as blocks.0.attn.scores[0,1,2,3]")
-    name, inside = found[1], found[2]
-    if inside is None or not inside.strip():
-        return name, ()
-    index: list[int | slice] = []
-    for part in inside.split(","):
-        bits = part.split(":")
-        try:
-            numbers = [int(bit) if bit.strip() else None for bit in bits]
-        except ValueError:
-            raise UserError(f"{part.strip()!r} in {where} is not a whole number or a range") from None
-        if len(bits) == 1 and numbers[0] is None:
-            raise UserError(f"an index is missing in {where}")
-        index.append(slice(*numbers) if len(bits) > 1 else numbers[0])  # pyright: ignore[reportArgumentType]
-    return name, tuple(index)
+COUNTING = "An index counts from 0; a name such as head 1 or patch 1 counts from 1."
 
 
 class RecordedTrace:
     """What a run computed: `t[name]` is a tensor, `t[name][index]` a cell or a part.
 
-    `labels` are the labels of the indices along an axis, by its letter. `facts` holds what else is known:
+    `labels` are the labels of the indices along an axis, by its letter; with a prefix of names before the letter
+    ("next.T") they are those of that part of the trace alone. `facts` holds what else is known:
     "first_patch", the index of the first token that is a patch of an image; "grid", the number of patches down and
     across (of a video, along time first); "text", a text the model generated; "first_word", the index of its first
     token.
@@ -60,12 +42,54 @@ class RecordedTrace:
             return self.graph.names[name]
         raise UserError(f"nothing in the trace is called {name}; {_near(name, set(self.graph.names))}")
 
-    def words(self, letter: str, count: int) -> list[str]:
-        """A label for each index along an axis, or the index itself; keys are labelled as tokens are."""
+    def words(self, letter: str, count: int, name: str = "") -> list[str]:
+        """A label for each index along an axis of the tensor of this name, or the index itself."""
+        return self.labels_along(letter, count, name) or [str(i) for i in range(count)]
+
+    def labels_along(self, letter: str, count: int, name: str = "") -> list[str] | None:
+        """The labels along an axis, if it has any; keys are labelled as tokens are."""
+        path = name.split(".")
         for one in (letter, "T" if letter == "S" else ""):
-            if len(self.labels.get(one, ())) == count:
-                return list(self.labels[one])
-        return [str(i) for i in range(count)]
+            for end in range(len(path) - 1, -1, -1):
+                found = self.labels.get(".".join((*path[:end], one)), ())
+                if one and len(found) == count:
+                    return list(found)
+        return None
+
+    def called(self, n: Node, axis: int, index: int) -> str | None:
+        """The label of an index along an axis, if it has one; of equal labels with its number."""
+        labels = self.labels_along(letter_of(n, axis), n.shape[axis], n.name)
+        return None if labels is None else labels[index] + occurrence(labels, index)
+
+    def locate(self, where: str) -> tuple[str, tuple[int | slice, ...]]:
+        """The name and the index of an address, with its labels looked up."""
+        name, parts = parse(where)
+        return name, self.indices(self.graph.nodes[self.find(name)], parts)
+
+    def indices(self, n: Node, parts: Sequence[Any]) -> tuple[Any, ...]:
+        """An index whose labels are looked up along the axes they stand for."""
+        out, left = [], list(parts)
+        while left:
+            part, axis = left.pop(0), len(out)
+            if not isinstance(part, Label):
+                out.append(part)
+                continue
+            if axis >= len(n.shape):
+                raise UserError(f"{n.name} has {len(n.shape)} axes, and {part} stands for one more")
+            letter = letter_of(n, axis)
+            labels = self.labels_along(letter, n.shape[axis], n.name) or implied(letter, n.shape[axis])
+            what = f"{letter} of {n.name}" if letter else f"axis {axis} of {n.name}"
+            if not labels:
+                raise UserError(f"{what} has no labels: give an index from 0 to {n.shape[axis] - 1} instead of {part}")
+            if part.text not in labels and not part.quoted:
+                # a label with commas, such as patch 1,2, may stand without quotes
+                for more in range(1, len(left) + 1):
+                    joined = ",".join(map(str, (part, *left[:more])))
+                    if joined in labels:
+                        part, left = Label(joined, True), left[more:]
+                        break
+            out.append(located(part, labels, what))
+        return tuple(out)
 
     def open(self, node: int) -> None:
         """Make sure that how a node was computed is known."""
@@ -78,7 +102,7 @@ class RecordedTrace:
         return RecordedView(self, node)
 
     def __getitem__(self, where: str) -> Any:
-        name, index = parse(where)
+        name, index = self.locate(where)
         view = self.view(self.find(name))
         return view[index] if index else view
 
@@ -96,6 +120,17 @@ class RecordedTrace:
 
     def __contains__(self, name: str) -> bool:
         return name in self.graph.names
+
+
+def letter_of(n: Node, axis: int) -> str:
+    """The letter of an axis, if the tensor has letters."""
+    letters = n.axes.split()
+    return letters[axis] if len(letters) == len(n.shape) else ""
+
+
+def implied(letter: str, count: int) -> list[str]:
+    """The names of heads, which no model has to give; names count from 1."""
+    return [f"head {i + 1}" for i in range(count)] if letter in ("h", "g") else []
 
 
 def _index(one: Any) -> str:
@@ -126,6 +161,10 @@ class RecordedView:
 
     def __getitem__(self, index: Any) -> Any:
         index = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(one, str) for one in index):
+            if self._flat is not None:
+                raise UserError(f"labels are looked up in a whole tensor: index {self.node.name} once, with all")
+            index = self.trace.indices(self.node, [Label(i) if isinstance(i, str) else i for i in index])
         try:
             if self._flat is None and len(index) == len(self.node.shape) and all(isinstance(i, int) for i in index):
                 # one cell of a large tensor, without an index for all the others

@@ -101,7 +101,7 @@ def _along(view: RecordedView, axis: int) -> tuple[str, list[str]]:
     mine = moving[0] if moving else len(shape) - view.flat.ndim + axis
     letters = view.node.axes.split()
     letter = letters[mine] if len(letters) == len(shape) else f"axis {mine}"
-    words = view.trace.words(letter, shape[mine])
+    words = view.trace.words(letter, shape[mine], view.node.name)
     return letter, [words[i] for i in index[mine].tolist()]
 
 
@@ -127,9 +127,9 @@ def receipt(found: Receipt, trace: RecordedTrace, console: Console) -> None:
     """A receipt, and the values it was made of, each by the name that opens its own."""
     n = trace.graph.nodes[trace.graph.names[found.name]]
     where = []
-    for letter, i in zip(n.axes.split(), found.index, strict=False):
-        word = trace.words(letter, n.shape[len(where)])[i]
-        where.append(f"{letter} {i}" if word == str(i) and letter not in trace.labels else f"{letter} {word!r}")
+    for axis, (letter, i) in enumerate(zip(n.axes.split(), found.index, strict=False)):
+        label = trace.called(n, axis, i)
+        where.append(f"{letter} {i}" if label is None else f"{letter} '{label}'")
     title = f"{found.where}   {found.meaning}".rstrip()
     console.print(title, style="bold", highlight=False, markup=False)
     if where:

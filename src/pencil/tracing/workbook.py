@@ -11,7 +11,7 @@ from ..console import visible
 from .formulas import finite, quoted, text
 from .graph import Graph, Node
 from .ranges import Block, Part
-from .recorded import RecordedTrace
+from .recorded import COUNTING, RecordedTrace
 
 FORMATS: dict[str, dict[str, Any]] = {
     "title": {"bold": True, "font_size": 16},
@@ -113,7 +113,7 @@ class SheetWriter:
         lines = [
             "Change a blue number and everything follows.",
             "Blue is typed, black is computed; grey is an unnamed step, or what no formula reads.",
-            f"{len(self.blocks)} tensors, {count:,} formulas; click a name to go there.",
+            f"{len(self.blocks)} tensors, {count:,} formulas; click a name to go there. {COUNTING}",
         ]
         rounded = {self.graph.nodes[node].dtype for node in self.blocks} & {"float32", "bfloat16", "float16"}
         if rounded:
@@ -178,7 +178,7 @@ def headings(n: Node, trace: RecordedTrace) -> tuple[list[str], list[str]]:
     letters = n.axes.split() if len(n.axes.split()) == len(n.shape) else [""] * len(n.shape)
 
     def words(axis: int) -> list[str]:
-        return trace.words(letters[axis], n.shape[axis])
+        return trace.words(letters[axis], n.shape[axis], n.name)
 
     rows = [""]
     for axis in range(len(n.shape) - 1):

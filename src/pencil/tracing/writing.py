@@ -13,6 +13,7 @@ import numpy as np
 
 from .functions import FUNCTIONS
 from .graph import Node, apply, slack
+from .simplify import simplified
 
 SHOWN = 16  # terms of a sum written out; of more, the eight largest
 
@@ -66,21 +67,20 @@ def walk(tree: Tree, seen: set[int]) -> Iterator[Tree]:
     yield tree
 
 
-def text(tree: Tree, digits: int, known: Known) -> str:
-    return _text(tree, digits, known)[0]
+def text(tree: Tree, digits: int, known: Known, n: Node = EXACT) -> str:
+    """A tree of node `n` as text, in its simplest form."""
+    return _text(simplified(tree, n), digits, known)[0]
 
 
 def _text(tree: Tree, digits: int, known: Known) -> tuple[str, int]:
-    """A tree as text, and how tightly that binds (see `Function.binds`)."""
+    """A simplified tree as text, and how tightly that binds (see `Function.binds`)."""
     head = tree[0]
+    if head == "num" and (root := _surd(tree[1])):
+        return root, 2
     if head in ("num", "cell"):
         return _number(tree[-1], digits)
     if head == "is":
         return _number(plain(weigh(tree, EXACT, known)[0]), digits)
-    if head in ("made", "picked"):
-        return _text(tree[2], digits, known)
-    if head == "rounded":
-        return _text(tree[1], digits, known)
     function = FUNCTIONS[head]
     if head == "sum":
         return _sum(tree[1], digits, known), 0
@@ -88,22 +88,22 @@ def _text(tree: Tree, digits: int, known: Known) -> tuple[str, int]:
         written = [text(part, digits, known) for part in tree[1][:8]]
         inside = ", ".join(written) + (f", … {len(tree[1])} in all" if len(tree[1]) > 8 else "")
         return function.text.format(inside, *(text(part, digits, known) for part in tree[2:])), 3
+    if head == "neg" and tree[1] == ("num", 0):
+        return "0", 3
     if head == "mul" and (root := _root(tree[2])):
         return f"{_held(tree[1], 1, digits, known)}/{root}", 1
     if head == "mul" and (root := _root(tree[1])):
         return f"{_held(tree[2], 1, digits, known)}/{root}", 1
-    if head == "add" and tree[2] == ("num", 0):
-        return _text(tree[1], digits, known)
     if function.binds == 3:
-        return function.text.format(*(text(part, digits, known) for part in tree[1:])), 3
+        return function.text.format(*(_text(part, digits, known)[0] for part in tree[1:])), 3
     if head == "add":
-        return _joined([text(part, digits, known) for part in tree[1:]]), 0
+        return _joined([_text(part, digits, known)[0] for part in tree[1:]]), 0
     if head == "sub":
         right, binds = _text(tree[2], digits, known)
         right = f"({right})" if binds == 0 or right.startswith("−") else right
-        return f"{text(tree[1], digits, known)} − {right}", 0
+        return f"{_text(tree[1], digits, known)[0]} − {right}", 0
     # what is right of / must bind more tightly than it does
-    strict = {"div": (1, 2), "mul": (1, 1), "pow": (3, 3), "neg": (2,)}
+    strict = {"div": (1, 2), "mul": (1, 1), "pow": (3, 3), "neg": (1,)}
     tight = strict.get(head, (3,) * len(tree) if function.binds == 2 else (1,) * len(tree))
     if function.binds == 0:
         each = (_text(part, digits, known) for part in tree[1:])
@@ -147,9 +147,8 @@ def largest(tree: Tree, known: Known) -> list[Tree]:
 
 def _term(tree: Tree, digits: int, known: Known) -> str:
     """A term of a sum: what is compared or chosen is in brackets."""
+    tree = simplified(tree, EXACT)
     written, binds = _text(tree, digits, known)
-    while tree[0] in ("made", "picked"):
-        tree = tree[2]
     loose = binds == 0 and tree[0] in FUNCTIONS and tree[0] not in ("add", "sub", "sum") and " " in written
     return f"({written})" if loose else written
 
@@ -168,6 +167,14 @@ def _root(tree: Tree) -> str | None:
     if abs(value * value * n - 1) > 1e-9 or n < 2:
         return None
     return str(isqrt(n)) if isqrt(n) ** 2 == n else f"√{n}"
+
+
+def _surd(value: Any) -> str | None:
+    """√n, if a number is one: how embeddings are scaled."""
+    if not isinstance(value, float) or not 1 < value < 1e3 or value.is_integer():
+        return None
+    n = round(value * value)
+    return f"√{n}" if abs(value * value - n) <= 1e-12 * n else None
 
 
 def plain(value: Any) -> Any:

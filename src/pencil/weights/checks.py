@@ -72,8 +72,13 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 def on_meta(kind: Callable[[Any], nn.Module], config: Any) -> dict[str, Tensor]:
     """The names and shapes of a model's tensors, without their values."""
+    return skeleton(kind, config).state_dict()
+
+
+def skeleton(kind: Callable[[Any], nn.Module], config: Any) -> nn.Module:
+    """A model without the values of its tensors."""
     with torch.device("meta"):
-        return kind(config).state_dict()
+        return kind(config)
 
 
 def check_tensors(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], what: str) -> None:

@@ -1,4 +1,7 @@
-"""LLaMA as Hugging Face names it: separate query, key and value there, one joined matrix here."""
+"""LLaMA as Hugging Face names it: separate query, key and value there, one joined matrix here.
+
+Their rotated pairs are halves; a model of ours with adjacent pairs has the rows of W_Q and W_K reordered on the way.
+"""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +13,8 @@ from torch import Tensor
 from ..config import UserError, build
 from ..models.gpt import GPT, GPTConfig
 from ..models.parts import rotary_width
-from .checks import check_tensors, drop_tied, fields_of, on_meta
+from ..models.rope_pairs import reordered
+from .checks import check_tensors, drop_tied, fields_of, on_meta, skeleton
 
 WHAT = "LLaMA"
 
@@ -107,6 +111,8 @@ def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
         made[f"blocks.{i}.attn.qkv.weight"] = torch.cat(parts)
         for theirs, ours in BLOCK.items():
             made[f"blocks.{i}.{ours}.weight"] = tensors[f"model.layers.{i}.{theirs}.weight"]
+    if config.rope_pairs == "adjacent":
+        made = reordered(made, skeleton(GPT, config), "adjacent")
     return made
 
 
@@ -115,6 +121,8 @@ def to_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]
     c = config
     if not (c.norm == "rms" and c.activation == "swiglu" and c.positions == "rope") or c.bias:
         raise UserError("only a GPT with RMSNorm, swiglu, rope and no biases can be written as a LLaMA")
+    if c.rope_pairs == "adjacent":
+        tensors = reordered(tensors, skeleton(GPT, c), "halves")
     made = {"model.embed_tokens.weight": tensors["tokens.weight"], "model.norm.weight": tensors["norm.weight"]}
     if not config.tie_embeddings:
         made["lm_head.weight"] = tensors["head.weight"]

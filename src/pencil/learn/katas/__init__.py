@@ -1,20 +1,27 @@
 """Exercises to work by hand: each has fresh numbers, named mistakes, and its working taken from receipts."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ...config import UserError
 from .exercise import Kata, Question
 
+if TYPE_CHECKING:
+    from .builder import Maker
+    from .page_parts import Section
+
 
 def _kata(name: str, title: str, topic: str, module: str) -> Kata:
-    def make(seed: int | None) -> Question:
+    def maker() -> "Maker":
         # the list of exercises does not load torch; the first question does
-        pose: Callable[[int | None], Question] = import_module(f".{module}", __package__).MAKES[name]
-        return replace(pose(seed), kata=name, title=title)
+        return import_module(f".{module}", __package__).MAKES[name]
 
-    return Kata(name, title, topic, make)
+    def make(seed: int | None, **changes: Any) -> Question:
+        pose = maker()
+        return replace(pose.changed(seed, **changes) if changes else pose(seed), kata=name, title=title)
+
+    return Kata(name, title, topic, make, lambda seed: maker().numbers(seed))
 
 
 KATAS = {
@@ -51,12 +58,14 @@ KATAS = {
     )
 }
 
+# the documents that have a page, each in the module page_NAME
 PAGES = {
-    "000": (
-        "cut", "missing-swap", "dot", "stamp", "add-stamp", "match", "softmax", "weighted-sum", "layernorm", "middle",
-        "causal",
-    ),
-}  # fmt: skip
+    "000": "Vision Transformer From Pencil",
+    "001": "ViT Transformation Notation",
+    "002": "The Transformer from First Principles",
+    "003": "Understanding Transformers",
+    "004": "A Vision Transformer's attention by hand",
+}
 
 
 def kata(name: str) -> Kata:
@@ -66,8 +75,8 @@ def kata(name: str) -> Kata:
     return KATAS[name]
 
 
-def page(name: str) -> list[Question]:
-    """The exercises of a document's page, in its order, with its numbers and its words."""
+def page(name: str, seed: int | None = None) -> "list[Section]":
+    """The exercises of a whole document in its order, with its numbers, or with the fresh ones of a seed."""
     if name not in PAGES:
-        raise UserError(f"there is no page {name} to repeat; known: {', '.join(PAGES)}")
-    return [KATAS[one].make(None) for one in PAGES[name]]
+        raise UserError(f"there is no page {name}; the documents are {', '.join(PAGES)}")
+    return import_module(f".page_{name}", __package__).sections(seed)

@@ -45,7 +45,9 @@ class AttentionByHand(TagAttention):
     def forward(
         self, want: Tensor, have: Tensor, give: Tensor, bias: Tensor | None = None, probe: Probe = OFF
     ) -> Tensor:
-        scores = probe("match", want @ have.mT) * (1 / math.sqrt(want.shape[-1]) if self.scale is None else self.scale)
+        divisor = math.sqrt(want.shape[-1]) if self.scale is None else 1 / self.scale if self.scale else math.inf
+        # a tensor, so that a receipt ends at the match, which the exercise gives
+        scores = probe("match", want @ have.mT) / want.new_tensor(divisor)
         scores = scores if bias is None else scores + bias
         visible = self.visible(want.shape[2])
         scores = probe("scores", scores if visible is None else scores.masked_fill(~visible, -torch.inf))

@@ -60,36 +60,62 @@ class Draws:
         return found
 
 
+class Maker:
+    """A question for any seed: the page's own numbers for None, else the first draw that is not degenerate.
+
+    Its numbers are `informative`, its answers are not all the same, and each of its mistakes leads to another answer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        page: Numbers,
+        draw: Callable[[Draws], Numbers],
+        pose: Callable[..., Question],
+        informative: Callable[[Numbers], bool],
+    ):
+        self.name, self.page, self.draw, self.pose, self.informative = name, page, draw, pose, informative
+        self._made = lru_cache(maxsize=64)(self.made)
+
+    def __call__(self, seed: int | None) -> Question:
+        return self._made(seed)[1]
+
+    def numbers(self, seed: int | None) -> Numbers:
+        """The numbers of a seed's question."""
+        return self._made(seed)[0]
+
+    def made(self, seed: int | None) -> tuple[Numbers, Question]:
+        if seed is None:
+            question = self.pose(**self.page)
+            return self.page, replace(question, seed=None, mistakes=tuple(distinguishable(question)))
+        tried = False
+        for attempt in range(ATTEMPTS):
+            numbers = self.draw(Draws(f"{self.name} {seed} {attempt}"))
+            if not self.informative(numbers):
+                continue
+            question = _draft(self.pose, numbers) if tried else self.pose(**numbers)
+            varied = len({blank.written for blank in question.blanks}) > 1 or len(question.blanks) == 1
+            if varied and len(distinguishable(question)) == len(question.mistakes):
+                return numbers, replace(self.pose(**numbers) if tried else question, seed=seed, page_words=None)
+            tried = True
+        raise RuntimeError(f"no numbers found for {self.name} with seed {seed}")
+
+    def changed(self, seed: int | None, **changes: Any) -> Question:
+        """The question with some of its numbers changed, such as the row that is asked for; mistakes that lead to the
+        right answer are left out."""
+        question = self.pose(**self.numbers(seed) | changes)
+        words = question.page_words if seed is None else None
+        return replace(question, seed=seed, mistakes=tuple(distinguishable(question)), page_words=words)
+
+
 def maker(
     name: str,
     page: Numbers,
     draw: Callable[[Draws], Numbers],
     pose: Callable[..., Question],
     informative: Callable[[Numbers], bool] = lambda numbers: True,
-) -> Callable[[int | None], Question]:
-    """A question for any seed: the page's own numbers for None, else the first draw that is not degenerate.
-
-    Its numbers are `informative`, its answers are not all the same, and each of its mistakes leads to another answer.
-    """
-
-    @lru_cache(maxsize=64)
-    def make(seed: int | None) -> Question:
-        if seed is None:
-            question = pose(**page)
-            return replace(question, seed=None, mistakes=tuple(distinguishable(question)))
-        tried = False
-        for attempt in range(ATTEMPTS):
-            numbers = draw(Draws(f"{name} {seed} {attempt}"))
-            if not informative(numbers):
-                continue
-            question = _draft(pose, numbers) if tried else pose(**numbers)
-            varied = len({blank.written for blank in question.blanks}) > 1 or len(question.blanks) == 1
-            if varied and len(distinguishable(question)) == len(question.mistakes):
-                return replace(pose(**numbers) if tried else question, seed=seed, page_words=None)
-            tried = True
-        raise RuntimeError(f"no numbers found for {name} with seed {seed}")
-
-    return make
+) -> Maker:
+    return Maker(name, page, draw, pose, informative)
 
 
 def _draft(pose: Callable[..., Question], numbers: Numbers) -> Question:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
 
 Value = float | str
 TAGS = "WANT", "HAVE", "GIVE"
@@ -65,6 +66,8 @@ class Question:
     # lines of text; its type has no [str], since a run-time type check would read them
     working: Sequence = field(default=(), compare=False, repr=False)
     page_words: str | None = None  # the exercise in the words of document 000
+    rows: tuple[tuple[str, int], ...] = ()  # on paper: the blanks in rows, each with its label and number of blanks
+    across: tuple[str, ...] = ()  # on paper: the labels of the columns of these rows
 
     @property
     def texts(self) -> Iterator[str]:
@@ -85,12 +88,16 @@ def tag_key(questions: Iterable[Question]) -> str:
 
 @dataclass(frozen=True)
 class Kata:
-    """A kind of exercise: each seed gives one question, always the same."""
+    """A kind of exercise: each seed gives one question, always the same.
+
+    `make` takes changes of its numbers too, such as another row to ask for; `numbers` are those of a seed.
+    """
 
     name: str
     title: str
     topic: str
-    make: Callable[[int | None], Question]
+    make: Callable[..., Question]
+    numbers: Callable[[int | None], dict[str, Any]]
 
 
 def written(value: Value, decimals: int) -> str:

@@ -90,12 +90,15 @@ def _add_stamp(seat: int, strip: list[float]) -> Question:
     )  # fmt: skip
 
 
-class Rotated(nn.Module):
-    """A tag rotated by its seat."""
+PAIRED = "the paper pairs neighbours, slot 1 with slot 2; LLaMA checkpoints pair halves, slot 1 with slot 3"
 
-    def __init__(self, base: float):
+
+class Rotated(nn.Module):
+    """A tag rotated by its seat, in adjacent pairs as the paper writes them, or in halves."""
+
+    def __init__(self, base: float, adjacent: bool):
         super().__init__()
-        self.rope = Rope(4, base=base)
+        self.rope = Rope(4, base=base, adjacent=adjacent)
 
     def forward(self, tag: Tensor, seat: Tensor, probe: Probe = OFF) -> Tensor:
         rotation = self.rope.rotated(
@@ -104,34 +107,34 @@ class Rotated(nn.Module):
         if rotation is None:
             raise ValueError("Rope gave no rotation")
         cos, sin = rotation
-        return probe("out", rotate(tag, (probe("cos", cos), probe("sin", sin))))
+        return probe("out", rotate(tag, (probe("cos", cos), probe("sin", sin)), self.rope.adjacent))
 
 
-def rotating(tag: list[float], seat: float, base: float) -> Work:
-    return work(Rotated(base), heads([tag]), tensor([[seat]]))
+def rotating(tag: list[float], seat: float, base: float, adjacent: bool = True) -> Work:
+    return work(Rotated(base, adjacent), heads([tag]), tensor([[seat]]))
 
 
 def _rope(tag: list[float], seat: int, base: int) -> Question:
     done = rotating(tag, seat, base)
-    angles, neighbours = done.run("rope.angles")[0], [0, 2, 1, 3]
-    paired = rotating([tag[i] for i in neighbours], seat, base).run("out")[0, neighbours]
+    angles, halves = done.run("rope.angles")[0], rotating(tag, seat, base, adjacent=False).run("out")
     back, degrees = (rotating(tag, other, base).run("out") for other in (-seat, seat * DEGREE))
     cells = [("cos of pair " + str(i + 1), f"cos[0,0,0,{i}]") for i in range(2)]
     cells += [("sin of pair " + str(i + 1), f"sin[0,0,0,{i}]") for i in range(2)]
     return Question(
         "", None, "", (
             Table("WANT", [tag], SLOTS),
-            Table("angle", [angles.round(4).tolist()], ["slots 1, 3", "slots 2, 4"]),
+            Table("angle", [angles.round(4).tolist()], ["slots 1, 2", "slots 3, 4"]),
         ),
-        f"Rotate this WANT by its seat, {seat}: slots 1 and 3 are a pair (a, b), slots 2 and 4 another. Each becomes "
-        f"(a·cos θ − b·sin θ, a·sin θ + b·cos θ), θ in radians: the seat times 1, and times {base}^(−1/2).",
+        f"Rotate this WANT by its seat, {seat}: slots 1 and 2 are a pair (a, b), slots 3 and 4 another. Each becomes "
+        f"(a·cos θ − b·sin θ, a·sin θ + b·cos θ), θ in radians: the seat times 1, and times {base}^(−2/4).",
         blanks(SLOTS, done["out"], 2, done.roundings("out", 2)),
         (
             mistake("rotated backwards", "The first of a pair loses b·sin θ, the second gains a·sin θ.", back),
-            mistake("neighbours paired", "Slot 1 goes with slot 3 and slot 2 with slot 4.", paired),
+            mistake("halves paired", "Neighbours are a pair here, slot 1 with slot 2; slot 1 with slot 3 is the "
+                    "convention of LLaMA checkpoints.", halves),
             mistake("degrees", "The angles are in radians.", degrees),
         ),
-        LazyLines(lambda: done.lines(*cells, *((slot, f"out[0,0,0,{i}]") for i, slot in enumerate(SLOTS)))),
+        LazyLines(lambda: [PAIRED, *done.lines(*cells, *((s, f"out[0,0,0,{i}]") for i, s in enumerate(SLOTS)))]),
     )  # fmt: skip
 
 
@@ -175,7 +178,7 @@ def _alibi(scores: list[list[float]], count: int, head: int, row: int) -> Questi
 
 
 def _draw_stamp(d: Draws) -> Numbers:
-    return {"seat": d.whole(1, 9), "base": d.pick([10000, 100, 400])}
+    return {"seat": d.whole(1, 29), "base": 10000}
 
 
 def _draw_add(d: Draws) -> Numbers:
@@ -183,7 +186,7 @@ def _draw_add(d: Draws) -> Numbers:
 
 
 def _draw_rope(d: Draws) -> Numbers:
-    return {"tag": d.distinct(4, -3, 3, but=[0]), "seat": d.whole(1, 6), "base": d.pick([100, 25, 4])}
+    return {"tag": d.distinct(4, -3, 3, but=[0]), "seat": d.whole(1, 9), "base": 10000}
 
 
 def _draw_alibi(d: Draws) -> Numbers:
@@ -195,6 +198,6 @@ def _draw_alibi(d: Draws) -> Numbers:
 MAKES = {
     "stamp": maker("stamp", {"seat": 1, "base": 10000}, _draw_stamp, _stamp),
     "add-stamp": maker("add-stamp", {"seat": 0, "strip": [2.0] * 4}, _draw_add, _add_stamp),
-    "rope": maker("rope", {"tag": [1.0, 2.0, 0.0, 1.0], "seat": 1, "base": 100}, _draw_rope, _rope),
+    "rope": maker("rope", {"tag": [1.0, 2.0, 0.0, 1.0], "seat": 1, "base": 10000}, _draw_rope, _rope),
     "alibi": maker("alibi", {"scores": [[1.0, 2, 0, 3]] * 4, "count": 8, "head": 0, "row": 3}, _draw_alibi, _alibi),
 }

@@ -8,6 +8,13 @@ from ..graph import Plan
 from .words import RULES, Call, P, Rule, choose, cos, erf, exp, fn, log, row_major, rule, sin, sqrt, square, step, tanh
 
 _Formula = Callable[..., Any]
+
+
+def times(factor: Any, plan: P) -> P:
+    """A product; a factor of 1 is left out."""
+    return plan if factor == 1 else factor * plan
+
+
 ELEMENTWISE: dict[str, tuple[str, Sequence[str], _Formula]] = {
     "neg": ("scale", ("self",), lambda x: -x),
     "abs": ("elementwise", ("self",), fn("abs")),
@@ -41,7 +48,7 @@ ELEMENTWISE: dict[str, tuple[str, Sequence[str], _Formula]] = {
     "isfinite": ("mask", ("self",), fn("isfinite")),
     "isnan": ("mask", ("self",), fn("isnan")),
     "isinf": ("mask", ("self",), fn("isinf")),
-    "mul": ("scale", ("self", "other"), lambda a, b: P(("mul", a, b))),
+    "mul": ("scale", ("self", "other"), lambda a, b: a * b if isinstance(b, P) else b * a),
     "maximum": ("elementwise", ("self", "other"), fn("greater")),
     "minimum": ("elementwise", ("self", "other"), fn("lesser")),
     "eq": ("mask", ("self", "other"), fn("eq")),
@@ -56,8 +63,8 @@ ELEMENTWISE: dict[str, tuple[str, Sequence[str], _Formula]] = {
     "remainder": ("elementwise", ("self", "other"), fn("mod")),
     "where": ("mask", ("condition", "self", "other"), choose),
     "masked_fill": ("mask", ("mask", "value", "self"), choose),
-    "addcmul": ("elementwise", ("self", "tensor1", "tensor2", "value"), lambda s, a, b, v: s + v * (a * b)),
-    "addcdiv": ("elementwise", ("self", "tensor1", "tensor2", "value"), lambda s, a, b, v: s + v * (a / b)),
+    "addcmul": ("elementwise", ("self", "tensor1", "tensor2", "value"), lambda s, a, b, v: s + times(v, a * b)),
+    "addcdiv": ("elementwise", ("self", "tensor1", "tensor2", "value"), lambda s, a, b, v: s + times(v, a / b)),
     "lerp": ("elementwise", ("self", "end", "weight"), lambda a, b, w: a + w * (b - a)),
     "polar": ("rotation", ("abs", "angle"), lambda r, t: fn("complex")(r * cos(t), r * sin(t))),
     "complex": ("rotation", ("real", "imag"), fn("complex")),

@@ -17,7 +17,9 @@ def _same(call: Call) -> Plan:
 
 @rule("constant", "arange")
 def _arange(call: Call) -> Plan:
-    return number(call.get("start", 0)) + number(call.get("step", 1)) * P(("axis", 0))
+    start, step, index = number(call.get("start", 0)), number(call.get("step", 1)), P(("axis", 0))
+    along = index if step == 1 else step * index
+    return along if start == 0 else start + along
 
 
 @rule("constant", "linspace")

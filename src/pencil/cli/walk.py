@@ -1,0 +1,119 @@
+"""The command walk: a document section by section in a terminal, over a pipe, or as one page."""
+
+# the options of a command are those of the run's family, which is known when the command is made
+# pyright: reportInvalidTypeForm=false
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
+
+from ..config import UserError, check_output
+from .dispatch import following, trace_family
+from .exercise_screen import Screen
+from .parsing import PARAMETERS, option_of, sentence
+from .terminal import note
+from .trace import Edits, trace_options
+from .trace import _open as open_trace
+from .walk_screen import everything, stroll
+
+if TYPE_CHECKING:
+    from ..learn.walks import Source
+
+USAGE = "DOCUMENT [OPTIONS]"
+Page = Annotated[
+    Path | None, Parameter(help="Write the walk as one self-contained page (.html) to read, project or print.")
+]
+Run = Annotated[
+    str | None,
+    Parameter(help="Show the numbers of this run (or trace file); its input is given as for pencil trace."),
+]
+
+
+def walk(
+    document: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    /,
+    *options: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    html: Page = None,
+    run: Run = None,
+) -> int:
+    """Go through one of the five documents section by section: its symbols, its numbers, the right ones, and why.
+
+    In a terminal Enter goes on, b goes back, w unfolds the arithmetic and q leaves; over a pipe all of it is printed.
+
+    Parameters
+    ----------
+    document
+        000, 001, 002, 003 or 004.
+    """
+    if document.startswith("-"):
+        raise UserError(f"the document comes before {document.partition('=')[0]}; usage: pencil walk {USAGE}")
+    if run is None:
+        if options:
+            word = options[0].partition("=")[0]
+            raise UserError(
+                f"walk takes no {word} without --run; pencil walk --help lists its options"
+                if word.startswith("-")
+                else f"walk cannot use {word!r}; usage: pencil walk {USAGE}"
+            )
+        return _walk(document, html, None)
+    _known(document)
+    record = trace_family(run)
+    app = App(name="pencil walk", usage=f"Usage: pencil walk {USAGE}", default_parameter=PARAMETERS, version_flags=[])
+    app.default(_run_command(record, run, html))
+    try:
+        command, bound, _ = app.parse_args([document, *options], exit_on_error=False, print_error=False)
+    except UnknownOptionError as error:
+        kind = f"{run} is a {record.name}" if record is not None else f"{run} has its own input"
+        raise UserError(f"{kind}: it takes no {option_of(error)}; pencil trace {run} --help lists its input") from None
+    except CycloptsError as error:
+        raise UserError(sentence(error, "pencil walk", f"pencil walk {USAGE}")) from None
+    with nullcontext() if record is not None else following(run):
+        return command(*bound.args, **bound.kwargs)
+
+
+def _run_command(record: Any, run: str, html: Path | None) -> Callable[..., int]:
+    """The command for a run, with the input options of its family."""
+    kind = trace_options(record)
+
+    def command(
+        document: str,
+        /,
+        *,
+        given: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
+        edit: Edits = None,
+    ) -> int:
+        from ..learn.walks import Source
+
+        return _walk(document, html, Source(run, open_trace(run, record, given, edit)))
+
+    return command
+
+
+def _known(document: str) -> None:
+    """Refuse an unknown document before a run is opened."""
+    from ..learn.walks.data import document as written
+
+    written(document)
+
+
+def _walk(document: str, html: Path | None, run: "Source | None") -> int:
+    from ..learn.walks import walk
+
+    check_output("--html", html, ".html", ".htm")
+    found = walk(document, run)
+    if html is not None:
+        from ..files import write_aside
+        from ..learn.walks.page import page
+
+        content = page(found).encode()
+        write_aside(html, content)
+        note(f"{html}: {len(content) / 1e6:.2f} MB")
+        return 0
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
+        stroll(found, Screen())
+    else:
+        everything(found, Screen())
+    return 0

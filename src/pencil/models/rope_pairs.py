@@ -1,0 +1,84 @@
+"""From one convention of RoPE to the other: the same model with the channels of its queries and keys in another order.
+
+A score is a sum over channels, so the order in which q and k hold them is free as long as both hold the same. Halves
+rotate channels i and i + n together, adjacent pairs channels 2i and 2i + 1; reordering the rows of W_Q and W_K (and of
+their biases) turns one into the other. No weight changes its value.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..config import UserError, nearest
+from ..core.attention import Attention
+from ..core.biases import Shaw
+from ..core.positions import Positions, Rope
+from .parts import RopePairs
+
+Model = TypeVar("Model", bound=nn.Module)
+PAIRS = ("halves", "adjacent")
+
+
+def convert_rope(model: Model, pairs: RopePairs) -> Model:
+    """The same model with its pairs of channels as `pairs` says: equal logits, to rounding."""
+    if pairs not in PAIRS:
+        raise UserError(f"rope_pairs is halves or adjacent, not {pairs}: {nearest(pairs, PAIRS)}")
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "rope_pairs"):
+        raise UserError(f"{type(model).__name__} has no rope_pairs to convert: give one of Pencil's models")
+    first = next(model.parameters())
+    with torch.device("meta"):
+        made = type(model)(replace(config, rope_pairs=pairs))
+    tensors = model.state_dict() if config.rope_pairs == pairs else reordered(model.state_dict(), model, pairs)
+    made.to_empty(device=first.device).to(first.dtype).load_state_dict({name: t.clone() for name, t in tensors.items()})
+    return made.train(model.training)
+
+
+def reordered(tensors: Mapping[str, Tensor], model: nn.Module, pairs: RopePairs) -> dict[str, Tensor]:
+    """The tensors of a model from the other convention to `pairs`; the model may be on the meta device."""
+    made = dict(tensors)
+    for path, attention, owner in _self_attentions(model):
+        ropes = [part for part in owner.children() if isinstance(part, Rope)]
+        if not ropes:
+            continue
+        channels = torch.tensor(channel_order(attention.head_width, 2 * sum(ropes[0].pairs), pairs))
+        heads = torch.arange(attention.heads + attention.kv_heads)[:, None] * attention.head_width
+        rows = (heads + channels).flatten()
+        for name in (f"{path}.qkv.weight", f"{path}.qkv.bias"):
+            if name in made:
+                values = torch.arange(len(rows), len(made[name]))
+                made[name] = made[name][torch.cat((rows, values)).to(made[name].device)]
+    for path, owner in model.named_modules():
+        parts = dict(owner.named_children())
+        rope = next((part for part in parts.values() if isinstance(part, Rope)), None)
+        for child, part in parts.items():
+            # Shaw's vectors are multiplied with q too: those of a captioner's image beside a rotated text
+            if rope is not None and isinstance(part, Shaw):
+                name = ".".join(filter(None, (path, child, "table")))
+                order = channel_order(part.table.shape[-1], 2 * sum(rope.pairs), pairs)
+                made[name] = made[name][..., order]
+    return made
+
+
+def channel_order(head_width: int, rotary_width: int, pairs: RopePairs) -> list[int]:
+    """For each channel of a head under `pairs`, the channel it is under the other convention."""
+    half, rest = rotary_width // 2, range(rotary_width, head_width)
+    if pairs == "adjacent":
+        return [*(i // 2 + i % 2 * half for i in range(rotary_width)), *rest]
+    return [*(i % half * 2 + i // half for i in range(rotary_width)), *rest]
+
+
+def _self_attentions(model: nn.Module) -> list[tuple[str, Attention, nn.Module]]:
+    """Each self-attention with its path and the module whose position scheme it has; cross-attention has none."""
+    modules, found = dict(model.named_modules()), []
+    for path, module in modules.items():
+        if isinstance(module, Attention) and not path.endswith("cross"):
+            above = path.split(".")
+            names = (".".join(above[:n]) for n in range(len(above) - 1, -1, -1))
+            owners = (modules[name] for name in names if name in modules)
+            owner = next((o for o in owners if any(isinstance(c, Positions) for c in o.children())), model)
+            found.append((path, module, owner))
+    return found

@@ -1,0 +1,282 @@
+"""`pencil walk` as a reader types it: by keys, over a pipe in 60 columns, as a page, with a run's numbers."""
+
+import html
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from conftest import unchecked
+from pencil.cli import walk_screen
+from pencil.cli.exercise_screen import Screen
+from pencil.learn.check import check
+from pencil.learn.examples import example
+from pencil.learn.walks import walk
+from pencil.learn.walks.page import page
+
+RUN = Path(__file__).parents[1] / "runs-0.6" / "gpt"
+DOCUMENTS = "000", "001", "002", "003", "004"
+traced, checked = cache(example), cache(check)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("pencil.learn.examples.example", traced)
+    monkeypatch.setattr("pencil.learn.walks.sections.check", checked)
+    monkeypatch.setattr(
+        "pencil.learn.walks.walk", lambda number, run=None: walk(number, run) if run else walked(number)
+    )
+    with unchecked():
+        yield
+
+
+@cache
+def walked(number):
+    return walk(number)
+
+
+def titles(number):
+    return [section.title for section in walked(number).sections]
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("number", DOCUMENTS)
+def test_over_a_pipe_all_of_it_in_order_within_60_columns(number, type_in):
+    printed = type_in("walk", number).out
+    assert max(map(cell_len, printed.split("\n"))) <= 60
+    assert "\x1b" not in printed
+    words, at = flat(printed), 0
+    for section in walked(number).sections:
+        at = words.index(flat(section.title), at) + 1
+        for one in section.unfolded:
+            at = words.index(flat(one.command), at)
+            assert flat(one.lines[-1]) in words[at:]
+    wrong = sum(one.counts["wrong"] for section in walked(number).sections for one in section.compared)
+    assert len(re.findall(r"[\d)]✗", printed)) == wrong
+
+
+def test_a_wrong_number_stands_beside_the_right_one(type_in):
+    printed = type_in("walk", "000").out
+    assert re.search(r"printed +right\n.*\n.*\n +9 +10 +13✗ +14✗ +9 +10 +11 +12\n", printed)
+    assert "line 157:  middle = mean(strip)   printed 45: right" in printed
+
+
+class Typed:
+    """A terminal that types these keys."""
+
+    def __init__(self, monkeypatch, *keys):
+        self.keys = list(keys)
+        monkeypatch.setattr(Screen, "read", lambda screen, prompt: self._next(prompt))
+
+    def _next(self, prompt):
+        assert prompt.startswith(walk_screen.KEYS)
+        key = self.keys.pop(0)
+        if key == "q":
+            raise walk_screen.Quit
+        return key
+
+
+def walks(monkeypatch, capsys, *keys):
+    typed = Typed(monkeypatch, *keys)
+    walk_screen.stroll(walked("004"), Screen())
+    assert not typed.keys
+    return capsys.readouterr().out
+
+
+def test_keys_go_on_back_unfold_and_leave(monkeypatch, capsys):
+    shown = walks(monkeypatch, capsys, "", "w", "b", "", "", "q")
+    assert re.findall(r"^(\d+) of 12", shown, re.M) == ["1", "2", "1", "2", "3"]
+    assert shown.count("X_patch[1,2] = ") == 1  # folded until w
+    assert shown.endswith("Left at 3 of 12.\n")
+    assert "pencil why example:vit-4x4 'input[0,2,2]'" not in shown
+
+
+def test_back_from_the_first_section_and_a_key_that_is_none(monkeypatch, capsys):
+    shown = walks(monkeypatch, capsys, "b", "x", "q")
+    assert "This is the first section." in shown
+    assert "x is no key here: Enter goes on, b back, w unfolds, q leaves." in flat(shown)
+    assert re.findall(r"^(\d+) of 12", shown, re.M) == ["1", "1"]
+
+
+def test_enter_after_the_last_section_ends_the_walk(monkeypatch, capsys):
+    shown = walks(monkeypatch, capsys, *[""] * 12)
+    assert shown.endswith("The end of 004.\n")
+
+
+def test_headings_left_out_are_one_step():
+    steps = walk_screen.steps(walked("003"))
+    assert [len(step) for step in steps if step[0].skipped] == [3, 10]
+    assert sum(map(len, steps)) == len(walked("003").sections)
+
+
+@pytest.mark.long
+def test_in_a_terminal(tmp_path):
+    """A real terminal: it waits for keys, and leaves at q."""
+    terminal, other = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "60", "TERM": "dumb", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "pencil", "walk", "004"]
+    process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=environment, cwd=tmp_path)
+    os.close(other)
+    shown, keys = "", ["\n", "w\n", "q\n"]
+    try:
+        while process.poll() is None or select.select([terminal], [], [], 0)[0]:
+            if not select.select([terminal], [], [], 0.1)[0]:
+                continue
+            try:
+                shown += os.read(terminal, 65536).decode(errors="replace")
+            except OSError:  # the other end is closed
+                break
+            if keys and shown.count("q leaves: ") == 4 - len(keys):
+                os.write(terminal, keys.pop(0).encode())
+            time.sleep(0)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+    assert process.returncode == 0
+    shown = shown.replace("\r", "")
+    assert re.findall(r"^(\d+) of 12", shown, re.M) == ["1", "2"]
+    assert "X_patch[1,2] = " in shown
+    assert "Left at 2 of 12." in shown
+
+
+# ---- the page
+
+
+@pytest.fixture(scope="module")
+def opened(browser, tmp_path_factory):
+    """The pages of the documents, each opened once."""
+    folder = tmp_path_factory.mktemp("pages")
+    tabs = {}
+
+    def call(number):
+        if number not in tabs:
+            path = folder / f"{number}.html"
+            path.write_text(page(walked(number)), encoding="utf-8")
+            tab = browser.new_page(viewport={"width": 900, "height": 1200})
+            asked, failed = [], []
+            tab.on("request", lambda request: asked.append(request.url))
+            tab.on("pageerror", lambda error: failed.append(error))
+            tab.goto(path.as_uri())
+            tabs[number] = tab, asked, failed
+        return tabs[number]
+
+    yield call
+    for tab, *_ in tabs.values():
+        tab.close()
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(one, marks=pytest.mark.long) if one == "002" else one for one in DOCUMENTS]
+)
+def test_the_page_has_every_heading_in_order_and_asks_for_nothing(number, opened):
+    tab, asked, failed = opened(number)
+    found = tab.eval_on_selector_all("section > :is(h2, h3, h4)", "all => all.map(one => one.textContent)")
+    assert [re.sub(r" \([^()]*\)$", "", a) if a not in titles(number) else a for a in found] == titles(number)
+    assert tab.eval_on_selector_all("nav a", "all => all.map(one => one.textContent)") == found
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert not failed
+    figures = sum(len(section.figures) for section in walked(number).sections)
+    drawn = tab.eval_on_selector_all("figure img", "all => all.map(one => one.naturalWidth)")
+    assert len(drawn) == figures
+    assert all(width > 100 for width in drawn)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 900
+
+
+def test_the_page_marks_what_is_wrong_and_unfolds(opened):
+    tab, *_ = opened("004")
+    cell = tab.locator("td.wrong", has_text="101.500025").first
+    assert cell.locator("s").text_content() == "101.500025"
+    assert cell.locator("ins").text_content() == "112.2213817"
+    assert tab.locator("td.wrong").count() == sum(
+        one.counts["wrong"] for section in walked("004").sections for one in section.compared
+    )
+    details = tab.locator("details").first
+    assert not details.locator("pre").first.is_visible()
+    details.locator("summary").click()
+    assert details.locator("pre").first.is_visible()
+    assert "recorded 7 ✓" in details.text_content()
+    details.locator("summary").click()
+
+
+def test_printed_the_arithmetic_is_open_and_folds_again(opened):
+    tab, *_ = opened("000")
+    folded = "() => document.querySelectorAll('details:not([open])').length"
+    before = tab.evaluate(folded)
+    assert before
+    tab.evaluate("() => { window.open_in_print = []; addEventListener('beforeprint', () => open_in_print.push("
+                 "document.querySelectorAll('details:not([open])').length)) }")  # fmt: skip
+    tab.pdf()
+    assert tab.evaluate("open_in_print") == [0]
+    assert tab.evaluate(folded) == before
+
+
+def test_names_are_escaped():
+    from dataclasses import replace
+
+    evil = "<script>alert(1)</script>&\"'"
+    plain = walked("000")
+    section = replace(plain.sections[5], title=evil, text=evil, lacking=evil, missing=(evil,), commands=(evil,))
+    shown = [replace(section.shown[0], symbol=evil, source=evil, name=evil, formula=evil)]
+    unfolded = [replace(section.unfolded[0], command=evil, lines=(evil,))]
+    made = page(
+        replace(plain, title=evil, run=evil, sections=(replace(section, shown=tuple(shown), unfolded=tuple(unfolded)),))
+    )
+    assert "<script>alert" not in made
+    assert made.count(html.escape(evil)) >= 11
+
+
+def test_the_page_is_written_where_it_is_asked_for(type_in, tmp_path):
+    assert type_in("walk", "000", "--html", "walk.html").err.startswith("walk.html: 0.")
+    assert (tmp_path / "walk.html").read_text("utf-8") == page(walked("000"))
+
+
+# ---- a run
+
+
+def test_a_run_walks_part_one_and_its_missing_part_is_named(type_in):
+    printed = flat(type_in("walk", "001", "--run", RUN, "--input", "the cat sat").out)
+    assert "with the numbers of" in printed
+    assert "0.1 Image → patch tokens: this model reads no image" in printed
+    assert "S: blocks.0.attn.scores[0,0]" in printed
+    assert printed.count("✓") > 10
+    assert "✗" not in printed
+    assert "Printed against right" not in printed
+
+
+def test_every_option_of_a_trace_is_taken(type_in):
+    printed = type_in("walk", "000", "--run", RUN, "--input", "cat", "--edit", "blocks.0.attn.pattern[:]=0.5").out
+    table = printed.partition("SOFTMAX, the portions:")[2].partition("s1_new")[0]
+    assert re.findall(r"^ +[cat]( +0\.5){3}$", table, re.M)
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["005"], r"there is no document 005 to walk; known: 000 \(.*004 \("),
+        (["005", "--run", RUN, "--input", "a"], "there is no document 005 to walk"),
+        ([], "DOCUMENT is missing; usage: pencil walk DOCUMENT"),
+        (["001", "002"], "walk cannot use '002'; usage: pencil walk DOCUMENT"),
+        (["001", "--input", "a"], "walk takes no --input without --run"),
+        (["--input", "a", "001"], "the document comes before --input"),
+        (["001", "--run", RUN], "--input is missing"),
+        (["001", "--run", RUN, "--input", "a", "--label", "3"], "is a gpt: it takes no --label"),
+        (["001", "--run", "nowhere", "--input", "a"], "nowhere is no run's folder"),
+        (["001", "--run", ".", "--input", "a"], "is not a run"),
+        (["001", "--html", "walk.pdf"], "--html writes a .html file, not walk.pdf"),
+    ],
+)
+def test_what_cannot_be_walked_is_one_sentence(words, sentence, fails):
+    assert re.search(sentence, fails("walk", *words))

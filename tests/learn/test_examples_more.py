@@ -1,0 +1,104 @@
+"""The worked examples of position schemes, of adaLN from the timestep on, and of a soft lookup."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from traced import traced
+
+BLOCK = "blocks.0.attn"
+
+
+def value(found, name):
+    return np.asarray(found[name].value)
+
+
+def close(found, expected):
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected, dtype=float), atol=1e-12, rtol=0)
+
+
+def test_weights_are_of_one_decimal():
+    for name in ("rope", "alibi", "shaw", "t5", "adaln", "adaln-zero"):
+        for weight, parameter in traced(f"example:{name}").recording.model.named_parameters():
+            tenths = parameter.detach().numpy() * (50 if "norm" in weight else 10)
+            close(tenths, tenths.round())
+
+
+def test_rope_rotates_neighbouring_channels_by_the_documents_base():
+    found = traced("example:rope")
+    before, after = (value(found, f"{BLOCK}.{name}")[0, 0] for name in ("q_unrotated", "q"))
+    for position in range(4):
+        for pair in range(2):
+            angle = position / 10000 ** (2 * pair / 4)
+            turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+            close(after[position, 2 * pair : 2 * pair + 2], turn @ before[position, 2 * pair : 2 * pair + 2])
+    assert not np.allclose(before[1:], after[1:])
+
+
+def test_alibi_subtracts_each_heads_slope_for_every_step():
+    found = traced("example:alibi")
+    raw, scores = (value(found, f"{BLOCK}.{name}")[0] for name in ("raw_scores", "scores"))
+    steps = np.abs(np.subtract.outer(np.arange(4), np.arange(4)))
+    seen = np.tril(np.ones((4, 4), bool))
+    for head, slope in enumerate((2**-4, 2**-8)):
+        close(scores[head][seen], (raw[head] / math.sqrt(2) - slope * steps)[seen])
+
+
+def test_shaw_adds_a_vector_for_each_clipped_distance():
+    found = traced("example:shaw")
+    table = found.recording.model.positions.table.detach().numpy()[0]
+    q, k, scores = (value(found, f"{BLOCK}.{name}")[0, 0] for name in ("q", "k", "scores"))
+    for i in range(4):
+        for j in range(i + 1):
+            close(scores[i, j], q[i] @ (k[j] + table[max(j - i, -2) + 2]) / 2)
+
+
+def test_t5_adds_the_number_of_a_bucket_and_does_not_scale():
+    found = traced("example:t5")
+    table = found.recording.model.positions.table.detach().numpy()[0]
+    q, k, scores = (value(found, f"{BLOCK}.{name}")[0] for name in ("q", "k", "scores"))
+    buckets = [0, 1, 2, 2]  # two buckets of one distance, then one of several
+    for head in range(2):
+        for i in range(4):
+            for j in range(i + 1):
+                close(scores[head, i, j], q[head, i] @ k[head, j] + table[buckets[i - j], head])
+
+
+@pytest.mark.parametrize("name, parts", [("adaln", 4), ("adaln-zero", 6)])
+def test_adaln_from_the_timestep_to_the_block(name, parts):
+    found = traced(f"example:{name}")
+    model = found.recording.model
+    t, time, block = 3.0, model.time, model.block
+    angles = np.array([t, t / 100])
+    features = np.concatenate((np.cos(angles), np.sin(angles)))
+    close(value(found, "time.sinusoids")[0], features)
+    with torch.no_grad():
+        hidden = F.silu(F.linear(torch.tensor(features), time.up.weight, time.up.bias))
+        condition = F.linear(hidden, time.down.weight, time.down.bias)
+        given = F.linear(F.silu(condition), block.ada.weight, block.ada.bias).numpy().reshape(parts, 4)
+    close(value(found, "time.out")[0], condition)
+    close(value(found, "block.modulation")[0], given.ravel())
+    x = value(found, "x")[0]
+    normed = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-6)
+    out = value(found, "block.attn.out")[0]
+    if name == "adaln":  # γ then β, no gate
+        close(value(found, "block.attn_norm")[0], normed * given[0] + given[1])
+        close(value(found, "block.mid")[0], x + out)
+    else:  # β, γ, α
+        close(value(found, "block.attn_norm")[0], normed * (1 + given[1]) + given[0])
+        close(value(found, "block.mid")[0], x + given[2] * out)
+
+
+def test_the_lookup_has_the_weights_of_the_figure(golden):
+    found = traced("example:soft-lookup")
+    q, keys = value(found, "want")[0, 0, 0], value(found, "have")[0, 0]
+    raised = np.exp(keys @ q / math.sqrt(2))
+    close(value(found, "pattern")[0, 0, 0], raised / raised.sum())
+    assert value(found, "pattern")[0, 0, 0].round(2).tolist() == golden["002-figure-weights"]["inputs"]["alpha"]
+    angles = [math.degrees(math.acos(q @ k / np.linalg.norm(q) / np.linalg.norm(k))) for k in keys]
+    assert angles[0] < 10
+    assert angles[1] > 170
+    assert abs(angles[2] - 90) < 1e-6

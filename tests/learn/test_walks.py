@@ -1,0 +1,279 @@
+"""The walks: every heading of the documents in its order, and every number from a trace or a check report."""
+
+import itertools
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pencil
+from conftest import unchecked
+from pencil.config import UserError
+from pencil.core.probe import OFF
+from pencil.learn.check import check, count, shipped
+from pencil.learn.examples import EXAMPLES, example
+from pencil.learn.figures import FIGURES
+from pencil.learn.katas import KATAS
+from pencil.learn.lab import claims
+from pencil.learn.walks import Source, documents, walk
+from pencil.learn.walks.data import document
+from pencil.learn.walks.tables import COLUMNS, ROWS, RUN_COLUMNS, RUN_ROWS, TABLES
+
+SEEDS = Path(__file__).parents[1] / "seeds"
+DOCUMENTS = "000", "001", "002", "003", "004"
+every = pytest.mark.parametrize("number", DOCUMENTS)
+traced, checked = cache(example), cache(check)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    """Each example is traced once and each file checked once; shapes are checked elsewhere."""
+    monkeypatch.setattr("pencil.learn.examples.example", traced)
+    monkeypatch.setattr("pencil.learn.walks.sections.check", checked)
+    with unchecked():
+        yield
+
+
+@cache
+def walked(number):
+    return walk(number)
+
+
+def report(number):
+    return checked(shipped()[document(number).check])
+
+
+def rows(number):
+    return tomllib.loads((SEEDS / f"{number}.toml").read_text("utf-8"))["row"]
+
+
+def values(trace, where):
+    """The numbers of a tensor, or of the part that an index names."""
+    name, _, inside = where.partition("[")
+    index = tuple(slice(None) if word == ":" else int(word) for word in inside.rstrip("]").split(",") if word)
+    return np.asarray(trace.array(name))[index]
+
+
+def test_there_is_a_walk_for_each_document():
+    assert documents() == sorted(path.stem for path in SEEDS.glob("*.toml")) == list(DOCUMENTS)
+
+
+@every
+def test_every_heading_of_the_document_is_a_section_in_its_order(number):
+    wanted = [(row["heading"], row.get("about", ""), row.get("skipped", "")) for row in rows(number)]
+    assert [(entry.heading, entry.about, entry.skipped) for entry in document(number).sections] == wanted
+    assert [(s.title, s.level) for s in walked(number).sections] == [
+        (heading.lstrip("# "), heading.count("#", 0, 4)) for heading, *_ in wanted
+    ]
+    for section in walked(number).sections:
+        assert section.skipped or len(section.text.split()) > 3, section.title
+
+
+@every
+def test_the_corrections_are_those_of_the_same_heading(number):
+    wanted = [[tuple(one) for one in row.get("errata", ())] for row in rows(number)]
+    assert [list(section.corrections) for section in walked(number).sections] == wanted
+
+
+@every
+def test_the_lines_follow_one_another_without_a_gap(number):
+    lines = [section.lines for section in walked(number).sections]
+    for (first, last), (after, _) in itertools.pairwise(lines):
+        assert first <= last
+        assert after - last in (0, 1)  # document 003 has a heading and the end of the section before it in one line
+
+
+@every
+def test_every_printed_number_and_claim_is_in_one_section_with_its_verdict(number):
+    found = [one for section in walked(number).sections for one in section.compared]
+    steps = {(step.name, step.line): step for step in report(number).steps}
+    assert sorted((one.name, one.line) for one in found) == sorted(steps)
+    for one in found:
+        assert [n for row in one.rows for n in row] == list(steps[one.name, one.line].numbers), one.name
+        assert one.counts == count([steps[one.name, one.line]])
+        assert len({len(row) for row in one.rows}) == 1
+    told = [claim for section in walked(number).sections for claim in section.claims]
+    assert sorted(c.label or c.text for c in told) == sorted(c.label or c.text for c in report(number).claims)
+    for section in walked(number).sections:
+        for one in (*section.compared, *section.claims):
+            assert section.lines[0] <= one.line <= section.lines[1]
+        assert [one.line for one in section.compared] == sorted(one.line for one in section.compared)
+
+
+@every
+def test_every_number_of_a_tensor_is_the_traced_one(number):
+    found = 0
+    for section in walked(number).sections:
+        for one in section.shown:
+            assert one.source.startswith("example:")
+            whole = values(traced(one.source.removeprefix("example:")), one.name)
+            tables = np.atleast_2d(whole).reshape(-1, *np.atleast_2d(whole).shape[-2:])[:TABLES, :ROWS, :COLUMNS]
+            assert np.array_equal(np.array([grid.rows for grid in one.grids]), tables), one.name
+            assert all(len(grid.down) == len(grid.rows) for grid in one.grids)
+            assert all(len(grid.across) == len(grid.rows[0]) for grid in one.grids)
+            found += tables.size
+    assert found > 100
+
+
+@every
+def test_a_tensor_beside_printed_numbers_has_the_right_ones(number):
+    for entry, section in zip(document(number).sections, walked(number).sections, strict=True):
+        names = {one.name for one in section.compared}
+        assert {step for step, _ in entry.beside} <= names, section.title
+        for one in section.compared:
+            if one.where:
+                right = [n.exact for row in one.rows for n in row]
+                assert np.allclose(values(traced(entry.example), one.where).ravel(), right, rtol=1e-12, atol=1e-15)
+
+
+def test_the_worked_examples_of_000_and_004_are_beside_their_traces():
+    beside = {
+        number: [one.name for s in walked(number).sections for one in s.compared if one.where] for number in DOCUMENTS
+    }
+    assert {"match", "weights", "output", "patches"} <= {*beside["000"]}
+    assert {"z", "Z0", "Q1", "Q2", "scores1", "attn1", "out1", "scores2", "attn2", "out2", "Z_after_cls"} <= {
+        *beside["004"]
+    }
+
+
+@every
+def test_every_receipt_agrees_and_is_of_the_section(number):
+    found = [one for section in walked(number).sections for one in section.unfolded]
+    receipts = [one for one in found if one.command.startswith("pencil why")]
+    assert receipts
+    for one in receipts:
+        assert re.fullmatch(r"recorded \S+ ✓|.*\(given to the model\)|.*\(learned\)", one.lines[-1]), one.title
+        source, cell = re.fullmatch(r"pencil why example:(\S+) '(.+)'", one.command).groups()
+        assert np.ndim(values(traced(source), cell)) == 0
+    for one in found:
+        assert len(one.lines) > 1
+
+
+@every
+def test_every_name_of_a_kata_a_lab_claim_and_an_example_exists(number):
+    for entry in document(number).sections:
+        assert {*entry.katas, *entry.working} <= {*KATAS}, entry.title
+        assert {*entry.labs} <= {*claims()}, entry.title
+        assert entry.example in EXAMPLES
+    sections = [section for section in walked(number).sections if not section.skipped]
+    assert sum(bool(s.shown or s.compared or s.unfolded) for s in sections) >= len(sections) * 0.6
+
+
+def test_each_document_with_figures_has_them():
+    drawn = {number: [one.command for s in walked(number).sections for one in s.figures] for number in DOCUMENTS}
+    assert [len(drawn[number]) for number in DOCUMENTS] == [0, 0, 6, 1, 2]
+    assert any("--of curve" in command for command in drawn["002"])
+    drawings = [one.drawing for entry in document("002").sections for one in entry.figures if one.drawing]
+    assert drawings == list(FIGURES["002"])
+    for section in (*walked("003").sections, *walked("004").sections):
+        for one in section.figures:
+            assert one.png().startswith(b"\x89PNG")
+
+
+def test_an_unknown_document_is_one_sentence_with_the_list():
+    with pytest.raises(UserError, match="no document 005 to walk; known: 000 .*001.*002.*003.*004"):
+        walk("005")
+
+
+# ---- the numbers of a run
+
+
+def of_example(number, name):
+    return walk(number, Source("runs/mine", traced(name)))
+
+
+def sections(walked):
+    return {(section.title, section.lines[0]): section for section in walked.sections}
+
+
+def test_a_run_has_the_sections_with_its_own_numbers():
+    trace = traced("nanogpt-block")
+    found = walk("001", Source("runs/mine", trace))
+    assert found.run == "runs/mine"
+    part = [s for s in found.sections if s.lines[0] < 136]
+    scores = {one.name: one for s in part for one in s.shown}["blocks.0.attn.scores[0,0]"]
+    assert np.array_equal(np.array(scores.grids[0].rows), trace.array("blocks.0.attn.scores")[0, 0])
+    assert scores.source == "runs/mine"
+    assert not any(s.lacking or s.missing or s.compared or s.claims for s in part)
+    for section in part:
+        for one in section.unfolded:
+            assert one.command.startswith("pencil why runs/mine ")
+            assert one.lines[-1].endswith("✓")
+        assert "example" not in section.text
+
+
+def test_a_section_whose_part_the_model_lacks_is_named_with_the_reason():
+    found = of_example("001", "nanogpt-block")
+    lacking = [section.lacking for section in found.sections if section.lacking]
+    assert lacking == [
+        "0.1 Image → patch tokens: this model reads no image",
+        "0.3 Concatenate image+text as one sequence: this model has not an image and a text in one sequence",
+    ]
+    assert not any(section.shown or section.unfolded for section in found.sections if section.lacking)
+    rotated = {s.title: s for s in of_example("002", "nanogpt-block").sections}["RoPE: The Modern Alternative"]
+    assert rotated.lacking == "RoPE: The Modern Alternative: this model does not rotate its queries and keys"
+    rotated = {s.title: s for s in of_example("002", "rope").sections}["RoPE: The Modern Alternative"]
+    assert [one.name.partition("[")[0] for one in rotated.shown][:2] == ["blocks.0.attn.q_unrotated", "blocks.0.attn.q"]
+
+
+def test_the_image_sections_have_a_captioners_numbers():
+    found = sections(of_example("001", "vit-text"))
+    section = found["0.1 Image → patch tokens", 153]
+    assert [one.name for one in section.shown] == [
+        "given.picture[0,0]", "patches.flat[0]", "patches.out[0]", "image_positions.embedding[0]"
+    ]  # fmt: skip
+    assert not any(section.lacking for section in found.values())
+
+
+def test_a_model_with_an_encoder_only_is_read_there():
+    trace = pencil.trace(_Encoder(), torch.randn(1, 5, 7))
+    found = walk("002", Source("runs/mine", trace))
+    named = {one.name for s in found.sections for one in s.shown}
+    assert "encoder.blocks.0.attn.q[0,0]" in named
+
+
+def test_large_tensors_are_cut_and_say_so():
+    trace = pencil.trace(_Encoder(), torch.randn(1, 5, 7))
+    found = walk("002", Source("runs/mine", trace))
+    (wide,) = {one for s in found.sections for one in s.shown if one.symbol == "Q_1"}
+    assert wide.shape == (1, 1, 13, 11)
+    assert np.array(wide.grids[0].rows).shape == (RUN_ROWS, RUN_COLUMNS)
+    assert wide.cut == "8 of 13 rows, 8 of 11 columns"
+    (cell,) = {one.title for s in found.sections if s.title == "Queries, Keys, and Values" for one in s.unfolded}
+    assert cell == "encoder.blocks.0.attn.q[0,0,1,0]"
+
+
+def test_an_index_beyond_a_short_input_is_brought_back():
+    trace = pencil.trace(_Encoder(tokens=1), torch.randn(1, 5, 7))
+    found = walk("002", Source("runs/mine", trace))
+    titles = {one.title for s in found.sections for one in s.unfolded}
+    assert "encoder.blocks.0.attn.q[0,0,0,0]" in titles
+
+
+def test_a_run_with_nothing_of_a_document_is_refused():
+    class Sum(nn.Module):
+        def forward(self, numbers):
+            return numbers.sum()
+
+    trace = pencil.trace(Sum(), torch.ones(3))
+    with pytest.raises(UserError, match="runs/mine has no tensor that a section of 004 is about"):
+        walk("004", Source("runs/mine", trace))
+
+
+class _Encoder(nn.Module):
+    """A module that names one value of a block, inside an encoder."""
+
+    NAMES = {"encoder.blocks.0.attn.q": ("B h T d", "Q", "")}
+
+    def __init__(self, tokens=13):
+        super().__init__()
+        self.map, self.tokens = nn.Linear(7, 11), tokens
+
+    def forward(self, numbers, probe=OFF):
+        made = self.map(numbers)[:, None].repeat(1, 1, 3, 1)[:, :, : self.tokens]
+        return probe("encoder.blocks.0.attn.q", made)
