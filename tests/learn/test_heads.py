@@ -311,7 +311,7 @@ def test_the_verb_prints_a_table_and_sentences_and_draws_a_picture(kept, tmp_pat
     assert "previous token: 0.0" in shown
     assert "induction: 1.0" in shown
     assert "No head shows: first token, own token." in shown
-    assert "\n1.0 is head 0 of block 1, both counted from 0.\n" in shown
+    assert "\n1.0 counts from 0, as an index does: it is head 1 of blocks.1.\n" in shown
     assert (kept / "heads.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr("sys.stdin", io.StringIO(TEXT))
     data = json.loads(heads(capsys, kept, "--text", "-", "--json", "--out", tmp_path / "h.png").out)

@@ -94,7 +94,8 @@ def words(report: Report) -> list[str]:
 def about(report: Report) -> list[str]:
     """How the table is read, by its last head."""
     last = report.heads[-1]
-    return [f"{last.layer}.{last.head} is head {last.head} of block {last.layer}, both counted from 0.", *ABOUT]
+    code = f"{last.layer}.{last.head}"
+    return [f"{code} counts from 0, as an index does: it is head {last.head + 1} of blocks.{last.layer}.", *ABOUT]
 
 
 def at(head: Head) -> str:
