@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import types
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,6 +64,14 @@ def unchecked():
         yield
     finally:
         config.update("jaxtyping_disable", before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Shapes are checked where the parts and the models are tested; the other tests run the same code many times."""
+    checked = item.path.relative_to(Path(__file__).parent).parts[0] in ("core", "models")
+    with nullcontext() if checked else unchecked():
+        return (yield)
 
 
 @pytest.fixture

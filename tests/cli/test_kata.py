@@ -571,6 +571,7 @@ def test_words_from_elsewhere_stay_words(monkeypatch):
     assert "<b>title" not in page
 
 
+@pytest.mark.long
 def test_the_sheet_prints_on_both_kinds_of_paper(browser, tmp_path):
     sheet = sheets.make("all", len(KATAS), 5)
     made = {

@@ -38,7 +38,7 @@ def test_any_setting_of_a_preset_can_be_changed(type_in, what, settings, values)
     )
 
 
-def test_the_issues_own_command(type_in, monkeypatch):
+def test_two_settings_of_a_preset_at_once(type_in, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     shown = type_in("shapes", "gpt:nanogpt", "--model.heads", "1", "--model.width", "64", "--batch", "3").out
     context = configure("gpt", "nanogpt").context

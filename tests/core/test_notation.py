@@ -66,7 +66,7 @@ def check(run):
 
 def values_of(model, *inputs, **given):
     probe = Probe()
-    with torch.no_grad():
+    with torch.no_grad(), unchecked():
         model(*inputs, probe=probe, **given)
     return probe.values
 
@@ -149,7 +149,7 @@ def test_formulas_of_a_cached_step(scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("pool", ["class", "mean"])
+@pytest.mark.parametrize("pool", rest_long(["class", "mean"], lambda pool: pool == "class"))
 def test_formulas_of_a_vit(scheme, pool):
     model = randomised("vit", **IMAGE, depth=2, classes=5, positions=scheme, pool=pool, bias=pool == "class")
     picture = torch.randn(2, 3, 6, 10, dtype=torch.float64)
@@ -226,7 +226,7 @@ def test_formulas_of_a_captioner(schemes):
 
 
 @pytest.mark.parametrize("variant", STREAMS)
-@pytest.mark.parametrize("scheme", ["learned", "rope", "t5"])
+@pytest.mark.parametrize("scheme", rest_long(["learned", "rope", "t5"], lambda scheme: scheme == "rope"))
 def test_formulas_of_a_captioner_s_variants(variant, scheme):
     settings = {**IMAGE, "vocab": 11, "context": 5, "depth": 1, "positions": scheme, **STREAMS[variant]}
     assert check(stream_run(randomised("captioner", **settings))) > 20
@@ -266,7 +266,7 @@ def test_formulas_of_an_encoder_decoder(scheme, variant):
     assert check(run) > 60
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", rest_long(SCHEMES, lambda scheme: scheme == "rope"))
 def test_formulas_of_an_encoder_decoder_s_own_positions(scheme):
     model = randomised("seq2seq", **{**TEXT, "source_context": 5, "positions": scheme})
     ids, source = tokens(2, 7), tokens(2, 5)

@@ -206,6 +206,7 @@ def test_a_claim_that_cannot_be_measured_does_not_end_the_others(workers):
         list(run(Plan([small, broken], seeds=3, workers=workers)))
 
 
+@pytest.mark.long
 def test_the_verb_names_what_could_not_be_measured(tmp_path, capsys, monkeypatch):
     small = dataclasses.replace(claim_of("scaling"), quick=dict(widths=(2, 5), tokens=3, rows=1))
     broken = dataclasses.replace(small, name="broken", quick=small.quick | dict(rows="many"))

@@ -171,7 +171,7 @@ def test_every_width_with_every_delimiter_is_the_notation(marks, mask):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("mask", ["prefix", "causal"])
+@pytest.mark.parametrize("mask", ["prefix", pytest.param("causal", marks=pytest.mark.long)])
 def test_every_scheme_with_every_delimiter_is_the_notation(scheme, mask):
     """The text has another scheme than the image each time; its second block reads the image after the first."""
     others = cycle(one for one in ("rope", "learned", "none", "alibi", "sinusoidal") if one != scheme)
