@@ -138,7 +138,7 @@ class _Chain:
             self.exact[name] = exact
             kept = {number.index for number in numbers if number.verdict != WRONG}
             for known, candidates, which in ((self.careful, careful, kept), (self.printed, believed, set(printed))):
-                value = candidates[0].copy()
+                value = candidates[0].copy() if which else candidates[0]
                 for index in which:
                     value[index] = printed[index].value
                 known[name] = value
