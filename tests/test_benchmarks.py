@@ -13,8 +13,10 @@ from conftest import call
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SHORT = {
+    "afternoon": "--quick",
     "decode": "--max-new-tokens 5 --out decode.png",
     "dit": "--preset s/8 --batch 2 --rounds 1 --repeats 1 --eager",
+    "first_rate": "vit",
     "guard": "",
     "opening": "",
     "pairs": "run",

@@ -1,12 +1,14 @@
+import dataclasses
 import tomllib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from pencil.config import UserError, build, nearest, overrides, to_toml, upgraded
+from pencil.config import UserError, build, closest, distance, nearest, overrides, to_toml, upgraded
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,83 @@ def test_old_names_and_values_are_refused_and_upgraded():
 def test_nearest_names():
     assert nearest("gtp2", ["gpt2", "nano"]) == "did you mean gpt2?"
     assert nearest("zzz", ["b", "a"]) == "known: a, b"
+    many = [f"choice{i:02}" for i in range(31)]
+    assert nearest("zzz", many) == f"known: {', '.join(many[:16])}, … (31 in all)"
+    assert nearest("zzz", many, "pencil list") == "pencil list lists them"
+
+
+def choices():
+    """Every word a user chooses, by what it is a choice of."""
+    from pencil.cli.main import app
+    from pencil.families import FAMILIES
+    from pencil.learn.examples import EXAMPLES
+    from pencil.train.settings import TrainConfig
+
+    return {
+        "verbs": [name for name in app if not name.startswith("-")],
+        "families": list(FAMILIES),
+        "settings": [f.name for f in dataclasses.fields(TrainConfig)],
+        "presets": sorted({preset for record in FAMILIES.values() for preset in record.presets}),
+        "examples": list(EXAMPLES),
+    }
+
+
+GOOD = {
+    "verbs": {"trian": "train", "sampel": "sample", "Train": "train", "evl": "eval", "resum": "resume"},
+    "families": {"gtp": "gpt", "gpt2": "gpt", "cap": "captioner", "seq2sq": "seq2seq", "vti": "vit", "readr": "reader"},
+    "settings": {"stesp": "steps", "batchs": "batch", "optimiser": "optimizer", "weight-decay": "weight_decay", "wramup": "warmup"},
+    "presets": {"nanogtp": "nanogpt", "gpt-2": "gpt2", "b/61": "b/16", "bert_base": "bert-base", "smal": "small"},
+    "examples": {"vit-4x5": "vit-4x4", "adaln-zer": "adaln-zero", "mha-dmeo": "mha-demo"},
+}  # fmt: skip
+FAR = {
+    "verbs": ["fit", "run", "visualise", "deploy"],
+    "families": ["resnet", "lstm", "transformer", "bert", "unet", "mamba"],
+    "settings": ["time", "epochs", "learning_rate", "gpu", "patience_of_a_saint", "x"],
+    "presets": ["large-v3", "mistral", "t"],
+    "examples": ["attention", "resnet"],
+}
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_typing_error_is_answered_with_the_word_meant_and_another_word_with_none(kind):
+    known = choices()[kind]
+    for word, meant in GOOD[kind].items():
+        assert nearest(word, known) == f"did you mean {meant}?", word
+    for word in FAR[kind]:
+        assert closest(word, known) is None, word
+
+
+@given(st.sampled_from(["weight_decay", "captioner", "gpt2-medium", "eval", "lr"]), st.data())
+def test_one_edit_is_near_and_the_distance_is_that_of_the_definition(word, data):
+    at = data.draw(st.integers(0, len(word) - 1))
+    letter = data.draw(st.sampled_from("abcxyz_2"))
+    swapped = word[:at] + word[at + 1 : at + 2] + word[at] + word[at + 2 :]
+    for other in (
+        word[:at] + word[at + 1 :],
+        word[:at] + letter + word[at:],
+        word[:at] + letter + word[at + 1 :],
+        swapped,
+    ):
+        assert distance(word, other, 9) <= 1
+        assert closest(other, [word, "entirely different"]) == word
+    other = data.draw(st.text("abcdeglrtw_", max_size=9))
+    assert distance(word, other, 99) == by_definition(word, other)
+    assert distance(word, other, 2) == min(3, by_definition(word, other))
+
+
+@lru_cache
+def by_definition(a, b):
+    """Optimal string alignment, by recursion."""
+    if not a or not b:
+        return len(a) + len(b)
+    found = [
+        by_definition(a[:-1], b) + 1,
+        by_definition(a, b[:-1]) + 1,
+        by_definition(a[:-1], b[:-1]) + (a[-1] != b[-1]),
+    ]
+    if a[-2:] == b[-2:][::-1] and len(a) > 1 and len(b) > 1:
+        found.append(by_definition(a[:-2], b[:-2]) + 1)
+    return min(found)
 
 
 @given(st.dictionaries(st.from_regex("[a-z_]{1,9}", fullmatch=True), st.one_of(

@@ -169,3 +169,15 @@ def test_heat_maps_of_scores_are_symmetric_around_zero():
     assert low[2] > low[0]
     assert high[0] > high[2]
     assert opened(draw.heat_maps([np.array([[0.2, -np.inf]])], ["x"], ["row"], ["a", "b"], axes=None)).size
+
+
+@pytest.mark.parametrize("top, shown", [(0.03, "the scale ends at the largest, 0.03"), (1.0, "")])
+def test_the_colour_bar_of_attention_ends_at_its_largest_and_says_so(monkeypatch, top, shown):
+    figures = []
+    monkeypatch.setattr(draw, "as_png", lambda figure: figures.append(figure) or b"")
+    draw.heat_maps([np.array([[top, top / 3], [0.0, top / 7]])], [""], ["a", "b"], ["c", "d"])
+    panel, bar = figures[0].axes
+    assert bar.get_ylabel() == shown
+    assert panel.images[0].get_clim() == (0, top)
+    texts = {text.get_text() for text in panel.texts}
+    assert len(texts) == 4  # no two values look alike

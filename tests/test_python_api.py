@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import pencil
 from conftest import unchecked
-from test_docs import ROOT, blocks
+from test_docs import ROOT, blocks, prepare, sandbox  # noqa: F401
 
 PRINTED = re.compile(r"^(.*)  # (.+)$")
 
@@ -27,11 +27,14 @@ def prints(source: str, names: dict) -> tuple[str, list[str]]:
     return out.getvalue(), said
 
 
-@pytest.mark.parametrize("page", ["python.md", "positions.md"])
-def test_the_python_of_a_page_runs_and_prints_what_it_says(page):
+@pytest.mark.parametrize("page", ["python.md", "positions.md", "pictures.md", "texts.md", "look-inside.md"])
+def test_the_python_of_a_page_runs_and_prints_what_it_says(page, sandbox, capsys, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(sandbox)
+    monkeypatch.setattr("pencil.train.loop.plot_losses", lambda run: None)
     names = {"__name__": "page"}
     found = [text for language, text in blocks(ROOT / "docs" / page) if language == "python"]
     assert found
+    prepare(re.findall(r'"(runs/[\w-]+)"', "".join(found)), capsys)
     for text in found:
         out, said = prints(text, names)
         assert out.splitlines() == said

@@ -1,6 +1,7 @@
 """Pencil: transformers from pencil arithmetic to production."""
 
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 __version__ = "0.7.0"
@@ -53,17 +54,32 @@ _LAZY = {
     "diffusion": "inference",  # a module
     "configure": "families",
     "create": "families",
+    "Sampling": "inference.sampling",
     "complete": "inference.generation",
     "stream": "inference.generation",
     "load": "families",
+    "predict": "families",
+    "train": "train",  # a package that can be called
     "trace": "families",
+    "Task": "train.own_task",
+    "fit": "train.own_task",
 }
 
 __all__ = ["__version__", *_LAZY]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
+class CallablePackage(ModuleType):
+    """The package `pencil.train`, which is also what a user calls: a package shadows a function of its name."""
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        """Train a model as `pencil train` does: `pencil.train("gpt", "notes.txt", steps=200)`."""
+        return import_module(f"{__package__}.families.train_run").train(*args, **settings)
+
+
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
+        if _LAZY[name] == name:
+            return import_module(f"{__name__}.{name}")
         if _LAZY[name] == "inference":
             return import_module(f"{__name__}.inference.{name}")
         return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

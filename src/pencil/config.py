@@ -1,7 +1,6 @@
 """Settings as frozen dataclasses: built from tables, overridden by dotted words, written as TOML."""
 
 import dataclasses
-import difflib
 import json
 import math
 import types
@@ -16,11 +15,56 @@ class UserError(ValueError):
     """A mistake the user can fix: one sentence that names the file, the value and the fix."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """ "did you mean x?", or the list when nothing is close."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, 1, 0.5)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+LISTED = 16  # choices that an error names one by one
+
+
+def nearest(word: str, known: Iterable[str], see: str = "") -> str:
+    """ "did you mean x?" where a choice is close; else the choices, or, of many, where to `see` them."""
+    known = sorted(set(known))
+    if close := closest(word, known):
+        return f"did you mean {close}?"
+    if len(known) <= LISTED or not see:
+        more = f", … ({len(known)} in all)" if len(known) > LISTED else ""
+        return f"known: {', '.join(known[:LISTED])}{more}"
+    return f"{see} lists them"
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The choice that a typing error could have made this word of: one edit, of six letters or more two.
+
+    An edit inserts, removes or changes a letter, or swaps two neighbours. A word of three letters or more that only
+    one choice begins with counts as close too.
+    """
+    word, known = word.strip(), list(known)
+    found = (
+        (distance(word.lower(), one.lower(), limit), limit, one) for one in known for limit in [_allowed(word, one)]
+    )
+    if near := min(((edits, one) for edits, limit, one in found if edits <= limit), default=None):
+        return near[1]
+    begun = [one for one in known if one.lower().startswith(word.lower())]
+    return begun[0] if len(word) >= 3 and len(begun) == 1 else None
+
+
+def _allowed(word: str, other: str) -> int:
+    letters = max(len(word), len(other))
+    return 0 if letters < 2 else 1 if letters < 6 else 2
+
+
+def distance(a: str, b: str, limit: int) -> int:
+    """The edits between two words (optimal string alignment); `limit` + 1 where there are more."""
+    if abs(len(a) - len(b)) > limit:
+        return limit + 1
+    before, row = [0] * (len(b) + 1), list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        before, row, above = row, [i], before
+        for j, y in enumerate(b, 1):
+            edits = min(row[j - 1] + 1, before[j] + 1, before[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                edits = min(edits, above[j - 2] + 1)
+            row.append(edits)
+        if min(row) > limit and min(before) > limit:
+            return limit + 1
+    return min(row[-1], limit + 1)
 
 
 def check_output(option: str, path: Path | None, *endings: str) -> None:
@@ -56,7 +100,8 @@ def fitted(kind: type, values: Mapping[str, Any], where: str = "") -> dict[str, 
         if renamed.get(name) in hints:
             raise UserError(f"{where}{name} is now called {where}{renamed[name]}")
         if name not in hints:
-            raise UserError(f"{where}{name} is not a setting; {nearest(name, hints)}")
+            see = "pencil train FAMILY --settings"
+            raise UserError(f"{where}{name} is not a setting; {nearest(name, hints, see)}")
         if isinstance(value, str) and (name, value) in values_renamed:
             raise UserError(f"{where}{name} {value} is now called {values_renamed[name, value]}")
     # a setting that was true or false and is now one of several words

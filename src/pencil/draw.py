@@ -170,6 +170,7 @@ def heat_maps(
     across = min(4, len(maps))
     down = math.ceil(len(maps) / across)
     small = max(len(rows), len(columns)) <= NUMBERED
+    digits = 2 if top >= 0.1 else min(6, 1 - math.floor(math.log10(top)))
     longest = max(len(rows), len(columns))
     side = max(2.6, 0.42 * longest) if small else max(3.6, 0.15 * min(longest, LABELLED))
     side += 0.9 if max(map(len, [*rows, *columns])) > 4 else 0.3
@@ -191,10 +192,12 @@ def heat_maps(
         _ticks(panel, rows, columns)
         if small:
             for (r, c), value in np.ndenumerate(m):
-                text = f"{value:.2f}" if np.isfinite(value) else "−∞"
+                text = f"{value:.{digits}f}" if np.isfinite(value) else "−∞"
                 dark = np.isfinite(value) and abs(value) > 0.6 * top
                 panel.text(c, r, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
-    figure.colorbar(shown, ax=panels, fraction=0.04, shrink=0.8)
+    bar = figure.colorbar(shown, ax=panels, fraction=0.04, shrink=0.8)
+    if probability and top < 1:
+        bar.set_label(f"the scale ends at the largest, {top:.3g}", fontsize=8)
     return as_png(figure)
 
 

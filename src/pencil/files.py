@@ -1,5 +1,6 @@
 """Files written so that a crash never leaves half of one, and read with limits: plain ones, by size, before parsing."""
 
+import errno
 import hashlib
 import json
 import os
@@ -7,7 +8,8 @@ import re
 import stat
 import tomllib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from .config import UserError
 LARGEST_TEXT = 32_000_000  # the largest tokenizers in use have about that
 LARGEST_TOML = 1_000_000
 MOST_VALUES, MOST_SETTINGS, MOST_DOTS = 2_000_000, 100_000, 64
+WINDOWS = os.name == "nt"  # where nothing that is open, or mapped into memory, can be replaced or renamed
 
 
 def flush_folder(folder: Path) -> None:
@@ -66,6 +69,52 @@ def sweep(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+@contextmanager
+def locked(folder: Path, busy: str) -> Iterator[None]:
+    """One writer of a folder at a time; a second one is refused with `busy`. The lock ends with the process."""
+    lock = _open_lock(folder / ".lock")
+    try:
+        try:
+            _lock(lock)
+        except OSError:
+            raise UserError(busy) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock(handle: int) -> None:
+    """Lock an open file, or raise OSError; a system with neither of the two calls does not notice a second writer."""
+    try:
+        import fcntl
+    except ImportError:
+        try:
+            import msvcrt
+        except ImportError:
+            return
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _open_lock(path: Path) -> int:
+    """The lock's file, opened without following a link and without emptying it."""
+    flags = os.O_RDWR | os.O_CREAT
+    for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_NOINHERIT"):  # as far as the system has them
+        flags |= getattr(os, name, 0)
+    try:
+        handle = os.open(path, flags, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO):
+            raise
+        handle = None
+    if handle is not None and stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    if handle is not None:
+        os.close(handle)
+    raise UserError(f"{path} is a link or a folder or a pipe, and the lock of a run is a plain file: remove it")
+
+
 def fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
@@ -73,7 +122,10 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 def memory() -> int:
     """The bytes of memory this machine has; without end where the system does not say."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 62
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 62
 
 
 def check_regular(path: Path) -> os.stat_result:

@@ -1,6 +1,5 @@
 """A run folder: opened, named, written and verified. Files are written under another name, flushed, then renamed."""
 
-import errno
 import os
 import shutil
 import stat
@@ -17,7 +16,7 @@ from torch import nn
 
 from .config import UserError, to_toml
 from .data.tokenizers import Tokenizer, read_json
-from .files import beside, fingerprint, matches, read_text, read_toml, sweep, write_aside
+from .files import WINDOWS, beside, fingerprint, locked, matches, read_text, read_toml, sweep, write_aside
 from .manifest import CONTENTS, WEIGHTS, Fault, Manifest, entry_of
 from .tensors import check_bytes, check_tensors, read_tensors
 
@@ -56,7 +55,9 @@ class Run:
     def open(path: str | Path) -> "Run":
         path = Path(path)
         if not path.is_dir():
-            raise UserError(f"there is no run {path}")
+            meant = Path("runs", path.name)
+            hint = f"; did you mean {meant}?" if meant != path and (meant / "config.toml").is_file() else ""
+            raise UserError(f"there is no run {path}{hint}")
         run = Run(path)
         if not (path / "config.toml").is_file():
             raise UserError(f"{path} is not a run: it has no config.toml")
@@ -73,8 +74,11 @@ class Run:
             if not force:
                 raise UserError(f"{path} already holds another run; choose another --out, or --force to replace it")
             held = Run.open(path)
+            aside = beside(path)
             with held.writing():
-                aside = beside(path)
+                if not WINDOWS:
+                    path.rename(aside)
+            if WINDOWS:  # which renames no folder in which a file, the lock, is open
                 path.rename(aside)
             shutil.rmtree(aside)
         number = uuid.uuid4().hex[:16]
@@ -198,9 +202,14 @@ class Run:
     @property
     def weights_step(self) -> int | None:
         """The step the run's weights are of; None where there are none, or none recorded."""
-        path = self.path / WEIGHTS
-        step = check_tensors(path).metadata.get("step", "") if path.is_file() else ""
+        step = self.weights_facts.get("step", "")
         return int(step) if step.isdigit() else None
+
+    @property
+    def weights_facts(self) -> dict[str, str]:
+        """What is recorded with the run's weights: their step, and their metrics if they were evaluated."""
+        path = self.path / WEIGHTS
+        return dict(check_tensors(path).metadata) if path.is_file() else {}
 
     def load_weights(self, model: nn.Module, renamed: Mapping[str, str] | None = None) -> None:
         """Give a model built on the meta device the run's weights; `renamed` are name prefixes of older versions."""
@@ -216,27 +225,18 @@ class Run:
     @contextmanager
     def writing(self):
         """One writer at a time: the lock ends with the process, however that ends."""
-        try:
-            import fcntl
-        except ImportError:  # Windows has no flock; a second writer is not noticed there
-            yield
-            return
-        lock = _open_lock(self._path / ".lock")
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"{self._path} is being written by another process") from None
+        with locked(self._path, f"{self._path} is being written by another process"):
             sweep(self._path)
             sweep(self._path / "samples")
+            if not hasattr(os, "O_DIRECTORY"):
+                yield  # Windows opens no folder, and renames none in which a file is open
+                return
             self._held = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 yield
             finally:
                 held, self._held = self._held, None
                 os.close(held)
-        finally:
-            os.close(lock)
 
 
 def _matches(file: Path, entries: list[dict[str, Any]]) -> bool:
@@ -247,22 +247,6 @@ def _not_as_listed(file: Path, listed: bool) -> Fault:
     if listed:
         return Fault(file, "damaged", "is damaged or was changed: it does not match manifest.json")
     return Fault(file, "foreign", "is no part of the run: manifest.json does not list it")
-
-
-def _open_lock(path: Path) -> int:
-    """The lock's file, opened without following a link and without emptying it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        handle = os.open(path, flags, 0o644)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO):
-            raise
-        handle = None
-    if handle is not None and stat.S_ISREG(os.fstat(handle).st_mode):
-        return handle
-    if handle is not None:
-        os.close(handle)
-    raise UserError(f"{path} is a link or a folder or a pipe, and the lock of a run is a plain file: remove it")
 
 
 def choose_path(name: str, root: Path = Path("runs")) -> Path:

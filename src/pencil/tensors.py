@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from .config import UserError
-from .files import check_regular, parse_json
+from .files import WINDOWS, check_regular, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +103,9 @@ def read_tensors(
     try:
         header = check_tensors(path, wanted, renamed)
         with safe_open(path, framework="pt") as file:
-            return {rename(name, renamed): file.get_tensor(name) for name in header.tensors}
+            found = {rename(name, renamed): file.get_tensor(name) for name in header.tensors}
+            # they are maps of the file, which can then not be replaced on Windows
+            return {name: tensor.clone() for name, tensor in found.items()} if WINDOWS else found
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
 

@@ -181,7 +181,7 @@ def test_a_dit_on_a_folder_of_classes(type_in, fails, tmp_path, monkeypatch):
     quick_classifier(monkeypatch, steps=2)
     shown = type_in("eval", run)
     assert {line.split()[0] for line in shown.out.splitlines()} == {
-        "val_loss", "sample_accuracy", "frechet", "frechet_of_real",
+        "val_loss", "sample_accuracy", "classifier_accuracy", "frechet", "frechet_of_real",
     }  # fmt: skip
     assert (tmp_path / run / "eval" / "samples.png").is_file()
 
@@ -249,7 +249,9 @@ def test_labels_can_be_ignored(type_in, fails, tmp_path, monkeypatch):
     type_in("sample", "runs/photos-dit", "--count", 2, "--steps", 2)
     quick_classifier(monkeypatch, steps=2)
     shown = type_in("eval", "runs/photos-dit")
-    assert [line.split()[0] for line in shown.out.splitlines()] == ["val_loss", "frechet", "frechet_of_real"]
+    assert [line.split()[0] for line in shown.out.splitlines()] == [
+        "val_loss", "classifier_accuracy", "frechet", "frechet_of_real"
+    ]  # fmt: skip
     assert "samples have no label, so none is scored: look at samples.png" in shown.err
     assert "model.classes 1 is fewer than the 2 classes of photos" in fails(
         "train", "dit", "--data", "photos", "--model.classes", 1, *SMALL

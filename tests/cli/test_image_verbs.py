@@ -109,7 +109,7 @@ def test_a_captioner_describes_images(type_in, captioner_run, digit, tmp_path):
 def test_evaluate_a_captioner_on_scenes(type_in, captioner_run, tmp_path):
     shown = type_in("eval", captioner_run, "--out", "seen")
     found = metrics(shown.out)
-    assert set(found) == {"val_loss", "exact_match", "exact_match_familiar"}
+    assert set(found) == {"val_loss", "exact_match", "exact_match_familiar", "chrf", "bleu", "token_accuracy"}
     assert 0 <= found["exact_match"] <= 1
     for name in ("mistakes.png", "attention-1.png", "attention-3.png"):
         assert is_png(tmp_path / "seen" / name)
@@ -160,7 +160,9 @@ def test_a_captioner_on_a_folder_with_metadata(type_in, tmp_path, tokenizer):
     config = tomllib.loads((tmp_path / "runs" / "album-captioner" / "config.toml").read_text())
     assert "flip" not in config["train"]  # a caption says left and right
     assert config["run"]["tokenizer"] == tokenizer
-    assert set(metrics(type_in("eval", "runs/album-captioner").out)) == {"val_loss", "exact_match"}
+    assert set(metrics(type_in("eval", "runs/album-captioner").out)) == {
+        "val_loss", "exact_match", "chrf", "bleu", "token_accuracy"
+    }  # fmt: skip
     assert is_png(tmp_path / "runs" / "album-captioner" / "eval" / "attention-1.png")
     begun = type_in(
         "sample", "runs/album-captioner", "--image", "album/p00.png", "--prompt", "a bar", "--max-new-tokens", 4

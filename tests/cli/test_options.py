@@ -9,6 +9,7 @@ import pytest
 
 from pencil.config import build, setting_types
 from pencil.families import FAMILIES, family
+from pencil.families.chosen import FROM_DATA
 from pencil.families.run_setup import settings_of
 from pencil.train.settings import OPTIONAL, TrainConfig
 
@@ -29,17 +30,17 @@ DECODING = {"--max-new-tokens": "256", "--count": "1", "--temperature": "0", "--
 # by panel, in their order: each option with the default it shows
 SAMPLE = {
     "gpt": {"Input": {"--prompt": ""}, "Generation": DECODING | {"--temperature": "0.8", "--slide": ""},
-            "Output": {"--out": ""}},
-    "vit": {"Input": {"--image": ""}, "Output": {"--attention": "", "--out": ""}},
+            "Output": {"--out": "", "--json": ""}},
+    "vit": {"Input": {"--image": ""}, "Output": {"--attention": "", "--out": "", "--json": ""}},
     "captioner": {"Input": {"--image": "", "--prompt": ""}, "Generation": DECODING,
-                  "Output": {"--attention": "", "--out": ""}},
+                  "Output": {"--attention": "", "--out": "", "--json": ""}},
     "seq2seq": {"Input": {"--source": ""},
                 "Generation": DECODING | {"--count": "1, or all beams", "--beams": "", "--length-penalty": "0.6"},
-                "Output": {"--attention": "", "--out": ""}},
-    "reader": {"Input": {"--prompt": ""}, "Output": {"--out": ""}},
+                "Output": {"--attention": "", "--out": "", "--json": ""}},
+    "reader": {"Input": {"--prompt": ""}, "Output": {"--out": "", "--json": ""}},
     "dit": {"Input": {"--label": "", "--prompt": ""},
             "Sampling": {"--count": "1", "--guidance": "3", "--steps": "50", "--sampler": "", "--seed": "0"},
-            "Output": {"--out": "RUN/sampled"}},
+            "Output": {"--out": "RUN/sampled", "--json": ""}},
 }  # fmt: skip
 STEP = {"--label": "", "--prompt": "", "--step": "the middle one", "--steps": "50", "--seed": "0", "--guidance": "1"}
 TRACE_INPUT = {
@@ -50,7 +51,7 @@ TRACE_OUTPUT = {
     "--html": "",
     "--xlsx": "",
     "--png": "",
-    "--of": "the last attention pattern",
+    "--of": "all; with --png the last attention pattern",
     "--query": "",
     "--out": "",
 }
@@ -98,7 +99,7 @@ def test_train_lists_the_options_of_its_family(help_of, name):
     assert text.startswith(f"Usage: pencil train {name} [OPTIONS]\n")
     assert list(panels(text).items()) == [
         ("Data", TRAIN[name]),
-        ("Model and training", {"--preset": "nano", "--settings": ""}),
+        ("Model and training", {"--preset": "nano", "--config": "", "--settings": ""}),
         ("Run", {"--name": f"DATA-{name}", "--out": "", "--force": ""}),
     ]
     for preset in family(name).presets:
@@ -157,9 +158,16 @@ def test_settings_list_every_field_and_rebuild_the_config(type_in, tmp_path, nam
     configs = dict(zip(("model", "train"), settings_of(name), strict=True))
     kinds = {"model": record.config, "train": TrainConfig}
     left_out = {"model": set(), "train": set(OPTIONAL) - set(record.train_settings)}
-    sections = dict(zip(("model", "train"), re.split(r"^\[\w+\]$", shown.out, flags=re.M)[1:], strict=True))
+    names, texts = re.findall(r"^\[(\w+)\]$", shown.out, re.M), re.split(r"^\[\w+\]$", shown.out, flags=re.M)[1:]
+    sections = dict(zip(names, texts, strict=True))
+    # without data, what follows from it is a comment, or it is that of the usual data
+    assert tables["run"].get("data") == (record.data if record.data_decides else None)
+    unknown = () if record.data_decides else FROM_DATA
+    by_data = {one: getattr(configs["model"], one) for one in unknown if hasattr(configs["model"], one)}
+    assert not set(by_data) & set(tables["model"])
     for section, kind in kinds.items():
-        assert build(kind, tables[section], f"{section}.") == configs[section]
+        known = by_data if section == "model" else {}
+        assert build(kind, tables[section] | known, f"{section}.") == configs[section]
         listed = {
             match[2]: (match[1], match[3]) for match in re.finditer(r"^(# )?(\w+) =(.*)$", sections[section], re.M)
         }
@@ -167,11 +175,11 @@ def test_settings_list_every_field_and_rebuild_the_config(type_in, tmp_path, nam
         for field, hint in setting_types(kind).items():
             if field in listed:
                 unset, line = listed[field]
-                assert (
-                    (unset is not None) == (getattr(configs[section], field) is None) == (field not in tables[section])
-                )
+                assert (unset is not None) == (field not in tables[section])
+                unset = unset is not None and (section, field) not in [("model", one) for one in by_data]
+                assert unset == (getattr(configs[section], field) is None) or field in by_data
                 assert "# " in line
-                assert not choices(hint) or ", ".join(choices(hint)) in line
+                assert field in by_data or not choices(hint) or ", ".join(choices(hint)) in line
 
 
 def test_settings_take_the_data_the_preset_and_changes_into_account(type_in):

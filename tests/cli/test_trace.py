@@ -287,8 +287,12 @@ def test_diff_of_a_gpt_on_two_texts(type_in, run):
     (["trace", "example:vit-4x4", "--xlsx", "a.png"], "--xlsx writes a .xlsx file, not a.png"),
     (["trace", "example:vit-4x4", "--png", "a"], "--png writes a .png file, not a"),
     (["trace", "example:vit-4x4", "--out", "a.html"], "--out writes a .safetensors file, not a.html"),
-    (["trace", "example:vit-4x4", "--of", "attn.scores"], "--of and --query choose what --png draws: give --png too"),
-    (["trace", "example:vit-4x4", "--query", "cls"], "--of and --query choose what --png draws: give --png too"),
+    (["trace", "example:vit-4x4", "--of", "attn.scores"], "--of chooses what --html, --xlsx, --png or --out writes: give one of them too"),
+    (["trace", "example:vit-4x4", "--png", "a.png", "--of", "attn.scores", "--of", "attn.q"], "--png draws one tensor: give --of once"),
+    (["trace", "example:vit-4x4", "--xlsx", "a.xlsx", "--of", "atn.*"], "no tensor of the trace is called atn.*; did you mean attn.*?"),
+    (["trace", "example:vit-4x4", "--html", "a.html", "--of", "attn.score"], "nothing in the trace is called attn.score; did you mean attn.scores?"),
+    (["trace", "example:vit-4x4", "--out", "a.safetensors", "--of", "attn.*[0,head 3]"], "no tensor called attn.* has such a part: no label along h of"),
+    (["trace", "example:vit-4x4", "--query", "cls"], "--query chooses what --png draws: give --png too"),
     (["trace", "example:vit-4x4", "--png", "a.png", "--query", "dog"], "no token is called dog"),
     (["trace", "example:vit-4x4", "--png", "a.png", "--of", "positions[0]"], "a heat map needs rows and columns"),
     (["trace", "example:nanogpt-block", "--png", "a.png", "--query", "cat"], "the input of this trace is no image: leave --query out"),
@@ -383,3 +387,11 @@ def test_heads_are_drawn_side_by_side(type_in, tmp_path):
     type_in("trace", "example:mha-demo", "--png", "a.png", "--of", "many.pattern")
     with Image.open(io.BytesIO((tmp_path / "a.png").read_bytes())) as image:
         assert image.size[0] > 2 * image.size[1]  # four heads side by side
+
+
+def test_long_work_shows_its_progress_over_a_pipe_and_short_work_nothing(type_in, monkeypatch):
+    assert type_in("trace", "example:vit-4x4", "--xlsx", "a.xlsx").err == "a.xlsx\n"
+    monkeypatch.setattr("pencil.cli.terminal.QUIET", 0)
+    first, *rest = type_in("trace", "example:vit-4x4", "--xlsx", "a.xlsx").err.splitlines()
+    assert re.fullmatch(r"a\.xlsx: \d+% after 0 s", first)
+    assert rest == ["a.xlsx"]

@@ -1,3 +1,6 @@
+import re
+
+import pytest
 import torch
 from torch import nn
 
@@ -28,6 +31,75 @@ def test_an_edit_replaces_the_value_and_keeps_nothing_else():
     assert (probe / "attn")("scores", torch.ones(2)).sum() == 2
     assert (probe / "attn").wants("pattern")
     assert not probe.values
+
+
+def small(family="gpt", **values):
+    from pencil.families import configure, create
+
+    return create(family, configure(family, None, width=12, depth=2, heads=3, **values)).eval()
+
+
+TYPOS = {
+    "edit": (dict(edit={"blocks.0.attn.patern": torch.zeros_like}), "no value is called blocks.0.attn.patern; did you mean blocks.0.attn.pattern?"),
+    "keep": (dict(keep="blocks.0.attn.patern"), "did you mean blocks.0.attn.pattern?"),
+    "no such block": (dict(keep="blocks.9.nosuch"), "no value is called blocks.9.nosuch; the names here are embed, "),
+    "wildcard": (dict(keep="blocks.*.attn.patern"), "no value matches blocks.*.attn.patern; did you mean blocks.*.attn.pattern?"),
+    "another block": (dict(edit={"blocks.2.*": torch.zeros_like}), "no value matches blocks.2.*"),
+    "one of two": (dict(keep="logits", edit={"embd": torch.zeros_like}), "no value is called embd; did you mean embed?"),
+    "other config": (dict(keep="positions.bias"), "no value is called positions.bias"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong, words", TYPOS.values(), ids=TYPOS)
+def test_a_name_that_nothing_has_is_refused_with_the_nearest(wrong, words):
+    keep, edit = wrong.get("keep"), wrong.get("edit")
+    with pytest.raises(ValueError, match=re.escape(words)):
+        small(vocab=37, context=11)(torch.arange(7)[None], probe=Probe(*([keep] if keep else []), edit=edit))
+
+
+def test_a_value_that_only_other_inputs_have_is_refused():
+    model = small("reader", vocab=37, context=11, classes=5)  # nothing is padded, so there is no mask
+    with pytest.raises(ValueError, match="encoder.blocks.0.attn.mask is not computed in this forward pass"):
+        model(torch.arange(7)[None], probe=Probe("encoder.blocks.0.attn.mask"))
+
+
+@pytest.mark.parametrize("family", ["gpt", "vit", "captioner", "reader", "seq2seq", "dit"])
+def test_every_family_refuses_a_name_and_knows_its_own(family):
+    from pencil.families import configure, create
+
+    torch.manual_seed(0)
+    model = create(family, configure(family, None)).eval()
+    with torch.no_grad(), pytest.raises(ValueError, match="no value matches nosuch.*; "):
+        model(*model.example(1), probe=Probe("nosuch.*"))
+    probe = Probe()
+    with torch.no_grad():
+        model(*model.example(1), probe=probe)
+        name = next(iter(probe.values))
+        model(*model.example(1), probe=Probe(name, edit={name: torch.zeros_like}))
+
+
+def test_names_of_an_earlier_pass_count():
+    """With a cache a source is read once, so that the next passes have none of its values."""
+    model = small("seq2seq", vocab=37, context=11, source_context=7)
+    cache, probe = model.new_cache(1), Probe("encoder.out", "blocks.*.post")
+    with torch.no_grad():
+        model(torch.tensor([[3, 5]]), torch.tensor([[2, 7, 9]]), cache=cache, probe=probe)
+        model(torch.tensor([[8]]), cache=cache, probe=probe)
+    assert probe.values["encoder.out"].shape[1] == 3
+    assert probe.values["blocks.0.post"].shape[1] == 1
+    with pytest.raises(ValueError, match=re.escape("encoder.out")):
+        model(torch.tensor([[4]]), cache=cache, probe=Probe("encoder.out"))
+
+
+def test_a_part_used_alone_checks_too():
+    from pencil.core.attention import Attention
+
+    x = torch.randn(1, 5, 6)
+    probe = Probe("pattern", "out")
+    Attention(6, 2)(x, probe=probe)
+    assert set(probe.values) == {"pattern", "out"}
+    with pytest.raises(ValueError, match=re.escape("no value is called patern; did you mean pattern?")):
+        Attention(6, 2)(x, probe=Probe(edit={"patern": torch.zeros_like}))
 
 
 def test_every_public_function_of_the_core_annotates_its_shapes():

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 from pencil.config import UserError
 from pencil.data import pairs
+from pencil.data.columns import PAIRS
 from pencil.data.dates import CHARACTERS, Dates
 from pencil.data.tokenizers import CharTokenizer
 
+AS_WRITTEN = {"header": False, "text_column": "1", "label_column": "2"}
 WORDS = [(f"wort {i}", f"word {i * 7 % 97}") for i in range(307)]
 
 
@@ -65,7 +68,7 @@ def test_the_last_line_needs_no_end(tmp_path):
     assert in_order(pairs.load(str(path))) == [("a", "b"), ("c", "d")]
 
 
-@pytest.mark.parametrize("keys", pairs.SOURCE_KEYS, ids="-".join)
+@pytest.mark.parametrize("keys", PAIRS.names, ids="-".join)
 @pytest.mark.parametrize("ending", ["jsonl", "json", "JSONL"])
 def test_a_file_of_objects_is_its_pairs(tmp_path, keys, ending):
     rows = [*WORDS, ("two\nlines\tand a tab", "fine “here”")]
@@ -154,9 +157,9 @@ def test_every_class_is_trained_on_and_no_text_is_in_both_parts(tmp_path_factory
         texts[label].add(text)
     spare = [t for t, _ in rows if all(own != {t} for own in texts.values())]
     if len(texts) == 1 or not spare:  # one class, or no text that its classes can do without
-        refused(pairs.load_labelled, path)
+        refused(partial(pairs.load_labelled, reading=AS_WRITTEN), path)
         return
-    data = pairs.load_labelled(path)
+    data = pairs.load_labelled(path, reading=AS_WRITTEN)
     assert {label for _, label in data.train} == set(texts) == set(data.classes)
     assert data.test
     assert not {t for t, _ in data.train} & {t for t, _ in data.test}
@@ -217,7 +220,7 @@ BAD_LABELS = {
     "no tab": ("a.tsv", b"a\tb\nc\n", "line 2: no tab in 'c'; write the text, one tab, and the label"),
     "no text": ("a.tsv", b"\tb\n", "line 1: the text is empty"),
     "no label": ("a.tsv", b"a\t \n", "line 1: the label is empty"),
-    "no key": ("a.jsonl", b'{"text": "a", "target": "b"}\n', "line 1: the keys 'text', 'target', not text and label"),
+    "no key": ("a.jsonl", b'{"text": "a", "goal": "b"}\n', "line 1: the keys 'text', 'goal', not text and label"),
     "half": ("a.jsonl", b'{"text": "a", "label": 0.5}\n', "line 1: the label is a number, not a text"),
     "null": ("a.jsonl", b'{"text": "a", "label": null}\n', "line 1: the label is null, not a text"),
     "text": ("a.jsonl", b'{"text": true, "label": true}\n', "line 1: the text is true, not a text"),

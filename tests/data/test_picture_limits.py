@@ -11,7 +11,7 @@ from conftest import call
 from pencil.config import UserError
 from pencil.data import decoding
 from pencil.data.augment import ImageTransform, shrink
-from pencil.data.decoding import decode, header_fault, open_header, open_image
+from pencil.data.decoding import decode, open_header, open_image, read_header
 from pencil.data.picture_limits import MAX_BYTES, MAX_PIXELS, bytes_to_decode, declared_size, limits
 
 
@@ -71,16 +71,16 @@ def test_one_setting_for_pixels_and_memory(monkeypatch, tmp_path):
     assert limits() == (MAX_PIXELS, MAX_BYTES) == (64_000_000, 300_000_000)
     path = picture(tmp_path / "a.png", size=(101, 67))
     monkeypatch.setenv("PENCIL_MAX_MEGAPIXELS", "0.0067")
-    assert "101×67 pixels is more than 6,700" in str(header_fault(path))
+    assert "101×67 pixels is more than 6,700" in str(read_header(path).fault)
     monkeypatch.setenv("PENCIL_MAX_MEGAPIXELS", "0.0068")
-    assert header_fault(path) is None
+    assert read_header(path).fault is None
     monkeypatch.setenv("PENCIL_MAX_MEGAPIXELS", "200")
     assert limits() == (200_000_000, 937_500_000)
     assert "of at most 200 megapixels; PENCIL_MAX_MEGAPIXELS" in call("doctor").stdout
     for word in ("much", "-3", "0", "nan", "inf", ""):
         monkeypatch.setenv("PENCIL_MAX_MEGAPIXELS", word)
         with pytest.raises(UserError, match="PENCIL_MAX_MEGAPIXELS must be a number of megapixels"):
-            header_fault(path)
+            read_header(path)
 
 
 @pytest.mark.parametrize("ending, how, each", [

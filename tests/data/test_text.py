@@ -43,7 +43,7 @@ def test_a_folder_is_read_in_order_and_what_is_not_text_is_named(tmp_path):
     assert bytes(data.ids.tolist()).decode() == "first\nsecond\nthird\n"
     assert data.corpus.name == "notes"
     assert {(p.name, why.split(" (")[0]) for p, why in data.corpus.skipped} == {
-        ("photo.png", "binary data"), ("latin.txt", "not UTF-8 text"), ("empty.txt", "empty")
+        ("photo.png", "a picture; give a text"), ("latin.txt", "not UTF-8 text"), ("empty.txt", "empty")
     }  # fmt: skip
 
 

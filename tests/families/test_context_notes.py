@@ -35,6 +35,9 @@ class Kept:
     def texts(self, texts, between="\n"):
         self.written = between.join(texts)
 
+    def result(self, rows):
+        assert rows
+
     def file(self, path, content):
         raise AssertionError("no file was asked for")
 
@@ -54,7 +57,7 @@ def sampled(name, tmp_path, ends, streams=True, **options):
     record, output = family(name), Kept(streams)
     chosen = record.sample_options(**given[name], **options)
     chosen.check()
-    loaded = Loaded(model, tokenizer, SimpleNamespace(path=tmp_path))  # pyright: ignore[reportArgumentType]
+    loaded = Loaded(model, tokenizer, SimpleNamespace(path=tmp_path, config={}))  # pyright: ignore[reportArgumentType]
     assert record.sample is not None
     record.sample(loaded, chosen, output)
     return output

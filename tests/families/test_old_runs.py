@@ -75,7 +75,7 @@ def test_old_settings_are_read_under_their_new_names(name):
 def test_an_old_run_measures_as_it_did(name):
     run, task = reopened(OLD / name)
     found = task.evaluate(families.load_model(run), 2)
-    assert found.keys() == METRICS[name].keys()
+    assert found.keys() >= METRICS[name].keys()  # later versions may measure more
     for key, value in METRICS[name].items():
         assert found[key] == pytest.approx(value, rel=1e-4, abs=1e-6)
 

@@ -487,6 +487,26 @@ def test_dark_and_light(visit):
     assert dark < 150
 
 
+def test_the_scale_of_attention_ends_at_the_largest_of_it(browser):
+    """Among many tokens all attention is small: the strongest colour is that of the largest, and so is the number."""
+    torch.manual_seed(3)
+    even = trace(lambda x: torch.softmax(x, -1).mul(1), torch.randn(1, 2, 23, 41))
+    page = browser.new_page()
+    page.set_content(html.page(even, "even"))
+    page.wait_for_selector("#receipt h3")
+    shown = page.evaluate(
+        "() => { const i = graph.nodes.findIndex((n, i) => isPattern(i)), s = scaleOf(i), v = graph.values(i); "
+        "const top = Math.max(...v); return [s.top, top, heat(top, s).strength, "
+        "document.querySelector('.legend').textContent]; }"
+    )
+    assert shown[0] == shown[1] < 0.5
+    assert shown[2] == 1
+    assert shown[3].startswith("0")
+    assert f"{float(shown[1]):.3g}" in shown[3]
+    assert "the largest here" in shown[3]
+    page.close()
+
+
 def test_a_page_within_a_notebook(browser):
     page = browser.new_page()
     page.set_content(html.frame(example("vit-4x4")))

@@ -15,6 +15,7 @@ from pencil.train import captioning
 from pencil.train.captioning import Captioning
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Request
+from pencil.train.text_scores import corpus_scores
 
 SIZES = dict(width=24, heads=3, depth=1)
 
@@ -73,14 +74,21 @@ def test_the_loss_is_the_mean_over_all_words(task):
     model = task.build().eval()
     with unchecked():
         found = task.evaluate(model)
-        total = words = 0
+        total = words = right = 0
         for picture, caption in zip(task.data.test.pictures, task.data.test.targets, strict=True):
             ids = [*task.tokenizer.encode(caption).tolist(), task.end]
             x = torch.from_numpy(picture[None]).float() / 127.5 - 1
             with torch.no_grad():
                 logits = model(torch.tensor([[task.end, *ids[:-1]]]), x)[0]
             total, words = total + float(F.cross_entropy(logits, torch.tensor(ids), reduction="sum")), words + len(ids)
-    assert found == {"val_loss": pytest.approx(total / words, rel=1e-5), "exact_match": 7 / 11}
+            right += int((logits.argmax(-1) == torch.tensor(ids)).sum())
+    told = [f"word {i}" * bool(i) if i % 3 == 0 else target for i, target in enumerate(task.data.test.targets)]
+    scores = corpus_scores(told, task.data.test.targets)
+    assert 0 < scores["bleu"] < scores["chrf"] < 100
+    assert found == {
+        "val_loss": pytest.approx(total / words, rel=1e-5), "exact_match": 7 / 11, "token_accuracy": right / words, **scores
+    }  # fmt: skip
+    assert [line.partition(":")[0] for line in task.notes] == list(found)[1:]
 
 
 def test_the_preview_and_the_mistakes_name_what_is_wrong(task, sheets, tmp_path):

@@ -111,6 +111,12 @@ def test_samples_are_scored_by_what_a_classifier_takes_them_for(task, monkeypatc
     metrics, files = diffusion_eval.score_samples(task, None, classifier)
     assert asked == {"guidance": 3.0, "steps": 50}
     assert metrics["sample_accuracy"] == pytest.approx(13 / 20)
+    # of the real held-out images: those whose first pixel is their label; another one is class 0, of which none is
+    first = task.data.test.pictures[:, 0, 0, 0].tolist()
+    shown = [pixel if pixel < 10 else 0 for pixel in first]
+    named = [one == label for one, label in zip(shown, task.data.test.targets, strict=True)]
+    assert metrics["classifier_accuracy"] == pytest.approx(sum(named) / len(named))
+    assert 0 < sum(named) < len(named)
     _, lines, right, title = sheets[0]
     assert right == [one == other for one, other in zip(labels, taken, strict=True)]
     assert lines == [str(a) if a == b else f"{a}, classified as {b}" for a, b in zip(labels, taken, strict=True)]

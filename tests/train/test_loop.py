@@ -90,7 +90,7 @@ def test_nothing_is_called_saved_that_was_not(tmp_path, notes, monkeypatch, caps
         return evaluate()
 
     made.evaluate = interrupted
-    monkeypatch.setattr("pencil.train.loop.Trainer", lambda *_: made)
+    monkeypatch.setattr("pencil.families.train_run.Trainer", lambda *_, **__: made)
     assert train_to_end(made.run, made.task, made.config) == 130
     printed = capsys.readouterr().err
     assert "Stopped before the first step. Continue with:" in printed
@@ -166,7 +166,7 @@ def test_bfloat16_on_a_cpu_trains_without_warnings(tmp_path, notes, recwarn, cap
 def test_the_files_of_a_run(run, short_previews):
     names = {p.name for p in run.iterdir() if not p.name.startswith(".")}
     assert names == {"config.toml", "metrics.jsonl", "tokenizer.json", "README.md", "loss.png", "samples",
-                     "model.safetensors", "manifest.json", "checkpoints"}  # fmt: skip
+                     "model.safetensors", "manifest.json", "checkpoints", "data.json"}  # fmt: skip
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in (run / "samples").iterdir()) == [f"step-{s:08d}.txt" for s in (0, 15, 30)]
     assert len((run / "samples" / "step-00000030.txt").read_text()) == 16 + short_previews + 1

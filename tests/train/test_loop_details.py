@@ -67,12 +67,12 @@ def test_every_tenth_step_and_the_last_log_the_mean_loss_since_the_line_before(t
 @pytest.mark.usefixtures("fast_training")
 def test_a_resumed_run_logs_on_and_repeats_no_evaluation(tmp_path, notes):
     interrupt_after(trainer(tmp_path / "a", notes, **SMALL), 6).train()
-    assert list(lines(tmp_path / "a", "val_loss")) == [0, 6]
+    assert list(lines(tmp_path / "a", "val_loss")) == [0]  # an interrupted run does not wait for an evaluation
     made, losses = watched(trainer(tmp_path / "a", notes, run=Run.open(tmp_path / "a"), **SMALL))
     evaluated, evaluate = [], made.evaluate
     made.evaluate = lambda: evaluated.append(made.step) or evaluate()
     made.train()
-    assert evaluated == [12, 13]
+    assert evaluated == [6, 12, 13]
     assert len(losses) == 7
     assert list(lines(tmp_path / "a", "train_loss")) == [10, 13]
     evaluated.clear()
@@ -101,7 +101,7 @@ def test_of_weights_that_are_equally_good_the_first_are_kept(tmp_path, notes):
 def test_which_weights_an_interrupted_run_is_used_with(tmp_path, notes, monkeypatch, select, best, step, written):
     made, kept = trainer(tmp_path / "a", notes, **SMALL), []
     monkeypatch.setattr(type(made.task), "select_best", select)
-    monkeypatch.setattr(made, "_write_weights", kept.append)
+    monkeypatch.setattr(made, "write_weights", kept.append)
     made.best, made.step = best, step
     made.save_interrupted_weights()
     assert kept == ([{"step": step}] if written else [])

@@ -48,7 +48,11 @@ def test_the_rate_is_announced_where_it_is_not_the_presets(words, tmp_path):
         model={**SIZES, "width": 46}, train=dict(steps=7, warmup=5, device="cpu"), preset="base", notify=notes.append
     )
     run, task, config = new_run("seq2seq", words, out=tmp_path / "a", **made)
-    assert notes == [
+    assert notes[:2] == [
+        f"Writing {tmp_path / 'a'}.",
+        "words.tsv: tab-separated without a header; source from column 1, target from column 2",
+    ]
+    assert notes[3:] == [
         "learning rate 0.0659 at its peak: (width·warm-up)^−½ as published, for width 46 and 5 steps of warm-up; "
         "--train.lr sets another"
     ]

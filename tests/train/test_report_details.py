@@ -7,6 +7,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from pencil.console import Console
+from pencil.progress import track
 from pencil.train import report
 from pencil.train.report import ProgressBar, plot_losses
 
@@ -23,29 +24,45 @@ def shown(bar):
     return bar.console.file.getvalue()
 
 
-def test_outside_a_terminal_a_line_comes_only_after_half_a_minute(clock):
+def test_outside_a_terminal_a_line_comes_after_two_seconds_of_steps_and_every_half_minute(clock):
     bar = ProgressBar(19, 3, "tokens", Console(file=io.StringIO(), width=200))
-    for now, step in ((129.0, 5), (130.0, 6)):
-        clock[0] = now
-        bar.update(step, 2.5, 1234.5)
+    bar.update(5, 2.5, 1234.5, 92.0, trained=2.0)
     assert shown(bar) == ""
-    clock[0] = 130.5
-    bar.update(7, 2.5, 1234.5)
-    # 30.5 s for 4 steps, and 12 are left
-    assert shown(bar) == "step 7/19  loss 2.5000  1,234 tokens/s  92 s left\n"
-    clock[0] = 160.5
-    bar.update(8, 2.25, 1234.5)
+    assert not bar.due(2.0)
+    assert bar.due(2.5)
+    bar.update(6, 2.5, 1234.5, 92.0, trained=2.5)
+    assert shown(bar) == "step 6/19  loss 2.5000  1,234 tokens/s  92 s left\n"
+    clock[0] = 130.0
+    assert not bar.due(32.0)
+    bar.update(7, 2.25, 1234.5, 61.0, trained=32.0)
     assert shown(bar).count("\n") == 1
-    clock[0] = 161.0
-    bar.update(9, 2.25, 1234.5)
+    clock[0] = 130.5
+    assert bar.due(32.5)
+    bar.update(8, 2.25, 1234.5, 61.0, trained=32.5)
     assert shown(bar).count("\n") == 2
 
 
-def test_the_time_left_after_one_step_is_that_of_one_step(clock):
-    bar = ProgressBar(8, 3, "images", Console(file=io.StringIO(), width=200))
-    clock[0] = 140.0
-    bar.update(4, 1.0, 7.0)
-    assert "160 s left" in shown(bar)  # 40 s for the one made, and 4 are left
+def test_outside_a_terminal_an_evaluation_shows_itself_only_if_it_takes_long(clock):
+    bar = ProgressBar(19, 3, "tokens", Console(file=io.StringIO(), width=200))
+    for now, done in ((100.0, 0), (101.9, 2), (102.0, 3), (131.9, 30), (132.0, 31)):
+        clock[0] = now
+        bar.evaluating(done, 53)
+    # 2 s for 3 of 53; 32 s for 31
+    assert shown(bar) == "evaluating 3/53, 33 s left\nevaluating 31/53, 23 s left\n"
+    bar.evaluated()
+    bar.evaluating(1, 53)  # the next one begins anew
+    assert shown(bar).count("\n") == 2
+
+
+def test_progress_of_an_evaluation_outside_training(clock):
+    console = Console(file=io.StringIO(), width=200)
+    with report.shown_progress("evaluating", console):
+        for _ in range(2):
+            for i in track(range(7)):
+                clock[0] += 1.0
+                assert i in range(7)
+    # after two of seven, in each of the two loops
+    assert console.file.getvalue() == "evaluating 2/7, 5.0 s left\n" * 2
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -54,7 +71,10 @@ def test_the_bar_is_drawn_in_a_terminal_only(terminal):
     with bar:
         assert bar.progress.live.is_started == terminal
         assert bar.progress.tasks[0].completed == 3
-        bar.update(5, 1.0, 7.0)
+        bar.update(5, 1.0, 7.0, 11.0, 13.0)
+        assert bar.progress.tasks[0].fields["note"] == "loss 1.0000  7 images/s  11 s left"
+        bar.evaluating(2, 5)
+        assert bar.progress.tasks[0].description == "evaluating 2/5"
         assert bar.progress.tasks[0].completed == 5
     assert not bar.progress.live.is_started
 

@@ -48,7 +48,8 @@ def test_a_short_run_with_a_preset_announces_its_shorter_warm_up(tmp_path, notes
         "gpt", str(notes), model=SIZES, train=dict(steps=60), out=tmp_path / "a", notify=announced.append
     )
     assert config.warmup == 12
-    assert announced == ["warm-up shortened from 100 to 12 steps, a fifth of the run; --train.warmup sets another"]
+    assert announced[0] == f"Writing {tmp_path / 'a'}."
+    assert announced[-1] == "warm-up shortened from 100 to 12 steps, a fifth of the run; --train.warmup sets another"
     assert run.config["train"]["warmup"] == 12
     assert task.train == config
     assert max(factor(step, config) for step in range(60)) == 1
@@ -59,7 +60,8 @@ def test_a_warm_up_on_the_command_line_is_used_as_it_is(tmp_path, notes):
     announced = []
     train = dict(steps="60", warmup="50")  # words, as from the command line
     _, _, config = new_run("gpt", str(notes), model=SIZES, train=train, out=tmp_path / "a", notify=announced.append)
-    assert (config.warmup, announced) == (50, [])
+    assert config.warmup == 50
+    assert not [line for line in announced if "warm-up" in line]
     assert settings_of("gpt", str(notes), model=SIZES, train=train)[1].warmup == 50
     with pytest.raises(UserError, match="train.warmup 61 exceeds train.steps 60"):
         new_run("gpt", str(notes), model=SIZES, train=dict(steps=60, warmup=61), out=tmp_path / "b")

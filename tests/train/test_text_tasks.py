@@ -40,7 +40,7 @@ def films(tmp_path_factory):
 
 
 def options(tokenizer=None):
-    return family("reader").train_options(tokenizer=tokenizer, vocab=300)
+    return family("reader").train_options(tokenizer=tokenizer, vocab=300 if tokenizer == "bpe" else None)
 
 
 def prepare(data, model=None, tokenizer=None, **train):

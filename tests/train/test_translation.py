@@ -47,7 +47,7 @@ def backwards(tmp_path_factory):
 
 
 def options(tokenizer="char"):
-    return family("seq2seq").train_options(tokenizer=tokenizer, vocab=290)
+    return family("seq2seq").train_options(tokenizer=tokenizer, vocab=290 if tokenizer == "bpe" else None)
 
 
 def prepare(data, model=None, tokenizer="char", **train):

@@ -387,7 +387,8 @@ def test_moved_data_is_pointed_to_and_must_be_the_same(tmp_path, notes):
     for out in (whole, moved):
         sizes, pace = dict(width=24, heads=3, depth=1, context=31), dict(steps=6, eval_every=3, eval_batches=1, batch=3)
         run, task, config = new_run("gpt", str(here), model=sizes, train=pace, out=out)
-        interrupt_after(Trainer(task, run, config), 3 if out == moved else 6).train()
+        made = Trainer(task, run, config)
+        (interrupt_after(made, 3) if out == moved else made).train()
     there.parent.mkdir()
     here.rename(there)
     assert f"if it was moved: pencil resume {moved} --data PATH" in refused("resume", moved)

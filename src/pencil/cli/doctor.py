@@ -22,11 +22,20 @@ CACHED = {
     "classifier": "classifiers for eval",
     "stdin": "unfinished copies of standard input",
 }
+# the extras of the package: what each needs, and what it enables
+EXTRAS = {
+    "gpt2-tokenizer": (["huggingface_hub"], "GPT-2's tokenizer from the hub"),
+    "hub-data": (["datasets"], "--data hub:OWNER/NAME and Parquet tables"),
+    "loggers": (["tensorboard", "trackio", "wandb"], "--train.logger"),
+    "latents": (["diffusers"], "--vae, diffusion on the latents of an autoencoder"),
+    "compare": (["transformers", "timm", "diffusers", "sacrebleu"], "comparison with other libraries"),
+}
+TESTED = "Linux is tested; Windows is tested by simulation only, macOS not at all"
 KEPT = "text"  # standard input that was trained on: a run needs it to be resumed, and there is no other copy
 
 
 def doctor(*, clear_cache: Annotated[bool, Parameter(negative=())] = False) -> int:
-    """Show what this machine has: Python, torch, device, threads, packages; what is missing, and how to install it.
+    """Show what this machine has: Python, torch, device, threads; which extras are installed, and what each enables.
 
     Parameters
     ----------
@@ -47,6 +56,7 @@ def doctor(*, clear_cache: Annotated[bool, Parameter(negative=())] = False) -> i
     facts = {
         "pencil": __version__,
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "systems": TESTED,
         "torch": torch.__version__,
         "device": f"{device.type}" + (f" ({torch.cuda.get_device_name()})" if device.type == "cuda" else ""),
         "precision": "bfloat16 autocast, compiled" if device.type == "cuda" else "float32",
@@ -55,25 +65,17 @@ def doctor(*, clear_cache: Annotated[bool, Parameter(negative=())] = False) -> i
         "cache": f"{folder}: {_amount(held)}, {shutil.disk_usage(folder).free / 1e9:.0f} GB free"
         + "; pencil doctor --clear-cache empties it" * bool(held),
     }
-    optional = {
-        "huggingface_hub": ("hub", "GPT-2's tokenizer from the hub"),
-        "tensorboard": ("tensorboard", "--train.logger tensorboard"),
-        "trackio": ("trackio", "--train.logger trackio"),
-        "transformers": ("transformers", "comparison with other people's models"),
-        "timm": ("timm", "comparison with other people's models"),
-        "datasets": ("datasets", "--data hub:OWNER/NAME"),
-        "diffusers": ("diffusers", "its schedulers, and comparison with its models"),
-        "sacrebleu": ("sacrebleu", "chrF and BLEU of a seq2seq"),
-    }
     console = Console(soft_wrap=True)
     for name, value in facts.items():
         console.print(f"{name:16} {value}", highlight=False, markup=False)
-    for package, (extra, use) in optional.items():
-        if importlib.util.find_spec(package):
-            console.print(f"{package:16} {importlib.metadata.version(package)}", highlight=False)
-        else:
-            mend = f"missing, for {use}: pip install 'pencil-transformers[{extra}]'"
-            console.print(f"{package:16} {mend}", highlight=False, markup=False)
+    console.print("\nextras", highlight=False)
+    for extra, (packages, use) in EXTRAS.items():
+        missing = [package for package in packages if importlib.util.find_spec(package) is None]
+        found = [f"{one} {importlib.metadata.version(one)}" for one in packages if one not in missing]
+        line = f"{use}: {', '.join(found + [f'{one} missing' for one in missing])}"
+        if missing:
+            line += f"; pip install 'pencil-transformers[{extra}]'"
+        console.print(f"{extra:16} {line}", highlight=False, markup=False)
     return 0
 
 

@@ -1,6 +1,8 @@
-"""eval: metrics of a run on its held-out data."""
+"""eval: metrics of a run on its held-out data, or on other data."""
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +17,12 @@ def evaluate(
     run: Path,
     /,
     *,
+    data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     device: str = "auto",
     out: Path | None = None,
 ) -> int:
-    """Evaluate a run on its held-out data: one metric a line, and figures in a folder.
+    """Evaluate a run on its held-out data, or on other data: one metric a line, and figures in a folder.
 
     Text: loss, perplexity, bits per byte. Classes: accuracy, confusion matrix, the most confident mistakes.
     Captions and translations: exact match, mistakes, the attention at each word. Diffusion: loss, and the share of
@@ -29,27 +32,47 @@ def evaluate(
     ----------
     run
         The run's folder.
+    data
+        Other data of the same kind, all of it evaluated: a folder with the same classes, another text, other pairs.
+        Classes are matched by name; one that the model does not know is refused. Images that the run was trained on
+        are left out.
     as_json
         Print the metrics as one JSON object.
     device
         auto, cpu, cuda or mps.
     out
-        Folder for the figures; eval/ in the run's folder by default.
+        Folder for the figures; by default eval/ in the run's folder, or eval-NAME/ for other data.
     """
     from ..device import pick_device
     from ..families import family, load_model, open_run
+    from ..families.other_data import amount, task_on
     from ..families.run_setup import task_of
+    from ..train.report import shown_progress
     from ..train.settings import TrainConfig
 
     opened = open_run(run)
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out is the folder for the figures")
     model = load_model(opened, pick_device(device))
-    task = task_of(opened, build(TrainConfig, {**opened.config["train"], "batch": 32}, "train."), notify=note)
-    folder, record = out or opened.path / "eval", family(opened.family)
-    metrics, files = record.evaluate(task, model, folder, note) if record.evaluate else task.report(model, folder)
+    record, config = family(opened.family), build(TrainConfig, {**opened.config["train"], "batch": 32}, "train.")
+    if data is None:
+        task, other = task_of(opened, config, notify=note), False
+    else:
+        task, other = task_on(opened, config, data, note)
+    if out is not None and not getattr(task, "figures", True):
+        raise UserError(f"--out has no effect on {opened.path}, whose evaluation draws no figures: leave it out")
+    folder = out or opened.path / (f"eval-{_file_name(data)}" if other and data else "eval")
+    if other:
+        for line in getattr(task.data, "notes", ()):
+            note(line)
+        note(f"Evaluating on {data}: {amount(task)}.")
+    with shown_progress("evaluating"):
+        if other or record.evaluate is None:
+            metrics, files = task.report(model, folder)
+        else:
+            metrics, files = record.evaluate(task, model, folder, note)
     if as_json:
-        print(json.dumps(metrics))
+        print(json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}))
     else:
         for name, value in metrics.items():
             print(f"{visible(name, one_line=True)} {value:.6f}")
@@ -57,3 +80,8 @@ def evaluate(
     for line in [*skipped, *getattr(task, "notes", ()), *map(str, files)]:
         note_line(line)
     return 0
+
+
+def _file_name(data: str) -> str:
+    """The name of data as the name of a folder."""
+    return re.sub(r"[^\w.-]+", "-", Path(data).name or "input").strip("-.") or "input"

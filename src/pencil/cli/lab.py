@@ -84,7 +84,7 @@ def _folder(folder: Path) -> Path:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a folder; choose another with --out")
     ours = any((folder / name).is_file() for name in ("results.jsonl", "plan.json"))
-    if folder.is_dir() and any(folder.iterdir()) and not ours:
+    if folder.is_dir() and any(path.name != ".lock" for path in folder.iterdir()) and not ours:
         raise UserError(
             f"{folder} is not empty and was not written by pencil lab (it has no results.jsonl); choose another with "
             f"--out"

@@ -8,6 +8,7 @@ from cyclopts import App, CycloptsError, Group
 
 from .. import __version__
 from ..config import UserError
+from ..train.settings import refuse_processes
 from . import (
     check,
     cost,
@@ -28,7 +29,7 @@ from . import (
 )
 from .dispatch import HELP, dispatch, named_family, run_family, trace_family
 from .parsing import PARAMETERS, sentence
-from .terminal import note_line
+from .terminal import note_line, use_utf8
 
 START, USE, INSIDE, LEARN, OTHER = (
     Group(name, sort_key=i)
@@ -92,8 +93,11 @@ BY_FAMILY: dict[str, tuple[Callable, Callable]] = {
 
 def run(words: Sequence[str]) -> int:
     """Run one command."""
+    if words and words[0] in ("train", "resume") and not set(words) & set(HELP):
+        refuse_processes()
     if len(words) > 1 and words[0] in BY_FAMILY and not set(words[1:]) <= set(HELP):
-        return dispatch(words[0], words[1:], USAGE[words[0]], *BY_FAMILY[words[0]])
+        rest = train.with_family(words[1:]) if words[0] == "train" else words[1:]
+        return dispatch(words[0], rest, USAGE[words[0]], *BY_FAMILY[words[0]])
     try:
         return app(words, exit_on_error=False, print_error=False) or 0
     except CycloptsError as error:
@@ -107,6 +111,7 @@ def main(words: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if words is None else words)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    use_utf8()
     try:
         status = run(words)
         sys.stdout.flush()

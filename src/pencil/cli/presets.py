@@ -1,13 +1,12 @@
 """A model by the name of a preset, with other settings where given, or by the folder of a run."""
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ..config import UserError, fitted, overrides
+from ..config import UserError, closest, fitted, nearest, overrides
 
 if TYPE_CHECKING:
     from ..families.record import Family
@@ -77,6 +76,6 @@ def find_model(what: str, changes: Mapping[str, Any] | None = None) -> "tuple[Fa
         return record, record.read_config(run.config["model"]), run.config["train"]
     if what in FAMILIES:
         raise UserError(f"{what} is a family; use one of {', '.join(f for f in presets if presets[f][0] == what)}")
-    close = difflib.get_close_matches(what, [*presets, *(preset for _, preset in presets.values())], 1, 0.6)
-    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(presets))}"
+    close = closest(what, [*presets, *(preset for _, preset in presets.values())])
+    hint = f"did you mean {close}?" if close else nearest(what, presets)
     raise UserError(f"{what} is neither a preset nor a run's folder; {hint}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ..config import UserError
-from .terminal import TerminalOutput, read_text
+from .terminal import JsonOutput, TerminalOutput, read_text
 
 
 def sample(run: Path, /, *options: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
@@ -30,13 +30,22 @@ def sample_command(record: Any) -> Callable[..., int]:
     """The command for one family."""
     if record.sample is None:
         raise UserError(f"a {record.name} cannot be sampled from the command line")
-    from ..families.options import DEVICE
+    from ..families.options import DEVICE, OUTPUT, TextOutput
 
     def command(
         run: Path,
         /,
         *,
         options: Annotated[record.sample_options, Parameter(name="*")] = record.sample_options(),  # noqa: B008
+        as_json: Annotated[
+            bool,
+            Parameter(
+                name="--json",
+                group=OUTPUT,
+                negative=(),
+                help="Print one JSON object: results, one for each output with what it is of, and the files written.",
+            ),
+        ] = False,
         device: Annotated[str, Parameter(group=DEVICE, help="auto, cpu, cuda or mps.")] = "auto",
     ) -> int:
         from ..device import pick_device
@@ -45,7 +54,11 @@ def sample_command(record: Any) -> Callable[..., int]:
         options.check()
         loaded = load(run, pick_device(device))
         texts = {n: [read_text(t) for t in v] for n in ("prompt", "source") if (v := getattr(options, n, None))}
-        record.sample(loaded, replace(options, **texts), TerminalOutput(getattr(options, "out", None)))
+        out = getattr(options, "out", None)
+        output = JsonOutput() if as_json else TerminalOutput(out)
+        record.sample(loaded, replace(options, **texts), output)
+        if isinstance(output, JsonOutput):
+            output.write(out if isinstance(options, TextOutput) else None)
         return 0
 
     command.__doc__ = f"""Use a trained {record.name}: {record.summary}.

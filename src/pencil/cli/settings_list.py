@@ -4,28 +4,85 @@ import ast
 import dataclasses
 import inspect
 import io
+import shlex
 import tokenize
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
-from ..config import describe_type, setting_types, to_toml
+from ..config import UserError, build, check_output, describe_type, setting_types, to_toml
+from .terminal import note
 
 
-def settings_list(sections: dict[str, Any], left_out: Collection[str] = ()) -> str:
-    """The sections' settings, one a line; one that is unset is a comment."""
+def write_settings(chosen: Any, out: Path | None, force: bool) -> None:
+    """Every setting of a training, printed, or written into a file."""
+    from ..data.settings import DataConfig
+    from ..families.chosen import FROM_DATA
+    from ..families.loading import SETTINGS_VERSION
+    from ..families.run_setup import settings_of
+    from ..files import write_aside
+    from ..train.settings import OPTIONAL
+
+    check_output("--out", out, ".toml")
+    if out is not None and out.exists() and not force:
+        raise UserError(f"{out} exists already; choose another --out, or --force to replace it")
+    record, options = chosen.record, chosen.train_options()
+    preset = chosen.preset or record.default_preset
+    model, train = settings_of(
+        record.name, chosen.data, preset, chosen.model, chosen.train, options, chosen.data_settings
+    )
+    # where sizes follow from the data, those listed are of the usual data unless other is named
+    data = record.data if chosen.data is None and record.data_decides else chosen.data
+    start = RunSection(record.name, preset, data, SETTINGS_VERSION)
+    sections: dict[str, Any] = {"run": start, "options": options, "model": model, "train": train}
+    if record.data_settings:
+        sections["data"] = build(DataConfig, chosen.data_settings, "data.")
+    unknown = {name: BY_DATA for name in FROM_DATA if data is None and name not in chosen.model}
+    others = set(setting_types(DataConfig)) - set(record.data_settings)
+    text = settings_list(sections, set(OPTIONAL) - set(record.train_settings) | others, unknown)
+    if out is None:
+        print(text)
+    else:
+        write_aside(out, f"{text}\n".encode())
+        note(f"{out}: pencil train --config {shlex.quote(str(out))} trains with it")
+
+
+BY_DATA = "unset; follows from the data: name it with --data to see it here"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSection:
+    """What is trained, on what."""
+
+    family: str
+    preset: str  # sizes and training settings where none are given below
+    data: str | None  # a relative path is relative to the working folder
+    settings: str  # the version that these names of settings are of
+
+
+def settings_list(
+    sections: dict[str, Any], left_out: Collection[str] = (), unknown: Mapping[str, str] | None = None
+) -> str:
+    """The sections' settings, one a line; one that is unset, or unknown before the data is, is a comment."""
     lines = []
     for section, config in sections.items():
-        kind, comments = type(config), field_comments(type(config))
+        kind = type(config)
+        comments = {**option_help(kind), **field_comments(kind)}
         types = setting_types(kind)
         rows = []
         for field in dataclasses.fields(config):
             if field.name in left_out:
                 continue
             value = getattr(config, field.name)
+            if section == "model" and field.name in (unknown or {}) and value is not None:
+                rows.append((f"# {field.name} =", (unknown or {})[field.name]))
+                continue
             shown = f"# {field.name} =" if value is None else _line(field.name, value)
             about = "; ".join(filter(None, (describe_setting(types[field.name]), comments.get(field.name, ""))))
             rows.append((shown, about if value is not None else f"unset; {about}"))
+        if not rows:
+            continue
         wide = min(44, max(len(shown) for shown, _ in rows))
         lines += [f"[{section}]", *(f"{shown:{wide}}  # {about}" for shown, about in rows), ""]
     return "\n".join(lines).rstrip()
@@ -42,6 +99,13 @@ def describe_setting(kind: Any) -> str:
 
 def _line(name: str, value: Any) -> str:
     return to_toml({"x": {name: value}}).splitlines()[1]
+
+
+def option_help(kind: type) -> dict[str, str]:
+    """The help of each field that is an option of the command line."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: help for name, one in found.items() if one and (help := getattr(one[0], "help", None))}
 
 
 @lru_cache

@@ -53,7 +53,8 @@ def shapes(what: Model, /, *settings: Settings, batch: int = 1) -> int:
         console.print(line, highlight=False, markup=False)
 
     count = sum(map(prod, parameters.values()))
-    say(f"{what}: {record.name}, {count:,} parameters, {config.depth} blocks, positions {config.positions}")
+    positions = f", positions {config.positions}" if hasattr(config, "positions") else ""
+    say(f"{what}: {record.name}, {count:,} parameters, {config.depth} blocks{positions}")
     letters = {letter for name in probe.values for letter in names[name].axes.split()}
     say(" · ".join(f"{letter} {meaning}" for letter, meaning in LEGEND.items() if letter in letters))
 

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from ..config import UserError, check_output
 from .dispatch import TRACE_FILE
 from .parsing import significant_digits
-from .terminal import note, result_console
+from .terminal import note, progress_bar, result_console
 
 Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 Edits = Annotated[
@@ -137,11 +137,14 @@ def trace_command(record: Any) -> Callable[..., int]:
             Path | None, Parameter(group="Output", help="Heat maps of the attention, one for each head.")
         ] = None,
         of: Annotated[
-            str | None,
+            list[str] | None,
             Parameter(
                 group="Output",
-                help="With --png: the tensor to draw.",
-                show_default=lambda _: "the last attention pattern",
+                negative=(),
+                help="Only these tensors: 'blocks.1.*', or of a tensor a part: 'blocks.1.attn.*[0,head 2]' (a page and "
+                "a trace file have the whole tensor); may be repeated. What they read from elsewhere is given as "
+                "values. With --png: the one tensor to draw.",
+                show_default=lambda _: "all; with --png the last attention pattern",
             ),
         ] = None,
         query: Annotated[
@@ -164,29 +167,36 @@ def trace_command(record: Any) -> Callable[..., int]:
             ("--out", out, TRACE_FILE),
         ):
             check_output(name, path, *endings)
-        if (of or query) and png is None:
-            raise UserError("--of and --query choose what --png draws: give --png too")
+        if query and png is None:
+            raise UserError("--query chooses what --png draws: give --png too")
+        if of and not (html or xlsx or png or out):
+            raise UserError("--of chooses what --html, --xlsx, --png or --out writes: give one of them too")
+        if png and of and len(of) > 1:
+            raise UserError("--png draws one tensor: give --of once")
         found = _open(what, record, given, edit)
+        some = _part(found, of) if of and (html or out) else found
         if html:
             from ..tracing import html as page
 
-            size = page.write(found, html, _title(what, given, found), _about(what), warn=note)
+            with progress_bar(str(html)) as progress:
+                size = page.write(some, html, _title(what, given, found), _about(what), warn=note, progress=progress)
             note(f"{html}: {size / 1e6:.2f} MB")
         if xlsx:
             from ..tracing import xlsx as sheet
 
-            sheet.write(_open(what, record, given, edit, double=True), xlsx)
+            with progress_bar(str(xlsx)) as progress:
+                sheet.write(_open(what, record, given, edit, double=True), xlsx, of or (), progress)
             note(str(xlsx))
         if png:
             from ..files import write_aside
             from ..tracing import picture
 
-            write_aside(png, picture.attention(found, of, query))
+            write_aside(png, picture.attention(found, of[0] if of else None, query))
             note(str(png))
         if out:
             from ..tracing.file import write
 
-            write(found, out)
+            write(some, out)
             note(str(out))
         if not (html or xlsx or png or out):
             from ..tracing.show import names
@@ -221,6 +231,13 @@ def show_command(record: Any) -> Callable[..., int]:
 
     command.__doc__ = _documented(show)
     return command
+
+
+def _part(found: Any, of: list[str]) -> Any:
+    """Of a trace, the tensors of these addresses."""
+    from ..tracing.part import extract
+
+    return extract(found, of)[0]
 
 
 def _title(what: str, given: Any, found: Any) -> str:

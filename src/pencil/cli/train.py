@@ -2,26 +2,23 @@
 
 # the options of a command are those of its family, which is known when the command is made
 # pyright: reportInvalidTypeForm=false
-import shlex
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from ..config import UserError, build, overrides
-from .terminal import note, note_line, program
+from .terminal import note, program
 
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
-FILES_NAMED = 20  # unusable files reported one by one
 
 
 def train(family: str, /, *settings: Settings) -> int:
     """Train a model on your data; Ctrl-C saves and prints the command that continues.
 
     pencil train FAMILY --help lists the options of a family; pencil train FAMILY --settings every setting, such as
-    --model.depth and --train.lr.
+    --model.depth and --train.lr; pencil train --config FILE trains with the settings of a file.
 
     Parameters
     ----------
@@ -55,13 +52,22 @@ def train_command(record: Any) -> Callable[..., int]:
                 show_default=default(record.default_preset),
             ),
         ] = None,
+        config: Annotated[
+            Path | None,
+            Parameter(
+                group=MODEL,
+                help="A TOML file of settings, such as the config.toml of a run; FAMILY may then be left out. Options "
+                "given here go over it.",
+            ),
+        ] = None,
         settings_only: Annotated[
             bool,
             Parameter(
                 name="--settings",
                 negative=(),
                 group=MODEL,
-                help="List every --model and --train setting with its value and choices, as TOML; train nothing.",
+                help="List every setting with its value and choices, as TOML that --config reads (into a file with "
+                "--out FILE); train nothing.",
             ),
         ] = False,
         name: Annotated[
@@ -73,31 +79,42 @@ def train_command(record: Any) -> Callable[..., int]:
         ] = None,
         force: Annotated[bool, Parameter(negative=(), group=RUN, help="Replace the run that is there.")] = False,
     ) -> int:
-        chosen = overrides(_dotted(record, settings), ("model", "train"))
-        options = _image_size(options, chosen["model"])
-        from ..device import pick_device
-        from ..families.run_setup import new_run, settings_of
-        from ..train.settings import OPTIONAL
-        from .settings_list import settings_list
+        words = overrides(_dotted(record, settings), ("model", "train", "data"))
+        from ..families.chosen import Chosen, given_options, read_config, with_image_size
+        from ..families.train_run import merge, start_training
+        from .settings_list import write_settings
 
+        given, sizes = with_image_size(given_options(options), words["model"])
+        chosen = Chosen(record.name, data, preset, given, sizes, words["train"], words["data"])
+        if config is not None:
+            chosen = merge(chosen, read_config(config), config, note)
         if settings_only:
-            model, training = settings_of(record.name, data, preset, chosen["model"], chosen["train"], options)
-            left_out = set(OPTIONAL) - set(record.train_settings)
-            print(settings_list({"model": model, "train": training}, left_out))
+            write_settings(chosen, out, force)
             return 0
-        run, task, config = new_run(
-            record.name, data, preset=preset, model=chosen["model"], train=chosen["train"], options=options,
-            run_name=name, out=out, force=force, notify=note,
-        )  # fmt: skip
-        count, device = record.parameters(task.config), pick_device(config.device).type
-        note(f"A {record.name} of {count:,} parameters, from {task.about()}; on {device}.")
-        return train_to_end(run, task, config)
+        return train_to_end(*start_training(chosen, name, out, force, note))
 
     command.__doc__ = f"""Train a {record.name}: {record.summary}. Ctrl-C saves and prints the command that continues.
 
     A setting is given by its section and name: --model.depth 6 --train.lr 3e-4. --settings lists them all.
     """
     return command
+
+
+def with_family(words: Sequence[str]) -> Sequence[str]:
+    """The words after `train`, with the family that --config names where none comes first."""
+    option = next((i for i, word in enumerate(words) if word.partition("=")[0] == "--config"), None)
+    if option is None or not words[0].startswith("-"):
+        return words
+    value = words[option].partition("=")[2]
+    if not value and option + 1 == len(words):
+        raise UserError("--config needs a value")
+    path = value or words[option + 1]
+    if not Path(path).is_file():  # before torch is imported
+        raise UserError(f"there is no config file {path}")
+    from ..families.chosen import read_config
+
+    named = read_config(path).family
+    return words if named in words else [str(named), *words]
 
 
 def _dotted(record: Any, words: tuple[str, ...]) -> list[str]:
@@ -107,17 +124,6 @@ def _dotted(record: Any, words: tuple[str, ...]) -> list[str]:
         if name.startswith("--") and "." not in name:
             raise UserError(f"a {record.name} takes no {name}; pencil train {record.name} --help lists its options")
     return list(words)
-
-
-def _image_size(options: Any, model: dict[str, Any]) -> Any:
-    """--size is another word for --model.image_size, except with --vae."""
-    size = getattr(options, "size", None)
-    if size is None or getattr(options, "vae", None) is not None:
-        return options
-    if "image_size" in model:
-        raise UserError("--size is the same as --model.image_size here: give one of the two")
-    model["image_size"] = size
-    return replace(options, size=None)
 
 
 def resume(
@@ -162,10 +168,14 @@ def _continue(opened: Any, settings: tuple[str, ...], data: str | None, allow_ch
     from ..device import pick_device
     from ..families import family
     from ..families.run_setup import check_memory, task_of
-    from ..train import checkpoint
-    from ..train.settings import TrainConfig, check_settings, fit_warmup
+    from ..train.settings import TrainConfig, check_patience, check_settings, fit_warmup
 
     changed = overrides(list(settings), ("train",))["train"]
+    if "minutes" in changed and (decided := opened.config["train"].get("steps")):
+        raise UserError(f"{opened.path} is trained for {decided} steps: --train.steps sets another number")
+    if "steps" in changed and not opened.config["train"].get("steps"):  # a time budget that was not measured yet
+        undecided = {name: "250" for name in ("eval_every", "save_every") if not opened.config["train"].get(name)}
+        changed = {"minutes": "none", **undecided, **changed}
     config = build(TrainConfig, {**opened.config["train"], **changed}, "train.")
     check_settings(config, family(opened.family).train_settings, opened.family)
     # a preset's inverse square root may warm up for longer than the run
@@ -174,19 +184,40 @@ def _continue(opened: Any, settings: tuple[str, ...], data: str | None, allow_ch
         record = family(opened.family)
         check_memory(record, record.read_config(opened.config["model"]), config.batch)
     task = task_of(opened, config, data, note)
+    check_patience(config, task.select_best)
     if data is not None:
         _record_place(opened, data)
-    steps = checkpoint.saved(opened.path)
-    if steps and steps[-1] >= config.steps and not allow_changes:
-        opened.verify("tokenizer.json", "model.safetensors")
-        kept, faults = checkpoint.latest(opened.path)
-        for line in faults:
-            note(line)
-        if kept is not None and kept.step >= config.steps:
-            note(f"{opened.path} has made {kept.step} steps and train.steps is {config.steps}; a larger --train.steps "
-                 "continues it")  # fmt: skip
-            return 0
+    if not allow_changes and (line := _nothing_left(opened, config)):
+        note(line)
+        return 0
     return train_to_end(opened, task, config, allow_changes)
+
+
+def _nothing_left(opened: Any, config: Any) -> str | None:
+    """Why a run that has ended does not go on, and what continues it; None where there is something left to do."""
+    from ..train import checkpoint
+    from ..train.identity import newest_state
+    from ..train.validation import Validation
+
+    steps, newest = checkpoint.saved(opened.path), newest_state(opened.path)
+    if not steps or newest is None or newest[1].get("evaluation_due"):
+        return None
+    validation = Validation.restored(newest[1].get("validation"), {})
+    if steps[-1] < config.steps and not validation.exhausted(config.patience):
+        return None
+    opened.verify("tokenizer.json", "model.safetensors")
+    kept, faults = checkpoint.latest(opened.path)
+    for line in faults:
+        note(line)
+    if kept is None or kept.step < min(steps[-1], config.steps):
+        return None
+    if kept.step < config.steps:
+        return (
+            f"{opened.path} stopped at step {kept.step} of {config.steps}: no better validation loss in "
+            f"{validation.without_better} evaluations; --train.patience 0 continues it"
+        )
+    made = f"{opened.path} has made {kept.step} steps and train.steps is {config.steps}"
+    return f"{made}; a larger --train.steps continues it"
 
 
 def _record_place(run: Any, data: str) -> None:
@@ -203,36 +234,7 @@ def _record_place(run: Any, data: str) -> None:
 
 
 def train_to_end(run: Any, task: Any, config: Any, allow_changes: bool = False) -> int:
-    """Train to the last step, or to the interruption; report where things are."""
-    from ..train.loop import Trainer
+    """Train to the last step, or to the interruption; the exit status."""
+    from ..families.train_run import train_to_end
 
-    skipped = task.skipped()
-    for name, fault in skipped[:FILES_NAMED]:
-        note_line(f"skipped {name}: {fault}")
-    try:
-        outcome = Trainer(task, run, config, allow_changes).train()
-    except (RuntimeError, MemoryError) as error:
-        # torch words it differently on each device
-        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
-            raise
-        raise UserError(
-            "out of memory; try a smaller --train.batch, --model.width or "
-            + ("--model.image_size" if hasattr(task.config, "image_size") else "--model.context")
-        ) from None
-    later = task.skipped()[len(skipped) :]
-    for name, fault in later[:FILES_NAMED]:
-        note_line(f"skipped {name}: {fault}")
-    if lost := len(skipped) + len(later):
-        note(f"{lost} file{'s' if lost > 1 else ''} of the data could not be used.")
-    if not outcome.finished:
-        done = f"Stopped after step {outcome.step}, and saved" if outcome.step else "Stopped before the first step"
-        note(f"{done}. Continue with:\n  {program()} resume "
-             f"{shlex.quote(str(run.path))}")  # fmt: skip
-        return 130
-    best = outcome.best
-    headline = "" if task.headline == "val_loss" else f"{task.headline} {best[task.headline]:.4f}, "
-    kept = "best " if task.select_best else ""
-    steps = f"{outcome.step} step" + "s" * (outcome.step > 1)
-    note(f"Trained {steps} in {outcome.seconds:.1f} s; {kept}{headline}val_loss {best['val_loss']:.4f} "
-         f"at step {best['step']}; the run is in {run.path}")  # fmt: skip
-    return 0
+    return 0 if train_to_end(run, task, config, allow_changes, program=program()).finished else 130

@@ -276,5 +276,5 @@ class Attention(nn.Module):
         z = probe("z", attend(q, k, v, span.seen, bias, span.scale, dropout, probe))
         heads = probe("concat", z.transpose(1, 2).flatten(-2))
         if probe.wants("w_o"):
-            return probe("out", F.linear(heads, probe("w_o", self.out.weight.mT).mT, self.out.bias))
-        return probe("out", self.out(heads))
+            return probe.checked(probe("out", F.linear(heads, probe("w_o", self.out.weight.mT).mT, self.out.bias)))
+        return probe.checked(probe("out", self.out(heads)))

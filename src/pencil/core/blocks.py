@@ -61,7 +61,7 @@ class Block(nn.Module):
         normed = probe("attn_norm", self.attn_norm(x))
         x = probe("mid", x + self.drop(self.attn(normed, span, mask=mask, cache=cache, probe=probe / "attn")))
         normed = probe("mlp_norm", self.mlp_norm(x))
-        return probe("post", x + self.drop(self.mlp(normed, probe=probe / "mlp")))
+        return probe.checked(probe("post", x + self.drop(self.mlp(normed, probe=probe / "mlp"))))
 
 
 Source = Float[Tensor, "B S D"] | tuple[Float[Tensor, "B g S d"], Float[Tensor, "B g S d"]]
@@ -111,7 +111,7 @@ class CrossBlock(nn.Module):
         normed = probe("cross_norm", self.cross_norm(x))
         x = probe("cross_mid", x + self.drop(self.cross(normed, across, source=source, probe=probe / "cross")))
         normed = probe("mlp_norm", self.mlp_norm(x))
-        return probe("post", x + self.drop(self.mlp(normed, probe=probe / "mlp")))
+        return probe.checked(probe("post", x + self.drop(self.mlp(normed, probe=probe / "mlp"))))
 
 
 class PostBlock(nn.Module):
@@ -145,7 +145,7 @@ class PostBlock(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         attended = self.attn(x, span, mask=mask, cache=cache, probe=probe / "attn")
         x = probe("mid", self.attn_norm(x + self.drop(attended)))
-        return probe("post", self.mlp_norm(x + self.drop(self.mlp(x, probe=probe / "mlp"))))
+        return probe.checked(probe("post", self.mlp_norm(x + self.drop(self.mlp(x, probe=probe / "mlp")))))
 
 
 class PostCrossBlock(nn.Module):
@@ -188,7 +188,7 @@ class PostCrossBlock(nn.Module):
         x = probe("mid", self.attn_norm(x + self.drop(attended)))
         crossed = self.cross(x, across, source=source, probe=probe / "cross")
         x = probe("cross_mid", self.cross_norm(x + self.drop(crossed)))
-        return probe("post", self.mlp_norm(x + self.drop(self.mlp(x, probe=probe / "mlp"))))
+        return probe.checked(probe("post", self.mlp_norm(x + self.drop(self.mlp(x, probe=probe / "mlp")))))
 
 
 class AdaBlock(nn.Module):
@@ -242,7 +242,7 @@ class AdaBlock(nn.Module):
         normed = probe("attn_norm", self.attn_norm(x) * (1 + scale_attn) + shift_attn)
         x = probe("mid", x + gate_attn * self.attn(normed, span, mask=mask, probe=probe / "attn"))
         normed = probe("mlp_norm", self.mlp_norm(x) * (1 + scale_mlp) + shift_mlp)
-        return probe("post", x + gate_mlp * self.mlp(normed, probe=probe / "mlp"))
+        return probe.checked(probe("post", x + gate_mlp * self.mlp(normed, probe=probe / "mlp")))
 
 
 class AdaNormBlock(nn.Module):
@@ -293,4 +293,4 @@ class AdaNormBlock(nn.Module):
         normed = probe("attn_norm", self.attn_norm(x) * scale_attn + shift_attn)
         x = probe("mid", x + self.attn(normed, span, mask=mask, probe=probe / "attn"))
         normed = probe("mlp_norm", self.mlp_norm(x) * scale_mlp + shift_mlp)
-        return probe("post", x + self.mlp(normed, probe=probe / "mlp"))
+        return probe.checked(probe("post", x + self.mlp(normed, probe=probe / "mlp")))

@@ -1,5 +1,6 @@
 """Probes: a probe is called with each named value where it is computed, and may keep it or edit it."""
 
+import difflib
 import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
@@ -28,7 +29,8 @@ class Probe:
     """Keeps the values whose names match `keep`, and replaces those named in `edit`.
 
     `keep` is glob patterns ("blocks.0.*") or a predicate of the full name; `edit` maps a pattern to a function of the
-    value. `probe / "attn"` nests names; all nested probes share one `values`.
+    value. `probe / "attn"` nests names; all nested probes share one `values`. A pattern that no name of the forward
+    pass matches is refused at its end.
     """
 
     def __init__(
@@ -39,6 +41,8 @@ class Probe:
         self.keep = keep if keep or edit else ("*",)
         self.edit = edit or {}
         self.values: dict[str, Tensor] = {}
+        self.fired: dict[str, None] = {}  # the names of all values so far; the keys are a set in their order
+        self.asked: dict[str, None] = {}  # the names that `wants` was asked for: computed only for a probe
         self.path = ""
 
     def __truediv__(self, name: str) -> "Probe":
@@ -55,14 +59,27 @@ class Probe:
     def wants(self, *names: str) -> bool:
         """Whether any of these values would be kept or edited; then the fused route may not skip them."""
         full = [self.path + name for name in names]
+        self.asked.update(dict.fromkeys(full))
         return any(self.keeps(name) or any(True for _ in self.edits(name)) for name in full)
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
         name = self.path + name
+        self.fired[name] = None
         for change in self.edits(name):
             value = change(value)
         if self.keeps(name):
             self.values[name] = value
+        return value
+
+    def checked(self, value: Tensor) -> Tensor:
+        """The result of a forward pass, after a check that every pattern matched a name, in this pass or before.
+
+        Only the outermost module checks: inside it, other names are still to come.
+        """
+        if not self.path:
+            for pattern in (*(rule for rule in self.keep if isinstance(rule, str)), *self.edit):
+                if not any(fnmatchcase(name, pattern) for name in self.fired):
+                    raise ValueError(_unmatched(pattern, (*self.fired, *self.asked)))
         return value
 
 
@@ -80,6 +97,20 @@ class NullProbe(Probe):
 
     def wants(self, *names: str) -> bool:
         return False
+
+    def checked(self, value: Tensor) -> Tensor:
+        return value
+
+
+def _unmatched(pattern: str, known: tuple[str, ...]) -> str:
+    """Why a probe was refused: the pattern, and the name that is meant or the places there are."""
+    if pattern in known:
+        return f"{pattern} is not computed in this forward pass, so a probe cannot keep or edit it"
+    wild = set("*?[") & set(pattern)
+    names = {re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in known} if wild else set(known)
+    near = difflib.get_close_matches(pattern, sorted(names), 1, 0.8)
+    mend = f"did you mean {near[0]}?" if near else f"the names here are {', '.join(known[:5])}, … (Probe() keeps all)"
+    return f"no value {'matches' if wild else 'is called'} {pattern}; {mend}"
 
 
 OFF = NullProbe()

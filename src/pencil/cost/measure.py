@@ -1,6 +1,5 @@
 """Measurements on this machine: its rates, and the time a model takes."""
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..files import memory
 from .devices import Device, Workload
 from .memory import BYTES, TrainMemory
 from .profile import CostProfile
@@ -53,7 +53,7 @@ def memory_size(device: torch.device) -> float:
     """Bytes of the device's memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else float("inf")
+    return memory()
 
 
 def measure(

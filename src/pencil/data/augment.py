@@ -1,16 +1,19 @@
-"""Image transforms: resize and centre crop to a model's input size, and random augmentation while training."""
+"""Image transforms: an image brought to a model's input size, and random augmentation while training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 MARGIN = 1.25  # of a kept image over the model's input size, for random crops
+BARS = 128  # the grey of a padded image's bars: zero, as a model reads it
 STRIP = 1 << 20  # pixels that are converted at a time
 EXIF = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # where Pillow finds an image's orientation
+
+Fit = Literal["crop", "pad", "squash"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class ImageTransform:
     flip: bool = False  # mirrored left to right with probability one half
     crop: float = 1.0  # the smallest fraction of the image's area that a random crop keeps
     augment_ops: int = 0  # the number of random small affine or colour operations for each image, from OPS
+    fit: Fit = "crop"  # what becomes of an image of another shape: its middle, all of it between bars, or stretched
 
     @property
     def mode(self) -> str:
@@ -31,7 +35,7 @@ class ImageTransform:
     @property
     def without_augmentation(self) -> "ImageTransform":
         """The same size and channels without augmentation, for evaluation."""
-        return ImageTransform(self.size, self.channels)
+        return ImageTransform(self.size, self.channels, fit=self.fit)
 
     @property
     def augmented(self) -> bool:
@@ -79,10 +83,11 @@ def _plain(image: Image.Image, mode: str, wide: bool) -> Image.Image:
     return image.convert(mode)
 
 
-def shrink(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+def shrink(image: Image.Image, size: tuple[int, int], how: Fit = "crop") -> Image.Image:
     """No larger than a random crop needs, MARGIN times the model's input size: small enough to keep in memory."""
     height, width = size
-    scale = max(MARGIN * height / image.height, MARGIN * width / image.width)
+    scales = MARGIN * height / image.height, MARGIN * width / image.width
+    scale = min(scales) if how == "pad" else max(scales)
     if scale >= 1:
         return image
     return image.resize(
@@ -90,19 +95,40 @@ def shrink(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     )
 
 
-def fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """The largest centre crop with the aspect ratio of `size`, resized to `size`."""
+def fit(image: Image.Image, size: tuple[int, int], how: Fit = "crop") -> Image.Image:
+    """The image at `size`: the largest centre crop of that shape, the whole image between bars, or stretched to it."""
     height, width = size
     if image.size == (width, height):
         return image
+    if how == "squash":
+        return image.resize((width, height), Image.Resampling.BICUBIC)
+    if how == "pad":
+        return _pad(image, size)
     return ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
 
 
+def _pad(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """The whole image as large as it fits, in the middle of grey bars."""
+    height, width = size
+    scale = min(height / image.height, width / image.width)
+    inner = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    out = Image.new(image.mode, (width, height), (BARS,) * len(image.getbands()))
+    place = (width - inner[0]) // 2, (height - inner[1]) // 2
+    out.paste(image.resize(inner, Image.Resampling.BICUBIC), place)
+    return out
+
+
 def random_augment(image: Image.Image, transform: ImageTransform, rng: np.random.Generator) -> Image.Image:
-    """A random crop, a resize to the transform's size, a random flip, then `augment_ops` operations from OPS."""
+    """A random crop, a resize to the transform's size, a random flip, then `augment_ops` operations from OPS.
+
+    A crop is taken from the image as evaluation shows it, padded or stretched; where that crops too, from all of it.
+    """
     if transform.crop < 1:
+        if transform.fit != "crop":
+            height, width = transform.size
+            image = fit(image, (ceil(MARGIN * height), ceil(MARGIN * width)), transform.fit)
         image = _random_crop(image, transform, rng)
-    image = fit(image, transform.size)
+    image = fit(image, transform.size, transform.fit)
     if transform.flip and rng.random() < 0.5:
         image = ImageOps.mirror(image)
     for _ in range(transform.augment_ops):

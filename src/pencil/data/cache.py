@@ -67,15 +67,18 @@ def hash_files(folder: Path, paths: Iterable[Path]) -> dict[Path, str]:
     """SHA-256 of each file, whole; what is known of a file that has the same times and size is not read again."""
     index = cache_folder() / f"pictures-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]}.json"
     known = json.loads(index.read_bytes())["files"] if usable(index) else {}
-    found, hashes, now = {}, {}, time.time_ns()
+    found, hashes, asked, now = {}, {}, set(), time.time_ns()
     for path in paths:
         name, about = path.relative_to(folder).as_posix(), path.stat()
+        asked.add(name)
         mark = [about.st_mtime_ns, about.st_ctime_ns, about.st_size]
         old = known.get(name)
         same = isinstance(old, list) and old[:3] == mark
         hashes[path] = str(old[3]) if old and same else fingerprint(path)["sha256"]
         if now - max(mark[:2]) > SETTLED:
             found[name] = [*mark, hashes[path]]
+    # files that were not asked for now may be the next time
+    found = {n: mark for n, mark in known.items() if n not in asked and (folder / n).is_file()} | found
     if found != known:
         content = json.dumps({"files": found}).encode()
         write_aside(index, content)

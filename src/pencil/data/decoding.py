@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 # each plugin registers its format with Pillow when it is imported
 from PIL import (
     BmpImagePlugin,  # noqa: F401
+    ExifTags,
     GifImagePlugin,  # noqa: F401
     Image,
     JpegImagePlugin,  # noqa: F401
@@ -47,6 +48,8 @@ def open_header(source: Any) -> Iterator[Any]:
     with source.open("rb") if isinstance(source, Path) else source.open() as file:
         image = _identified(file)
         check_image(image)
+        if image.mode == "F":  # Pillow would clip 0 … 1 to black
+            raise UserError("its pixels are fractions, without a known range: save it with 8 or 16 bits")
         yield image
 
 
@@ -87,7 +90,7 @@ def to_arrays(
 
     def one(image: Image.Image, seed: int) -> np.ndarray:
         if rng is None or not transform.augmented:
-            image = fit(image, transform.size)
+            image = fit(image, transform.size, transform.fit)
         else:
             image = random_augment(image, transform, np.random.Generator(np.random.Philox(key=seed)))
         array = np.asarray(image)
@@ -124,18 +127,31 @@ def reason(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def header_fault(path: Path) -> str | None:
-    """What is wrong with an image file, by its header alone; a truncated file is found only when it is decoded."""
+class Header(NamedTuple):
+    """What the header of an image file says."""
+
+    fault: str | None = None
+    shape: tuple[int, int] = (0, 0)  # height and width, after EXIF orientation
+    grey: bool = False
+
+
+def read_header(path: Path) -> Header:
+    """The header of an image file, or what is wrong with it; a truncated file is found only when it is decoded."""
     limits()  # a setting that is no number is refused, and not taken for a fault of the file
     try:
         if path.is_file() and not path.stat().st_size:
-            return "empty (0 bytes)"
-        with open_header(path):
-            return None
+            return Header("empty (0 bytes)")
+        with open_header(path) as image:
+            grey = image.mode in ("1", "L", "LA", "I") or image.mode.startswith("I;16")
+            return Header(None, upright_shape(image), grey)
     except Exception as error:  # Pillow's header readers raise many kinds
-        return reason(error)
+        return Header(reason(error))
 
 
-def is_grey(path: Path) -> bool:
-    with open_header(path) as image:
-        return image.mode in ("1", "L", "LA", "I;16", "I")
+def upright_shape(image: Any) -> tuple[int, int]:
+    """Height and width after EXIF orientation, of an image of which only the header was read."""
+    width, height = image.size
+    # Pillow searches for a PNG's EXIF data behind the pixels, and swaps a TIFF's sides itself
+    has_exif = image.format not in ("PNG", "TIFF") or (image.format == "PNG" and "exif" in image.info)
+    swapped = has_exif and image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+    return (width, height) if swapped else (height, width)

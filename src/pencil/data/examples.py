@@ -101,7 +101,7 @@ class FileExamples:
             return None
         source = self.sources[i]
         try:
-            image = shrink(decode(source, transform), transform.size)
+            image = shrink(decode(source, transform), transform.size, transform.fit)
         except Exception as error:  # Pillow's decoders raise many kinds
             with self.lock:
                 if i not in self.broken:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,44 +12,44 @@ import numpy as np
 from ..config import UserError
 from ..files import check_regular
 from .cache import hash_files
-from .decoding import header_fault, is_grey, pool
+from .decoding import Header, pool, read_header
 from .examples import FileExamples, Skipped, Target
+from .folder_layout import ENDINGS, count_of, find_splits, layout_notes, names_of
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
 
-ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"))
 MAX_TABLE, MAX_LINE = 500_000_000, 1 << 20  # bytes of a metadata.jsonl, and of one of its lines
-SPLITS = {"train": "train", "test": "test", "val": "test", "valid": "test", "validation": "test"}
 
 
-def from_folder(folder: Path, want: str) -> ImageData:
-    """The data set in a folder; broken images are left out and recorded in `skipped`."""
-    parts = {e.name: SPLITS[e.name] for e in os.scandir(folder) if e.is_dir() and e.name in SPLITS}
-    # test/ is held out if it exists, else val/ under one of its names
-    split = {name: folder / given for given, name in sorted(parts.items(), key=lambda part: part[0] == "test")}
-    split = split if "train" in split else {}
+def from_folder(folder: Path, want: str, whole: bool = False) -> ImageData:
+    """The data set in a folder; broken images are left out and recorded in `skipped`.
+
+    With `whole` nothing is trained on: all of it is held out, however little it is.
+    """
+    split, notes = find_splits(folder, whole)
     for path in split.values():
         check_inside(path, folder)
-    if split and "test" not in split:
-        raise UserError(f"{folder} has train/ but no test/ or val/ beside it")
     skipped: Skipped = []
     rows = {name: _rows(path, want) for name, path in (split or {"all": folder}).items()}
-    faults = {path: fault for found in rows.values() for path, fault in _faults([path for path, _ in found])}
-    skipped += [(str(path), fault) for path, fault in faults.items() if fault]
-    checked = {name: [row for row in found if not faults[row[0]]] for name, found in rows.items()}
+    headers = {path: header for found in rows.values() for path, header in _headers([path for path, _ in found])}
+    skipped += [(str(path), header.fault) for path, header in headers.items() if header.fault]
+    checked = {name: [row for row in found if not headers[row[0]].fault] for name, found in rows.items()}
     if not any(checked.values()):
         first = f"; {Path(skipped[0][0]).name}: {skipped[0][1]}" if skipped else ""
         raise UserError(f"{folder} holds no picture that can be read{first}")
     everything = [row for found in checked.values() for row in found]
-    classes = check_classes((str(target) for _, target in everything), str(folder)) if want == "label" else ()
-    if not split:
+    labels = [str(target) for _, target in everything] if want == "label" else []
+    classes = tuple(sorted(set(labels))) if whole or not labels else check_classes(labels, str(folder))
+    if whole:
+        checked = {"train": [], "test": everything}
+    elif not split:
         held, kept = _hold_out(everything, want)
         checked = {"train": kept, "test": held}
     for name, found in checked.items():
-        if not found:
+        if not found and not whole:
             use = "evaluate on" if name == "test" else "train on"
             raise UserError(f"{folder} has too few pictures: none is left to {use}")
     absent = sorted(set(classes) - {str(target) for _, target in checked["train"]})
-    if absent:
+    if absent and not whole:
         raise UserError(f"{folder} has no training picture of {', '.join(absent[:3])}; each class needs at least two")
 
     def examples(name: str) -> FileExamples:
@@ -58,18 +58,22 @@ def from_folder(folder: Path, want: str) -> ImageData:
         targets: list[Target] = [index[str(t)] if classes else str(t) for _, t in found]
         return FileExamples([path for path, _ in found], targets, skipped)
 
-    some = [path for path, _ in everything[:: max(1, len(everything) // 64)]]
+    grey = all(headers[path].grey for path, _ in everything)
+    hashes = hash_files(folder, dict.fromkeys(path for path, _ in everything))
     return ImageData(
         folder.resolve().name or "root",
-        _hash(folder, everything),
+        _hash(folder, everything, hashes),
         examples("train"),
         examples("test"),
         classes,
-        dict(image_size=(64, 64), channels=1 if all(is_grey(path) for path in some) else 3, patch=(8, 8)),
+        dict(image_size=(64, 64), channels=1 if grey else 3, patch=(8, 8)),
         PHOTO_AUGMENTATION if want == "label" else CAPTIONED_AUGMENTATION,
         skipped=skipped,
-        select_best="test" not in parts,
+        select_best=not any(path.name.lower().startswith("test") for path in split.values()),
         former_hash=lambda: _hash_of_heads(folder, everything),
+        shapes=[headers[path].shape for path, _ in everything],
+        hashes=hashes,
+        notes=notes + [note for path in split.values() or [folder] for note in layout_notes(path, want)],
     )
 
 
@@ -83,6 +87,12 @@ def annotations_in(folder: Path) -> str:
         return "label" if "label" in first and not first.keys() & {"text", "caption"} else "caption"
     parents = {path.relative_to(here).parts[:-1][:1] for path in _pictures(here)}
     return "nothing" if len(parents) == 1 else "label"
+
+
+def has_labels(folder: Path) -> bool:
+    """Whether the metadata.jsonl of a folder, or of its train/, has labels."""
+    table = (folder / "train" if (folder / "train").is_dir() else folder) / "metadata.jsonl"
+    return table.is_file() and "label" in next(iter(_metadata(table)))[1]
 
 
 def _rows(folder: Path, want: str) -> list[tuple[Path, Any]]:
@@ -131,15 +141,15 @@ def _class_folders(folder: Path) -> list[tuple[Path, str]]:
     loose = [path for path in every if path.parent == folder]
     if loose:
         raise UserError(
-            f"{folder} has {_count(loose, 'picture')} without a label ({_names(loose)}): put each in the folder of its "
-            "class, or write a metadata.jsonl with file_name and label"
+            f"{folder} has {count_of(loose, 'picture')} without a label ({names_of(loose)}): put each in the folder of "
+            "its class, or write a metadata.jsonl with file_name and label"
         )
     rows = [(path, path.relative_to(folder).parts[0]) for path in every]
     named = {name for _, name in rows}
     bare = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name not in named | {".git"}]
     bare = [path for path in bare if not path.name.startswith(".")]
     if rows and bare:
-        raise UserError(f"{folder} has {_count(bare, 'class folder')} without a picture ({_names(bare)})")
+        raise UserError(f"{folder} has {count_of(bare, 'class folder')} without a picture ({names_of(bare)})")
     for path, name in rows:
         _check_text(name, path)
     return rows
@@ -151,7 +161,10 @@ def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
         value = row.get("label") if want == "label" else row.get("text", row.get("caption"))
         if not isinstance(value, (str, int)) or isinstance(value, bool) or not str(value).strip():
             key = "label" if want == "label" else "text"
-            raise UserError(f"{table}, line {number}: {row['file_name']} has no {key}")
+            raise UserError(
+                f"{table}, line {number}: {row['file_name']} has no {key}; write "
+                f'{{"file_name": …, "{key}": …}} for each picture'
+            )
         _check_text(str(value), f"{table}, line {number}")
         path = folder / row["file_name"]
         if not _leads_inside(path, folder):
@@ -163,9 +176,9 @@ def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
     named = {path for path, _ in rows}
     over = [path for path in _pictures(folder) if path not in named]
     if missing:
-        raise UserError(f"{table} has lines for {_count(missing, 'picture')} not there ({_names(missing)})")
+        raise UserError(f"{table} has lines for {count_of(missing, 'picture')} not there ({names_of(missing)})")
     if over:
-        raise UserError(f"{folder} has {_count(over, 'picture')} without a line in metadata.jsonl ({_names(over)})")
+        raise UserError(f"{folder} has {count_of(over, 'picture')} without a line in metadata.jsonl ({names_of(over)})")
     return rows
 
 
@@ -206,22 +219,13 @@ def _lines(path: Path) -> Iterable[str]:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _count(things: Sequence[Any], what: str) -> str:
-    return f"{len(things)} {what}{'s' if len(things) > 1 else ''}"
-
-
-def _names(paths: Sequence[Path]) -> str:
-    return ", ".join(path.name for path in paths[:3]) + (", …" if len(paths) > 3 else "")
-
-
 def _check_text(text: str, where: object) -> None:
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise UserError(f"{where}: {text!r} is not text that can be written as UTF-8")
 
 
-def _faults(paths: Sequence[Path]) -> Iterable[tuple[Path, str | None]]:
-    """What is wrong with each file, by its header."""
-    return zip(paths, pool().map(header_fault, paths), strict=True)
+def _headers(paths: Sequence[Path]) -> Iterable[tuple[Path, Header]]:
+    return zip(paths, pool().map(read_header, paths), strict=True)
 
 
 def _hold_out(rows: list[Any], want: str) -> tuple[list[Any], list[Any]]:
@@ -239,9 +243,8 @@ def _hold_out(rows: list[Any], want: str) -> tuple[list[Any], list[Any]]:
     return held, kept
 
 
-def _hash(folder: Path, rows: list[Any]) -> str:
+def _hash(folder: Path, rows: list[Any], hashes: Mapping[Path, str]) -> str:
     """Over the name, the target and the whole content of each file."""
-    hashes = hash_files(folder, dict.fromkeys(path for path, _ in rows))
     sha = hashlib.sha256()
     for path, target in rows:
         sha.update(repr((path.relative_to(folder).as_posix(), target, hashes[path])).encode())

@@ -1,14 +1,14 @@
 """ImageData: what every source of images (built-in, idx files, folders, the hub) is loaded into."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..config import UserError
 from .builtin import Scenes
-from .examples import Examples, Skipped
+from .examples import ArrayExamples, Examples, FileExamples, Skipped
 
 PHOTO_AUGMENTATION = dict(flip=True, crop=0.5, augment_ops=1)
 CAPTIONED_AUGMENTATION = dict(crop=0.9)  # no flip: a caption may name left and right
@@ -32,12 +32,51 @@ class ImageData:
     seen_combinations: Examples | None = None  # held-out images of combinations that are in the training data
     pinned: str = ""  # what names exactly this version of the data, where --data names the newest
     former_hash: Callable[[], str] | None = None  # as older versions recorded it
+    shapes: list[tuple[int, int]] = field(default_factory=list)  # heights and widths of images in a folder
+    hashes: Mapping[Any, str] = field(default_factory=dict)  # of the files in a folder
+    notes: list[str] = field(default_factory=list)  # how a folder is read, where that may not be what it looks like
 
     def captions(self) -> Iterable[str]:
         """Texts to learn a tokenizer from."""
         if isinstance(self.train, Scenes):
             return self.train.draw(np.random.Generator(np.random.Philox(key=1)), 4000)[1]
         return map(str, self.train.targets)
+
+
+def all_held_out(data: ImageData) -> ImageData:
+    """The data set with what it would train on held out too; generated images are left out."""
+    train, test = data.train, data.test
+    if isinstance(train, FileExamples) and isinstance(test, FileExamples):
+        nothing = FileExamples([], [], data.skipped)
+        every = FileExamples([*train.sources, *test.sources], [*train.targets, *test.targets], data.skipped)
+    elif isinstance(train, ArrayExamples) and isinstance(test, ArrayExamples):
+        nothing = ArrayExamples(train.pictures[:0], [])
+        every = ArrayExamples(np.concatenate((train.pictures, test.pictures)), [*train.targets, *test.targets])
+    else:
+        nothing, every = train, test
+    return replace(data, train=nothing, test=every, seen_combinations=None)
+
+
+def with_classes(data: ImageData, classes: Sequence[str], model: object) -> ImageData:
+    """The held-out images with the numbers that a model has for their classes; a class it does not have is refused."""
+    number = {name: i for i, name in enumerate(classes)}
+    check_known(data.classes, classes, data.name, model)
+    data.test.targets = [number[data.classes[target]] for target in data.test.targets]
+    return replace(data, classes=tuple(classes))
+
+
+def check_known(found: Sequence[str], known: Sequence[str], data: str, model: object) -> None:
+    """Refuse classes that a model does not know."""
+    unknown = [name for name in found if name not in known]
+    if unknown:
+        raise UserError(
+            f"{data} has the {'classes' if len(unknown) > 1 else 'class'} {_some(unknown)}, and {model} knows "
+            f"{_some(known)}: leave {'them' if len(unknown) > 1 else 'it'} out, or use the model's names"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
 
 
 def check_classes(labels: Iterable[str], where: str) -> tuple[str, ...]:

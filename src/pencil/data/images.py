@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from pathlib import Path
 
 import numpy as np
 
@@ -12,15 +13,26 @@ from .examples import ArrayExamples, VideoExamples
 from .folders import from_folder
 from .hub import from_hub
 from .idx import from_idx
-from .image_data import ImageData
+from .image_data import ImageData, all_held_out
 from .moving import CANVAS, FRAMES, MovingDigits
 
 EMBEDDED = {"label": ("digits", "moving-digits"), "caption": ("scenes", "scenes-hard"), "video": ("moving-digits",)}
+EMBEDDED_NAMES = frozenset(name for names in EMBEDDED.values() for name in names)
 
 
-def load(data: str, want: str) -> ImageData:
-    """The data set that --data names, with the wanted targets: a label, a caption, a video's label, or nothing."""
-    if data in {name for names in EMBEDDED.values() for name in names}:
+def load(data: str, want: str, whole: bool = False) -> ImageData:
+    """The data set that --data names, with the wanted targets: a label, a caption, a video's label, or nothing.
+
+    With `whole` all of it is held out, and nothing trained on; of generated data, what it holds out anyway.
+    """
+    path = expand_path(data) if data and not data.startswith("hub:") else None
+    if whole and path is not None and path.is_dir() and data not in EMBEDDED_NAMES and not _idx_names(path):
+        return from_folder(path, want, whole)
+    return all_held_out(_load(data, want)) if whole else _load(data, want)
+
+
+def _load(data: str, want: str) -> ImageData:
+    if data in EMBEDDED_NAMES:
         if data not in EMBEDDED[want]:
             has = "labels" if data in EMBEDDED["label"] else "captions"
             raise UserError(f"{data} has {has}, and {want}s are needed; try {EMBEDDED[want][0]}")
@@ -38,13 +50,17 @@ def load(data: str, want: str) -> ImageData:
     if not path.is_dir():
         known = nearest(data, EMBEDDED[want])
         raise UserError(f"there is no folder {data}, and no embedded pictures of that name; {known}")
+    names = _idx_names(path)
+    return from_idx(path, names, want) if names else from_folder(path, want)
+
+
+def _idx_names(folder: Path) -> list[str]:
+    """The files of a folder, if idx files of images are among them."""
     try:
-        names = sorted(entry.name for entry in os.scandir(path))
+        names = sorted(entry.name for entry in os.scandir(folder))
     except OSError as error:
-        raise UserError(f"{data} cannot be read: {error.strerror}") from None
-    if any("images" in name and "idx3" in name for name in names):
-        return from_idx(path, names, want)
-    return from_folder(path, want)
+        raise UserError(f"{folder} cannot be read: {error.strerror}") from None
+    return names if any("images" in name and "idx3" in name for name in names) else []
 
 
 def _digits() -> ImageData:

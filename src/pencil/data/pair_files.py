@@ -1,31 +1,62 @@
-"""Read a file of pairs, tab-separated or one JSON object a line; every fault is refused with its line."""
+"""Read a file of pairs: a delimited table, or one JSON object a line; every fault is refused with its line."""
 
-import codecs
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..config import UserError
+from .columns import UNNAMED, Chosen, Kind, Names, label_names
+from .file_kinds import not_text
+from .tables import ANY, Format, Ragged, Table, read_table
 
 Pair = tuple[str, str]
-Keys = tuple[Pair, ...]  # the names of both columns; the first pair is used in errors
 
-SOURCE_KEYS: Keys = (
-    ("source", "target"), ("text", "target"), ("input", "output"), ("question", "answer"), ("src", "tgt")
-)  # fmt: skip
-LABEL_KEYS: Keys = (("text", "label"),)
 MAX_FILE, MAX_LINE = 1_000_000_000, 1 << 20  # bytes of a file, and characters of one of its lines
-BYTE_ORDER_MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}  # fmt: skip
+FORMER = Format("tab", None, quoted=False)  # how files of tabs were read before their format was recognised
 
 
-def read_pairs(content: bytes, data: str, is_json: bool, keys: Keys) -> list[Pair]:
+class Read(NamedTuple):
+    """The pairs of a file, with how it was read: as settings of a run, and in a sentence."""
+
+    pairs: list[Pair]
+    facts: dict[str, Any] = {}
+    note: str = ""
+
+
+def read_pairs(
+    content: bytes, data: str, suffix: str, kind: Kind, given: Format = ANY, chosen: Chosen = UNNAMED
+) -> Read:
     """The pairs in the content of a file; `data` is its name for errors. A first line of column names is skipped."""
-    lines = _lines(content, data)
-    read = _from_json if is_json else _from_tabs
-    header = read is _from_tabs and tuple(lines[0].lower().split("\t")) in keys
-    return [read(line, f"{data}, line {number}:", keys) for number, line in enumerate(lines, 1)][header:]
+    text = _decoded(content, data)
+    if suffix in (".jsonl", ".json", ".ndjson"):
+        return _from_objects(text, data, kind, given, chosen)
+    if given == FORMER:
+        return Read(_from_tabs(text, data, kind))
+    try:
+        table = read_table(text, data, suffix, kind, given, chosen)
+    except Ragged:
+        if suffix != ".csv" and given == ANY:
+            _from_tabs(text, data, kind)  # names the line without a tab
+        raise
+    pairs = []
+    for line, cells in table.rows:
+        where, both = f"{data}, line {line}:", (cells[table.columns[0]], cells[table.columns[1]])
+        for name, value in zip((kind.first, kind.second), both, strict=True):
+            check_text(value, name, where)
+        pairs.append(both)
+    return Read(pairs, *_described(table, kind))
+
+
+def _described(table: Table, kind: Kind) -> tuple[dict[str, Any], str]:
+    """How a table was read, as settings and in words."""
+    form, names = table.format, table.names
+    shown = [names[i] if names and names.count(names[i]) == 1 and names[i] else str(i + 1) for i in table.columns]
+    facts = {"delimiter": form.delimiter, "header": form.header}
+    facts |= {f"{name}_column": column for name, column in zip((kind.first, kind.second), shown, strict=True)}
+    words = [f"{form.delimiter}-separated {'with' if form.header else 'without'} a header"]
+    if not form.quoted and any('"' in cell for row in table.rows for cell in row.cells):
+        words.append("its quotes are kept as letters")
+    columns = (f"{name} from column {column}" for name, column in zip((kind.first, kind.second), shown, strict=True))
+    return facts, "; ".join([*words, ", ".join(columns)])
 
 
 def quote(text: str) -> str:
@@ -33,11 +64,10 @@ def quote(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
-def _lines(content: bytes, data: str) -> list[str]:
-    """The lines of a file without line ends; empty ones are refused, except at the end of the file."""
-    mark = next((name for mark, name in BYTE_ORDER_MARKS.items() if content.startswith(mark)), None)
-    if mark:
-        raise UserError(f"{data} is {mark} text; save it as UTF-8")
+def _decoded(content: bytes, data: str) -> str:
+    """The text of a file in UTF-8."""
+    if fault := not_text(content[:1000], data):
+        raise UserError(f"{data} is {fault}")
     if 0 in content:
         at = content.index(0)
         raise UserError(
@@ -52,31 +82,64 @@ def _lines(content: bytes, data: str) -> list[str]:
             f"{data}, line {line}: byte {content[at]:#04x}, number {column} of the line, is not UTF-8; save the file "
             "as UTF-8"
         ) from None
+    if not text.strip("\r\n"):
+        raise UserError(f"{data} is empty; write one pair a line")
+    long = next((number for number, line in enumerate(text.split("\n"), 1) if len(line) > MAX_LINE), None)
+    if long:
+        raise UserError(f"{data}, line {long}: longer than {MAX_LINE:,} characters; write one pair a line")
+    return text
+
+
+def _lines(text: str, data: str) -> list[str]:
+    """The lines of a file without line ends; empty ones are refused, except at the end of the file."""
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     while lines and not lines[-1]:
         lines.pop()
-    if not lines:
-        raise UserError(f"{data} is empty; write one pair a line")
-    long = next((number for number, line in enumerate(lines, 1) if len(line) > MAX_LINE), None)
-    if long:
-        raise UserError(f"{data}, line {long}: longer than {MAX_LINE:,} characters; write one pair a line")
     if "" in lines:
         raise UserError(f"{data}, line {lines.index('') + 1}: empty; take the line out or write a pair there")
     return lines
 
 
-def _from_tabs(line: str, where: str, keys: Keys) -> Pair:
-    first, second = keys[0]
-    source, *rest = line.split("\t")
-    if len(rest) != 1:
-        tabs = f"{len(rest)} tabs" if rest else "no tab"
-        raise UserError(f"{where} {tabs} in {quote(line)}; write the {first}, one tab, and the {second}")
-    for name, value in ((first, source), (second, rest[0])):
-        _check(value, name, where)
-    return source, rest[0]
+def _from_tabs(text: str, data: str, kind: Kind) -> list[Pair]:
+    """Two columns with a tab between them, and nothing quoted."""
+    lines, pairs = _lines(text, data), []
+    for number, line in enumerate(lines, 1):
+        where = f"{data}, line {number}:"
+        source, *rest = line.split("\t")
+        if len(rest) != 1:
+            tabs = f"{len(rest)} tabs" if rest else "no tab"
+            raise UserError(f"{where} {tabs} in {quote(line)}; write the {kind.first}, one tab, and the {kind.second}")
+        for name, value in ((kind.first, source), (kind.second, rest[0])):
+            check_text(value, name, where)
+        pairs.append((source, rest[0]))
+    return pairs[tuple(lines[0].lower().split("\t")) in kind.names :]
 
 
-def _from_json(line: str, where: str, keys: Keys) -> Pair:
+def _from_objects(text: str, data: str, kind: Kind, given: Format, chosen: Chosen) -> Read:
+    if given != ANY and given != FORMER:
+        raise UserError(f"{data} is JSON: data.delimiter and data.header are for a table")
+    lines, keys, facts = _lines(text, data), kind.names, {}
+    if any(chosen):
+        keys = ((chosen.first or kind.first, chosen.second or kind.second),)
+    elif kind.labelled and (found := label_names(_keys(lines[0]))):
+        keys = (found, *kind.names)
+    if keys[0] != kind.names[0]:
+        facts = {f"{name}_column": key for name, key in zip((kind.first, kind.second), keys[0], strict=True)}
+    pairs = [_from_json(line, f"{data}, line {number}:", keys) for number, line in enumerate(lines, 1)]
+    note = f"one JSON object a line; {kind.first} from {keys[0][0]}, {kind.second} from {keys[0][1]}" if facts else ""
+    return Read(pairs, facts, note)
+
+
+def _keys(line: str) -> list[str]:
+    """The keys of the object in a line; none if it is no object, which is refused later."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return []
+    return list(row) if isinstance(row, dict) else []
+
+
+def _from_json(line: str, where: str, keys: Names) -> Pair:
     wanted = f'{{"{keys[0][0]}": …, "{keys[0][1]}": …}}'
     try:
         row = json.loads(line)
@@ -97,11 +160,12 @@ def _from_json(line: str, where: str, keys: Keys) -> Pair:
     for name, value in zip(names, (source, target), strict=True):
         if not isinstance(value, str):
             raise UserError(f"{where} the {name} is {_kind(value)}, not a text; write {wanted}")
-        _check(value, name, where)
+        check_text(value, name, where)
     return source, target
 
 
-def _check(value: str, name: str, where: str) -> None:
+def check_text(value: str, name: str, where: str) -> None:
+    """Refuse a text that is empty or that no file can hold."""
     if not value.strip():
         raise UserError(f"{where} the {name} is empty; fill it in or take the line out")
     try:

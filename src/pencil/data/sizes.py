@@ -3,16 +3,17 @@
 import math
 from typing import Any
 
-from PIL import ExifTags
-
 from ..config import UserError
-from .augment import ImageTransform
-from .decoding import decode, open_header, pool
+from .augment import Fit, ImageTransform
+from .decoding import decode, open_header, pool, upright_shape
 from .examples import FileExamples
 from .image_data import ImageData
 
 # of a default patch: its side in pixels, and the number of patches, for a square patch and for any
 MAX_SIDE, MAX_SQUARE_PATCHES, MAX_PATCHES = 16, 256, 1024
+# what a picture may lose by cropping (one of 4:3 loses a quarter by a square), and which share of all may lose more
+MAX_LOST, MAX_SHARE = 0.26, 0.1
+SAMPLED = 1000  # headers that are read of a table to find that out
 
 
 def shapes(examples: FileExamples) -> dict[tuple[int, int], str]:
@@ -42,6 +43,41 @@ def common_size(data: ImageData, where: str) -> tuple[int, int] | None:
     return next(iter(found), None)
 
 
+def choose_fit(data: ImageData, size: tuple[int, int], chosen: Fit | None, draws: bool) -> tuple[Fit | None, str]:
+    """How pictures of another shape than the model's become its input, and a sentence about it; None where none is.
+
+    Where more than a tenth of them would lose more than a quarter by cropping, they are padded; not for a model that
+    draws pictures (`draws`), which would draw the bars too.
+    """
+    found = _every_shape(data)
+    lost = [1 - min(one := h * size[1] / (w * size[0]), 1 / one) for h, w in found if h and w]
+    fixed = not isinstance(data.train, FileExamples) and not isinstance(data.test, FileExamples)
+    if fixed and not any(lost):
+        if chosen is not None:
+            made = f"{found[0][0]}×{found[0][1]}"
+            raise UserError(f"data.fit has no effect on {data.name}, whose pictures are all {made}: leave it out")
+        return None, ""
+    share = sum(part > MAX_LOST for part in lost) / max(1, len(lost))
+    if chosen is not None or not share:
+        return chosen or "crop", ""
+    much = f"{max(1, round(100 * share))} % of the pictures would lose more than a quarter by cropping"
+    if draws:
+        return "crop", f"{much}, and are cropped: padded, a model would draw the bars too; --data.fit squash keeps all"
+    if share > MAX_SHARE:
+        return "pad", f"{much}: all are padded with grey bars; --data.fit crop cuts them, squash stretches them"
+    return "crop", f"{much}; --data.fit pad keeps them whole"
+
+
+def _every_shape(data: ImageData) -> list[tuple[int, int]]:
+    """Height and width of the pictures; of those in a table, of some."""
+    if data.shapes:
+        return data.shapes
+    if isinstance(data.train, FileExamples):
+        some = data.train.sources[:: max(1, len(data.train) // SAMPLED)]
+        return [shape for shape in pool().map(_shape, some) if shape is not None]
+    return [tuple(data.model_defaults["image_size"])]
+
+
 def patch_for(size: tuple[int, int]) -> tuple[int, int]:
     """A patch size that gives about eight patches a side: square, or, if that gives too many, each side on its own."""
 
@@ -68,11 +104,7 @@ def _shape(source: Any) -> tuple[int, int] | None:
     """Height and width after EXIF orientation, without decoding; None where the header cannot be read."""
     try:
         with open_header(source) as image:
-            width, height = image.size
-            # Pillow searches for a PNG's EXIF data behind the pixels, and swaps a TIFF's sides itself
-            has_exif = image.format not in ("PNG", "TIFF") or (image.format == "PNG" and "exif" in image.info)
-            swapped = has_exif and image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
-            return (width, height) if swapped else (height, width)
+            return upright_shape(image)
     except Exception:  # Pillow's header readers raise many kinds; the error is reported when the image is decoded
         return None
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from ..config import UserError, expand_path, nearest
 from ..files import write_aside
 from .builtin import TEXTS
 from .cache import cache_folder, seal, usable
+from .file_kinds import WRITTEN_AS, not_text
 from .tokenizers import (
     BPETokenizer,
     Tokenizer,
@@ -41,6 +42,19 @@ class Corpus:
     text: str | None = None
     skipped: list[tuple[Path, str]] = field(default_factory=list)
     hash: str = ""
+
+    @property
+    def notes(self) -> list[str]:
+        """Files whose names promise something else than plain text, which is how they are read."""
+        kinds: dict[tuple[str, str], list[str]] = {}
+        for path in self.files:
+            if kind := WRITTEN_AS.get(path.suffix.lower()):
+                kinds.setdefault(kind, []).append(path.name)
+        return [
+            f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {kind} by the name, read as plain "
+            f"text, with {parts}"
+            for (kind, parts), names in kinds.items()
+        ]
 
     def documents(self) -> Iterator[Iterator[str]]:
         """Each document as an iterator of its pieces."""
@@ -68,18 +82,21 @@ def _check(path: Path, sha: "hashlib._Hash") -> str | None:
     size = 0
     with path.open("rb") as file:
         while block := file.read(CHUNK):
+            if not size and (kind := not_text(block[:1000], path.name)):
+                return kind
             if 0 in block:
-                return f"binary data (a zero byte at {size + block.index(0)})"
+                return f"binary data (a zero byte at {size + block.index(0)}); give a text in UTF-8"
             try:
                 decoder.decode(block)
             except UnicodeDecodeError as error:
-                return f"not UTF-8 text (byte {error.object[error.start]:#04x} near {size + error.start})"
+                at = f"byte {error.object[error.start]:#04x} near {size + error.start}"
+                return f"not UTF-8 text ({at}); save it as UTF-8"
             sha.update(block)
             size += len(block)
     try:
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        return "not UTF-8 text (it ends within a character)"
+        return "not UTF-8 text (it ends within a character); save it as UTF-8"
     return None if size else "empty"
 
 
@@ -105,6 +122,22 @@ def find(data: str) -> Corpus:
     if path.is_dir():
         return _from_folder(path)
     raise UserError(f"there is no file or folder {data}, and no embedded text of that name; {nearest(data, TEXTS)}")
+
+
+def labelled(corpus: Corpus) -> str | None:
+    """A note for a text that looks like texts with labels: one tab in every line, and few values after it."""
+    if len(corpus.files) != 1:
+        return None
+    with corpus.files[0].open(encoding="utf-8-sig") as file:
+        lines = [line.rstrip("\n") for line in islice(file, 500)]
+    if len(lines) < 2 or any(line.count("\t") != 1 for line in lines):
+        return None
+    if len({line.partition("\t")[2] for line in lines}) * 2 > len(lines):
+        return None
+    return (
+        f"{corpus.files[0].name} has one tab in every line, as texts with labels have, and is read as plain text; "
+        "named .tsv, it is read as texts with labels"
+    )
 
 
 def _from_folder(folder: Path) -> Corpus:
@@ -162,10 +195,11 @@ class TextData:
     corpus: Corpus
     tokenizer: Tokenizer
     ids: np.ndarray
+    whole: bool = False  # all of it is held out: a run is evaluated on it
 
     @property
     def split(self) -> int:
-        return int(len(self.ids) * 0.9)
+        return 0 if self.whole else int(len(self.ids) * 0.9)
 
     @property
     def train(self) -> np.ndarray:

@@ -233,6 +233,9 @@ def train_bpe(texts: Iterable[str], vocab: int) -> BPETokenizer:
     return BPETokenizer(inner)
 
 
+VOCAB = 4096  # tokens to train a tokenizer to, unless set
+
+
 def learn(name: str, texts: Iterable[str], vocab: int, ended: bool = False) -> Tokenizer:
     """The tokenizer of that name for these texts; `ended` adds an end token, which BPE always has."""
     if name == "byte":

@@ -1,6 +1,6 @@
 """The single-stream captioner: an image in, its description out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Any
@@ -11,8 +11,6 @@ from cyclopts import Parameter
 
 from ..cost.activations import Activations, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, text_length
-from ..data.augment import ImageTransform
-from ..data.decoding import open_image
 from ..data.images import EMBEDDED
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
 from ..inference.attention_maps import caption_attention
@@ -20,7 +18,6 @@ from ..inference.generation import complete, stream
 from ..inference.sampling import Sampling
 from ..inference.text_batches import vocabulary_labels
 from ..models.captioner import PRESETS, Captioner, CaptionerConfig
-from ..models.parts import normalize
 from ..runs import Loaded
 from ..tracing.record import LiveTrace, trace
 from ..train.captioning import Captioning
@@ -38,10 +35,12 @@ from .options import (
     TokenizerOptions,
 )
 from .output import Output, context_full, joined
+from .predictions import Text, grouped, input_transform, picture_tensor, read_pictures
 from .record import Family
 from .trace_labels import check_context, grid_labels, image_tensor, patch_facts, read_image
 from .vit import one_image
 
+Row = tuple[int, str, int]  # the number of a picture, how its description begins, which of its samples
 _SCENES = dict(batch=64, steps=2000, weight_decay=0.2)
 TRAINING: dict[str, dict[str, Any]] = {
     "nano": _SCENES,
@@ -83,33 +82,48 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     """The description of each image, after each prompt."""
     model, tokenizer, _ = loaded
     paths, prompts = options.image or [], options.prompt or [""]
-    transform = ImageTransform(model.config.image_size, model.config.channels)
-    pictures = np.stack([open_image(path, transform) for path in paths])
-    x = normalize(torch.from_numpy(pictures).to(loaded.device))
     rows = [(i, prompt, k) for i in range(len(paths)) for prompt in prompts for k in range(options.count or 1)]
     one_image(options, len(rows))
+    pictures = read_pictures(paths, input_transform(loaded))
     begun, reasons = [prompt for _, prompt, _ in rows], []
-    pieces = stream(
-        model, tokenizer, begun, options.max_new_tokens, options.sampling(), stop=options.stop or [],
-        samples=[k for *_, k in rows], begin=tokenizer.end, given={"picture": x[[i for i, *_ in rows]]},
-        reasons=reasons,
-    )  # fmt: skip
+    pieces = _describe(loaded, pictures, rows, options, reasons)
     if len(rows) == 1 and output.streams and options.attention is None:
         output.stream(begun[0], pieces)
     else:
         texts = joined(begun, pieces)
         named = [f"{paths[i]}: {text}" if len(paths) > 1 else text for (i, *_), text in zip(rows, texts, strict=True)]
         output.texts(named)
+        output.result([{"image": str(paths[i]), "prompt": prompt, "text": text}
+                       for (i, prompt, _), text in zip(rows, texts, strict=True)])  # fmt: skip
         if options.attention:
             output.file(options.attention, caption_attention(model, tokenizer, pictures[0], texts[0]))
     if "context" in reasons:
         output.note(context_full(model.config.context))
 
 
+def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> list[Any]:
+    """The description of each picture."""
+    rows = [(i, "", k) for i in range(len(inputs)) for k in range(options.count or 1)]
+    pictures, reasons = read_pictures(inputs, input_transform(loaded)), []
+    new = joined([""] * len(rows), _describe(loaded, pictures, rows, options, reasons))
+    return grouped([Text(text, text, why) for text, why in zip(new, reasons, strict=True)], options.count)
+
+
+def _describe(
+    loaded: Loaded, pictures: np.ndarray, rows: Sequence[Row], options: SampleOptions, reasons: list[str]
+) -> Iterator[list[str]]:
+    x, tokenizer = picture_tensor(pictures, loaded.device), loaded.tokenizer
+    return stream(
+        loaded.model, tokenizer, [prompt for _, prompt, _ in rows], options.max_new_tokens, options.sampling(),
+        stop=options.stop or [], samples=[k for *_, k in rows], begin=tokenizer.end,
+        given={"picture": x[[i for i, *_ in rows]]}, reasons=reasons,
+    )  # fmt: skip
+
+
 def trace_caption(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
     """The model on one image and its description."""
     model = loaded.model.double() if double else loaded.model
-    return trace_image(loaded._replace(model=model), read_image(model, str(options.given)), options.text)
+    return trace_image(loaded._replace(model=model), read_image(loaded, str(options.given)), options.text)
 
 
 def trace_image(loaded: Loaded, picture: np.ndarray, text: str | None = None) -> LiveTrace:
@@ -177,13 +191,15 @@ FAMILY = Family(
     task=Captioning,
     data="scenes",
     data_help="scenes or scenes-hard (built in), a folder of images with a metadata.jsonl (a line has file_name and "
-    "text), or hub:OWNER/NAME.",
+    "text), or hub:OWNER/NAME. --data.fit crop, pad or squash: what becomes of images of another shape.",
     embedded=EMBEDDED["caption"],
     eval_help="exact match, the mistakes, and the attention at each word",
     train_settings=("flip", "crop", "augment_ops", "word_dropout"),
+    data_settings=("fit",),
     train_options=TrainOptions,
     sample_options=SampleOptions,
     sample=sample,
+    predict=predict,
     trace_options=TraceOptions,
     trace=trace_caption,
     cost=CostProfile(

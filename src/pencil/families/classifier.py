@@ -23,14 +23,17 @@ def trained_classifier(task: Diffusion, notify: Callable[[str], None]) -> Any:
     size = {"image_size": task.transform.size, "channels": task.transform.channels}
     native = all(task.data.model_defaults.get(name) == value for name, value in size.items())
     ending = "" if native else "-" + by((size["channels"], *task.transform.size))
+    fit = task.reading.fit
+    ending += "" if fit in (None, "crop") else f"-{fit}"
     path = cache_folder() / f"classifier-{task.data.hash[:32]}{ending}"
     if not _finished(path):
         notify(f"Training a classifier of {task.data.name} to score samples by, once; it is kept in {path}")
         model = {} if native else size | {"patch": patch_for(task.transform.size)}
         train = {} if task.data.training_defaults else TRAINING
         run, classify, config = new_run(
-            CLASSIFIER.name, task.source, model=model, train=train, out=path, force=path.exists()
-        )
+            CLASSIFIER.name, task.source, model=model, train=train, data_settings={"fit": fit} if fit else {},
+            out=path, force=path.exists(),
+        )  # fmt: skip
         if not Trainer(classify, run, config).train().finished:
             raise KeyboardInterrupt  # a classifier that was not trained to its end must not score anything
     return load_model(open_run(path))

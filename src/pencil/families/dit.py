@@ -1,14 +1,16 @@
 """The diffusion transformer: a label, a text or nothing in, an image or a video out."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from cyclopts import Parameter
 
+from ..config import UserError
 from ..cost.activations import FULL, Activations, adaln_block_group, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, mean_square
 from ..data.images import EMBEDDED
@@ -38,6 +40,7 @@ from .options import (
     default,
 )
 from .output import Output
+from .predictions import check_conditions, grouped, to_image
 from .record import Family
 
 _SMALL = dict(batch=64, weight_decay=0.0, ema=0.999, eval_every=500, save_every=500)
@@ -118,8 +121,29 @@ class SampleOptions(ImageOutput):
 
 def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     """A grid of images, or an animation of them, and the first of them at each denoising step."""
+    places = options.places(loaded.run.path, loaded.model.config.frames > 1)
+    count, kind = options.count or 1, "label" if options.label else "prompt"
+    write_samples(_denoise(loaded, options, steps_shown=True), count, places, output)
+    given = [{kind: one} for one in options.label or options.prompt or ()] or [{}]
+    # as they stand in the grid, in reading order
+    output.result([{**one, "sample": k, "seed": options.seed} for one in given for k in range(1, count + 1)])
+
+
+def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> list[Any]:
+    """An image for each label or text, or for nothing; a video is a list of its frames."""
+    c, texts = loaded.model.config, check_conditions(inputs)
+    if not texts and (c.vocab or c.classes):
+        raise UserError(f"{loaded.run.path} is conditioned on {'texts' if c.vocab else 'labels'}: give one, or a list")
+    options = replace(options, **{"prompt" if c.vocab else "label": texts})
+    made = _denoise(loaded, options, steps_shown=False)[-1]
+    videos = made if made.ndim == 5 else made[:, :, None]
+    frames = [[to_image(frame) for frame in video.swapaxes(0, 1)] for video in videos]
+    return grouped(frames if made.ndim == 5 else [first for (first,) in frames], options.count)
+
+
+def _denoise(loaded: Loaded, options: SampleOptions, steps_shown: bool) -> list[np.ndarray]:
+    """The samples as bytes, last in the list; before them, if they are shown, steps of the first."""
     c, count = loaded.model.config, options.count or 1
-    places = options.places(loaded.run.path, c.frames > 1)
     autoencoder = autoencoder_of(loaded.run, loaded.device)
     process = process_of(c, autoencoder is not None)
     if options.sampler is not None:
@@ -127,11 +151,11 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     given = condition(loaded, options.label or [], options.prompt or [], count)
     guidance = (float(GUIDANCE) if c.null_condition else 1.0) if options.guidance is None else options.guidance
     rows = len(given[0]) if given else count
-    steps = sample_images(
+    shown = shown_steps(c.frames > 1, autoencoder is not None) if steps_shown else 0
+    return sample_images(
         loaded.model, process, given, rows, guidance, options.steps or STEPS, options.sampler, options.seed,
-        show_steps=shown_steps(c.frames > 1, autoencoder is not None), decode=decoder_of(autoencoder),
+        show_steps=shown, decode=decoder_of(autoencoder),
     )  # fmt: skip
-    write_samples(steps, count, places, output)
 
 
 def evaluate(
@@ -169,14 +193,17 @@ FAMILY = Family(
     task=Diffusion,
     data="digits",
     data_help="digits, scenes or moving-digits (built in); a folder with one subfolder a class, or of images with "
-    "metadata.jsonl, or of images alone; a folder of MNIST's idx files; or hub:OWNER/NAME.",
+    "metadata.jsonl, or of images alone; a folder of MNIST's idx files; or hub:OWNER/NAME. --data.fit crop, "
+    "pad or squash: what becomes of images of another shape.",
     embedded=(*EMBEDDED["label"], *EMBEDDED["caption"]),
     eval_help="loss; the share of samples that a classifier of the same images classifies as their label; of texts, "
     "samples to look at",
     train_settings=("flip", "crop", "augment_ops", "condition_dropout"),
+    data_settings=("fit",),
     train_options=TrainOptions,
     sample_options=SampleOptions,
     sample=sample,
+    predict=predict,
     trace_options=TraceOptions,
     trace=trace_step,
     evaluate=evaluate,

@@ -1,6 +1,6 @@
 """GPT: text in, the next token out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -32,6 +32,7 @@ from .options import (
     default,
 )
 from .output import SEPARATOR, Output, joined
+from .predictions import Text, check_texts, grouped
 from .record import Family
 from .trace_labels import check_context
 
@@ -90,21 +91,38 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     model, tokenizer, run = loaded
     if tokenizer is None:
         raise UserError(f"{run.path} has no tokenizer.json")
-    begun, count = options.prompt or [_beginning(tokenizer)], options.count or 1
-    prompts = [text for text in begun for _ in range(count)]
-    samples = [k for _ in begun for k in range(count)]
-    reasons: list[str] = []
-    pieces = stream(
-        model, tokenizer, prompts, options.max_new_tokens, options.sampling(TEMPERATURE), stop=options.stop or [],
-        samples=samples, slide=options.slide, reasons=reasons,
-    )  # fmt: skip
+    begun, reasons = options.prompt or [_beginning(tokenizer)], []
+    prompts, pieces = _continue(loaded, begun, options, reasons)
     shown = prompts if options.prompt else [""] * len(prompts)
     if len(prompts) == 1 and output.streams:
         output.stream(shown[0], pieces)
     else:
-        output.texts(joined(shown, pieces), SEPARATOR)
+        texts = joined(shown, pieces)
+        output.texts(texts, SEPARATOR)
+        output.result([{"prompt": prompt, "text": text} for prompt, text in zip(shown, texts, strict=True)])
     if "context" in reasons:
         output.note(f"(stopped: the context of {model.config.context} tokens is full; --slide continues)")
+
+
+def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> list[Any]:
+    """The continuation of each text, sampled as `pencil sample` does."""
+    prompts, pieces = _continue(loaded, check_texts(inputs, "the input of this model"), options, reasons := [])
+    new = joined([""] * len(prompts), pieces)
+    rows = zip(prompts, new, reasons, strict=True)
+    return grouped([Text(begun + text, text, why) for begun, text, why in rows], options.count)
+
+
+def _continue(
+    loaded: Loaded, begun: Sequence[str], options: SampleOptions, reasons: list[str]
+) -> tuple[list[str], Iterator[list[str]]]:
+    """Each prompt as often as it is continued, and the pieces of its continuation."""
+    count = options.count or 1
+    prompts = [text for text in begun for _ in range(count)]
+    pieces = stream(
+        loaded.model, loaded.tokenizer, prompts, options.max_new_tokens, options.sampling(TEMPERATURE),
+        stop=options.stop or [], samples=[k for _ in begun for k in range(count)], slide=options.slide, reasons=reasons,
+    )  # fmt: skip
+    return prompts, pieces
 
 
 def _beginning(tokenizer: Any) -> str:
@@ -163,6 +181,7 @@ FAMILY = Family(
     train_options=TokenizerOptions,
     sample_options=SampleOptions,
     sample=sample,
+    predict=predict,
     trace_options=TextTraceInput,
     trace=trace_text,
     cost=CostProfile(

@@ -1,5 +1,6 @@
 """Runs opened for use: settings of older versions read under today's names, and the model with its weights."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from ..manifest import WEIGHTS
 from ..runs import Loaded, Run
 from ..tensors import check_tensors
 from ..train.settings import RENAMED_FOR_MASKS, TrainConfig
+from .predict import predict_with
+from .record import Family
 from .registry import family
 
 DEEP = 100  # blocks that are built in no time
@@ -20,22 +23,29 @@ def open_run(path: str | Path) -> Run:
     """A run folder, its settings under the names of this version."""
     run = Run.open(path)
     facts = run.config["run"]
+    if "task" in facts:
+        raise UserError(
+            f"{run.path} was trained by pencil.fit with the task {facts['task']}, which is your own code: continue and "
+            "load it from Python"
+        )
     try:
         record = family(run.family)
     except UserError as error:
         raise UserError(f"{run.path / 'config.toml'}: {error}") from None
-    version = str(facts.get("settings", facts.get("pencil", "0")))
-    if _release(version) < _release(SETTINGS_VERSION):
-        train = upgraded(TrainConfig, run.config["train"])
-        for old, new in RENAMED_FOR_MASKS.items():
-            if new in record.train_settings and old in train:
-                train[new] = train.pop(old)
-        run.config |= {
-            "run": facts | {"settings": SETTINGS_VERSION},
-            "model": upgraded(record.config, run.config["model"]),
-            "train": train,
-        }
+    run.config |= current_names(record, run.config, str(facts.get("settings", facts.get("pencil", "0"))))
     return run
+
+
+def current_names(record: Family, tables: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """The tables of a run whose settings are of this version, under today's names."""
+    if _release(version) >= _release(SETTINGS_VERSION):
+        return dict(tables)
+    train = upgraded(TrainConfig, tables["train"])
+    for old, new in RENAMED_FOR_MASKS.items():
+        if new in record.train_settings and old in train:
+            train[new] = train.pop(old)
+    facts, model = tables["run"] | {"settings": SETTINGS_VERSION}, upgraded(record.config, tables["model"])
+    return {**tables, "run": facts, "model": model, "train": train}
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -62,8 +72,16 @@ def _check_depth(run: Run, config: Any) -> None:
         raise UserError(f"{weights} is of another model: config.toml has model.depth {depth}, and it has fewer tensors")
 
 
-def load(path: str | Path, device: torch.device | str = "cpu") -> Loaded:
+class OpenedRun(Loaded):
+    """A run opened for use: model, tokenizer, run. It predicts, and knows the names of its classes."""
+
+    def predict(self, inputs: Any = None, **options: Any) -> Any:
+        """What the model says of its inputs; see `pencil.predict`."""
+        return predict_with(self, inputs, options)
+
+
+def load(path: str | Path, device: torch.device | str = "cpu") -> OpenedRun:
     """Open a run: its model, its tokenizer and its folder."""
     run = open_run(path)
     has_text = (run.path / "tokenizer.json").is_file()
-    return Loaded(load_model(run, device), run.tokenizer if has_text else None, run)
+    return OpenedRun(load_model(run, device), run.tokenizer if has_text else None, run)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from ..config import UserError, check_output
+from ..data.tokenizers import VOCAB
 from ..inference.sampling import Sampling
 
 Texts = list[str] | None
@@ -50,7 +51,10 @@ class TokenizerOptions(NoOptions):
             show_default=default("depends on the data"),
         ),
     ] = None
-    vocab: Annotated[int, Parameter(group=DATA, help="Vocabulary size of a trained bpe tokenizer.")] = 4096
+    vocab: Annotated[
+        int | None,
+        Parameter(group=DATA, help="Vocabulary size of a trained bpe tokenizer.", show_default=default(VOCAB)),
+    ] = None
 
 
 @dataclass(frozen=True)

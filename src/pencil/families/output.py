@@ -1,10 +1,8 @@
-"""What a family's `sample` writes to: text as it is decoded, whole texts, files and notes."""
+"""What a family's `sample` writes to: text as it is decoded, whole texts, the same as data, files and notes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
-
-from ..console import visible
+from typing import Any, Protocol, runtime_checkable
 
 SEPARATOR = "\n" + "-" * 40 + "\n"
 
@@ -24,6 +22,10 @@ class Output(Protocol):
 
     def texts(self, texts: Sequence[str], between: str = "\n") -> None:
         """Several texts."""
+        ...
+
+    def result(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The same as data, for --json: one row for each output, with what it is of."""
         ...
 
     def file(self, path: Path, content: bytes) -> None:
@@ -46,10 +48,3 @@ def joined(prompts: Sequence[str], pieces: Iterator[list[str]]) -> list[str]:
     for step in pieces:
         texts = [text + piece for text, piece in zip(texts, step, strict=True)]
     return texts
-
-
-def top_classes(probabilities, name, count: int = 5) -> list[str]:
-    """The most likely classes of one row, a line each, with their probabilities."""
-    best = probabilities.topk(min(count, len(probabilities)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [f"{visible(name(i), one_line=True)} {p:.4f}" for i, p in pairs]

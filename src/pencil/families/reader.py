@@ -1,10 +1,11 @@
 """The reader, an encoder alone: text in, its class or its masked tokens out."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from cyclopts import Parameter
 
@@ -14,6 +15,7 @@ from ..core.span import Span
 from ..cost.activations import FULL, SELF_ATTENTION_FLOPS, Activations, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, text_length
 from ..data.builtin import TEXTS
+from ..data.pairs import is_table
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
 from ..inference.text_batches import end_token, pad, shorten, token_label, vocabulary_labels
 from ..models.reader import PRESETS, Reader, ReaderConfig
@@ -26,7 +28,8 @@ from ..train.text_classification import TextClassification
 from ..weights import bert
 from .head_inputs import spread, whole_texts, windows
 from .options import INPUT, REPEATABLE, TextOutput, Texts, TextTraceInput, TokenizerOptions
-from .output import Output, top_classes
+from .output import Output
+from .predictions import BATCH, TOP, Prediction, check_texts, class_lines, class_row, classify
 from .record import Family
 
 _SMALL = dict(batch=32, weight_decay=0.1)
@@ -48,13 +51,12 @@ class ReaderTask:
 
     @staticmethod
     def prepare(request: Request, train: TrainConfig) -> Prepared:
-        labelled = Path(request.data).suffix.lower() in (".tsv", ".jsonl", ".json")
-        return (TextClassification if labelled else MaskedLanguageModeling).prepare(request, train)
+        return (TextClassification if is_table(request.data) else MaskedLanguageModeling).prepare(request, train)
 
     @staticmethod
-    def reopen(family: Family, run: Run, source: str, train: TrainConfig) -> Any:
+    def reopen(family: Family, run: Run, source: str, train: TrainConfig, whole: bool = False) -> Any:
         labelled = "classes" in run.config["run"]
-        return (TextClassification if labelled else MaskedLanguageModeling).reopen(family, run, source, train)
+        return (TextClassification if labelled else MaskedLanguageModeling).reopen(family, run, source, train, whole)
 
 
 @dataclass(frozen=True)
@@ -95,31 +97,46 @@ def token_ids(model: Any, tokenizer: Any, text: str) -> list[int]:
 
 def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     """The most likely classes of each text, or the most likely tokens for each [mask]."""
-    model, tokenizer, run = loaded
     texts = [text.strip("\n") for text in options.prompt or []]
-    labelled = model.config.classes is not None
+    labelled, lines, data = loaded.model.config.classes is not None, [], []
+    for text, found in zip(texts, predict(loaded, texts, options), strict=True):
+        head = [f"{text}:"] if len(texts) > 1 else []
+        each = [found] if isinstance(found, Prediction) else found
+        lines.append("\n".join([*head, "\n\n".join("\n".join(class_lines(one)) for one in each)]))
+        rows = [class_row(one, None if labelled else TOP) for one in each]
+        data.append({"prompt": text, **(rows[0] if labelled else {"masks": rows})})
+    output.texts(lines, "\n" if labelled else "\n\n")
+    output.result(data)
+
+
+@torch.no_grad()
+def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> list[Any]:
+    """The classes of each text; for a run without labels a list of its [mask]s, each with the tokens it may be."""
+    model, tokenizer, run = loaded
+    texts, labelled = check_texts(inputs, "the input of this model"), model.config.classes is not None
     rows = [token_ids(model, tokenizer, text) for text in texts]
     for text, ids in zip(texts, rows, strict=True):
         if not labelled and tokenizer.vocab not in ids:
             raise UserError(
                 f"{run.path} predicts masked tokens: write [mask] where one is to be predicted, in “{text[:40]}”"
             )
-    tokens, places = (t.to(loaded.device) for t in pad(rows, 0, model.config.context))
-    with torch.no_grad():
-        likely = model(tokens, Span.at(places)).float().softmax(-1).cpu()
-    lines, classes = [], loaded.classes
-    for text, ids, row in zip(texts, rows, likely, strict=True):
-        head = [f"{text}:"] if len(texts) > 1 else []
+    found = []
+    for i in range(0, len(rows), BATCH):
+        few = rows[i : i + BATCH]
+        tokens, places = (t.to(loaded.device) for t in pad(few, 0, model.config.context))
+        logits = model(tokens, Span.at(places))
         if labelled:
-            lines.append("\n".join(head + top_classes(row, lambda i: classes[i] if i < len(classes) else str(i))))
+            found += classify(logits, loaded.classes)
         else:
-            guesses = [
-                top_classes(row[at, : tokenizer.vocab], lambda i: token_label(tokenizer, i))
-                for at, token in enumerate(ids)
-                if token == tokenizer.vocab
-            ]
-            lines.append("\n".join([*head, "\n\n".join("\n".join(few) for few in guesses)]))
-    output.texts(lines, "\n" if labelled else "\n\n")
+            likely = logits.float().softmax(-1).cpu().numpy()[..., : tokenizer.vocab]
+            found += [_guesses(tokenizer, ids, row) for ids, row in zip(few, likely, strict=True)]
+    return found
+
+
+def _guesses(tokenizer: Any, ids: Sequence[int], likely: np.ndarray) -> list[Prediction]:
+    """The prediction of each masked token of a text."""
+    masked = [at for at, token in enumerate(ids) if token == tokenizer.vocab]
+    return [Prediction(likely[at], lambda i: token_label(tokenizer, i)) for at in masked]
 
 
 def trace_text(loaded: Loaded, options: TextTraceInput, double: bool = False) -> LiveTrace:
@@ -177,14 +194,16 @@ FAMILY = Family(
     training=TRAINING,
     task=ReaderTask,
     data="pydoc",
-    data_help="A .tsv file (each line: text, tab, label) or a .jsonl file to classify; or text without labels, whose "
-    "masked tokens are predicted: a file, a folder, - for standard input, or pydoc (built in).",
+    data_help="A table of texts with labels to classify (.csv, .tsv, .jsonl or .parquet); or text without labels, "
+    "whose masked tokens are predicted: a file, a folder, - for standard input, or pydoc (built in).",
     embedded=tuple(TEXTS),
     eval_help="accuracy; with labels per class, the confusion matrix and mistakes; else loss and perplexity",
     train_settings=("mask_fraction",),
+    data_settings=("delimiter", "header", "text_column", "label_column"),
     train_options=TokenizerOptions,
     sample_options=SampleOptions,
     sample=sample,
+    predict=predict,
     trace_options=TextTraceInput,
     trace=trace_text,
     cost=CostProfile(

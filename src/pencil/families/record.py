@@ -27,9 +27,11 @@ class Family:
     embedded: tuple[str, ...] = ()  # data sets that come with Pencil
     eval_help: str = ""
     train_settings: tuple[str, ...] = ()  # of the training settings that only some families take
+    data_settings: tuple[str, ...] = ()  # of how data is read, which only some families have
     train_options: type = NoOptions  # what `pencil train` takes besides the common options
     sample_options: type = NoOptions
     sample: Callable[..., None] | None = None  # (loaded, options, output)
+    predict: Callable[..., list[Any]] | None = None  # (loaded, inputs, sample options) -> a result for each input
     trace_options: type = NoOptions
     trace: Callable[..., Any] | None = None  # (loaded, options, double) -> LiveTrace
     cost: CostProfile = field(default_factory=CostProfile)

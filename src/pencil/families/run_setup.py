@@ -1,18 +1,22 @@
 """How a run starts, and how its task is found again: everything is checked before the first file is written."""
 
-import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..config import UserError, build, fitted
+from ..data.builtin import TEXTS
+from ..data.settings import DataConfig
 from ..device import pick_device
+from ..files import memory
 from ..runs import Run, choose_path
 from ..train.schedule import published_peak
-from ..train.settings import TrainConfig, check_settings, fit_warmup
-from ..train.task import Request, check_unchanged
+from ..train.settings import TrainConfig, check_patience, check_settings, fit_warmup, with_budget
+from ..train.task import DataChanged, Request, check_unchanged
+from .data_record import record_data, what_changed
 from .loading import SETTINGS_VERSION
 from .record import Family
 from .registry import family
@@ -26,6 +30,13 @@ def train_config(record: Family, preset: str, train: dict[str, Any]) -> TrainCon
     return config
 
 
+def check_data_settings(record: Family, chosen: Mapping[str, Any]) -> None:
+    """Refuse a setting of how data is read that is not one, or that this family does not have."""
+    for name in fitted(DataConfig, chosen, "data."):
+        if name not in record.data_settings:
+            raise UserError(f"data.{name} has no effect on a {record.name}: leave it out")
+
+
 def settings_of(
     name: str,
     data: str | None = None,
@@ -33,15 +44,18 @@ def settings_of(
     model: dict[str, Any] | None = None,
     train: dict[str, Any] | None = None,
     options: Any = None,
+    data_settings: dict[str, Any] | None = None,
 ) -> tuple[Any, TrainConfig]:
     """The model's and the training settings as a run would have them."""
-    record, model, train = family(name), model or {}, train or {}
+    record, model, train = family(name), model or {}, with_budget(train or {})
     preset = preset or record.default_preset
     config = train_config(record, preset, train)
     if data is None and not record.data_decides:
         sizes = record.configure(preset, **model)
         return sizes, fit_schedule(record, preset, sizes, config, train)[0]
-    prepared = record.task.prepare(Request(record, data or record.data, preset, model, train, options), config)
+    check_data_settings(record, data_settings or {})
+    request = Request(record, data or record.data, preset, model, train, options, data_settings or {})
+    prepared = record.task.prepare(request, config)
     return prepared.model, fit_schedule(record, preset, prepared.model, prepared.train, train)[0]
 
 
@@ -70,6 +84,7 @@ def new_run(
     preset: str | None = None,
     model: dict[str, Any] | None = None,
     train: dict[str, Any] | None = None,
+    data_settings: dict[str, Any] | None = None,
     options: Any = None,
     run_name: str | None = None,
     out: Path | None = None,
@@ -77,12 +92,13 @@ def new_run(
     notify: Callable[[str], None] = lambda line: None,
 ) -> tuple[Run, Any, TrainConfig]:
     """Check everything, read the data, and only then make the run's folder."""
-    record, model, train = family(name), model or {}, train or {}
+    record, model, train = family(name), model or {}, with_budget(train or {})
     preset = preset or record.default_preset
     data = record.data if data is None else data
     # refused before a large corpus is read; what only the data can settle is checked after
     config = train_config(record, preset, train)
     fitted(record.config, model, "model.")
+    check_data_settings(record, data_settings or {})
     on_cpu = pick_device(config.device).type == "cpu"
     if not record.data_decides and on_cpu:
         check_memory(record, record.configure(preset, **{"vocab": 256, **model}), config.batch)
@@ -92,23 +108,42 @@ def new_run(
         raise UserError(
             f"the name {run_name} is already taken by {Path('runs') / run_name}; choose another, or --force"
         )
-    prepared = record.task.prepare(Request(record, data, preset, model, train, options), config)
+    request = Request(record, data, preset, model, train, options, data_settings or {})
+    prepared = record.task.prepare(request, config)
     settings, notes = fit_schedule(record, preset, prepared.model, prepared.train, train)
     if hasattr(prepared.task, "train"):
         prepared.task.train = settings
     if on_cpu:
         check_memory(record, prepared.model, settings.batch)
-    path = out or (Path("runs") / run_name if run_name else choose_path(f"{prepared.name}-{record.name}"))
+    check_patience(settings, prepared.task.select_best)
+    usual = Path("runs") / f"{prepared.name}-{record.name}"
+    path = out or (Path("runs") / run_name if run_name else choose_path(usual.name))
     facts = {
         "family": record.name, "preset": preset, "data": data,
         "data_path": getattr(getattr(prepared.task, "data", None), "pinned", "") or whole_path(data, record.embedded),
         "data_hash": prepared.hash, **prepared.facts, "pencil": __version__, "settings": SETTINGS_VERSION,
     }  # fmt: skip
     table = {"run": facts, "model": prepared.model, "train": settings}
+    if prepared.data is not None and any(value is not None for value in asdict(prepared.data).values()):
+        table["data"] = prepared.data
+    if used := {name: value for name, value in asdict(request.options).items() if value is not None}:
+        table["options"] = used  # so that --config can read the whole training
     run = Run.create(path, table, prepared.tokenizer, force)
-    for note in notes:
+    record_data(run, facts["data_path"], record.embedded, prepared.task)
+    taken = not out and not run_name and path != usual
+    writing = f"Writing {path}" + (f"; {usual} is an earlier run, and --name gives another name." if taken else ".")
+    tokens = _about_tokenizer(prepared.tokenizer, getattr(options, "vocab", None))
+    for note in [writing, *prepared.notes, *tokens, *notes]:
         notify(note)
     return run, prepared.task, settings
+
+
+def _about_tokenizer(tokenizer: Any, wanted: int | None) -> list[str]:
+    """How many tokens a tokenizer has; one that was trained to more than the text has says so."""
+    if tokenizer is None:
+        return []
+    fewer = f"; the text has no more for --vocab {wanted}" if wanted is not None and tokenizer.vocab < wanted else ""
+    return [f"tokenizer {tokenizer.kind}, {tokenizer.vocab:,} tokens{fewer}"]
 
 
 def task_of(
@@ -125,13 +160,32 @@ def task_of(
         raise UserError(
             f"{source}, the data of {run.path}, is not there; if it was moved: pencil resume {run.path} --data PATH"
         )
-    task = record.task.reopen(record, run, source, config)
-    former = getattr(getattr(task, "data", None), "former_hash", None)
-    if task.hash != facts["data_hash"] and former is not None and former() == facts["data_hash"]:
-        notify(f"{source} is compared by what an older version recorded of it, which is not the whole of each file")
-        return task
-    check_unchanged(run, task.hash, source)
+    try:
+        task = record.task.reopen(record, run, source, config)
+        former = getattr(getattr(task, "data", None), "former_hash", None)
+        if task.hash != facts["data_hash"] and former is not None and former() == facts["data_hash"]:
+            notify(f"{source} is compared by what an older version recorded of it, which is not the whole of each file")
+            return task
+        check_unchanged(run, task.hash, source)
+    except UserError as error:
+        raise _explained(error, run, source, record) from None
     return task
+
+
+def _explained(error: UserError, run: Run, source: str, record: Family) -> UserError:
+    """The error of data that cannot be used, with what has changed in it since the run was trained."""
+    changes = what_changed(run, source, record.embedded)
+    if not isinstance(error, DataChanged):
+        # data that was changed so that it can no longer be read
+        same = not changes or source in record.embedded
+        return error if same else UserError(f"{error} ({source} has changed since {run.path} was trained: {changes})")
+    why = f"{error}: {changes}" if changes else str(error)
+    place = shlex.quote(source)
+    version = "Python" if source in TEXTS else "Pencil"
+    mend = f"use the version of {version} that made the run" if source in record.embedded else "put it back"
+    return DataChanged(
+        f"{why}; {mend}, evaluate on it as it is (pencil eval {run.path} --data {place}), or train a new run"
+    )
 
 
 def whole_path(data: str, embedded: Sequence[str]) -> str:
@@ -143,15 +197,13 @@ def whole_path(data: str, embedded: Sequence[str]) -> str:
 
 def check_memory(record: Family, config: Any, batch: int) -> None:
     """Refuse what cannot fit: weights, gradients, two moments and the least a batch needs, against all memory."""
-    if not hasattr(os, "sysconf"):
-        return
     sizes = config.sizes
     words = sizes.get("t", sizes["T"]) * sizes.get("V", 0)
     try:
         needed = 16 * record.parameters(config) + 4 * batch * (words + 8 * sizes["T"] * config.width * config.depth)
     except RuntimeError:  # so large that its bytes cannot be counted
         needed = 1 << 63
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = memory()
     if needed > available:
         raise UserError(
             f"this training needs about {needed / 1e9:,.0f} GB of memory and the machine has {available / 1e9:,.0f}; "

@@ -1,5 +1,6 @@
 """Encoder–decoder: a source text in, a target text out."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from ..cost.profile import CostProfile, text_length
 from ..data import pairs
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, line
 from ..inference.attention_maps import source_attention
+from ..inference.beam import Hypothesis
 from ..inference.generation import stream
 from ..inference.text_batches import (
     beam_targets,
@@ -43,6 +45,7 @@ from .options import (
     default,
 )
 from .output import Output, context_full, joined
+from .predictions import Text, check_texts, grouped
 from .record import Family
 from .trace_labels import check_context
 
@@ -132,35 +135,70 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     sources = [line for text in options.source or [] for line in text.strip("\n").split("\n")]
     if options.attention and len(sources) > 1:
         raise UserError(f"--attention shows one source and its target, and {len(sources)} were given")
-    most, reasons, first = min(options.max_new_tokens, model.config.context - 1), [], ""
+    most, reasons, first = _most(loaded, options), [], ""
     if options.beams is not None:
-        penalty = LENGTH_PENALTY if options.length_penalty is None else options.length_penalty
-        found = beam_targets(model, tokenizer, sources, options.beams, penalty, most)
-        lines = []
+        found, lines = _search(loaded, sources, options), []
         for source, rows in zip(sources, found, strict=True):
             head = [f"{source}:"] if len(sources) > 1 else []
             lines.append("\n".join(head + [f"{one.score:.4f}  {text}" for text, one in rows[: options.count]]))
             reasons += ["end" if one.ended else "length" for _, one in rows[: options.count]]
         output.texts(lines)
+        output.result([{"source": source, "text": text, "score": one.score}
+                       for source, rows in zip(sources, found, strict=True)
+                       for text, one in rows[: options.count]])  # fmt: skip
         first = found[0][0][0]
     else:
-        count = options.count or 1
-        rows = [source for source in sources for _ in range(count)]
-        pieces = stream(
-            model, tokenizer, [""] * len(rows), most, options.sampling(), stop=options.stop or [],
-            samples=[k for _ in sources for k in range(count)], begin=end_token(tokenizer),
-            given=source_inputs(model, tokenizer, rows), reasons=reasons,
-        )  # fmt: skip
+        rows, pieces = _translate(loaded, sources, options, reasons)
         if len(rows) == 1 and output.streams and options.attention is None:
             output.stream("", pieces)
         else:
             texts = joined([""] * len(rows), pieces)
             output.texts([f"{s}: {t}" if len(sources) > 1 else t for s, t in zip(rows, texts, strict=True)])
+            output.result([{"source": source, "text": text} for source, text in zip(rows, texts, strict=True)])
             first = texts[0]
     if "length" in reasons and most < options.max_new_tokens:
         output.note(context_full(model.config.context))
     if options.attention:
         output.file(options.attention, source_attention(model, tokenizer, sources[0], first))
+
+
+def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> list[Any]:
+    """The target of each source; with beams a list of the highest-scoring ones."""
+    sources = check_texts(inputs, "a source")
+    if options.beams is not None:
+        return [
+            [Text(text, text, "end" if one.ended else "length", one.score) for text, one in rows[: options.count]]
+            for rows in _search(loaded, sources, options)
+        ]
+    rows, pieces = _translate(loaded, sources, options, reasons := [])
+    texts = joined([""] * len(rows), pieces)
+    return grouped([Text(text, text, why) for text, why in zip(texts, reasons, strict=True)], options.count)
+
+
+def _most(loaded: Loaded, options: SampleOptions) -> int:
+    return min(options.max_new_tokens, loaded.model.config.context - 1)
+
+
+def _search(loaded: Loaded, sources: Sequence[str], options: SampleOptions) -> list[list[tuple[str, Hypothesis]]]:
+    """The beam search of each source."""
+    penalty = LENGTH_PENALTY if options.length_penalty is None else options.length_penalty
+    return beam_targets(
+        loaded.model, loaded.tokenizer, sources, options.beams or 1, penalty, _most(loaded, options)
+    )  # fmt: skip
+
+
+def _translate(
+    loaded: Loaded, sources: Sequence[str], options: SampleOptions, reasons: list[str]
+) -> tuple[list[str], Iterator[list[str]]]:
+    """Each source as often as it is translated, and the pieces of its target."""
+    model, tokenizer, _ = loaded
+    count = options.count or 1
+    rows = [source for source in sources for _ in range(count)]
+    return rows, stream(
+        model, tokenizer, [""] * len(rows), _most(loaded, options), options.sampling(), stop=options.stop or [],
+        samples=[k for _ in sources for k in range(count)], begin=end_token(tokenizer),
+        given=source_inputs(model, tokenizer, rows), reasons=reasons,
+    )  # fmt: skip
 
 
 def trace_pair(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
@@ -228,14 +266,15 @@ FAMILY = Family(
     training=TRAINING,
     task=Translation,
     data="dates",
-    data_help="dates (built in), a .tsv file (each line: source, tab, target), or a .jsonl file.",
+    data_help="dates (built in), or a table of sources and targets: .tsv, .csv, .jsonl or .parquet.",
     embedded=pairs.EMBEDDED,
-    eval_help="exact match, character error rate, chrF and BLEU if sacrebleu is installed, the mistakes, and the "
-    "attention at each word",
+    eval_help="exact match, character error rate, chrF and BLEU, the mistakes, and the attention at each word",
     train_settings=("label_smoothing",),
+    data_settings=("delimiter", "header", "source_column", "target_column"),
     train_options=TokenizerOptions,
     sample_options=SampleOptions,
     sample=sample,
+    predict=predict,
     trace_options=TraceOptions,
     trace=trace_pair,
     cost=CostProfile(

@@ -7,14 +7,15 @@ import numpy as np
 import torch
 
 from ..config import UserError
-from ..data.augment import ImageTransform
 from ..data.decoding import open_image
 from ..models.parts import normalize
+from ..runs import Loaded
+from .predictions import input_transform
 
 
-def read_image(model: Any, path: str) -> np.ndarray:
+def read_image(loaded: Loaded, path: str) -> np.ndarray:
     """An image file (C, H, W) as bytes, at the model's size."""
-    return open_image(path, ImageTransform(model.config.image_size, model.config.channels))
+    return open_image(path, input_transform(loaded))
 
 
 def image_tensor(model: Any, picture: np.ndarray) -> torch.Tensor:

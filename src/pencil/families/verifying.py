@@ -21,9 +21,10 @@ Verdict = tuple[Path, Fault | None]
 
 def verify_run(path: Path) -> Iterator[Verdict]:
     """Every file, checkpoint and cache of a run with what is wrong with it; None for what is whole."""
-    run, fault = Run.open(path), None
+    run, fault, own = Run.open(path), None, False
     try:
-        run = open_run(path)
+        own = "task" in run.config["run"]  # of a user's own task, which no family knows
+        run = run if own else open_run(path)
     except UserError as error:
         fault = Fault(path / "config.toml", "damaged", _without(error, path / "config.toml"))
     manifest = path / "manifest.json"
@@ -40,7 +41,7 @@ def verify_run(path: Path) -> Iterator[Verdict]:
             yield fault.path, fault
         yield from _checkpoints(path, None, None)
         return
-    yield from _checkpoints(path, run, family(run.family))
+    yield from _checkpoints(path, run, None if own else family(run.family))
     if not any(one.name in ("config.toml", "tokenizer.json") for one in named):
         yield from _caches(run)
 
@@ -96,7 +97,8 @@ def _caches(run: Run) -> Iterator[Verdict]:
     if data and "vae_hash" in facts:
         size, channels = facts.get("vae_size"), facts.get("vae_channels")
         if size and channels:
-            paths += [latents_path(data, facts["vae_hash"], tuple(size), channels, part) for part in ("train", "test")]
+            known, fit = (data, facts["vae_hash"], tuple(size), channels), run.config.get("data", {}).get("fit", "crop")
+            paths += [latents_path(*known, part, fit) for part in ("train", "test")]
     for path in paths:
         fault = cache_fault(path)
         if fault is not None:

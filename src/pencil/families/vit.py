@@ -1,5 +1,6 @@
 """ViT: an image in, its class out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,12 +14,9 @@ from ..config import UserError
 from ..core.patches import grid_positions
 from ..cost.activations import FULL, SELF_ATTENTION_FLOPS, Activations, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile
-from ..data.augment import ImageTransform
-from ..data.decoding import open_image
 from ..data.images import EMBEDDED
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every
 from ..inference.attention_maps import class_attention
-from ..models.parts import normalize
 from ..models.vit import PRESETS, ViT, ViTConfig
 from ..runs import Loaded
 from ..tracing.record import LiveTrace, trace
@@ -26,7 +24,17 @@ from ..train.image_classification import ImageClassification
 from ..weights import vit as vit_weights
 from .head_inputs import held_out_images
 from .options import OUTPUT, AttentionOutput, ImageInput, ImageSizeOptions, ImageTraceInput, TextOutput
-from .output import Output, top_classes
+from .output import Output
+from .predictions import (
+    BATCH,
+    Prediction,
+    class_lines,
+    class_row,
+    classify,
+    input_transform,
+    picture_tensor,
+    read_pictures,
+)
 from .record import Family
 from .trace_labels import grid_labels, image_tensor, patch_facts, read_image
 
@@ -54,22 +62,28 @@ class SampleOptions(TextOutput, AttentionOutput, ImageInput):
 
 def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     """The most likely classes of each image."""
-    model, paths = loaded.model, options.image or []
+    paths = options.image or []
     one_image(options, len(paths))
-    transform = ImageTransform(model.config.image_size, model.config.channels)
-    pictures = np.stack([open_image(path, transform) for path in paths])
-    classes = loaded.classes
-    with torch.no_grad():
-        likely = model(normalize(torch.from_numpy(pictures).to(loaded.device))).float().softmax(-1).cpu()
-    lines = []
-    for path, row in zip(paths, likely, strict=True):
+    pictures = read_pictures(paths, input_transform(loaded))
+    lines, predictions = [], _classify(loaded, pictures)
+    for path, prediction in zip(paths, predictions, strict=True):
         head = [str(path)] if len(paths) > 1 else []
-        lines.append("\n".join(head + top_classes(row, lambda i: classes[i] if i < len(classes) else str(i))))
+        lines.append("\n".join(head + class_lines(prediction)))
     output.texts(lines)
+    output.result([{"image": str(path), **class_row(one)} for path, one in zip(paths, predictions, strict=True)])
     if options.attention:
-        first = int(likely[0].argmax())
-        label = classes[first] if first < len(classes) else str(first)
-        output.file(options.attention, class_attention(model, pictures[0], label))
+        output.file(options.attention, class_attention(loaded.model, pictures[0], predictions[0].label))
+
+
+def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> list[Prediction]:
+    """The classes of each picture."""
+    return _classify(loaded, read_pictures(inputs, input_transform(loaded)))
+
+
+@torch.no_grad()
+def _classify(loaded: Loaded, pictures: np.ndarray) -> list[Prediction]:
+    parts = [picture_tensor(pictures[i : i + BATCH], loaded.device) for i in range(0, len(pictures), BATCH)]
+    return [one for x in parts for one in classify(loaded.model(x), loaded.classes)]
 
 
 def one_image(options: AttentionOutput, outputs: int) -> None:
@@ -84,7 +98,7 @@ def trace_image(loaded: Loaded, options: ImageTraceInput, double: bool = False) 
     patches = grid_labels("patch", model.config.grid)
     first = int(model.class_token is not None)
     tokens = ["class"] * first + patches
-    x = image_tensor(model, read_image(model, str(options.given)))
+    x = image_tensor(model, read_image(loaded, str(options.given)))
     names = loaded.run.config["run"].get("classes") or []
     labels = {"T": tokens, "S": tokens, "N": patches, "K": names}
     return trace(model, x, words=labels, facts=patch_facts(first, model.config.grid))
@@ -122,13 +136,15 @@ FAMILY = Family(
     task=ImageClassification,
     data="digits",
     data_help="digits (built in), a folder with one subfolder for each class, a folder of MNIST's idx files, or "
-    "hub:OWNER/NAME.",
+    "hub:OWNER/NAME. --data.fit crop, pad or squash: what becomes of images of another shape.",
     embedded=EMBEDDED["label"],
     eval_help="accuracy over all and per class, the confusion matrix and the most confident mistakes",
     train_settings=("flip", "crop", "augment_ops", "mixup"),
+    data_settings=("fit",),
     train_options=ImageSizeOptions,
     sample_options=SampleOptions,
     sample=sample,
+    predict=predict,
     trace_options=ImageTraceInput,
     trace=trace_image,
     cost=CostProfile(

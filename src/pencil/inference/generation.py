@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..config import UserError
+from ..config import UserError, build
 from ..core.masks import NOWHERE
 from ..core.span import Span
 from ..data.tokenizers import Tokenizer
@@ -38,6 +38,8 @@ class Generation:
         given: Mapping[str, Any] | None = None,
     ):
         context, vocab = int(model.config.context), int(vocab or model.config.vocab)
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+            raise UserError(f"max_new_tokens must be a whole number, at least 0, not {max_new_tokens!r}")
         for prompt in prompts:
             if not prompt:
                 raise UserError("the prompt is empty: give at least one token")
@@ -174,22 +176,27 @@ class _TextStream:
 def stream(
     model: Any,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: str | Sequence[str],
     max_new_tokens: int = 256,
     sampling: Sampling | None = None,
     *,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     samples: Sequence[int] | None = None,
     slide: bool = False,
     cached: bool = True,
     reasons: list[str] | None = None,
     begin: int | None = None,
     given: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Iterator[list[str]]:
     """Each step's new text, one piece a prompt; `reasons`, if given, is filled with why each row ended.
 
+    A string is one prompt. How tokens are sampled is a `Sampling`, or its settings as keywords: temperature, top_k, …
     Bad input is refused before the first piece. `begin` is a token put before every prompt.
     """
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    stop = [stop] if isinstance(stop, str) else stop
+    sampling = _sampling(sampling, settings)
     ids = [([] if begin is None else [begin]) + tokenizer.encode(prompt).tolist() for prompt in prompts]
     generation = Generation(
         model, ids, max_new_tokens, sampling, samples=samples, end=tokenizer.end, vocab=tokenizer.vocab, slide=slide,
@@ -215,6 +222,20 @@ def _pieces(
     reasons[:] = [reason or "length" for reason in generation.reasons]
 
 
-def complete(model: Any, tokenizer: Tokenizer, prompts: Sequence[str], *args, **options) -> list[str]:
-    """The continuation of each prompt, whole; takes what `stream` takes."""
-    return ["".join(row) for row in zip(*stream(model, tokenizer, prompts, *args, **options), strict=True)]
+def _sampling(sampling: Sampling | None, settings: Mapping[str, Any]) -> Sampling:
+    """The sampling rules, as one object or as keywords."""
+    if sampling is not None and not isinstance(sampling, Sampling):
+        raise UserError(
+            f"sampling is a pencil.Sampling, not {sampling!r}; its settings can be keywords: temperature=0.2"
+        )
+    if sampling is not None and settings:
+        raise UserError(f"{next(iter(settings))} is a setting of sampling: give one of the two")
+    return sampling or build(Sampling, settings)
+
+
+def complete(
+    model: Any, tokenizer: Tokenizer, prompts: str | Sequence[str], *args: Any, **options: Any
+) -> str | list[str]:
+    """The continuation of a prompt, or of each of several, whole; takes what `stream` takes."""
+    texts = ["".join(row) for row in zip(*stream(model, tokenizer, prompts, *args, **options), strict=True)]
+    return texts[0] if isinstance(prompts, str) else texts

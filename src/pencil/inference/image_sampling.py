@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..config import UserError
 from ..core.span import Span
+from ..progress import pollable
 from .autoencoder import Autoencoder, to_bytes
 from .diffusion import Process, make_process
 from .diffusion_sampling import classifier_free_guidance, draw_noise, sample_steps
@@ -48,7 +49,7 @@ def sample_images(
     # the last moment is the first of the images themselves
     shown = set(np.linspace(0, steps, max(0, min(show_steps, steps + 1))).astype(int).tolist()) - {steps}
     kept = [x[:1].clone()] if 0 in shown else []
-    for number, step in enumerate(sample_steps(process, denoise, x, steps, sampler, rows), 1):
+    for number, step in enumerate(pollable(sample_steps(process, denoise, x, steps, sampler, rows), steps), 1):
         x = step
         if number in shown:
             kept.append(x[:1].clone())

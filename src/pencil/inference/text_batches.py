@@ -11,6 +11,7 @@ from ..config import UserError
 from ..core.masks import NOWHERE
 from ..core.span import Span
 from ..data.tokenizers import Tokenizer
+from ..progress import pollable
 from .beam import Hypothesis, search
 from .generation import Generation
 from .sampling import Sampling
@@ -66,7 +67,7 @@ def greedy_targets(
         model, [[end]] * len(sources), min(longest, max_new_tokens or longest), Sampling(0), end=end,
         vocab=tokenizer.vocab, given=source_inputs(model, tokenizer, sources),
     )  # fmt: skip
-    for _ in generation:
+    for _ in pollable(generation):
         pass
     return [decode_text(tokenizer, row[1:]) for row in generation.rows]
 

@@ -256,10 +256,10 @@ class Captioner(nn.Module):
             x = block(x, here, None if cache is None else cache[i], probe / f"blocks.{i}")
         x = probe("norm", self.norm(x[:, -1:] if last else x[:, -count:]))
         if self.head is not None:
-            return probe("logits", self.head(x))
+            return probe.checked(probe("logits", self.head(x)))
         if isinstance(self.text_project, TiedProjectText):
             x = self.text_project.back(x, probe / "text_project")
-        return probe("logits", self.tokens.logits(x))
+        return probe.checked(probe("logits", self.tokens.logits(x)))
 
     def bias(self, probe: Probe = OFF) -> Callable[[Span], Callable[[Tensor], Tensor] | None]:
         """The image's bias among patches and the text's among text tokens; nothing is added between them.

@@ -323,7 +323,7 @@ class DiT(nn.Module):
         shift, scale = probe("last", self.last(nn.functional.silu(condition)))[:, None].chunk(2, -1)
         shift, scale = probe("last_shift", shift), probe("last_scale", scale)
         x = probe("norm", self.norm(x) * (1 + scale) + shift)
-        return join(probe("patches_out", self.head(x)), c.sides, c.patch_sizes)
+        return join(probe.checked(probe("patches_out", self.head(x))), c.sides, c.patch_sizes)
 
 
 def groupings(c: DiTConfig, device: torch.device) -> list[Grouping | None]:

@@ -183,4 +183,4 @@ class GPT(nn.Module):
         for i, block in enumerate(self.blocks):
             x = block(x, here, None if cache is None else cache[i], probe / f"blocks.{i}")
         x = probe("norm", self.norm(x[:, -1:] if last else x))
-        return probe("logits", self.tokens.logits(x) if self.head is None else self.head(x))
+        return probe.checked(probe("logits", self.tokens.logits(x) if self.head is None else self.head(x)))

@@ -247,4 +247,4 @@ class Reader(nn.Module):
         x = self.encoder(probe("embed", x), here, probe / "encoder")
         inner = probe / "head"
         z = self.head(x, here, inner) if isinstance(self.head, LabelHead) else self.head(x, self.tokens, inner)
-        return probe("logits", z)
+        return probe.checked(probe("logits", z))

@@ -225,7 +225,7 @@ class Seq2Seq(nn.Module):
         x = x[:, -1:] if last else x
         x = probe("norm", x if self.norm is None else self.norm(x))
         z = self.tokens.logits(x) if self.head is None else self.head(x)
-        return probe("logits", z if self.head_bias is None else z + self.head_bias)
+        return probe.checked(probe("logits", z if self.head_bias is None else z + self.head_bias))
 
 
 @torch.no_grad()

@@ -168,7 +168,7 @@ class ViT(nn.Module):
             x = block(x, here, probe=probe / f"blocks.{i}")
         x = probe("norm", self.norm(x))
         x = probe("pooled", x.mean(1) if self.class_token is None else x[:, 0])
-        return probe("logits", self.head(x))
+        return probe.checked(probe("logits", self.head(x)))
 
     def resized(self, image_size: tuple[int, int]) -> "ViT":
         """The same model for images of another size; a learned table of positions is interpolated to the new grid."""

@@ -16,7 +16,7 @@ function scaleOf(node) {
   }
   const share = n.dtype === "bool" || (origin(node).kind === "softmax" && least >= 0);
   const none = /int/.test(n.dtype);
-  n.scale = { kind: none ? "none" : share ? "share" : "signed", top: share ? 1 : Math.max(most, -least) || 1, most, least };
+  n.scale = { kind: none ? "none" : share ? "share" : "signed", top: n.dtype === "bool" ? 1 : Math.max(most, -least) || 1, most, least };
   return n.scale;
 }
 
@@ -212,8 +212,9 @@ function legend(scale, values) {
   const hatched = values.some((v) => !Number.isFinite(v)) ? [el("span", { class: "swatch hatched" }), "not finite (−∞)"] : [];
   if (scale.kind === "none") return el("p", { class: "legend" }, "whole numbers, not coloured", hatched);
   const bar = el("span", { class: `bar ${scale.kind}`, "aria-hidden": "true" });
-  const [from, to] = scale.kind === "share" ? ["0", "1"] : [formatNumber(-scale.top, 3), formatNumber(scale.top, 3)];
-  return el("p", { class: "legend" }, from, bar, to, hatched);
+  const to = formatNumber(scale.top, 3), from = scale.kind === "share" ? "0" : formatNumber(-scale.top, 3);
+  const largest = scale.kind === "share" && scale.top < 1 ? ", the largest here" : "";
+  return el("p", { class: "legend" }, from, bar, to + largest, hatched);
 }
 
 // ---- a tensor too large for a table: a picture, and a lens on a part of it

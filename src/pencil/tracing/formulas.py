@@ -39,7 +39,7 @@ class Settled(Graph):
 
     def __init__(self, graph: Graph):
         super().__init__(graph.nodes, graph.names)
-        self.tables, self.stored = graph.tables, graph.stored
+        self.source, self.tables, self.stored = graph, graph.tables, graph.stored
         self._known: dict[int, bool] = {}
         self.nodes = [self._settle(n) for n in graph.nodes]
 
@@ -71,7 +71,7 @@ class Formulas:
 
     def of(self, node: int) -> list[Part]:
         """A formula, or a known number, for every cell of a block."""
-        n, flat = self.graph.nodes[node], np.arange(self.graph.nodes[node].size)
+        n, flat = self.graph.nodes[node], self.blocks[node].kept.flat
         self.here = self.blocks[node].sheet
         parts = self._moved(*self.graph.step(node, flat)) if n.moves else self._plan(n.plan, n, flat)
         for part in parts:
@@ -98,8 +98,8 @@ class Formulas:
                 here = found == one
                 which, flat = tuple(index[here] for index in mine), places[here]
                 if one in self.blocks:
-                    b = self.blocks[one]
-                    block[which], row[which], column[which] = one, b.row + flat // b.width, b.column + flat % b.width
+                    block[which] = one
+                    row[which], column[which] = self.blocks[one].at(flat)
                     continue
                 n = self.graph.nodes[one]
                 known = self.graph.known(one)

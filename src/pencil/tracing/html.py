@@ -7,6 +7,7 @@ each array begins, then the arrays as little-endian bytes. A server may send the
 import base64
 import gzip
 import hashlib
+import io
 import json
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,13 +29,22 @@ from .recorded import COUNTING, RecordedTrace, RecordedView
 HEAVY = 10_000_000  # bytes above which a page is no longer something to mail
 ABOUT = "Every number here was computed by the numbers before it. Choose one and its arithmetic unfolds."
 SCRIPTS = ("receipt.js", "simplify.js", "tensor.js", "slip.js", "app.js")
+Progress = Callable[[float], object]
+PACKED, PIECE = 0.2, 1 << 20  # the share of the time before gzip begins, and the bytes it takes at once
 MOST = 24  # rows and columns of a table without scripts
 BLUE, RED = "38,103,178", "196,58,40"
 
 
-def page(trace: RecordedTrace, title: str, about: str = ABOUT, start: str = "") -> str:
-    """A trace as one self-contained HTML page; `start` is the cell it opens on, such as "attn.scores[0,0,0,2]"."""
+def page(
+    trace: RecordedTrace, title: str, about: str = ABOUT, start: str = "", progress: Progress = lambda share: None
+) -> str:
+    """A trace as one self-contained HTML page; `start` is the cell it opens on, such as "attn.scores[0,0,0,2]".
+
+    `progress` is called with the share done.
+    """
     graph, body = data(trace)
+    progress(PACKED)
+    packed = base64.b64encode(_compressed(body, lambda share: progress(PACKED + (1 - PACKED) * share))).decode()
     graph |= {"title": title, "start": start}
     title, about = visible(title), visible(about)
     script = "\n".join(_asset(name) for name in SCRIPTS)
@@ -56,7 +66,7 @@ def page(trace: RecordedTrace, title: str, about: str = ABOUT, start: str = "") 
 <header><h1>{escape(title)}</h1><p>{escape(about)}</p><p>{escape(COUNTING)}</p></header>
 <div id="app"><p class="wait">Unfolding…</p><noscript>Scripts are off, and this page needs its own.</noscript></div>
 <script type="application/json" id="graph">{_inert(graph)}</script>
-<script type="text/plain" id="arrays">{base64.b64encode(gzip.compress(body, 9, mtime=0)).decode()}</script>
+<script type="text/plain" id="arrays">{packed}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -70,10 +80,11 @@ def write(
     about: str = ABOUT,
     start: str = "",
     warn: Callable[[str], object] = warnings.warn,
+    progress: Progress = lambda share: None,
 ) -> int:
     """Write a trace's page, and return its size in bytes; `warn` is called for one too large to mail."""
     path = Path(path)
-    content = page(trace, title or path.stem, about or ABOUT, start).encode()
+    content = page(trace, title or path.stem, about or ABOUT, start, progress).encode()
     write_aside(path, content)
     if len(content) > HEAVY:
         size = f"{len(content) / 1e6:.0f} MB"
@@ -127,6 +138,16 @@ def _bytes(array: Array) -> tuple[str, bytes]:
         array = array.astype(np.float32)
     kind = {"u1": "u8", "i4": "i32", "f4": "f32", "f8": "f64"}[array.dtype.str[1:]]
     return kind, array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+def _compressed(body: bytes, progress: Progress) -> bytes:
+    """The bytes packed by gzip, piece by piece."""
+    out = io.BytesIO()
+    with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=9, mtime=0) as file:
+        for first in range(0, len(body), PIECE):
+            file.write(body[first : first + PIECE])
+            progress(min(1.0, (first + PIECE) / len(body)))
+    return out.getvalue()
 
 
 def _whole_marked(plan: Any) -> Any:

@@ -1,10 +1,11 @@
 """An opened trace: every cell has its receipt, and the whole can be written as a file, a page or a spreadsheet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..config import UserError
 from . import file, html, xlsx
+from .part import extract
 from .receipt import Receipt, receipt
 from .recorded import RecordedTrace, RecordedView
 
@@ -35,13 +36,17 @@ class Trace(RecordedTrace):
         """Write a trace file, to be opened without the model."""
         file.write(self, path)
 
-    def to_html(self, path: str | Path, title: str = "") -> None:
-        """Write one page that opens anywhere: click a number and its arithmetic unfolds."""
-        html.write(self, Path(path), title)
+    def to_html(self, path: str | Path, title: str = "", of: Sequence[str] = ()) -> None:
+        """Write one page that opens anywhere: click a number and its arithmetic unfolds. `of`: as for `to_xlsx`."""
+        html.write(extract(self, of)[0] if of else self, Path(path), title)
 
-    def to_xlsx(self, path: str | Path) -> None:
-        """Write a spreadsheet of live formulas; exact when the model was traced in double precision."""
-        xlsx.write(self, Path(path))
+    def to_xlsx(self, path: str | Path, of: Sequence[str] = ()) -> None:
+        """Write a spreadsheet of live formulas; exact when the model was traced in double precision.
+
+        `of` chooses tensors, ["blocks.1.*"], or parts of them, ["blocks.1.attn.*[0,head 2]"]; what these read from
+        elsewhere is written as values.
+        """
+        xlsx.write(self, Path(path), of)
 
 
 def read(path: str | Path, warn: Callable[[str], None] | None = None) -> Trace:

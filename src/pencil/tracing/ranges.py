@@ -13,14 +13,79 @@ Part = tuple[str, int] | float
 RIGHT, DOWN = 1, 2
 
 
+class Kept:
+    """The part of a tensor that is shown: along each axis the indices of its rows and columns."""
+
+    def __init__(self, whole: tuple[int, ...], mask: Array | None = None):
+        self.whole, self.full = whole, mask is None or bool(mask.all())
+        if self.full:
+            self.indices = [np.arange(size) for size in whole]
+        else:
+            self.indices = used(np.asarray(mask).reshape(whole))
+        self.shape = tuple(len(one) for one in self.indices)
+        self.size = int(np.prod(self.shape))
+
+    @property
+    def flat(self) -> Array:
+        """The places of its cells among those of the whole tensor."""
+        if self.full:
+            return np.arange(self.size)
+        return np.ravel_multi_index(np.ix_(*self.indices), self.whole).reshape(-1)
+
+    def position(self, flat: Array) -> Array:
+        """Where cells of the whole tensor are in this part."""
+        if self.full:
+            return flat
+        index = np.unravel_index(flat, self.whole)
+        inside = [np.searchsorted(mine, one) for mine, one in zip(self.indices, index, strict=True)]
+        return np.ravel_multi_index(inside, self.shape)
+
+    def __str__(self) -> str:
+        """The part as an address writes it; … where indices are no range."""
+        if self.full:
+            return ""
+        words = [_range(mine, size) for mine, size in zip(self.indices, self.whole, strict=True)]
+        last = max(axis for axis, size in enumerate(self.whole) if self.shape[axis] < size)
+        return f"[{','.join(words[: last + 1])}]"
+
+
+def _range(indices: Array, size: int) -> str:
+    first, last = int(indices[0]), int(indices[-1])
+    if len(indices) == 1:
+        return str(first)
+    if len(indices) == size:
+        return ":"
+    return f"{first}:{last + 1}" if last - first == len(indices) - 1 else "…"
+
+
+def used(mask: Array) -> list[Array]:
+    """Along each axis the indices at which anything is set."""
+    axes = range(mask.ndim)
+    return [np.flatnonzero(mask.any(tuple(other for other in axes if other != axis))) for axis in axes]
+
+
 @dataclass(frozen=True)
 class Block:
-    """The place of a tensor in a workbook: its first cell, and its number of columns."""
+    """The place of a tensor, or of a part of one, in a workbook: its first cell, and what of it is there."""
 
     sheet: str
     row: int
     column: int
-    width: int
+    kept: Kept
+
+    @property
+    def width(self) -> int:
+        return self.kept.shape[-1] if self.kept.shape else 1
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """Its last row and column."""
+        return self.row + self.kept.size // self.width - 1, self.column + self.width - 1
+
+    def at(self, flat: Array) -> tuple[Array, Array]:
+        """The rows and columns of cells, given by their places in the whole tensor."""
+        where = self.kept.position(flat)
+        return self.row + where // self.width, self.column + where % self.width
 
 
 class Line:
@@ -54,6 +119,13 @@ def cut(lines: Sequence[Line], i: int, whole: bool, product: bool) -> list[Piece
     All its ranges run in one direction, but for a product of two lines: a row times a column is one of matrices.
     """
     count = max((len(line.block[i]) for line in lines), default=1)
+    if whole and count > 1:
+        # the usual case at once: every line is one range
+        ways = [line.directions[i] for line in lines]
+        first = tuple(way[0] for way in ways)
+        straight = all(way.count(way[0]) == len(way) == count - 1 for way in ways)
+        if straight and all(first) and (len(set(first)) == 1 or product):
+            return [Piece(0, count, first)]
     steps = list(zip(*[line.directions[i] for line in lines], strict=True)) if whole else []
     pieces: list[Piece] = []
     j = 0

@@ -1,6 +1,7 @@
 """Tracing a model: names for what the tape records, blocks recorded only when opened, edits and running on."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -33,6 +34,9 @@ class TapeProbe(Probe):
 
     def wants(self, *names: str) -> bool:
         return True
+
+    def checked(self, value: Tensor) -> Tensor:
+        return value  # an edit of a name that nothing has is refused when the recording ends
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
         value = self.tape.change(self.path + name, value)
@@ -266,6 +270,13 @@ class LiveTrace(Trace):
                 if name.startswith((f"{path}.", f"{path}:")) and path not in tape.opened:
                     self.recording.open_block(tape, path)
         return super().find(name)
+
+    def matching(self, pattern: str) -> list[str]:
+        begin = re.split(r"[*?]", pattern)[0]
+        for path in [one for one in self.graph.blocks if one not in self.graph.opened]:
+            if f"{path}.".startswith(begin) or begin.startswith(f"{path}."):
+                self.recording.open_block(self.graph, path)
+        return super().matching(pattern)
 
     def open(self, node: int) -> None:
         plan = self.graph.nodes[node].plan

@@ -1,6 +1,7 @@
 """A recorded trace: its tensors by name, and parts of them. Needs numpy alone."""
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,10 @@ class RecordedTrace:
         """The names of values, in the order they were recorded."""
         known = [n for n in self.graph.nodes if n.named or n.kind in ("input", "weight")]
         return [name for n in known for name in (n.name, *n.also)]
+
+    def matching(self, pattern: str) -> list[str]:
+        """The names that fit a pattern, in which * stands for any letters and ? for one."""
+        return [name for name in self.names if fnmatchcase(name, pattern)]
 
     def find(self, name: str) -> int:
         """The node of a name; one that does not exist is refused, with the nearest."""
@@ -141,6 +146,8 @@ def _index(one: Any) -> str:
 
 
 def _near(name: str, known: set[str]) -> str:
+    if set("*?") & set(name):
+        return "a name is written whole, without * or ?; see the names with: pencil show"
     found = nearest(name, known)
     return found if found.startswith("did you mean") else "see the names with: pencil show"
 

@@ -1,16 +1,18 @@
 """The sheets of a trace's workbook: the map, the tensors, their colours and headings."""
 
 import math
+from collections.abc import Callable, Set
 from typing import Any
 
 import numpy as np
 from xlsxwriter.utility import xl_range
+from xlsxwriter.worksheet import Worksheet
 
 from ..config import UserError
 from ..console import visible
 from .formulas import finite, quoted, text
 from .graph import Graph, Node
-from .ranges import Block, Part
+from .ranges import Block, Kept, Part
 from .recorded import COUNTING, RecordedTrace
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -32,6 +34,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 # an infinity is stored as a very large number, and shown as infinity
 NUMBERS = {"whole": "0", "fine": "0.0000", "endless": '[<-1000000000000000]"−∞";[>1000000000000000]"∞";0.0000'}
 LONGEST = 32_767  # characters of a cell in Excel
+HEADS = ("h", "g")  # letters of the axes along which heads are numbered
 
 
 class Exact(float):
@@ -41,20 +44,39 @@ class Exact(float):
         return repr(float(self))
 
 
+class PlainSheet(Worksheet):
+    """A sheet whose formulas have only functions that every spreadsheet has: looking in each of them for those that
+    need a prefix takes twice as long as writing them."""
+
+    def _prepare_formula(self, formula: str, expand_future_functions: bool = False) -> str:
+        return formula.removeprefix("=")
+
+
 class SheetWriter:
     """Writes the sheets."""
 
-    def __init__(self, book: Any, trace: RecordedTrace, graph: Graph, blocks: dict[int, Block], read: set[int]):
-        self.trace, self.graph, self.blocks, self.read = trace, graph, blocks, read
+    def __init__(
+        self,
+        book: Any,
+        trace: RecordedTrace,
+        graph: Graph,
+        blocks: dict[int, Block],
+        read: set[int],
+        outside: Set[int] = frozenset(),
+        of: str = "",
+    ):
+        self.trace, self.graph, self.blocks, self.read, self.outside, self.of = trace, graph, blocks, read, outside, of
         self.map = book.add_worksheet("Map")
-        self.sheets = {sheet: book.add_worksheet(sheet) for sheet in dict.fromkeys(b.sheet for b in blocks.values())}
+        names = dict.fromkeys(b.sheet for b in blocks.values())
+        self.sheets = {sheet: book.add_worksheet(sheet, worksheet_class=PlainSheet) for sheet in names}
         self.formats = {name: book.add_format(form) for name, form in FORMATS.items()}
         for name in [n for n in FORMATS if n.endswith("cell")]:
             for kind, form in NUMBERS.items():
                 for top, line in (("", {}), (" top", {"top": 4, "top_color": "#BFBFBF"})):
                     self.formats[f"{name} {kind}{top}"] = book.add_format(FORMATS[name] | line | {"num_format": form})
 
-    def write(self, cells: dict[int, list[Part]]) -> None:
+    def write(self, cells: dict[int, list[Part]], done: Callable[[int], object] = lambda count: None) -> None:
+        """Write all; `done` is called with the number of cells of each tensor."""
         for sheet in (self.map, *self.sheets.values()):
             sheet.hide_gridlines(2)
             sheet.set_landscape()
@@ -67,11 +89,15 @@ class SheetWriter:
             sheet.write_string(0, 1, name, self.formats["title"])
         for node in self.blocks:
             self._block(node, cells.get(node))
+            done(self.blocks[node].kept.size)
         self._map(cells)
 
     def _kind(self, node: int) -> str:
         n = self.graph.nodes[node]
         return "given" if n.plan is None else "computed" if n.named else "step"
+
+    def _name(self, node: int) -> str:
+        return f"{self.graph.nodes[node].name}{self.blocks[node].kept}"
 
     def _block(self, node: int, parts: list[Part] | None) -> None:
         n, b = self.graph.nodes[node], self.blocks[node]
@@ -80,19 +106,20 @@ class SheetWriter:
             f"a step: {n.op.strip('_')}" if kind == "step" else ""
         )
         sheet.set_row(b.row - 2, 18, self.formats[kind])
-        sheet.write_string(b.row - 2, 0, word(f"{title}     {n.name}     {shape(n)}".strip()), self.formats[kind])
-        rows, columns = headings(n, self.trace)
+        head = f"{title}     {self._name(node)}     {shape(b)}".strip()
+        sheet.write_string(b.row - 2, 0, word(head), self.formats[kind])
+        rows, columns = headings(n, self.trace, b.kept)
         for j, heading in enumerate(columns):
             sheet.write_string(b.row - 1, b.column + j, word(heading), self.formats["edge"])
         for i, heading in enumerate(rows):
             sheet.write_string(b.row + i, b.column - 1, word(heading), self.formats["edge"])
-        recorded = self.graph.cells(node, np.arange(n.size)).tolist()
+        recorded = self.graph.cells(node, b.kept.flat).tolist()
         if any(map(math.isnan, recorded)):
             raise UserError(f"{n.name} has cells that are not a number, which a spreadsheet cannot hold")
         number = "endless" if max(map(abs, recorded)) > 1e15 else "whole" if _whole(recorded) else "fine"
         dead = parts is None and node not in self.read
         formats = [self.formats[f"{'dead' if dead else kind} cell {number}{top}"] for top in ("", " top")]
-        high = n.shape[-2] if len(n.shape) > 1 else 1
+        high = b.kept.shape[-2] if len(n.shape) > 1 else 1
         for i, value in enumerate(recorded):
             row, column = b.row + i // b.width, b.column + i % b.width
             form = formats[(row - b.row) % high == 0 < row - b.row and high > 1]  # a line above each further matrix
@@ -104,12 +131,13 @@ class SheetWriter:
         if kind == "computed" and _shares(recorded, b.width):
             heat = {"type": "2_color_scale", "min_type": "num", "min_value": 0, "max_type": "num", "max_value": 1}
             colours = {"min_color": "#FFFFFF", "max_color": "#F4B183"}
-            sheet.conditional_format(b.row, b.column, *_last(n, b), heat | colours)
+            sheet.conditional_format(b.row, b.column, *b.last, heat | colours)
 
     def _map(self, cells: dict[int, list[Part]]) -> None:
         sheet, formats = self.map, self.formats
         count = sum(isinstance(part, tuple) for parts in cells.values() for part in parts)
-        sheet.write_string(0, 0, "Every number, and where it comes from", formats["title"])
+        whose = f"Every number of {self.of}" if self.of else "Every number"
+        sheet.write_string(0, 0, word(f"{whose}, and where it comes from"), formats["title"])
         lines = [
             "Change a blue number and everything follows.",
             "Blue is typed, black is computed; grey is an unnamed step, or what no formula reads.",
@@ -127,20 +155,22 @@ class SheetWriter:
         sheet.freeze_panes(6, 2)
         for i, (node, b) in enumerate(self.blocks.items(), 6):
             n, kind = self.graph.nodes[node], self._kind(node)
-            where = f"{quoted(b.sheet)}!{xl_range(b.row, b.column, *_last(n, b))}"
+            where = f"{quoted(b.sheet)}!{xl_range(b.row, b.column, *b.last)}"
             form = formats["faint" if kind == "step" else "plain"]
             what = {"given": "typed numbers", "computed": "computed", "step": "unnamed step"}[kind]
+            what = "recorded values" if node in self.outside else what
             means = n.formula or (n.op.strip("_") if n.plan is not None else "")
-            for j, fact in enumerate((n.symbol, "", shape(n), n.axes, means, what, where, self._note(node))):
+            for j, fact in enumerate((n.symbol, "", shape(b), n.axes, means, what, where, self._note(node))):
                 if fact:
                     sheet.write_string(i, j, word(fact), form)
-            sheet.write_url(
-                i, 1, f"internal:'{b.sheet}'!{xl_range(b.row - 2, 0, b.row - 2, 0)}", formats["link"], word(n.name)
-            )
+            there = f"internal:'{b.sheet}'!{xl_range(b.row - 2, 0, b.row - 2, 0)}"
+            sheet.write_url(i, 1, there, formats["link"], word(self._name(node)))
         sheet.autofilter(5, 0, 5 + len(self.blocks), len(titles) - 1)
 
     def _note(self, node: int) -> str:
         n = self.graph.nodes[node]
+        if node in self.outside:
+            return "computed outside of the chosen part: here it is a value"
         if n.plan is None and node not in self.read:
             return "looked up when written: changing it here changes nothing"
         if n.plan is None and "int" in n.dtype:
@@ -155,12 +185,8 @@ def word(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def shape(n: Node) -> str:
-    return "×".join(map(str, n.shape)) or "one number"
-
-
-def _last(n: Node, b: Block) -> tuple[int, int]:
-    return b.row + n.size // b.width - 1, b.column + b.width - 1
+def shape(b: Block) -> str:
+    return "×".join(map(str, b.kept.shape)) or "one number"
 
 
 def _whole(values: list[float]) -> bool:
@@ -173,16 +199,17 @@ def _shares(values: list[float], width: int) -> bool:
     return width > 1 and bool((rows >= 0).all() and np.abs(rows.sum(-1) - 1).max() < 1e-6)
 
 
-def headings(n: Node, trace: RecordedTrace) -> tuple[list[str], list[str]]:
+def headings(n: Node, trace: RecordedTrace, kept: Kept) -> tuple[list[str], list[str]]:
     """The headings of rows and columns: the labels of an axis, or indices along it."""
     letters = n.axes.split() if len(n.axes.split()) == len(n.shape) else [""] * len(n.shape)
 
     def words(axis: int) -> list[str]:
-        return trace.words(letters[axis], n.shape[axis], n.name)
+        all_words = trace.words(letters[axis], n.shape[axis], n.name)
+        return [all_words[i] for i in kept.indices[axis]]
 
     rows = [""]
     for axis in range(len(n.shape) - 1):
-        if n.shape[axis] > 1:
-            few = [f"{letters[axis]}{word}" if letters[axis] in ("h", "g") else word for word in words(axis)]
+        if n.shape[axis] > 1 and (kept.shape[axis] > 1 or letters[axis] in HEADS):
+            few = [f"{letters[axis]}{word}" if letters[axis] in HEADS else word for word in words(axis)]
             rows = [f"{row} · {word}" if row else word for row in rows for word in few]
     return rows, words(len(n.shape) - 1) if n.shape else [""]

@@ -1,1 +1,7 @@
-"""Training: one loop for every family, through the Task protocol."""
+"""Training: one loop for every family, through the Task protocol. Called, it trains: `pencil.train("gpt", …)`."""
+
+import sys
+
+from .. import CallablePackage
+
+sys.modules[__name__].__class__ = CallablePackage

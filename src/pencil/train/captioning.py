@@ -21,13 +21,23 @@ from ..inference.generation import Generation
 from ..inference.sampling import Sampling
 from ..inference.text_batches import end_token
 from ..models.parts import normalize
+from ..progress import pollable
 from ..runs import Run
-from .image_task import ImageTask
+from .image_task import ImageTask, reading_of
 from .losses import next_token
+from .metrics import exact_match
 from .settings import TrainConfig
 from .task import Batch, Prepared, Preview, Request, check_vocab, random_of, round_up
+from .text_scores import corpus_scores
+from .validation import Amount
 
 MISTAKES = 40  # on a sheet
+MEANINGS = {
+    "exact_match": "share of captions that equal their reference",
+    "token_accuracy": "share of tokens predicted right, each after the right words before it",
+    "chrf": "agreement of short runs of letters with the reference, from 0 to 100; forgives other endings of a word",
+    "bleu": "agreement of runs of one to four words with the reference, from 0 to 100; 0 if no caption has four words",
+}
 
 
 class Captioning(ImageTask):
@@ -39,19 +49,21 @@ class Captioning(ImageTask):
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
         data = images.load(request.data, cls.want)
         train = cls.settings(request, data, train)
-        tokenizer = learn(request.options.tokenizer or "bpe", data.captions(), request.options.vocab, ended=True)
+        name, vocab = request.tokenizer("bpe")
+        tokenizer = learn(name, data.captions(), vocab, ended=True)
         found: dict[str, Any] = {"vocab": tokenizer.vocab}
         if "context" not in request.preset_values:
             found["context"] = round_up(longest_caption(data, tokenizer) + 1)
         config = cls.configure(request, data, found)
         check_vocab(config, tokenizer)
         task = cls(request.family, data, config, train, tokenizer)
-        return Prepared(task, data.name, data.hash, config, train, tokenizer, {"tokenizer": tokenizer.kind})
+        notes, facts = task.choose_fit(request.data_settings), {"tokenizer": tokenizer.kind}
+        return Prepared(task, data.name, data.hash, config, train, tokenizer, facts, task.reading, notes)
 
     @classmethod
-    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "Captioning":
-        config = family.read_config(run.config["model"])
-        return cls(family, images.load(source, cls.want), config, train, run.tokenizer)
+    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False) -> "Captioning":
+        config, data = family.read_config(run.config["model"]), cls.load(source, cls.want, run, False, whole)
+        return cls(family, data, config, train, run.tokenizer).read_as(reading_of(run))
 
     def __init__(self, family: Any, data: images.ImageData, config: Any, train: TrainConfig, tokenizer: Tokenizer):
         super().__init__(family, data, config, train)
@@ -78,6 +90,17 @@ class Captioning(ImageTask):
             targets[i, : len(ids)], targets[i, len(ids)] = ids, self.end
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
+    @property
+    def amount(self) -> Amount | None:
+        """How much there is to train on: a caption is the same in each pass, however its image is augmented."""
+        images = super().amount
+        return images and Amount(images.examples, "captions", images.an_update)
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of the metrics."""
+        return [f"{name}: {meaning}" for name, meaning in MEANINGS.items()]
+
     def batch(self, step: int, micro: int = 0) -> Batch:
         pictures, captions = self.examples(step, micro)
         inputs, targets = self.tokens(captions)
@@ -103,28 +126,30 @@ class Captioning(ImageTask):
             model, [[self.end]] * len(pictures), self.config.context - 1, Sampling(0), end=self.end,
             vocab=self.tokenizer.vocab, given={"picture": x},
         )  # fmt: skip
-        for _ in generation:
+        for _ in pollable(generation):
             pass
         return [self.tokenizer.decode([t for t in row[1:] if t != self.end]).strip() for row in generation.rows]
 
     @torch.no_grad()
     def _predict(self, model: nn.Module, examples: Examples, batches: int | None) -> "Predicted":
-        """The loss a token, the number of exact matches, and some images to show."""
+        """The loss and the accuracy a token, every caption, and some images to show."""
         device = next(model.parameters()).device
-        total, tokens, right, count, first, wrong = 0.0, 0, 0, 0, [], []
+        total, tokens, hits, first, wrong = 0.0, 0, 0, [], []
+        predictions, references = [], []
         for pictures, captions in self.held_out(examples, batches):
-            batch = tuple(t.to(device) for t in (torch.from_numpy(pictures), *self.tokens(captions)))
-            counted = int((batch[2] >= 0).sum())
-            total, tokens = total + float(self.loss(model, batch)) * counted, tokens + counted
+            x, inputs, targets = (t.to(device) for t in (torch.from_numpy(pictures), *self.tokens(captions)))
+            logits, counted = model(inputs, normalize(x)), int((targets >= 0).sum())
+            total, tokens = total + float(next_token(logits, targets)) * counted, tokens + counted
+            hits += int((logits.argmax(-1) == targets).sum())
             rows = list(zip(pictures, self.caption(model, pictures), (c.strip() for c in captions), strict=True))
-            right, count = right + sum(caption == target for _, caption, target in rows), count + len(rows)
+            predictions += [caption for _, caption, _ in rows]
+            references += [target for *_, target in rows]
             first += rows[: 20 - len(first)]
             wrong += [row for row in rows if row[1] != row[2]][: MISTAKES - len(wrong)]
-        return Predicted(total / tokens, right, count, first, wrong)
+        return Predicted(total / tokens, hits / tokens, predictions, references, first, wrong)
 
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
-        predicted = self._predict(model, self.data.test, batches)
-        return {"val_loss": predicted.loss, "exact_match": predicted.right / predicted.total}
+        return self._predict(model, self.data.test, batches).metrics()
 
     def preview(self, model: nn.Module) -> Preview:
         return Preview(".png", _sheet(self._predict(model, self.data.test, 1).first, self.data.name))
@@ -133,12 +158,13 @@ class Captioning(ImageTask):
         """Exact match; wrong captions as a contact sheet; and the attention at each word."""
         folder.mkdir(parents=True, exist_ok=True)
         predicted = self._predict(model, self.data.test, None)
-        metrics = {"val_loss": predicted.loss, "exact_match": predicted.right / predicted.total}
+        metrics = predicted.metrics()
         if self.data.seen_combinations is not None:
             seen = self._predict(model, self.data.seen_combinations, None)
-            metrics["exact_match_familiar"] = seen.right / seen.total
-        wrong = predicted.total - predicted.right
-        title = f"{wrong} of {predicted.total} captions differ" + f"; the first {MISTAKES}" * (wrong > MISTAKES)
+            metrics["exact_match_familiar"] = seen.metrics()["exact_match"]
+        total = len(predicted.references)
+        wrong = total - sum(map(str.__eq__, predicted.predictions, predicted.references))
+        title = f"{wrong} of {total} captions differ" + f"; the first {MISTAKES}" * (wrong > MISTAKES)
         files = {"mistakes.png": _sheet(predicted.wrong, title)}
         for i, (picture, caption, _) in enumerate(predicted.first[:3], 1):
             files[f"attention-{i}.png"] = caption_attention(model, self.tokenizer, picture, caption)
@@ -149,10 +175,20 @@ class Predicted(NamedTuple):
     """Captions of held-out images: the rows are (image, caption, target)."""
 
     loss: float
-    right: int
-    total: int
+    token_accuracy: float
+    predictions: list[str]
+    references: list[str]
     first: list[Any]
     wrong: list[Any]
+
+    def metrics(self) -> dict[str, float]:
+        both = self.predictions, self.references
+        return {
+            "val_loss": self.loss,
+            "exact_match": exact_match(*both),
+            "token_accuracy": self.token_accuracy,
+            **corpus_scores(*both),
+        }
 
 
 def longest_caption(data: images.ImageData, tokenizer: Tokenizer) -> int:

@@ -31,20 +31,25 @@ from ..inference.text_batches import end_token, pad
 from ..models.parts import normalize
 from ..runs import Run
 from .captioning import longest_caption
-from .diffusion_data import DEFAULTS, annotations, check_fit, image_shape
-from .image_task import ImageTask
+from .diffusion_data import DEFAULTS, annotations, check_fit, image_shape, labels_too
+from .image_task import ImageTask, reading_of
 from .latents import to_latents
 from .settings import TrainConfig
 from .task import Batch, Prepared, Preview, Request, random_of, round_up
+from .validation import MOST_PASSES_NOISED, Amount
 
 BOUND_WEIGHT = 0.001  # of the variational bound in the loss, where the variance is learned
 CONDITION_DROPOUT = 0.1  # unless set
+SCORED_BY = (
+    "sample_accuracy: share of samples that the classifier assigns to their label",
+    "classifier_accuracy: of the same classifier on real held-out images, which sample_accuracy is measured against",
+)
 
 
 class Diffusion(ImageTask):
     """Predict the prediction target of a noised image, given the timestep, and a label or a text if there is one."""
 
-    headline = "val_loss"
+    headline, draws = "val_loss", True
 
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
@@ -55,7 +60,8 @@ class Diffusion(ImageTask):
         tokenizer, facts = None, {}
         found: dict[str, Any] = {"classes": len(data.classes) or None}
         if want == "caption":
-            tokenizer = learn(request.options.tokenizer or "bpe", data.captions(), request.options.vocab, ended=True)
+            name, vocab = request.tokenizer("bpe")
+            tokenizer = learn(name, data.captions(), vocab, ended=True)
             found = {"vocab": tokenizer.vocab, "context": round_up(longest_caption(data, tokenizer) + 1)}
             facts = {"tokenizer": tokenizer.kind}
         elif request.options.tokenizer is not None:
@@ -76,9 +82,12 @@ class Diffusion(ImageTask):
         if config.classes:
             facts |= {"classes": data.classes}
         task = cls(request.family, data, config, train, tokenizer, request.data, autoencoder)
+        notes = [*task.choose_fit(request.data_settings)]
+        if want == "caption" and labels_too(request.data):
+            notes.append(f"{data.name} has texts and labels: the texts are used; --model.classes chooses the labels")
         if autoencoder is not None:  # what the cached latents are found by
             facts |= {"vae_size": task.transform.size, "vae_channels": task.transform.channels}
-        return Prepared(task, data.name, data.hash, config, train, tokenizer, facts)
+        return Prepared(task, data.name, data.hash, config, train, tokenizer, facts, task.reading, notes)
 
     @classmethod
     def configure(
@@ -99,6 +108,8 @@ class Diffusion(ImageTask):
             raise UserError(
                 "model.prediction needs --model.noise_schedule linear or cosine; a flow predicts the velocity"
             )
+        if "window" in request.model and config.attention != "windowed":
+            raise UserError(f"model.window has no effect with model.attention {config.attention}: leave it out")
         check_fit(config, data, "vocab" in found)
         # without a condition there is nothing to drop
         return config if config.classes or config.vocab else replace(config, null_condition=False)
@@ -110,12 +121,13 @@ class Diffusion(ImageTask):
         return replace(train, **{n: v for n, v in defaults.items() if n not in request.train})
 
     @classmethod
-    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "Diffusion":
+    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False) -> "Diffusion":
         config = family.read_config(run.config["model"])
-        data = images.load(source, annotations(source, config.classes is not None))
+        labels = config.classes is not None
+        data = cls.load(source, annotations(source, labels), run, labels, whole)
         autoencoder = autoencoder_of(run, pick_device(train.device))
         tokenizer = run.tokenizer if config.vocab is not None else None
-        return cls(family, data, config, train, tokenizer, source, autoencoder)
+        return cls(family, data, config, train, tokenizer, source, autoencoder).read_as(reading_of(run))
 
     def __init__(
         self,
@@ -167,6 +179,12 @@ class Diffusion(ImageTask):
     @property
     def select_best(self) -> bool:
         return False
+
+    @property
+    def amount(self) -> Amount | None:
+        """How much there is to train on."""
+        images = super().amount
+        return images and images._replace(most_passes=MOST_PASSES_NOISED)
 
     @property
     def usage(self) -> str:
@@ -264,7 +282,8 @@ class Diffusion(ImageTask):
     def notes(self) -> list[str]:
         """What to know of the metrics."""
         if self.data.classes:
-            return [] if self.conditional else ["samples have no label, so none is scored: look at samples.png"]
+            unscored = "samples have no label, so none is scored: look at samples.png"
+            return [*SCORED_BY] if self.conditional else [unscored]
         what = "captions" if self.conditional else "images alone"
         return [f"{what} have no class to score samples by: look at samples.png"]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..config import UserError, coerce
 from ..data import images
-from ..data.folders import annotations_in
+from ..data.folders import annotations_in, has_labels
 from ..data.image_data import ImageData
 from ..data.sizes import common_size, patch_for
 from .task import Request
@@ -61,3 +61,9 @@ def annotations(data: str, labels: bool = False) -> str:
             return want
     found = annotations_in(path) if path.is_dir() else "label"
     return "label" if labels and found == "caption" else found
+
+
+def labels_too(data: str) -> bool:
+    """Whether images with captions have labels besides."""
+    path = Path(data).expanduser()
+    return path.is_dir() and has_labels(path)

@@ -43,14 +43,16 @@ def score_samples(task: Diffusion, model: Any, classifier: Any) -> tuple[dict[st
     """How many samples are classified as their label, and their Fréchet distance to real images."""
     targets = task.sample_targets(SAMPLES)
     made = task.sample(model, targets, guidance=GUIDANCE if task.config.null_condition else 1.0, steps=STEPS)
-    held, _ = task.data.test.take(range(len(task.data.test)), task.transform.without_augmentation)
+    held, true = task.data.test.take(range(len(task.data.test)), task.transform.without_augmentation)
     # as many real ones as samples: the distance between small sets is larger
     if isinstance(task.data.train, MovingDigits):
         real, _ = task.data.train.draw(random_of(0, 0), len(made))
     else:
         some = random_of(0, 0).permutation(len(task.data.train))[: len(made)]
         real, _ = task.data.train.take(some, task.transform.without_augmentation)
-    (sampled, predicted), (reference, _), (baseline, _) = (features(classifier, part) for part in (made, held, real))
+    (sampled, predicted), (reference, named), (baseline, _) = (
+        features(classifier, part) for part in (made, held, real)
+    )
     # a sample without a label is named by what it is classified as
     labels = targets if task.conditional else predicted.tolist()
     right = predicted == np.asarray(labels)
@@ -62,6 +64,7 @@ def score_samples(task: Diffusion, model: Any, classifier: Any) -> tuple[dict[st
     title = f"{int(right.sum())} of {len(made)} classified as their label" if task.conditional else "predicted classes"
     sheet = draw.sheet(list(shown), lines[: len(shown)], [bool(ok) for ok in right[: len(shown)]], title)
     metrics = {"sample_accuracy": float(right.mean())} if task.conditional else {}
+    metrics["classifier_accuracy"] = float((named == np.asarray(true)).mean())
     if min(len(reference), len(baseline)) > 1:  # one point has no covariance
         metrics |= {"frechet": frechet(sampled, reference), "frechet_of_real": frechet(baseline, reference)}
     if made.ndim == 5:

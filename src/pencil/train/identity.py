@@ -13,8 +13,8 @@ from .settings import TrainConfig
 
 # where a run goes on, how long, and how often it is looked at: these may change freely
 FREE = frozenset((
-    "steps", "device", "compile", "deterministic", "eval_every", "eval_batches", "save_every", "keep", "logger",
-    "max_skipped",
+    "steps", "minutes", "patience", "device", "compile", "deterministic", "eval_every", "eval_batches", "save_every",
+    "keep", "logger", "max_skipped",
 ))  # fmt: skip
 UNCOMPARED = ("run.settings", "run.changes")
 NAMED = 3  # changes in one sentence
@@ -42,7 +42,7 @@ def identity(run: Run) -> dict[str, Any]:
     tokenizer = manifest.files.get("tokenizer.json") if manifest else None
     facts = {name: value for name, value in run.config["run"].items() if name != "changes"}
     return {
-        "run": facts, "model": run.config["model"], "train": run.config["train"],
+        "run": facts, "model": run.config["model"], "train": run.config["train"], "data": run.config.get("data"),
         "tokenizer": tokenizer[0]["sha256"] if tokenizer else None,
     }  # fmt: skip
 
@@ -71,7 +71,8 @@ def _flat(of: Mapping[str, Any], record: Any) -> dict[str, Any]:
     if "family" in of:  # as older versions wrote it
         of = {"run": {"family": of["family"], "data_hash": of.get("data")}, "model": of.get("model")}
     flat = {name: of[name] for name in ("tokenizer",) if of.get(name) is not None}
-    for section, kind in (("run", None), ("model", record.config), ("train", TrainConfig)):
+    model = getattr(record, "config", None)
+    for section, kind in (("run", None), ("model", model), ("train", TrainConfig), ("data", None)):
         table = of.get(section)
         if isinstance(table, Mapping):
             for name, value in {**_defaults(kind), **table}.items():

@@ -15,7 +15,7 @@ from ..data import images
 from ..files import write_all
 from ..models.parts import normalize
 from ..runs import Run
-from .image_task import ImageTask
+from .image_task import ImageTask, reading_of
 from .metrics import accuracy_per_class, classification_metrics, confusion_matrix
 from .settings import TrainConfig
 from .task import Batch, Prepared, Preview, Request, random_of
@@ -34,11 +34,17 @@ class ImageClassification(ImageTask):
         train = cls.settings(request, data, train)
         config = cls.configure(request, data, {"classes": len(data.classes)})
         task = cls(request.family, data, config, train)
-        return Prepared(task, data.name, data.hash, config, train, None, {"classes": data.classes})
+        notes = task.choose_fit(request.data_settings)
+        facts = {"classes": data.classes}
+        return Prepared(task, data.name, data.hash, config, train, None, facts, task.reading, notes)
 
     @classmethod
-    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "ImageClassification":
-        return cls(family, images.load(source, cls.want), family.read_config(run.config["model"]), train)
+    def reopen(
+        cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False
+    ) -> "ImageClassification":
+        data = cls.load(source, cls.want, run, True, whole)
+        task = cls(family, data, family.read_config(run.config["model"]), train)
+        return task.read_as(reading_of(run))
 
     def __init__(self, family: Any, data: images.ImageData, config: Any, train: TrainConfig):
         super().__init__(family, data, config, train)

@@ -1,6 +1,6 @@
 """What tasks on images have in common: which images, how they are transformed, what could not be used."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -9,14 +9,20 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ..config import UserError
+from ..config import UserError, build
 from ..data import images
 from ..data.augment import ImageTransform
 from ..data.builtin import Scenes
 from ..data.examples import ArrayExamples, Examples, FileExamples
+from ..data.image_data import with_classes
 from ..data.moving import MovingDigits
+from ..data.settings import DataConfig
+from ..data.sizes import choose_fit
+from ..progress import track
+from ..runs import Run
 from .settings import TrainConfig
 from .task import Batch, Request, epoch_order, random_of
+from .validation import MOST_PASSES, MOST_PASSES_AUGMENTED, Amount
 
 EVAL_BATCH = 256  # images
 
@@ -25,11 +31,35 @@ class ImageTask:
     """Images and their targets, in batches."""
 
     want = ""  # what comes with an image: label, caption, video or nothing
+    draws = False  # whether the model's output is an image
     unit, headline = "images", ""
 
     def __init__(self, family: Any, data: images.ImageData, config: Any, train: TrainConfig):
         self.family, self.data, self.config, self.train = family, data, config, train
-        self.transform = self._transform()
+        self.transform, self.reading = self._transform(), DataConfig()
+
+    def choose_fit(self, chosen: Mapping[str, Any]) -> list[str]:
+        """Fit images of another shape as was chosen, or as the data needs; what the user should know of the data."""
+        wanted = build(DataConfig, chosen, "data.").fit
+        if getattr(self.config, "frames", 1) > 1:
+            if wanted is not None:
+                raise UserError(f"data.fit has no effect on videos: leave it out for {self.data.name}")
+            return list(self.data.notes)
+        fit, note = choose_fit(self.data, self.transform.size, wanted, self.draws)
+        self.read_as(DataConfig(fit))
+        return [*self.data.notes, *([note] if note else [])]
+
+    def read_as(self, reading: DataConfig) -> Any:
+        """The task with images fitted in this way; a run of an older version has no setting for it, and crops."""
+        self.reading, self.transform = reading, replace(self.transform, fit=reading.fit or "crop")
+        return self
+
+    @classmethod
+    def load(cls, source: str, want: str, run: Run, classes: bool, whole: bool) -> images.ImageData:
+        """The data of a run; or, `whole`, other data that it is evaluated on, all of it."""
+        data = images.load(source, want, whole)
+        known = run.config["run"].get("classes")
+        return with_classes(data, list(map(str, known)), run.path) if whole and classes and known else data
 
     def _transform(self) -> ImageTransform:
         c = self.config
@@ -72,8 +102,18 @@ class ImageTask:
         generated = not hasattr(self.data.train, "targets")
         count = "generated while training" if generated else f"{len(self.data.train):,} to train on"
         size, held = "×".join(map(str, self.transform.size)), len(self.data.test)
+        how = {"pad": ", padded", "squash": ", squashed"}.get(self.transform.fit, "")
         what = "videos" if getattr(self.config, "frames", 1) > 1 else "images"
-        return f"{what} of {self.data.name} at {size}, {count}, {held:,} held out"
+        return f"{what} of {self.data.name} at {size}{how}, {count}, {held:,} held out"
+
+    @property
+    def amount(self) -> Amount | None:
+        """How much there is to train on; None where images are generated."""
+        if not hasattr(self.data.train, "targets"):
+            return None
+        augmented = any(getattr(self.train, name) for name in ("flip", "crop", "augment_ops"))
+        most = MOST_PASSES_AUGMENTED if augmented else MOST_PASSES
+        return Amount(len(self.data.train), "images", self.train.batch * self.train.accumulate, most)
 
     @property
     def usage(self) -> str:
@@ -123,10 +163,15 @@ class ImageTask:
         total = len(examples) if batches is None else min(len(examples), batches * self.train.batch)
         which = np.linspace(0, len(examples) - 1, total).astype(int)
         found = False
-        for i in range(0, total, EVAL_BATCH):
+        for i in track(range(0, total, EVAL_BATCH)):
             pictures, targets = examples.take(which[i : i + EVAL_BATCH], self.transform.without_augmentation)
             if len(pictures):
                 found = True
                 yield pictures, targets
         if not found:
             raise UserError(f"none of the held-out images of {self.data.name} can be decoded")
+
+
+def reading_of(run: Run) -> DataConfig:
+    """How the data of a run is read."""
+    return build(DataConfig, run.config.get("data") or {}, "data.")

@@ -13,10 +13,12 @@ from ..config import UserError
 from ..data import text
 from ..inference.generation import Generation
 from ..inference.sampling import Sampling
+from ..progress import pollable, track
 from ..runs import Run
 from .losses import next_token
 from .settings import TrainConfig
 from .task import Batch, Prepared, Preview, Request, check_unchanged, check_vocab, random_of
+from .validation import Amount
 
 PREVIEW_TOKENS = 256
 
@@ -25,10 +27,11 @@ class LanguageModeling:
     """Predict the next token of a text."""
 
     unit, headline, select_best, slow = "tokens", "val_loss", True, False
+    figures = False  # whether its report writes any
 
     def __init__(self, family: Any, data: text.TextData, config: Any, train: TrainConfig):
         self.family, self.data, self.config, self.train = family, data, config, train
-        for part, ids in (("train", data.train), ("evaluate", data.val)):
+        for part, ids in (("train", data.train), ("evaluate", data.val))[data.whole :]:
             if len(ids) < config.context + 1:
                 raise UserError(
                     f"{data.corpus.name} has {len(ids)} tokens to {part} on, fewer than the context of "
@@ -39,19 +42,23 @@ class LanguageModeling:
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
         """Read the data."""
         usual = "gpt2" if request.preset.startswith("gpt2") else "char"
-        found = text.load(request.data, request.options.tokenizer or usual, request.options.vocab)
+        found = text.load(request.data, *request.tokenizer(usual))
         config = request.configure(vocab=found.tokenizer.vocab)
         check_vocab(config, found.tokenizer)
         task = cls(request.family, found, config, train)
         facts = {"tokenizer": found.tokenizer.kind}
-        return Prepared(task, found.corpus.name, found.corpus.hash, config, train, found.tokenizer, facts)
+        return Prepared(
+            task, found.corpus.name, found.corpus.hash, config, train, found.tokenizer, facts, notes=found.corpus.notes
+        )
 
     @classmethod
-    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "LanguageModeling":
-        """The task of a run, on the data it was trained on."""
-        corpus = text.find(str(text.input_path(run.config["run"]["data_hash"])) if source == "-" else source)
-        check_unchanged(run, corpus.hash, source)  # before a changed corpus is tokenized
-        data = text.TextData(corpus, run.tokenizer, text.tokenize(corpus, run.tokenizer))
+    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False) -> "LanguageModeling":
+        """The task of a run, on the data it was trained on; or, `whole`, on all of other data."""
+        kept = source == "-" and not whole
+        corpus = text.find(str(text.input_path(run.config["run"]["data_hash"])) if kept else source)
+        if not whole:
+            check_unchanged(run, corpus.hash, source)  # before a changed corpus is tokenized
+        data = text.TextData(corpus, run.tokenizer, text.tokenize(corpus, run.tokenizer), whole)
         return cls(family, data, family.read_config(run.config["model"]), train)
 
     @property
@@ -60,6 +67,12 @@ class LanguageModeling:
 
     def about(self) -> str:
         return f"{len(self.data.train):,} tokens of {self.data.corpus.name}, {len(self.data.val):,} held out"
+
+    @property
+    def amount(self) -> Amount:
+        """How much there is to train on."""
+        update = self.train.batch * self.train.accumulate * self.config.context
+        return Amount(len(self.data.train), "tokens", update)
 
     @property
     def usage(self) -> str:
@@ -113,7 +126,7 @@ class LanguageModeling:
         ids, starts, size = self.data.val, self.held_out_windows(batches), self.train.batch
         device = next(model.parameters()).device
         total = 0.0
-        for i in range(0, len(starts), size):
+        for i in track(range(0, len(starts), size)):
             batch = tuple(t.to(device) for t in self._windows(ids, starts[i : i + size]))
             total += float(self.loss(model, batch)) * len(batch[0])
         loss = total / len(starts)
@@ -128,5 +141,5 @@ class LanguageModeling:
             model, [ids], PREVIEW_TOKENS, Sampling(0.8, top_p=0.95), end=tokenizer.end, vocab=tokenizer.vocab,
             slide=True,
         )  # fmt: skip
-        new = [token for (token,) in generation if token is not None]
+        new = [token for (token,) in pollable(generation) if token is not None]
         return Preview(".txt", (tokenizer.decode(ids + new) + "\n").encode())

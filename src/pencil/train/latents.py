@@ -33,9 +33,12 @@ class LatentExamples:
         return self.latents[[self.which[i] for i in rows]].astype(np.float32), [self.targets[i] for i in rows]
 
 
-def latents_path(data: str, autoencoder: str, size: tuple[int, int], channels: int, part: str) -> Path:
+def latents_path(
+    data: str, autoencoder: str, size: tuple[int, int], channels: int, part: str, fit: str = "crop"
+) -> Path:
     """Where the latents of a part of the data are cached, by the hashes of the data and of the autoencoder."""
-    known = hashlib.sha256(f"{data} {autoencoder} {size} {channels}".encode()).hexdigest()[:32]
+    how = "" if fit == "crop" else f" {fit}"  # older versions cropped everything
+    known = hashlib.sha256(f"{data} {autoencoder} {size} {channels}{how}".encode()).hexdigest()[:32]
     return cache_folder() / f"latents-{known}-{part}.f16"
 
 
@@ -46,8 +49,12 @@ def to_latents(
     sides = (autoencoder.channels, *autoencoder.latent_size(transform.size))
     parts = {}
     for name, examples in (("train", data.train), ("test", data.test)):
-        path = latents_path(data.hash, autoencoder.hash, transform.size, transform.channels, name)
         count = len(examples)
+        if not count:  # other data, of which nothing is trained on
+            parts[name] = LatentExamples(np.zeros((0, *sides), np.float16), [])
+            continue
+        part = name if len(data.train) else "all"
+        path = latents_path(data.hash, autoencoder.hash, transform.size, transform.channels, part, transform.fit)
         if not usable(path) or path.stat().st_size != 2 * count * int(np.prod(sides)):
             report(
                 f"Encoding {count:,} pictures of {data.name} at {transform.size[0]}×{transform.size[1]} ({name}), once."
@@ -78,7 +85,8 @@ def _write(
                 alone, _ = examples.take([row], transform)
                 out[row] = autoencoder.encode(alone).cpu().numpy() if len(alone) else np.nan
         out.flush()
-        with aside.open("rb") as file:
+        del out  # what is mapped cannot be renamed on Windows
+        with aside.open("r+b") as file:
             os.fsync(file.fileno())
         aside.replace(path)
     except BaseException:

@@ -1,40 +1,40 @@
 """The training loop: one for every family. `step` counts the updates; everything else is a function of it."""
 
-import errno
 import math
 import os
-import platform
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from threading import Event
 from typing import Any
 
 import torch
 from torch import nn
 
-from .. import __version__
 from ..config import UserError
 from ..device import pick_device
-from ..files import write_aside
-from ..runs import WEIGHTS, Run
-from . import checkpoint
+from ..runs import Run
 from .ema import ExponentialMovingAverage
-from .identity import identity
+from .evaluation import Abandoned, Callback, Evaluating
 from .interrupt import interruptible
-from .nonfinite import FiniteGuard, named, require_finite
-from .optim import make_optimizers, state_tensors, step_unless
+from .loggers import open_logger
+from .nonfinite import FiniteGuard, named
+from .optim import make_optimizers, step_unless
+from .pace import SLOW, Pace, fit_budget
 from .prefetch import Prefetch
-from .report import Metrics, ProgressBar, model_card, plot_losses
+from .report import FIRST_LINE, Metrics, ProgressBar, plot_losses
 from .resume import restore
+from .saving import DISK_FULL
 from .schedule import factor
-from .settings import TrainConfig
+from .settings import TrainConfig, refuse_processes
 from .task import Batch, Task, random_of
+from .validation import Validation, amount_of
 
 LOG_EVERY = 10
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LONG = 3600  # seconds of a whole training, from which a shorter one is proposed
 
 
 @dataclass
@@ -45,13 +45,33 @@ class Outcome:
     finished: bool
     best: dict[str, Any]
     seconds: float
+    early: str = ""  # why it ended before its last step, if it did
+    overfits: str = ""  # the sentence about a validation loss that rose
 
 
-class Trainer:
-    """A model, its optimizers and the run they write to."""
+class Trainer(Evaluating):
+    """A model, its optimizers and the run they write to.
 
-    def __init__(self, task: Task, run: Run, config: TrainConfig, allow_changes: bool = False):
+    `on_step(step, metrics)` is called after each update with train_loss and lr, `on_evaluation(step, metrics)` after
+    each evaluation with its results. If one returns False, training stops as at Ctrl-C: it saves, and can be resumed.
+    `propose(seconds)` is asked, once, for a shorter training when the whole of it would take more than an hour here.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        run: Run,
+        config: TrainConfig,
+        allow_changes: bool = False,
+        *,
+        on_step: Callback | None = None,
+        on_evaluation: Callback | None = None,
+        propose: Callable[[float], str | None] | None = None,
+        quiet: bool = False,
+    ):
         self.task, self.run, self.config, self.allow_changes = task, run, config, allow_changes
+        self.on_step, self.on_evaluation, self.propose, self.quiet = on_step, on_evaluation, propose, quiet
+        refuse_processes()
         self.device = pick_device(config.device)
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -67,15 +87,20 @@ class Trainer:
         loss = partial(task.loss, self.model)
         compiled = config.compile == "on" or (config.compile == "auto" and self.device.type == "cuda")
         self.loss = torch.compile(loss) if compiled else loss
+        self.warms_up = compiled or self.device.type != "cpu"  # whether the first updates are slower than the others
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
         # an accelerator should not wait for its next batch; on a CPU prefetching pays only where images are decoded
         prefetch = task.slow or self.device.type != "cpu"
-        self.batch = Prefetch(task.batch, config.accumulate, config.steps) if prefetch else task.batch
+        self.batch = Prefetch(task.batch, config.accumulate, config.steps or 1 << 62) if prefetch else task.batch
         self.ema = ExponentialMovingAverage(self.model, config.ema) if config.ema else None
         self.step = 0
         self.seconds = 0.0
         self.best: dict[str, Any] = {}
+        self.evaluated = -1
+        self.validation = Validation()
+        self.pace = Pace()
+        self.stopping = Event()
         self.guard = FiniteGuard(self.device, config.nonfinite == "stop")
         self.skipped = 0  # updates left out because they were not finite
         self.pending: list[float] = []  # losses since the last line of metrics
@@ -133,68 +158,12 @@ class Trainer:
                 continue
             if self.guard.stop:
                 self.step = found.step - 1  # the weights are those before it
-                kept = self._save_before_stop()
+                kept = self.save_before_stop()
                 mend = "a lower --train.lr may help, or --train.nonfinite skip leaves such updates out"
             else:
-                kept = self._last_kept()
+                kept = self.last_kept()
                 mend = f"--train.max_skipped {self.config.max_skipped} allows no more; a lower --train.lr may help"
             raise UserError(f"training stopped at step {found.step}: {report}; {kept}; {mend}")
-
-    def _save_before_stop(self) -> str:
-        """Save the weights before a bad update; what is kept, in words."""
-        if self.step and self.step not in checkpoint.saved(self.run.path):
-            self.save()
-            self.save_interrupted_weights()
-        return self._last_kept()
-
-    def _last_kept(self) -> str:
-        steps = checkpoint.saved(self.run.path)
-        return f"the checkpoint of step {steps[-1]} is kept" if steps else "no checkpoint had been written yet"
-
-    def averaged(self) -> AbstractContextManager[Any]:
-        """The model with the weights it is used with: their moving average, where there is one."""
-        return nullcontext() if self.ema is None else self.ema.in_place()
-
-    def evaluate(self) -> dict[str, float]:
-        self.model.eval()
-        with self.autocast(), self.averaged():
-            return self.task.evaluate(self.model, self.config.eval_batches)
-
-    def keep_best(self, results: dict[str, float]) -> None:
-        """Save the weights that sample and eval use: the best by validation; the last where a test set is held out."""
-        if not self.task.select_best or results["val_loss"] < self.best.get("val_loss", math.inf):
-            best = {"step": self.step, **results}
-            self._write_weights(best)
-            self.best = best
-
-    def save_interrupted_weights(self) -> None:
-        """An interrupted run is used with its last weights, unless better ones were kept."""
-        if self.step and (not self.task.select_best or not self.best.get("step")):
-            self._write_weights({"step": self.step})
-
-    def _write_weights(self, facts: Mapping[str, Any]) -> None:
-        with self.averaged():
-            require_finite(self.model.state_dict(), WEIGHTS)
-            self.run.write_weights(self.model, {**self._facts(), **facts})
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "family": self.task.family.name, "weights": "ema" if self.ema else "model", "pencil": __version__
-        }  # fmt: skip
-
-    def save(self) -> None:
-        tensors = {f"model.{name}": t for name, t in self.model.state_dict().items()}
-        if self.ema is not None:
-            tensors |= {f"ema.{name}": t for name, t in self.ema.values.items()}
-        state = {
-            "of": identity(self.run), "optimizer": self.config.optimizer,
-            "best": self.best, "pending": self.pending, "seconds": self.seconds, "skipped": self.skipped,
-            "threads": torch.get_num_threads(), "device": self.device.type,
-            "versions": {"pencil": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        }  # fmt: skip
-        tensors |= state_tensors(self.model, self.optimizers)
-        require_finite(tensors, f"the checkpoint of step {self.step}")
-        checkpoint.write(self.run.path, self.step, tensors, state, self.config.keep)
 
     def train(self) -> Outcome:
         """Train to the last step, or until interrupted; everything in the run folder is written on the way."""
@@ -205,64 +174,117 @@ class Trainer:
                 if error.errno not in DISK_FULL:
                     raise
                 raise UserError(
-                    f"the disk is full: step {self.step} could not be saved in {self.run.path}; {self._last_kept()}; "
+                    f"the disk is full: step {self.step} could not be saved in {self.run.path}; {self.last_kept()}; "
                     f"free some space, then: pencil resume {self.run.path}"
                 ) from None
 
-    def _or_later(self, bar: ProgressBar, what: str, write: Callable[[], Any]) -> None:
-        """Write something that is written again later; a full disk is reported, and training goes on."""
-        try:
-            write()
-        except OSError as error:
-            if error.errno not in DISK_FULL:
-                raise
-            bar.print(f"the disk is full: the {what} of step {self.step} could not be written; {self._last_kept()}; "
-                      "training goes on")  # fmt: skip
-
     def _train(self) -> Outcome:
-        config = self.config
+        began = time.perf_counter()
         notes = restore(self)
         start = self.step
-        bar = ProgressBar(config.steps, start, self.task.unit)
+        bar = ProgressBar(self.config.steps, start, self.task.unit, quiet=self.quiet)
         for line in notes:
             bar.print(line)
-        metrics = Metrics(self.run.path, start, config.logger)
-        if asdict(config) != self.run.config["train"]:
-            self.run.write_config({**self.run.config, "train": config})
-        seen, busy = 0, 0.0
-        with interruptible() as stopping, bar:
-            while True:
-                last = self.step >= config.steps
-                fresh = self.step > start or start == 0
-                if fresh and (last or self.step % config.eval_every == 0):
-                    self.read_losses(metrics, bar)
+        logger = open_logger(self.config.logger, self.run.path, self.run.config)
+        metrics = Metrics(self.run.path, start, logger, not start or self.evaluated == start)
+        with closing(metrics), interruptible() as self.stopping, bar:
+            try:
+                if not self.config.steps:
+                    self._fit_budget(metrics, bar, began)
+                self._begin(bar)
+                self._loop(metrics, bar)
+            except Abandoned:  # before the first step: there is nothing to save
+                pass
+        if self.step or self.evaluated >= 0:  # otherwise nothing was measured
+            plot_losses(self.run.path)
+        self.write_card()
+        return self._outcome()
+
+    def _begin(self, bar: ProgressBar) -> None:
+        """Write the settings if they are others than the run's; report data that is little for them."""
+        if asdict(self.config) != self.run.config["train"]:
+            self.run.write_config({**self.run.config, "train": self.config})
+        amount, embedded = amount_of(self.task), getattr(self.task.family, "embedded", ())
+        own = not self.step and self.run.config["run"].get("data") not in embedded
+        if amount and own and (line := amount.too_little(self.config)):
+            bar.print(line)
+
+    def _fit_budget(self, metrics: Metrics, bar: ProgressBar, began: float) -> None:
+        """Decide the steps of a time budget, once, before the first: the run is then one with so many steps."""
+        assert self.config.minutes is not None
+        budget = 60 * self.config.minutes
+        self._measure_pace(min(3.0, budget / 20))
+        self._evaluate(metrics, bar)
+        self.config, lines = fit_budget(self.config, self.pace, budget - (time.perf_counter() - began))
+        bar.total = self.config.steps
+        bar.progress.update(bar.task, total=bar.total)
+        if isinstance(self.batch, Prefetch):
+            self.batch.steps = self.config.steps
+        for line in lines:
+            bar.print(line)
+
+    def _loop(self, metrics: Metrics, bar: ProgressBar) -> None:
+        config, stopping = self.config, self.stopping
+        first, changed = self.step, False  # whether anything is to be saved
+        seen, busy, trained = 0, 0.0, 0.0
+        while True:
+            if self.evaluation_due():
+                self.read_losses(metrics, bar)
+                with suppress(Abandoned):
                     self._evaluate(metrics, bar)
-                if fresh and self.step and (last or stopping.is_set()):
-                    self.read_losses(metrics, bar)
-                    self.save()
-                elif fresh and self.step and self.step % config.save_every == 0:
-                    self.read_losses(metrics, bar)
-                    self._or_later(bar, "checkpoint", self.save)
-                if stopping.is_set() and not last:
-                    self.save_interrupted_weights()
-                if last or stopping.is_set():
-                    break
-                started = time.perf_counter()
-                seen += self.update()
-                log = self.step % LOG_EVERY == 0 or self.step == config.steps
-                if log:
-                    self.read_losses(metrics, bar)
-                busy += time.perf_counter() - started
-                if log:
-                    self.seconds += busy
-                    self._log(metrics, bar, seen / busy)
-                    self.pending, seen, busy = [], 0, 0.0
-        metrics.close()
-        plot_losses(self.run.path)
-        parameters = sum(p.numel() for p in self.model.parameters())
-        card = model_card(self.run.path, self.run.config, parameters, self.best, self.task.select_best, self.task.usage)
-        write_aside(self.run.path / "README.md", card.encode())
-        return Outcome(self.step, self.step >= config.steps, self.best, self.seconds)
+                    changed = True
+            ended, stopped = self._ended(), stopping.is_set()
+            if self.step and changed and (ended or stopped):
+                self.read_losses(metrics, bar)
+                self.save()
+            elif self.step and changed and self.step % config.save_every == 0:
+                self.read_losses(metrics, bar)
+                self.or_later(bar, "checkpoint", self.save)
+            if stopped and not ended:
+                self.save_interrupted_weights()
+            if ended or stopped:
+                return
+            started = time.perf_counter()
+            units, changed = self.update(), True
+            log = self.step % LOG_EVERY == 0 or self.step == config.steps
+            begins = self.step == first + 1
+            show = log or bar.due(trained + time.perf_counter() - started)
+            if show or begins or self.on_step is not None:
+                self.read_losses(metrics, bar)  # waits for the device
+            spent = time.perf_counter() - started
+            seen, busy = seen + units, busy + spent
+            if not begins or (spent > SLOW and not self.warms_up):
+                self.pace.count(1, spent, units)
+                trained += spent
+            if show and self.pace.updates and self.pending:
+                loss = sum(self.pending) / len(self.pending)
+                bar.update(self.step, loss, self.pace.rate, self.pace.left(self.step, config), trained)
+                self._propose(bar, first, trained)
+            if self.on_step is not None:
+                self._call(self.on_step, self._last_loss())
+            if log:
+                self.seconds += busy
+                self._log(metrics, bar, seen / busy)
+                self.pending, seen, busy = [], 0, 0.0
+
+    def _ended(self) -> bool:
+        """Whether the last step was made and evaluated, or no better one is expected."""
+        last = 0 < self.config.steps <= self.step
+        return self.evaluated == self.step and (last or self.validation.exhausted(self.config.patience))
+
+    def _propose(self, bar: ProgressBar, first: int, trained: float) -> None:
+        """Once, when the pace is known: what would take less time than a training of hours."""
+        if self.propose is None or first or self.config.minutes is not None or trained < FIRST_LINE:
+            return
+        propose, self.propose = self.propose, None
+        whole = self.pace.left(0, self.config)
+        if whole > LONG and (line := propose(whole)):
+            bar.print(line)
+
+    def _last_loss(self) -> dict[str, float]:
+        """For a callback; without a loss if the update was left out."""
+        loss = {"train_loss": self.pending[-1]} if self.pending else {}
+        return {**loss, "lr": self.config.lr * factor(self.step - 1, self.config)}
 
     def _log(self, metrics: Metrics, bar: ProgressBar, rate: float) -> None:
         if not self.pending:  # every update since the last line was left out
@@ -270,25 +292,12 @@ class Trainer:
         loss = sum(self.pending) / len(self.pending)
         line = dict(step=self.step, train_loss=loss, lr=self.config.lr * factor(self.step - 1, self.config),
                     rate=round(rate, 1), time=round(self.seconds, 3))  # fmt: skip
-        self._or_later(bar, "metrics", lambda: metrics.write(**line))
-        bar.update(self.step, loss, rate)
+        self.or_later(bar, "metrics", lambda: metrics.write(**line))
 
-    def _evaluate(self, metrics: Metrics, bar: ProgressBar) -> None:
-        """Metrics, the weights to be used and a preview; stops where the weights are good for nothing."""
-        results = self.evaluate()
-        if not math.isfinite(results["val_loss"]):
-            raise UserError(
-                f"training stopped after step {self.step}: val_loss is {results['val_loss']}; {self._last_kept()}; "
-                "a lower --train.lr may help"
-            )
-        self._or_later(bar, "metrics", lambda: metrics.write(step=self.step, **results))
-        self._or_later(bar, "weights", lambda: self.keep_best(results))
-        self._or_later(bar, "preview", self._preview)
-        bar.print(f"step {self.step:>6}  " + "  ".join(f"{k} {v:.4f}" for k, v in results.items()))
-
-    def _preview(self) -> None:
-        self.model.eval()
-        with self.averaged():
-            shown = self.task.preview(self.model)
-        (self.run.path / "samples").mkdir(exist_ok=True)
-        write_aside(self.run.path / "samples" / f"step-{self.step:08d}{shown.suffix}", shown.content)
+    def _outcome(self) -> Outcome:
+        early = ""
+        if self._ended() and self.step < self.config.steps:
+            count = self.config.patience
+            early = f"no better validation loss in {count} evaluation" + "s" * (count > 1)
+        overfits = self._overfitting() if self.validation.overfits else ""
+        return Outcome(self.step, self._ended(), self.best, self.seconds, early, overfits)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from ..data import text
+from ..progress import track
 from ..runs import Run
 from .language_modeling import LanguageModeling
 from .losses import next_token
@@ -26,7 +27,11 @@ class MaskedLanguageModeling(LanguageModeling):
 
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
-        found = text.load(request.data, request.options.tokenizer or "char", request.options.vocab)
+        for name in request.data_settings:
+            raise UserError(
+                f"data.{name} is for a table of texts with labels, and {request.data} is none: leave it out"
+            )
+        found = text.load(request.data, *request.tokenizer("char"))
         config = request.configure(vocab=found.tokenizer.vocab + 1)
         if config.vocab <= found.tokenizer.vocab:
             raise UserError(
@@ -36,7 +41,8 @@ class MaskedLanguageModeling(LanguageModeling):
             raise UserError("model.classes is for text with labels: a .tsv or .jsonl file of a text and a label a line")
         task = cls(request.family, found, config, train)
         facts = {"tokenizer": found.tokenizer.kind}
-        return Prepared(task, found.corpus.name, found.corpus.hash, config, train, found.tokenizer, facts)
+        notes = [*found.corpus.notes, *filter(None, [text.labelled(found.corpus)])]
+        return Prepared(task, found.corpus.name, found.corpus.hash, config, train, found.tokenizer, facts, notes=notes)
 
     def __init__(self, family: Any, data: text.TextData, config: Any, train: TrainConfig):
         super().__init__(family, data, config, train)
@@ -44,8 +50,10 @@ class MaskedLanguageModeling(LanguageModeling):
         self.mask = data.tokenizer.vocab
 
     @classmethod
-    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "MaskedLanguageModeling":
-        plain = LanguageModeling.reopen(family, run, source, train)
+    def reopen(
+        cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False
+    ) -> "MaskedLanguageModeling":
+        plain = LanguageModeling.reopen(family, run, source, train, whole)
         return cls(family, plain.data, plain.config, train)
 
     @property
@@ -76,7 +84,7 @@ class MaskedLanguageModeling(LanguageModeling):
         ids, starts, size = self.data.val, self.held_out_windows(batches), self.train.batch
         device = next(model.parameters()).device
         total, right, count = 0.0, 0, 0
-        for i in range(0, len(starts), size):
+        for i in track(range(0, len(starts), size)):
             few = starts[i : i + size].tolist()
             # each window by itself, so that the batch size does not change which tokens are masked
             rows = [self.mask_tokens(self._windows(ids, [at])[0], random_of(0, at)) for at in few]

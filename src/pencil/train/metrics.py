@@ -78,18 +78,3 @@ def edit_distance(one: str, other: str) -> int:
         more = every & (right_less | ~(kept | right_more))
         less = every & right_more & kept
     return distance
-
-
-def corpus_scores(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """chrF and BLEU of the whole, from 0 to 100, by sacrebleu; nothing where it is not installed."""
-    try:
-        import sacrebleu
-    except ImportError:
-        return {}
-    if not predictions:
-        return {}
-    # force: no warning about texts that look tokenized
-    return {
-        "chrf": sacrebleu.corpus_chrf(predictions, [references]).score,
-        "bleu": sacrebleu.corpus_bleu(predictions, [references], force=True).score,
-    }

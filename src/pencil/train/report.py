@@ -1,32 +1,43 @@
-"""Reports of a training: the progress bar, metrics.jsonl, the loss plot, the model card, and a logger if configured."""
+"""Reports of a training: the progress bar, metrics.jsonl, the loss plot, and the model card."""
 
 import io
 import json
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.status import Status
 
-from ..config import UserError
 from ..console import Console, visible
 from ..files import write_aside
+from ..progress import duration, watched
+from .loggers import Logger, numbers, open_logger
+
+FIRST_LINE, LINE_EVERY = 2.0, 30.0  # seconds, where there is no terminal to draw a bar in
+NO_MEASURES = ("format", "family", "weights", "pencil", "step")  # of what the weights' file records
 
 
 class Metrics:
     """One object a line, flushed as it is written; on resume, what came after the checkpoint is cut off."""
 
-    def __init__(self, run: Path, after: int, logger: str = "none"):
+    def __init__(self, run: Path, after: int, logger: Logger | None = None, evaluated: bool = True):
+        """Cut off what came after step `after`, and its evaluation unless it was `evaluated`: it is made again."""
         self.path = run / "metrics.jsonl"
-        kept = "".join(json.dumps(line) + "\n" for line in self.read(run) if after and line["step"] <= after)
+        kept = "".join(
+            json.dumps(line) + "\n"
+            for line in self.read(run)
+            if after and line["step"] <= after and (evaluated or line["step"] < after or "val_loss" not in line)
+        )
         # a link is replaced, never written through: a run may come from somebody else
         whole = self.path.is_file() and not self.path.is_symlink()
         if not whole or self.path.read_text(encoding="utf-8") != kept:
             write_aside(self.path, kept.encode())
         self.file = self.path.open("a", encoding="utf-8")
-        self.log = open_logger(logger, run)
+        self.logger = logger or open_logger("none", run)
 
     @staticmethod
     def read(run: Path) -> list[dict[str, Any]]:
@@ -42,34 +53,11 @@ class Metrics:
     def write(self, **values: Any) -> None:
         self.file.write(json.dumps(values) + "\n")
         self.file.flush()
-        self.log(values)
+        self.logger.log(numbers(values), values["step"])
 
     def close(self) -> None:
         self.file.close()
-
-
-def open_logger(name: str, run: Path):
-    """A function that takes one line of metrics and hands it to TensorBoard or trackio."""
-    if name == "none":
-        return lambda values: None
-    try:
-        if name == "tensorboard":
-            from torch.utils.tensorboard import SummaryWriter
-
-            board = SummaryWriter(str(run / "tensorboard"))
-
-            def to_board(values: Mapping[str, Any]) -> None:
-                for key, value in values.items():
-                    if key != "step":
-                        board.add_scalar(key, value, values["step"])
-                board.flush()
-
-            return to_board
-        import trackio  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise UserError(f"{name} is not installed; pip install 'pencil-transformers[{name}]'") from None
-    trackio.init(project=run.parent.name, name=run.name)
-    return lambda values: trackio.log({k: v for k, v in values.items() if k != "step"}, step=values["step"])
+        self.logger.close()
 
 
 def plot_losses(run: Path) -> Path:
@@ -99,36 +87,53 @@ def plot_losses(run: Path) -> Path:
     return path
 
 
-def model_card(
-    run: Path, config: Mapping[str, Any], parameters: int, best: Mapping[str, Any], chosen: bool, usage: str
-) -> str:
-    """README.md of a run: what it is, how good it is, how to use it."""
-    facts, train = config["run"], config["train"]
-    worded = f"tokenizer: {facts['tokenizer']}; " if "tokenizer" in facts else ""
-    which = "the best by validation" if chosen else "the last: a test set does not select weights"
-    measures = "\n".join(f"| {key} | {value:.4f} |" for key, value in best.items() if isinstance(value, float))
-    return f"""# {run.name}
-
-A {facts["family"]} of {parameters:,} parameters, trained by Pencil {facts["pencil"]} on `{facts["data"]}`
-(preset: {facts["preset"]}; {worded}{train["steps"]} steps; seed {train["seed"]}).
-
-| measure on held-out data | value |
-|---|---|
-{measures}
-
-The weights in `model.safetensors` are those of step {best.get("step")}, {which}.
-
+def _how_to_use(run: Path, facts: Mapping[str, Any], usage: str) -> str:
+    """The commands of a run; of a task of one's own, the call that continues and loads it."""
+    if "task" in facts:
+        return f"""```python
+import pencil
+model = pencil.fit({facts["task"]}(), "{run}", resume=True).load()
 ```
-pencil sample {shlex.quote(str(run))}{usage and " "}{usage}
-pencil eval {shlex.quote(str(run))}
-pencil resume {shlex.quote(str(run))}
+"""
+    place = shlex.quote(str(run))
+    return f"""```
+pencil sample {place}{usage and " "}{usage}
+pencil eval {place}
+pencil resume {place}
 ```
 
 ```python
 import pencil
 model, tokenizer, run = pencil.load("{run}")
 ```
+"""
 
+
+def model_card(
+    run: Path, config: Mapping[str, Any], parameters: int, weights: Mapping[str, str], chosen: bool, usage: str
+) -> str:
+    """README.md of a run: what it is, how good it is, how to use it; `weights` is what their file records of them."""
+    facts, train = config["run"], config["train"]
+    worded = f"tokenizer: {facts['tokenizer']}; " if "tokenizer" in facts else ""
+    preset = f"preset: {facts['preset']}; " if "preset" in facts else ""
+    budget = f" in a budget of {train['minutes']:g} minutes" if train.get("minutes") else ""
+    which = "the best by validation" if chosen else "the last: a test set does not select weights"
+    if "val_loss" in weights:
+        names = sorted(set(weights) - set(NO_MEASURES), key=lambda name: (name != "val_loss", name))
+        rows = "\n".join(f"| {name} | {float(weights[name]):.4f} |" for name in names)
+        measures = f"| measure on held-out data | value |\n|---|---|\n{rows}\n\n"
+    else:
+        measures = ""
+        which = "at which training was interrupted. They have not been evaluated"
+        which += "" if "task" in facts else ": `pencil eval` does it"
+    return f"""# {run.name}
+
+A {facts["family"]} of {parameters:,} parameters, trained by Pencil {facts["pencil"]} on `{facts["data"]}`
+({preset}{worded}{train["steps"]} steps{budget}; seed {train["seed"]}).
+
+{measures}The weights in `model.safetensors` are those of step {weights.get("step")}, {which}.
+
+{_how_to_use(run, facts, usage)}
 `config.toml` has every setting, `metrics.jsonl` every measurement, `loss.png` the curve, `samples/` the outputs.
 """
 
@@ -136,15 +141,16 @@ model, tokenizer, run = pencil.load("{run}")
 class ProgressBar:
     """Loss, throughput and time left: a bar in a terminal, a line now and then elsewhere."""
 
-    def __init__(self, total: int, start: int, unit: str, console: Console | None = None):
-        self.console = console or Console(stderr=True)
-        self.total, self.unit, self.start, self.started = total, unit, start, time.monotonic()
-        self.printed = self.started
+    def __init__(self, total: int, start: int, unit: str, console: Console | None = None, quiet: bool = False):
+        self.console = console or Console(stderr=True, quiet=quiet)
+        self.total, self.unit = total, unit
+        self.printed: float | None = None  # when the last line of progress came
         self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=self.console, transient=True,
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+            console=self.console, transient=True,
         )  # fmt: skip
         self.task = self.progress.add_task("training", total=total, completed=start, note="")
+        self.evaluation: Countdown | None = None
 
     def __enter__(self) -> "ProgressBar":
         if self.console.is_terminal:
@@ -155,14 +161,82 @@ class ProgressBar:
         if self.console.is_terminal:
             self.progress.stop()
 
-    def update(self, step: int, loss: float, rate: float) -> None:
-        note = f"loss {loss:.4f}  {rate:,.0f} {self.unit}/s"
-        self.progress.update(self.task, completed=step, note=note)
-        now = time.monotonic()
-        if not self.console.is_terminal and now - self.printed > 30:
-            self.printed = now
-            left = (now - self.started) / max(1, step - self.start) * (self.total - step)
-            self.print(f"step {step}/{self.total}  {note}  {left:.0f} s left")
+    def due(self, trained: float) -> bool:
+        """Whether it is time to show the progress; `trained` is for how many seconds there were steps."""
+        if self.printed is None:
+            return trained > FIRST_LINE
+        return time.monotonic() - self.printed > (1 if self.console.is_terminal else LINE_EVERY)
+
+    def update(self, step: int, loss: float, rate: float, left: float, trained: float) -> None:
+        """The mean loss, the units a second, and the seconds that are left."""
+        note = f"loss {loss:.4f}  {rate:,.0f} {self.unit}/s  {duration(left)} left"
+        self.progress.update(self.task, completed=step, description="training", note=note)
+        if self.due(trained):
+            self.printed = time.monotonic()
+            if not self.console.is_terminal:
+                self.print(f"step {step}/{self.total}  {note}")
+
+    def evaluating(self, done: int, total: int) -> None:
+        """How far an evaluation is; elsewhere than in a terminal only if it takes long."""
+        self.evaluation = self.evaluation or Countdown("evaluating")
+        words = self.evaluation.words(done, total)
+        self.progress.update(self.task, description=words)
+        if not self.console.is_terminal and self.evaluation.due:
+            self.print(words)
+
+    def evaluated(self) -> None:
+        """An evaluation has ended."""
+        self.evaluation = None
+        self.progress.update(self.task, description="training")
 
     def print(self, line: str) -> None:
         self.console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
+
+
+class Countdown:
+    """How far a loop of known length is, and the time that is left."""
+
+    def __init__(self, what: str):
+        self.what, self.started, self.printed = what, time.monotonic(), time.monotonic() + FIRST_LINE - LINE_EVERY
+
+    def words(self, done: int, total: int) -> str:
+        spent = time.monotonic() - self.started
+        left = f", {duration(spent / done * (total - done))} left" if done and spent > 1 else ""
+        return f"{self.what} {done}/{total}{left}"
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a line of it: the first soon, the others every half minute."""
+        if time.monotonic() - self.printed < LINE_EVERY:
+            return False
+        self.printed = time.monotonic()
+        return True
+
+
+@contextmanager
+def shown_progress(what: str, console: Console | None = None) -> Iterator[None]:
+    """Show how far the tracked loops inside are: a line that is overwritten in a terminal, elsewhere one at times."""
+    console = console or Console(stderr=True)
+    status, counts = Status("", console=console), Countdown(what)
+    before = 0
+
+    def watch(done: int, total: int) -> None:
+        nonlocal counts, before
+        if done < before:  # the next loop
+            counts = Countdown(what)
+        before = done
+        if not total or done == total:
+            status.stop()  # whatever comes after the loop may have a bar of its own
+            return
+        words = counts.words(done, total)
+        if console.is_terminal:
+            status.update(words)
+            status.start()
+        elif counts.due:
+            console.print(words, highlight=False, soft_wrap=True)
+
+    try:
+        with watched(watch):
+            yield
+    finally:
+        status.stop()

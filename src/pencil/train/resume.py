@@ -13,6 +13,7 @@ from . import checkpoint
 from .identity import Change, check_start, check_weights, complete, record_changes, review
 from .optim import load_state_tensors
 from .settings import TrainConfig
+from .validation import Validation
 
 
 def restore(trainer: Any) -> list[str]:
@@ -29,6 +30,7 @@ def restore(trainer: Any) -> list[str]:
     chosen = chosen_changes(run, trainer.config)
     notes += [f"{one.name} is {one.now} from step {kept.step if kept else 0} on; it was {one.was}" for one in chosen]
     if kept is not None:
+        _keep_first_weights(trainer, kept)
         _load(trainer, kept)
         notes += _elsewhere(trainer, kept)
     if changes or chosen:
@@ -73,6 +75,18 @@ def _load(trainer: Any, kept: checkpoint.Checkpoint) -> None:
         trainer.ema.restore({n.removeprefix("ema."): t for n, t in tensors.items() if n.startswith("ema.")})
     trainer.step, trainer.best, trainer.pending, trainer.seconds = kept.step, best, pending, seconds
     trainer.skipped = kept.state.get("skipped", 0)
+    trainer.evaluated = -1 if kept.state.get("evaluation_due") else kept.step
+    trainer.validation = Validation.restored(kept.state.get("validation"), best)
+
+
+def _keep_first_weights(trainer: Any, kept: checkpoint.Checkpoint) -> None:
+    """Make the untrained weights the run's own again, if they are its best so far.
+
+    An interrupted run is used with later weights; one that goes on ends as if it had never been interrupted.
+    """
+    best = kept.state.get("best")
+    if isinstance(best, dict) and best.get("step") == 0 and trainer.run.weights_step and trainer.task.select_best:
+        trainer.write_weights(best)
 
 
 def _elsewhere(trainer: Any, kept: checkpoint.Checkpoint) -> list[str]:

@@ -1,16 +1,21 @@
 """Training settings: one frozen dataclass for every family."""
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ..config import UserError
+
+UNDECIDED = ("steps", "eval_every", "save_every")  # what a time budget decides when the pace has been measured
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """How a run is trained; "auto" is decided by the device."""
 
-    steps: int = 2000  # optimizer updates
+    steps: int = 2000  # optimizer updates; with minutes 0 until they are measured
+    minutes: float | None = None  # of training, from which the steps follow; unset, train.steps decides
     batch: int = 12  # examples in a micro-batch
     accumulate: int = 1  # micro-batches in an update (gradient accumulation)
     optimizer: Literal["muon", "adamw"] = "muon"  # muon: Muon for the matrices of the blocks, AdamW for the rest
@@ -30,13 +35,14 @@ class TrainConfig:
     seed: int = 1337
     eval_every: int = 250  # steps
     eval_batches: int = 50
+    patience: int = 0  # evaluations without a better validation loss after which training stops; 0 never stops early
     save_every: int = 250  # steps
     keep: int = 2  # checkpoints
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # bfloat16 is autocast over float32 weights
     compile: Literal["auto", "on", "off"] = "auto"
     deterministic: bool = False  # on CUDA: the same bits every time, at some cost in speed; a CPU always gives them
-    logger: Literal["none", "tensorboard", "trackio"] = "none"
+    logger: Literal["none", "tensorboard", "trackio", "wandb"] = "none"
     # settings of some families only; unset, the data decides
     flip: bool | None = None  # mirror images, half the time
     crop: float | None = None  # random crops that keep at least this share of the area
@@ -51,10 +57,15 @@ class TrainConfig:
     RENAMED_VALUES: ClassVar[dict[tuple[str, str], str]] = {("schedule", "paper"): "inverse-sqrt"}
 
     def __post_init__(self):
+        if self.minutes is not None and not self.minutes > 0:
+            raise UserError(f"train.minutes must be above 0, not {self.minutes:g}")
         for name in ("steps", "batch", "accumulate", "eval_every", "eval_batches", "save_every"):
-            if getattr(self, name) < 1:
+            undecided = self.minutes is not None and name in UNDECIDED and getattr(self, name) == 0
+            if getattr(self, name) < 1 and not undecided:
                 raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("warmup", "weight_decay", "lr", "muon_lr", "clip", "seed", "max_skipped", "augment_ops", "mixup"):
+        for name in (
+            "warmup", "weight_decay", "lr", "muon_lr", "clip", "seed", "max_skipped", "patience", "augment_ops", "mixup"
+        ):  # fmt: skip
             if not (getattr(self, name) or 0) >= 0:
                 raise UserError(f"train.{name} cannot be negative, not {getattr(self, name)}")
         for name in ("ema", "beta1", "beta2", "word_dropout", "mask_fraction", "condition_dropout", "label_smoothing"):
@@ -99,8 +110,38 @@ def check_settings(config: TrainConfig, taken: tuple[str, ...], family: str) -> 
             raise UserError(f"train.{name} has no effect on a {family}: leave it out")
 
 
+def refuse_processes() -> None:
+    """Refuse to be one of several processes, each of which would train the same model and write the same run."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count != "1":
+        raise UserError(
+            f"torchrun started {count} processes (WORLD_SIZE), and Pencil trains in one, on one device: start it "
+            "without torchrun"
+        )
+
+
+def with_budget(train: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings chosen, with what a time budget leaves to the measured pace set to 0."""
+    if train.get("minutes") in (None, "none"):
+        return dict(train)
+    if "steps" in train:
+        raise UserError("train.steps and train.minutes both say how long to train: give one of the two")
+    return {**dict.fromkeys(UNDECIDED, 0), **train}
+
+
+def check_patience(config: TrainConfig, selects: bool) -> None:
+    """Refuse early stopping where no validation data selects the weights: it would select by a test set."""
+    if config.patience and not selects:
+        raise UserError(
+            "train.patience stops by the validation loss, and here the last weights are used, not the best by "
+            "validation: leave it out"
+        )
+
+
 def fit_warmup(config: TrainConfig, chosen: bool) -> tuple[TrainConfig, list[str]]:
     """A preset's warm-up shortened for a short run, and a note of it; one the user chose is kept, or refused."""
+    if not config.steps:  # a time budget: fitted when the steps are known
+        return config, []
     if config.warmup > config.steps and chosen:
         raise UserError(f"train.warmup {config.warmup} exceeds train.steps {config.steps}: choose a shorter warm-up")
     most = config.steps // 5

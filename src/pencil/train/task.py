@@ -1,7 +1,7 @@
 """Tasks: what the training loop needs of a family. A batch is a pure function of (seed, step)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
-from ..config import UserError
-from ..data.tokenizers import Tokenizer
+from ..config import UserError, build
+from ..data.pairs import Recorded
+from ..data.settings import DataConfig
+from ..data.tokenizers import VOCAB, Tokenizer
 from ..runs import Run
 from .settings import TrainConfig
 
@@ -28,7 +30,7 @@ class Preview(NamedTuple):
 class Task(Protocol):
     """Everything the training loop needs to know of a family."""
 
-    family: Any  # the family's record
+    family: Any  # the family's record; None for a task of one's own
     unit: str  # what the throughput counts
     headline: str  # the metric to print first
     select_best: bool  # whether the best weights by validation are kept, or the last
@@ -62,10 +64,15 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
-        """Metrics on held-out data, `val_loss` among them; on all of it when `batches` is None."""
+        """Metrics on held-out data, `val_loss` among them; on all of it when `batches` is None.
+
+        Batches that are taken through `track` (pencil.progress) show their progress, and Ctrl-C need not wait for them.
+        """
         ...
 
-    def preview(self, model: nn.Module) -> Preview: ...
+    def preview(self, model: nn.Module) -> Preview | None:
+        """A sample to be written while training; None writes none."""
+        ...
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
         """All metrics on all held-out data, and pictures of them written into the folder."""
@@ -86,10 +93,26 @@ class Request:
     model: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
     options: Any = None  # the family's own options: a tokenizer, an image size, …
+    data_settings: Mapping[str, Any] = field(default_factory=dict)  # how the data is read
 
     def __post_init__(self):
         if self.options is None:
             self.options = self.family.train_options()
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The settings of how the data is read that were chosen."""
+        chosen = asdict(build(DataConfig, self.data_settings, "data."))
+        return {name: value for name, value in chosen.items() if value is not None}
+
+    def tokenizer(self, usual: str) -> tuple[str, int]:
+        """The name of the tokenizer, and the size to train one to; a size without effect is refused."""
+        name, vocab = self.options.tokenizer or usual, self.options.vocab
+        if vocab is not None and name != "bpe":
+            raise UserError(
+                f"--vocab {vocab} has no effect on the tokenizer {name}: leave it out, or add --tokenizer bpe"
+            )
+        return name, VOCAB if vocab is None else vocab
 
     @property
     def preset_values(self) -> Mapping[str, Any]:
@@ -111,6 +134,8 @@ class Prepared(NamedTuple):
     train: TrainConfig
     tokenizer: Tokenizer | None
     facts: dict[str, Any]
+    data: Any = None  # how the data is read, if there are settings for it
+    notes: Sequence[str] = ()  # what the user should know of the data before training
 
 
 def random_of(seed: int, step: int, micro: int = 0) -> np.random.Generator:
@@ -128,13 +153,22 @@ def _shuffled(seed: int, epoch: int, total: int) -> np.ndarray:
     return random_of(seed, epoch, 1 << 21).permutation(total)
 
 
+def recorded(run: Run) -> Recorded:
+    """How a run read its table of texts."""
+    return Recorded(run.config["run"].get("data_hash", ""), run.config.get("data") or {})
+
+
+class DataChanged(UserError):
+    """The data of a run is not what it was trained on."""
+
+
 def check_unchanged(run: Run, found: str, source: str) -> None:
     """Refuse data whose hash is not that of what the run was trained on; `source` is where it was looked for."""
     facts = run.config["run"]
     if found != facts["data_hash"]:
         if source != facts.get("data_path", source):
-            raise UserError(f"{source} is not the data that {run.path} was trained on: its content is another")
-        raise UserError(f"{facts['data']} has changed since {run.path} was trained on it")
+            raise DataChanged(f"{source} is not the data that {run.path} was trained on: its content is another")
+        raise DataChanged(f"{facts['data']} has changed since {run.path} was trained on it")
 
 
 def check_vocab(config: Any, tokenizer: Tokenizer, *names: str) -> None:

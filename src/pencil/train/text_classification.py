@@ -1,6 +1,7 @@
 """Text classification: predict the class of a text."""
 
 import shlex
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ from torch import Tensor, nn
 from ..config import UserError
 from ..core.span import Span
 from ..data import pairs
+from ..data.image_data import check_known
+from ..data.settings import DataConfig
 from ..data.tokenizers import Tokenizer, learn
 from ..files import write_all
 from ..inference.text_batches import end_token, pad
+from ..progress import track
 from ..runs import Run
 from .metrics import accuracy_per_class, classification_metrics, confusion_matrix
 from .settings import TrainConfig
-from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, round_up
+from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, recorded, round_up
+from .validation import Amount
 
 EVAL_BATCH = 64  # texts
 MISTAKES = 40  # listed
@@ -35,9 +40,10 @@ class TextClassification:
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
         if train.mask_fraction is not None:
             raise UserError("train.mask_fraction is for text without labels: leave it out")
-        data = pairs.load_labelled(request.data)
+        data = pairs.load_labelled(request.data, reading=request.reading)
         texts = (one for one, _ in data.all_pairs())
-        tokenizer = learn(request.options.tokenizer or "bpe", texts, request.options.vocab, ended=True)
+        name, vocab = request.tokenizer("bpe")
+        tokenizer = learn(name, texts, vocab, ended=True)
         found: dict[str, Any] = {"vocab": tokenizer.vocab, "classes": len(data.classes)}
         if "context" not in request.preset_values:
             longest = max(len(tokenizer.encode(one)) for one, _ in data.all_pairs()) + 1
@@ -45,12 +51,19 @@ class TextClassification:
         config = request.configure(**found)
         task = cls(request.family, data, config, train, tokenizer)
         facts = {"tokenizer": tokenizer.kind, "classes": data.classes}
-        return Prepared(task, data.name, data.hash, config, train, tokenizer, facts)
+        reading, notes = DataConfig(**data.reading), [data.note] if data.note else []
+        return Prepared(task, data.name, data.hash, config, train, tokenizer, facts, reading, notes)
 
     @classmethod
-    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "TextClassification":
-        config = family.read_config(run.config["model"])
-        return cls(family, pairs.load_labelled(source), config, train, run.tokenizer)
+    def reopen(
+        cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False
+    ) -> "TextClassification":
+        config, data = family.read_config(run.config["model"]), pairs.load_labelled(source, whole, recorded(run))
+        if whole:
+            known = tuple(map(str, run.config["run"].get("classes") or data.classes))
+            check_known(data.classes, known, data.name, run.path)
+            data = replace(data, classes=known)
+        return cls(family, data, config, train, run.tokenizer)
 
     def __init__(self, family: Any, data: pairs.PairData, config: Any, train: TrainConfig, tokenizer: Tokenizer):
         self.family, self.data, self.config, self.train, self.tokenizer = family, data, config, train, tokenizer
@@ -76,6 +89,11 @@ class TextClassification:
         cut = sum(len(self.encoded(one)) >= self.config.context for one, _ in self.data.all_pairs())
         note = f" ({cut:,} of them longer than the context of {self.config.context} and cut)" if cut else ""
         return f"texts of {self.data.name}, {train:,} to train on, {test:,} held out{note}"
+
+    @property
+    def amount(self) -> Amount:
+        """How much there is to train on."""
+        return Amount(len(self.rows), "texts", self.train.batch * self.train.accumulate)
 
     def skipped(self) -> list[tuple[str, str]]:
         return []
@@ -119,7 +137,7 @@ class TextClassification:
     def _predict(self, model: nn.Module, rows: list[pairs.Pair]) -> list[tuple[Tensor, Tensor]]:
         """Log-probabilities and labels of held-out texts, a batch at a time."""
         device, parts = next(model.parameters()).device, []
-        for i in range(0, len(rows), EVAL_BATCH):
+        for i in track(range(0, len(rows), EVAL_BATCH)):
             tokens, places, labels = self.tokens(rows[i : i + EVAL_BATCH])
             logits = model(tokens.to(device), Span.at(places.to(device)))
             parts.append((logits.float().log_softmax(-1).cpu(), labels))

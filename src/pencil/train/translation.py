@@ -16,15 +16,19 @@ from ..core.masks import NOWHERE
 from ..core.span import Span
 from ..data import pairs
 from ..data.dates import Dates
+from ..data.settings import DataConfig
 from ..data.tokenizers import Tokenizer, learn
 from ..files import write_all
 from ..inference.attention_maps import source_attention
 from ..inference.text_batches import end_token, greedy_targets, pad
+from ..progress import track
 from ..runs import Run
 from .losses import next_token
-from .metrics import character_error_rate, corpus_scores, exact_match
+from .metrics import character_error_rate, exact_match
 from .settings import TrainConfig
-from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, random_of, round_up
+from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, random_of, recorded, round_up
+from .text_scores import corpus_scores
+from .validation import Amount
 
 EVAL_BATCH = 64  # pairs
 MISTAKES = 40  # listed
@@ -38,9 +42,10 @@ class Translation:
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
         """Read the data."""
-        data = pairs.load(request.data)
+        data = pairs.load(request.data, reading=request.reading)
         usual = "char" if request.data in pairs.EMBEDDED else "bpe"
-        tokenizer = learn(request.options.tokenizer or usual, data.texts(), request.options.vocab, ended=True)
+        name, vocab = request.tokenizer(usual)
+        tokenizer = learn(name, data.texts(), vocab, ended=True)
         found: dict[str, Any] = {"vocab": tokenizer.vocab}
         if "context" not in request.preset_values:
             train = replace(train, **{n: v for n, v in data.training_defaults.items() if n not in request.train})
@@ -49,12 +54,15 @@ class Translation:
         config = request.configure(**found)
         check_vocab(config, tokenizer, "vocab", "source_vocab")
         task = cls(request.family, data, config, train, tokenizer)
-        return Prepared(task, data.name, data.hash, config, train, tokenizer, {"tokenizer": tokenizer.kind})
+        facts, reading = {"tokenizer": tokenizer.kind}, DataConfig(**data.reading)
+        notes = [data.note] if data.note else []
+        return Prepared(task, data.name, data.hash, config, train, tokenizer, facts, reading, notes)
 
     @classmethod
-    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig) -> "Translation":
-        """The task of a run, on the data it was trained on."""
-        return cls(family, pairs.load(source), family.read_config(run.config["model"]), train, run.tokenizer)
+    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False) -> "Translation":
+        """The task of a run, on the data it was trained on; or, `whole`, on all of other data."""
+        data = pairs.load(source, whole, recorded(run))
+        return cls(family, data, family.read_config(run.config["model"]), train, run.tokenizer)
 
     def __init__(self, family: Any, data: pairs.PairData, config: Any, train: TrainConfig, tokenizer: Tokenizer):
         self.family, self.data, self.config, self.train, self.tokenizer = family, data, config, train, tokenizer
@@ -82,6 +90,13 @@ class Translation:
         rows = self.data.train
         count = "generated while training" if isinstance(rows, Dates) else f"{len(rows):,} to train on"
         return f"pairs of {self.data.name}, {count}, {len(self.data.test):,} held out"
+
+    @property
+    def amount(self) -> Amount | None:
+        """How much there is to train on; None where pairs are generated."""
+        rows = self.data.train
+        each = self.train.batch * self.train.accumulate
+        return None if isinstance(rows, Dates) else Amount(len(rows), "pairs", each)
 
     def skipped(self) -> list[tuple[str, str]]:
         return []
@@ -139,7 +154,7 @@ class Translation:
         """The loss a token, and the greedy target of each source: to its end, or no longer than the references."""
         device = next(model.parameters()).device
         total, tokens, predictions = 0.0, 0, []
-        for i in range(0, len(rows), EVAL_BATCH):
+        for i in track(range(0, len(rows), EVAL_BATCH)):
             few = rows[i : i + EVAL_BATCH]
             batch = tuple(t.to(device) for t in self.tokens(few))
             counted = int((batch[3] >= 0).sum())

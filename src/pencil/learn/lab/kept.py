@@ -7,14 +7,13 @@ versions and the machine. Only the same plan is continued.
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ...config import UserError
-from ...files import write_aside
+from ...files import locked, write_aside
 from .claim import Claim
 from .run import Plan, Row, as_line, environment
 
@@ -58,22 +57,9 @@ def _source() -> str:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """One writer of a folder at a time; the lock is on the folder itself, and ends with the process."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has no flock; a second writer is not noticed there
+    """One writer of a folder at a time."""
+    with locked(folder, f"{folder} is being written by another process; --out chooses another folder"):
         yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise UserError(f"{folder} is being written by another process; --out chooses another folder") from None
-    try:
-        yield
-    finally:
-        os.close(handle)
 
 
 def take_over(folder: Path, plan: Plan, command: str) -> list[Row]:

@@ -1,0 +1,144 @@
+"""`pencil.train`: what the verb does, from Python; and what both say while they do it."""
+
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config import UserError
+from ..console import note, visible
+from ..device import pick_device
+from ..runs import Run
+from ..train.loop import Outcome, Trainer
+from ..train.settings import TrainConfig
+from ..train.trained import Trained
+from .chosen import Chosen, check_data, read_config, resolve, with_image_size
+from .faster_preset import propose_shorter
+from .loading import load
+from .registry import family as record_of
+from .run_setup import new_run
+
+FILES_NAMED = 20  # unusable files reported one by one
+Notify = Callable[[str], None]
+Callback = Callable[[int, dict[str, float]], Any]
+
+
+def train(
+    family: str | None = None,
+    data: str | Path | None = None,
+    *,
+    config: str | Path | None = None,
+    preset: str | None = None,
+    model: Mapping[str, Any] | None = None,
+    train: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    quiet: bool = False,
+    on_step: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    **settings: Any,
+) -> Trained:
+    """Train a model as `pencil train` does, to the same weights.
+
+    A setting is given by its plain name (depth=4, steps=200, tokenizer="bpe"), or in the tables `model` and `train`.
+    `config` is a file of settings, such as the config.toml of a run; what is given besides goes over it.
+    `on_step(step, metrics)` and `on_evaluation(step, metrics)` are called on the way; one that returns False stops.
+    """
+    file = None if config is None else read_config(config)
+    if family is None and file is None:
+        raise UserError('the family is missing: pencil.train("gpt", "notes.txt"), or pencil.train(config="run.toml")')
+    record = file.record if family is None and file is not None else record_of(str(family))
+    found = resolve(record, settings)
+    for section, table in (("model", model), ("train", train)):
+        if both := set(found[section]) & set(table or {}):
+            raise UserError(f"{min(both)} is given twice: by its name and in {section}")
+    options, sizes = with_image_size(found["options"], {**(model or {}), **found["model"]})
+    chosen = Chosen(
+        record.name, None if data is None else str(data), preset, options, sizes,
+        {**(train or {}), **found["train"]}, found["data"],
+    )  # fmt: skip
+    notify = (lambda line: None) if quiet else note
+    if file is not None and config is not None:
+        chosen = merge(chosen, file, config, notify)
+    run, task, settled = start_training(chosen, name, None if out is None else Path(out), force, notify)
+    outcome = train_to_end(run, task, settled, notify=notify, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation)
+    return Trained.of(run, outcome, load)
+
+
+def merge(chosen: Chosen, file: Chosen, path: str | Path, notify: Notify) -> Chosen:
+    """What was chosen over what a config file says; what of the file is not kept is reported."""
+    merged, notes = chosen.over(file, path)
+    for line in notes:
+        notify(line)
+    if chosen.data is None:
+        check_data(merged, path)
+    return merged
+
+
+def start_training(
+    chosen: Chosen, name: str | None, out: Path | None, force: bool, notify: Notify
+) -> tuple[Run, Any, TrainConfig]:
+    """The run, its task and its training settings; everything is checked before the folder is made."""
+    record = chosen.record
+    run, task, config = new_run(
+        record.name, chosen.data, preset=chosen.preset, model=chosen.model, train=chosen.train,
+        data_settings=chosen.data_settings, options=chosen.train_options(), run_name=name, out=out, force=force,
+        notify=notify,
+    )  # fmt: skip
+    count, device = record.parameters(task.config), pick_device(config.device).type
+    notify(f"A {record.name} of {count:,} parameters, from {task.about()}; on {device}.")
+    return run, task, config
+
+
+def train_to_end(
+    run: Run,
+    task: Any,
+    config: TrainConfig,
+    allow_changes: bool = False,
+    *,
+    notify: Notify = note,
+    program: str = "pencil",
+    **trainer: Any,
+) -> Outcome:
+    """Train to the last step, or to the interruption; report where things are. `trainer` goes to the Trainer."""
+
+    def report_skipped(files: list[tuple[str, str]]) -> None:
+        for name, fault in files[:FILES_NAMED]:
+            notify(visible(f"skipped {name}: {fault}", one_line=True))
+
+    def shorter(seconds: float) -> str:
+        return propose_shorter(task.family, run.config["run"]["preset"], task.config, config, seconds)
+
+    skipped = task.skipped()
+    report_skipped(skipped)
+    try:
+        outcome = Trainer(task, run, config, allow_changes, **{"propose": shorter, **trainer}).train()
+    except (RuntimeError, MemoryError) as error:
+        # torch words it differently on each device
+        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+            raise
+        raise UserError(
+            "out of memory; try a smaller --train.batch, --model.width or "
+            + ("--model.image_size" if hasattr(task.config, "image_size") else "--model.context")
+        ) from None
+    later = task.skipped()[len(skipped) :]
+    report_skipped(later)
+    if lost := len(skipped) + len(later):
+        notify(f"{lost} file{'s' if lost > 1 else ''} of the data could not be used.")
+    if not outcome.finished:
+        done = f"Stopped after step {outcome.step}, and saved" if outcome.step else "Stopped before the first step"
+        notify(f"{done}. Continue with:\n  {program} resume {shlex.quote(str(run.path))}")
+        return outcome
+    best = outcome.best
+    headline = "" if task.headline == "val_loss" else f"{task.headline} {best[task.headline]:.4f}, "
+    kept = "best " if task.select_best else ""
+    steps = f"{outcome.step} step" + "s" * (outcome.step > 1)
+    notify(f"Trained {steps} in {outcome.seconds:.1f} s; {kept}{headline}val_loss {best['val_loss']:.4f} "
+           f"at step {best['step']}; the run is in {run.path}")  # fmt: skip
+    if outcome.early:
+        notify(f"It stopped before step {config.steps or run.config['train']['steps']}: {outcome.early}. Go on with:\n"
+               f"  {program} resume {shlex.quote(str(run.path))} --train.patience 0")  # fmt: skip
+    elif outcome.overfits:
+        notify(outcome.overfits)
+    return outcome

@@ -1,0 +1,166 @@
+"""A part of a trace: chosen tensors, or parts of them, with the values that they read from outside."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..config import UserError, nearest
+from .address import Label, parse
+from .file import refs
+from .graph import Array, Graph, Node, Plan, places
+from .ranges import used
+from .recorded import RecordedTrace, letter_of
+
+AT_ONCE = 1 << 20  # places that are looked at together
+
+
+class Cut(Graph):
+    """A graph of chosen nodes alone: the named nodes they read are values, and how those were computed is left out."""
+
+    def __init__(self, graph: Graph, chosen: Mapping[int, Array]):
+        super().__init__((), graph.names)
+        self.tables, self.whole = graph.tables, graph
+        self.outside = {i for i, n in enumerate(graph.nodes) if n.named and n.plan is not None and i not in chosen}
+        self.nodes = [replace(n, plan=None) if i in self.outside else n for i, n in enumerate(graph.nodes)]
+        kept = {node for node, mask in chosen.items() if mask.any()}
+        todo = list(kept)
+        while todo:
+            new = set(refs(self.nodes[todo.pop()].plan)) - kept
+            kept |= new
+            todo += new
+        self.outside &= kept
+        self.nodes = [n if i in kept else replace(n, plan=None, named=False, kind="") for i, n in enumerate(self.nodes)]
+        self.names = {name: i for name, i in graph.names.items() if i in kept}
+
+    def stored(self, node: int) -> Array:
+        return self.whole.value(node)
+
+
+def extract(trace: RecordedTrace, addresses: Sequence[str]) -> tuple[RecordedTrace, dict[int, Array]]:
+    """The trace of these tensors alone, and which of their cells were chosen."""
+    cells = chosen(trace, addresses)
+    return RecordedTrace(Cut(trace.graph, cells), trace.labels, trace.facts), cells
+
+
+def chosen(trace: RecordedTrace, addresses: Sequence[str]) -> dict[int, Array]:
+    """The nodes of addresses, in which * and ? of a name stand for any letters, with a mask of the chosen cells.
+
+    An index after such a name chooses among the tensors that it fits: *[0,head 2] those that have heads. Of the others
+    no cell is chosen, but where one is read, how it is computed belongs to the part.
+    """
+    found: dict[int, Array] = {}
+    for address in addresses:
+        name, index = parse(address)
+        wild = "*" in name or "?" in name
+        names = trace.matching(name) if wild else [name]
+        if not names:
+            raise UserError(f"no tensor of the trace is called {name}; {_near(name, trace.names)}")
+        refused: dict[int, UserError] = {}  # by the number of axes
+        fits = False
+        nodes = [trace.find(one) for one in names]
+        heads = {size for node in nodes for letter, size in lettered(trace.graph.nodes[node]) if letter == "h"}
+        for node in nodes:
+            trace.open(node)
+            view = trace.view(node)
+            mask = found.setdefault(node, np.zeros(view.node.size, bool))
+            if wild and _shared(view.node, index, heads):
+                continue
+            try:
+                view = view[trace.indices(view.node, index)] if index else view
+            except UserError as error:
+                if not wild:
+                    raise
+                refused.setdefault(len(view.node.shape), error)
+                continue
+            mask[view.flat.reshape(-1)] = fits = True
+        if not fits:
+            raise UserError(f"no tensor called {name} has such a part: {refused[max(refused)]}")
+    return found
+
+
+def lettered(n: Node) -> list[tuple[str, int]]:
+    """The letter and the size of each axis, if the tensor has letters."""
+    return [(letter_of(n, axis), size) for axis, size in enumerate(n.shape)]
+
+
+def _shared(n: Node, index: Sequence[Any], heads: set[int]) -> bool:
+    """Whether a head is asked for of keys or values that several heads share, which are numbered otherwise."""
+    axes = zip(lettered(n), index, strict=False)
+    return any(letter == "g" and heads and size not in heads and isinstance(i, Label) for (letter, size), i in axes)
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    """The nearest name, or the nearest beginning of names with a *."""
+    split = [one.split(".") for one in names]
+    known = {".".join((*one[:end], "*")) for one in split for end in range(1, len(one))}
+    found = nearest(name, known | set(names))
+    return found if found.startswith("did you mean") else "see the names with: pencil show"
+
+
+def needed(graph: Graph, cells: Mapping[int, Array], known: Callable[[int], bool], most: int) -> dict[int, Array]:
+    """The cells that chosen ones are computed from, of every node on the way, as masks; whole rows and columns of them.
+
+    It stops at what is a value or follows from constants (`known`), and when there are more than `most`.
+    """
+    found: dict[int, Array] = {}
+    todo: list[tuple[int, Array]] = []
+    sizes: dict[int, int] = {}
+
+    def need(node: int, flat: Array) -> None:
+        n, old = graph.nodes[node], found.get(node)
+        if known(node) or (old is not None and old[flat].all()):
+            return
+        new = np.zeros(n.size, bool) if old is None else old.copy()
+        new[flat] = True
+        if n.shape and not new.all():
+            grid = np.zeros(n.shape, bool)
+            grid[np.ix_(*used(new.reshape(n.shape)))] = True
+            new = grid.reshape(-1)
+        found[node], sizes[node] = new, int(new.sum())
+        if not n.moves and (total := sum(sizes[one] for one in sizes if not graph.nodes[one].moves)) > most:
+            raise TooMany(total)
+        todo.append((node, np.flatnonzero(new if old is None else new & ~old)))
+
+    for node, mask in cells.items():
+        if mask.any():
+            need(node, np.flatnonzero(mask))
+    while todo:
+        node, flat = todo.pop()
+        for source, at in _read(graph, node, flat):
+            need(source, at)
+    return found
+
+
+class TooMany(Exception):
+    """More cells than a workbook holds."""
+
+
+def _read(graph: Graph, node: int, flat: Array) -> Iterator[tuple[int, Array]]:
+    """The cells that cells of a node are computed from, each node's with the places there."""
+    n = graph.nodes[node]
+    if n.plan is None:
+        return
+    if n.moves:
+        nodes, at = graph.step(node, flat)
+        yield from ((int(one), at[nodes == one]) for one in np.unique(nodes))
+        return
+    for ref in _leaves(n.plan):
+        count = ref[3] if ref[0] == "list" else int(np.prod([count for _, count in ref[4]]))
+        step = max(1, AT_ONCE // max(1, count))
+        last = graph.nodes[ref[1]].size - 1
+        for first in range(0, len(flat), step):
+            some = flat[first : first + step]
+            at = places(ref, n.shape, some) if ref[0] == "ref" else graph.tables[ref[2]].reshape(-1, ref[3])[some]
+            yield ref[1], np.clip(at, 0, last).reshape(-1)
+
+
+def _leaves(plan: Plan) -> Iterator[Plan]:
+    """The refs and lists of a plan that computes."""
+    if isinstance(plan, list | tuple):
+        if plan[0] in ("ref", "list"):
+            yield plan
+        elif plan[0] not in ("num", "axis", "block"):
+            for one in plan[1:]:
+                yield from _leaves(one)

@@ -1,0 +1,119 @@
+"""Evaluations while training: watched, so that they show their progress and stop at once."""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from threading import Event
+from typing import Any
+
+from ..config import UserError
+from ..files import write_aside
+from ..progress import duration, watched
+from .pace import SAVE_WEIGHTS, Pace, time_updates
+from .report import FIRST_LINE, Metrics, ProgressBar
+from .saving import Saving
+from .task import Preview
+from .validation import amount_of, overfitting
+
+Callback = Callable[[int, dict[str, float]], Any]
+
+
+class Abandoned(Exception):
+    """An evaluation that is not finished: training is to stop, and a resumed one makes it again."""
+
+
+class TooLong(Exception):
+    """A first evaluation that takes long: the pace of training is measured and shown before it."""
+
+
+class Evaluating(Saving):
+    """The part of a trainer that evaluates."""
+
+    pace: Pace
+    stopping: Event
+    autocast: Callable[[], AbstractContextManager[Any]]
+    on_evaluation: Callback | None
+
+    def evaluate(self) -> dict[str, float]:
+        self.model.eval()
+        with self.autocast(), self.averaged():
+            return self.task.evaluate(self.model, self.config.eval_batches)
+
+    def _evaluate(self, metrics: Metrics, bar: ProgressBar) -> None:
+        """Metrics, the weights to be used and a preview; stops where the weights are good for nothing."""
+        began = time.perf_counter()
+        results, shown = self._watched_evaluation(bar)
+        self.or_later(bar, "metrics", lambda: metrics.write(step=self.step, **results))
+        writing = time.perf_counter()
+        self.or_later(bar, "weights", lambda: self.keep_best(results))
+        self.pace.save = max(self.pace.save, SAVE_WEIGHTS * (time.perf_counter() - writing))
+        if shown is not None:
+            self.or_later(bar, "preview", lambda: self._write_preview(shown))
+        self.pace.evaluation = time.perf_counter() - began
+        self.evaluated = self.step
+        bar.print(f"step {self.step:>6}  " + "  ".join(f"{k} {v:.4f}" for k, v in results.items()))
+        if self.validation.add(results["val_loss"]):
+            bar.print(self._overfitting())
+        self._call(self.on_evaluation, results)
+
+    def _watched_evaluation(self, bar: ProgressBar) -> tuple[dict[str, float], Preview | None]:
+        """Results and a preview. The pace is measured before a first evaluation that takes long, and shown."""
+        began, unmeasured = time.monotonic(), not self.step and not self.pace.updates
+
+        def watch(done: int, total: int) -> None:
+            bar.evaluating(done, total)
+            if self.stopping.is_set():
+                raise Abandoned
+            spent = time.monotonic() - began
+            if unmeasured and spent > FIRST_LINE and (not done or spent / done * (total - done) > FIRST_LINE):
+                raise TooLong
+
+        try:
+            with watched(watch):
+                return self._results_and_preview()
+        except TooLong:
+            unmeasured = False
+            self._measure_pace(FIRST_LINE / 2)
+            whole = duration(self.pace.left(0, self.config))
+            bar.print(f"about {self.pace.rate:,.0f} {self.task.unit}/s: {self.config.steps:,} steps take about "
+                      f"{whole}; first the untrained model is evaluated")  # fmt: skip
+            with watched(watch):
+                return self._results_and_preview()
+        finally:
+            bar.evaluated()
+
+    def _results_and_preview(self) -> tuple[dict[str, float], Preview | None]:
+        results = self.evaluate()
+        if not math.isfinite(results["val_loss"]):
+            raise UserError(
+                f"training stopped after step {self.step}: val_loss is {results['val_loss']}; {self.last_kept()}; "
+                "a lower --train.lr may help"
+            )
+        return results, self._preview()
+
+    def _preview(self) -> Preview | None:
+        self.model.eval()
+        with self.averaged():
+            return self.task.preview(self.model)
+
+    def _write_preview(self, shown: Preview) -> None:
+        (self.run.path / "samples").mkdir(exist_ok=True)
+        write_aside(self.run.path / "samples" / f"step-{self.step:08d}{shown.suffix}", shown.content)
+
+    def _overfitting(self) -> str:
+        kept = f"the weights of step {self.best.get('step')}" if self.task.select_best else "the last weights"
+        return overfitting(amount_of(self.task), f"{kept} are kept")
+
+    def _measure_pace(self, seconds: float) -> None:
+        """Measure the pace before the first step."""
+
+        def poll() -> None:
+            if self.stopping.is_set():
+                raise Abandoned
+
+        time_updates(self, self.pace, seconds, poll)
+
+    def _call(self, callback: Callback | None, values: dict[str, float]) -> None:
+        if callback is not None and callback(self.step, values) is False:
+            self.stopping.set()

@@ -1,0 +1,84 @@
+"""What the validation losses of a training say: which weights are best, whether it overfits, when to stop early."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from .settings import TrainConfig
+
+RISES = 3  # evaluations in a row with a higher loss than the one before
+# passes over the same data after which more of them teach almost nothing: Muennighoff et al., 2023, for text
+MOST_PASSES = 40
+MOST_PASSES_AUGMENTED = 200  # an augmented image is another one in each pass
+MOST_PASSES_NOISED = 2000  # as often DDPM sees each image of CIFAR-10, each time with other noise
+
+
+class Amount(NamedTuple):
+    """How much there is to train on."""
+
+    examples: int
+    what: str  # "captions"
+    an_update: int  # how many of them are in one update
+    most_passes: int = MOST_PASSES
+
+    def __str__(self) -> str:
+        return f"{self.examples:,} {self.what}"
+
+    def too_little(self, config: TrainConfig) -> str | None:
+        """A sentence if each example would be seen so often that it is learned by heart."""
+        passes = config.steps * self.an_update / max(1, self.examples)
+        if passes <= self.most_passes:
+            return None
+        enough = max(1, self.most_passes * self.examples // self.an_update)
+        return (
+            f"{self} are little for {config.steps:,} steps: each is seen {passes:,.0f} times, and after about "
+            f"{self.most_passes} a model learns little but to repeat them; more data, a smaller preset, or "
+            f"--train.steps {enough}"
+        )
+
+
+def amount_of(task: Any) -> Amount | None:
+    """How much a task has to train on; None for data that is made while training, and for a task that does not say."""
+    return getattr(task, "amount", None)
+
+
+@dataclass
+class Validation:
+    """What was seen of the validation loss so far."""
+
+    last: float = math.inf
+    best: float = math.inf
+    rises: int = 0  # evaluations in a row with a higher loss than the one before
+    without_better: int = 0  # evaluations since the best
+    overfits: bool = False  # it rose RISES times in a row at some point
+
+    def add(self, loss: float) -> bool:
+        """One more evaluation; whether it is the one after which overfitting should be announced."""
+        self.rises = self.rises + 1 if loss > self.last else 0
+        self.without_better = 0 if loss < self.best else self.without_better + 1
+        self.last, self.best = loss, min(loss, self.best)
+        announced, self.overfits = self.overfits, self.overfits or self.rises >= RISES
+        return self.overfits and not announced
+
+    def exhausted(self, patience: int) -> bool:
+        """Whether so many evaluations brought no better loss."""
+        return 0 < patience <= self.without_better
+
+    def state(self) -> dict[str, Any]:
+        """For JSON, which has no infinity."""
+        return {name: None if value == math.inf else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any] | None, best: Mapping[str, Any]) -> "Validation":
+        """From a checkpoint; one of an older version knows the best only."""
+        if state is None:
+            return cls(best=best.get("val_loss", math.inf))
+        known: dict[str, Any] = {name: math.inf if value is None else value for name, value in state.items()}
+        return cls(**known)
+
+
+def overfitting(amount: Amount | None, kept: str) -> str:
+    """The sentence about a validation loss that rises."""
+    have = f"{amount}: " if amount else ""
+    return f"{have}validation loss has risen for {RISES} evaluations; {kept}; more data, or a smaller preset"

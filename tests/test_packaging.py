@@ -1,0 +1,128 @@
+"""The wheel and the sdist: every file of the package is in them, and the wheel works outside of a checkout."""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+
+import pytest
+
+from conftest import HERE
+from pencil.cli.doctor import EXTRAS
+from pencil.families import FAMILIES
+
+ROOT = HERE.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+
+
+def _tracked(folder):
+    """The files that git has, or would have: all that it does not ignore."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", folder]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("not a checkout")
+    return {name for name in done.stdout.splitlines() if (ROOT / name).exists()}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A wheel and an sdist, built by the build backend that is installed."""
+    pytest.importorskip("hatchling", reason="hatchling, which builds the package, is not installed")
+    folder = tmp_path_factory.mktemp("dist")
+    code = "import sys; from hatchling.build import build_sdist, build_wheel; build_sdist(sys.argv[1]); build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, folder], cwd=ROOT, check=True, capture_output=True)
+    return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
+
+
+@pytest.mark.long
+def test_the_wheel_has_every_file_of_the_package_and_no_other(built):
+    with zipfile.ZipFile(built[0]) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert names == {name.removeprefix("src/") for name in _tracked("src/pencil")}
+    assert {
+        "pencil/data/digits.gz",
+        "pencil/page/app.css",
+        "pencil/examples/walks/004.toml",
+        "pencil/py.typed",
+    } <= names
+
+
+@pytest.mark.long
+def test_the_sdist_has_the_sources_the_tests_and_the_docs(built):
+    with tarfile.open(built[1]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for folder in ("src", "tests", "docs", "benchmarks"):
+        assert _tracked(folder) <= names
+    assert not [name for name in names if name.startswith(("runs/", ".venv/", "build/"))]
+
+
+@pytest.mark.long
+def test_the_wheel_works_outside_of_a_checkout(built, tmp_path):
+    """An environment with the wheel alone; torch and the other packages are those of this one."""
+    venv.create(tmp_path / "env", with_pip=False)
+    site = next((tmp_path / "env").rglob("site-packages"))
+    with zipfile.ZipFile(built[0]) as wheel:
+        wheel.extractall(site)
+    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    python = tmp_path / "env" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+    def run(*words):
+        done = subprocess.run([python, *words], cwd=tmp_path, env=env, input="", capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run("-c", "import pencil; print(pencil.__file__)").strip() == str(site / "pencil" / "__init__.py")
+    assert "Train a small model" in run("-m", "pencil", "demo", "--help")
+    assert "A Vision Transformer's attention by hand" in run("-m", "pencil", "walk", "004")
+    assert "attn.pattern" in run("-m", "pencil", "show", "example:vit-4x4")
+    assert run("-m", "pencil", "kata")
+    run("-m", "pencil", "trace", "example:vit-4x4", "--html", "page.html", "--xlsx", "sheet.xlsx")
+    run("-m", "pencil", "train", "captioner", "--data", "scenes", "--out", "run", "--train.steps", "2", "--train.batch", "2",
+        "--train.eval_batches", "1", "--model.width", "16", "--model.heads", "2", "--model.depth", "1")  # fmt: skip
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def test_the_description_has_the_number_of_kinds_of_model():
+    assert f"{WORDS[len(FAMILIES) - 1]} kinds of model" in PROJECT["description"]
+
+
+def _packages(extra):
+    """The packages of an extra, with those of the extras it names."""
+    for line in PROJECT["optional-dependencies"][extra]:
+        if found := re.fullmatch(r"pencil-transformers\[(.+)\]", line):
+            for other in found[1].split(","):
+                yield from _packages(other)
+        else:
+            yield re.split(r"[<>=]", line)[0]
+
+
+def test_doctor_names_the_extras_that_exist_with_their_packages():
+    for extra, (packages, _) in EXTRAS.items():
+        assert sorted(_packages(extra)) == sorted(packages)
+
+
+def test_doctor_says_what_an_extra_enables_and_how_to_install_it(type_in, monkeypatch):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "datasets" else real(name, *more)
+    )
+    out = type_in("doctor").out
+    line = next(line for line in out.splitlines() if line.startswith("hub-data"))
+    assert "Parquet" in line
+    assert line.endswith("datasets missing; pip install 'pencil-transformers[hub-data]'")
+    assert re.search(r"^systems +Linux is tested; Windows is tested by simulation only, macOS not at all$", out, re.M)
+
+
+def test_the_extras_that_sentences_name_exist():
+    """A refusal that says pip install 'pencil-transformers[…]' names an extra of the package."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for extra in re.findall(r"pencil-transformers\[([\w-]+)\]", path.read_text(encoding="utf-8")):
+            assert extra in PROJECT["optional-dependencies"], (path, extra)
