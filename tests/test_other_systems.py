@@ -95,7 +95,8 @@ def test_pictures_heads_and_the_lab_need_no_call_that_windows_lacks(tmp_path):
     assert (tmp_path / "l" / "results.json").is_file()
 
 
-@pytest.mark.parametrize("mode", ["missing", pytest.param("nolock", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["missing", "nolock"])
 def test_a_second_writer_is_refused_where_the_system_can_lock(run, tmp_path, mode):
     """The lock is held by this process; a system without any lock writes all the same."""
     import shutil
@@ -133,6 +134,7 @@ def test_calls_of_one_system_are_only_where_they_are_guarded():
             assert word not in text, (name, word)
 
 
+@pytest.mark.long
 def test_the_simulation_refuses_what_windows_refuses(tmp_path):
     """The check can fail: a mapped file is not replaced, and a name with a colon is not made."""
     code = (

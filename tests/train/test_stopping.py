@@ -358,6 +358,7 @@ def test_loggers_get_numbers_only():
     assert numbers(line) == {"train_loss": 0.5}
 
 
+@pytest.mark.long
 def test_a_preset_that_takes_less_is_named_with_its_time():
     record = family("gpt")
     sizes = record.configure("small", vocab=97)

@@ -198,9 +198,10 @@ def whole_path(data: str, embedded: Sequence[str]) -> str:
 def check_memory(record: Family, config: Any, batch: int) -> None:
     """Refuse what cannot fit: weights, gradients, two moments and the least a batch needs, against all memory."""
     sizes = config.sizes
-    words = sizes.get("t", sizes["T"]) * sizes.get("V", 0)
+    tokens = sizes.get("T", 0)  # a family of one's own may have none
+    words = sizes.get("t", tokens) * sizes.get("V", 0)
     try:
-        needed = 16 * record.parameters(config) + 4 * batch * (words + 8 * sizes["T"] * config.width * config.depth)
+        needed = 16 * record.parameters(config) + 4 * batch * (words + 8 * tokens * config.width * config.depth)
     except RuntimeError:  # so large that its bytes cannot be counted
         needed = 1 << 63
     available = memory()

@@ -129,7 +129,7 @@ def model_card(
     return f"""# {run.name}
 
 A {facts["family"]} of {parameters:,} parameters, trained by Pencil {facts["pencil"]} on `{facts["data"]}`
-({preset}{worded}{train["steps"]} steps{budget}; seed {train["seed"]}).
+({preset}{worded}at most {train["steps"]} steps{budget}; seed {train["seed"]}).
 
 {measures}The weights in `model.safetensors` are those of step {weights.get("step")}, {which}.
 
@@ -181,7 +181,7 @@ class ProgressBar:
         self.evaluation = self.evaluation or Countdown("evaluating")
         words = self.evaluation.words(done, total)
         self.progress.update(self.task, description=words)
-        if not self.console.is_terminal and self.evaluation.due:
+        if done < total and not self.console.is_terminal and self.evaluation.due:
             self.print(words)
 
     def evaluated(self) -> None:
