@@ -25,8 +25,9 @@ def evaluate(
     """Evaluate a run on its held-out data, or on other data: one metric a line, and figures in a folder.
 
     Text: loss, perplexity, bits per byte. Classes: accuracy, confusion matrix, the most confident mistakes.
-    Captions and translations: exact match, mistakes, the attention at each word. Diffusion: loss, and the share of
-    samples that a classifier of the same data classifies as their label; the classifier is trained once and kept.
+    Captions and translations: exact match, chrF, BLEU, mistakes, the attention at each word. Diffusion: loss, and the
+    share of samples that a classifier of the same data classifies as their label, beside the classifier's own accuracy
+    on real images; the classifier is trained once and kept.
 
     Parameters
     ----------

@@ -96,6 +96,8 @@ def train_command(record: Any) -> Callable[..., int]:
     command.__doc__ = f"""Train a {record.name}: {record.summary}. Ctrl-C saves and prints the command that continues.
 
     A setting is given by its section and name: --model.depth 6 --train.lr 3e-4. --settings lists them all.
+    --train.minutes 5 trains for five minutes; --train.patience 3 stops after three evaluations without a better
+    validation loss.
     """
     return command
 

@@ -193,7 +193,7 @@ FAMILY = Family(
     data_help="scenes or scenes-hard (built in), a folder of images with a metadata.jsonl (a line has file_name and "
     "text), or hub:OWNER/NAME. --data.fit crop, pad or squash: what becomes of images of another shape.",
     embedded=EMBEDDED["caption"],
-    eval_help="exact match, the mistakes, and the attention at each word",
+    eval_help="exact match, token accuracy, chrF and BLEU, the mistakes, and the attention at each word",
     train_settings=("flip", "crop", "augment_ops", "word_dropout"),
     data_settings=("fit",),
     train_options=TrainOptions,

@@ -37,7 +37,8 @@ def _times(record: Family, preset: str, model: Any, config: TrainConfig, seconds
         try:
             training = build(TrainConfig, {**record.training.get(other, {}), **chosen})
             sizes = record.configure(other, **{**from_data, **record.presets[other]})
-            found[other] = seconds * _flops(record, sizes, training) / here
+            if sizes.depth * sizes.width**2 <= model.depth * model.width**2:  # a larger model is not counted
+                found[other] = seconds * _flops(record, sizes, training) / here
         except (UserError, RuntimeError):  # sizes that do not fit the data
             continue
     return found
