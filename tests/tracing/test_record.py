@@ -14,7 +14,7 @@ from pencil.config import UserError
 from pencil.core.notation import Notation
 from pencil.core.probe import Probe, declared
 from pencil.learn.examples import EXAMPLES
-from pencil.tracing import record
+from pencil.tracing import record, recording
 from pencil.tracing.record import LiveTrace, trace
 from traced import OURS, disagreeing, holds, ours, stirred, theirs, traced, unchecked, words
 
@@ -580,7 +580,8 @@ def test_a_stream_written_in_place_around_its_blocks():
 def test_what_is_kept_follows_from_the_budget(monkeypatch):
     model, inputs = ours("gpt learned")
     assert "blocks.0.attn.pattern" in trace(model, *inputs).graph.names
-    monkeypatch.setattr(record, "BUDGET", 20_000)
+    for module in (record, recording):
+        monkeypatch.setattr(module, "BUDGET", 20_000)
     small = trace(model, *inputs)
     assert "blocks.0.attn.pattern" not in small.graph.names
     assert small["blocks.0.attn.pattern[0,1,3,2]"].why().agrees

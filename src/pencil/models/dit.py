@@ -16,12 +16,12 @@ from ..config import UserError
 from ..core.attention import Attention
 from ..core.blocks import AdaBlock, AdaNormBlock
 from ..core.embed import Patches, TimestepEmbedding, Tokens
-from ..core.groups import Grouping, frames_and_positions, windows
 from ..core.layers import MLP, LayerNorm, gelu_tanh
 from ..core.masks import full
 from ..core.patches import by, grid_of, grid_positions, join, patch_sizes
-from ..core.probe import OFF, Name, Probe, renamed, spelled
+from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .dit_groups import declare_groups, groupings, symbols_of_groups
 from .parts import (
     RENAMED,
     RENAMED_VALUES,
@@ -159,9 +159,6 @@ PRESETS: dict[str, dict] = {
 }
 
 
-_SECOND = {"B": "B₂", "r": "r₂", "b": "b₂", "r_a": "r₂_a", "b_a": "b₂_a"}  # the biases of every other block
-
-
 class DiT(nn.Module):
     """A noised image, the timestep and a condition to the prediction; the blocks run in the loop of `forward`."""
 
@@ -212,34 +209,13 @@ class DiT(nn.Module):
         if c.mlp_eps is not None:
             for part in self.blocks:
                 part.mlp_norm = LayerNorm(c.width, c.mlp_eps, bias=False, scale=False)
-        texts, second = {"text_encoder": {"X_emb": "E[y]", "X_f": "X_text"}}, {}
-        if c.attention != "full":
-            second = {f"blocks.{i}": _SECOND for i in range(1, c.depth, 2)}
-        describe(self, self.positions, self.mask.words, texts | second)
-        self._declare_groups()
+        texts = {"text_encoder": {"X_emb": "E[y]", "X_f": "X_text"}}
+        describe(self, self.positions, self.mask.words, texts | symbols_of_groups(c))
+        declare_groups(self)
         self.norm = LayerNorm(c.width, c.eps, bias=False, scale=False)
         self.last = nn.Linear(c.width, 2 * c.width)
         self.head = nn.Linear(c.width, c.out_channels * prod(c.patch_sizes))
         self._initialise()
-
-    def _declare_groups(self) -> None:
-        """Name the axes of grouped attention, where a group is a row of the batch, in the blocks and in the bias."""
-        c = self.config
-        if c.attention == "full":
-            return
-        within = {"B": "B·w", "T": "n", "S": "n"}
-        then = {"B": "B·n", "T": "w", "S": "w"} if c.attention == "factored" else within
-        self.LETTERS = self.LETTERS | {f"blocks.{i}": then if i % 2 else within for i in range(c.depth)}
-        scheme = getattr(self.positions, "NAMES", {})
-        biased = {k: Name(*v) for k, v in scheme.items() if k not in ("embedding", "angles")}
-        self.INNER = {f"positions.{name}": spelled(entry, within)[:3] for name, entry in biased.items()}
-        second = {name: renamed(spelled(entry, then), _SECOND)[:3] for name, entry in biased.items()}
-        self.NAMES = self.NAMES | {f"positions.next.{name}": entry for name, entry in second.items()}
-        for i in range(c.depth):
-            self.NAMES = self.NAMES | {
-                f"blocks.{i}.input": ("B T D", "X_in", "regroup(Xˡ⁻¹)"),
-                f"blocks.{i}.condition": ("B D", "c_in", "repeat(c)"),
-            }
 
     def _initialise(self) -> None:
         """Xavier uniform for every matrix, but zero for the adaLN matrices and the head."""
@@ -324,15 +300,3 @@ class DiT(nn.Module):
         shift, scale = probe("last_shift", shift), probe("last_scale", scale)
         x = probe("norm", self.norm(x) * (1 + scale) + shift)
         return join(probe.checked(probe("patches_out", self.head(x))), c.sides, c.patch_sizes)
-
-
-def groupings(c: DiTConfig, device: torch.device) -> list[Grouping | None]:
-    """The attention groups of the blocks, used in rotation: none (all patches); frames, then positions across frames;
-    windows, then windows shifted by half their size."""
-    if c.attention == "full":
-        return [None]
-    if c.attention == "factored":
-        return [*frames_and_positions(c.grid, device)]
-    sizes = [min(c.window, side) for side in c.grid]
-    half = [size // 2 if size < side else 0 for size, side in zip(sizes, c.grid, strict=True)]
-    return [windows(c.grid, sizes, moved, device) for moved in ([0] * len(half), half)]

@@ -1,0 +1,224 @@
+"""A model with its inputs, run under a tape: names for what it records, and blocks recorded only when opened."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..config import UserError
+from ..core.notation import Notation, stored
+from ..core.probe import Probe, declared, symbols
+from .closed import BlockTape
+from .nested import mapped, tensors
+from .tape import BUDGET, Edit
+
+
+class TapeProbe(Probe):
+    """Names on the tape what the model names; wants every value, so that no fused route skips one."""
+
+    def __init__(self, tape: BlockTape, path: str = ""):
+        self.tape, self.path = tape, path
+
+    def __truediv__(self, name: str) -> "TapeProbe":
+        return TapeProbe(self.tape, f"{self.path}{name}.")
+
+    def wants(self, *names: str) -> bool:
+        return True
+
+    def checked(self, value: Tensor) -> Tensor:
+        return value  # an edit of a name that nothing has is refused when the recording ends
+
+    def __call__(self, name: str, value: Tensor) -> Tensor:
+        value = self.tape.change(self.path + name, value)
+        self.tape.name(value, self.path + name)
+        if self.path + name in self.tape.names:
+            self.tape.fired[self.path + name] = None
+        return value
+
+
+class Recording:
+    """A model with its inputs: can be run again, with other edits."""
+
+    def __init__(self, model: Any, inputs: tuple[Any, ...], given: dict[str, Any], edits: dict[str, Edit]):
+        self.model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        if isinstance(self.model, torch.jit.ScriptModule):
+            raise UserError("a scripted module cannot be traced: trace the module it was scripted from")
+        self.inputs, self.given, self.edits = inputs, given, edits
+        self.output: Any = None
+        forward = self.model.forward if isinstance(self.model, nn.Module) else self.model
+        try:
+            self.takes = inspect.signature(forward).parameters
+        except (TypeError, ValueError):
+            self.takes = {}
+        self.declared = declared(self.model) if isinstance(self.model, nn.Module) and "probe" in self.takes else {}
+        self.symbols = symbols(self.model) if self.declared else {}
+        if "use_cache" in self.takes and hasattr(self.model, "config"):
+            # a KV cache would be another input the second time
+            self.given = {"use_cache": False, **given}
+
+    @property
+    def probed(self) -> bool:
+        return "probe" in self.takes
+
+    def run(self, budget: int | None = None, lazy: bool = False) -> BlockTape:
+        """One forward pass under a tape."""
+        tape = BlockTape(budget, self.edits)
+        module = self.model if isinstance(self.model, nn.Module) else None
+        inputs, given = self._inputs(tape)
+        changed: dict[str, Tensor] = {}
+        if self.probed:
+            given = {**given, "probe": TapeProbe(tape)}
+        if module is not None:
+            weights = dict(
+                (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+            )
+            for name, leaf in weights.items():
+                tape.known.setdefault(id(leaf), ([], "weight"))[0].append(name)
+            changed = {name: tape.change(name, weights[name]) for name in self.edits if name in weights}
+        try:
+            with self.recording(tape, lazy):
+                if changed:
+                    out = functional_call(self.model, changed, inputs, given)
+                else:
+                    out = self.model(*inputs, **given)
+                self.output = mapped(out, "", lambda name, value: tape.change(name or "output", value))
+                for name, value in tensors(self.output, ""):
+                    # what the model itself has named keeps that name
+                    has_name = self.probed and tape.nodes[tape.node_of(value)].named
+                    tape.name(value, name or "output", named=not has_name)
+        except NotImplementedError as error:
+            raise UserError(f"this model cannot be recorded: {str(error).splitlines()[0]}") from None
+        unused = [name for name in self.edits if name not in tape.edited]
+        if unused:
+            raise UserError(f"nothing was called {unused[0]} when the model ran again")
+        self.explain(tape)
+        return tape
+
+    def explain(self, tape: BlockTape) -> None:
+        """Write the symbols and axes that modules declare for their names onto the nodes."""
+        if not self.declared:
+            return
+        for name, about in Notation(self.model, (name for name in tape.fired if name in tape.names)).names.items():
+            node = tape.nodes[tape.names[name]]
+            if not node.symbol:
+                node.axes, node.symbol, node.formula, _ = about
+            elif about.symbol not in node.symbol.split(" = "):
+                node.symbol += f" = {about.symbol}"
+        for name, symbol in getattr(self.model, "INPUTS", {}).items():
+            if (given := f"given.{name}" if name in self.declared else name) in tape.names:
+                tape.nodes[tape.names[given]].symbol = symbol
+        for name, symbol in self.symbols.items():
+            if name in tape.names:
+                tape.nodes[tape.names[name]].symbol = stored(self.model, name, symbol)
+
+    def _inputs(self, tape: BlockTape) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs, known to the tape by the names of the parameters they are given for."""
+        names = [n for n, p in self.takes.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        names += [f"input.{i}" for i in range(len(names), len(self.inputs))]
+        bound = {**dict(zip(names, self.inputs, strict=False)), **self.given}
+        # a name the model gives to a value or a weight of its own stays that one's
+        own = {*self.declared, *self.symbols}
+        bound = {f"given.{name}" if name in own else name: value for name, value in bound.items()}
+        names = [f"given.{name}" if name in own else name for name in names]
+        copies: dict[int, Tensor] = {}
+
+        def known(name: str, value: Tensor) -> Tensor:
+            # a copy, so that a model that writes into its input finds it as it was when it is run again
+            one = copies.setdefault(id(value), value.detach().clone())
+            if name in self.edits:
+                tape.known[id(one)] = ([f"{name}:before"], "input")
+                return tape.change(name, one)
+            tape.known.setdefault(id(one), ([], "input"))[0].append(name)
+            return one
+
+        ready = {name: mapped(value, name, known) for name, value in bound.items()}
+        inputs = tuple(ready[n] for n, _ in zip(names, self.inputs, strict=False))
+        return inputs, {n: ready[f"given.{n}" if f"given.{n}" in ready else n] for n in self.given}
+
+    @contextmanager
+    def recording(self, tape: BlockTape, lazy: bool) -> Iterator[None]:
+        """The tape on, opaque fast routes off, every module's path known; all as it was afterwards."""
+        fast = torch.backends.mha.get_fastpath_enabled()
+        modules = list(self.model.modules()) if isinstance(self.model, nn.Module) else []
+        training = [m.training for m in modules]
+        with ExitStack() as stack:
+            for m in modules:
+                m.training = False
+            torch.backends.mha.set_fastpath_enabled(False)
+            stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+            stack.callback(lambda: [setattr(m, "training", t) for m, t in zip(modules, training, strict=True)])
+            if modules:
+                for handle in self._hooks(tape, blocks_of(self.model) if lazy else {}):
+                    stack.callback(handle.remove)
+            stack.enter_context(torch.inference_mode(False))  # in it operations come whole
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(tape)
+            yield
+
+    def _hooks(self, tape: BlockTape, blocks: dict[str, nn.Module]) -> Iterator[Any]:
+        paths: list[str] = []
+        before: list[list[tuple[Tensor, int]]] = []
+
+        def enter(path: str, lazy: bool) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+                paths.append(tape.path)
+                tape.path = path
+                if lazy and not tape.paused and not any(name.startswith(f"{path}.") for name in self.edits):
+                    tape.close(path, module, *mapped((args, kwargs), "", lambda _, one: tape.copied(one)))
+                    before.append([(one, one._version) for _, one in tensors((args, kwargs), "")])
+
+            return hook
+
+        def leave(path: str, lazy: bool) -> Callable[..., Any]:
+            def hook(module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+                tape.path = paths.pop()
+                if lazy and path in tape.blocks and tape.paused:
+                    tape.paused = False
+                    if any(one._version != version for one, version in before.pop()):
+                        raise UserError(f"{path} writes into its input, so it cannot be left closed: use keep='all'")
+                    tape.block_outputs(path, [one for _, one in tensors(out, "")])
+                if path and not self.probed:
+                    out = mapped(out, path, tape.change)
+                    for name, one in tensors(out, path):
+                        tape.name(one, name)
+                return out
+
+            return hook
+
+        for path, module in self.model.named_modules():
+            yield module.register_forward_pre_hook(enter(path, path in blocks), with_kwargs=True)
+            yield module.register_forward_hook(leave(path, path in blocks), with_kwargs=True, always_call=False)
+
+    def open_block(self, tape: BlockTape, path: str) -> None:
+        """Run one block again, this time recording its inside."""
+        module, args, kwargs = tape.blocks[path]
+        while tape.opened and tape.bytes > BUDGET:
+            tape.forget(next(iter(tape.opened)))
+            tape.bytes = 0  # roughly, of what is open now
+        tape.begun = (len(tape.nodes), len(tape.held))
+        budget, tape.budget = tape.budget, None
+        with self.recording(tape, lazy=False):
+            # names outside the block stay; only its inside is new
+            tape.path = path
+            args, kwargs = mapped((args, kwargs), "", lambda _, one: tape.copied(one))
+            out = module(*args, **kwargs)
+        tape.budget = budget
+        tape.block_opened(path, [one for _, one in tensors(out, "")])
+        self.explain(tape)
+
+
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The blocks of a model: the members of its outermost lists of modules of one type."""
+    found: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():
+        inside = any(path.startswith(f"{block}.") for block in found)
+        alike = len({type(m) for m in module.children()}) == 1 and len(list(module.children())) > 1
+        if not inside and isinstance(module, nn.ModuleList | nn.Sequential) and alike:
+            found |= {f"{path}.{name}" if path else name: child for name, child in module.named_children()}
+    return found
