@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .cache import LayerCache
 from .given_masks import GivenMask, seen_by
+from .layers import RMSNorm
 from .masks import Mask, Seen
 from .positions import rotate
 from .probe import OFF, Probe
@@ -122,6 +123,13 @@ def _compiled(function):
     return torch.compile(function, dynamic=False)
 
 
+# of queries and keys: each projected, then normalised and rotated where the model does so
+_ROTATED = (
+    "{{{0}_u? {{{0}₀? R(Norm_{1}({0}_u))|Norm_{1}({0}_u)}}|"
+    "{{{0}₀? R(X_{2} W_{0}⟨ + b_{0}⟩)|X_{2} W_{0}⟨ + b_{0}⟩}}}}"
+)
+
+
 class Attention(nn.Module):
     """Queries are matched against keys, and take a weighted sum of values.
 
@@ -129,6 +137,7 @@ class Attention(nn.Module):
     cross-attention: another sequence, or its keys and values as `read` returns them. Without a `span` whole sequences
     attend to one another, under `mask` if one is given; `values` is the values' own sequence. `dropout` zeroes single
     attention weights; `key_dropout` zeroes whole keys, for all queries alike, which every fused kernel can do.
+    `qkv_bias` is `bias` unless given; with `qk_norm`, its epsilon, each head's queries and keys are normalised.
     """
 
     NAMES = {
@@ -139,10 +148,12 @@ class Attention(nn.Module):
         "b_k?": ("g d", "b_K", ""),
         "b_v?": ("g d", "b_V", ""),
         "w_o": ("h·d D", "W_O", ""),
-        "q_unrotated?": ("B h T d", "Q₀", "X_q W_Q⟨ + b_Q⟩"),
-        "k_unrotated?": ("B g T d", "K₀", "X_kv W_K⟨ + b_K⟩"),
-        "q": ("B h T d", "Q", "{Q₀? R(X_q W_Q⟨ + b_Q⟩)|X_q W_Q⟨ + b_Q⟩}"),
-        "k": ("B g S d", "K", "{K₀? R(X_kv W_K⟨ + b_K⟩)|X_kv W_K⟨ + b_K⟩}"),
+        "q_unnormed?": ("B h T d", "Q_u", "X_q W_Q⟨ + b_Q⟩"),
+        "k_unnormed?": ("B g T d", "K_u", "X_kv W_K⟨ + b_K⟩"),
+        "q_unrotated?": ("B h T d", "Q₀", "{Q_u? Norm_q(Q_u)|X_q W_Q⟨ + b_Q⟩}"),
+        "k_unrotated?": ("B g T d", "K₀", "{K_u? Norm_k(K_u)|X_kv W_K⟨ + b_K⟩}"),
+        "q": ("B h T d", "Q", _ROTATED.format("Q", "q", "q")),
+        "k": ("B g S d", "K", _ROTATED.format("K", "k", "kv")),
         "v": ("B g S d", "V", "X_kv W_V⟨ + b_V⟩"),
         "k_all?": ("B g S d", "K_all", "[K_past; K]"),
         "v_all?": ("B g S d", "V_all", "[V_past; V]"),
@@ -166,6 +177,8 @@ class Attention(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         key_dropout: float = 0.0,
+        qkv_bias: bool | None = None,
+        qk_norm: float | None = None,
     ):
         super().__init__()
         self.heads, self.kv_heads = heads, kv_heads or heads
@@ -175,8 +188,10 @@ class Attention(nn.Module):
             raise ValueError(f"{heads} heads do not divide a width of {width}")
         self.head_width = head_width or width // heads
         self.sizes = [count * self.head_width for count in (heads, self.kv_heads, self.kv_heads)]
-        self.qkv = nn.Linear(width, sum(self.sizes), bias=bias)
+        self.qkv = nn.Linear(width, sum(self.sizes), bias=bias if qkv_bias is None else qkv_bias)
         self.out = nn.Linear(self.sizes[0], width, bias=bias)
+        self.q_norm = None if qk_norm is None else RMSNorm(self.head_width, qk_norm)
+        self.k_norm = None if qk_norm is None else RMSNorm(self.head_width, qk_norm)
         self.dropout, self.key_dropout = dropout, key_dropout
         self.FACTS = {"single"} if heads == 1 else set()
 
@@ -221,7 +236,12 @@ class Attention(nn.Module):
             queries = self.sizes[0]
             weight, bias = self.qkv.weight[queries:], None if self.qkv.bias is None else self.qkv.bias[queries:]
         k, v = F.linear(source, weight, bias).chunk(2, -1)
-        return self.split_heads(k), self.split_heads(v)
+        return self._normed("k", self.split_heads(k), probe), self.split_heads(v)
+
+    def _normed(self, name: str, x: Float[Tensor, "B m T d"], probe: Probe) -> Float[Tensor, "B m T d"]:
+        """Queries or keys, normalised over each head's channels if this attention does so."""
+        norm = self.q_norm if name == "q" else self.k_norm
+        return x if norm is None else norm(probe(f"{name}_unnormed", x))
 
     def _whole(self, x, source, values, mask, cache: LayerCache | None, probe: Probe) -> Tensor:
         """Whole sequences, without positions: (B, T, D), or one of (T, D). `values` are another sequence's."""
@@ -257,10 +277,12 @@ class Attention(nn.Module):
         if source is None:
             joined = F.linear(x, *self.joined(probe)) if observed else self.qkv(x)
             q, k, v = (self.split_heads(part) for part in joined.split(self.sizes, -1))
+            k = self._normed("k", k, probe)
         else:
             bias = None if self.qkv.bias is None else self.qkv.bias[: self.sizes[0]]
             q = self.split_heads(F.linear(x, *(self.joined(probe, "q") if observed else (self.w_q, bias))))
             k, v = self.read(source, probe) if isinstance(source, Tensor) else source
+        q = self._normed("q", q, probe)
         if span.rotation is not None:
             q = rotate(probe("q_unrotated", q), span.rotation, span.adjacent)
         if span.key_rotation is not None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..core.cache import Cache
 from ..core.embed import Tokens
-from ..core.masks import causal
+from ..core.masks import causal, window
 from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .parts import (
@@ -42,11 +42,15 @@ class GPTConfig:
     depth: int = 4  # number of blocks
     heads: int = 4  # attention heads in a block
     kv_heads: int | None = None  # key-value heads (grouped-query attention); heads unless given
+    head_dim: int | None = None  # channels of a head; width/heads unless given
     hidden: int | None = None  # width of the MLP; 4·width unless given
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
     eps: float = 1e-5  # epsilon of the norms
     activation: Activation = "gelu"  # of the MLP; swiglu is gated
     bias: bool = False  # biases in linear layers and norms
+    qkv_bias: bool | None = None  # biases of queries, keys and values; bias unless given
+    qk_norm: bool = False  # RMSNorm over each head's queries and keys
+    window: int | None = None  # each token attends to this many, itself included; to all before it unless given
     dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
     attention_dropout: float | None = None  # rate for attention weights; dropout unless given
     key_dropout: float = 0.0  # rate for whole keys, the same for all queries
@@ -59,6 +63,7 @@ class GPTConfig:
     rope_factor: float = 1.0  # context divided by the context trained on, for rope_scaling
     rope_original_context: int | None = None  # the context trained on; context/rope_factor unless given
     tie_embeddings: bool = True  # the token table is also the output matrix
+    head_bias: bool | None = None  # bias of an output matrix of its own; bias unless given
 
     RENAMED: ClassVar = RENAMED | {"tied": "tie_embeddings"}
     RENAMED_VALUES: ClassVar = RENAMED_VALUES
@@ -69,7 +74,7 @@ class GPTConfig:
 
     @property
     def head_width(self) -> int:
-        return self.width // self.heads
+        return self.head_dim or self.width // self.heads
 
     @property
     def mlp_width(self) -> int:
@@ -81,7 +86,7 @@ class GPTConfig:
         return {
             "T": self.context, "S": self.context, "V": self.vocab, "D": self.width, "h": self.heads,
             "g": self.kv_heads or self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2, "F": self.mlp_width,
-            "a": 1, "h·d": self.width, "1": 1,
+            "a": 1, "h·d": self.heads * self.head_width, "1": 1,
         }  # fmt: skip
 
 
@@ -137,7 +142,7 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = c = config
-        self.mask = causal
+        self.mask = causal if c.window is None else causal & window(c.window)
         self.tokens = Tokens(c.vocab, c.width)
         self.positions = make_positions(c.positions, c, (c.context,), both=False)
         describe(self, self.positions, self.mask.words)
@@ -145,7 +150,7 @@ class GPT(nn.Module):
         block = block_maker(c)
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))
         self.norm = norm_maker(c)()
-        self.head = None if c.tie_embeddings else nn.Linear(c.width, c.vocab, bias=c.bias)
+        self.head = None if c.tie_embeddings else nn.Linear(c.width, c.vocab, bias=c.bias if c.head_bias is None else c.head_bias)
         initialise(self, c.depth)
 
     def new_cache(self, batch: int, length: int | None = None) -> Cache:

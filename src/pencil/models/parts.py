@@ -42,6 +42,7 @@ RENAMED_VALUES = {
 SIZES = (
     "vocab", "source_vocab", "context", "source_context", "width", "depth", "heads", "hidden", "kv_heads", "channels",
     "classes", "image_width", "text_width", "rope_original_context", "max_distance",
+    "head_dim", "window",
 )  # fmt: skip
 
 
@@ -83,7 +84,10 @@ def block_maker(c: Any, kind: Callable[..., Any] = Block) -> Callable[[], Any]:
         "swiglu": partial(GatedMLP, c.width, c.mlp_width, F.silu, c.bias),
     }[c.activation]
     dropout = c.dropout if c.attention_dropout is None else c.attention_dropout
-    attention = partial(Attention, c.width, c.heads, getattr(c, "kv_heads", None), bias=c.bias)
+    attention = partial(Attention, c.width, c.heads, getattr(c, "kv_heads", None), c.head_width, bias=c.bias)
+    if getattr(c, "qk_norm", False):
+        attention = partial(attention, qk_norm=c.eps)
+    attention = partial(attention, qkv_bias=getattr(c, "qkv_bias", None))
     attention = partial(attention, dropout=dropout, key_dropout=c.key_dropout)
     return partial(kind, attention, mlp, norm_maker(c), c.dropout)
 
@@ -99,7 +103,7 @@ def make_positions(
 
     `before`, `after`: tokens before and after the grid. `both`: tokens attend in both directions.
     """
-    axes, head = len(grid), c.width // c.heads
+    axes, head = len(grid), c.head_width
     return {
         "learned": partial(Learned, grid, c.width, before, after),
         "sinusoidal": partial(Sinusoidal, c.width, axes),
@@ -156,7 +160,7 @@ def check_length(span: Span, context: int, positions: Positions, before: int = 0
 
 def rotary_width(c: Any) -> int:
     """The number of channels of a head that are rotated."""
-    return int(c.width // c.heads * getattr(c, "rope_fraction", 1.0))
+    return int(c.head_width * getattr(c, "rope_fraction", 1.0))
 
 
 def _rope(c: Any, axes: int, context: int) -> Rope:
@@ -169,7 +173,7 @@ def _rope(c: Any, axes: int, context: int) -> Rope:
         else:
             stretch = {"linear": interpolate(factor), "ntk": ntk(factor), "llama3": llama3(factor, trained)}[scaling]
     adjacent = c.rope_pairs == "adjacent"
-    return Rope(c.width // c.heads, axes, c.rope_theta, rotary_width(c), stretch, strength, adjacent, scaling or "")
+    return Rope(c.head_width, axes, c.rope_theta, rotary_width(c), stretch, strength, adjacent, scaling or "")
 
 
 def check_sizes(c: Any) -> None:
@@ -183,7 +187,7 @@ def check_sizes(c: Any) -> None:
     for name in ("eps", "rope_theta", "rope_factor"):
         if not getattr(c, name, 1.0) > 0:
             raise UserError(f"model.{name} must be above 0, not {getattr(c, name)}")
-    if c.width % c.heads:
+    if c.width % c.heads and not getattr(c, "head_dim", None):
         near = ", ".join(map(str, _divisors_near(c.width, c.heads)))
         raise UserError(f"model.heads {c.heads} does not divide model.width {c.width}; {near} would")
     kv_heads = getattr(c, "kv_heads", None) or c.heads

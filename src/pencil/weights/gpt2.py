@@ -1,92 +1,90 @@
-"""GPT-2 as Hugging Face names it. Its projections are stored input-first, so each is transposed."""
+"""GPT-2 as transformers names it. Its projections are stored input-first, so each is transposed."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import UserError, build
 from ..models.gpt import GPT, GPTConfig
-from .checks import check_tensors, drop_tied, fields_of, on_meta, renamed
+from .maps import Architecture, Fields, Rule, must_have, only, parts, same, transposed
+from .transformers_fields import fields
 
-WHAT = "GPT-2"
+ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
+SIZES = {"hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
+         "num_hidden_layers": "n_layer"}  # fmt: skip
 
-ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu"}
-BLOCK = {
-    "ln_1.weight": "attn_norm.weight",
-    "ln_1.bias": "attn_norm.bias",
-    "attn.c_attn.weight": "attn.qkv.weight",
-    "attn.c_attn.bias": "attn.qkv.bias",
-    "attn.c_proj.weight": "attn.out.weight",
-    "attn.c_proj.bias": "attn.out.bias",
-    "ln_2.weight": "mlp_norm.weight",
-    "ln_2.bias": "mlp_norm.bias",
-    "mlp.c_fc.weight": "mlp.up.weight",
-    "mlp.c_fc.bias": "mlp.up.bias",
-    "mlp.c_proj.weight": "mlp.down.weight",
-    "mlp.c_proj.bias": "mlp.down.bias",
-}
+FIELDS = fields(
+    mapped="vocab_size n_positions n_embd n_layer n_head n_inner layer_norm_epsilon activation_function "
+    "tie_word_embeddings",
+    neutral="resid_pdrop embd_pdrop attn_pdrop summary_type summary_use_proj summary_activation "
+    "summary_proj_to_labels summary_first_dropout reorder_and_upcast_attn n_ctx",
+    scale_attn_weights=only(True),
+    scale_attn_by_inverse_layer_idx=only(False),
+)
 
 
-def pairs(depth: int) -> Iterator[tuple[str, str]]:
-    """Their name and ours, for every tensor."""
-    yield "wte.weight", "tokens.weight"
-    yield "wpe.weight", "positions.table"
-    for i in range(depth):
-        for theirs, ours in BLOCK.items():
-            yield f"h.{i}.{theirs}", f"blocks.{i}.{ours}"
-    yield "ln_f.weight", "norm.weight"
-    yield "ln_f.bias", "norm.bias"
-
-
-def config_from(theirs: Mapping[str, Any]) -> GPTConfig:
-    """Our config from their config.json."""
-    theirs = fields_of(theirs, WHAT)
-    theirs.only(
-        activation_function=tuple(ACTIVATIONS), scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False,
-        add_cross_attention=False, tie_word_embeddings=True,
-    )  # fmt: skip
-    values = dict(
-        vocab=theirs["vocab_size"],
-        context=theirs["n_positions"],
-        width=theirs["n_embd"],
-        depth=theirs["n_layer"],
-        heads=theirs["n_head"],
+def settings(theirs: Fields) -> dict[str, Any]:
+    return dict(
+        vocab=theirs.size("vocab_size"),
+        context=theirs.size("n_positions"),
+        width=theirs.size("n_embd"),
+        depth=theirs.size("n_layer"),
+        heads=theirs.size("n_head"),
         hidden=theirs.get("n_inner"),
-        eps=theirs.get("layer_norm_epsilon", 1e-5),
-        activation=ACTIVATIONS[theirs.get("activation_function", "gelu_new")],
+        eps=theirs.given("layer_norm_epsilon", 1e-5),
+        activation=theirs.one_of("activation_function", ACTIVATIONS, "gelu_new"),
         bias=True,
         positions="learned",
+        tie_embeddings=theirs.given("tie_word_embeddings", True),
+        head_bias=None if theirs.given("tie_word_embeddings", True) else False,
     )
-    return build(GPTConfig, values, "model.")
 
 
-def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Our state dict from theirs, with or without its tied head and the causal masks of older files."""
-    plain = renamed(tensors, lambda name: name.removeprefix("transformer."), WHAT)
-    drop_tied(plain, "lm_head.weight", "wte.weight", WHAT)
-    for name in [name for name in plain if re.fullmatch(r"h\.\d+\.attn\.(masked_)?bias", name)]:
-        mask = plain.pop(name)
-        if mask.ndim == 4 and not torch.equal(mask.bool(), torch.ones_like(mask).tril().bool()):
-            raise UserError(f"this {WHAT}'s {name} is another mask than the causal one")
-    wanted = to_hf(on_meta(GPT, config), config)
-    check_tensors(plain, {name.removeprefix("transformer."): t for name, t in wanted.items()}, WHAT)
-    return {ours: _transposed(theirs, plain[theirs]) for theirs, ours in pairs(config.depth)}
+def describe(c: GPTConfig) -> dict[str, Any]:
+    must_have(c, "GPT-2", norm="layer", bias=True, positions="learned", activation=tuple(ACTIVATIONS.values()),
+              kv_heads=(None, c.heads), head_width=c.width // c.heads, qkv_bias=(None, True), qk_norm=False,
+              window=None, **({} if c.tie_embeddings else {"head_bias": False}))  # fmt: skip
+    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == c.activation)
+    return dict(
+        model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=c.vocab, n_positions=c.context,
+        n_embd=c.width, n_layer=c.depth, n_head=c.heads, n_inner=c.mlp_width, layer_norm_epsilon=c.eps,
+        activation_function=activation, tie_word_embeddings=c.tie_embeddings,
+    )  # fmt: skip
 
 
-def to_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Their state dict from ours."""
-    c = config
-    plain = c.norm == "layer" and c.activation in ACTIVATIONS.values() and c.kv_heads in (None, c.heads)
-    if not (plain and c.bias and c.tie_embeddings and c.positions == "learned"):
-        raise UserError(
-            "only a GPT with LayerNorm, GELU, biases, learned positions, tie_embeddings and a key-value head for each "
-            "head can be written as a GPT-2"
-        )
-    return {f"transformer.{theirs}": _transposed(theirs, tensors[ours]) for theirs, ours in pairs(c.depth)}
+def rules(c: GPTConfig) -> Iterator[Rule]:
+    yield same("transformer.wte.weight", "tokens.weight")
+    yield same("transformer.wpe.weight", "positions.table")
+    for i in range(c.depth):
+        theirs, ours = f"transformer.h.{i}", f"blocks.{i}"
+        yield from parts(same, f"{theirs}.ln_1", f"{ours}.attn_norm")
+        yield from _linear(f"{theirs}.attn.c_attn", f"{ours}.attn.qkv")
+        yield from _linear(f"{theirs}.attn.c_proj", f"{ours}.attn.out")
+        yield from parts(same, f"{theirs}.ln_2", f"{ours}.mlp_norm")
+        yield from _linear(f"{theirs}.mlp.c_fc", f"{ours}.mlp.up")
+        yield from _linear(f"{theirs}.mlp.c_proj", f"{ours}.mlp.down")
+    yield from parts(same, "transformer.ln_f", "norm")
+    if not c.tie_embeddings:
+        yield same("lm_head.weight", "head.weight")
 
 
-def _transposed(theirs: str, tensor: Tensor) -> Tensor:
-    return tensor.T.contiguous() if ".c_" in theirs and tensor.ndim == 2 else tensor
+def _linear(theirs: str, ours: str) -> Iterator[Rule]:
+    yield transposed(f"{theirs}.weight", f"{ours}.weight")
+    yield same(f"{theirs}.bias", f"{ours}.bias")
+
+
+def _not_causal(mask: Tensor, config: Any) -> str | None:
+    if mask.ndim == 4 and not torch.equal(mask.bool(), torch.ones_like(mask).tril().bool()):
+        return "is another mask than the causal one"
+    return None
+
+
+GPT2 = Architecture(
+    "GPT-2", "transformers", ("gpt2",), GPT, GPTConfig, FIELDS, settings, describe, rules,
+    tied=lambda c: {"lm_head.weight": "transformer.wte.weight"} if c.tie_embeddings else {},
+    unused=lambda c: {r"transformer\.h\.\d+\.attn\.(masked_)?bias": _not_causal},
+    # files of the model without its head have no prefix
+    renamed={r"^(?=(wte|wpe|h|ln_f)\.)": "transformer."},
+    aliases=SIZES,
+)  # fmt: skip

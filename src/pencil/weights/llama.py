@@ -1,23 +1,25 @@
-"""LLaMA as Hugging Face names it: separate query, key and value there, one joined matrix here.
+"""LLaMA and its kin as transformers names them: Mistral, Qwen2 and Qwen3 are LLaMAs with a part more each.
 
-Their rotated pairs are halves; a model of ours with adjacent pairs has the rows of W_Q and W_K reordered on the way.
+Separate query, key and value there, one joined matrix here. Their rotated pairs are halves; a model of ours with
+adjacent pairs has the rows of W_Q and W_K reordered on the way.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import UserError, build
+from ..config import UserError
 from ..models.gpt import GPT, GPTConfig
-from ..models.parts import rotary_width
-from ..models.rope_pairs import reordered
-from .checks import check_tensors, drop_tied, fields_of, on_meta, skeleton
+from ..models.parts import RopePairs, rotary_width
+from ..models.rope_pairs import channel_order
+from .maps import Architecture, Fields, Rule, Use, joined, must_have, only, same
+from .transformers_fields import fields
 
-WHAT = "LLaMA"
-
+ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu"}
 BLOCK = {
     "input_layernorm": "attn_norm",
     "self_attn.o_proj": "attn.out",
@@ -26,54 +28,85 @@ BLOCK = {
     "mlp.up_proj": "mlp.up",
     "mlp.down_proj": "mlp.down",
 }
-QKV = [f"self_attn.{part}_proj" for part in "qkv"]
+NORMS = ("input_layernorm", "post_attention_layernorm")
+MAPPED = (
+    "vocab_size max_position_embeddings hidden_size num_hidden_layers num_attention_heads num_key_value_heads "
+    "intermediate_size rms_norm_eps hidden_act head_dim tie_word_embeddings rope_parameters rope_scaling rope_theta "
+    "partial_rotary_factor original_max_position_embeddings"
+)
+WINDOWS: dict[str, Use] = dict.fromkeys(("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"), "mapped")
 
 
-def config_from(theirs: Mapping[str, Any]) -> GPTConfig:
-    """Our config from their config.json."""
-    theirs = fields_of(theirs, WHAT)
-    theirs.only(attention_bias=False, mlp_bias=False, hidden_act="silu")
-    if theirs.get("head_dim") not in (None, theirs.size("hidden_size") // theirs.size("num_attention_heads")):
-        raise UserError(f"this LLaMA's heads are {theirs['head_dim']} wide, and ours share the width evenly")
+def settings(theirs: Fields, kind: str) -> dict[str, Any]:
+    width, heads = theirs.size("hidden_size"), theirs.size("num_attention_heads")
     rope = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
-    values = dict(
-        vocab=theirs["vocab_size"],
-        context=theirs["max_position_embeddings"],
-        width=theirs["hidden_size"],
-        depth=theirs["num_hidden_layers"],
-        heads=theirs["num_attention_heads"],
+    head_width = theirs.get("head_dim")
+    if head_width is None and width % heads:
+        raise UserError(f"this {theirs.what}'s num_attention_heads {heads} does not divide its hidden_size {width}")
+    biased = bool(theirs.get("attention_bias"))
+    if biased != bool(theirs.get("mlp_bias")) and kind == "llama":
+        raise UserError(
+            f"this {theirs.what} has attention_bias {biased} and mlp_bias {not biased}, and ours has biases in both or "
+            "in none"
+        )
+    if biased and kind != "llama":
+        raise UserError(f"this {theirs.what}'s attention_bias is True, which ours does not have: only False")
+    return dict(
+        vocab=theirs.size("vocab_size"),
+        context=theirs.size("max_position_embeddings"),
+        width=width,
+        depth=theirs.size("num_hidden_layers"),
+        heads=heads,
         kv_heads=theirs.get("num_key_value_heads"),
-        hidden=theirs["intermediate_size"],
+        head_dim=None if head_width in (None, width / heads) else head_width,
+        hidden=theirs.size("intermediate_size"),
         norm="rms",
-        eps=theirs["rms_norm_eps"],
-        activation="swiglu",
+        eps=theirs.given("rms_norm_eps", 1e-6),
+        activation=theirs.one_of("hidden_act", ACTIVATIONS, "silu"),
+        bias=biased,
+        qkv_bias=True if kind == "qwen2" else None,
+        qk_norm=kind == "qwen3",
+        window=_window(theirs, kind),
         positions="rope",
-        rope_theta=rope.get("rope_theta") or theirs.get("rope_theta") or 10000.0,
-        rope_fraction=_fraction(theirs, rope),
+        rope_theta=float(rope.get("rope_theta") or theirs.get("rope_theta") or 10000.0),
+        rope_fraction=float(rope.get("partial_rotary_factor") or theirs.get("partial_rotary_factor") or 1.0),
         **_scaling(theirs, rope),
-        tie_embeddings=bool(theirs.get("tie_word_embeddings")),
+        tie_embeddings=theirs.given("tie_word_embeddings", False),
+        head_bias=False if biased and not theirs.get("tie_word_embeddings") else None,
     )
-    return build(GPTConfig, values, "model.")
 
 
-def _fraction(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
-    """The fraction of each head that is rotated."""
-    fraction = rope.get("partial_rotary_factor") or theirs.get("partial_rotary_factor")
-    return 1.0 if fraction is None else float(fraction)
+def _window(theirs: Fields, kind: str) -> int | None:
+    """How many tokens each token attends to; None for all before it."""
+    if kind == "mistral":
+        return theirs.get("sliding_window")
+    if kind == "llama":
+        return None
+    layers, used = theirs.get("layer_types"), theirs.get("use_sliding_window")
+    depth, first = theirs.size("num_hidden_layers"), theirs.given("max_window_layers", 28)
+    if layers is None:
+        slides = bool(used and theirs.get("sliding_window"))
+        layers = ["sliding_attention" if slides and i >= first else "full_attention" for i in range(depth)]
+    kinds = set(layers)
+    if kinds <= {"full_attention"}:
+        return None
+    if kinds == {"sliding_attention"} and theirs.get("sliding_window"):
+        return theirs.size("sliding_window")
+    raise UserError(f"this {theirs.what}'s layer_types differ between layers, and ours has one window for all blocks")
 
 
 def _scaling(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
     """Our settings for rotations scaled to a longer context; empty where they are not."""
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    what, kind = getattr(theirs, "what", "model"), rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return {}
     if kind not in ("linear", "yarn", "llama3"):
-        raise UserError(f"this LLaMA's rotations are scaled as {kind!r}, and ours can be linear, yarn or llama3")
+        raise UserError(f"this {what}'s rotations are scaled as {kind!r}, and ours can be linear, yarn or llama3")
     context = theirs["max_position_embeddings"]
     trained = theirs.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or context
     factor = float(rope.get("factor") or context / trained)
     if factor < 1:
-        raise UserError(f"this LLaMA's rotations are scaled by {factor:g}, and ours take a factor of at least 1")
+        raise UserError(f"this {what}'s rotations are scaled by {factor:g}, and ours take a factor of at least 1")
     usual: dict[str, tuple[Any, ...]] = {}  # the values of their other settings that ours has
     if kind == "llama3":
         usual = {"low_freq_factor": (1,), "high_freq_factor": (4,)}
@@ -86,50 +119,118 @@ def _scaling(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, An
             usual["mscale"] = (None,)
     for name, known in usual.items():
         if rope.get(name) not in known:
-            raise UserError(f"this LLaMA's {kind} rotations have {name} {rope.get(name)}, which ours do not")
+            raise UserError(f"this {what}'s {kind} rotations have {name} {rope.get(name)}, which ours do not")
     return dict(rope_scaling=kind, rope_factor=factor, rope_original_context=None if kind == "linear" else trained)
 
 
-def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Our state dict from theirs, with or without the frequencies that older files hold."""
-    tensors = dict(tensors)
-    rotated = rotary_width(config)
-    frequencies = config.rope_theta ** (-torch.arange(0, rotated, 2).double() / rotated)
-    for name in [name for name in tensors if name.endswith(".rotary_emb.inv_freq")]:
-        held = tensors.pop(name)
-        # a file may have rounded them to half precision
-        if held.shape != frequencies.shape or not torch.allclose(held.to(frequencies), frequencies, rtol=1e-2, atol=0):
-            raise UserError(f"this {WHAT}'s {name} is another than its config's rope_theta {config.rope_theta:g} gives")
-    if config.tie_embeddings:
-        drop_tied(tensors, "lm_head.weight", "model.embed_tokens.weight", WHAT)
-    check_tensors(tensors, to_hf(on_meta(GPT, config), config), WHAT)
-    made = {"tokens.weight": tensors["model.embed_tokens.weight"], "norm.weight": tensors["model.norm.weight"]}
-    if not config.tie_embeddings:
-        made["head.weight"] = tensors["lm_head.weight"]
-    for i in range(config.depth):
-        parts = [tensors[f"model.layers.{i}.{name}.weight"] for name in QKV]
-        made[f"blocks.{i}.attn.qkv.weight"] = torch.cat(parts)
-        for theirs, ours in BLOCK.items():
-            made[f"blocks.{i}.{ours}.weight"] = tensors[f"model.layers.{i}.{theirs}.weight"]
-    if config.rope_pairs == "adjacent":
-        made = reordered(made, skeleton(GPT, config), "adjacent")
-    return made
+def describe(c: GPTConfig, kind: str, name: str) -> dict[str, Any]:
+    must_have(c, name, norm="rms", activation="swiglu", positions="rope", qk_norm=kind == "qwen3",
+              rope_scaling=(None, "linear", "yarn", "llama3"))  # fmt: skip
+    if kind != "llama":
+        must_have(c, name, bias=False)
+    must_have(c, name, qkv_bias=True if kind == "qwen2" else (None, c.bias))
+    if c.bias and not c.tie_embeddings:
+        must_have(c, name, head_bias=False)
+    if kind == "llama":
+        must_have(c, name, window=None)
+    if kind == "qwen2":
+        must_have(c, name, head_width=c.width // c.heads)
+    rope: dict[str, Any] = {"rope_theta": c.rope_theta, "rope_type": c.rope_scaling or "default"}
+    if c.rope_fraction != 1:
+        rope["partial_rotary_factor"] = c.rope_fraction
+    if c.rope_scaling is not None:
+        rope["factor"] = c.rope_factor
+        if c.rope_scaling != "linear":
+            rope["original_max_position_embeddings"] = c.rope_original_context or round(c.context / c.rope_factor)
+        if c.rope_scaling == "llama3":
+            rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    theirs = dict(
+        model_type=kind, architectures=[CLASSES[kind]], vocab_size=c.vocab, max_position_embeddings=c.context,
+        hidden_size=c.width, num_hidden_layers=c.depth, num_attention_heads=c.heads,
+        num_key_value_heads=c.kv_heads or c.heads, intermediate_size=c.mlp_width, rms_norm_eps=c.eps,
+        hidden_act="silu", rope_parameters=rope, tie_word_embeddings=c.tie_embeddings,
+    )  # fmt: skip
+    if kind != "qwen2":
+        theirs["head_dim"] = c.head_width
+    if kind == "llama":
+        theirs |= dict(attention_bias=c.bias, mlp_bias=c.bias)
+    elif kind == "mistral":
+        theirs["sliding_window"] = c.window
+    else:
+        layer = "sliding_attention" if c.window else "full_attention"
+        theirs |= dict(
+            use_sliding_window=c.window is not None, sliding_window=c.window, max_window_layers=0,
+            layer_types=[layer] * c.depth,
+        )  # fmt: skip
+    return theirs
 
 
-def to_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Their state dict from ours."""
-    c = config
-    if not (c.norm == "rms" and c.activation == "swiglu" and c.positions == "rope") or c.bias:
-        raise UserError("only a GPT with RMSNorm, swiglu, rope and no biases can be written as a LLaMA")
-    if c.rope_pairs == "adjacent":
-        tensors = reordered(tensors, skeleton(GPT, c), "halves")
-    made = {"model.embed_tokens.weight": tensors["tokens.weight"], "model.norm.weight": tensors["norm.weight"]}
-    if not config.tie_embeddings:
-        made["lm_head.weight"] = tensors["head.weight"]
-    kv = (config.kv_heads or config.heads) * config.head_width
-    for i in range(config.depth):
-        for name, part in zip(QKV, tensors[f"blocks.{i}.attn.qkv.weight"].split([config.width, kv, kv]), strict=True):
-            made[f"model.layers.{i}.{name}.weight"] = part.contiguous()
-        for theirs, ours in BLOCK.items():
-            made[f"model.layers.{i}.{theirs}.weight"] = tensors[f"blocks.{i}.{ours}.weight"]
-    return made
+CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+           "qwen3": "Qwen3ForCausalLM"}  # fmt: skip
+
+
+def rules(c: GPTConfig) -> Iterator[Rule]:
+    yield same("model.embed_tokens.weight", "tokens.weight")
+    kv = (c.kv_heads or c.heads) * c.head_width
+    sizes = [c.heads * c.head_width, kv, kv]
+    for i in range(c.depth):
+        theirs, ours = f"model.layers.{i}", f"blocks.{i}"
+        for kind in ("weight", *["bias"] * (c.bias if c.qkv_bias is None else c.qkv_bias)):
+            names = [f"{theirs}.self_attn.{part}_proj.{kind}" for part in "qkv"]
+            yield _halved(joined(names, f"{ours}.attn.qkv.{kind}", sizes), c)
+        if c.qk_norm:
+            for part in "qk":
+                yield _halved(same(f"{theirs}.self_attn.{part}_norm.weight", f"{ours}.attn.{part}_norm.weight"), c)
+        for part, named in BLOCK.items():
+            yield same(f"{theirs}.{part}.weight", f"{ours}.{named}.weight")
+            if c.bias and part not in NORMS:
+                yield same(f"{theirs}.{part}.bias", f"{ours}.{named}.bias")
+    yield same("model.norm.weight", "norm.weight")
+    if not c.tie_embeddings:
+        yield same("lm_head.weight", "head.weight")
+
+
+def _halved(rule: Rule, c: GPTConfig) -> Rule:
+    """The rule for a model whose rotated pairs may be adjacent channels: theirs are halves."""
+    if c.rope_pairs == "halves":
+        return rule
+
+    return Rule(
+        rule.theirs,
+        rule.ours,
+        lambda tensors: [t[_rows(c, len(t), "adjacent")] for t in rule.read(tensors)],
+        lambda tensors: rule.write([t[_rows(c, len(t), "halves")] for t in tensors]),
+    )
+
+
+def _rows(c: GPTConfig, count: int, pairs: RopePairs) -> Tensor:
+    """The rows of queries, keys and values (or of one head) in the order of `pairs`; values stay."""
+    channels = torch.tensor(channel_order(c.head_width, rotary_width(c), pairs))
+    heads = 1 if count == c.head_width else c.heads + (c.kv_heads or c.heads)
+    rows = (torch.arange(heads)[:, None] * c.head_width + channels).flatten()
+    return torch.cat((rows, torch.arange(len(rows), count)))
+
+
+def _other_frequencies(held: Tensor, c: GPTConfig) -> str | None:
+    rotated = rotary_width(c)
+    ours = c.rope_theta ** (-torch.arange(0, rotated, 2).double() / rotated)
+    # a file may have rounded them to half precision
+    if held.shape != ours.shape or not torch.allclose(held.to(ours), ours, rtol=1e-2, atol=0):
+        return f"is another than its config's rope_theta {c.rope_theta:g} gives"
+    return None
+
+
+def _architecture(name: str, kind: str, **others: Use) -> Architecture:
+    return Architecture(
+        name, "transformers", (kind,), GPT, GPTConfig, fields(MAPPED, "attention_dropout rope_interleaved", **others),
+        partial(settings, kind=kind), partial(describe, kind=kind, name=name), rules,
+        tied=lambda c: {"lm_head.weight": "model.embed_tokens.weight"} if c.tie_embeddings else {},
+        unused=lambda c: {r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq": _other_frequencies},
+        renamed={r"^(?=(embed_tokens|layers|norm)\.)": "model."},
+    )  # fmt: skip
+
+
+LLAMA = _architecture("LLaMA", "llama", attention_bias="mapped", mlp_bias="mapped", rope_interleaved=only(False))
+MISTRAL = _architecture("Mistral", "mistral", sliding_window="mapped")
+QWEN2 = _architecture("Qwen2", "qwen2", **WINDOWS)
+QWEN3 = _architecture("Qwen3", "qwen3", attention_bias="mapped", **WINDOWS)

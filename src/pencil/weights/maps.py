@@ -1,0 +1,265 @@
+"""What a map between another library's checkpoints and ours is made of: rules for tensors, uses of config fields.
+
+Every rule is read in both directions, so import and export cannot differ. Every tensor of a file is read by exactly one
+rule, or is named as unused and checked; every field of a config has a use, or the config is refused by the field's name.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..config import UserError, build
+
+Tensors = Sequence[Tensor]
+
+
+class Rule(NamedTuple):
+    """Some tensors of theirs that are some of ours: how each side follows from the other."""
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    read: Callable[[Tensors], Tensors]  # theirs to ours
+    write: Callable[[Tensors], Tensors]  # ours to theirs
+
+
+def same(theirs: str, ours: str) -> Rule:
+    """One tensor under another name."""
+    return Rule((theirs,), (ours,), tuple, tuple)
+
+
+def transposed(theirs: str, ours: str) -> Rule:
+    """A matrix that is stored input-first there."""
+    return Rule((theirs,), (ours,), lambda t: [t[0].mT], lambda t: [t[0].mT])
+
+
+def joined(theirs: Sequence[str], ours: str, sizes: Sequence[int]) -> Rule:
+    """Several tensors there, of these many rows, that are one here."""
+    return Rule(tuple(theirs), (ours,), lambda t: [torch.cat(tuple(t))], lambda t: t[0].split(list(sizes)))
+
+
+def reshaped(theirs: str, ours: str, there: Sequence[int], here: Sequence[int]) -> Rule:
+    """The same values in the same order, in another shape."""
+    return Rule((theirs,), (ours,), lambda t: [_shaped(t[0], here)], lambda t: [_shaped(t[0], there)])
+
+
+def _shaped(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    return tensor.reshape(tuple(shape))
+
+
+def parts(rule: Callable[[str, str], Rule], theirs: str, ours: str, kinds: Sequence[str] = ("weight", "bias")):
+    """The rule for the weight and the bias of a layer."""
+    return [rule(f"{theirs}.{kind}", f"{ours}.{kind}") for kind in kinds]
+
+
+class Only(NamedTuple):
+    """A field that changes nothing at these values, and what we do not have at every other."""
+
+    values: tuple[Any, ...]
+
+
+def only(*values: Any) -> Only:
+    return Only(values)
+
+
+MAPPED = "mapped"  # read into our config
+NEUTRAL = "neutral"  # changes no output: names, training, generation, what is returned
+Use = str | Only
+
+
+class Fields(dict[str, Any]):
+    """The fields of another library's config; one that is needed and missing is refused by name."""
+
+    def __init__(self, theirs: Mapping[str, Any], what: str):
+        super().__init__(theirs)
+        self.what = what
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(f"the config of this {self.what} has no {name}")
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A field that is a whole number above zero."""
+        value = self[name] if default is None else self.get(name, default)
+        if type(value) is not int or value < 1:
+            raise UserError(f"this {self.what}'s {name} must be a whole number above 0, not {value!r}")
+        return value
+
+    def one_of(self, name: str, choices: Mapping[str, Any], default: str) -> Any:
+        """Our word for a field that is one of several."""
+        value = self.get(name) or default
+        if value not in choices:
+            raise UserError(
+                f"this {self.what}'s {name} is {value!r}, which ours does not have: only {_either(choices)}"
+            )
+        return choices[value]
+
+    def given(self, name: str, default: Any) -> Any:
+        """A field, or the library's default where a file leaves it out or has null."""
+        return default if self.get(name) is None else self[name]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture of another library, mapped to a model of ours and back."""
+
+    name: str  # as people call it
+    library: str  # where it is defined: transformers, timm, diffusers, …
+    types: tuple[str, ...]  # how a config names it: model_type, architecture or _class_name
+    model: type[nn.Module]  # ours
+    config: type  # ours
+    fields: Mapping[str, Use]
+    settings: Callable[[Fields], dict[str, Any]]  # our settings from their fields
+    describe: Callable[[Any], dict[str, Any]]  # their fields from our config; what they cannot express is refused
+    rules: Callable[[Any], Iterable[Rule]]  # for a config of ours
+    tied: Callable[[Any], Mapping[str, str]] = lambda config: {}  # tensors that are another one again
+    # tensors a file may have and ours does not need, by a pattern of their names: what is wrong with one, or nothing
+    unused: Callable[[Any], Mapping[str, Callable[[Tensor, Any], str | None]]] = lambda config: {}
+    renamed: Mapping[str, str] = field(default_factory=dict)  # patterns of names in older files or in memory
+    aliases: Mapping[str, str] = field(default_factory=dict)  # other names of fields, in older files
+
+    def configure(self, theirs: Mapping[str, Any]) -> Any:
+        """Our config from theirs; a field that nobody knows, or whose value ours cannot represent, is refused."""
+        theirs = self._plain(theirs)
+        check_fields(theirs, self.fields, self.name)
+        return build(self.config, self.settings(Fields(theirs, self.name)), "model.")
+
+    def _plain(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields under their usual names."""
+        plain = {}
+        for name, value in theirs.items():
+            usual = self.aliases.get(name, name)
+            if usual in plain and plain[usual] != value:
+                raise UserError(f"this {self.name}'s config has two values of {usual}: {plain[usual]!r} and {value!r}")
+            plain[usual] = value
+        return plain
+
+
+def check_fields(theirs: Mapping[str, Any], uses: Mapping[str, Use], what: str) -> None:
+    """Refuse a config with a field that has no use here, or one set to what ours does not have."""
+    if theirs.get("quantization_config"):
+        raise UserError(f"this {what} is quantized (quantization_config), and only whole weights can be converted")
+    for name, value in theirs.items():
+        use = uses.get(name)
+        if use is None and value is not None:
+            raise UserError(f"this {what}'s config has {name} = {value!r}, which Pencil does not know")
+        if isinstance(use, Only) and value is not None and value not in use.values:
+            allowed = f": only {_either(use.values)}" if use.values else ""
+            raise UserError(f"this {what}'s {name} is {value!r}, which ours does not have{allowed}")
+
+
+def _either(values: Iterable[Any]) -> str:
+    return " or ".join(map(repr, values))
+
+
+def must_have(config: Any, what: str, **wanted: Any) -> None:
+    """Refuse a config of ours that another architecture cannot express, by the setting's name."""
+    for name, values in wanted.items():
+        values = values if isinstance(values, tuple) else (values,)
+        if getattr(config, name) not in values:
+            raise UserError(
+                f"model.{name} is {getattr(config, name)!r}, which a {what} does not have: only {_either(values)}"
+            )
+
+
+class Source:
+    """Tensors to be read one at a time, by name; their shapes and dtypes are known before."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self._tensors = tensors
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return {name: tensor.dtype for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def skeleton(kind: Callable[[Any], nn.Module], config: Any) -> nn.Module:
+    """A model without the values of its tensors."""
+    with torch.device("meta"):
+        return kind(config)
+
+
+def read(architecture: Architecture, source: Source, config: Any) -> Iterator[tuple[str, Tensor]]:
+    """Our tensors from theirs, one rule at a time; everything is checked by name and shape before the first is read."""
+    what, rules = architecture.name, list(architecture.rules(config))
+    places = _placed(architecture, source)
+    empty = skeleton(architecture.model, config).state_dict()
+    _check_unused(architecture, source, places, config, rules)
+    wanted = {
+        name: tuple(tensor.shape)
+        for rule in rules
+        for name, tensor in zip(rule.theirs, rule.write([empty[ours] for ours in rule.ours]), strict=True)
+    }
+    _check_shapes(wanted, {name: source.shapes()[place] for name, place in places.items()}, what)
+    for name, place in places.items():
+        if not source.dtypes()[place].is_floating_point:
+            raise UserError(f"this {what}'s {name} is {source.dtypes()[place]}, and weights are floating-point numbers")
+    for rule in rules:
+        found = rule.read([source.read(places[name]) for name in rule.theirs])
+        yield from zip(rule.ours, found, strict=True)
+
+
+def write(architecture: Architecture, tensors: Mapping[str, Tensor], config: Any) -> Iterator[tuple[str, Tensor]]:
+    """Their tensors from ours, as their own file has them."""
+    for rule in architecture.rules(config):
+        yield from zip(rule.theirs, rule.write([tensors[name] for name in rule.ours]), strict=True)
+
+
+def _placed(architecture: Architecture, source: Source) -> dict[str, str]:
+    """Where each tensor is in the source, by the name that the rules use."""
+    places: dict[str, str] = {}
+    for place in source.shapes():
+        name = place
+        for pattern, replacement in architecture.renamed.items():
+            name = re.sub(pattern, replacement, name)
+        if name in places:
+            raise UserError(f"this {architecture.name} has {name} twice, under two names")
+        places[name] = place
+    return places
+
+
+def _check_unused(
+    architecture: Architecture, source: Source, places: dict[str, str], config: Any, rules: Sequence[Rule]
+) -> None:
+    """Take out of `places` what the rules do not read: tensors that are tied to others, and those ours does not need."""
+    what, needed = architecture.name, {name for rule in rules for name in rule.theirs}
+    for name, table in architecture.tied(config).items():
+        if name not in places:
+            continue
+        if table not in places:  # a file may hold a tied pair under either name
+            places[table] = places.pop(name)
+        elif not _equal(source.read(places[name]), source.read(places[table])):
+            raise UserError(f"this {what} is not tied: {name} is not {table}, and ours has one for both")
+        else:
+            del places[name]
+    for pattern, fault in architecture.unused(config).items():
+        for name in [name for name in places if name not in needed and re.fullmatch(pattern, name)]:
+            if wrong := fault(source.read(places[name]), config):
+                raise UserError(f"this {what}'s {name} {wrong}")
+            del places[name]
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and (a.is_meta or b.is_meta or torch.equal(a, b.to(a)))
+
+
+def _check_shapes(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]], what: str) -> None:
+    """Refuse, by name, a tensor that is missing, one too many, and one of another shape."""
+    for name in sorted(wanted.keys() - given.keys()):
+        raise UserError(f"this {what} has no {name}")
+    for name in sorted(given.keys() - wanted.keys()):
+        raise UserError(f"this {what} also has {name}, for which ours has no place")
+    for name, shape in wanted.items():
+        if given[name] != shape:
+            raise UserError(f"this {what}'s {name} has shape {given[name]}, and its config wants {shape}")
+
+
+def anything(tensor: Tensor, config: Any) -> None:
+    """For `unused`: whatever it holds."""
