@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..models.gpt import GPT, GPTConfig
-from .maps import Architecture, Fields, Rule, must_have, only, parts, same, transposed
+from .maps import Architecture, Fields, Rule, must_have, only, parts, same, token_ids, transposed
 from .transformers_fields import fields
 
 ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
@@ -87,4 +87,7 @@ GPT2 = Architecture(
     # files of the model without its head have no prefix
     renamed={r"^(?=(wte|wpe|h|ln_f)\.)": "transformer."},
     aliases=SIZES,
+    inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
+    ask=lambda original, given: original(input_ids=given[0]).logits,
+    outputs=lambda c: {f"blocks.{i}.post": f"transformer.h.{i}" for i in range(c.depth)} | {"norm": "transformer.ln_f"},
 )  # fmt: skip

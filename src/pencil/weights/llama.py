@@ -16,7 +16,7 @@ from ..config import UserError
 from ..models.gpt import GPT, GPTConfig
 from ..models.parts import RopePairs, rotary_width
 from ..models.rope_pairs import channel_order
-from .maps import Architecture, Fields, Rule, Use, joined, must_have, only, same
+from .maps import Architecture, Fields, Rule, Use, joined, must_have, only, same, token_ids
 from .transformers_fields import fields
 
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu"}
@@ -34,7 +34,9 @@ MAPPED = (
     "intermediate_size rms_norm_eps hidden_act head_dim tie_word_embeddings rope_parameters rope_scaling rope_theta "
     "partial_rotary_factor original_max_position_embeddings"
 )
-WINDOWS: dict[str, Use] = dict.fromkeys(("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"), "mapped")
+WINDOWS: dict[str, Use] = dict.fromkeys(
+    ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"), "mapped"
+)
 
 
 def settings(theirs: Fields, kind: str) -> dict[str, Any]:
@@ -227,6 +229,9 @@ def _architecture(name: str, kind: str, **others: Use) -> Architecture:
         tied=lambda c: {"lm_head.weight": "model.embed_tokens.weight"} if c.tie_embeddings else {},
         unused=lambda c: {r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq": _other_frequencies},
         renamed={r"^(?=(embed_tokens|layers|norm)\.)": "model."},
+        inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
+        ask=lambda original, given: original(input_ids=given[0]).logits,
+        outputs=lambda c: {f"blocks.{i}.post": f"model.layers.{i}" for i in range(c.depth)} | {"norm": "model.norm"},
     )  # fmt: skip
 
 

@@ -119,6 +119,11 @@ class Architecture:
     unused: Callable[[Any], Mapping[str, Callable[[Tensor, Any], str | None]]] = lambda config: {}
     renamed: Mapping[str, str] = field(default_factory=dict)  # patterns of names in older files or in memory
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of fields, in older files
+    # to hold the original beside ours: random inputs of ours, its answer to them, and modules of it whose outputs are
+    # values of ours, by the names of our values
+    inputs: Callable[[Any, torch.Generator], tuple[Tensor, ...]] = lambda config, generator: ()
+    ask: Callable[[nn.Module, tuple[Tensor, ...]], Tensor] = lambda original, given: original(*given)
+    outputs: Callable[[Any], Mapping[str, str]] = lambda config: {}
 
     def configure(self, theirs: Mapping[str, Any]) -> Any:
         """Our config from theirs; a field that nobody knows, or whose value ours cannot represent, is refused."""
@@ -259,6 +264,20 @@ def _check_shapes(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tup
     for name, shape in wanted.items():
         if given[name] != shape:
             raise UserError(f"this {what}'s {name} has shape {given[name]}, and its config wants {shape}")
+
+
+def load(architecture: Architecture, source: Source, config: Any) -> nn.Module:
+    """Our model with their weights, each in its own dtype."""
+    model = skeleton(architecture.model, config)
+    model.load_state_dict(
+        {name: tensor.contiguous() for name, tensor in read(architecture, source, config)}, assign=True
+    )
+    return model.eval()
+
+
+def token_ids(vocab: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """For `inputs`: random tokens."""
+    return torch.randint(vocab, tuple(shape), generator=generator)
 
 
 def anything(tensor: Tensor, config: Any) -> None:

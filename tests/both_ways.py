@@ -1,0 +1,50 @@
+"""One checkpoint of another library taken in, compared, and given back."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from pencil.weights.maps import Architecture, Source, load, write
+from pencil.weights.parity import compare
+
+CLOSE = 1e-5  # of the largest absolute value, in float32
+
+
+def randomise(model: nn.Module, seed: int = 0) -> None:
+    """Every parameter, norms and biases too: a fresh model's ones and zeros would hide a missing one."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise * (0.1 if parameter.ndim > 1 else 0.3))
+
+
+def both_ways(
+    architecture: Architecture,
+    theirs: nn.Module,
+    config: Mapping[str, Any],
+    rebuild: Callable[[dict[str, Any]], nn.Module],
+) -> Any:
+    """Import `theirs`, compare every block and the logits; export, and let `rebuild` (their config to their model) load
+    the tensors strictly: the same bits. Returns ours."""
+    randomise(theirs)
+    theirs.eval()
+    ours = load(architecture, Source(theirs.state_dict()), settings := architecture.configure(config))
+    for difference in compare(architecture, theirs, ours):
+        assert difference.relative <= CLOSE, difference
+    described = architecture.describe(settings)
+    assert architecture.describe(architecture.configure(described)) == described
+    back = rebuild(described).eval()
+    written = {name: tensor.contiguous() for name, tensor in write(architecture, ours.state_dict(), settings)}
+    missing, unexpected = back.load_state_dict(written, strict=False)
+    assert not unexpected
+    back.tie_weights() if hasattr(back, "tie_weights") else None
+    held, again = theirs.state_dict(), back.state_dict()
+    assert held.keys() == again.keys()
+    for name in held:
+        assert torch.equal(held[name], again[name]), name
+    for difference in compare(architecture, back, ours, seed=1):
+        assert difference.relative <= CLOSE, difference
+    return ours
