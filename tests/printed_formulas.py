@@ -191,14 +191,18 @@ class Formula:
             inside += self.take()
         self.take("]")
         width = self.run.size("D")
-        if inside == "0":
-            return value[:, 0]
+        if inside.isdigit():
+            return value[:, int(inside)]
+        if inside.endswith(":"):  # from this token on
+            return value[:, int(inside[:-1]) :]
         if inside == "text":
             return value[:, -self.run.inputs["t"].shape[1] :]
         if inside in ("pos", "type"):
             return value[self.run.rows(self.name) if inside == "pos" else torch.zeros(1, 1, dtype=torch.long)]
         if inside in self.run.inputs:
             return value[self.run.inputs[inside]]
+        if found := re.fullmatch(r"pos\+(\d+)", inside):
+            return value[self.run.rows(self.name) + int(found[1])]
         low, high = (int(one[: -len("D")] or 1) * width if one.endswith("D") else int(one) for one in inside.split(":"))
         return value[:, None, low:high]
 

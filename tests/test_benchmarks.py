@@ -16,6 +16,7 @@ SHORT = {
     "afternoon": "--quick",
     "decode": "--max-new-tokens 5 --out decode.png",
     "dit": "--preset s/8 --batch 2 --rounds 1 --repeats 1 --eager",
+    "fine_tuning": "--source-steps 8 --steps 8 --bytes 3000",
     "first_rate": "vit",
     "guard": "",
     "opening": "",

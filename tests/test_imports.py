@@ -142,7 +142,8 @@ def test_a_circle_hidden_in_a_function_is_found(tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
 def test_nothing_unpickles_or_evaluates(path):
     calls = [ast.unparse(n.func) for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
-    assert not set(calls) & {"torch.load", "torch.save", "eval", "exec", "compile", "np.load", "pickle.load"}
+    known = {"torch.load"} if path == SRC / "weights" / "pickled.py" else set()  # see test_load_paths.py
+    assert set(calls) & {"torch.load", "torch.save", "eval", "exec", "compile", "np.load", "pickle.load"} == known
 
 
 def test_torch_loads_only_when_needed():

@@ -59,6 +59,7 @@ _LAZY = {
     "stream": "inference.generation",
     "load": "families",
     "predict": "families",
+    "embed": "families",
     "train": "train",  # a package that can be called
     "trace": "families",
     "Task": "train.own_task",

@@ -143,6 +143,8 @@ def describe_type(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
+        if get_args(kind)[-1] is Ellipsis:
+            return "numbers like 0.5x0.4x0.3, or one for all"
         return "whole numbers like " + "x".join(("16", "24", "32")[: len(get_args(kind))]) + ", or one for all"
     return {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(kind, str(kind))
 
@@ -192,6 +194,7 @@ def _fit_each(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if isinstance(value, str)
         else [value]
     )
+    kinds = kinds[:1] * len(parts) if kinds[-1] is Ellipsis else kinds
     parts = list(parts) * len(kinds) if len(parts) == 1 else parts
     if len(parts) != len(kinds):
         return None

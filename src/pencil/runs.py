@@ -4,7 +4,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +15,13 @@ from safetensors.torch import save
 from torch import nn
 
 from .config import UserError, to_toml
+from .data.cache import remembered_hash
 from .data.tokenizers import Tokenizer, read_json
-from .files import WINDOWS, beside, fingerprint, locked, matches, read_text, read_toml, sweep, write_aside
+from .files import WINDOWS, beside, fingerprint, flush_folder, locked, matches, read_text, read_toml, sweep, write_aside
 from .manifest import CONTENTS, WEIGHTS, Fault, Manifest, entry_of
-from .tensors import check_bytes, check_tensors, read_tensors
+from .tensors import check_bytes, check_tensors, read_tensors, write_tensors
+
+HASHED_AT_EVERY_LOAD = 1_000_000_000  # bytes; larger files are hashed when size or times changed, and by verify
 
 
 class Run:
@@ -116,7 +119,7 @@ class Run:
         path = self.path / "tokenizer.json"
         if not path.is_file():
             raise UserError(f"{self.path} has no tokenizer.json")
-        return read_json(read_text(path), str(path))
+        return read_json(read_text(path), str(path), self.config.get("tokens"))
 
     @property
     def manifest(self) -> Manifest | None:
@@ -133,12 +136,33 @@ class Run:
         tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
         self._replace(WEIGHTS, save(tensors, {"format": "pt"} | {key: str(value) for key, value in facts.items()}))
 
+    def stream_weights(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        dtype: torch.dtype,
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Make tensors that come one at a time the run's weights; they are never in memory all at once."""
+        aside = beside(self.path / WEIGHTS)
+        try:
+            write_tensors(aside, shapes, dtype, tensors, {"format": "pt"} | {k: str(v) for k, v in facts.items()})
+            self._list(WEIGHTS, fingerprint(aside), lambda: aside.replace(self.path / WEIGHTS))
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        flush_folder(self.path)
+
     def write_config(self, config: Mapping[str, Any]) -> None:
         self._replace("config.toml", to_toml(config).encode())
         self.__dict__.pop("config", None)
 
     def _replace(self, name: str, content: bytes) -> None:
-        """Replace a file of the manifest; between the renames either may be found, so both are allowed till then.
+        """Replace a file of the manifest."""
+        self._list(name, entry_of(content), lambda: write_aside(self.path / name, content))
+
+    def _list(self, name: str, new: dict[str, Any], put: Callable[[], Any]) -> None:
+        """List a file that `put` puts in its place; till then either may be found, so the manifest allows both.
 
         What the manifest has of the other files is carried forward: hashing them anew would accept any damage.
         """
@@ -146,10 +170,12 @@ class Run:
         if manifest is None:  # of an older version, and without weights: there is nothing yet to carry forward
             found = {n: [fingerprint(self.path / n)] for n in CONTENTS if (self.path / n).is_file()}
             manifest = Manifest(None, found, None)
-        new, files = entry_of(content), manifest.files
+        files = manifest.files
         manifest._replace(files=files | {name: [new, *files.get(name, ())]}).write(self.path)
-        write_aside(self.path / name, content)
+        put()
         manifest._replace(files=files | {name: [new]}).write(self.path)
+        if new["size"] > HASHED_AT_EVERY_LOAD:
+            remembered_hash(self.path / name, written=new["sha256"])
 
     def mend_manifest(self) -> str | None:
         """Write a manifest that is damaged or missing anew, of what lies there; what was wrong with it."""
@@ -173,13 +199,16 @@ class Run:
             manifest._replace(files=files).write(self.path)
         (self.path / WEIGHTS).unlink(missing_ok=True)
 
-    def check_files(self, *names: str) -> Iterator[tuple[Path, Fault | None]]:
-        """Each file of the manifest (or only these) with what is wrong with it; a run without a manifest has none."""
+    def check_files(self, *names: str, anew: bool = True) -> Iterator[tuple[Path, Fault | None]]:
+        """Each file of the manifest (or only these) with what is wrong with it; a run without a manifest has none.
+
+        Without `anew` a large file whose size and times are those of its last hashing is not read.
+        """
         manifest = self.manifest
         for name in (names or CONTENTS) if manifest else ():
             file, entries = self.path / name, manifest.files.get(name) if manifest else None
             if os.path.lexists(file):
-                yield file, None if entries and _matches(file, entries) else _not_as_listed(file, bool(entries))
+                yield file, None if entries and _matches(file, entries, anew) else _not_as_listed(file, bool(entries))
             elif entries or name == "config.toml" or (name == "tokenizer.json" and "tokenizer" in self._facts()):
                 yield file, Fault(file, "missing", "is missing")
         if manifest and not names and manifest.run != self._facts().get("id", manifest.run):
@@ -195,7 +224,7 @@ class Run:
 
     def verify(self, *names: str) -> None:
         """Refuse, by name, a file (or one of these) that does not match the manifest."""
-        for _, fault in self.check_files(*names):
+        for _, fault in self.check_files(*names, anew=False):
             if fault is not None:
                 raise UserError(str(fault))
 
@@ -211,7 +240,13 @@ class Run:
         path = self.path / WEIGHTS
         return dict(check_tensors(path).metadata) if path.is_file() else {}
 
-    def load_weights(self, model: nn.Module, renamed: Mapping[str, str] | None = None) -> None:
+    def load_weights(
+        self,
+        model: nn.Module,
+        renamed: Mapping[str, str] | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
         """Give a model built on the meta device the run's weights; `renamed` are name prefixes of older versions."""
         path, manifest = self.path / WEIGHTS, self.manifest
         if not os.path.lexists(path) and (manifest is None or WEIGHTS not in manifest.files):
@@ -220,7 +255,7 @@ class Run:
         if path.is_file():
             check_bytes(path, shapes)
         self.verify()
-        model.load_state_dict(read_tensors(path, shapes, renamed), assign=True)
+        model.load_state_dict(read_tensors(path, shapes, renamed, device, dtype), assign=True)
 
     @contextmanager
     def writing(self):
@@ -239,8 +274,13 @@ class Run:
                 os.close(held)
 
 
-def _matches(file: Path, entries: list[dict[str, Any]]) -> bool:
-    return stat.S_ISREG(file.stat().st_mode) and matches(file, *entries) if file.exists() else False
+def _matches(file: Path, entries: list[dict[str, Any]], anew: bool) -> bool:
+    if not file.exists() or not stat.S_ISREG((about := file.stat()).st_mode):
+        return False
+    if about.st_size <= HASHED_AT_EVERY_LOAD:
+        return matches(file, *entries)
+    same = [entry for entry in entries if entry.get("size") == about.st_size]
+    return bool(same) and remembered_hash(file, anew) in [entry.get("sha256") for entry in same]
 
 
 def _not_as_listed(file: Path, listed: bool) -> Fault:

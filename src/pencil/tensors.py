@@ -1,11 +1,13 @@
-"""Safetensors files, read with their header checked first: what it promises must be what the file holds.
+"""Safetensors files: read with their header checked first, which must promise what the file holds; and written.
 
 The header is checked without torch, so a trace file opens without it too.
 """
 
+import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -14,6 +16,7 @@ from .config import UserError
 from .files import WINDOWS, check_regular, parse_json
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 LARGEST_HEADER = 25_000_000  # a hundred thousand tensors need about ten megabytes
@@ -95,19 +98,101 @@ def _check_places(tensors: Mapping[str, Entry], size: int) -> None:
 
 
 def read_tensors(
-    path: Path, wanted: Mapping[str, tuple[int, ...]] | None = None, renamed: Mapping[str, str] | None = None
+    path: Path,
+    wanted: Mapping[str, tuple[int, ...]] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    device: "torch.device | str" = "cpu",
+    dtype: "torch.dtype | None" = None,
 ) -> dict[str, "Tensor"]:
-    """The tensors of a safetensors file; with `wanted`, exactly those names and shapes, checked before any is read."""
-    from safetensors import SafetensorError, safe_open
+    """The tensors of a safetensors file; with `wanted`, exactly those names and shapes, checked before any is read.
 
+    Floating-point ones are converted to `dtype` where it is given. One tensor at a time is mapped, converted and
+    copied, so that the file is never in memory beside the result.
+    """
+    header = check_tensors(path, wanted, renamed)
+    found, content = {}, map_file(path)
+    for name, entry in header.tensors.items():
+        tensor = tensor_in(content, header.start, entry)
+        converted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        found[rename(name, renamed)] = moved = tensor.to(device, converted)
+        if moved is not tensor:
+            content = map_file(path)  # the pages read so far leave the memory with the former map
+    return found
+
+
+def map_file(path: Path) -> "Tensor":
+    """The bytes of a file mapped into memory, read when they are used; writing into them never changes the file."""
+    import torch
+
+    size = check_regular(path).st_size
     try:
-        header = check_tensors(path, wanted, renamed)
-        with safe_open(path, framework="pt") as file:
-            found = {rename(name, renamed): file.get_tensor(name) for name in header.tensors}
-            # they are maps of the file, which can then not be replaced on Windows
-            return {name: tensor.clone() for name, tensor in found.items()} if WINDOWS else found
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    except RuntimeError:
+        raise UserError(f"{path} cannot be mapped into memory: it was changed meanwhile, or is too large") from None
+
+
+def tensor_in(content: "Tensor", start: int, entry: Entry) -> "Tensor":
+    """One tensor of a mapped file whose header was checked."""
+    tensor = content[start + entry.begin : start + entry.end]
+    if WINDOWS or start % BYTES[entry.dtype] or entry.begin % BYTES[entry.dtype]:
+        tensor = tensor.clone()  # what is mapped cannot be replaced on Windows, and numbers must be aligned
+    return tensor.view(torch_dtypes()[entry.dtype]).reshape(entry.shape)
+
+
+@cache
+def torch_dtypes() -> "dict[str, torch.dtype]":
+    """The dtypes of safetensors files as torch has them."""
+    import torch
+
+    return {
+        "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+        "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+        "C64": torch.complex64, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+        "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+    }  # fmt: skip
+
+
+def write_tensors(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: "torch.dtype | Mapping[str, torch.dtype]",
+    tensors: "Iterable[tuple[str, Tensor]]",
+    metadata: Mapping[str, str],
+) -> None:
+    """Write tensors of these names, shapes and dtypes (one for all, or one for each), in whatever order they come.
+
+    They are written one at a time, so that a large model is never in memory whole.
+    """
+    import torch
+
+    names = {kind: name for name, kind in torch_dtypes().items()}
+    dtypes = {name: dtype[name] if isinstance(dtype, Mapping) else dtype for name in shapes}
+    at, places = 0, {}
+    for name, shape in shapes.items():
+        size = prod(shape) * BYTES[names[dtypes[name]]]
+        places[name] = [at, at + size]
+        at += size
+    header = {"__metadata__": dict(metadata)} | {
+        name: {"dtype": names[dtypes[name]], "shape": list(shape), "data_offsets": places[name]}
+        for name, shape in shapes.items()
+    }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    missing = set(shapes)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, tensor in tensors:
+            if tuple(tensor.shape) != tuple(shapes[name]):
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {tuple(shapes[name])}")
+            file.seek(8 + len(text) + places[name][0])
+            whole = tensor.detach().to("cpu", dtypes[name]).contiguous()
+            if whole.numel():
+                file.write(whole.reshape(-1).view(torch.uint8).numpy().data)
+            missing.discard(name)
+        if missing:
+            raise ValueError(f"{sorted(missing)[0]} was not written")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def check_tensors(

@@ -161,6 +161,25 @@ def test_formulas_of_a_vit(scheme, pool):
     assert check(Run(model, Notation(model, values), values, inputs, {"text": coords[None]})) > 30
 
 
+VIT_TOKENS = [
+    dict(registers=1, distilled=True),
+    dict(pool="mean", class_token=True, registers=2, token_positions=False, embed_norm=True, norm_pooled=True,
+         qkv_bias=False),
+    dict(registers=2, norm_pooled=True, positions="rope"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("values", VIT_TOKENS, ids=["distilled", "mean", "class"])
+def test_formulas_of_a_vit_with_registers(values):
+    model = randomised("vit", **IMAGE, depth=1, classes=5, **values)
+    picture = torch.randn(2, 3, 6, 10, dtype=torch.float64)
+    found = values_of(model, picture)
+    left = torch.tensor([[0, column] for column in range(-model.config.before, 0)])
+    coords = torch.cat((left, grid_positions((3, 2))))
+    inputs = {"X_img": picture, "picture": picture}
+    assert check(Run(model, Notation(model, found), found, inputs, {"text": coords[None]})) > 15
+
+
 class StreamRun(Run):
     """Image and text in one sequence."""
 
@@ -266,9 +285,16 @@ def test_formulas_of_an_encoder_decoder(scheme, variant):
     assert check(run) > 60
 
 
-@pytest.mark.parametrize("scheme", rest_long(SCHEMES, lambda scheme: scheme == "rope"))
-def test_formulas_of_an_encoder_decoder_s_own_positions(scheme):
-    model = randomised("seq2seq", **{**TEXT, "source_context": 5, "positions": scheme})
+FLAN = dict(positions="t5", buckets=6, max_distance=7, norm="rms", activation="geglu-tanh", head_dim=5,
+            decoder_depth=1, scale_logits=True)  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", [
+    *rest_long([dict(positions=scheme) for scheme in SCHEMES], lambda variant: variant["positions"] == "rope"),
+    FLAN, pytest.param(FLAN | dict(tie_embeddings=False, head_bias=True, activation="geglu"), marks=pytest.mark.long),
+])  # fmt: skip
+def test_formulas_of_an_encoder_decoder_s_own_positions(variant):
+    model = randomised("seq2seq", **{**TEXT, "source_context": 5, **variant})
     ids, source = tokens(2, 7), tokens(2, 5)
     values = values_of(model, ids, source)
     inputs = {"t": ids, "tokens": ids, "s": source, "source": source}
@@ -282,6 +308,15 @@ def test_formulas_of_an_encoder_decoder_s_own_positions(scheme):
 ], lambda variant: "token_types" in variant or "norm" in variant))  # fmt: skip
 def test_formulas_of_a_reader(scheme, variant):
     model = randomised("reader", **{**TEXT, "positions": scheme, **variant})
+    assert check(text_run(model, tokens(2, 7))) > 30
+
+
+@pytest.mark.parametrize("variant", rest_long([
+    dict(head="pool", position_offset=2), dict(head="pool", pool="mean"), dict(head="states"),
+], lambda variant: "position_offset" in variant))  # fmt: skip
+def test_formulas_of_a_reader_without_logits(variant):
+    bert = dict(positions="learned", norm_position="post", embed_norm=True, token_types=2)
+    model = randomised("reader", **{**TEXT, **bert, **variant})
     assert check(text_run(model, tokens(2, 7))) > 30
 
 

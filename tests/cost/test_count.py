@@ -112,6 +112,8 @@ def test_reader_heads():
         "head": product(1, D, D) + product(1, D, K)
     })  # fmt: skip
     assert counted("reader", **TEXT).parameters["head"] == (D + 1) * D + 2 * D + V
+    check(counted("reader", **TEXT, head="pool"), blocks | {"head": product(1, D, D)})
+    check(counted("reader", **TEXT, head="states"), blocks)
 
 
 def test_seq2seq_reads_its_source_once():
@@ -128,6 +130,24 @@ def test_seq2seq_reads_its_source_once():
     assert counts.decode.matrices == L * (4 * D * D + 2 * D * D + 2 * D * F) + D * V
     assert counts.prefill.matrices == L * (2 * 4 * D * D + 4 * D * D + 4 * D * F) + D * V
     assert counts.parameters["embeddings"] == (V + source_vocab) * D
+
+
+def test_seq2seq_with_a_shorter_decoder_and_heads_of_another_width():
+    n, depth, wide, short = 7, 5, 7 * H, 1
+    values = TEXT | dict(depth=depth, decoder_depth=short, head_dim=7, activation="geglu", positions="t5")
+    counts = counted("seq2seq", n, **values)
+    assert counts == counted("seq2seq", n, **values, short=False)
+    check(counts, {
+        "attention": (depth + short) * product(n, D, 4 * wide),
+        "attention: Q Kᵀ, A V": 4 * (depth + short) * n * n * wide,
+        "cross-attention": short * product(n, D, 4 * wide), "cross-attention: Q Kᵀ, A V": 4 * short * n * n * wide,
+        "MLP": (depth + short) * 3 * product(n, D, F), "head": product(n, D, V),
+    })  # fmt: skip
+    assert counts.decode.by_group["attention: Q Kᵀ, A V"] == 4 * short * n * wide
+    formulas = family("seq2seq").cost.parameter_formulas(family("seq2seq").configure(**SIZES | values))
+    sizes = dict(L=depth, D=D, h=H, g=H, d=7, F=F)
+    for group in ("attention", "cross-attention", "MLP"):
+        assert eval(formulas[group].replace("·", "*"), {}, sizes) == counts.parameters[group]
 
 
 @pytest.mark.parametrize("attention, changed, groups", [

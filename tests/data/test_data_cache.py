@@ -168,6 +168,6 @@ def test_a_revision_is_passed_on(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     for source in ("owner/pets@abc123", "owner/pets"):
-        with pytest.raises(ValueError, match="hub:owner/pets cannot be loaded: nothing here"):
-            images.load(f"hub:{source}", "label")
+        with pytest.raises(ValueError, match="hf:owner/pets cannot be loaded: nothing here"):
+            images.load(f"hf:{source}", "label")
     assert asked == [("owner/pets", {"revision": "abc123"}), ("owner/pets", {})]

@@ -39,7 +39,7 @@ def table(datasets, folder, split, values, **columns):
 def test_a_table_with_labels(datasets, tmp_path):
     for split, values in (("train", range(20)), ("test", range(100, 107))):
         table(datasets, tmp_path / "pets", split, values, label=[v % 2 for v in values])
-    data = images.load(f"hub:{tmp_path / 'pets'}", "label")
+    data = images.load(f"hf:{tmp_path / 'pets'}", "label")
     assert data.name == "pets"
     assert data.classes == ("cat", "dog")
     assert (len(data.train), len(data.test)) == (20, 7)
@@ -49,12 +49,12 @@ def test_a_table_with_labels(datasets, tmp_path):
     assert targets == [1, 0]
     rows, targets = data.test.take(range(7), TRANSFORM)
     assert rows[:, 0, 0, 0].tolist() == list(range(100, 107))
-    assert images.load(f"hub:{tmp_path / 'pets'}", "label").hash == data.hash
+    assert images.load(f"hf:{tmp_path / 'pets'}", "label").hash == data.hash
 
 
 def test_a_table_with_captions_and_no_split(datasets, tmp_path):
     table(datasets, tmp_path / "tales", "train", range(30), text=[f"number {v}" for v in range(30)])
-    data = images.load(f"hub:{tmp_path / 'tales'}", "caption")
+    data = images.load(f"hf:{tmp_path / 'tales'}", "caption")
     assert (len(data.train), len(data.test)) == (27, 3)
     seen = set()
     for part in (data.train, data.test):
@@ -62,7 +62,7 @@ def test_a_table_with_captions_and_no_split(datasets, tmp_path):
         assert [f"number {value}" for value in rows[:, 0, 0, 0]] == targets
         seen |= set(targets)
     assert len(seen) == 30
-    again = images.load(f"hub:{tmp_path / 'tales'}", "caption")
+    again = images.load(f"hf:{tmp_path / 'tales'}", "caption")
     assert again.test.targets == data.test.targets
 
 
@@ -73,7 +73,7 @@ def test_a_broken_picture_of_a_table_is_named(datasets, tmp_path):
     for split in ("train", "test"):
         held = datasets.Dataset.from_dict({"image": rows, "label": [0, 1, 0, 1]}, features=kinds)
         held.to_parquet(str(tmp_path / "pets" / f"{split}-0.parquet"))
-    data = images.load(f"hub:{tmp_path / 'pets'}", "label")
+    data = images.load(f"hf:{tmp_path / 'pets'}", "label")
     shown, targets = data.train.take(range(4), TRANSFORM, np.random.default_rng(0))
     assert shown[:, 0, 0, 0].tolist() == [10, 30, 30, 40]
     assert targets == [0, 0, 0, 1]
@@ -83,20 +83,20 @@ def test_a_broken_picture_of_a_table_is_named(datasets, tmp_path):
 def test_tables_that_cannot_be_used(datasets, tmp_path):
     table(datasets, tmp_path / "tales", "train", range(20), text=["words"] * 20)
     with pytest.raises(UserError, match="has columns image, text: no picture with a label among them"):
-        images.load(f"hub:{tmp_path / 'tales'}", "label")
+        images.load(f"hf:{tmp_path / 'tales'}", "label")
     table(datasets, tmp_path / "pets", "train", range(20), label=[0] * 20)
     with pytest.raises(UserError, match="no picture with a caption among them"):
-        images.load(f"hub:{tmp_path / 'pets'}", "caption")
+        images.load(f"hf:{tmp_path / 'pets'}", "caption")
     with pytest.raises(UserError, match="has only one class, cat"):
-        images.load(f"hub:{tmp_path / 'pets'}", "label")
+        images.load(f"hf:{tmp_path / 'pets'}", "label")
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing-at-all", "", "no/such/folder/anywhere"])
 def test_a_name_that_is_not_there(datasets, monkeypatch, name, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=f"hub:{name} cannot be loaded: .") as error:
-        images.load(f"hub:{name}", "label")
+    with pytest.raises(UserError, match=f"hf:{name} cannot be loaded: .") as error:
+        images.load(f"hf:{name}", "label")
     assert "\n" not in str(error.value)
 
 
@@ -105,11 +105,11 @@ def test_a_failure_without_a_message_is_named_by_its_type(datasets, monkeypatch)
         raise RuntimeError
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(UserError, match="hub:a/b cannot be loaded: RuntimeError"):
-        images.load("hub:a/b", "label")
+    with pytest.raises(UserError, match="hf:a/b cannot be loaded: RuntimeError"):
+        images.load("hf:a/b", "label")
 
 
 def test_the_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"need the datasets package; pip install 'pencil-transformers\[datasets\]'"):
-        images.load("hub:mnist", "label")
+        images.load("hf:mnist", "label")

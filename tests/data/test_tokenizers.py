@@ -63,12 +63,12 @@ def test_pieces_join_to_the_text_however_it_comes(blocks, size):
     assert made == list(pieces(["".join(blocks)], size))
 
 
-def test_a_tokenizer_that_is_not_byte_level_is_refused():
+def test_a_tokenizer_that_would_leave_text_out_is_refused():
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     inner = Tokenizer(models.BPE({"a": 0}, []))
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    with pytest.raises(UserError, match="only byte-level BPE"):
+    with pytest.raises(UserError, match="no token for unknown text"):
         read_json(inner.to_str(), "x.json")
 
 

@@ -251,7 +251,8 @@ def test_a_search_without_beams_is_refused():
 @pytest.mark.parametrize("beams", [2, 5])
 def test_without_a_length_penalty_marian_equals_transformers(beams, seed):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    from pencil.weights import marian
+    from pencil.weights.maps import Source, load
+    from pencil.weights.marian import MARIAN
 
     start, end = 17, 7
     torch.manual_seed(seed)
@@ -267,18 +268,16 @@ def test_without_a_length_penalty_marian_equals_transformers(beams, seed):
         usual = theirs(input_ids=drawn(19, 53, 13), decoder_input_ids=drawn(19, 53, 11, seed=8)).logits
         theirs.final_logits_bias -= usual.mean((0, 1))
         theirs.final_logits_bias[0, end] += 1
-        theirs.final_logits_bias[0, start] = -1e4  # the padding token is never generated
-    sizes = marian.config_from(config.to_dict())
-    ours = create("seq2seq", sizes).double().eval()
-    ours.load_state_dict(marian.from_hf(theirs.state_dict(), sizes))
+        theirs.final_logits_bias[0, start] += 1  # likely, and never generated
+    ours = load(MARIAN, Source(theirs.state_dict()), MARIAN.configure(config.to_dict())).double()
     source, lengths = drawn(19, 5, 13), [13, 3, 11, 1, 7]
     real = torch.arange(13)[None] < torch.tensor(lengths)[:, None]
     generated = theirs.generate(
         input_ids=source, attention_mask=real.long(), num_beams=beams, num_return_sequences=beams, length_penalty=0.0,
-        early_stopping="never", max_new_tokens=11, do_sample=False, output_scores=True, return_dict_in_generate=True,
+        early_stopping="never", max_new_tokens=11, bad_words_ids=[[start]], do_sample=False, output_scores=True, return_dict_in_generate=True,
     )  # fmt: skip
     places = torch.arange(13).expand(5, -1).masked_fill(~real, NOWHERE)
-    found = search(ours, [[start]] * 5, 11, beams, end=end, penalty=0.0,
+    found = search(ours, [[start]] * 5, 11, beams, end=end, never=[start], penalty=0.0,
                    given={"source": source, "source_span": Span.at(places)})  # fmt: skip
     rows = [one for each in found for one in each]
     assert len(rows) == len(generated.sequences) == 5 * beams

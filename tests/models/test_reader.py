@@ -32,6 +32,9 @@ KINDS = {
     "t5": dict(positions="t5", activation="relu", bias=False, norm="rms"),
     "halves": dict(positions="sinusoidal-halves", norm_position="post", classes=1, activation="silu"),
     "none": dict(positions="none", classes=5, embed_norm=True, token_types=1),
+    "roberta": dict(**BERT, position_offset=2),
+    "pool": dict(**BERT, head="pool"),
+    "states": dict(head="states"),
     "further": dict(rope_fraction=0.6, rope_scaling="llama3", rope_factor=2.0, classes=5),
 }
 
@@ -130,7 +133,7 @@ def test_a_batch_of_mixed_lengths_equals_each_text_alone(lengths, kind, right):
             own = rows[i : i + 1, :n]
             alone = model(own, types=own % count if count else None)[0]
             place = slice(0, n) if right else slice(max(lengths) - n, max(lengths))
-            mine = together[i] if model.config.classes else together[i, place]
+            mine = together[i] if together.ndim == 2 else together[i, place]
             torch.testing.assert_close(mine, alone, atol=1e-9, rtol=1e-9)
 
 
@@ -264,3 +267,36 @@ def test_an_odd_width_is_no_matter_to_schemes_that_pair_nothing(scheme):
 def test_more_tokens_than_positions_are_refused():
     with pytest.raises(ValueError, match="12 tokens and the model's table of positions has 11"):
         tiny(positions="learned")(tokens(1, 12))
+
+
+@pytest.mark.parametrize("values, words", [
+    (dict(head="label"), "head label does not fit model.classes None"), (dict(head="pool", classes=5), "leave model.head"),
+    (dict(position_offset=2), "only for model.positions learned"), (dict(**BERT, position_offset=-1), "at least 0"),
+    (dict(head="tokens"), "model.head"),
+])  # fmt: skip
+def test_heads_and_offsets_that_make_no_sense_are_refused(values, words):
+    with pytest.raises(UserError, match=words):
+        configure("reader", **values)
+
+
+def test_rows_before_the_first_position_are_read_by_no_token():
+    model, ids = tiny(**BERT, position_offset=2), tokens(2, 11)
+    assert model.encoder.positions.table.shape == (13, 30)
+    before = model(ids)
+    with torch.no_grad():
+        model.encoder.positions.table[:2] += 5
+        assert torch.equal(model(ids), before)
+        model.encoder.positions.table[2] += 5
+        assert not torch.equal(model(ids), before)
+
+
+def test_a_reader_without_logits_gives_the_pooled_vector_or_the_hidden_states():
+    pooled, ids = tiny(**BERT, head="pool"), tokens(2, 11)
+    probe = Probe("encoder.out")
+    found, states = pooled(ids, probe=probe), probe.values["encoder.out"]
+    weight, bias = pooled.head.pool.weight, pooled.head.pool.bias
+    torch.testing.assert_close(found, torch.tanh(states[:, 0] @ weight.T + bias))
+    plain = tiny(**BERT, head="states")
+    plain.load_state_dict({name: t for name, t in pooled.state_dict().items() if not name.startswith("head")})
+    assert torch.equal(plain(ids), states)
+    assert "logits" not in declared(pooled)

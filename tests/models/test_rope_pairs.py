@@ -14,7 +14,9 @@ from pencil.core.positions import Rope, rotate, share
 from pencil.core.span import Span
 from pencil.families import create, open_run
 from pencil.models.rope_pairs import channel_order, convert_rope
-from pencil.weights import llama, llama_original
+from pencil.weights.llama import LLAMA
+from pencil.weights.llama_original import LLAMA_ORIGINAL
+from pencil.weights.maps import Source, load, write
 
 
 def rotation_of(rope, coords):
@@ -178,15 +180,14 @@ def test_llama_files_of_both_kinds_are_the_same_model(pairs):
     theirs = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
     tokens = torch.randint(37, (2, 13))
     expected, tensors = theirs(tokens).logits.detach(), theirs.state_dict()
-    config = replace(llama.config_from(theirs.config.to_dict()), rope_pairs=pairs)
-    model = create("gpt", config).eval()
-    model.load_state_dict(llama.from_hf(tensors, config))
+    config = replace(LLAMA.configure(theirs.config.to_dict()), rope_pairs=pairs)
+    model = load(LLAMA, Source(tensors), config)
     torch.testing.assert_close(model(tokens), expected, atol=2e-5, rtol=1e-4)
-    written = llama.to_hf(model.state_dict(), config)
+    written = dict(write(LLAMA, model.state_dict(), config))
     assert all(torch.equal(written[name], tensors[name]) for name in tensors)
 
     original = {"tok_embeddings.weight": tensors["model.embed_tokens.weight"], "norm.weight": tensors["model.norm.weight"],
-                "output.weight": tensors["lm_head.weight"], "rope.freqs": torch.ones(6)}  # fmt: skip
+                "output.weight": tensors["lm_head.weight"], "rope.freqs": 10000.0 ** (-torch.arange(6) / 6)}  # fmt: skip
     for i in range(2):
         layer = f"model.layers.{i}."
         for part, heads in (("q", 4), ("k", 2)):
@@ -198,32 +199,37 @@ def test_llama_files_of_both_kinds_are_the_same_model(pairs):
                            ("feed_forward.w2", "mlp.down_proj"), ("attention_norm", "input_layernorm"),
                            ("ffn_norm", "post_attention_layernorm")):  # fmt: skip
             original[f"layers.{i}.{ours}.weight"] = tensors[f"{layer}{name}.weight"]
-    params = dict(dim=48, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=-1, multiple_of=1, norm_eps=1e-6)
-    config = replace(llama_original.config_from(params, original, context=31), rope_pairs=pairs)
-    model.load_state_dict(llama_original.from_original(original, config))
-    torch.testing.assert_close(create_like(model, config)(tokens), expected, atol=2e-5, rtol=1e-4)
-    written = llama_original.to_original(model.state_dict(), config)
+    params = dict(
+        dim=48, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=-1, multiple_of=1, norm_eps=1e-6, max_seq_len=31
+    )
+    found = LLAMA_ORIGINAL.configure(params, Source(original))
+    assert found.rope_pairs == "adjacent"
+    with pytest.raises(UserError, match="rope.freqs is another than its config's rope_theta 10000 gives"):
+        load(LLAMA_ORIGINAL, Source({**original, "rope.freqs": torch.ones(6)}), found)
+    assert LLAMA_ORIGINAL.configure(LLAMA_ORIGINAL.describe(found)) == found
+    config = replace(found, rope_pairs=pairs)
+    model = load(LLAMA_ORIGINAL, Source(original), config)
+    torch.testing.assert_close(model(tokens), expected, atol=2e-5, rtol=1e-4)
+    written = dict(write(LLAMA_ORIGINAL, model.state_dict(), config))
     assert set(written) == set(original) - {"rope.freqs"}
     assert all(torch.equal(written[name], original[name]) for name in written)
 
 
-def create_like(model, config):
-    made = create("gpt", config).eval()
-    made.load_state_dict(model.state_dict())
-    return made
-
-
 @pytest.mark.parametrize("params, words", [
-    (dict(use_scaled_rope=True), "use_scaled_rope"), (dict(moe={"experts": 8}), "moe"), (dict(head_dim=5), "heads are 5 wide"),
-    (dict(dim=None), "dim must be a whole number"),
+    (dict(use_scaled_rope=True), "use_scaled_rope"), (dict(moe={"experts": 8}), "moe"), (dict(head_dim=5), "must be even"),
+    (dict(dim=None), "dim must be a whole number"), (dict(max_seq_len=None), "write max_seq_len into it"),
+    (dict(n_experts=3), "n_experts = 3, which Pencil does not know"),
 ])  # fmt: skip
 def test_an_original_llama_that_ours_cannot_be_is_refused(params, words):
     tensors = {name: torch.zeros(37, 48) for name in ("tok_embeddings.weight", "layers.0.feed_forward.w1.weight")}
-    plain = dict(dim=48, n_layers=2, n_heads=4, norm_eps=1e-5)
+    plain = dict(dim=48, n_layers=2, n_heads=4, norm_eps=1e-5, max_seq_len=31)
+    LLAMA_ORIGINAL.configure(plain, Source(tensors))
     with pytest.raises(UserError, match=words):
-        llama_original.config_from({**plain, **params}, tensors, 31)
+        LLAMA_ORIGINAL.configure({**plain, **params}, Source(tensors))
     with pytest.raises(UserError, match="has no tok_embeddings"):
-        llama_original.config_from(plain, {}, 31)
+        LLAMA_ORIGINAL.configure(plain, Source({}))
+    with pytest.raises(UserError, match="model.norm is 'layer'"):
+        LLAMA_ORIGINAL.describe(pencil.configure("gpt", "nano"))
 
 
 def test_runs_made_before_mean_halves():

@@ -28,6 +28,8 @@ KINDS = {
     "separate": dict(share_embeddings=False, source_vocab=37, positions="learned", tie_embeddings=False, norm="rms",
                      activation="swiglu", kv_heads=1),
     "t5": dict(positions="t5", norm="rms", activation="relu", tie_embeddings=False, head_bias=True),
+    "flan": dict(positions="t5", buckets=6, max_distance=7, norm="rms", activation="geglu-tanh", head_dim=7,
+                 decoder_depth=1, scale_logits=True),
     "shaw": dict(positions="shaw", norm_position="post", share_embeddings=False, source_vocab=37),
     "alibi": dict(positions="alibi", kv_heads=1, activation="gelu-tanh", share_embeddings=False),
     "none": dict(positions="none", scale_embeddings=True, eps=1e-3),

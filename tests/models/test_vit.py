@@ -1,4 +1,4 @@
-"""ViT against transformers and timm on random weights, the proofs every family carries, and the worked example."""
+"""The proofs every family carries, for ViT, and the worked example."""
 
 import importlib.util
 import math
@@ -8,7 +8,6 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from pencil.config import UserError
@@ -18,7 +17,6 @@ from pencil.families import configure, create, family
 from pencil.models.vit import PRESETS, ViTConfig, attention_maps
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
-from pencil.weights import vit
 
 SCHEMES = ["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
 SIZES = dict(image_size=(6, 25), channels=2, patch=(2, 5), classes=11, width=42, depth=2, heads=3, hidden=53)
@@ -32,7 +30,11 @@ KINDS = {
     "shaw": dict(pool="mean", positions="shaw", norm="rms"),
     "t5": dict(positions="t5", bias=False),
     "partly rotated": dict(positions="rope", rope_fraction=0.6),
-}
+    "distilled": dict(registers=1, distilled=True),
+    "registers": dict(pool="mean", registers=3, class_token=True, token_positions=False, embed_norm=True,
+                      norm_pooled=True, qkv_bias=False),
+    "rotated registers": dict(positions="rope", registers=2, norm_pooled=True),
+}  # fmt: skip
 
 
 def tiny(**values):
@@ -50,110 +52,6 @@ def stirred(model):
 
 def pictures(count, channels=2, height=6, width=25):
     return torch.randn(count, channels, height, width, generator=torch.Generator().manual_seed(7))
-
-
-HF_SIZES = [
-    dict(hidden_size=33, num_attention_heads=3, num_hidden_layers=2, intermediate_size=53, image_size=(14, 15),
-         patch_size=(7, 5), num_channels=2, num_labels=11),
-    dict(hidden_size=35, num_attention_heads=7, num_hidden_layers=3, intermediate_size=29, image_size=15, patch_size=3,
-         num_channels=1, num_labels=5, hidden_act="gelu_new", layer_norm_eps=1e-3),
-    dict(hidden_size=26, num_attention_heads=1, num_hidden_layers=5, intermediate_size=37, image_size=(6, 22),
-         patch_size=(6, 2), num_channels=3, num_labels=17),
-]  # fmt: skip
-
-
-def hf_model(sizes):
-    from transformers import ViTConfig as HFConfig
-    from transformers import ViTForImageClassification
-
-    torch.manual_seed(1)
-    theirs = stirred(ViTForImageClassification(HFConfig(**sizes, initializer_range=0.3)).eval())
-    config = vit.config_from(theirs.config.to_dict())
-    picture = pictures(3, config.channels, *config.image_size)
-    return theirs, config, picture
-
-
-@pytest.mark.proof("parity with a reference on random weights", "vit")
-@pytest.mark.parametrize("sizes", HF_SIZES)
-def test_logits_equal_transformers_vit(sizes, tmp_path):
-    """From a model in memory and from its file, whose names differ."""
-    theirs, config, picture = hf_model(sizes)
-    theirs.save_pretrained(tmp_path)
-    held = load_file(tmp_path / "model.safetensors")
-    assert set(held) != set(theirs.state_dict())
-    for tensors in (theirs.state_dict(), held):
-        ours = create("vit", config).eval()
-        ours.load_state_dict(vit.from_hf(tensors, config))
-        with torch.no_grad():
-            torch.testing.assert_close(ours(picture), theirs(picture).logits, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("sizes", HF_SIZES)
-def test_what_is_written_for_transformers_is_what_its_own_file_holds(sizes, tmp_path):
-    from transformers import ViTForImageClassification
-
-    theirs, config, picture = hf_model(sizes)
-    theirs.save_pretrained(tmp_path)
-    held = load_file(tmp_path / "model.safetensors")
-    back = vit.to_hf(vit.from_hf(theirs.state_dict(), config), config)
-    assert set(back) == set(held)
-    assert all(torch.equal(back[name], tensor) for name, tensor in held.items())
-
-    ours = stirred(create("vit", config).eval())  # other values, into the same folder
-    save_file(vit.to_hf(ours.state_dict(), config), tmp_path / "model.safetensors", metadata={"format": "pt"})
-    loaded, found = ViTForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
-    assert not found["missing_keys"]
-    assert not found["unexpected_keys"]
-    with torch.no_grad():
-        torch.testing.assert_close(loaded.eval()(picture).logits, ours(picture), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.proof("parity with a reference on random weights", "vit")
-@pytest.mark.parametrize("config", [
-    ViTConfig(image_size=(14, 15), channels=2, patch=(7, 5), classes=11, width=33, depth=2, heads=3, hidden=53),
-    ViTConfig(image_size=(6, 39), channels=1, patch=(2, 13), classes=7, width=35, depth=3, heads=7, hidden=29),
-    ViTConfig(image_size=(10, 10), channels=3, patch=(5, 5), classes=3, width=26, depth=5, heads=1, hidden=37),
-])  # fmt: skip
-def test_logits_equal_timms_vision_transformer(timm, config):
-    torch.manual_seed(2)
-    theirs = stirred(timm.models.VisionTransformer(
-        img_size=config.image_size, patch_size=config.patch, in_chans=config.channels, num_classes=config.classes,
-        embed_dim=config.width, depth=config.depth, num_heads=config.heads, mlp_ratio=config.hidden / config.width,
-    ).eval())  # fmt: skip
-    ours = create("vit", config).eval()
-    ours.load_state_dict(vit.from_timm(theirs.state_dict(), config))
-    picture = pictures(3, config.channels, *config.image_size)
-    with torch.no_grad():
-        torch.testing.assert_close(ours(picture), theirs(picture), atol=1e-5, rtol=1e-5)
-    back = vit.to_timm(ours.state_dict(), config)
-    assert set(back) == set(theirs.state_dict())
-    assert all(torch.equal(back[name], tensor) for name, tensor in theirs.state_dict().items())
-    theirs.load_state_dict(back)
-
-
-@pytest.mark.parametrize(
-    "extra", [dict(init_values=0.1), dict(qk_norm=True), dict(class_token=False, global_pool="avg")]
-)
-def test_a_timm_model_of_another_kind_is_refused(timm, extra):
-    theirs = timm.models.VisionTransformer(img_size=6, patch_size=3, embed_dim=14, depth=1, num_heads=1, **extra)
-    with pytest.raises(UserError, match="plain vision transformers with a class token"):
-        vit.from_timm(theirs.state_dict(), ViTConfig(image_size=(6, 6), patch=(3, 3), width=14, depth=1, heads=1))
-
-
-@pytest.mark.parametrize("values", [dict(pool="mean"), dict(positions="rope"), dict(bias=False), dict(norm="rms")])
-def test_a_model_other_libraries_cannot_hold_is_not_written_for_them(values):
-    model = tiny(**values)
-    for write in (vit.to_hf, vit.to_timm):
-        with pytest.raises(UserError, match="class token, a learned table"):
-            write(model.state_dict(), model.config)
-
-
-@pytest.mark.parametrize("values", [dict(hidden_act="relu"), dict(qkv_bias=False)])
-def test_a_transformers_config_of_another_kind_is_refused(values):
-    from transformers import ViTConfig as HFConfig
-
-    with pytest.raises(UserError, match="ours does not"):
-        vit.config_from(HFConfig(**values).to_dict())
 
 
 @pytest.mark.parametrize("preset, count", [
@@ -315,6 +213,28 @@ def test_a_picture_of_another_shape_is_refused_with_both_shapes_named(shape):
         tiny()(torch.zeros(1, *shape))
 
 
+def test_registers_attend_and_are_left_out_of_the_maps_and_of_the_mean():
+    model, picture, probe = tiny(pool="mean", registers=2, class_token=True), pictures(2), Probe()
+    model(picture, probe=probe)
+    pattern = probe.values["blocks.1.attn.pattern"].detach()
+    assert pattern.shape[-2:] == (18, 18)
+    expected = pattern[:, :, 3:, 3:].mean((1, 2)).unflatten(1, (3, 5))
+    torch.testing.assert_close(attention_maps(model, picture), expected)
+    torch.testing.assert_close(probe.values["pooled"], probe.values["norm"][:, 3:].mean(1))
+    with torch.no_grad():
+        before = model(picture)
+        model.registers.mul_(-1)
+        assert not torch.allclose(model(picture), before, atol=1e-3)
+
+
+def test_tokens_without_a_position_are_the_same_wherever_the_table_is():
+    model, probe = tiny(registers=2, token_positions=False), Probe("input")
+    assert model.positions.table.shape == (15, 42)
+    model(pictures(2), probe=probe)
+    tokens = torch.cat((model.class_token, model.registers), 1)
+    assert torch.equal(probe.values["input"][:, :3], tokens.expand(2, -1, -1))
+
+
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_attention_maps_are_the_recorded_pattern(pool):
     model, picture, probe = tiny(pool=pool), pictures(2), Probe()
@@ -361,6 +281,12 @@ def test_an_edit_reaches_the_logits():
     (dict(classes=0), "classes must be at least 1"),
     (dict(channels=0), "channels must be at least 1"),
     (dict(dropout=1.0), "dropout"),
+    (dict(registers=-1), "registers must be at least 0"),
+    (dict(class_token=False), "pool class reads a class token"),
+    (dict(token_positions=False, positions="rope"), "token_positions has no effect with positions rope"),
+    (dict(token_positions=False, pool="mean"), "no class token and no registers"),
+    (dict(distilled=True), "needs model.registers 1 or more"),
+    (dict(distilled=True, registers=1, pool="mean", class_token=True), "model.pool class"),
 ])  # fmt: skip
 def test_sizes_that_do_not_fit_are_refused_in_a_sentence(values, words):
     with pytest.raises(UserError, match=words):

@@ -76,6 +76,15 @@ def test_every_operation_of_vit_has_a_receipt(positions, pool):
     hold(trace(filled("vit", **PICTURE, classes=7, positions=positions, pool=pool), torch.randn(2, 3, 6, 15)))
 
 
+@pytest.mark.proof("no operation without a receipt", "vit")
+@pytest.mark.parametrize("kind", [
+    dict(registers=1, distilled=True),
+    dict(pool="mean", class_token=True, registers=2, token_positions=False, embed_norm=True, norm_pooled=True),
+], ids=["distilled", "mean"])  # fmt: skip
+def test_every_operation_of_vit_with_registers_has_a_receipt(kind):
+    hold(trace(filled("vit", **PICTURE, classes=7, **kind), torch.randn(2, 3, 6, 15)))
+
+
 @pytest.mark.proof("no operation without a receipt", "captioner")
 @pytest.mark.parametrize("mask", [pytest.param("causal", marks=pytest.mark.long), "prefix"])
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rope", "alibi", "shaw", "t5"])
@@ -99,6 +108,15 @@ def test_every_operation_of_seq2seq_has_a_receipt(positions, norm_position):
     hold(trace(model, torch.randint(0, 29, (2, 5)), torch.randint(0, 29, (2, 7)), *spans), 300)
 
 
+@pytest.mark.proof("no operation without a receipt", "seq2seq")
+@pytest.mark.parametrize("activation", ["geglu-tanh", pytest.param("geglu", marks=pytest.mark.long)])
+def test_every_operation_of_a_t5_has_a_receipt(activation):
+    model = filled("seq2seq", vocab=29, context=5, source_context=7, width=18, depth=2, decoder_depth=1, heads=3,
+                   head_dim=5, positions="t5", buckets=6, max_distance=7, norm="rms", activation=activation,
+                   scale_logits=True)  # fmt: skip
+    hold(trace(model, torch.randint(0, 29, (2, 5)), torch.randint(0, 29, (2, 7))), 300)
+
+
 @pytest.mark.proof("no operation without a receipt", "reader")
 @pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.long), True])
 @pytest.mark.parametrize(
@@ -110,6 +128,15 @@ def test_every_operation_of_a_reader_has_a_receipt(positions, norm_position, kin
                    norm_position=norm_position, token_types=2, embed_norm=norm_position == "post", **kind)  # fmt: skip
     span = Span.at(torch.tensor([[0, 1, 2, 3, 4], [NOWHERE, NOWHERE, 0, 1, 2]])) if padded else None
     hold(trace(model, torch.randint(0, 29, (2, 5)), span, torch.randint(0, 2, (2, 5))), 300)
+
+
+@pytest.mark.proof("no operation without a receipt", "reader")
+@pytest.mark.parametrize("kind", [dict(head="pool", position_offset=2), dict(head="states")], ids=["pool", "states"])
+def test_every_operation_of_a_reader_without_logits_has_a_receipt(kind):
+    model = filled("reader", vocab=29, context=5, width=18, depth=1, heads=3, positions="learned",
+                   norm_position="post", token_types=2, embed_norm=True, **kind)  # fmt: skip
+    span = Span.at(torch.tensor([[0, 1, 2, 3, 4], [NOWHERE, NOWHERE, 0, 1, 2]]))
+    hold(trace(model, torch.randint(0, 29, (2, 5)), span, torch.randint(0, 2, (2, 5))), 200)
 
 
 @pytest.mark.proof("no operation without a receipt", "dit")

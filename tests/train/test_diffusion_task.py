@@ -281,9 +281,9 @@ def test_sizes_in_a_table_of_the_hub(tmp_path, monkeypatch):
         for split in ("train", "test"):
             held = datasets.Dataset.from_dict({"image": rows, "label": [0, 1] * 3 + [1]}, features=kinds)
             held.to_parquet(str(tmp_path / name / f"{split}-0.parquet"))
-    assert prepare(f"hub:{tmp_path / 'even'}").model.image_size == (35, 33)
+    assert prepare(f"hf:{tmp_path / 'even'}").model.image_size == (35, 33)
     with pytest.raises(UserError, match="train row 0 has 35×33 and train row 6 53×29"):
-        prepare(f"hub:{tmp_path / 'mixed'}")
+        prepare(f"hf:{tmp_path / 'mixed'}")
 
 
 def test_a_classifier_takes_images_of_any_sizes(tmp_path):

@@ -275,7 +275,8 @@ def test_little_data_is_announced_before_the_first_step(tmp_path, notes, capsys,
     assert passes > 40
     line = (
         f"{tokens:,} tokens are little for 13,000 steps: each is seen {passes:.0f} times, and after about 40 a model "
-        f"learns little but to repeat them; more data, a smaller preset, or --train.steps {40 * tokens // (5 * 31)}"
+        f"learns little but to repeat them; more data, a smaller preset, --from RUN with the weights of a run trained on "
+        f"more, or --train.steps {40 * tokens // (5 * 31)}"
     )
     printed = capsys.readouterr().err.splitlines()
     assert printed[0] == line

@@ -1,10 +1,8 @@
 """GPT-2, LLaMA, Mistral, Qwen2 and Qwen3 of transformers: in, beside the original, and back."""
 
 import pytest
-import torch
 
 from both_ways import both_ways
-from pencil.config import UserError
 from pencil.weights.gpt2 import GPT2
 from pencil.weights.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 

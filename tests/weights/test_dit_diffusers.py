@@ -3,10 +3,15 @@
 import pytest
 import torch
 
+from both_ways import both_ways
 from pencil.config import UserError
 from pencil.families import create
+from pencil.inference.diffusion import make_process
+from pencil.inference.diffusion_sampling import sample_steps, split_variance
 from pencil.models.dit import DiTConfig
-from pencil.weights import dit
+from pencil.weights.dit import DIT, sinusoids
+from pencil.weights.dit_schedule import describe_schedule, schedule_settings
+from pencil.weights.maps import Source, load, read, write
 
 pytest.importorskip("diffusers", reason="diffusers (an extra) is not installed")
 
@@ -20,6 +25,8 @@ KINDS = [
          patch_size=2, num_embeds_ada_norm=13, norm_eps=1e-6),
     dict(num_attention_heads=7, attention_head_dim=12, in_channels=3, out_channels=3, num_layers=5, sample_size=9,
          patch_size=3, num_embeds_ada_norm=5),
+    dict(num_attention_heads=1, attention_head_dim=4, in_channels=1, num_layers=1, sample_size=5, patch_size=5,
+         num_embeds_ada_norm=1),
 ]  # fmt: skip
 FULL = {"norm_type": "ada_norm_zero", "activation_fn": "gelu-approximate", "attention_bias": True, **KINDS[0]}
 
@@ -33,17 +40,25 @@ def theirs_of(values, seed=1):
     with torch.no_grad():
         for p in theirs.parameters():
             p.normal_(std=0.1)
-    one = theirs.transformer_blocks[0].norm1.emb.state_dict()
     for block in theirs.transformer_blocks[1:]:
-        block.norm1.emb.load_state_dict(one)
+        block.norm1.emb = theirs.transformer_blocks[0].norm1.emb
     return theirs
 
 
+def rebuilt(described):
+    from diffusers import DiTTransformer2DModel
+
+    return DiTTransformer2DModel.from_config(described)
+
+
 def ours_of(theirs):
-    config = dit.config_from(dict(theirs.config))
-    ours = create("dit", config).eval()
-    ours.load_state_dict(dit.from_diffusers(theirs.state_dict(), config))
-    return ours
+    return load(DIT, Source(theirs.state_dict()), DIT.configure(dict(theirs.config)))
+
+
+@pytest.mark.parametrize("values", KINDS)
+def test_every_block_equals_diffusers_and_it_reads_what_we_write(values):
+    theirs = theirs_of(values)
+    both_ways(DIT, theirs, dict(theirs.config), rebuilt)
 
 
 def drawn(config, count=5, dtype=torch.float32):
@@ -74,7 +89,7 @@ def test_its_output_equals_diffusers_dit(values):
         assert found.shape == expected.shape == (5, ours.config.out_channels, *ours.config.image_size)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         dropped = torch.tensor([False, False, True, False, False])
-        plain = label.masked_fill(dropped, 1)
+        plain = label.masked_fill(dropped, 0)
         assert torch.equal(ours(picture, timestep, plain, drop_condition=dropped), found)
         assert (ours(picture, timestep, plain) - found)[2].abs().max() > 1e-3  # the null class has an effect
 
@@ -99,108 +114,145 @@ def test_at_every_timestep_it_equals_diffusers_dit_with_exact_sinusoids(values, 
         torch.testing.assert_close(found, rounded, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("values", KINDS)
-def test_weights_there_and_back_are_bit_exact(values, tmp_path):
-    from safetensors.torch import load_file
-
-    theirs = theirs_of(values)
-    theirs.save_pretrained(tmp_path)
-    config = dit.config_from(dict(theirs.config))
-    held = load_file(tmp_path / "diffusion_pytorch_model.safetensors")
-    ours = dit.from_diffusers(held, config)
-    assert {n: t.shape for n, t in ours.items()} == {n: t.shape for n, t in create("dit", config).state_dict().items()}
-    back = dit.to_diffusers(ours, config)
-    assert set(back) == set(held)
-    assert all(torch.equal(back[name], tensor) for name, tensor in held.items())
-    again = dit.from_diffusers(back, config)
-    assert all(torch.equal(again[name], tensor) for name, tensor in ours.items())
-
-
 def test_a_file_we_write_is_read_by_diffusers(tmp_path):
+    import json
+
     from diffusers import DiTTransformer2DModel
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, save_file
 
     theirs = theirs_of(KINDS[0])
     ours = ours_of(theirs)
-    theirs.save_config(tmp_path)
-    held = dit.to_diffusers(ours.state_dict(), ours.config)
+    (tmp_path / "config.json").write_text(json.dumps(DIT.describe(ours.config)))
+    held = {name: tensor.clone() for name, tensor in write(DIT, ours.state_dict(), ours.config)}
     save_file(held, tmp_path / "diffusion_pytorch_model.safetensors", {"format": "pt"})
-    read = DiTTransformer2DModel.from_pretrained(tmp_path, low_cpu_mem_usage=False).eval()
+    back = DiTTransformer2DModel.from_pretrained(tmp_path, low_cpu_mem_usage=False).eval()
     picture, label = drawn(ours.config)
     with torch.no_grad():
-        output = [model(picture, torch.full((5,), 37), label).sample for model in (read, theirs)]
+        output = [model(picture, torch.full((5,), 37), label).sample for model in (back, theirs)]
     assert torch.equal(*output)
+    back.save_pretrained(tmp_path / "saved")
+    saved = load_file(tmp_path / "saved" / "diffusion_pytorch_model.safetensors")
+    assert set(saved) == set(held)
+    assert all(torch.equal(held[name], tensor) for name, tensor in saved.items())
 
 
-def test_a_table_of_positions_in_a_file_is_taken_as_it_is():
+def test_a_table_of_positions_in_a_file_must_be_the_one_that_is_computed():
     theirs = theirs_of(KINDS[0])
-    config = dit.config_from(dict(theirs.config))
-    table = torch.randn(1, 49, 60, generator=torch.Generator().manual_seed(3))
-    held = {**theirs.state_dict(), "pos_embed.pos_embed": table}
-    ours = dit.from_diffusers(held, config)
-    assert torch.equal(ours["positions.table"], table[0])
-    with pytest.raises(UserError, match="trained away"):
-        dit.to_diffusers(ours, config)
+    config = DIT.configure(dict(theirs.config))
+    table = theirs.pos_embed.pos_embed
+    for found in (table, table.half(), table.bfloat16()):
+        held = {**theirs.state_dict(), "pos_embed.pos_embed": found}
+        ours = dict(read(DIT, Source(held), config))
+        torch.testing.assert_close(ours["positions.table"], table[0], atol=1e-6, rtol=0)
+    for other in (table + 1e-2, table[:, 1:]):
+        with pytest.raises(UserError, match="pos_embed.pos_embed holds other positions"):
+            dict(read(DIT, Source({**theirs.state_dict(), "pos_embed.pos_embed": other}), config))
 
 
 def test_blocks_with_different_timestep_or_label_embeddings_are_refused():
     theirs = theirs_of(KINDS[1])
-    config = dit.config_from(dict(theirs.config))
+    config = DIT.configure(dict(theirs.config))
     for part in ("timestep_embedder.linear_2.bias", "class_embedder.embedding_table.weight"):
         held = dict(theirs.state_dict())
         name = f"transformer_blocks.2.norm1.emb.{part}"
         held[name] = held[name] + 1
-        with pytest.raises(UserError, match=f"{name} is another than block 0's"):
-            dit.from_diffusers(held, config)
+        with pytest.raises(UserError, match=f"{name} is another than transformer_blocks.0.norm1.emb.{part}"):
+            dict(read(DIT, Source(held), config))
 
 
-def test_tensors_too_few_or_too_many_are_refused():
+def test_a_second_attention_is_refused_by_its_tensors_too():
     theirs = theirs_of(KINDS[0])
-    config = dit.config_from(dict(theirs.config))
-    held = dict(theirs.state_dict())
-    with pytest.raises(UserError, match="second attention"):
-        dit.from_diffusers({**held, "transformer_blocks.0.attn2.to_q.weight": torch.zeros(2)}, config)
-    with pytest.raises(UserError, match="also has caption.weight"):
-        dit.from_diffusers({**held, "caption.weight": torch.zeros(2)}, config)
-    del held["transformer_blocks.1.attn1.to_k.bias"]
-    with pytest.raises(UserError, match="has no transformer_blocks.1.attn1.to_k.bias"):
-        dit.from_diffusers(held, config)
+    held = {**theirs.state_dict(), "transformer_blocks.0.attn2.to_q.weight": torch.zeros(2)}
+    with pytest.raises(UserError, match="also has transformer_blocks.0.attn2.to_q.weight"):
+        dict(read(DIT, Source(held), DIT.configure(dict(theirs.config))))
 
 
 @pytest.mark.parametrize("values, words", [
     (dict(norm_type="ada_norm_single"), "norm_type is 'ada_norm_single'"),
     (dict(activation_fn="geglu"), "activation_fn is 'geglu'"),
-    (dict(cross_attention_dim=17), "second attention"),
-    (dict(double_self_attention=True), "second attention"),
-    (dict(num_embeds_ada_norm=None), "embeds no classes"),
-    (dict(attention_bias=False), "attention without bias"),
-    (dict(norm_elementwise_affine=True), "norms with weights"),
+    (dict(cross_attention_dim=17), "cross_attention_dim is 17"),
+    (dict(double_self_attention=True), "double_self_attention is True"),
+    (dict(num_embeds_ada_norm=None), "num_embeds_ada_norm must be a whole number"),
+    (dict(attention_bias=False), "attention_bias is False"),
+    (dict(norm_elementwise_affine=True), "norm_elementwise_affine is True"),
     (dict(out_channels=7), "has 3 input and 7 output channels"),
+    (dict(interpolation_scale=2), "interpolation_scale is 2"),
+    (dict(_class_name="Transformer2DModel"), "has no norm_elementwise_affine"),  # whose default is another
+    (dict(_class_name="Transformer2DModel", norm_elementwise_affine=False, sample_size=128), "scales its positions"),
+    (dict(scheduler=dict(beta_schedule="scaled_linear")), "beta_schedule is 'scaled_linear'"),
+    (dict(scheduler=dict(beta_end=0.012)), "beta_end is 0.012"),
+    (dict(scheduler=dict(prediction_type="flow")), "prediction_type is 'flow'"),
+    (dict(scheduler=dict(num_train_timesteps=500)), "num_train_timesteps is 500"),
+    (dict(scheduler=dict(rescale_betas_zero_snr=True)), "rescale_betas_zero_snr is True"),
+    (dict(scheduler=dict(trained_betas=[0.1, 0.2])), "trained_betas"),
 ])  # fmt: skip
 def test_what_ours_cannot_do_is_refused_in_a_sentence(values, words):
-    dit.config_from(FULL)
+    DIT.configure(FULL)
+    DIT.configure({**FULL, "_class_name": "Transformer2DModel", "norm_elementwise_affine": False})
     with pytest.raises(UserError, match=words):
-        dit.config_from({**FULL, **values})
+        DIT.configure({**FULL, **values})
 
 
-@pytest.mark.parametrize("values", [
-    dict(image_size=(6, 10)), dict(patch=(2, 3)), dict(frames=2), dict(attention="windowed", window=3), dict(adaln="plain"),
-    dict(eps=1e-5), dict(hidden=53), dict(classes=None), dict(null_condition=False), dict(positions="sinusoidal"),
-    dict(downscale_freq_shift=False), dict(classes=None, vocab=31),
+@pytest.mark.parametrize("values, name", [
+    (dict(image_size=(6, 10)), "image_size"), (dict(patch=(2, 3)), "patch"), (dict(frames=2), "frames"),
+    (dict(attention="windowed", window=3), "attention"), (dict(adaln="plain"), "adaln"), (dict(eps=1e-5), "eps"),
+    (dict(hidden=53), "mlp_width"), (dict(classes=None), "classes"), (dict(null_condition=False), "null_condition"),
+    (dict(positions="sinusoidal"), "positions"), (dict(downscale_freq_shift=False), "downscale_freq_shift"),
+    (dict(classes=None, vocab=31), "vocab"),
 ])  # fmt: skip
-def test_what_is_no_dit_of_diffusers_is_not_written_as_one(values):
+def test_what_is_no_dit_of_diffusers_is_not_written_as_one(values, name):
     kept = dict(image_size=(6, 6), channels=3, patch=(2, 2), classes=5, width=28, depth=1, heads=7, positions="learned",
                 downscale_freq_shift=True)  # fmt: skip
-    config = DiTConfig(**kept)
-    fresh = {**create("dit", config).state_dict(), "positions.table": dit.sinusoids(config).float()}
-    dit.to_diffusers(fresh, config)
-    with pytest.raises(UserError, match="trained away"):
-        dit.to_diffusers({**fresh, "positions.table": fresh["positions.table"] + 1e-3}, config)
-    config = DiTConfig(**{**kept, **values})
-    with pytest.raises(UserError, match="written for diffusers"):
-        dit.to_diffusers(create("dit", config).state_dict(), config)
+    DIT.describe(DiTConfig(**kept))
+    with pytest.raises(UserError, match=f"model.{name} is .* a DiT of diffusers"):
+        DIT.describe(DiTConfig(**{**kept, **values}))
+
+
+def test_positions_that_were_trained_are_not_written():
+    config = DiTConfig(image_size=(6, 6), channels=3, patch=(2, 2), classes=5, width=28, depth=1, heads=7,
+                       positions="learned", downscale_freq_shift=True)  # fmt: skip
+    fresh = {**create("dit", config).state_dict(), "positions.table": sinusoids(config).float()}
+    assert "pos_embed.proj.weight" in dict(write(DIT, fresh, config))
+    with pytest.raises(UserError, match="--freeze positions.table"):
+        dict(write(DIT, {**fresh, "positions.table": fresh["positions.table"] + 1e-3}, config))
 
 
 def test_a_width_without_sinusoids_for_rows_and_columns_is_refused():
     with pytest.raises(UserError, match="a width divisible by 4, not 42"):
-        dit.sinusoids(DiTConfig(width=42, heads=3))
+        sinusoids(DiTConfig(width=42, heads=3))
+
+
+@pytest.mark.parametrize(
+    "schedule, prediction", [("linear", "eps"), ("cosine", "v"), ("linear", "x0"), ("flow", "eps")]
+)
+def test_an_imported_model_is_sampled_as_with_its_own_scheduler(schedule, prediction):
+    """Their transformer with their scheduler, and our sampler with the settings read from the scheduler's config."""
+    import diffusers
+
+    theirs = theirs_of(KINDS[1])
+    named = describe_schedule(DiTConfig(noise_schedule=schedule, prediction=prediction), latents=True)
+    config = DIT.configure({**theirs.config, "scheduler": named})
+    assert (config.noise_schedule, config.prediction) == (schedule, prediction)
+    ours = load(DIT, Source(theirs.state_dict()), config)
+    scheduler = getattr(diffusers, named["_class_name"]).from_config(named)
+    scheduler.set_timesteps(5, **({"sigmas": [1, 0.8, 0.6, 0.4, 0.2]} if schedule == "flow" else {}))
+    noise, label = drawn(config, 3)
+    x, process = noise, make_process(schedule, config.prediction, None)
+    with torch.no_grad():
+        for t in scheduler.timesteps:
+            output = theirs(x, t.reshape(1).expand(3), label).sample
+            x = scheduler.step(split_variance(output, 4)[0], t, x).prev_sample
+        found = noise
+        if schedule == "flow":
+            found = list(sample_steps(process, lambda x, t: ours(x, t, label), noise, 5))[-1]
+        else:
+            for t in (800, 600, 400, 200, 0):  # every step from the timestep to the one that they take before it
+                output = ours(found, torch.full((3,), t), label)
+                found = process.ddim(found, split_variance(output, 4)[0], t, t - 200)
+    assert scheduler.timesteps[0] == (1000 if schedule == "flow" else 800)
+    # their schedule is in float32, and so are the sines of their timesteps
+    assert (found - x).abs().max() <= 1e-4 * x.abs().max()
+
+
+def test_a_scheduler_without_fields_is_the_published_one():
+    assert schedule_settings(None) == schedule_settings({}) == dict(noise_schedule="linear", prediction="eps")

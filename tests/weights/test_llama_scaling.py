@@ -10,7 +10,9 @@ from pencil.config import UserError
 from pencil.core.positions import Rope, frequencies, ntk, rotate
 from pencil.core.span import Span
 from pencil.families import create
-from pencil.weights import llama
+from pencil.models.gpt import GPTConfig
+from pencil.weights.llama import LLAMA
+from pencil.weights.maps import Source, load
 
 # heads 14 wide: seven pairs, of which some are kept, some are slowed and some are between
 SIZES = dict(vocab_size=103, hidden_size=84, intermediate_size=59, num_hidden_layers=2, num_attention_heads=6,
@@ -52,7 +54,7 @@ def test_scaled_frequencies_equal_transformers(scaling):
 
     theirs = config_of(scaling)
     expected, strength = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs)
-    config = llama.config_from(theirs.to_dict())
+    config = LLAMA.configure(theirs.to_dict())
     positions, found = omegas(config)
     torch.testing.assert_close(found.float(), expected, atol=0, rtol=2e-6)  # theirs are powers in float32
     assert positions.strength == pytest.approx(strength, rel=1e-12)
@@ -68,9 +70,8 @@ def test_logits_equal_transformers_llama_with_scaled_rotations(scaling):
     torch.manual_seed(3)
     # smaller weights than elsewhere: their angles are float32, which larger ones would raise above the tolerance
     theirs = LlamaForCausalLM(config_of(scaling, initializer_range=0.1)).eval()
-    config = llama.config_from(theirs.config.to_dict())
-    ours = create("gpt", config).eval()
-    ours.load_state_dict(llama.from_hf(theirs.state_dict(), config))
+    config = LLAMA.configure(theirs.config.to_dict())
+    ours = load(LLAMA, Source(theirs.state_dict()), config)
     ids = torch.randint(0, 103, (2, 61), generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
         found = ours(ids)
@@ -99,11 +100,7 @@ def test_rotating_a_part_of_each_head_equals_transformers_gpt_neox(heads, width,
     theirs = GPTNeoXRotaryEmbedding(
         GPTNeoXConfig(hidden_size=width, num_attention_heads=heads, max_position_embeddings=53, rope_parameters=rope)
     )
-    named = dict(model_type="llama", vocab_size=11, hidden_size=width, num_attention_heads=heads, num_hidden_layers=1,
-                 intermediate_size=13, max_position_embeddings=53, rms_norm_eps=1e-6, rope_parameters=rope)  # fmt: skip
-    config = llama.config_from(named)
-    assert config.rope_fraction == share
-    assert llama.config_from({**named, "rope_parameters": None, "partial_rotary_factor": share}).rope_fraction == share
+    config = GPTConfig(vocab=11, width=width, heads=heads, depth=1, context=53, rope_theta=313.0, rope_fraction=share)
     torch.manual_seed(5)
     q, k = torch.randn(2, 2, heads, 29, width // heads).unbind()
     cos, sin = theirs(q, torch.arange(29)[None])
@@ -118,16 +115,16 @@ def test_rotating_a_part_of_each_head_equals_transformers_gpt_neox(heads, width,
 def test_the_names_of_older_files_are_read():
     """rope_scaling beside rope_theta, its kind called type, and the trained length beside it."""
     older = {"model_type": "llama", **SIZES, "rms_norm_eps": 1e-6, "rope_theta": 100.0}
-    linear = llama.config_from({**older, "rope_scaling": {"type": "linear", "factor": 3.0}})
+    linear = LLAMA.configure({**older, "rope_scaling": {"type": "linear", "factor": 3.0}})
     assert (linear.rope_scaling, linear.rope_factor, linear.rope_theta) == ("linear", 3, 100)
-    yarn = llama.config_from(
+    yarn = LLAMA.configure(
         {**older, "rope_scaling": {"type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 37}
     )
     assert (yarn.rope_scaling, yarn.rope_factor, yarn.rope_original_context) == ("yarn", 4, 37)
     # without a factor it is the ratio of the lengths
-    yarn = llama.config_from({**older, "rope_scaling": {**YARN, "factor": None}})
+    yarn = LLAMA.configure({**older, "rope_scaling": {**YARN, "factor": None}})
     assert (yarn.rope_factor, yarn.rope_original_context) == (4, 37)
-    plain = llama.config_from({**older, "rope_scaling": None})
+    plain = LLAMA.configure({**older, "rope_scaling": None})
     assert (plain.rope_scaling, plain.rope_theta) == (None, 100)
 
 
@@ -143,10 +140,16 @@ def test_the_names_of_older_files_are_read():
     (dict(rope_parameters={**YARN, "attention_factor": 1.5}), "attention_factor 1.5"),
     (dict(rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}), "mscale 0.7"),
     (dict(rope_parameters=dict(rope_type="linear", factor=0.5)), "at least 1"),
-    (dict(attention_bias=True), "attention_bias is True"),
+    # the library's LLaMA rotates whole heads all the same
+    (dict(rope_parameters=dict(rope_type="default", partial_rotary_factor=0.5)), "partial_rotary_factor is 0.5"),
+    (dict(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"),
+    (dict(rope_parameters=dict(rope_type="default", mrope_section=[2, 2, 3])), "mrope_section is"),
+    (dict(rope_parameters=dict(rope_type="default", spiral=2)), "spiral = 2, which Pencil does not know"),
+    (dict(rope_parameters="default"), "rope_parameters must be a table"),
+    (dict(attention_bias=True), "attention_bias True and mlp_bias False"),
     (dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
-    (dict(head_dim=22), "22 wide"),
+    (dict(head_dim=23), "head width must be even"),
 ])  # fmt: skip
 def test_what_ours_cannot_do_is_refused_in_a_sentence(values, words):
     with pytest.raises(UserError, match=words):
-        llama.config_from({"model_type": "llama", **SIZES, "rms_norm_eps": 1e-6, **values})
+        LLAMA.configure({"model_type": "llama", **SIZES, "rms_norm_eps": 1e-6, **values})

@@ -103,14 +103,20 @@ def make_report(
             "; its position table is counted with a row for each token" if config.positions == "learned" else ""
         ))  # fmt: skip
         config = replace(config, **{key: context for key in ("context", "source_context") if hasattr(config, key)})
-    counts = count(record.create, profile, config, context)
+    freeze, recompute = settings.get("freeze"), settings.get("recompute") == "blocks"
+    if freeze:
+        from ..train.frozen import frozen_model
+
+        counts = count(frozen_model(record.create, freeze), profile, config, context, short=False)
+    else:
+        counts = count(record.create, profile, config, context)
     tokens, optimizer = profile.tokens(config, context), settings.get("optimizer", "muon")
     memory = train_memory(profile, config, counts, batch, context, dtype)
     shared = kv_sharing(config) if profile.decodes else {}
     caches = {kind: (heads, kv_cache(config, batch, tokens, dtype, heads)) for kind, heads in shared.items()}
-    works = workloads(profile, config, counts, memory, batch, context, dtype, optimizer)
+    works = workloads(profile, config, counts, memory, batch, context, dtype, optimizer, recompute)
     ema = bool(settings.get("ema"))
     return CostReport(
-        name, record.name, config, batch, dtype, optimizer, ema, profile, counts, batch * tokens, memory, caches, works,
-        notes,
+        name, record.name, config, batch, dtype, optimizer, ema, recompute, profile, counts, batch * tokens, memory,
+        caches, works, notes,
     )  # fmt: skip

@@ -29,6 +29,7 @@ class CostReport:
     dtype: str
     optimizer: str
     ema: bool
+    recompute: bool  # whether a train step recomputes the activations of blocks
     profile: "CostProfile"
     counts: "Counts"
     tokens: int  # of the whole batch
@@ -50,6 +51,11 @@ class CostReport:
         return self.batch * self.counts.backward
 
     @property
+    def recomputed(self) -> int:
+        """FLOPs of a train step that runs the blocks a second time."""
+        return self.forward + self.backward + self.batch * self.counts.recomputed
+
+    @property
     def by_group(self) -> dict[str, int]:
         return {group: self.batch * flops for group, flops in self.counts.forward.by_group.items()}
 
@@ -62,10 +68,16 @@ class CostReport:
         """Bytes of a value at inference."""
         return 2 if self.dtype == "bf16" else 4
 
-    def memory_of(self, workload: str, recompute: bool = False) -> int:
-        """Bytes that a workload needs at once."""
+    @property
+    def trained(self) -> int:
+        """The number of parameters that are trained."""
+        return self.counts.trained.parameters
+
+    def memory_of(self, workload: str, recompute: bool | None = None) -> int:
+        """Bytes that a workload needs at once; a train step with its own setting of recompute unless one is given."""
         if workload == "train_step":
-            return self.memory.total(self.optimizer, recompute) + self.memory.weights * self.ema
+            how = self.recompute if recompute is None else recompute
+            return self.memory.total(self.optimizer, how) + self.memory.gradients * self.ema
         cache = sum(size for heads, size in self.kv_caches.values() if heads == self.kv_heads)
         return self.bytes_each * self.parameters + cache
 
@@ -82,7 +94,9 @@ def show(
         console.print(Text(f"note: {note}", "yellow"))
     formulas = report.profile.parameter_formulas(report.config)
     rows = [(name, f"{count:,}", formulas.get(name, "")) for name, count in report.counts.parameters.items()]
-    _section(console, "Parameters", [*rows, ("total: P", f"{report.parameters:,}", "")])
+    trained = [("trained: P_trained", f"{report.trained:,}", "the others are frozen")]
+    frozen = report.trained < report.parameters
+    _section(console, "Parameters", [*rows, ("total: P", f"{report.parameters:,}", ""), *trained * frozen])
     _section(console, "FLOPs per token, forward (a multiplication and an addition are two)", _flops(report))
     precision = "float32 weights, bf16 autocast" if report.dtype == "bf16" else "all in float32"
     _section(console, f"Memory of a train step: {precision}", _train_memory(report))
@@ -127,40 +141,45 @@ def _flops(report: CostReport) -> list[Row]:
     formulas, tokens = report.profile.flop_formulas(report.config), report.tokens
     both = report.forward + report.backward
     rows = [(name, f"{_si(n / tokens)}FLOP", formulas.get(name, "")) for name, n in report.by_group.items()]
+    again = [("train step, recomputed", f"{_si(report.recomputed)}FLOP", "blocks forward twice")] * report.recompute
     return [
         *rows,
         ("forward, per token", f"{_si(report.forward / tokens)}FLOP", "all n² scores, masked or not"),
         ("and backward, per token", f"{_si(both / tokens)}FLOP", f"{both / report.forward:.2f} × forward"),
         ("train step, the batch", f"{_si(both)}FLOP", _plural(tokens, "token")),
+        *again,
     ]
 
 
 def _train_memory(report: CostReport) -> list[Row]:
     m, held = report.memory, report.memory.activations
-    state = ("AdamW", m.adamw, "8·P")
+    trained = "P" if report.trained == report.parameters else "P_trained"
+    state = ("AdamW", m.adamw, f"8·{trained}")
     if report.optimizer == "muon":
-        state = ("Muon and AdamW", m.muon, "4·P in blocks, else 8·P")
-    average = [("EMA of the weights", m.weights, "4·P")] if report.ema else []
-    rows = [("weights", m.weights, "4·P"), ("gradients", m.gradients, "4·P"), state, *average]
-    total = report.memory_of("train_step")
+        state = ("Muon and AdamW", m.muon, f"4·{trained} in blocks, else 8·{trained}")
+    average = [("EMA of the weights", m.gradients, f"4·{trained}")] if report.ema else []
+    rows = [("weights", m.weights, "4·P"), ("gradients", m.gradients, f"4·{trained}"), state, *average]
     if held is None:
-        rows.append(("total without activations", total, ""))
+        rows.append(("total without activations", report.memory_of("train_step"), ""))
     else:
-        rows += [
+        as_is = [
             ("activations, at the peak", held.peak, f"{_si(held.saved)}B saved"),
-            ("total", total, ""),
-            ("activations, recomputed", held.peak_recomputed, "inputs of blocks saved"),
-            ("total, with recomputation", report.memory_of("train_step", True), ""),
+            ("total", report.memory_of("train_step", False), ""),
         ]
+        again = [
+            ("activations, recomputed", held.peak_recomputed, "inputs of blocks saved"),
+            ("total, recompute blocks", report.memory_of("train_step", True), "train.recompute"),
+        ]
+        rows += again if report.recompute else [*as_is, *again]
     return [(name, _bytes(size), formula) for name, size, formula in rows]
 
 
 def _decode_memory(report: CostReport) -> list[Row]:
-    each = report.bytes_each
+    each, layers = report.bytes_each, getattr(report.config, "decoder_depth", None) or "L"
     rows = [("weights", _bytes(each * report.parameters), f"{each}·P")]
     for name, (heads, size) in report.kv_caches.items():
         mark = ", this model" if heads == report.kv_heads else ""
-        rows.append((f"KV cache, {name}: g {heads}", _bytes(size), f"2·B·n·L·g·d·{each}{mark}"))
+        rows.append((f"KV cache, {name}: g {heads}", _bytes(size), f"2·B·n·{layers}·g·d·{each}{mark}"))
     return rows
 
 
@@ -259,12 +278,12 @@ def as_json(
     return {
         "model": report.name, "family": report.family, "batch": report.batch, "tokens": report.tokens,
         "dtype": report.dtype, "config": asdict(report.config), "notes": list(report.notes),
-        "parameters": {**report.counts.parameters, "total": report.parameters},
+        "parameters": {**report.counts.parameters, "total": report.parameters, "trained": report.trained},
         "flops": {"forward": report.forward, "backward": report.backward, "forward_by_group": report.by_group},
         "train_step_bytes": {
             "weights": m.weights, "gradients": m.gradients, "adamw": m.adamw, "muon": m.muon,
             "activations": None if held is None else asdict(held), "optimizer": report.optimizer,
-            "total": report.memory_of("train_step"),
+            "recompute": "blocks" if report.recompute else "none", "total": report.memory_of("train_step"),
             "total_recomputed": None if held is None else report.memory_of("train_step", True),
         },
         "kv_cache_bytes": {

@@ -25,7 +25,7 @@ CACHED = {
 # the extras of the package: what each needs, and what it enables
 EXTRAS = {
     "gpt2-tokenizer": (["huggingface_hub"], "GPT-2's tokenizer from the hub"),
-    "hub-data": (["datasets"], "--data hub:OWNER/NAME and Parquet tables"),
+    "hub-data": (["datasets"], "--data hf:OWNER/NAME and Parquet tables"),
     "loggers": (["tensorboard", "trackio", "wandb"], "--train.logger"),
     "latents": (["diffusers"], "--vae, diffusion on the latents of an autoencoder"),
     "compare": (["transformers", "timm", "diffusers", "sacrebleu"], "comparison with other libraries"),

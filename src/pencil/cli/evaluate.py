@@ -12,6 +12,8 @@ from ..config import UserError, build
 from ..console import visible
 from .terminal import note, note_line
 
+DTYPE_HELP = "float32, bfloat16 or float16; auto is what the weights are stored in, on a CPU at least float32."
+
 
 def evaluate(
     run: Path,
@@ -20,6 +22,7 @@ def evaluate(
     data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     device: str = "auto",
+    dtype: Annotated[str, Parameter(help=DTYPE_HELP)] = "auto",
     out: Path | None = None,
 ) -> int:
     """Evaluate a run on its held-out data, or on other data: one metric a line, and figures in a folder.
@@ -54,7 +57,7 @@ def evaluate(
     opened = open_run(run)
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out is the folder for the figures")
-    model = load_model(opened, pick_device(device))
+    model = load_model(opened, pick_device(device), dtype)
     record, config = family(opened.family), build(TrainConfig, {**opened.config["train"], "batch": 32}, "train.")
     if data is None:
         task, other = task_of(opened, config, notify=note), False

@@ -21,6 +21,7 @@ def heads(
     *,
     text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    data: str | None = None,
     out: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     device: str = "auto",
@@ -39,6 +40,8 @@ def heads(
         A text file to measure on, or - for standard input; the run's held-out data by default.
     prompt
         A text to measure on.
+    data
+        Other data to measure on, such as a folder of pictures.
     out
         The figure's file (.png); heads.png in the run's folder by default.
     as_json
@@ -48,6 +51,8 @@ def heads(
     """
     if text is not None and prompt is not None:
         raise UserError("--text and --prompt are both a text to measure on: give one")
+    if data is not None and (text is not None or prompt is not None):
+        raise UserError("--data and a text are both something to measure on: give one")
     check_output("--out", out, ".png")
     typed = prompt if text is None else _read(text)
 
@@ -58,9 +63,9 @@ def heads(
     from ..learn.heads.inputs import head_inputs, head_profile, separators
     from ..learn.heads.scores import measure
 
-    loaded = load(run, pick_device(device))
+    loaded = load(run, pick_device(device), "auto")
     profile = head_profile(loaded)
-    report = measure(loaded.model, profile, head_inputs(loaded, typed), separators(loaded))
+    report = measure(loaded.model, profile, head_inputs(loaded, typed, data), separators(loaded))
     path = out or loaded.run.path / "heads.png"
     write_aside(path, show.picture(report, f"{run.resolve().name}: what each head attends to"))
     if as_json:
@@ -69,7 +74,7 @@ def heads(
         console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=WIDTH, soft_wrap=True)
         for table in show.tables(report):
             console.print(table)
-        for line in [*show.words(report), *show.about(report), show.measured_on(report, profile, typed is None)]:
+        for line in [*show.words(report), *show.about(report), show.measured_on(report, profile, typed is data is None)]:
             console.print(line, highlight=False, markup=False)
     note(str(path))
     return 0

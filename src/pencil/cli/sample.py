@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ..config import UserError
+from .evaluate import DTYPE_HELP
 from .terminal import JsonOutput, TerminalOutput, read_text
 
 
@@ -47,12 +48,13 @@ def sample_command(record: Any) -> Callable[..., int]:
             ),
         ] = False,
         device: Annotated[str, Parameter(group=DEVICE, help="auto, cpu, cuda or mps.")] = "auto",
+        dtype: Annotated[str, Parameter(group=DEVICE, help=DTYPE_HELP)] = "auto",
     ) -> int:
         from ..device import pick_device
         from ..families import load
 
         options.check()
-        loaded = load(run, pick_device(device))
+        loaded = load(run, pick_device(device), dtype)
         texts = {n: [read_text(t) for t in v] for n in ("prompt", "source") if (v := getattr(options, n, None))}
         out = getattr(options, "out", None)
         output = JsonOutput() if as_json else TerminalOutput(out)

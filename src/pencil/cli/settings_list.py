@@ -28,13 +28,13 @@ def write_settings(chosen: Any, out: Path | None, force: bool) -> None:
     if out is not None and out.exists() and not force:
         raise UserError(f"{out} exists already; choose another --out, or --force to replace it")
     record, options = chosen.record, chosen.train_options()
-    preset = chosen.preset or record.default_preset
+    preset = chosen.preset or (record.default_preset if chosen.from_run is None else None)
     model, train = settings_of(
-        record.name, chosen.data, preset, chosen.model, chosen.train, options, chosen.data_settings
+        record.name, chosen.data, preset, chosen.model, chosen.train, options, chosen.data_settings, chosen.from_run
     )
     # where sizes follow from the data, those listed are of the usual data unless other is named
     data = record.data if chosen.data is None and record.data_decides else chosen.data
-    start = RunSection(record.name, preset, data, SETTINGS_VERSION)
+    start = RunSection(record.name, preset, data, chosen.from_run, SETTINGS_VERSION)
     sections: dict[str, Any] = {"run": start, "options": options, "model": model, "train": train}
     if record.data_settings:
         sections["data"] = build(DataConfig, chosen.data_settings, "data.")
@@ -56,8 +56,9 @@ class RunSection:
     """What is trained, on what."""
 
     family: str
-    preset: str  # sizes and training settings where none are given below
+    preset: str | None  # sizes and training settings where none are given below
     data: str | None  # a relative path is relative to the working folder
+    from_: str | None  # the run whose weights it begins with
     settings: str  # the version that these names of settings are of
 
 
@@ -74,11 +75,11 @@ def settings_list(
         for field in dataclasses.fields(config):
             if field.name in left_out:
                 continue
-            value = getattr(config, field.name)
+            value, name = getattr(config, field.name), field.name.rstrip("_")  # from is a word of Python's
             if section == "model" and field.name in (unknown or {}) and value is not None:
                 rows.append((f"# {field.name} =", (unknown or {})[field.name]))
                 continue
-            shown = f"# {field.name} =" if value is None else _line(field.name, value)
+            shown = f"# {name} =" if value is None else _line(name, value)
             about = "; ".join(filter(None, (describe_setting(types[field.name]), comments.get(field.name, ""))))
             rows.append((shown, about if value is not None else f"unset; {about}"))
         if not rows:

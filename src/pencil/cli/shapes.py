@@ -54,7 +54,9 @@ def shapes(what: Model, /, *settings: Settings, batch: int = 1) -> int:
 
     count = sum(map(prod, parameters.values()))
     positions = f", positions {config.positions}" if hasattr(config, "positions") else ""
-    say(f"{what}: {record.name}, {count:,} parameters, {config.depth} blocks{positions}")
+    decoder = getattr(config, "decoder_depth", None)
+    blocks = f"{config.depth} blocks" if decoder is None else f"{config.depth} blocks and {decoder} of the decoder"
+    say(f"{what}: {record.name}, {count:,} parameters, {blocks}{positions}")
     letters = {letter for name in probe.values for letter in names[name].axes.split()}
     say(" · ".join(f"{letter} {meaning}" for letter, meaning in LEGEND.items() if letter in letters))
 
@@ -105,11 +107,12 @@ def _described(record: "Family", config: Any) -> tuple[Any, ...]:
     """What tells two models apart in this summary."""
     import torch
 
-    from ..core.probe import Probe, declared, symbols
+    from ..core.notation import Notation
+    from ..core.probe import Probe, symbols
 
     with torch.device("meta"):
         model = record.create(replace(config, depth=min(config.depth, 2)))  # one of each kind of block
     probe = Probe()
     model(*model.example(1), probe=probe)
     values = {name: tuple(value.shape) for name, value in (*probe.values.items(), *model.named_parameters())}
-    return config.depth, declared(model), symbols(model), values
+    return config.depth, Notation(model, probe.values, numbered=False).names, symbols(model), values

@@ -266,7 +266,7 @@ def _open(what: str, record: Any, given: Any, edits: list[str] | None, double: b
         from ..families import load
 
         given.check()
-        found = record.trace(load(what), given, double)
+        found = record.trace(load(what, dtype="auto"), given, double)
     else:
         from ..tracing.opened import read
 

@@ -44,6 +44,24 @@ def train_command(record: Any) -> Callable[..., int]:
             Parameter(group=DATA, help=record.data_help, show_default=default(record.data), allow_leading_hyphen=True),
         ] = None,
         options: Annotated[record.train_options, Parameter(name="*")] = record.train_options(),  # noqa: B008
+        from_run: Annotated[
+            str | None,
+            Parameter(
+                name="--from",
+                group=MODEL,
+                help="Begin with the weights of this run, trained or imported, with its model and its tokenizer "
+                "(fine-tuning).",
+            ),
+        ] = None,
+        freeze: Annotated[
+            list[str] | None,
+            Parameter(
+                group=MODEL,
+                negative=(),
+                help="Do not train the parameters whose names match, such as 'blocks.[0-5].*' or tokens; may be "
+                "repeated. The same as --train.freeze.",
+            ),
+        ] = None,
         preset: Annotated[
             str | None,
             Parameter(
@@ -85,7 +103,10 @@ def train_command(record: Any) -> Callable[..., int]:
         from .settings_list import write_settings
 
         given, sizes = with_image_size(given_options(options), words["model"])
-        chosen = Chosen(record.name, data, preset, given, sizes, words["train"], words["data"])
+        if freeze and "freeze" in words["train"]:
+            raise UserError("--freeze is the same as --train.freeze: give one of the two")
+        training = words["train"] | ({"freeze": ",".join(freeze)} if freeze else {})
+        chosen = Chosen(record.name, data, preset, given, sizes, training, words["data"], from_run)
         if config is not None:
             chosen = merge(chosen, read_config(config), config, note)
         if settings_only:
@@ -184,7 +205,7 @@ def _continue(opened: Any, settings: tuple[str, ...], data: str | None, allow_ch
     fit_warmup(config, chosen="warmup" in changed or config.schedule != "inverse-sqrt")
     if pick_device(config.device).type == "cpu":
         record = family(opened.family)
-        check_memory(record, record.read_config(opened.config["model"]), config.batch)
+        check_memory(record, record.read_config(opened.config["model"]), config)
     task = task_of(opened, config, data, note)
     check_patience(config, task.select_best)
     if data is not None:
@@ -224,12 +245,13 @@ def _nothing_left(opened: Any, config: Any) -> str | None:
 
 def _record_place(run: Any, data: str) -> None:
     """Write into the run where its data is."""
+    from ..data.hub import current_form
     from ..families import family
     from ..families.run_setup import whole_path
     from ..train.identity import Change, record_changes
 
     was, now = run.config["run"]["data_path"], whole_path(data, family(run.family).embedded)
-    if was != now:
+    if current_form(was) != now:
         with run.writing():
             run.config["run"]["data_path"] = now
             record_changes(run, 0, [Change("run.data_path", was, now)])

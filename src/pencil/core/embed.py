@@ -67,7 +67,7 @@ class Patches(nn.Module):
         folded = probe("fold", fold(picture, self.patch))
         swapped = probe("swap", self.swap(folded))
         flat = probe("flat", glue(swapped, prod(grid_of(picture.shape[2:], self.patch))))
-        return probe("out", self.proj(flat))
+        return probe("out", self.proj(flat.to(self.proj.weight.dtype)))
 
 
 class Project(nn.Module):

@@ -39,7 +39,7 @@ def kv_heads(c: Any) -> int:
 
 def is_gated(c: Any) -> bool:
     """Whether the MLP has a third matrix, the gate."""
-    return getattr(c, "activation", "gelu") == "swiglu"
+    return getattr(c, "activation", "gelu") in ("swiglu", "geglu", "geglu-tanh")
 
 
 def norm_bytes(c: Any) -> int:
@@ -79,7 +79,9 @@ def score_bias(c: Any, batch: int, tokens: int, half: int) -> int:
 
 def with_cross_attention(blocks: BlockGroup, c: Any, batch: int, tokens: int, source: int, half: int) -> BlockGroup:
     """The same blocks with cross-attention to a source, whose keys and values come from outside the block."""
-    target = norm_bytes(c) + half * 3 * c.width + FULL * c.heads + (c.width if c.dropout else 0)
+    target = (
+        norm_bytes(c) + half * (c.width + 2 * c.heads * c.head_width) + FULL * c.heads + (c.width if c.dropout else 0)
+    )
     # a source token's key and value, and their input if autocast copied it
     read = half * 2 * kv_heads(c) * c.head_width + (half * c.width if half < FULL else 0)
     saved = blocks.saved + batch * (tokens * target + source * read)
@@ -102,12 +104,12 @@ def adaln_block_group(c: Any, batch: int, groups: int, tokens: int, count: int, 
     return BlockGroup(count, saved, rows * half * c.width, rows * forward, rows * backward)
 
 
-def block_formulas(c: Any, stacks: int = 1) -> dict[str, str]:
-    """Formulas for the parameters of blocks, for display; `stacks` of L blocks each."""
-    blocks, biases = "L" if stacks == 1 else f"{stacks}·L", " + biases" if getattr(c, "bias", True) else ""
+def block_formulas(c: Any, blocks: str = "L", decoder: str = "L") -> dict[str, str]:
+    """Formulas for the parameters of blocks, for display: how many there are, and of these in a decoder."""
+    biases = " + biases" if getattr(c, "bias", True) else ""
     return {
         "attention": f"{blocks}·D·(2·h + 2·g)·d{biases}",
-        "cross-attention": f"L·D·(2·h + 2·g)·d{biases}",
+        "cross-attention": f"{decoder}·D·(2·h + 2·g)·d{biases}",
         "MLP": f"{3 if is_gated(c) else 2}·{blocks}·D·F{biases}",
     }
 

@@ -5,7 +5,8 @@ rotations) is some hundred times less work, and is not counted.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,13 +18,13 @@ from .profile import CostProfile, on_meta
 
 # the group of a parameter or a product is that of the first module in its path that is named here
 GROUPS = {
-    **dict.fromkeys(("tokens", "source_tokens", "types", "marks", "class_token", "patches", "project"), "embeddings"),
+    **dict.fromkeys(("tokens", "source_tokens", "types", "marks", "class_token", "registers", "patches", "project"), "embeddings"),
     **dict.fromkeys(("positions", "image_positions"), "positions"),
     "attn": "attention",
     "cross": "cross-attention",
     "mlp": "MLP",
     **dict.fromkeys(("attn_norm", "cross_norm", "mlp_norm", "embed_norm", "norm"), "norms"),
-    **dict.fromkeys(("head", "head_bias"), "head"),
+    **dict.fromkeys(("head", "head_bias", "distilled_head"), "head"),
 }
 # a table of embeddings is looked up; only the head multiplies with it, where the two are tied
 TIED = {"tokens": "head"}
@@ -45,6 +46,21 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class Trained:
+    """What of a model is trained, and which of its blocks the backward pass goes through."""
+
+    parameters: int
+    block_matrices: int  # of them, those of the matrices inside blocks, which Muon updates
+    blocks: int  # through which the backward pass goes: frozen first blocks need none
+    all_blocks: int
+
+    @property
+    def share(self) -> float:
+        """The share of the blocks that the backward pass goes through."""
+        return self.blocks / self.all_blocks if self.all_blocks else 1.0
+
+
+@dataclass(frozen=True)
 class Counts:
     """A model as the meta device sees it: its parameters, and FLOPs for one sequence.
 
@@ -55,6 +71,7 @@ class Counts:
     block_matrices: int  # parameters of the matrices inside blocks, which Muon updates
     forward: Pass
     unfused_backward: int
+    trained: Trained
     prefill: Pass | None = None  # the whole sequence into the KV cache, with logits for its last token only
     decode: Pass | None = None  # the last token of the sequence, with the cache of all before it
 
@@ -66,7 +83,14 @@ class Counts:
     def backward(self) -> int:
         """With fused attention, which saves no scores: Q Kᵀ is computed a second time."""
         scores = sum(flops for group, flops in self.forward.by_group.items() if group.endswith(SCORES))
-        return self.unfused_backward + scores // 2
+        return self.unfused_backward + round(self.trained.share * (scores // 2))
+
+    @property
+    def recomputed(self) -> int:
+        """FLOPs of the blocks that a train step runs a second time where their activations are recomputed."""
+        inside = ("attention", "cross-attention", "MLP")
+        flops = sum(n for group, n in self.forward.by_group.items() if group.removesuffix(SCORES) in inside)
+        return round(self.trained.share * flops)
 
 
 def count(
@@ -75,7 +99,8 @@ def count(
     """Parameters, and FLOPs of one sequence with text of `length` tokens.
 
     Both are linear in depth, in steps of two blocks (blocks of factored attention alternate). So with `short` a deep
-    model is not built: two models of at most four blocks give its counts exactly.
+    model is not built: two models of at most four blocks give its counts exactly. One that `build` freezes in part
+    is counted whole.
     """
     profile.check_length(config, length)
     first = 2 - config.depth % 2
@@ -97,25 +122,56 @@ def count(
         found["block_matrices"]["all"],
         _pass(found["forward"]),
         found["backward"]["all"],
+        Trained(**found["trained"]),
         _pass(found["prefill"]) if profile.decodes else None,
         _pass(found["decode"]) if profile.decodes else None,
     )
 
 
+def count_trained(model: nn.Module, profile: CostProfile) -> Trained:
+    """What is trained of a model on the meta device, some of whose parameters are frozen."""
+    found = _count_parameters(model, {**GROUPS, **profile.groups})["trained"]
+    with _passed_through(model) as passed:
+        model(*profile.inputs(model.eval(), 1, None))
+    return Trained(**found, blocks=sum(passed.values()), all_blocks=len(passed))
+
+
 def _count_parameters(model: nn.Module, names: Mapping[str, str]) -> dict[str, Mapping[str, int]]:
-    """The number of parameters by group, and of those in matrices inside blocks."""
-    found, inside = Counter[str](), 0
+    """The number of parameters by group, of those in matrices inside blocks, and of those that are trained."""
+    found, inside, trained = Counter[str](), 0, {"parameters": 0, "block_matrices": 0}
     for name, parameter in model.named_parameters():
         found[_group(name, names)] += parameter.numel()
-        inside += parameter.numel() * (parameter.ndim == 2 and ".blocks." in f".{name}")
-    return {"parameters": found, "block_matrices": {"all": inside}}
+        matrix = parameter.numel() * (parameter.ndim == 2 and ".blocks." in f".{name}")
+        inside += matrix
+        trained["parameters"] += parameter.numel() * parameter.requires_grad
+        trained["block_matrices"] += matrix * parameter.requires_grad
+    return {"parameters": found, "block_matrices": {"all": inside}, "trained": trained}
+
+
+@contextmanager
+def _passed_through(model: nn.Module) -> Iterator[dict[str, bool]]:
+    """For each block that runs inside, whether the backward pass goes through it: whether its output needs one."""
+    found: dict[str, bool] = {}
+    blocks = [(name, part) for name, part in model.named_modules() if name.split(".")[-2:-1] == ["blocks"]]
+
+    def hook(name: str) -> Any:
+        return lambda module, given, output: found.update({name: bool(getattr(output, "requires_grad", True))})
+
+    hooks = [part.register_forward_hook(hook(name)) for name, part in blocks]
+    try:
+        yield found
+    finally:
+        for one in hooks:
+            one.remove()
 
 
 def _count_passes(model: nn.Module, profile: CostProfile, length: int | None) -> dict[str, Mapping[str, int]]:
     """Parameters by group; FLOPs of each pass by group, and the values of its matrices."""
     names, inputs = {**GROUPS, **profile.groups}, profile.inputs(model.eval(), 1, length)
     found = _count_parameters(model, names)
-    output, found["forward"] = _count_products(model, names, lambda: model(*inputs))
+    with _passed_through(model) as passed:
+        output, found["forward"] = _count_products(model, names, lambda: model(*inputs))
+    found["trained"] = {**found["trained"], "blocks": sum(passed.values()), "all_blocks": len(passed)}
     with FlopCounterMode(display=False) as counter:
         output.sum().backward()
     found["backward"] = {"all": counter.get_total_flops()}

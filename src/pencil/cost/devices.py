@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import UserError, nearest
-from .activations import FULL
 from .count import Counts, Pass
 from .memory import BYTES, TrainMemory, kv_cache
 from .profile import CostProfile
@@ -75,14 +74,19 @@ def workloads(
     length: int | None = None,
     dtype: str = "bf16",
     optimizer: str = "muon",
+    recompute: bool = False,
 ) -> dict[str, Workload]:
-    """A train step and a forward pass; of a model that decodes, a prefill and one decode step instead of the latter."""
+    """A train step and a forward pass; of a model that decodes, a prefill and one decode step instead of the latter.
+
+    `recompute`: the train step runs the blocks a second time instead of keeping their activations.
+    """
     tokens = profile.tokens(config, length)
     # weights are read forward and backward and gradients written; AdamW reads four values a parameter and writes three;
-    # a moment that Muon does not have is neither read nor written
+    # a moment that Muon does not have is neither read nor written, and of what is frozen the weights alone
     spared = 2 * (memory.adamw - memory.muon) if optimizer == "muon" else 0
-    moved = 10 * FULL * counts.total_parameters - spared + 2 * memory.saved
-    found = {"train_step": Workload(batch * (counts.forward.flops + counts.backward), moved, batch * tokens)}
+    moved = 2 * memory.weights + 8 * memory.gradients - spared + 2 * memory.saved
+    flops = counts.forward.flops + counts.backward + (counts.recomputed if recompute else 0)
+    found = {"train_step": Workload(batch * flops, moved, batch * tokens)}
 
     def inference(passed: Pass, tokens: int, cache: int = 0) -> Workload:
         return Workload(batch * passed.flops, BYTES[dtype] * passed.matrices + cache, batch * tokens)

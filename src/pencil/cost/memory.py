@@ -24,7 +24,7 @@ class TrainMemory:
     """Bytes of a train step."""
 
     weights: int
-    gradients: int
+    gradients: int  # of what is trained, and so is the optimizer state
     adamw: int  # optimizer state
     muon: int  # optimizer state of Muon for the matrices inside blocks and AdamW for the rest
     activations: ActivationMemory | None  # None: there are no formulas for the family
@@ -46,8 +46,9 @@ def train_memory(
     held, half = None, BYTES[dtype]
     if profile.activations is not None:
         held = _activation_memory(profile.activations(config, batch, length, half), counts, half)
-    parameters = FULL * counts.total_parameters
-    return TrainMemory(parameters, parameters, 2 * parameters, 2 * parameters - FULL * counts.block_matrices, held)
+    trained, weights = counts.trained, FULL * counts.total_parameters
+    gradients = FULL * trained.parameters
+    return TrainMemory(weights, gradients, 2 * gradients, 2 * gradients - FULL * trained.block_matrices, held)
 
 
 def _activation_memory(found: Activations, counts: Counts, half: int) -> ActivationMemory:
@@ -55,7 +56,12 @@ def _activation_memory(found: Activations, counts: Counts, half: int) -> Activat
     copied, inner = (half * counts.forward.matrices, half * counts.block_matrices) if half < FULL else (0, 0)
     groups, before, after, logits = found.blocks, found.before, found.after, found.logits
     depth = sum(group.count for group in groups)
-    saved_by_blocks, inputs = sum(g.count * g.saved for g in groups), sum(g.count * g.inputs for g in groups)
+    # blocks that the backward pass does not come to keep nothing
+    share = counts.trained.share
+    copied -= round((1 - share) * inner)
+    inner = round(share * inner)
+    saved_by_blocks = round(share * sum(g.count * g.saved for g in groups))
+    inputs = round(share * sum(g.count * g.inputs for g in groups))
     # the loss goes back through log-probabilities, their gradient and the logits' gradient: three values a logit
     loss = 3 * FULL * logits
     saved = before + saved_by_blocks + after + copied + FULL * logits
@@ -71,7 +77,8 @@ def _activation_memory(found: Activations, counts: Counts, half: int) -> Activat
 
 def kv_cache(c: Any, batch: int, tokens: int, dtype: str = "bf16", heads: int | None = None) -> int:
     """2·L·n·g·d values a sequence: a key and a value for each block, token and KV head."""
-    return 2 * c.depth * batch * tokens * (heads or kv_heads(c)) * c.head_width * BYTES[dtype]
+    depth = getattr(c, "decoder_depth", None) or c.depth  # only a decoder's keys and values are kept
+    return 2 * depth * batch * tokens * (heads or kv_heads(c)) * c.head_width * BYTES[dtype]
 
 
 def kv_sharing(c: Any) -> dict[str, int]:

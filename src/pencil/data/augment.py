@@ -1,12 +1,15 @@
 """Image transforms: an image brought to a model's input size, and random augmentation while training."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Literal
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
+
+from ..config import UserError
+from .picture_limits import limits
 
 MARGIN = 1.25  # of a kept image over the model's input size, for random crops
 BARS = 128  # the grey of a padded image's bars: zero, as a model reads it
@@ -14,6 +17,8 @@ STRIP = 1 << 20  # pixels that are converted at a time
 EXIF = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # where Pillow finds an image's orientation
 
 Fit = Literal["crop", "pad", "squash"]
+Resample = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
+Transparency = Literal["white", "drop"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,11 @@ class ImageTransform:
     crop: float = 1.0  # the smallest fraction of the image's area that a random crop keeps
     augment_ops: int = 0  # the number of random small affine or colour operations for each image, from OPS
     fit: Fit = "crop"  # what becomes of an image of another shape: its middle, all of it between bars, or stretched
+    resize: tuple[int, int] | None = None  # height and width before the centre is cut out, as other libraries do it
+    resample: Resample = "bicubic"  # of that resize
+    transparency: Transparency = "white"  # on white, or the colours as they are stored
+    mean: tuple[float, ...] | None = None  # of each channel, from 0 to 1; without it pixels are from −1 to 1
+    std: tuple[float, ...] | None = None
 
     @property
     def mode(self) -> str:
@@ -35,16 +45,21 @@ class ImageTransform:
     @property
     def without_augmentation(self) -> "ImageTransform":
         """The same size and channels without augmentation, for evaluation."""
-        return ImageTransform(self.size, self.channels, fit=self.fit)
+        return replace(self, flip=False, crop=1.0, augment_ops=0)
+
+    @property
+    def approximate(self) -> "ImageTransform":
+        """The same without the resize of another library, whose exact pixels need the whole image."""
+        return replace(self, resize=None)
 
     @property
     def augmented(self) -> bool:
         return self.flip or self.crop < 1 or self.augment_ops > 0
 
 
-def upright(image: Image.Image, mode: str) -> Image.Image:
+def upright(image: Image.Image, mode: str, transparency: Transparency = "white") -> Image.Image:
     """The image in this mode: rotated by its EXIF orientation, transparency on white, 16 bits scaled to 8."""
-    return _plain(ImageOps.exif_transpose(image), mode, _is_wide(image))
+    return _plain(ImageOps.exif_transpose(image), mode, _is_wide(image), transparency)
 
 
 def reduced(image: Image.Image, transform: ImageTransform) -> Image.Image:
@@ -58,7 +73,8 @@ def reduced(image: Image.Image, transform: ImageTransform) -> Image.Image:
     out = Image.new(transform.mode, (ceil(width / by), ceil(height / by)))
     rows = by * max(1, STRIP // (width * by))
     for top in range(0, height, rows):
-        strip = _plain(image.crop((0, top, width, min(height, top + rows))), transform.mode, wide)
+        part = image.crop((0, top, width, min(height, top + rows)))
+        strip = _plain(part, transform.mode, wide, transform.transparency)
         out.paste(strip.reduce(by), (0, top // by))
     out.info = {key: image.info[key] for key in EXIF if key in image.info}
     return ImageOps.exif_transpose(out)
@@ -72,12 +88,12 @@ def _is_wide(image: Image.Image) -> bool:
     return image.mode.startswith("I;16") or largest > 255
 
 
-def _plain(image: Image.Image, mode: str, wide: bool) -> Image.Image:
+def _plain(image: Image.Image, mode: str, wide: bool, transparency: Transparency) -> Image.Image:
     if image.mode.startswith("I"):
         # 16-bit greys are clipped by Pillow's own conversion
         array = np.asarray(image, dtype=np.float64)
         image = Image.fromarray(np.clip(np.round(array / (257 if wide else 1)), 0, 255).astype(np.uint8))
-    if "A" in image.getbands() or "transparency" in image.info:
+    if transparency == "white" and ("A" in image.getbands() or "transparency" in image.info):
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert(mode)
@@ -93,6 +109,28 @@ def shrink(image: Image.Image, size: tuple[int, int], how: Fit = "crop") -> Imag
     return image.resize(
         (ceil(image.width * scale), ceil(image.height * scale)), Image.Resampling.BICUBIC, reducing_gap=2
     )
+
+
+def prepare(image: Image.Image, transform: ImageTransform) -> Image.Image:
+    """The image at the transform's size, not augmented."""
+    if transform.resize is None:
+        return fit(image, transform.size, transform.fit)
+    height, width = transform.resize if transform.fit == "squash" else covering(image, transform.resize)
+    if height * width > limits()[0]:
+        raise UserError(f"{image.width}×{image.height} pixels would be resized to {width}×{height}: it is too narrow")
+    image = image.resize((width, height), Image.Resampling[transform.resample.upper()])
+    # Python's round, which takes a half to the even number, is torchvision's too
+    top, left = round((height - transform.size[0]) / 2), round((width - transform.size[1]) / 2)
+    return image.crop((left, top, left + transform.size[1], top + transform.size[0]))
+
+
+def covering(image: Image.Image, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of an image that keeps its shape and covers `size`, rounded as torchvision and timm do."""
+    if size[0] == size[1]:
+        longer = int(size[0] * max(image.size) / min(image.size))
+        return (size[0], longer) if image.height <= image.width else (longer, size[0])
+    ratio = min(image.height / size[0], image.width / size[1])
+    return round(image.height / ratio), round(image.width / ratio)
 
 
 def fit(image: Image.Image, size: tuple[int, int], how: Fit = "crop") -> Image.Image:

@@ -63,9 +63,14 @@ def usable(path: Path) -> bool:
     return path.exists()
 
 
-def hash_files(folder: Path, paths: Iterable[Path]) -> dict[Path, str]:
-    """SHA-256 of each file, whole; what is known of a file that has the same times and size is not read again."""
-    index = cache_folder() / f"pictures-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]}.json"
+def hash_files(
+    folder: Path, paths: Iterable[Path], kind: str = "pictures", anew: bool = False, written: str | None = None
+) -> dict[Path, str]:
+    """SHA-256 of each file, whole; what is known of a file that has the same times and size is not read again.
+
+    With `anew` every file is read. `written` is the hash of a file that was just written here, to be kept.
+    """
+    index = cache_folder() / f"{kind}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]}.json"
     known = json.loads(index.read_bytes())["files"] if usable(index) else {}
     found, hashes, asked, now = {}, {}, set(), time.time_ns()
     for path in paths:
@@ -73,9 +78,9 @@ def hash_files(folder: Path, paths: Iterable[Path]) -> dict[Path, str]:
         asked.add(name)
         mark = [about.st_mtime_ns, about.st_ctime_ns, about.st_size]
         old = known.get(name)
-        same = isinstance(old, list) and old[:3] == mark
-        hashes[path] = str(old[3]) if old and same else fingerprint(path)["sha256"]
-        if now - max(mark[:2]) > SETTLED:
+        same = isinstance(old, list) and old[:3] == mark and not anew
+        hashes[path] = written or (str(old[3]) if old and same else fingerprint(path)["sha256"])
+        if written or now - max(mark[:2]) > SETTLED:
             found[name] = [*mark, hashes[path]]
     # files that were not asked for now may be the next time
     found = {n: mark for n, mark in known.items() if n not in asked and (folder / n).is_file()} | found
@@ -84,3 +89,11 @@ def hash_files(folder: Path, paths: Iterable[Path]) -> dict[Path, str]:
         write_aside(index, content)
         write_aside(record_of(index), json.dumps({"file": index.name, **entry_of(content)}).encode())
     return hashes
+
+
+def remembered_hash(file: Path, anew: bool = False, written: str | None = None) -> str:
+    """SHA-256 of a large file; without `anew`, the one of its last hashing if its size and times are still the same."""
+    try:
+        return hash_files(file.parent, [file], "weights", anew, written)[file]
+    except (UserError, OSError):  # the cache cannot be written
+        return written or fingerprint(file)["sha256"]

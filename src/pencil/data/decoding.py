@@ -27,7 +27,7 @@ from PIL import (
 )
 
 from ..config import UserError
-from .augment import ImageTransform, fit, random_augment, reduced, upright
+from .augment import ImageTransform, prepare, random_augment, reduced, upright
 from .picture_limits import check_head, check_image, limits
 
 # common image formats; others (some run programs of their own to decode) are not opened, whatever the file's name
@@ -72,13 +72,16 @@ def _identified(file: Any) -> Any:
 def decode(source: Any, transform: ImageTransform) -> Image.Image:
     """The whole image, upright and with the transform's channels.
 
-    It has its own size, except that a JPEG and a very large image are reduced to no less than twice what is needed.
+    It has its own size, except that a JPEG and a very large image are reduced to no less than twice what is needed,
+    unless the transform resizes it exactly.
     """
     with open_header(source) as image:
+        if transform.resize is not None:
+            return upright(image, transform.mode, transform.transparency)
         # a JPEG can be decoded directly at a half, a quarter or an eighth of its size
         image.draft(transform.mode, (2 * transform.size[1], 2 * transform.size[0]))
         if image.width * image.height <= LARGE:
-            return upright(image, transform.mode)
+            return upright(image, transform.mode, transform.transparency)
         return reduced(image, transform)
 
 
@@ -90,7 +93,7 @@ def to_arrays(
 
     def one(image: Image.Image, seed: int) -> np.ndarray:
         if rng is None or not transform.augmented:
-            image = fit(image, transform.size, transform.fit)
+            image = prepare(image, transform)
         else:
             image = random_augment(image, transform, np.random.Generator(np.random.Philox(key=seed)))
         array = np.asarray(image)

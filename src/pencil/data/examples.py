@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from ..config import UserError
-from .augment import ImageTransform, random_affine, shrink
+from .augment import ImageTransform, prepare, random_affine, shrink
 from .decoding import decode, pool, reason, to_arrays
 
 CACHE_BYTES = 1 << 29  # of decoded images for each split, so that most data sets are decoded once
@@ -50,7 +50,7 @@ class ArrayExamples:
         which = np.asarray(list(which), dtype=np.int64)
         rows = self.pictures[which]
         targets = [self.targets[i] for i in which]
-        if rows.shape[1:] == (transform.channels, *transform.size):
+        if rows.shape[1:] == (transform.channels, *transform.size) and transform.resize in (None, transform.size):
             if rng is None or not transform.augmented:
                 return rows, targets
             if transform.crop == 1 and not transform.flip:
@@ -75,10 +75,12 @@ class FileExamples:
 
     def take(self, which, transform, rng=None):
         plain = transform.without_augmentation
+        if rng is not None and transform.augmented:
+            plain = plain.approximate
         found = list(pool().map(lambda i: self._decode_or_next(i, plain, rng is not None), map(int, which)))
         found = [pair for pair in found if pair is not None]
         images = [image for image, _ in found]
-        pictures = list(to_arrays(images, transform, rng))
+        pictures = list(to_arrays(images, transform.approximate, rng))
         empty = np.zeros((0, transform.channels, *transform.size), np.uint8)
         return np.stack(pictures) if pictures else empty, [self.targets[i] for _, i in found]
 
@@ -101,7 +103,9 @@ class FileExamples:
             return None
         source = self.sources[i]
         try:
-            image = shrink(decode(source, transform), transform.size, transform.fit)
+            image = decode(source, transform)
+            exact = transform.resize is not None
+            image = prepare(image, transform) if exact else shrink(image, transform.size, transform.fit)
         except Exception as error:  # Pillow's decoders raise many kinds
             with self.lock:
                 if i not in self.broken:

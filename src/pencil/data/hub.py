@@ -3,14 +3,30 @@
 import hashlib
 import io
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..config import UserError
+from ..console import note
 from ..files import check_regular
 from .cache import hash_files
 from .examples import FileExamples, Skipped, Target
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
+
+PREFIX, FORMER = "hf:", "hub:"  # the second is how versions before 0.8 wrote it
+
+
+def current_form(data: str) -> str:
+    """Data of the hub as it is written now: hf:OWNER/NAME."""
+    return PREFIX + data.removeprefix(FORMER) if data.startswith(FORMER) else data
+
+
+@cache
+def say_current_form(data: str) -> None:
+    """Tell, once, a user who wrote it as before."""
+    if (now := current_form(data)) != data:
+        note(f"{data} is now written {now}")
 
 
 class Cell:
@@ -29,7 +45,7 @@ class Cell:
 
 
 def from_hub(source: str, want: str) -> ImageData:
-    """`hub:OWNER/NAME`, with @REVISION or the newest one, or a folder of parquet files that `datasets` can read."""
+    """What follows hf: (OWNER/NAME, with @REVISION or the newest), or a folder of parquet files for `datasets`."""
     name, _, revision = (source, "", "") if Path(source).is_dir() else source.partition("@")
     try:
         import datasets
@@ -41,7 +57,7 @@ def from_hub(source: str, want: str) -> ImageData:
         found = datasets.load_dataset(name, revision=revision) if revision else datasets.load_dataset(name)
     except Exception as error:  # the package raises many kinds
         why = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"hub:{name} cannot be loaded: {why}") from None
+        raise UserError(f"hf:{name} cannot be loaded: {why}") from None
     features = next(iter(found.values())).features
     pictures = [key for key, kind in features.items() if isinstance(kind, datasets.Image)]
     if want == "label":
@@ -50,7 +66,7 @@ def from_hub(source: str, want: str) -> ImageData:
         words = [key for key, kind in features.items() if getattr(kind, "dtype", None) == "string"]
         targets = [key for key in ("text", "caption") if key in words] or (words if len(words) == 1 else [])
     if not pictures or not targets:
-        raise UserError(f"hub:{name} has columns {', '.join(features)}: no picture with a {want} among them")
+        raise UserError(f"hf:{name} has columns {', '.join(features)}: no picture with a {want} among them")
     column, target = pictures[0], targets[0]
     names = tuple(map(str, features[target].names)) if want == "label" else ()
     skipped: Skipped = []
@@ -59,7 +75,7 @@ def from_hub(source: str, want: str) -> ImageData:
         values: list[Target] = list(table[target])
         without = sum(value in (None, "", -1) for value in values)
         if without:
-            raise UserError(f"the {part} part of hub:{name} has {without} pictures without a {want}")
+            raise UserError(f"the {part} part of hf:{name} has {without} pictures without a {want}")
         bare = table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
         return FileExamples([Cell(bare, i, column, f"{part} row {i}") for i in range(len(table))], values, skipped)
 
@@ -72,7 +88,7 @@ def from_hub(source: str, want: str) -> ImageData:
         parts = dict(next(iter(found.values())).train_test_split(test_size=0.1, seed=0))
     train, test = (examples(str(part), table) for part, table in parts.items())
     if want == "label":
-        check_classes([str(names[i]) for i in set(train.targets)], f"hub:{name}")
+        check_classes([str(names[i]) for i in set(train.targets)], f"hf:{name}")
     targets, version = [train.targets, test.targets], _version(Path(name), found)
     return ImageData(
         name.rstrip("/").split("/")[-1],
@@ -84,7 +100,7 @@ def from_hub(source: str, want: str) -> ImageData:
         PHOTO_AUGMENTATION if want == "label" else CAPTIONED_AUGMENTATION,
         skipped=skipped,
         select_best="test" not in held_out[:1],
-        pinned=f"hub:{name}@{version}" if isinstance(version, str) else "",
+        pinned=f"hf:{name}@{version}" if isinstance(version, str) else "",
         former_hash=lambda: hashlib.sha256(repr(targets).encode()).hexdigest(),
     )
 

@@ -11,7 +11,7 @@ from .builtin import Scenes
 from .digits import digits
 from .examples import ArrayExamples, VideoExamples
 from .folders import from_folder
-from .hub import from_hub
+from .hub import PREFIX, current_form, from_hub
 from .idx import from_idx
 from .image_data import ImageData, all_held_out
 from .moving import CANVAS, FRAMES, MovingDigits
@@ -25,7 +25,8 @@ def load(data: str, want: str, whole: bool = False) -> ImageData:
 
     With `whole` all of it is held out, and nothing trained on; of generated data, what it holds out anyway.
     """
-    path = expand_path(data) if data and not data.startswith("hub:") else None
+    data = current_form(data)
+    path = expand_path(data) if data and not data.startswith(PREFIX) else None
     if whole and path is not None and path.is_dir() and data not in EMBEDDED_NAMES and not _idx_names(path):
         return from_folder(path, want, whole)
     return all_held_out(_load(data, want)) if whole else _load(data, want)
@@ -39,8 +40,8 @@ def _load(data: str, want: str) -> ImageData:
         if data == "moving-digits":
             return _moving_digits(want)
         return _digits() if data == "digits" else _scenes(data)
-    if data.startswith("hub:"):
-        return from_hub(data.removeprefix("hub:"), want)
+    if data.startswith(PREFIX):
+        return from_hub(data.removeprefix(PREFIX), want)
     if not data:
         raise UserError(f"--data is empty; give a folder or {' or '.join(EMBEDDED[want])}")
     path = expand_path(data)

@@ -1,9 +1,12 @@
 """Settings of how data is read."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from .augment import Fit
+from ..config import UserError
+from .augment import Fit, ImageTransform, Resample, Transparency
+
+IMAGE_SETTINGS = ("fit", "resize", "resample", "transparency", "mean", "std")
 
 
 @dataclass(frozen=True)
@@ -11,9 +14,45 @@ class DataConfig:
     """How data is read; what is unset follows from the data."""
 
     fit: Fit | None = None  # pictures of another shape: crop to their middle, pad with grey bars, squash both sides
+    resize: tuple[int, int] | None = None  # before the centre is cut out: the shorter side to it, or, to squash, both
+    resample: Resample | None = None  # of that resize; bicubic unless given
+    transparency: Transparency | None = None  # on white, or dropped: the colours as they are stored; white unless given
+    mean: tuple[float, ...] | None = None  # of each channel, from 0 to 1: (pixel/255 − mean)/std; unless given −1 to 1
+    std: tuple[float, ...] | None = None  # the other half of mean
     delimiter: Literal["comma", "semicolon", "tab", "pipe"] | None = None  # of a table
     header: bool | None = None  # whether the first line of a table names its columns
     text_column: str | None = None  # of texts with labels: a column's name, or its number from 1; of JSON a key
     label_column: str | None = None
     source_column: str | None = None  # of pairs of texts
     target_column: str | None = None
+
+
+def image_transform(size: tuple[int, int], channels: int, reading: DataConfig, **augmentation: Any) -> ImageTransform:
+    """How images become a model's input, with these settings."""
+    set_ = {name: value for name in IMAGE_SETTINGS if (value := getattr(reading, name)) is not None}
+    check_reading(reading, size, channels)
+    for name in {"mean", "std"} & set_.keys():
+        set_[name] = tuple(set_[name]) * (channels if len(set_[name]) == 1 else 1)
+    return ImageTransform(size, channels, **set_, **augmentation)
+
+
+def check_reading(reading: DataConfig, size: tuple[int, int], channels: int) -> None:
+    """Refuse settings of images that do not fit one another or the model."""
+    if reading.resize is not None and (reading.resize[0] < size[0] or reading.resize[1] < size[1]):
+        raise UserError(f"data.resize {_by(reading.resize)} is smaller than the model's images, {_by(size)}")
+    if reading.resize is not None and reading.fit == "pad":
+        raise UserError("data.fit pad cannot be used with data.resize: set data.fit to crop or squash")
+    if reading.resample is not None and reading.resize is None:
+        raise UserError("data.resample has no effect without data.resize: set both, or leave it out")
+    if (reading.mean is None) != (reading.std is None):
+        raise UserError("data.mean and data.std belong together: set both, or leave both out")
+    for name in ("mean", "std"):
+        values = getattr(reading, name) or (1.0,)
+        if len(values) not in (1, channels):
+            raise UserError(f"data.{name} has {len(values)} values, and the model reads images of {channels} channels")
+        if name == "std" and min(values) <= 0:
+            raise UserError(f"data.std must be above 0, not {min(values)}")
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]}×{size[1]}"

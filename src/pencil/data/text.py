@@ -20,7 +20,8 @@ from .builtin import TEXTS
 from .cache import cache_folder, seal, usable
 from .file_kinds import WRITTEN_AS, not_text
 from .tokenizers import (
-    BPETokenizer,
+    ByteTokenizer,
+    CharTokenizer,
     Tokenizer,
     digest,
     learn,
@@ -210,8 +211,11 @@ class TextData:
         return self.ids[self.split :]
 
     @cached_property
-    def val_bytes(self) -> int:
+    def val_bytes(self) -> int | None:
+        """The bytes of the held-out text; None where the tokenizer does not keep every byte."""
         lengths, val = self.tokenizer.byte_lengths, self.val
+        if lengths is None:
+            return None
         return sum(int(lengths[val[i : i + CHUNK]].sum()) for i in range(0, len(val), CHUNK))
 
 
@@ -267,12 +271,13 @@ def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
 
 def _encoded(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     """The ids of every document, then the end token; without one, a newline if there are several documents."""
-    if isinstance(tokenizer, BPETokenizer) and tokenizer.end is not None:
+    if not isinstance(tokenizer, CharTokenizer | ByteTokenizer) and tokenizer.end is not None:
         close = np.array([tokenizer.end])
     else:
         close = tokenizer.encode("\n" if len(corpus.files) > 1 else "")
     for document in corpus.documents():
-        for piece in document:
+        # a tokenizer that puts a space before a text must read a document whole
+        for piece in document if tokenizer.cuttable else ["".join(document)]:
             yield tokenizer.encode(piece)
         yield close
 

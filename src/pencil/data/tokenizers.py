@@ -3,8 +3,7 @@
 import hashlib
 import json
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,15 +11,27 @@ import numpy as np
 
 from ..config import UserError, nearest
 from ..files import parse_json, read_text
+from .bpe_training import LONGEST_WORD, train_bpe
+from .library_tokenizer import END, LibraryTokenizer, load_inner, pieces, utf8
+from .sentencepiece_tokenizer import KIND as SENTENCEPIECE
+from .sentencepiece_tokenizer import SentencePieceTokenizer
+from .special_tokens import SpecialTokens, WithoutSpecialTokens
 from .tokenizer_files import check_characters, check_tokenizer
 
-END = "<|endoftext|>"
-LOG = logging.getLogger("pencil")
+__all__ = [
+    "END", "LONGEST_WORD", "VOCAB", "BPETokenizer", "ByteTokenizer", "CharTokenizer", "LibraryTokenizer",
+    "SentencePieceTokenizer", "Tokenizer", "digest", "from_name", "learn", "pieces", "read_json", "train_bpe",
+]  # fmt: skip
+BPETokenizer = LibraryTokenizer
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """The interface of all tokenizers; `end` is the id of the end token, if there is one."""
+    """The interface of all tokenizers; `end` is the id of the end token, if there is one.
+
+    `special` is the special tokens of an imported run. `begin` is put before a prompt, `start` before a target; each of
+    `ends` ends a text.
+    """
 
     @property
     def kind(self) -> str: ...
@@ -32,27 +43,61 @@ class Tokenizer(Protocol):
     def vocab(self) -> int: ...
 
     @property
-    def byte_lengths(self) -> np.ndarray:
-        """The UTF-8 length of each id, to convert a loss per token to bits per byte."""
+    def begin(self) -> int | None: ...
+
+    @property
+    def start(self) -> int | None: ...
+
+    @property
+    def ends(self) -> tuple[int, ...]: ...
+
+    @property
+    def mask(self) -> int | None: ...
+
+    @property
+    def pad(self) -> int | None: ...
+
+    @property
+    def never(self) -> tuple[int, ...]: ...
+
+    @property
+    def cuttable(self) -> bool:
+        """Whether a long text may be encoded in pieces, cut as `pieces` does."""
+        ...
+
+    @property
+    def special(self) -> SpecialTokens | None: ...
+
+    @property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The special tokens before and after a text, as the model of an imported run reads it."""
+        ...
+
+    @property
+    def byte_lengths(self) -> np.ndarray | None:
+        """The UTF-8 length of each id, to convert a loss per token to bits per byte; None if bytes are lost."""
         ...
 
     def encode(self, text: str) -> np.ndarray: ...
 
+    def encode_target(self, text: str) -> np.ndarray:
+        """The ids of a target: some tokenizers of translation have two vocabularies of pieces."""
+        ...
+
+    def encode_with_special(self, text: str, pair: str | None = None) -> list[int]:
+        """The ids of a text as the model reads it, special tokens included."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str: ...
+
+    def token(self, i: int) -> str:
+        """One token as text, special tokens too."""
+        ...
 
     def to_json(self) -> str: ...
 
 
-def _utf8(text: str) -> str:
-    """The text; one whose bytes were not UTF-8 (Python keeps them as surrogates) is refused."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError("the text is not UTF-8") from None
-    return text
-
-
-class CharTokenizer:
+class CharTokenizer(WithoutSpecialTokens):
     """One id for each character of the corpus; `ended` adds an end token."""
 
     kind = "char"
@@ -74,7 +119,7 @@ class CharTokenizer:
         return np.array([len(c.encode()) for c in self.characters] + [0] * (self.end is not None))
 
     def encode(self, text: str) -> np.ndarray:
-        codes = np.frombuffer(_utf8(text).encode("utf-32-le"), dtype="<u4")
+        codes = np.frombuffer(utf8(text).encode("utf-32-le"), dtype="<u4")
         ids = self._table[np.minimum(codes, len(self._table) - 1)]
         if (ids < 0).any():
             unknown = chr(int(codes[ids < 0][0]))
@@ -89,7 +134,7 @@ class CharTokenizer:
         return json.dumps(content | ({} if self.end is None else {"ended": True}), ensure_ascii=False)
 
 
-class ByteTokenizer:
+class ByteTokenizer(WithoutSpecialTokens):
     """One id for each byte: 256 ids, any text, no training; `ended` adds an end token."""
 
     kind = "byte"
@@ -106,131 +151,13 @@ class ByteTokenizer:
         return np.array([1] * 256 + [0] * (self.end is not None), dtype=np.int64)
 
     def encode(self, text: str) -> np.ndarray:
-        return np.frombuffer(_utf8(text).encode(), dtype=np.uint8).astype(np.int32)
+        return np.frombuffer(utf8(text).encode(), dtype=np.uint8).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(END.encode() if i == self.end else bytes([int(i)]) for i in ids).decode(errors="replace")
 
     def to_json(self) -> str:
         return json.dumps({"kind": "byte"} | ({} if self.end is None else {"ended": True}))
-
-
-class BPETokenizer:
-    """Byte-level BPE of the `tokenizers` library; GPT-2's tokenizer is one."""
-
-    kind = "bpe"
-
-    def __init__(self, inner: Any):
-        self.inner = inner
-        self.end: int | None = inner.token_to_id(END)
-
-    @property
-    def vocab(self) -> int:
-        return self.inner.get_vocab_size()
-
-    @property
-    def byte_lengths(self) -> np.ndarray:
-        lengths = np.zeros(self.vocab, dtype=np.int64)
-        for token, i in self.inner.get_vocab().items():
-            # a byte-level token has one character for each byte; the end token has no bytes
-            lengths[i] = 0 if i == self.end else len(token)
-        return lengths
-
-    def encode(self, text: str) -> np.ndarray:
-        # in pieces, which the library encodes in parallel
-        encoded = self.inner.encode_batch_fast(list(pieces([_utf8(text)], 1 << 15)), add_special_tokens=False)
-        return np.concatenate([np.asarray(e.ids, dtype=np.int32) for e in encoded] or [np.zeros(0, np.int32)])
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.inner.decode([int(i) for i in ids], skip_special_tokens=False)
-
-    def to_json(self) -> str:
-        return self.inner.to_str(pretty=True)
-
-
-_LINE, _WORD = re.compile(r"(?<=\S)\n(?=\S)"), re.compile(r"(?<=\S)(?= \S)")
-
-
-def pieces(blocks: Iterable[str], size: int) -> Iterator[str]:
-    """The text of the blocks in pieces of `size` to twice `size` characters, cut where no byte-level merge crosses:
-    after a newline between two visible characters, else before a single space; anywhere if there is neither."""
-    kept = ""
-    for block in blocks:
-        kept += block
-        begin = 0
-        while len(kept) - begin > 2 * size:
-            low, high = begin + size, begin + 2 * size
-            cut = _LINE.search(kept, low, high) or _WORD.search(kept, low, high)
-            end = cut.end() if cut else high
-            yield kept[begin:end]
-            begin = end
-        kept = kept[begin:]
-    if kept:
-        yield kept
-
-
-LONGEST_WORD = 1000  # characters: the trainer's time grows with the square of a word's length
-PROGRESS = 32_000_000  # characters between two lines of progress
-# letters and digits, signs, or spaces, half a longest word of them: a longer word covers one that begins at a multiple
-_RUN = re.compile(rf"[^\W_]{{{LONGEST_WORD // 2}}}|(?:_|[^\w\s]){{{LONGEST_WORD // 2}}}|\s{{{LONGEST_WORD // 2}}}")
-
-
-def _budget(texts: Iterable[str], characters: int) -> Iterator[str]:
-    left = characters
-    for text in texts:
-        if (characters - left) // PROGRESS < (characters - left + len(text)) // PROGRESS:
-            LOG.warning("training a BPE: %d million characters read", (characters - left + len(text)) // 1_000_000)
-        yield text[:left]
-        left -= len(text)
-        if left <= 0:
-            return
-
-
-def _cut_words(texts: Iterable[str], words: Callable[[str], list[tuple[str, tuple[int, int]]]]) -> Iterator[str]:
-    """The texts; one with a word of more than LONGEST_WORD characters as single words, long ones in parts."""
-    announced = False
-    for text in texts:
-        found = words(text) if any(_RUN.match(text, i) for i in range(0, len(text), LONGEST_WORD // 2)) else []
-        if all(end - begin <= LONGEST_WORD for _, (begin, end) in found):
-            yield text
-            continue
-        if not announced:
-            LOG.warning(
-                "the text has words of more than %d characters, without a space: the BPE is trained on parts of them, "
-                "each of %d characters",
-                LONGEST_WORD,
-                LONGEST_WORD,
-            )
-            announced = True
-        for _, (begin, end) in found:
-            for at in range(begin, end, LONGEST_WORD):
-                yield text[at : min(end, at + LONGEST_WORD)]
-
-
-def train_bpe(texts: Iterable[str], vocab: int) -> BPETokenizer:
-    """A byte-level BPE of at most `vocab` ids, trained on the first 256 million characters of the texts.
-
-    A word of more than LONGEST_WORD characters is trained on in parts of that length; it is encoded whole.
-    """
-    from tokenizers import Tokenizer as Inner
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    if vocab < 257:
-        raise UserError(
-            f"a byte-level BPE has 256 bytes and an end token, so --vocab must be at least 257, not {vocab}"
-        )
-    inner = Inner(models.BPE())
-    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.pre_tokenizer = splitter  # pyright: ignore[reportAttributeAccessIssue]
-    inner.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab,
-        special_tokens=[END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    inner.train_from_iterator(_cut_words(_budget(texts, 256_000_000), splitter.pre_tokenize_str), trainer)
-    return BPETokenizer(inner)
 
 
 VOCAB = 4096  # tokens to train a tokenizer to, unless set
@@ -248,30 +175,20 @@ def learn(name: str, texts: Iterable[str], vocab: int, ended: bool = False) -> T
     return train_bpe(texts, vocab) if name == "bpe" else from_name(name)
 
 
-def read_json(text: str, where: str) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, Pencil's own or of the `tokenizers` library."""
+def read_json(text: str, where: str, tokens: Mapping[str, Any] | None = None) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, Pencil's own or of the `tokenizers` library, with the `[tokens]` of a run."""
     content = parse_json(text, where, "a tokenizer")
-    if content.get("kind") == "char":
+    kind = content.get("kind")
+    if kind in ("char", "byte"):
+        if tokens is not None:
+            raise UserError(f"{where} is a tokenizer of {kind}s, which has no special tokens: leave [tokens] out")
+        if kind == "byte":
+            return ByteTokenizer(bool(content.get("ended")))
         return CharTokenizer(check_characters(content, where), bool(content.get("ended")))
-    if content.get("kind") == "byte":
-        return ByteTokenizer(bool(content.get("ended")))
+    if kind == SENTENCEPIECE:
+        return SentencePieceTokenizer.read(content, where, tokens)
     check_tokenizer(content, where)
-    return BPETokenizer(_inner(text, where))
-
-
-def _inner(text: str, where: str) -> Any:
-    """The library's tokenizer, without the padding and truncation that a file may ask for: every text is whole."""
-    from tokenizers import Tokenizer as Inner
-
-    try:
-        inner = Inner.from_str(text)
-        inner.no_padding()
-        inner.no_truncation()
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library raises bare Exceptions, and its panics are not even those
-        raise UserError(f"{where} is not a tokenizer: {' '.join(str(error).split())[:200]}") from None
-    return inner
+    return LibraryTokenizer(load_inner(text, where), tokens, where, content)
 
 
 def from_name(name: str) -> Tokenizer:
@@ -298,4 +215,6 @@ def from_name(name: str) -> Tokenizer:
 
 
 def digest(tokenizer: Tokenizer) -> str:
-    return hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
+    """A hash of what decides the ids of a text."""
+    special = "" if tokenizer.special is None else json.dumps(tokenizer.special.table)
+    return hashlib.sha256((tokenizer.to_json() + special).encode()).hexdigest()

@@ -112,7 +112,7 @@ def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> li
 def _describe(
     loaded: Loaded, pictures: np.ndarray, rows: Sequence[Row], options: SampleOptions, reasons: list[str]
 ) -> Iterator[list[str]]:
-    x, tokenizer = picture_tensor(pictures, loaded.device), loaded.tokenizer
+    x, tokenizer = picture_tensor(pictures, loaded), loaded.tokenizer
     return stream(
         loaded.model, tokenizer, [prompt for _, prompt, _ in rows], options.max_new_tokens, options.sampling(),
         stop=options.stop or [], samples=[k for *_, k in rows], begin=tokenizer.end,
@@ -191,7 +191,7 @@ FAMILY = Family(
     task=Captioning,
     data="scenes",
     data_help="scenes or scenes-hard (built in), a folder of images with a metadata.jsonl (a line has file_name and "
-    "text), or hub:OWNER/NAME. --data.fit crop, pad or squash: what becomes of images of another shape.",
+    "text), or hf:OWNER/NAME. --data.fit crop, pad or squash: what becomes of images of another shape.",
     embedded=EMBEDDED["caption"],
     eval_help="exact match, token accuracy, chrF and BLEU, the mistakes, and the attention at each word",
     train_settings=("flip", "crop", "augment_ops", "word_dropout"),

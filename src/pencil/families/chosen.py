@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError, build, fitted, nearest, setting_types
+from ..data.hub import FORMER, PREFIX
 from ..data.settings import DataConfig
 from ..files import read_toml
 from ..train.settings import OPTIONAL, UNDECIDED, TrainConfig
@@ -15,12 +16,9 @@ from .registry import family
 
 Values = dict[str, Any]
 SECTIONS = ("run", "options", "model", "train", "data")
-IN_RUN = (
-    "family",
-    "preset",
-    "data",
-    "settings",
-)  # what [run] of a file may say; a run's own has more, which is no choice
+RECORDED = ("tokens",)  # sections that only a run's own file has
+# what [run] of a file may say; a run's own has more, which is no choice
+IN_RUN = ("family", "preset", "data", "from", "settings")
 FROM_DATA = ("vocab", "classes")  # model settings that follow from the data; the first from the tokenizer too
 SIZED_BY_DATA = ("image_size", "channels", "patch", "context", "source_context")  # these too, unless they are given
 TOKENIZER = ("tokenizer", "vocab")  # options of it
@@ -37,6 +35,7 @@ class Chosen:
     model: Values = field(default_factory=dict)
     train: Values = field(default_factory=dict)
     data_settings: Values = field(default_factory=dict)
+    from_run: str | None = None  # the run whose weights it begins with
 
     @property
     def record(self) -> Family:
@@ -75,10 +74,12 @@ class Chosen:
             train.pop("minutes", None)
         if self.train.get("minutes") is not None:
             train = {name: value for name, value in train.items() if name not in UNDECIDED}
+        preset = self.preset or (file.preset if self.from_run is None else None)
         merged = Chosen(
-            self.family or file.family, self.data if self.data is not None else file.data, self.preset or file.preset,
+            self.family or file.family, self.data if self.data is not None else file.data, preset,
             options | self.options, model | self.model, train | self.train,
             file.data_settings | self.data_settings,
+            self.from_run if self.from_run is not None else file.from_run,
         )  # fmt: skip
         return merged, notes
 
@@ -105,7 +106,7 @@ def read_config(path: str | Path) -> Chosen:
         raise UserError(f"there is no config file {path}")
     tables = read_toml(path)
     for section, table in tables.items():
-        if section not in SECTIONS or not isinstance(table, dict):
+        if section not in (*SECTIONS, *RECORDED) or not isinstance(table, dict):
             raise UserError(f"{path}: [{section}] is not a section of a training; {nearest(section, SECTIONS)}")
     facts, made = tables.get("run", {}), "pencil" in tables.get("run", {})
     for name, value in facts.items():
@@ -114,6 +115,8 @@ def read_config(path: str | Path) -> Chosen:
         if name in IN_RUN and not isinstance(value, str):
             raise UserError(f"{path}: run.{name} must be a word, not {value!r}")
     chosen = {name: facts[name] for name in ("family", "data", "preset") if name in facts}
+    if "from" in facts:
+        chosen.pop("preset", None)  # its model is that of the run
     if "family" not in chosen:
         raise UserError(f'{path} does not say what to train: add family = "…" under [run]')
     try:
@@ -121,9 +124,12 @@ def read_config(path: str | Path) -> Chosen:
         if made:
             tables = {"run": facts, "model": {}, "train": {}} | tables
             tables = current_names(record, tables, str(facts.get("settings", facts["pencil"])))
-        options = tables.get("options", _recorded_options(record, facts, tables.get("model", {})))
+        # a run that was started from another has that one's tokenizer
+        recorded = {} if "from" in facts else _recorded_options(record, facts, tables.get("model", {}))
+        options = tables.get("options", recorded)
         return Chosen(
             **chosen,
+            from_run=facts.get("from"),
             options=fitted(record.train_options, options, "options."),
             model=fitted(record.config, tables.get("model", {}), "model."),
             train=_decided(fitted(TrainConfig, tables.get("train", {}), "train.")),
@@ -194,7 +200,7 @@ def _word(value: Any, kind: Any) -> Any:
 def check_data(chosen: Chosen, path: str | Path) -> None:
     """Refuse a file of data that a config names and that is not there, with where it was looked for."""
     data = chosen.data
-    if data is None or data in chosen.record.embedded or data == "-" or data.startswith("hub:"):
+    if data is None or data in chosen.record.embedded or data == "-" or data.startswith((PREFIX, FORMER)):
         return
     if not Path(data).expanduser().exists():
         where = "" if Path(data).is_absolute() else " (a relative path is looked for in the working folder)"

@@ -11,6 +11,7 @@ from typing import Any
 from ..config import UserError
 from ..data.builtin import TEXTS
 from ..data.cache import hash_files
+from ..data.hub import PREFIX, current_form
 from ..files import read_json, write_aside
 from ..runs import Run
 
@@ -44,7 +45,7 @@ def _recorded(run: Run) -> dict[str, Any]:
 def _contents(source: str, embedded: Sequence[str], lines_a_block: int | None = None) -> dict[str, Any]:
     """The hash of each file of a folder, or of each block of lines of a file; of other data only Python's version."""
     table: dict[str, Any] = {"python": platform.python_version()}
-    path = Path(source.removeprefix("hub:"))
+    path = Path(current_form(source).removeprefix(PREFIX))
     if source in embedded or not source or not path.is_absolute():
         return table
     if path.is_dir():

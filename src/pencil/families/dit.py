@@ -15,7 +15,7 @@ from ..cost.activations import FULL, Activations, adaln_block_group, block_formu
 from ..cost.profile import CostProfile, mean_square
 from ..data.images import EMBEDDED
 from ..files import write_all
-from ..inference.autoencoder import autoencoder_of
+from ..inference.autoencoder import autoencoder_for
 from ..inference.diffusion_sampling import check_sampler
 from ..inference.image_sampling import decoder_of, process_of, sample_images
 from ..models.dit import PRESETS, DiT, DiTConfig, groupings
@@ -23,9 +23,11 @@ from ..models.reader import ReaderConfig
 from ..runs import Loaded
 from ..train.diffusion import Diffusion
 from ..train.diffusion_eval import score_samples
-from ..weights import dit as dit_weights
+from ..weights.dit import DIT
+from ..weights.dit_original import DIT_ORIGINAL
 from .classifier import trained_classifier
 from .dit_condition import condition
+from .dit_imported import imported
 from .dit_trace import STEPS, TraceOptions, trace_step
 from .image_grid import ImageOutput, shown_steps, write_samples
 from .options import (
@@ -112,6 +114,14 @@ class SampleOptions(ImageOutput):
         ),
     ] = None
     seed: Annotated[int, Parameter(group=SAMPLING, help="Random seed; the same seed gives the same images.")] = 0
+    vae: Annotated[
+        str | None,
+        Parameter(
+            group=SAMPLING,
+            help="Make pictures of the latents of an imported model with this autoencoder of diffusers: a folder, or a "
+            "name on the hub.",
+        ),
+    ] = None
 
     def check(self) -> None:
         super().check()
@@ -144,7 +154,7 @@ def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> li
 def _denoise(loaded: Loaded, options: SampleOptions, steps_shown: bool) -> list[np.ndarray]:
     """The samples as bytes, last in the list; before them, if they are shown, steps of the first."""
     c, count = loaded.model.config, options.count or 1
-    autoencoder = autoencoder_of(loaded.run, loaded.device)
+    autoencoder = autoencoder_for(loaded.run, c, options.vae, loaded.device)
     process = process_of(c, autoencoder is not None)
     if options.sampler is not None:
         check_sampler(process, options.sampler)
@@ -193,7 +203,7 @@ FAMILY = Family(
     task=Diffusion,
     data="digits",
     data_help="digits, scenes or moving-digits (built in); a folder with one subfolder a class, or of images with "
-    "metadata.jsonl, or of images alone; a folder of MNIST's idx files; or hub:OWNER/NAME. --data.fit crop, "
+    "metadata.jsonl, or of images alone; a folder of MNIST's idx files; or hf:OWNER/NAME. --data.fit crop, "
     "pad or squash: what becomes of images of another shape.",
     embedded=(*EMBEDDED["label"], *EMBEDDED["caption"]),
     eval_help="loss; the share of samples that a classifier of the same images classifies as their label; of texts, "
@@ -217,5 +227,6 @@ FAMILY = Family(
     ),
     heads="its attention changes with every denoising step, so no single score describes it; "
     "pencil trace --png draws the attention at one step",
-    checkpoints={"dit": dit_weights},
+    checkpoints=(DIT, DIT_ORIGINAL),
+    imported=imported,
 )

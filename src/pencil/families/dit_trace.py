@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from ..config import UserError
 from ..core.masks import NOWHERE
+from ..inference.autoencoder import has_latents
 from ..inference.image_sampling import process_of, sample_images
 from ..inference.text_batches import token_label
 from ..runs import Loaded
@@ -92,7 +93,7 @@ def trace_step(loaded: Loaded, options: TraceOptions, double: bool = False) -> L
 def _inputs_at(loaded: Loaded, given: Any, step: int, steps: int, seed: int, guidance: float) -> tuple[Any, ...]:
     """The model's inputs at this step of `sample_images`, captured by a hook."""
     model, _, run = loaded
-    process = process_of(model.config, "vae" in run.config["run"])
+    process = process_of(model.config, has_latents(run, model.config))
     calls = []
 
     def capture(_: Any, inputs: tuple[Any, ...]) -> None:

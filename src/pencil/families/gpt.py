@@ -18,7 +18,10 @@ from ..models.gpt import GPT, PRESETS, GPTConfig
 from ..runs import Loaded
 from ..tracing.record import LiveTrace, trace
 from ..train.language_modeling import LanguageModeling
-from ..weights import gpt2, llama
+from ..weights.gpt2 import GPT2
+from ..weights.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from ..weights.llama_original import LLAMA_ORIGINAL
+from ..weights.nanogpt import NANOGPT
 from .head_inputs import windows
 from .options import (
     GENERATION,
@@ -126,16 +129,26 @@ def _continue(
 
 
 def _beginning(tokenizer: Any) -> str:
-    """A prompt when none is given: the end of the text before, or a new line."""
+    """A prompt when none is given: what begins a text, else the end of the text before, or a new line."""
+    if tokenizer.begin is not None:
+        return ""
     if tokenizer.end is not None:
-        return tokenizer.decode([tokenizer.end])
+        return tokenizer.token(tokenizer.end)
     return "\n" if "\n" in getattr(tokenizer, "characters", "\n") else tokenizer.decode([0])
+
+
+def _begin(tokenizer: Any) -> list[int]:
+    return [] if tokenizer.begin is None else [tokenizer.begin]
+
+
+def _windows(loaded: Loaded, ids: Any) -> list[Inputs]:
+    return windows(ids, loaded.model.config.context, _begin(loaded.tokenizer))
 
 
 def trace_text(loaded: Loaded, options: TextTraceInput, double: bool = False) -> LiveTrace:
     """The model on one text."""
     model, tokenizer, _ = loaded
-    ids = tokenizer.encode(options.given).tolist()
+    ids = [*_begin(tokenizer), *tokenizer.encode(options.given).tolist()]
     if not ids:
         raise UserError("--input is empty: give at least one token")
     check_context(ids, model.config.context, "input")
@@ -194,9 +207,10 @@ FAMILY = Family(
     ),
     heads=HeadProfile(
         attention_groups,
-        held_out=lambda loaded, task: windows(task.data.val, task.config.context),
-        from_text=lambda loaded, text: windows(loaded.tokenizer.encode(text), loaded.model.config.context),
+        held_out=lambda loaded, task: _windows(loaded, task.data.val),
+        from_text=lambda loaded, text: _windows(loaded, loaded.tokenizer.encode(text)),
         induction=induction_start,
     ),
-    checkpoints={"gpt2": gpt2, "llama": llama},
+    generates=True,
+    checkpoints=(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, LLAMA_ORIGINAL, NANOGPT),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..config import UserError, upgraded
+from ..config import UserError, nearest, upgraded
 from ..manifest import WEIGHTS
 from ..runs import Loaded, Run
 from ..tensors import check_tensors
@@ -16,6 +16,7 @@ from .record import Family
 from .registry import family
 
 DEEP = 100  # blocks that are built in no time
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 SETTINGS_VERSION = "0.7"  # of the names of settings; a run made before is read under its own
 
 
@@ -53,23 +54,43 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else 0 for part in parts)
 
 
-def load_model(run: Run, device: torch.device | str = "cpu") -> Any:
-    """The run's model with its best weights, ready to be used."""
+def load_model(run: Run, device: torch.device | str = "cpu", dtype: torch.dtype | str | None = None) -> Any:
+    """The run's model with its best weights, ready to be used; in the dtype they are stored in, or in this one.
+
+    The dtype "auto" is the stored one, but on a CPU at least float32: there half precision is slow, or not computed.
+    """
+    chosen = _pick_dtype(run, device, dtype)
     run.verify("config.toml", "tokenizer.json")  # a model of other settings would only be refused by its shapes
     record = family(run.family)
     config = record.read_config(run.config["model"])
     _check_depth(run, config)
     with torch.device("meta"):
         model = record.create(config)
-    run.load_weights(model, record.renamed_tensors)
+    run.load_weights(model, record.renamed_tensors, device, chosen)
     return model.to(device).eval()
+
+
+def _pick_dtype(run: Run, device: torch.device | str, dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A floating-point dtype by its name; None for the one that weights are stored in."""
+    name, weights = str(dtype).removeprefix("torch."), run.path / WEIGHTS
+    if name == "auto":
+        half = torch.device(device).type == "cpu" and weights.is_file()
+        half = half and any(one.dtype in ("BF16", "F16") for one in check_tensors(weights).tensors.values())
+        return torch.float32 if half else None
+    if dtype is None or name in DTYPES:
+        return None if dtype is None else getattr(torch, name)
+    raise UserError(f"the dtype {name} is not one that a model computes in; {nearest(name, ('auto', *DTYPES))}")
 
 
 def _check_depth(run: Run, config: Any) -> None:
     """Refuse a deep model whose blocks are not in the weights: building it only to find that out takes long."""
-    depth, weights = getattr(config, "depth", 0), run.path / WEIGHTS
-    if depth > DEEP and weights.is_file() and depth > len(check_tensors(weights).tensors):
-        raise UserError(f"{weights} is of another model: config.toml has model.depth {depth}, and it has fewer tensors")
+    weights = run.path / WEIGHTS
+    for name in ("depth", "decoder_depth"):
+        depth = getattr(config, name, None) or 0
+        if depth > DEEP and weights.is_file() and depth > len(check_tensors(weights).tensors):
+            raise UserError(
+                f"{weights} is of another model: config.toml has model.{name} {depth}, and it has fewer tensors"
+            )
 
 
 class OpenedRun(Loaded):
@@ -80,8 +101,12 @@ class OpenedRun(Loaded):
         return predict_with(self, inputs, options)
 
 
-def load(path: str | Path, device: torch.device | str = "cpu") -> OpenedRun:
-    """Open a run: its model, its tokenizer and its folder."""
+def load(path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | str | None = None) -> OpenedRun:
+    """Open a run: its model, its tokenizer and its folder.
+
+    The weights go onto the device one tensor at a time. They keep the dtype they are stored in, unless another one is
+    given: "float32", "bfloat16", "float16", "float64", or "auto", which is the stored one, on a CPU at least float32.
+    """
     run = open_run(path)
     has_text = (run.path / "tokenizer.json").is_file()
-    return OpenedRun(load_model(run, device), run.tokenizer if has_text else None, run)
+    return OpenedRun(load_model(run, device, dtype), run.tokenizer if has_text else None, run)

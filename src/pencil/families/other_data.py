@@ -7,6 +7,7 @@ from typing import Any
 
 from ..config import UserError
 from ..data.examples import FileExamples
+from ..data.hub import current_form
 from ..runs import Run
 from ..train.settings import TrainConfig
 from ..train.task import DataChanged
@@ -23,7 +24,7 @@ def task_on(run: Run, config: TrainConfig, data: str, notify: Callable[[str], No
     """
     record, facts = family(run.family), run.config["run"]
     source = whole_path(data, record.embedded)
-    own = source == facts.get("data_path")
+    own = source == current_form(facts.get("data_path", ""))
     if own:
         try:
             task = task_of(run, config, notify=notify)

@@ -20,7 +20,7 @@ def predict(
     texts, sources of a translation, or labels of images to be sampled. The options are those of `pencil sample`.
     """
     if isinstance(what, str | Path):
-        what = load(what)
+        what = load(what, dtype="auto")
     if not isinstance(what, Loaded):
         return predict_with(bare(what, tokenizer, classes), inputs, options)
     if tokenizer is not None or classes is not None:

@@ -10,10 +10,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..config import UserError
+from ..config import UserError, build
 from ..console import visible
 from ..data.augment import ImageTransform, upright
 from ..data.decoding import open_image, to_arrays
+from ..data.settings import DataConfig, image_transform
 from ..inference.text_batches import shorten
 from ..models.parts import normalize
 from ..runs import Loaded
@@ -94,7 +95,7 @@ def class_row(prediction: Prediction, count: int | None = None) -> dict[str, Any
 def input_transform(loaded: Loaded) -> ImageTransform:
     """How a picture is brought to the size that the model reads."""
     c = loaded.model.config
-    return ImageTransform(c.image_size, c.channels, fit=loaded.run.config.get("data", {}).get("fit", "crop"))
+    return image_transform(c.image_size, c.channels, build(DataConfig, loaded.run.config.get("data") or {}, "data."))
 
 
 def is_picture(one: Any) -> bool:
@@ -129,7 +130,8 @@ def _read(one: Any, transform: ImageTransform) -> np.ndarray:
         one = _from_array(np.asarray(one.cpu() if isinstance(one, Tensor) else one))
     if not isinstance(one, Image.Image):
         raise UserError(f"a picture is a path, a PIL image or an array of uint8, not {type(one).__name__}")
-    return next(iter(to_arrays([upright(one, transform.mode)], transform.without_augmentation, None)))
+    image = upright(one, transform.mode, transform.transparency)
+    return next(iter(to_arrays([image], transform.without_augmentation, None)))
 
 
 def _from_array(array: np.ndarray) -> Image.Image:
@@ -145,9 +147,10 @@ def _from_array(array: np.ndarray) -> Image.Image:
     return Image.fromarray(array.reshape(array.shape[:2]) if grey else array)
 
 
-def picture_tensor(pictures: np.ndarray, device: torch.device) -> Tensor:
-    """Pictures (n, C, H, W) of bytes as a model reads them."""
-    return normalize(torch.from_numpy(pictures).to(device))
+def picture_tensor(pictures: np.ndarray, loaded: Loaded) -> Tensor:
+    """Pictures (n, C, H, W) of bytes as a model reads them, in its precision."""
+    transform, dtype = input_transform(loaded), next(loaded.model.parameters()).dtype
+    return normalize(torch.from_numpy(pictures).to(loaded.device), transform.mean, transform.std).to(dtype)
 
 
 def check_conditions(inputs: Sequence[Any]) -> list[str]:

@@ -17,7 +17,7 @@ from ..cost.profile import CostProfile, text_length
 from ..data.builtin import TEXTS
 from ..data.pairs import is_table
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
-from ..inference.text_batches import end_token, pad, shorten, token_label, vocabulary_labels
+from ..inference.text_batches import mask_token, pad, shorten, text_ids, token_label, vocabulary_labels
 from ..models.reader import PRESETS, Reader, ReaderConfig
 from ..runs import Loaded, Run
 from ..tracing.record import LiveTrace, trace
@@ -25,11 +25,13 @@ from ..train.masked_language_modeling import MaskedLanguageModeling
 from ..train.settings import TrainConfig
 from ..train.task import Prepared, Request
 from ..train.text_classification import TextClassification
-from ..weights import bert
+from ..weights.bert import BERT, ROBERTA
+from .embedding import check_padding, embed_texts
 from .head_inputs import spread, whole_texts, windows
 from .options import INPUT, REPEATABLE, TextOutput, Texts, TextTraceInput, TokenizerOptions
 from .output import Output
 from .predictions import BATCH, TOP, Prediction, check_texts, class_lines, class_row, classify
+from .reader_files import exported, imported
 from .record import Family
 
 _SMALL = dict(batch=32, weight_decay=0.1)
@@ -55,6 +57,8 @@ class ReaderTask:
 
     @staticmethod
     def reopen(family: Family, run: Run, source: str, train: TrainConfig, whole: bool = False) -> Any:
+        if family.read_config(run.config["model"]).output not in ("words", "label"):
+            raise UserError(_no_head(run.path))
         labelled = "classes" in run.config["run"]
         return (TextClassification if labelled else MaskedLanguageModeling).reopen(family, run, source, train, whole)
 
@@ -80,14 +84,18 @@ class SampleOptions(TextOutput):
 
 
 def token_ids(model: Any, tokenizer: Any, text: str) -> list[int]:
-    """The input: a text begun by the end token, or with the mask token where it has [mask]."""
-    if model.config.classes is not None:
-        ids = [end_token(tokenizer), *tokenizer.encode(text).tolist()]
+    """The input: a text with its special tokens, and with the mask token where it has [mask]."""
+    if tokenizer.special is not None:
+        masked = tokenizer.mask is not None and model.config.classes is None
+        ids = text_ids(tokenizer, MASK.sub(lambda _: tokenizer.token(tokenizer.mask), text) if masked else text)
+    elif model.config.classes is not None:
+        ids = text_ids(tokenizer, text)
     else:
         first, *rest = (tokenizer.encode(part).tolist() for part in MASK.split(text))
         ids = first + [token for part in rest for token in (tokenizer.vocab, *part)]
     if not text:
         raise UserError("the text is empty: give at least one word")
+    check_padding(model, tokenizer, text, ids)
     if len(ids) > model.config.context:
         raise UserError(
             f"the text “{shorten(text)}” has {len(ids)} tokens and the context is {model.config.context}; shorten it"
@@ -109,14 +117,23 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     output.result(data)
 
 
+def _no_head(path: Any) -> str:
+    return (
+        f"{path} has no head that predicts tokens or a class: pencil embed {path} gives vectors of texts, and pencil "
+        f"train --from {path} trains a new head"
+    )
+
+
 @torch.no_grad()
 def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> list[Any]:
     """The classes of each text; for a run without labels a list of its [mask]s, each with the tokens it may be."""
     model, tokenizer, run = loaded
+    if model.config.output not in ("words", "label"):
+        raise UserError(_no_head(run.path))
     texts, labelled = check_texts(inputs, "the input of this model"), model.config.classes is not None
     rows = [token_ids(model, tokenizer, text) for text in texts]
     for text, ids in zip(texts, rows, strict=True):
-        if not labelled and tokenizer.vocab not in ids:
+        if not labelled and mask_token(tokenizer) not in ids:
             raise UserError(
                 f"{run.path} predicts masked tokens: write [mask] where one is to be predicted, in “{text[:40]}”"
             )
@@ -135,7 +152,7 @@ def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> li
 
 def _guesses(tokenizer: Any, ids: Sequence[int], likely: np.ndarray) -> list[Prediction]:
     """The prediction of each masked token of a text."""
-    masked = [at for at, token in enumerate(ids) if token == tokenizer.vocab]
+    masked = [at for at, token in enumerate(ids) if token == mask_token(tokenizer)]
     return [Prediction(likely[at], lambda i: token_label(tokenizer, i)) for at in masked]
 
 
@@ -144,12 +161,12 @@ def trace_text(loaded: Loaded, options: TextTraceInput, double: bool = False) ->
     model, tokenizer, run = loaded
     labelled = model.config.classes is not None
     ids = token_ids(model, tokenizer, str(options.given))
-    words = ["[mask]" if i == tokenizer.vocab else token_label(tokenizer, i) for i in ids]
-    words[0] = "begin" if labelled else words[0]
+    words = ["[mask]" if i == mask_token(tokenizer) else token_label(tokenizer, i) for i in ids]
+    words[0] = "begin" if labelled and tokenizer.special is None else words[0]
     labels = {"T": words, "S": words}
     if labelled:
         labels["K"] = run.config["run"].get("classes") or []
-    else:
+    elif model.config.output == "words":
         labels["V"] = vocabulary_labels(tokenizer, model.config.vocab)
     return trace(model.double() if double else model, torch.tensor([ids]), words=labels)
 
@@ -160,10 +177,10 @@ def _activations(c: Any, batch: int, length: int | None, half: int) -> Activatio
     blocks = [block_group(c, batch, tokens, c.depth, half)]
     before = rows * (c.width if c.dropout else 0) + rows * norm_bytes(c) * c.embed_norm
     after = rows * norm_bytes(c) * (c.norm_position == "pre")
-    if c.classes is None:
+    if c.output == "words":
         return Activations(blocks, before, after + rows * (3 * half * c.width + norm_bytes(c)), rows * c.vocab)
     # a vector sliced out of all tokens keeps them all, unless autocast copies it
-    pooled = rows * FULL * c.width if half == FULL and c.pool == "class" else 0
+    pooled = rows * FULL * c.width if half == FULL and c.pool == "class" and c.output != "states" else 0
     return Activations(blocks, before, after + pooled)
 
 
@@ -173,7 +190,7 @@ def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
 
 def _held_out(loaded: Loaded, task: Any) -> list[Inputs]:
     if loaded.model.config.classes is None:
-        return windows(task.data.val, task.config.context)
+        return windows(task.data.val, task.config.context, *loaded.tokenizer.around)
     texts = [task.data.test[i][0] for i in spread(len(task.data.test)).tolist()]
     return whole_texts(texts, loaded.tokenizer, task.config.context)
 
@@ -181,7 +198,7 @@ def _held_out(loaded: Loaded, task: Any) -> list[Inputs]:
 def _from_text(loaded: Loaded, text: str) -> list[Inputs]:
     context = loaded.model.config.context
     if loaded.model.config.classes is None:
-        return windows(loaded.tokenizer.encode(text), context)
+        return windows(loaded.tokenizer.encode(text), context, *loaded.tokenizer.around)
     return whole_texts([line for line in text.split("\n") if line.strip()], loaded.tokenizer, context)
 
 
@@ -204,6 +221,7 @@ FAMILY = Family(
     sample_options=SampleOptions,
     sample=sample,
     predict=predict,
+    embed=embed_texts,
     trace_options=TextTraceInput,
     trace=trace_text,
     cost=CostProfile(
@@ -214,5 +232,7 @@ FAMILY = Family(
         flop_formulas=lambda c: SELF_ATTENTION_FLOPS,
     ),
     heads=HeadProfile(_attention_groups, _held_out, _from_text),
-    checkpoints={"bert": bert},
+    checkpoints=(BERT, ROBERTA),
+    imported=imported,
+    exported=exported,
 )

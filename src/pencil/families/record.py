@@ -8,6 +8,7 @@ from ..config import UserError, build, nearest
 from ..cost.profile import CostProfile
 from ..inference.attention_layouts import HeadProfile
 from ..models.parts import parameters as count_parameters
+from ..weights.maps import Architecture
 from .options import NoOptions
 
 
@@ -31,12 +32,17 @@ class Family:
     train_options: type = NoOptions  # what `pencil train` takes besides the common options
     sample_options: type = NoOptions
     sample: Callable[..., None] | None = None  # (loaded, options, output)
+    embed: Callable[..., Any] | None = None  # (loaded, texts, how, notify) -> a vector for each text
     predict: Callable[..., list[Any]] | None = None  # (loaded, inputs, sample options) -> a result for each input
     trace_options: type = NoOptions
     trace: Callable[..., Any] | None = None  # (loaded, options, double) -> LiveTrace
     cost: CostProfile = field(default_factory=CostProfile)
     heads: HeadProfile | str = "its attention heads have no score here"  # or why its heads cannot be scored
-    checkpoints: Mapping[str, Any] = field(default_factory=dict)  # modules that map other libraries' checkpoints
+    checkpoints: tuple[Architecture, ...] = ()  # of other libraries, that become its models
+    imported: Callable[..., dict[str, Any]] | None = None  # (checkpoint, config) -> tables of the run, and notes
+    # (run, config, library, their config) -> the JSON files beside the weights by name, and notes
+    exported: Callable[..., tuple[dict[str, Any], list[str]]] | None = None
+    generates: bool = False  # whether it writes token after token
     default_preset: str = "nano"
     data_decides: bool = True  # whether sizes other than the vocabulary follow from the data
     evaluate: Callable[..., Any] | None = None  # (task, model, folder, notify); the report of its task unless given

@@ -9,23 +9,28 @@ from typing import Any
 from .. import __version__
 from ..config import UserError, build, fitted
 from ..data.builtin import TEXTS
+from ..data.hub import PREFIX, current_form, say_current_form
 from ..data.settings import DataConfig
 from ..device import pick_device
 from ..files import memory
 from ..runs import Run, choose_path
 from ..train.schedule import published_peak
 from ..train.settings import TrainConfig, check_patience, check_settings, fit_warmup, with_budget
+from ..train.start import Start
 from ..train.task import DataChanged, Request, check_unchanged
 from .data_record import record_data, what_changed
+from .from_run import begin_from, check_freeze, check_options, open_start, prepare, preset_of, usual_training
 from .loading import SETTINGS_VERSION
 from .record import Family
 from .registry import family
 
 
-def train_config(record: Family, preset: str, train: dict[str, Any]) -> TrainConfig:
-    """The training settings: those of the preset, with these over them."""
-    record.preset_values(preset)
-    config = build(TrainConfig, {**record.training.get(preset, {}), **train}, "train.")
+def train_config(record: Family, preset: str, train: dict[str, Any], start: Start | None = None) -> TrainConfig:
+    """The training settings: those of the preset, or those for trained weights, with these over them."""
+    if start is None:
+        record.preset_values(preset)
+    usual = record.training.get(preset, {}) if start is None else usual_training(record, start)
+    config = build(TrainConfig, {**usual, **train}, "train.")
     check_settings(config, record.train_settings, record.name)
     return config
 
@@ -45,17 +50,20 @@ def settings_of(
     train: dict[str, Any] | None = None,
     options: Any = None,
     data_settings: dict[str, Any] | None = None,
+    from_run: str | None = None,
 ) -> tuple[Any, TrainConfig]:
     """The model's and the training settings as a run would have them."""
     record, model, train = family(name), model or {}, with_budget(train or {})
-    preset = preset or record.default_preset
-    config = train_config(record, preset, train)
+    start = open_start(record, from_run, weights=False) if from_run is not None else None
+    preset = preset_of(record, preset, start)
+    config = train_config(record, preset, train, start)
     if data is None and not record.data_decides:
-        sizes = record.configure(preset, **model)
+        sizes = record.configure(preset, **model) if start is None else start.configure(start.values, model)
         return sizes, fit_schedule(record, preset, sizes, config, train)[0]
     check_data_settings(record, data_settings or {})
-    request = Request(record, data or record.data, preset, model, train, options, data_settings or {})
-    prepared = record.task.prepare(request, config)
+    options = options if start is None else check_options(options, start)
+    request = Request(record, data or record.data, preset, model, train, options, data_settings or {}, start)
+    prepared = prepare(request, config)
     return prepared.model, fit_schedule(record, preset, prepared.model, prepared.train, train)[0]
 
 
@@ -89,51 +97,59 @@ def new_run(
     run_name: str | None = None,
     out: Path | None = None,
     force: bool = False,
+    from_run: str | None = None,
     notify: Callable[[str], None] = lambda line: None,
 ) -> tuple[Run, Any, TrainConfig]:
     """Check everything, read the data, and only then make the run's folder."""
     record, model, train = family(name), model or {}, with_budget(train or {})
-    preset = preset or record.default_preset
+    start = open_start(record, from_run) if from_run is not None else None
+    preset = preset_of(record, preset, start)
     data = record.data if data is None else data
     # refused before a large corpus is read; what only the data can settle is checked after
-    config = train_config(record, preset, train)
+    config = train_config(record, preset, train, start)
     fitted(record.config, model, "model.")
     check_data_settings(record, data_settings or {})
+    options = options if start is None else check_options(options or record.train_options(), start)
     on_cpu = pick_device(config.device).type == "cpu"
-    if not record.data_decides and on_cpu:
-        check_memory(record, record.configure(preset, **{"vocab": 256, **model}), config.batch)
+    if not record.data_decides and on_cpu and start is None:
+        check_memory(record, record.configure(preset, **{"vocab": 256, **model}), config)
     if run_name is not None and (out or not run_name.strip(".") or set(run_name) & set("/\\\n")):
         raise UserError("--name must be a plain name under runs/, without --out; use --out for a folder elsewhere")
     if run_name and (Path("runs") / run_name).exists() and not force:
         raise UserError(
             f"the name {run_name} is already taken by {Path('runs') / run_name}; choose another, or --force"
         )
-    request = Request(record, data, preset, model, train, options, data_settings or {})
-    prepared = record.task.prepare(request, config)
+    request = Request(record, data, preset, model, train, options, data_settings or {}, start)
+    prepared = prepare(request, config)
     settings, notes = fit_schedule(record, preset, prepared.model, prepared.train, train)
     if hasattr(prepared.task, "train"):
         prepared.task.train = settings
     if on_cpu:
-        check_memory(record, prepared.model, settings.batch)
+        check_memory(record, prepared.model, settings)
     check_patience(settings, prepared.task.select_best)
     usual = Path("runs") / f"{prepared.name}-{record.name}"
     path = out or (Path("runs") / run_name if run_name else choose_path(usual.name))
+    begins = [] if start is None else begin_from(start, prepared, settings, path)
+    check_freeze(record, prepared.model, settings, start)
     facts = {
         "family": record.name, "preset": preset, "data": data,
         "data_path": getattr(getattr(prepared.task, "data", None), "pinned", "") or whole_path(data, record.embedded),
         "data_hash": prepared.hash, **prepared.facts, "pencil": __version__, "settings": SETTINGS_VERSION,
+        **({} if start is None else start.facts),
     }  # fmt: skip
     table = {"run": facts, "model": prepared.model, "train": settings}
     if prepared.data is not None and any(value is not None for value in asdict(prepared.data).values()):
         table["data"] = prepared.data
     if used := {name: value for name, value in asdict(request.options).items() if value is not None}:
         table["options"] = used  # so that --config can read the whole training
+    if start is not None and start.tokens:
+        table["tokens"] = start.tokens
     run = Run.create(path, table, prepared.tokenizer, force)
     record_data(run, facts["data_path"], record.embedded, prepared.task)
     taken = not out and not run_name and path != usual
     writing = f"Writing {path}" + (f"; {usual} is an earlier run, and --name gives another name." if taken else ".")
     tokens = _about_tokenizer(prepared.tokenizer, getattr(options, "vocab", None))
-    for note in [writing, *prepared.notes, *tokens, *notes]:
+    for note in [writing, *prepared.notes, *tokens, *begins, *notes]:
         notify(note)
     return run, prepared.task, settings
 
@@ -190,18 +206,24 @@ def _explained(error: UserError, run: Run, source: str, record: Family) -> UserE
 
 def whole_path(data: str, embedded: Sequence[str]) -> str:
     """Where the data is, from any working folder: an absolute path; the name of embedded data as it is."""
-    hub, bare = data.startswith("hub:"), data.removeprefix("hub:")
+    say_current_form(data)
+    data = current_form(data)
+    hub, bare = data.startswith(PREFIX), data.removeprefix(PREFIX)
     path = Path(bare).expanduser()
-    return f"{'hub:' * hub}{path.resolve()}" if path.exists() and data not in embedded else data
+    return f"{PREFIX * hub}{path.resolve()}" if path.exists() and data not in embedded else data
 
 
-def check_memory(record: Family, config: Any, batch: int) -> None:
+def check_memory(record: Family, config: Any, train: TrainConfig) -> None:
     """Refuse what cannot fit: weights, gradients, two moments and the least a batch needs, against all memory."""
     sizes = config.sizes
     tokens = sizes.get("T", 0)  # a family of one's own may have none
     words = sizes.get("t", tokens) * sizes.get("V", 0)
+    # of a frozen part only the weights, and of recomputed blocks only what goes into them
+    kept, each = (4, 0) if train.freeze else (16, 1 if train.recompute == "blocks" else 8)
     try:
-        needed = 16 * record.parameters(config) + 4 * batch * (words + 8 * tokens * config.width * config.depth)
+        needed = kept * record.parameters(config) + 4 * train.batch * (
+            words + each * tokens * config.width * config.depth
+        )
     except RuntimeError:  # so large that its bytes cannot be counted
         needed = 1 << 63
     available = memory()

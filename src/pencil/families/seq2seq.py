@@ -18,9 +18,10 @@ from ..inference.beam import Hypothesis
 from ..inference.generation import stream
 from ..inference.text_batches import (
     beam_targets,
-    end_token,
     greedy_targets,
     source_inputs,
+    start_token,
+    target_ids,
     token_label,
     vocabulary_labels,
 )
@@ -29,7 +30,8 @@ from ..runs import Loaded
 from ..tracing.record import LiveTrace, trace
 from ..train.schedule import published_peak
 from ..train.translation import Translation
-from ..weights import marian
+from ..weights.marian import MARIAN
+from ..weights.t5 import T5
 from .head_inputs import row, spread
 from .options import (
     GENERATION,
@@ -196,7 +198,7 @@ def _translate(
     rows = [source for source in sources for _ in range(count)]
     return rows, stream(
         model, tokenizer, [""] * len(rows), _most(loaded, options), options.sampling(), stop=options.stop or [],
-        samples=[k for _ in sources for k in range(count)], begin=end_token(tokenizer),
+        samples=[k for _ in sources for k in range(count)], begin=start_token(tokenizer),
         given=source_inputs(model, tokenizer, rows), reasons=reasons,
     )  # fmt: skip
 
@@ -208,7 +210,9 @@ def trace_pair(loaded: Loaded, options: TraceOptions, double: bool = False) -> L
     model = model.double() if double else model
     target = greedy_targets(model, tokenizer, [source])[0] if options.text is None else options.text
     given = source_inputs(model, tokenizer, [source])["source"]
-    ids = [tokenizer.end, *tokenizer.encode(target).tolist()]
+    ids = target_ids(tokenizer, target)
+    if options.text is None:  # a text as long as the context may be read as more tokens than were generated
+        ids = ids[: model.config.context]
     check_context(ids, model.config.context, "target with its first token")
     words = ["begin", *(token_label(tokenizer, i) for i in ids[1:])]
     labels = {
@@ -228,7 +232,7 @@ def _tokens(c: Any, length: int | None) -> int:
 
 def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
     target, source = text_length(c, length), _source_length(c, length)
-    decoder = block_group(c, batch, target, c.depth, half)
+    decoder = block_group(c, batch, target, c.decoder_blocks, half)
     blocks = [
         block_group(c, batch, source, c.depth, half),
         with_cross_attention(decoder, c, batch, target, source, half),
@@ -237,6 +241,12 @@ def _activations(c: Any, batch: int, length: int | None, half: int) -> Activatio
     states = batch * source * FULL * c.width if half == FULL else 0  # the encoder's output
     after = rows * norm_bytes(c) * (c.norm_position == "pre") + states + batch * target * half * c.width
     return Activations(blocks, rows * c.width if c.dropout else 0, after, batch * target * c.vocab)
+
+
+def _parameter_formulas(c: Any) -> dict[str, str]:
+    if c.decoder_blocks == c.depth:
+        return block_formulas(c, "2·L")
+    return block_formulas(c, f"(L + {c.decoder_blocks})", str(c.decoder_blocks))
 
 
 def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
@@ -253,7 +263,7 @@ def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
 
 def _held_out(loaded: Loaded, task: Any) -> list[Inputs]:
     chosen = [task.data.test[i] for i in spread(len(task.data.test)).tolist()]
-    sides = [([task.end, *task.encoded(target)], [*task.encoded(source), task.end]) for source, target in chosen]
+    sides = [(task.target(target)[:-1], task.source(source)) for source, target in chosen]
     return [(row(target), row(source)) for target, source in sides if min(len(target), len(source)) > 2]
 
 
@@ -282,8 +292,9 @@ FAMILY = Family(
         takes_length=True,
         decodes=True,
         activations=_activations,
-        parameter_formulas=lambda c: block_formulas(c, stacks=2),
+        parameter_formulas=_parameter_formulas,
     ),
     heads=HeadProfile(_attention_groups, _held_out, unit="pairs"),
-    checkpoints={"marian": marian},
+    generates=True,
+    checkpoints=(MARIAN, T5),
 )

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ..config import UserError
+from ..data.augment import ImageTransform
 from ..data.decoding import open_image
 from ..models.parts import normalize
 from ..runs import Loaded
@@ -18,9 +19,11 @@ def read_image(loaded: Loaded, path: str) -> np.ndarray:
     return open_image(path, input_transform(loaded))
 
 
-def image_tensor(model: Any, picture: np.ndarray) -> torch.Tensor:
+def image_tensor(model: Any, picture: np.ndarray, transform: ImageTransform | None = None) -> torch.Tensor:
     """One image as the model's input, in its precision."""
-    return normalize(torch.from_numpy(np.array(picture[None]))).to(next(model.parameters()).dtype)
+    one = torch.from_numpy(np.array(picture[None]))
+    mean, std = (transform.mean, transform.std) if transform is not None else (None, None)
+    return normalize(one, mean, std).to(next(model.parameters()).dtype)
 
 
 def grid_labels(name: str, grid: Sequence[int]) -> list[str]:

@@ -5,6 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..config import UserError, nearest
 from ..runs import Loaded
 from ..tracing import record
@@ -22,15 +24,17 @@ def trace(what: Any, *inputs: Any, **given: Any) -> record.LiveTrace:
     """
     if not isinstance(what, str | Path | Loaded):
         return record.trace(what, *inputs, **given)
-    loaded = what if isinstance(what, Loaded) else load(what)
+    loaded = what if isinstance(what, Loaded) else load(what, dtype="auto")
     kind = family(loaded.run.family)
     if kind.trace is None:
         raise UserError(f"a {kind.name} is traced as a module: pencil.trace(loaded.model, …)")
     double = given.pop("double", False)
     options = _options(kind.trace_options, inputs, given)
     options.check()
-    if isinstance(what, Loaded) and (double or loaded.device.type != "cpu"):
-        loaded = loaded._replace(model=deepcopy(loaded.model).cpu())  # the caller's stays as it is
+    half = next(loaded.model.parameters()).dtype in (torch.bfloat16, torch.float16)
+    if isinstance(what, Loaded) and (double or half or loaded.device.type != "cpu"):
+        copy = deepcopy(loaded.model).cpu()  # the caller's stays as it is
+        loaded = loaded._replace(model=copy.float() if half else copy)
     return kind.trace(loaded, options, double)
 
 

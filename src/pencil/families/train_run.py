@@ -17,6 +17,7 @@ from .faster_preset import propose_shorter
 from .loading import load
 from .registry import family as record_of
 from .run_setup import new_run
+from .what_trains import what_trains
 
 FILES_NAMED = 20  # unusable files reported one by one
 Notify = Callable[[str], None]
@@ -29,6 +30,7 @@ def train(
     *,
     config: str | Path | None = None,
     preset: str | None = None,
+    from_run: str | Path | None = None,
     model: Mapping[str, Any] | None = None,
     train: Mapping[str, Any] | None = None,
     name: str | None = None,
@@ -43,12 +45,15 @@ def train(
 
     A setting is given by its plain name (depth=4, steps=200, tokenizer="bpe"), or in the tables `model` and `train`.
     `config` is a file of settings, such as the config.toml of a run; what is given besides goes over it.
+    `from_run` is a run whose weights it begins with (--from); `freeze` names the parameters that are not trained.
     `on_step(step, metrics)` and `on_evaluation(step, metrics)` are called on the way; one that returns False stops.
     """
     file = None if config is None else read_config(config)
     if family is None and file is None:
         raise UserError('the family is missing: pencil.train("gpt", "notes.txt"), or pencil.train(config="run.toml")')
     record = file.record if family is None and file is not None else record_of(str(family))
+    if isinstance(patterns := settings.get("freeze"), list | tuple):
+        settings["freeze"] = ",".join(patterns)
     found = resolve(record, settings)
     for section, table in (("model", model), ("train", train)):
         if both := set(found[section]) & set(table or {}):
@@ -56,7 +61,7 @@ def train(
     options, sizes = with_image_size(found["options"], {**(model or {}), **found["model"]})
     chosen = Chosen(
         record.name, None if data is None else str(data), preset, options, sizes,
-        {**(train or {}), **found["train"]}, found["data"],
+        {**(train or {}), **found["train"]}, found["data"], None if from_run is None else str(from_run),
     )  # fmt: skip
     notify = (lambda line: None) if quiet else note
     if file is not None and config is not None:
@@ -84,10 +89,12 @@ def start_training(
     run, task, config = new_run(
         record.name, chosen.data, preset=chosen.preset, model=chosen.model, train=chosen.train,
         data_settings=chosen.data_settings, options=chosen.train_options(), run_name=name, out=out, force=force,
-        notify=notify,
+        from_run=chosen.from_run, notify=notify,
     )  # fmt: skip
     count, device = record.parameters(task.config), pick_device(config.device).type
     notify(f"A {record.name} of {count:,} parameters, from {task.about()}; on {device}.")
+    if chosen.from_run is not None or config.freeze is not None:
+        notify(what_trains(record, task.config, config))
     return run, task, config
 
 

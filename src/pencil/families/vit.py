@@ -15,16 +15,19 @@ from ..core.patches import grid_positions
 from ..cost.activations import FULL, SELF_ATTENTION_FLOPS, Activations, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile
 from ..data.images import EMBEDDED
+from ..data.settings import IMAGE_SETTINGS
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every
 from ..inference.attention_maps import class_attention
 from ..models.vit import PRESETS, ViT, ViTConfig
 from ..runs import Loaded
 from ..tracing.record import LiveTrace, trace
 from ..train.image_classification import ImageClassification
-from ..weights import vit as vit_weights
+from ..weights.timm_vit import TIMM_VIT
+from ..weights.vit import DEIT, VIT
 from .head_inputs import held_out_images
 from .options import OUTPUT, AttentionOutput, ImageInput, ImageSizeOptions, ImageTraceInput, TextOutput
 from .output import Output
+from .picture_files import exported, imported
 from .predictions import (
     BATCH,
     Prediction,
@@ -72,7 +75,10 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     output.texts(lines)
     output.result([{"image": str(path), **class_row(one)} for path, one in zip(paths, predictions, strict=True)])
     if options.attention:
-        output.file(options.attention, class_attention(loaded.model, pictures[0], predictions[0].label))
+        output.file(
+            options.attention,
+            class_attention(loaded.model, pictures[0], picture_tensor(pictures[:1], loaded), predictions[0].label),
+        )
 
 
 def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> list[Prediction]:
@@ -82,7 +88,7 @@ def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> li
 
 @torch.no_grad()
 def _classify(loaded: Loaded, pictures: np.ndarray) -> list[Prediction]:
-    parts = [picture_tensor(pictures[i : i + BATCH], loaded.device) for i in range(0, len(pictures), BATCH)]
+    parts = [picture_tensor(pictures[i : i + BATCH], loaded) for i in range(0, len(pictures), BATCH)]
     return [one for x in parts for one in classify(loaded.model(x), loaded.classes)]
 
 
@@ -96,9 +102,9 @@ def trace_image(loaded: Loaded, options: ImageTraceInput, double: bool = False) 
     """The model on one image."""
     model = loaded.model.double() if double else loaded.model
     patches = grid_labels("patch", model.config.grid)
-    first = int(model.class_token is not None)
-    tokens = ["class"] * first + patches
-    x = image_tensor(model, read_image(loaded, str(options.given)))
+    first, registers = model.config.before, model.config.registers
+    tokens = ["class"] * (first > registers) + [f"register {i + 1}" for i in range(registers)] + patches
+    x = image_tensor(model, read_image(loaded, str(options.given)), input_transform(loaded))
     names = loaded.run.config["run"].get("classes") or []
     labels = {"T": tokens, "S": tokens, "N": patches, "K": names}
     return trace(model, x, words=labels, facts=patch_facts(first, model.config.grid))
@@ -111,18 +117,24 @@ def _activations(c: Any, batch: int, length: int | None, half: int) -> Activatio
     patches = batch * half * c.sizes["c"] * prod(c.grid)
     # a vector sliced out of all tokens keeps them all, unless autocast copies it
     pooled = rows * FULL * c.width if half == FULL and c.pool == "class" else 0
-    return Activations(blocks, patches + (rows * c.width if c.dropout else 0), rows * norm_bytes(c) + pooled)
+    normed = (batch if c.norm_pooled else rows) * norm_bytes(c)
+    embedded = rows * (norm_bytes(c) if c.embed_norm else 0) + (rows * c.width if c.dropout else 0)
+    return Activations(blocks, patches + embedded, normed + pooled)
 
 
 def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
-    """Patches, and the class token before them if there is one."""
-    before = int(model.class_token is not None)
+    """Patches, and the class token and registers before them if there are any."""
+    before = model.config.before
     places = grid_positions(model.config.grid, torch.device("cpu"))
     steps = (places[:, None] - places).abs().sum(-1)
     count = before + len(places)
     own, near = torch.eye(count, dtype=torch.bool), torch.zeros(count, count, dtype=torch.bool)
     near[before:, before:] = steps == 1
-    targets = {"class": (torch.arange(count) < before).expand(count, -1) & ~own, "near": near, "own": own}
+    targets = {
+        "class": (torch.arange(count) < before - model.config.registers).expand(count, -1) & ~own,
+        "near": near,
+        "own": own,
+    }
     return [AttentionGroup("", SELF_ATTENTION, every(count, count, targets))]
 
 
@@ -136,11 +148,11 @@ FAMILY = Family(
     task=ImageClassification,
     data="digits",
     data_help="digits (built in), a folder with one subfolder for each class, a folder of MNIST's idx files, or "
-    "hub:OWNER/NAME. --data.fit crop, pad or squash: what becomes of images of another shape.",
+    "hf:OWNER/NAME. --data.fit crop, pad or squash: what becomes of images of another shape.",
     embedded=EMBEDDED["label"],
     eval_help="accuracy over all and per class, the confusion matrix and the most confident mistakes",
     train_settings=("flip", "crop", "augment_ops", "mixup"),
-    data_settings=("fit",),
+    data_settings=IMAGE_SETTINGS,
     train_options=ImageSizeOptions,
     sample_options=SampleOptions,
     sample=sample,
@@ -155,5 +167,7 @@ FAMILY = Family(
         held_out=lambda loaded, task: [(picture,) for picture in held_out_images(task)[0]],
         unit="images",
     ),
-    checkpoints={"vit": vit_weights},
+    checkpoints=(VIT, DEIT, TIMM_VIT),
+    imported=imported,
+    exported=exported,
 )

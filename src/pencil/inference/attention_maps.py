@@ -9,12 +9,15 @@ from .. import draw
 from ..data.tokenizers import Tokenizer
 from ..models import captioner, seq2seq, vit
 from ..models.parts import normalize
-from .text_batches import source_inputs, token_label
+from .text_batches import source_inputs, target_ids, token_label
 
 
-def class_attention(model: Any, picture: np.ndarray, label: str) -> bytes:
-    """An image, and the same image under the attention of the pooled token: the last block, averaged over heads."""
-    attention = vit.attention_maps(model, _batch(model, picture))[0].float().cpu().numpy()
+def class_attention(model: Any, picture: np.ndarray, x: torch.Tensor, label: str) -> bytes:
+    """An image, and the same image under the attention of the pooled token: the last block, averaged over heads.
+
+    `x` is the image as the model reads it.
+    """
+    attention = vit.attention_maps(model, x)[0].float().cpu().numpy()
     return draw.overlays(picture, [label], attention[None])
 
 
@@ -30,11 +33,11 @@ def caption_attention(model: Any, tokenizer: Tokenizer, picture: np.ndarray, tex
 def source_attention(model: Any, tokenizer: Tokenizer, source: str, text: str) -> bytes:
     """A heat map: for each word of the target, the attention to the source at the step that produced the word."""
     given = source_inputs(model, tokenizer, [source])["source"]
-    ids = [tokenizer.end, *tokenizer.encode(text).tolist()][: model.config.context]
+    ids = target_ids(tokenizer, text)[: model.config.context]
     tokens = torch.tensor([ids], device=given.device)
     maps = seq2seq.attention_maps(model, given, tokens)[0].float().cpu().numpy()
     with torch.no_grad():
-        ended = int(model(tokens, given)[0, -1].argmax()) == tokenizer.end
+        ended = int(model(tokens, given)[0, -1].argmax()) in tokenizer.ends
     rows = [token_label(tokenizer, token) for token in ids[1:]]
     if ended or not rows:  # a target that was cut short has no end
         rows.append("end")

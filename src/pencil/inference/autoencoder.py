@@ -15,6 +15,7 @@ from ..models.parts import normalize
 from ..runs import Run
 
 BATCH = 16  # images through the autoencoder at a time
+PICTURE_CHANNELS = (1, 3)
 MAX_BLOCKS, MAX_SIZE = 16, 4096  # of an autoencoder's list of blocks, and of any of its sizes
 
 
@@ -98,6 +99,32 @@ def _check_folder(folder: Path, source: str) -> None:
         raise UserError(f"{source} has layers_per_block {layers} in its config.json, which no autoencoder has")
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"{source} has no weights in a .safetensors file; other formats are not opened")
+
+
+def has_latents(run: Run, config: Any) -> bool:
+    """Whether a run's images are latents: it has an autoencoder, or channels that no picture has."""
+    return "vae" in run.config["run"] or config.channels not in PICTURE_CHANNELS
+
+
+def autoencoder_for(run: Run, config: Any, given: str | None, device: torch.device | str = "cpu") -> Autoencoder | None:
+    """The autoencoder that turns a run's samples into images: the run's own, or the one given where it has none."""
+    if given is None:
+        found = autoencoder_of(run, device)
+        if found is None and has_latents(run, config):
+            raise UserError(
+                f"{run.path} makes latents of {config.channels} channels and has no autoencoder, which makes pictures "
+                "of them: give its folder by --vae"
+            )
+        return found
+    if "vae" in run.config["run"]:
+        raise UserError(f"{run.path} has its own autoencoder, {run.config['run']['vae']}: leave --vae out")
+    found = Autoencoder.open(given, device)
+    if found.channels != config.channels:
+        raise UserError(
+            f"the autoencoder {given} takes latents of {found.channels} channels, and {run.path} makes "
+            f"{config.channels}"
+        )
+    return found
 
 
 def autoencoder_of(run: Run, device: torch.device | str = "cpu") -> Autoencoder | None:

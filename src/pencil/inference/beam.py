@@ -1,6 +1,6 @@
 """Beam search: the highest-scoring continuations of each prompt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +30,8 @@ def search(
     max_new_tokens: int,
     beams: int,
     *,
-    end: int | None = None,
+    end: int | Collection[int] | None = None,
+    never: Sequence[int] = (),
     vocab: int | None = None,
     penalty: float = 0.6,
     given: Mapping[str, Any] | None = None,
@@ -43,21 +44,22 @@ def search(
         raise UserError(f"beams must be at least 1, not {beams}")
     if not -MAX_PENALTY <= penalty <= MAX_PENALTY:
         raise UserError(f"length-penalty must be at least {-MAX_PENALTY} and at most {MAX_PENALTY}, not {penalty}")
-    generation = Generation(model, prompts, max_new_tokens, end=end, vocab=vocab, given=given)
+    generation = Generation(model, prompts, max_new_tokens, end=end, never=never, vocab=vocab, given=given)
     rooms = [min(max_new_tokens, generation.context - len(prompt) + 1) for prompt in prompts]
     width, device = generation.vocab, generation.device
     beams = min(beams, width ** max(rooms))  # no more continuations exist
     found: list[list[Hypothesis]] = [[] for _ in prompts]
     live = list(range(len(prompts)))  # prompts still searched; each has `beams` consecutive rows
     texts: list[list[list[int]]] = [[[]] * beams for _ in prompts]
-    logits = generation.prefill()[:, None, :width].expand(-1, beams, -1)
+    logits = generation.prefill()[:, None].expand(-1, beams, -1)
     # all beams of a prompt start the same: only the first may grow
     scores = torch.zeros(len(prompts), beams, dtype=torch.float64, device=device)
     scores[:, 1:] = -torch.inf
     cache: Any = generation.cache
     cache.pick(torch.arange(len(prompts), device=device).repeat_interleave(beams))
     for length in range(1, max(rooms) + 1):
-        ahead = scores[..., None] + logits.double().log_softmax(-1)
+        # a hypothesis has the probability that the model gives it, whatever else is not generated
+        ahead = scores[..., None] + generation.allowed(logits.double().log_softmax(-1))
         # twice the beams: if half of them end, enough remain
         best = ahead.flatten(1).topk(min(2 * beams, beams * width))
         values, places = best.values.tolist(), best.indices.tolist()
@@ -69,11 +71,11 @@ def search(
                 beam, token = divmod(place, width)
                 if value == -torch.inf:
                     continue
-                if token == end or last:
+                if token in generation.ends or last:
                     if rank < beams or last:
                         text = [*texts[i][beam], token]
                         found[prompt].append(
-                            Hypothesis(text, value, value / _length_norm(length, penalty), token == end)
+                            Hypothesis(text, value, value / _length_norm(length, penalty), token in generation.ends)
                         )
                 elif len(grows) < beams:
                     grows.append((beam, token, value))
@@ -95,7 +97,7 @@ def search(
         cache.pick(torch.tensor(rows, device=device), sources=dropped)
         scores = torch.tensor(kept, dtype=torch.float64, device=device)
         fed = torch.tensor(tokens, device=device)[:, None]
-        logits = model(fed, cache=cache, last=True)[:, -1, :width].unflatten(0, (len(live), beams))
+        logits = model(fed, cache=cache, last=True)[:, -1].unflatten(0, (len(live), beams))
     return found
 
 

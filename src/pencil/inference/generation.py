@@ -1,6 +1,6 @@
 """Text generation: prefill and cached decode in one path, and text streamed as it is decoded."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from ..config import UserError, build
 from ..core.masks import NOWHERE
 from ..core.span import Span
+from ..data.detokenizer import Detokenizer
 from ..data.tokenizers import Tokenizer
 from .sampling import Sampling, penalize, probabilities
 
@@ -20,6 +21,7 @@ class Generation:
     Every row has its own random stream and its own positions, so it is generated as it would be alone.
     The model takes (tokens, span=, cache=, last=True), has a config with context and vocab, and makes its `new_cache`;
     `given` are its other inputs, passed with the prefill only: a picture or a source, one a row.
+    Each token of `end` ends a row; those of `never` are not generated.
     `reasons` is why each row ended: "length", "context", "end" or "stop".
     """
 
@@ -31,7 +33,8 @@ class Generation:
         sampling: Sampling | None = None,
         *,
         samples: Sequence[int] | None = None,
-        end: int | None = None,
+        end: int | Collection[int] | None = None,
+        never: Sequence[int] = (),
         vocab: int | None = None,
         slide: bool = False,
         cached: bool = True,
@@ -49,7 +52,9 @@ class Generation:
                 if not 0 <= token < vocab:
                     raise UserError(f"token {token} is outside the vocabulary of {vocab}")
         self.model, self.max_new_tokens, self.sampling = model, max_new_tokens, sampling or Sampling()
-        self.context, self.vocab, self.end, self.slide, self.cached = context, vocab, end, slide, cached
+        self.context, self.vocab, self.slide, self.cached = context, vocab, slide, cached
+        self.ends = frozenset(() if end is None else (end,) if isinstance(end, int) else end)
+        self.never = list(never)
         self.given = dict(given or {})
         self.device = next(model.parameters()).device
         self.rows = [list(map(int, prompt)) for prompt in prompts]  # the context of each row: sliding may shorten it
@@ -68,14 +73,14 @@ class Generation:
 
     def __iter__(self) -> Iterator[list[int | None]]:
         for step in range(self.max_new_tokens):
-            logits = self._logits()[:, : self.vocab]  # a padded vocabulary has unused ids
+            logits = self.allowed(self._logits())
             chosen: list[int | None] = [
                 None if reason else token for token, reason in zip(self._choose(logits), self.reasons, strict=True)
             ]
             for i, token in enumerate(chosen):
                 if token is not None:
                     self.rows[i].append(token)
-                    if token == self.end:
+                    if token in self.ends:
                         self.finish(i, "end")
                     elif step + 1 == self.max_new_tokens:
                         self.finish(i, "length")
@@ -83,6 +88,13 @@ class Generation:
             self._make_room()
             if self.ended:
                 return
+
+    def allowed(self, logits: Float[Tensor, "... V"]) -> Float[Tensor, "... V"]:
+        """The logits of tokens that may be generated: a padded vocabulary has unused ids."""
+        logits = logits[..., : self.vocab]
+        if not self.never:
+            return logits
+        return logits.index_fill(-1, torch.tensor(self.never, device=logits.device), -torch.inf)
 
     def _make_room(self) -> None:
         """A row whose context is full ends, or slides: its older half is dropped and the rest prefilled again."""
@@ -124,7 +136,7 @@ class Generation:
     def _choose(self, logits: Float[Tensor, "B V"]) -> list[int]:
         if self.sampling.repetition_penalty != 1:
             # the end token is no repetition
-            rows = [[token for token in row if token != self.end] for row in self.rows]
+            rows = [[token for token in row if token not in self.ends] for row in self.rows]
             logits = penalize(logits, rows, self.sampling.repetition_penalty)
         if self.sampling.temperature == 0:
             return logits.argmax(-1).tolist()
@@ -140,25 +152,15 @@ class Generation:
 
 
 class _TextStream:
-    """One row's tokens as text: whole characters only, holding back what may be the start of a stop string."""
+    """One row's tokens as text, holding back what may be the start of a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
-        self.tokenizer, self.stop = tokenizer, stop
-        self.waiting: list[int] = []
-        self.emitted = 0  # characters of the waiting tokens already returned
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], prompt: Sequence[int] = ()):
+        self.text, self.stop = Detokenizer(tokenizer, prompt), stop
         self.held = ""
 
     def add(self, token: int) -> tuple[str, bool]:
         """What may be shown now, and whether a stop string was met."""
-        self.waiting.append(token)
-        text = self.tokenizer.decode(self.waiting)
-        # an incomplete character at the end decodes to U+FFFD: hold it back until its remaining bytes come
-        partial = text.endswith("\ufffd")
-        complete_text = text[:-1] if partial else text
-        self.held += complete_text[self.emitted :]
-        self.emitted = len(complete_text) if partial else 0
-        if not partial:
-            self.waiting.clear()
+        self.held += self.text.add(token)
         met = [at for word in self.stop if (at := self.held.find(word)) >= 0]
         if met:
             shown, self.held = self.held[: min(met)], ""
@@ -169,8 +171,7 @@ class _TextStream:
         return shown, False
 
     def rest(self) -> str:
-        rest = self.tokenizer.decode(self.waiting)[self.emitted :] if self.waiting else ""
-        return self.held + rest
+        return self.held + self.text.rest()
 
 
 def stream(
@@ -192,19 +193,19 @@ def stream(
     """Each step's new text, one piece a prompt; `reasons`, if given, is filled with why each row ended.
 
     A string is one prompt. How tokens are sampled is a `Sampling`, or its settings as keywords: temperature, top_k, …
-    Bad input is refused before the first piece. `begin` is a token put before every prompt.
+    Bad input is refused before the first piece. `begin` is put before every prompt: the tokenizer's, unless given.
     """
     prompts = [prompts] if isinstance(prompts, str) else prompts
     stop = [stop] if isinstance(stop, str) else stop
     sampling = _sampling(sampling, settings)
+    begin = tokenizer.begin if begin is None else begin
     ids = [([] if begin is None else [begin]) + tokenizer.encode(prompt).tolist() for prompt in prompts]
     generation = Generation(
-        model, ids, max_new_tokens, sampling, samples=samples, end=tokenizer.end, vocab=tokenizer.vocab, slide=slide,
-        cached=cached, given=given,
+        model, ids, max_new_tokens, sampling, samples=samples, end=tokenizer.ends, never=tokenizer.never,
+        vocab=tokenizer.vocab, slide=slide, cached=cached, given=given,
     )  # fmt: skip
-    return _pieces(
-        generation, tokenizer, [_TextStream(tokenizer, stop) for _ in prompts], [] if reasons is None else reasons
-    )
+    texts = [_TextStream(tokenizer, stop, prompt) for prompt in ids]
+    return _pieces(generation, tokenizer, texts, [] if reasons is None else reasons)
 
 
 def _pieces(
@@ -213,7 +214,7 @@ def _pieces(
     for step in generation:
         pieces = [""] * len(texts)
         for i, token in enumerate(step):
-            if token is not None and token != tokenizer.end:
+            if token is not None and token not in tokenizer.ends:
                 pieces[i], met = texts[i].add(token)
                 if met:
                     generation.reasons[i] = "stop"

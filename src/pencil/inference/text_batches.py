@@ -24,6 +24,38 @@ def end_token(tokenizer: Tokenizer) -> int:
     return tokenizer.end
 
 
+def start_token(tokenizer: Tokenizer) -> int:
+    """The id that begins a target: the end token, unless the tokenizer of an imported run has another."""
+    return end_token(tokenizer) if tokenizer.start is None else tokenizer.start
+
+
+def source_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A source and its end token."""
+    if tokenizer.special is not None:
+        return tokenizer.encode_with_special(text)
+    return [*tokenizer.encode(text).tolist(), end_token(tokenizer)]
+
+
+def target_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A target and the token that begins it."""
+    return [start_token(tokenizer), *tokenizer.encode_target(text).tolist()]
+
+
+def text_ids(tokenizer: Tokenizer, text: str, longest: int | None = None) -> list[int]:
+    """A text as a classifier reads it: begun by the end token, or with the special tokens of an imported run.
+
+    One that is longer than `longest` is cut, and keeps its special tokens.
+    """
+    ids = tokenizer.encode(text).tolist()
+    before, after = ((end_token(tokenizer),), ()) if tokenizer.special is None else tokenizer.around
+    return [*before, *ids[: None if longest is None else max(0, longest - len(before) - len(after))], *after]
+
+
+def mask_token(tokenizer: Tokenizer) -> int:
+    """The id of the mask token: the one after the last, unless the tokenizer of an imported run has one."""
+    return tokenizer.vocab if tokenizer.mask is None else tokenizer.mask
+
+
 def pad(rows: Sequence[Sequence[int]], fill: int, longest: int, whole: bool = False) -> tuple[Tensor, Tensor]:
     """Rows of different lengths as one tensor, and the index of each token: NOWHERE for padding.
 
@@ -42,7 +74,7 @@ def source_inputs(model: Any, tokenizer: Tokenizer, texts: Sequence[str]) -> dic
     """The source inputs of an encoder–decoder; a source that is empty or too long is refused."""
     longest, end, rows = model.config.source_context, end_token(tokenizer), []
     for text in texts:
-        ids = [*tokenizer.encode(text).tolist(), end]
+        ids = source_ids(tokenizer, text)
         if len(ids) == 1:
             raise UserError("the source is empty: give at least one word")
         if len(ids) > longest:
@@ -62,10 +94,10 @@ def greedy_targets(
     model: Any, tokenizer: Tokenizer, sources: Sequence[str], max_new_tokens: int | None = None
 ) -> list[str]:
     """The target of each source, decoded greedily."""
-    end, longest = end_token(tokenizer), model.config.context - 1
+    start, longest = start_token(tokenizer), model.config.context - 1
     generation = Generation(
-        model, [[end]] * len(sources), min(longest, max_new_tokens or longest), Sampling(0), end=end,
-        vocab=tokenizer.vocab, given=source_inputs(model, tokenizer, sources),
+        model, [[start]] * len(sources), min(longest, max_new_tokens or longest), Sampling(0), end=tokenizer.ends,
+        never=tokenizer.never, vocab=tokenizer.vocab, given=source_inputs(model, tokenizer, sources),
     )  # fmt: skip
     for _ in pollable(generation):
         pass
@@ -81,29 +113,30 @@ def beam_targets(
     max_new_tokens: int | None = None,
 ) -> list[list[tuple[str, Hypothesis]]]:
     """For each source the highest-scoring targets of a beam search, best first, with their scores."""
-    end, longest = end_token(tokenizer), model.config.context - 1
+    start, longest = start_token(tokenizer), model.config.context - 1
     found = search(
-        model, [[end]] * len(sources), min(longest, max_new_tokens or longest), beams, end=end, vocab=tokenizer.vocab,
-        penalty=penalty, given=source_inputs(model, tokenizer, sources),
+        model, [[start]] * len(sources), min(longest, max_new_tokens or longest), beams, end=tokenizer.ends,
+        never=tokenizer.never, vocab=tokenizer.vocab, penalty=penalty, given=source_inputs(model, tokenizer, sources),
     )  # fmt: skip
     return [[(decode_text(tokenizer, one.tokens), one) for one in rows] for rows in found]
 
 
 def decode_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text of these ids, without end tokens."""
-    return tokenizer.decode([token for token in ids if token != tokenizer.end])
+    return tokenizer.decode([token for token in ids if token not in tokenizer.ends])
 
 
 def token_label(tokenizer: Tokenizer, token: int) -> str:
     """One token as a short visible word."""
-    return tokenizer.decode([token]).replace(" ", "␣").replace("\n", "⏎") or "·"
+    return tokenizer.token(token).replace(" ", "␣").replace("\n", "⏎") or "·"
 
 
 def vocabulary_labels(tokenizer: Tokenizer, vocab: int) -> list[str]:
-    """A label for each id, where there are few enough to be kept with a trace; ids after the last are the mask."""
+    """A label for each id, where there are few enough to be kept with a trace; beyond are masks."""
     if vocab > 8192:
         return []
-    return [token_label(tokenizer, i) if i < tokenizer.vocab else "[mask]" for i in range(vocab)]
+    spare = "[mask]" if tokenizer.special is None else "·"
+    return [token_label(tokenizer, i) if i < tokenizer.vocab else spare for i in range(vocab)]
 
 
 def shorten(text: str, length: int = 40) -> str:

@@ -58,7 +58,7 @@ class CaptionerConfig:
     text_width: int | None = None  # width of the token embeddings, projected to width; width unless given
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
     eps: float = 1e-5  # epsilon of the norms
-    activation: Activation = "gelu"  # of the MLP; swiglu is gated
+    activation: Activation = "gelu"  # of the MLP; swiglu and geglu are gated
     bias: bool = False  # biases in norms, blocks and head; the patch projection always has one
     dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
     attention_dropout: float | None = None  # rate for attention weights; dropout unless given

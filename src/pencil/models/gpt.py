@@ -46,7 +46,7 @@ class GPTConfig:
     hidden: int | None = None  # width of the MLP; 4·width unless given
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
     eps: float = 1e-5  # epsilon of the norms
-    activation: Activation = "gelu"  # of the MLP; swiglu is gated
+    activation: Activation = "gelu"  # of the MLP; swiglu and geglu are gated
     bias: bool = False  # biases in linear layers and norms
     qkv_bias: bool | None = None  # biases of queries, keys and values; bias unless given
     qk_norm: bool = False  # RMSNorm over each head's queries and keys

@@ -23,7 +23,7 @@ from ..core.positions import Learned, Positions, Rope, Sinusoidal, interpolate, 
 from ..core.span import Span
 
 Scheme = Literal["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
-Activation = Literal["gelu", "gelu-tanh", "relu", "silu", "swiglu"]
+Activation = Literal["gelu", "gelu-tanh", "relu", "silu", "swiglu", "geglu", "geglu-tanh"]
 RopePairs = Literal["halves", "adjacent"]
 Scaling = Literal["linear", "ntk", "yarn", "llama3"]
 NormPosition = Literal["pre", "post"]
@@ -42,13 +42,14 @@ RENAMED_VALUES = {
 SIZES = (
     "vocab", "source_vocab", "context", "source_context", "width", "depth", "heads", "hidden", "kv_heads", "channels",
     "classes", "image_width", "text_width", "rope_original_context", "max_distance",
-    "head_dim", "window",
+    "head_dim", "window", "decoder_depth",
 )  # fmt: skip
 
 
 # beyond every published model, so that a config cannot fill the memory or take minutes before anything is checked
 LARGEST = {
-    "depth": 1_000, "text_encoder_depth": 1_000, "width": 1 << 18, "image_width": 1 << 18, "text_width": 1 << 18,
+    "depth": 1_000, "decoder_depth": 1_000, "text_encoder_depth": 1_000, "width": 1 << 18, "image_width": 1 << 18,
+    "text_width": 1 << 18,
     "hidden": 1 << 20, "vocab": 1 << 24, "source_vocab": 1 << 24, "context": 1 << 27, "source_context": 1 << 27,
     "rope_original_context": 1 << 27, "image_size": 1 << 15, "patch": 1 << 15,
 }  # fmt: skip
@@ -82,6 +83,8 @@ def block_maker(c: Any, kind: Callable[..., Any] = Block) -> Callable[[], Any]:
         "relu": partial(MLP, c.width, c.mlp_width, F.relu, c.bias),
         "silu": partial(MLP, c.width, c.mlp_width, F.silu, c.bias),
         "swiglu": partial(GatedMLP, c.width, c.mlp_width, F.silu, c.bias),
+        "geglu": partial(GatedMLP, c.width, c.mlp_width, gelu, c.bias),
+        "geglu-tanh": partial(GatedMLP, c.width, c.mlp_width, gelu_tanh, c.bias),
     }[c.activation]
     dropout = c.dropout if c.attention_dropout is None else c.attention_dropout
     attention = partial(Attention, c.width, c.heads, getattr(c, "kv_heads", None), c.head_width, bias=c.bias)
@@ -111,7 +114,7 @@ def make_positions(
         "rope": partial(_rope, c, axes, grid[0]),
         "alibi": partial(Alibi, c.heads, axes),
         "shaw": partial(Shaw, head, axes, c.max_distance or 16),
-        "t5": partial(T5, c.heads, axes, both, max_distance=c.max_distance or 128),
+        "t5": partial(T5, c.heads, axes, both, getattr(c, "buckets", None) or 32, c.max_distance or 128),
         "none": Positions,
     }[name]()
 
@@ -209,10 +212,18 @@ def check_positions(name: str, c: Any, axes: int) -> None:
         raise UserError(f"rope rotates pairs of channels, so {named} must be even, not {head}")
     if name == "rope" and head < 2 * axes:
         raise UserError(f"rope along {axes} axes needs {named} to be at least {2 * axes}, not {head}")
-    if name == "t5" and c.max_distance is not None and c.max_distance <= 16:
+    buckets = getattr(c, "buckets", None)
+    if buckets is not None and name != "t5":
+        raise UserError(f"model.buckets is for --model.positions t5, and the positions are {name}")
+    if buckets is not None and buckets < 4:
         raise UserError(
-            "t5 has a bucket for each of the first 16 distances, so model.max_distance must be over 16, "
-            f"not {c.max_distance}"
+            f"t5 needs at least two buckets for each direction: model.buckets must be at least 4, not {buckets}"
+        )
+    exact = (buckets or 32) // 2
+    if name == "t5" and (c.max_distance or 128) <= exact:
+        raise UserError(
+            f"t5 has a bucket for each of the first {exact} distances, so model.max_distance must be over {exact}, "
+            f"not {c.max_distance or 128}"
         )
     if name.startswith("sinusoidal") and c.width % 2:
         raise UserError(f"sines and cosines come in pairs, so model.width must be even, not {c.width}")
@@ -279,6 +290,12 @@ def parameters(make: Callable[[], nn.Module]) -> int:
         return sum(p.numel() for p in make().parameters())
 
 
-def normalize(picture: UInt8[Tensor, "B C *sides"]) -> Float[Tensor, "B C *sides"]:
-    """Bytes to floats, from −1 (black) to 1 (white)."""
-    return picture.float() / 127.5 - 1
+def normalize(
+    picture: UInt8[Tensor, "B C *sides"], mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> Float[Tensor, "B C *sides"]:
+    """Bytes to floats, from −1 (black) to 1 (white); or (pixel/255 − mean)/std of each channel."""
+    if mean is None or std is None:
+        return picture.float() / 127.5 - 1
+    shape = (-1, *[1] * (picture.ndim - 2))
+    mean_, std_ = (torch.tensor(values, device=picture.device).view(shape) for values in (mean, std))
+    return (picture.float() / 255 - mean_) / std_

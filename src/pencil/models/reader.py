@@ -12,6 +12,7 @@ from ..config import UserError
 from ..core.embed import Tokens
 from ..core.layers import gelu
 from ..core.masks import NOWHERE, full, padding
+from ..core.positions import Learned
 from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .parts import (
@@ -35,6 +36,8 @@ from .parts import (
     rotary_width,
 )
 
+Head = Literal["words", "label", "pool", "states"]
+
 
 @dataclass(frozen=True)
 class ReaderConfig:
@@ -52,7 +55,7 @@ class ReaderConfig:
     embed_norm: bool = False  # a norm after the embeddings, as in BERT
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
     eps: float = 1e-5  # epsilon of the norms
-    activation: Activation = "gelu"  # of the MLP; swiglu is gated
+    activation: Activation = "gelu"  # of the MLP; swiglu and geglu are gated
     bias: bool = True  # biases in linear layers and norms
     dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
     attention_dropout: float | None = None  # rate for attention weights; dropout unless given
@@ -67,6 +70,8 @@ class ReaderConfig:
     rope_original_context: int | None = None  # the context trained on; context/rope_factor unless given
     token_types: int = 0  # number of token types (segments); 0 for none
     pool: Literal["class", "mean"] = "class"  # the class is read from the first token, or from the mean of all
+    head: Head | None = None  # words (masked), label, pool (one vector) or states (all); label with classes, else words
+    position_offset: int = 0  # rows of the table of positions before the first token's, as RoBERTa has two
 
     RENAMED: ClassVar = RENAMED | {"trunk": "norm_position", "types": "token_types"}
     RENAMED_VALUES: ClassVar = RENAMED_VALUES
@@ -76,6 +81,18 @@ class ReaderConfig:
         check_positions(self.positions, self, 1)
         if self.token_types < 0:
             raise UserError(f"model.token_types must be at least 0, not {self.token_types}")
+        if self.head is not None and (self.head == "label") != (self.classes is not None):
+            raise UserError(f"model.head {self.head} does not fit model.classes {self.classes}: leave model.head out")
+        if self.position_offset < 0 or (self.position_offset and self.positions != "learned"):
+            raise UserError(
+                "model.position_offset is a number of rows of a table of positions, at least 0, and only for "
+                f"model.positions learned: not {self.position_offset} with {self.positions}"
+            )
+
+    @property
+    def output(self) -> Head:
+        """What the head gives."""
+        return self.head or ("words" if self.classes is None else "label")
 
     @property
     def head_width(self) -> int:
@@ -88,7 +105,7 @@ class ReaderConfig:
     @property
     def sizes(self) -> dict[str, int]:
         """The size of each axis letter used in shapes."""
-        output = {"V": self.vocab} if self.classes is None else {"K": self.classes}
+        output = {"words": {"V": self.vocab}, "label": {"K": self.classes or 0}}.get(self.output, {})
         return output | {
             "T": self.context, "S": self.context, "D": self.width, "h": self.heads, "g": self.kv_heads or self.heads,
             "d": self.head_width, "d/2": rotary_width(self) // 2, "F": self.mlp_width, "a": 1, "h·d": self.width,
@@ -127,7 +144,10 @@ class Encoder(nn.Module):
             "input": ("B T D", "X⁰", f"Norm_embed({first})" if embed_norm else first),
             "out": ("B T D", "X_f", last),
         }
-        self.context, self.positions = context, make_positions(c.positions, c, (context,))
+        offset = getattr(c, "position_offset", 0)
+        self.context, self.positions = context, make_positions(c.positions, c, (context,), offset)
+        if isinstance(self.positions, Learned) and offset:
+            self.positions.NAMES = {"embedding": ("B T D", "P", f"P_table[pos + {offset}]")}
         describe(self, self.positions, padding.words)
         self.embed_norm = norm_maker(c)() if embed_norm else None
         self.drop = nn.Dropout(c.dropout)
@@ -158,8 +178,16 @@ def mean_of(x: Float[Tensor, "B T D"], span: Span) -> Float[Tensor, "B D"]:
     return (x * real).sum(1) / real.sum(1)
 
 
+def first_of(x: Float[Tensor, "B T D"], span: Span) -> Float[Tensor, "B D"]:
+    """The first token; padding may come before it."""
+    return x[:, 0] if span.start is not None else (x * (span.index == 0)[..., None].to(x.dtype)).sum(1)
+
+
 class LabelHead(nn.Module):
-    """Logits from one vector of the text: its first token, through a matrix and tanh as in BERT, or the mean of all."""
+    """Logits from one vector of the text: its first token, through a matrix and tanh as in BERT, or the mean of all.
+
+    Without classes the vector itself.
+    """
 
     NAMES = {"pooled": ("B D", "y", "{W_pool? tanh(X_f[0] W_pool + b_pool)|mean(X_f)}")}
     WEIGHTS = {
@@ -169,20 +197,16 @@ class LabelHead(nn.Module):
         "label.bias": "b_class",
     }
 
-    def __init__(self, width: int, classes: int, first: bool, dropout: float):
+    def __init__(self, width: int, classes: int | None, first: bool, dropout: float):
         super().__init__()
         self.pool = nn.Linear(width, width) if first else None
         self.drop = nn.Dropout(dropout)
-        self.label = nn.Linear(width, classes)
+        self.label = nn.Linear(width, classes) if classes else None
 
     def forward(self, x: Float[Tensor, "B T D"], span: Span, probe: Probe = OFF) -> Float[Tensor, "B K"]:
-        if self.pool is not None:
-            # padding may come before the first token
-            first = x[:, 0] if span.start is not None else (x * (span.index == 0)[..., None].to(x.dtype)).sum(1)
-            pooled = torch.tanh(self.pool(first))
-        else:
-            pooled = mean_of(x, span)
-        return self.label(self.drop(probe("pooled", pooled)))
+        pooled = mean_of(x, span) if self.pool is None else torch.tanh(self.pool(first_of(x, span)))
+        pooled = probe("pooled", pooled)
+        return pooled if self.label is None else self.label(self.drop(pooled))
 
 
 class WordHead(nn.Module):
@@ -201,7 +225,7 @@ class WordHead(nn.Module):
 
 
 class Reader(nn.Module):
-    """Tokens to the logits of the classes, or of the token at each position."""
+    """Tokens to the logits of the classes, or of the token at each position; without a head, to hidden states."""
 
     INPUTS = {"tokens": "t", "types": "type"}
     WEIGHTS = {"types.weight": "T_type"}
@@ -209,16 +233,19 @@ class Reader(nn.Module):
     def __init__(self, config: ReaderConfig):
         super().__init__()
         self.config = c = config
-        output = ("B K", "Z", "y W_class + b_class") if c.classes else ("B T V", "Z", "Y Eᵀ + b_vocab")
-        self.NAMES = {"embed": ("B T D", "X_emb", "E[t]{T_type? + T_type[type]|}"), "logits": output}
+        logits = {
+            "words": {"logits": ("B T V", "Z", "Y Eᵀ + b_vocab")},
+            "label": {"logits": ("B K", "Z", "y W_class + b_class")},
+        }
+        self.NAMES = {"embed": ("B T D", "X_emb", "E[t]{T_type? + T_type[type]|}")} | logits.get(c.output, {})
         self.tokens = Tokens(c.vocab, c.width)
         self.types = Tokens(c.token_types, c.width) if c.token_types else None
         self.encoder = Encoder(c, c.context)
-        self.head = (
-            LabelHead(c.width, c.classes, c.pool == "class", c.dropout)
-            if c.classes
-            else WordHead(c.width, c.vocab, norm_maker(c)())
-        )
+        self.head = None
+        if c.output == "words":
+            self.head = WordHead(c.width, c.vocab, norm_maker(c)())
+        elif c.output != "states":
+            self.head = LabelHead(c.width, c.classes, c.pool == "class", c.dropout)
         initialise(self, c.depth)
         if c.norm_position == "post":
             initialise_post(self)
@@ -227,6 +254,21 @@ class Reader(nn.Module):
         """Inputs of the largest shape the model takes."""
         return (torch.zeros(batch, self.config.context, dtype=torch.long, device=self.tokens.weight.device),)
 
+    def hidden(
+        self,
+        tokens: Int[Tensor, "B T"],
+        span: Span,
+        types: Int[Tensor, "B T"] | None = None,
+        probe: Probe = OFF,
+    ) -> Float[Tensor, "B T D"]:
+        """The hidden states X_f, which a head reads."""
+        x = self.tokens(tokens)
+        if self.types is not None:
+            x = x + (self.types.weight[0] if types is None else self.types(types))
+        elif types is not None:
+            raise ValueError("the model has no token types: model.token_types is 0")
+        return self.encoder(probe("embed", x), span, probe / "encoder")
+
     def forward(
         self,
         tokens: Int[Tensor, "B T"],
@@ -234,17 +276,13 @@ class Reader(nn.Module):
         types: Int[Tensor, "B T"] | None = None,
         probe: Probe = OFF,
     ) -> Float[Tensor, "B *T n"]:
-        """Logits of the label, or of every token.
+        """Logits of the label, or of every token; of a reader without a head the hidden states.
 
         Without a span there is no padding; without types all tokens are of type 0.
         """
         here = span or Span.whole(tokens.shape[1], device=tokens.device)
-        x = self.tokens(tokens)
-        if self.types is not None:
-            x = x + (self.types.weight[0] if types is None else self.types(types))
-        elif types is not None:
-            raise ValueError("the model has no token types: model.token_types is 0")
-        x = self.encoder(probe("embed", x), here, probe / "encoder")
-        inner = probe / "head"
+        x, inner = self.hidden(tokens, here, types, probe), probe / "head"
+        if self.head is None:
+            return probe.checked(x)
         z = self.head(x, here, inner) if isinstance(self.head, LabelHead) else self.head(x, self.tokens, inner)
-        return probe.checked(probe("logits", z))
+        return probe.checked(z if self.config.output == "pool" else probe("logits", z))

@@ -40,7 +40,7 @@ from .reader import Encoder, seen_whole
 
 @dataclass(frozen=True)
 class Seq2SeqConfig:
-    """Sizes and options of an encoder–decoder; encoder and decoder have `depth` blocks each."""
+    """Sizes and options of an encoder–decoder."""
 
     vocab: int = 512  # tokens in the target's vocabulary
     source_vocab: int | None = None  # tokens in the source's vocabulary; vocab unless given
@@ -48,13 +48,15 @@ class Seq2SeqConfig:
     source_context: int = 64  # maximum number of source tokens
     width: int = 128  # size of the residual stream (d_model)
     depth: int = 2  # number of blocks, of the encoder and of the decoder
+    decoder_depth: int | None = None  # number of blocks of the decoder; depth unless given
     heads: int = 4  # attention heads in a block
     kv_heads: int | None = None  # key-value heads (grouped-query attention); heads unless given
+    head_dim: int | None = None  # channels of a head; width/heads unless given
     hidden: int | None = None  # width of the MLP; 4·width unless given
     norm_position: NormPosition = "pre"  # before each sublayer (pre) or after it (post)
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
     eps: float = 1e-5  # epsilon of the norms
-    activation: Activation = "gelu"  # of the MLP; swiglu is gated
+    activation: Activation = "gelu"  # of the MLP; swiglu and geglu are gated
     bias: bool = False  # biases in linear layers and norms
     dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
     attention_dropout: float | None = None  # rate for attention weights; dropout unless given
@@ -64,12 +66,14 @@ class Seq2SeqConfig:
     rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
     rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
     max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
+    buckets: int | None = None  # of the distances of t5 positions; 32 unless given
     rope_scaling: Scaling | None = None  # for contexts longer than the one trained on
     rope_factor: float = 1.0  # context divided by the context trained on, for rope_scaling
     rope_original_context: int | None = None  # the context trained on; context/rope_factor unless given
     share_embeddings: bool = True  # one token table for source and target
     scale_embeddings: bool = False  # embeddings times √width, as in the first Transformer
     tie_embeddings: bool = True  # the target's token table is also the output matrix
+    scale_logits: bool = False  # logits divided by √width, as in T5
     head_bias: bool = False  # a bias on the logits
 
     RENAMED: ClassVar = RENAMED | {
@@ -91,7 +95,11 @@ class Seq2SeqConfig:
 
     @property
     def head_width(self) -> int:
-        return self.width // self.heads
+        return self.head_dim or self.width // self.heads
+
+    @property
+    def decoder_blocks(self) -> int:
+        return self.decoder_depth or self.depth
 
     @property
     def mlp_width(self) -> int:
@@ -103,7 +111,7 @@ class Seq2SeqConfig:
         return {
             "T": self.context, "S": self.context, "s": self.source_context, "V": self.vocab, "D": self.width,
             "h": self.heads, "g": self.kv_heads or self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2,
-            "F": self.mlp_width, "a": 1, "h·d": self.width, "1": 1,
+            "F": self.mlp_width, "a": 1, "h·d": self.heads * self.head_width, "1": 1,
         }  # fmt: skip
 
 
@@ -129,7 +137,7 @@ class Seq2Seq(nn.Module):
         "embed": ("B T D", "X_emb", "{scaled? √D·|}E[t]"),
         "input": ("B T D", "X⁰", "X_emb⟨ + P⟩"),
         "norm": ("B T D", "X_f", "{post? Xᴸ|Norm_f(Xᴸ)}"),
-        "logits": ("B T V", "Z", "{W_vocab? X_f W_vocab|X_f Eᵀ}⟨ + b_vocab⟩"),
+        "logits": ("B T V", "Z", "{W_vocab? X_f W_vocab|X_f Eᵀ}{divided? /√D|}⟨ + b_vocab⟩"),
     }
     LETTERS = {"encoder": {"T": "s", "S": "s"}}
     INPUTS = {"tokens": "t", "source": "s"}
@@ -143,12 +151,12 @@ class Seq2Seq(nn.Module):
         self.source_tokens = None if c.share_embeddings else Tokens(c.source_vocab or c.vocab, c.width)
         self.encoder = Encoder(c, c.source_context)
         self.positions = make_positions(c.positions, c, (c.context,), both=False)
-        facts = {"scaled": c.scale_embeddings, "post": c.norm_position == "post"}
+        facts = {"scaled": c.scale_embeddings, "divided": c.scale_logits, "post": c.norm_position == "post"}
         encoder = {"encoder": {"X_emb": "X_src", "X_f": "X_enc"}}
         describe(self, self.positions, self.mask.words, encoder, [word for word, holds in facts.items() if holds])
         self.drop = nn.Dropout(c.dropout)
         block = block_maker(c, kind=BLOCKS[c.norm_position][1])
-        self.blocks = nn.ModuleList(block() for _ in range(c.depth))
+        self.blocks = nn.ModuleList(block() for _ in range(c.decoder_blocks))
         self.norm = norm_maker(c)() if c.norm_position == "pre" else None
         self.head = None if c.tie_embeddings else nn.Linear(c.width, c.vocab, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(c.vocab)) if c.head_bias else None
@@ -166,7 +174,7 @@ class Seq2Seq(nn.Module):
         c, like = self.config, self.tokens.weight
         heads = c.kv_heads or c.heads
         length = c.context if length is None else length
-        return Cache(c.depth, batch, heads, length, c.head_width, device=like.device, dtype=like.dtype)
+        return Cache(c.decoder_blocks, batch, heads, length, c.head_width, device=like.device, dtype=like.dtype)
 
     def example(self, batch: int = 1) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B s"]]:
         """Inputs of the largest shape the model takes."""
@@ -224,6 +232,7 @@ class Seq2Seq(nn.Module):
             x = block(x, here, memory.layers[i], across, None if cache is None else cache[i], probe / f"blocks.{i}")
         x = x[:, -1:] if last else x
         x = probe("norm", x if self.norm is None else self.norm(x))
+        x = x * self.config.width**-0.5 if self.config.scale_logits else x
         z = self.tokens.logits(x) if self.head is None else self.head(x)
         return probe.checked(probe("logits", z if self.head_bias is None else z + self.head_bias))
 

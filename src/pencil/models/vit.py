@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..config import UserError
 from ..core.embed import Patches
 from ..core.masks import full
 from ..core.patches import by, grid_of, grid_positions, patch_sizes
@@ -47,7 +48,7 @@ class ViTConfig:
     hidden: int | None = None  # width of the MLP; 4·width unless given
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
     eps: float = 1e-6  # epsilon of the norms
-    activation: Activation = "gelu"  # of the MLP; swiglu is gated
+    activation: Activation = "gelu"  # of the MLP; swiglu and geglu are gated
     bias: bool = True  # biases in linear layers and norms
     dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
     attention_dropout: float | None = None  # rate for attention weights; dropout unless given
@@ -58,6 +59,13 @@ class ViTConfig:
     rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
     max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
     pool: Literal["class", "mean"] = "class"  # the class is read from a class token, or from the mean of all patches
+    class_token: bool | None = None  # a class token before the patches; unless given, where the class is read from it
+    registers: int = 0  # learned tokens after the class token that belong to no patch
+    token_positions: bool = True  # whether class token and registers have a position, too
+    qkv_bias: bool | None = None  # biases of queries, keys and values; as bias unless given
+    embed_norm: bool = False  # a norm before the first block, and patches without a bias, as in CLIP
+    norm_pooled: bool = False  # the last norm comes after the pooling, not before it
+    distilled: bool = False  # the first register has a head of its own; the logits are the mean of both, as in DeiT
 
     RENAMED: ClassVar = RENAMED
     RENAMED_VALUES: ClassVar = RENAMED_VALUES
@@ -66,6 +74,7 @@ class ViTConfig:
         check_sizes(self)
         check_picture(self)
         check_positions(self.positions, self, 2)
+        check_tokens(self)
 
     @staticmethod
     def upgrade(values: dict[str, Any]) -> dict[str, Any]:
@@ -81,6 +90,11 @@ class ViTConfig:
         return self.hidden or 4 * self.width
 
     @property
+    def before(self) -> int:
+        """Tokens before the patches: the class token and the registers."""
+        return (self.pool == "class" if self.class_token is None else self.class_token) + self.registers
+
+    @property
     def grid(self) -> tuple[int, ...]:
         """Patches down and across."""
         return grid_of(self.image_size, self.patch)
@@ -89,13 +103,29 @@ class ViTConfig:
     def sizes(self) -> dict[str, int]:
         """The size of each axis letter used in shapes."""
         patches = prod(self.grid)
-        tokens = patches + (self.pool == "class")
+        tokens = patches + self.before
         return {
             "T": tokens, "S": tokens, "N": patches, "c": self.channels * prod(self.patch), "K": self.classes,
             "D": self.width, "h": self.heads, "g": self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2,
             "F": self.mlp_width, "a": 2, "h·d": self.width, "1": 1,
             **patch_sizes(self.channels, self.grid, self.patch),
         }  # fmt: skip
+
+
+def check_tokens(c: ViTConfig) -> None:
+    """Refuse tokens before the patches that would have no use, or that something else needs."""
+    if c.registers < 0:
+        raise UserError(f"model.registers must be at least 0, not {c.registers}")
+    if c.pool == "class" and c.class_token is False:
+        raise UserError("model.pool class reads a class token: leave model.class_token out, or set model.pool mean")
+    if not c.token_positions and (not c.before or c.positions != "learned"):
+        what = f"positions {c.positions}" if c.before else "no class token and no registers"
+        raise UserError(f"model.token_positions has no effect with {what}: leave it out")
+    if c.distilled and (c.registers < 1 or c.pool != "class" or c.norm_pooled):
+        raise UserError(
+            "model.distilled reads the class token and the first register: it needs model.registers 1 or more, "
+            "model.pool class and no model.norm_pooled"
+        )
 
 
 def _published(patch: int, width: int, depth: int, heads: int) -> dict:
@@ -120,55 +150,74 @@ PRESETS: dict[str, dict] = {
 class ViT(nn.Module):
     """Patches to the logits of the classes; the blocks run in the loop of `forward`."""
 
-    NAMES = {
-        "tokens": ("B T D", "z", "{z_cls? [z_cls; I]|I}"),
-        "input": ("B T D", "X⁰", "z⟨ + P⟩"),
-        "norm": ("B T D", "X_f", "Norm_f(Xᴸ)"),
-        "pooled": ("B D", "y", "{z_cls? X_f[0]|mean(X_f)}"),
-        "logits": ("B K", "Z", "y W_class + b_class"),
-    }
     INPUTS = {"picture": "X_img"}
-    WEIGHTS = {"class_token": "z_cls", "head.weight": "W_class", "head.bias": "b_class"}
+    WEIGHTS = {
+        "class_token": "z_cls", "registers": "z_reg", "head.weight": "W_class", "head.bias": "b_class",
+        "distilled_head.weight": "W_dist", "distilled_head.bias": "b_dist",
+    }  # fmt: skip
 
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = c = config
         self.mask = full
-        self.patches = Patches(c.channels, c.patch, c.width)
-        self.class_token = nn.Parameter(torch.empty(1, 1, c.width)) if c.pool == "class" else None
-        self.positions = make_positions(c.positions, c, c.grid, before=int(c.pool == "class"))
+        self.NAMES = _names(c)
+        self.patches = Patches(c.channels, c.patch, c.width, bias=not c.embed_norm)
+        self.class_token = nn.Parameter(torch.empty(1, 1, c.width)) if c.before > c.registers else None
+        self.registers = nn.Parameter(torch.empty(1, c.registers, c.width)) if c.registers else None
+        self.positions = make_positions(c.positions, c, c.grid, before=c.before if c.token_positions else 0)
+        if not c.token_positions:
+            self.positions.NAMES = {"embedding": ("B N D", "P", "P_table[pos]")}  # pyright: ignore[reportArgumentType]
         describe(self, self.positions, self.mask.words)
+        self.embed_norm = norm_maker(c)() if c.embed_norm else None
         self.drop = nn.Dropout(c.dropout)
         block = block_maker(c)
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))
         self.norm = norm_maker(c)()
         self.head = nn.Linear(c.width, c.classes)
+        self.distilled_head = nn.Linear(c.width, c.classes) if c.distilled else None
         initialise(self, c.depth)
 
     def example(self, batch: int = 1) -> tuple[Float[Tensor, "B C H W"]]:
         c = self.config
         return (torch.zeros(batch, c.channels, *c.image_size, device=self.head.weight.device),)
 
-    def span(self, device: torch.device) -> Span:
-        """Patches at (row, column); the class token is one position before the first."""
+    def span(self, device: torch.device, first: int) -> Span:
+        """Patches at (row, column); the `first` tokens before them are in row 0, the last of them at column −1."""
         coords = grid_positions(self.config.grid, device)
-        if self.class_token is not None:
-            coords = torch.cat((torch.tensor([[0, -1]], device=device), coords))
+        if first:
+            left = torch.tensor([[0, column] for column in range(-first, 0)], device=device)
+            coords = torch.cat((left, coords))
         return Span.whole(len(coords), coords=coords[None], device=device)
 
     def forward(self, picture: Float[Tensor, "B C H W"], probe: Probe = OFF) -> Float[Tensor, "B K"]:
-        check_shape(picture, self.config)
+        c = self.config
+        check_shape(picture, c)
         x = self.patches(picture, probe / "patches")
-        if self.class_token is not None:
-            x = torch.cat((self.class_token.to(x.dtype).expand(len(x), -1, -1), x), 1)
-        x, here = self.positions(probe("tokens", x), self.span(x.device), probe / "positions")
+        if c.token_positions:
+            x = probe("tokens", self.with_tokens(x))
+            x, here = self.positions(x, self.span(x.device, c.before), probe / "positions")
+        else:
+            x, _ = self.positions(x, self.span(x.device, 0), probe / "positions")
+            x = probe("tokens", self.with_tokens(probe("placed", x)))
+            here = self.span(x.device, c.before)
         here = here.under(self.mask, partial(self.positions.bias, probe=probe / "positions"))
-        x = self.drop(probe("input", x))
+        x = self.drop(probe("input", x if self.embed_norm is None else self.embed_norm(x)))
         for i, block in enumerate(self.blocks):
             x = block(x, here, probe=probe / f"blocks.{i}")
-        x = probe("norm", self.norm(x))
-        x = probe("pooled", x.mean(1) if self.class_token is None else x[:, 0])
-        return probe.checked(probe("logits", self.head(x)))
+        x = x if c.norm_pooled else probe("norm", self.norm(x))
+        patches = x[:, c.before :] if c.pool == "mean" and c.before else x
+        pooled = probe("pooled", x[:, 0] if c.pool == "class" else patches.mean(1))
+        pooled = probe("pooled_norm", self.norm(pooled)) if c.norm_pooled else pooled
+        logits = self.head(pooled)
+        if self.distilled_head is not None:
+            logits = (logits + self.distilled_head(probe("distilled", x[:, 1]))) / 2
+        return probe.checked(probe("logits", logits))
+
+    def with_tokens(self, patches: Float[Tensor, "B N D"]) -> Float[Tensor, "B T D"]:
+        """The patches after the class token and the registers, where there are any."""
+        first = [token for token in (self.class_token, self.registers) if token is not None]
+        first = [token.to(patches.dtype).expand(len(patches), -1, -1) for token in first]
+        return torch.cat((*first, patches), 1) if first else patches
 
     def resized(self, image_size: tuple[int, int]) -> "ViT":
         """The same model for images of another size; a learned table of positions is interpolated to the new grid."""
@@ -178,6 +227,28 @@ class ViT(nn.Module):
             state["positions.table"] = self.positions.resampled(other.config.grid).detach()
         other.load_state_dict(state)
         return other.train(self.training)
+
+
+def _names(c: ViTConfig) -> dict[str, tuple[str, str, str]]:
+    """The model's own named values and their formulas."""
+    patches, last = "I" if c.token_positions else "I_pos", "Xᴸ" if c.norm_pooled else "X_f"
+    first = ["z_cls"] * (c.before > c.registers) + ["z_reg"] * bool(c.registers)
+    placed = "z⟨ + P⟩" if c.token_positions else "z"
+    logits = "y W_class + b_class"
+    names = {} if c.token_positions else {"placed": ("B N D", "I_pos", "I⟨ + P⟩")}
+    names["tokens"] = ("B T D", "z", f"[{'; '.join((*first, patches))}]" if first else patches)
+    names["input"] = ("B T D", "X⁰", f"Norm_embed({placed})" if c.embed_norm else placed)
+    if not c.norm_pooled:
+        names["norm"] = ("B T D", "X_f", "Norm_f(Xᴸ)")
+    mean = f"mean({last}[{c.before}:])" if c.before else f"mean({last})"
+    names["pooled"] = ("B D", "y", f"{last}[0]" if c.pool == "class" else mean)
+    if c.norm_pooled:
+        names["pooled_norm"] = ("B D", "y_f", "Norm_f(y)")
+        logits = "y_f W_class + b_class"
+    if c.distilled:
+        names["distilled"] = ("B D", "y_dist", f"{last}[1]")
+        logits = f"({logits} + y_dist W_dist + b_dist)/2"
+    return names | {"logits": ("B K", "Z", logits)}
 
 
 def check_shape(picture: Tensor, c: Any) -> None:
@@ -199,5 +270,7 @@ def attention_maps(model: ViT, picture: Float[Tensor, "B C H W"]) -> Float[Tenso
     model(picture, probe=probe)
     (pattern,) = probe.values.values()
     pattern = pattern.mean(1)
-    attention = pattern.mean(1) if model.class_token is None else pattern[:, 0, 1:]
+    before = model.config.before
+    attention = pattern[:, before:].mean(1) if model.config.pool == "mean" else pattern[:, 0]
+    attention = attention[:, before:]
     return attention.unflatten(1, model.config.grid)

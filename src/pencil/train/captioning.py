@@ -14,7 +14,7 @@ from .. import draw
 from ..config import UserError
 from ..data import images
 from ..data.examples import Examples
-from ..data.tokenizers import Tokenizer, learn
+from ..data.tokenizers import Tokenizer
 from ..files import write_all
 from ..inference.attention_maps import caption_attention
 from ..inference.generation import Generation
@@ -49,15 +49,14 @@ class Captioning(ImageTask):
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
         data = images.load(request.data, cls.want)
         train = cls.settings(request, data, train)
-        name, vocab = request.tokenizer("bpe")
-        tokenizer = learn(name, data.captions(), vocab, ended=True)
+        tokenizer = request.learn_tokenizer(data.captions(), "bpe")
         found: dict[str, Any] = {"vocab": tokenizer.vocab}
         if "context" not in request.preset_values:
             found["context"] = round_up(longest_caption(data, tokenizer) + 1)
         config = cls.configure(request, data, found)
         check_vocab(config, tokenizer)
         task = cls(request.family, data, config, train, tokenizer)
-        notes, facts = task.choose_fit(request.data_settings), {"tokenizer": tokenizer.kind}
+        notes, facts = task.choose_fit(request), {"tokenizer": tokenizer.kind}
         return Prepared(task, data.name, data.hash, config, train, tokenizer, facts, task.reading, notes)
 
     @classmethod

@@ -18,9 +18,9 @@ from ..core.patches import by
 from ..core.span import Span
 from ..data import images
 from ..data.augment import ImageTransform
-from ..data.image_data import ImageData
+from ..data.image_data import ImageData, with_order
 from ..data.moving import MovingDigits
-from ..data.tokenizers import Tokenizer, learn
+from ..data.tokenizers import Tokenizer
 from ..device import pick_device
 from ..files import write_all
 from ..inference.autoencoder import Autoencoder, autoencoder_of
@@ -56,12 +56,13 @@ class Diffusion(ImageTask):
         labels = coerce(request.model.get("classes"), int | None, "model.classes") is not None
         want = annotations(request.data, labels)
         data = images.load(request.data, want)
+        if request.start is not None and (order := request.start.in_order(data.classes)):
+            data = with_order(data, order)
         train = cls.settings(request, data, train)
         tokenizer, facts = None, {}
         found: dict[str, Any] = {"classes": len(data.classes) or None}
         if want == "caption":
-            name, vocab = request.tokenizer("bpe")
-            tokenizer = learn(name, data.captions(), vocab, ended=True)
+            tokenizer = request.learn_tokenizer(data.captions(), "bpe")
             found = {"vocab": tokenizer.vocab, "context": round_up(longest_caption(data, tokenizer) + 1)}
             facts = {"tokenizer": tokenizer.kind}
         elif request.options.tokenizer is not None:
@@ -82,7 +83,7 @@ class Diffusion(ImageTask):
         if config.classes:
             facts |= {"classes": data.classes}
         task = cls(request.family, data, config, train, tokenizer, request.data, autoencoder)
-        notes = [*task.choose_fit(request.data_settings)]
+        notes = [*task.choose_fit(request)]
         if want == "caption" and labels_too(request.data):
             notes.append(f"{data.name} has texts and labels: the texts are used; --model.classes chooses the labels")
         if autoencoder is not None:  # what the cached latents are found by

@@ -11,8 +11,10 @@ class ExponentialMovingAverage:
     """Decays by `decay` at each step towards the model's weights; faster at the beginning."""
 
     def __init__(self, model: nn.Module, decay: float):
-        self.model, self.decay = model, decay
-        self.values = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.decay = decay
+        # a frozen parameter is its own average
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.values = {name: p.detach().clone() for name, p in self.parameters.items()}
 
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor | None = None) -> None:
@@ -21,25 +23,25 @@ class ExponentialMovingAverage:
         decay = min(self.decay, (1 + step) / (10 + step))
         # of tensors in one call the weight could only be a number, for which the host would wait
         weight = 1 - decay if skipped is None else (1 - decay) * (1 - skipped)
-        for value, parameter in zip(self.values.values(), self.model.parameters(), strict=True):
+        for value, parameter in zip(self.values.values(), self.parameters.values(), strict=True):
             value.lerp_(parameter, weight)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """A context in which the model has the average as its weights."""
         with torch.no_grad():
-            own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-            for name, p in self.model.named_parameters():
+            own = {name: p.detach().clone() for name, p in self.parameters.items()}
+            for name, p in self.parameters.items():
                 p.copy_(self.values[name])
         try:
             yield
         finally:
             with torch.no_grad():
-                for name, p in self.model.named_parameters():
+                for name, p in self.parameters.items():
                     p.copy_(own[name])
 
     def restore(self, values: Mapping[str, Tensor]) -> None:
         """Restore a saved average; without one, start from the model's weights."""
         with torch.no_grad():
-            for name, p in self.model.named_parameters():
+            for name, p in self.parameters.items():
                 self.values[name].copy_(values.get(name, p))

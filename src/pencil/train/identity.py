@@ -14,7 +14,7 @@ from .settings import TrainConfig
 # where a run goes on, how long, and how often it is looked at: these may change freely
 FREE = frozenset((
     "steps", "minutes", "patience", "device", "compile", "deterministic", "eval_every", "eval_batches", "save_every",
-    "keep", "logger", "max_skipped",
+    "keep", "logger", "max_skipped", "recompute",
 ))  # fmt: skip
 UNCOMPARED = ("run.settings", "run.changes")
 NAMED = 3  # changes in one sentence
@@ -135,6 +135,8 @@ def review(
             notes.append(f"{folder} is of an older version, which recorded no training settings: they are not compared")
         known = recorded(run)
         changes = [c for c in differences(state, run, record) if known.get(c.name) != str(c.now)]
+        if not state.get("step", 1):  # nothing was trained with the settings before
+            changes = [c for c in changes if not c.name.startswith("train.")]
         _refuse_changes(run, folder, changes, allow)
     faults = {path.name: fault for path, fault in run.check_files("config.toml", "tokenizer.json") if fault}
     for name, fault in faults.items():

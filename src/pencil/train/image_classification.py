@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .. import draw
 from ..config import UserError
 from ..data import images
+from ..data.image_data import with_order
 from ..files import write_all
 from ..models.parts import normalize
 from ..runs import Run
@@ -31,10 +32,12 @@ class ImageClassification(ImageTask):
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
         data = images.load(request.data, cls.want)
+        if request.start is not None and (order := request.start.in_order(data.classes)):
+            data = with_order(data, order)
         train = cls.settings(request, data, train)
         config = cls.configure(request, data, {"classes": len(data.classes)})
         task = cls(request.family, data, config, train)
-        notes = task.choose_fit(request.data_settings)
+        notes = task.choose_fit(request)
         facts = {"classes": data.classes}
         return Prepared(task, data.name, data.hash, config, train, None, facts, task.reading, notes)
 
@@ -63,7 +66,7 @@ class ImageClassification(ImageTask):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         pictures, labels, *mixup = batch
-        x = normalize(pictures)
+        x = normalize(pictures, self.transform.mean, self.transform.std)
         if not mixup:
             return F.cross_entropy(model(x).float(), labels)
         (share,) = mixup
@@ -75,7 +78,8 @@ class ImageClassification(ImageTask):
         """Log-probabilities, labels and images of the held-out part, a batch at a time."""
         device = next(model.parameters()).device
         for pictures, targets in self.held_out(self.data.test, batches):
-            logits = model(normalize(torch.from_numpy(pictures).to(device)))
+            x = normalize(torch.from_numpy(pictures).to(device), self.transform.mean, self.transform.std)
+            logits = model(x)
             yield logits.float().log_softmax(-1).cpu(), torch.tensor(targets), pictures
 
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:

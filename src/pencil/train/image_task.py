@@ -1,7 +1,7 @@
 """What tasks on images have in common: which images, how they are transformed, what could not be used."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from ..data import images
 from ..data.augment import ImageTransform
 from ..data.builtin import Scenes
 from ..data.examples import ArrayExamples, Examples, FileExamples
-from ..data.image_data import with_classes
+from ..data.image_data import with_classes, with_order
 from ..data.moving import MovingDigits
-from ..data.settings import DataConfig
+from ..data.settings import DataConfig, image_transform
 from ..data.sizes import choose_fit
 from ..progress import track
 from ..runs import Run
@@ -38,28 +38,43 @@ class ImageTask:
         self.family, self.data, self.config, self.train = family, data, config, train
         self.transform, self.reading = self._transform(), DataConfig()
 
-    def choose_fit(self, chosen: Mapping[str, Any]) -> list[str]:
-        """Fit images of another shape as was chosen, or as the data needs; what the user should know of the data."""
-        wanted = build(DataConfig, chosen, "data.").fit
+    def choose_fit(self, request: Request) -> list[str]:
+        """Fit images of another shape as was chosen, or as the data needs; what the user should know of the data.
+
+        A training that starts from a run reads them as the run does.
+        """
+        chosen, start = build(DataConfig, request.data_settings, "data."), request.start
+        own = start.reading if start is not None and start.reading is not None else DataConfig()
+        given = {one.name: value for one in fields(chosen) if (value := getattr(chosen, one.name)) is not None}
+        reading, wanted = replace(own, **given), chosen.fit
         if getattr(self.config, "frames", 1) > 1:
             if wanted is not None:
                 raise UserError(f"data.fit has no effect on videos: leave it out for {self.data.name}")
             return list(self.data.notes)
-        fit, note = choose_fit(self.data, self.transform.size, wanted, self.draws)
-        self.read_as(DataConfig(fit))
+        if reading.resize is not None:
+            fit, note = reading.fit or "crop", ""
+        else:
+            fit, note = choose_fit(self.data, self.transform.size, wanted, self.draws)
+            fit, note = (reading.fit, "") if reading.fit is not None and start is not None else (fit, note)
+        self.read_as(replace(reading, fit=fit))
         return [*self.data.notes, *([note] if note else [])]
 
     def read_as(self, reading: DataConfig) -> Any:
         """The task with images fitted in this way; a run of an older version has no setting for it, and crops."""
-        self.reading, self.transform = reading, replace(self.transform, fit=reading.fit or "crop")
+        own = {name: getattr(self.transform, name) for name in ("flip", "crop", "augment_ops")}
+        self.reading = reading
+        self.transform = image_transform(self.transform.size, self.transform.channels, reading, **own)
         return self
 
     @classmethod
     def load(cls, source: str, want: str, run: Run, classes: bool, whole: bool) -> images.ImageData:
         """The data of a run; or, `whole`, other data that it is evaluated on, all of it."""
         data = images.load(source, want, whole)
-        known = run.config["run"].get("classes")
-        return with_classes(data, list(map(str, known)), run.path) if whole and classes and known else data
+        known = tuple(map(str, run.config["run"].get("classes") or ()))
+        if whole and classes and known:
+            return with_classes(data, known, run.path)
+        # the order of a run that was started from another is that one's
+        return with_order(data, known) if data.classes != known and set(data.classes) == set(known) else data
 
     def _transform(self) -> ImageTransform:
         c = self.config
@@ -103,6 +118,8 @@ class ImageTask:
         count = "generated while training" if generated else f"{len(self.data.train):,} to train on"
         size, held = "×".join(map(str, self.transform.size)), len(self.data.test)
         how = {"pad": ", padded", "squash": ", squashed"}.get(self.transform.fit, "")
+        if (resize := self.transform.resize) is not None and resize != self.transform.size:
+            how = f" (cut out of {'×'.join(map(str, resize))}{how})"
         what = "videos" if getattr(self.config, "frames", 1) > 1 else "images"
         return f"{what} of {self.data.name} at {size}{how}, {count}, {held:,} held out"
 

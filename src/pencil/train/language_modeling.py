@@ -31,6 +31,8 @@ class LanguageModeling:
 
     def __init__(self, family: Any, data: text.TextData, config: Any, train: TrainConfig):
         self.family, self.data, self.config, self.train = family, data, config, train
+        # the tokenizer of an imported run may have a token that begins a text: here, each window
+        self.first = [one for one in (data.tokenizer.begin,) if one is not None]
         for part, ids in (("train", data.train), ("evaluate", data.val))[data.whole :]:
             if len(ids) < config.context + 1:
                 raise UserError(
@@ -66,7 +68,10 @@ class LanguageModeling:
         return self.data.corpus.hash
 
     def about(self) -> str:
-        return f"{len(self.data.train):,} tokens of {self.data.corpus.name}, {len(self.data.val):,} held out"
+        lost = "" if self.data.tokenizer.byte_lengths is not None else (
+            "; no bits per byte, since the tokenizer does not keep every byte"
+        )  # fmt: skip
+        return f"{len(self.data.train):,} tokens of {self.data.corpus.name}, {len(self.data.val):,} held out{lost}"
 
     @property
     def amount(self) -> Amount:
@@ -88,9 +93,9 @@ class LanguageModeling:
         return self.family.create(self.config)
 
     def _windows(self, ids: np.ndarray, starts: Sequence[int] | np.ndarray) -> Batch:
-        length = self.config.context + 1
+        length = self.config.context + 1 - len(self.first)
         rows = np.stack([ids[start : start + length] for start in starts]).astype(np.int64)
-        both = torch.from_numpy(rows)
+        both = torch.from_numpy(np.insert(rows, 0, self.first, axis=1) if self.first else rows)
         return both[:, :-1], both[:, 1:]
 
     def batch(self, step: int, micro: int = 0) -> Batch:
@@ -130,16 +135,18 @@ class LanguageModeling:
             batch = tuple(t.to(device) for t in self._windows(ids, starts[i : i + size]))
             total += float(self.loss(model, batch)) * len(batch[0])
         loss = total / len(starts)
-        bits = loss / math.log(2) * len(ids) / max(1, self.data.val_bytes)
-        return {"val_loss": loss, "perplexity": math.exp(min(loss, 700)), "bits_per_byte": bits}
+        metrics = {"val_loss": loss, "perplexity": math.exp(min(loss, 700))}
+        if self.data.val_bytes is not None:
+            metrics["bits_per_byte"] = loss / math.log(2) * len(ids) / max(1, self.data.val_bytes)
+        return metrics
 
     def preview(self, model: nn.Module) -> Preview:
         """A continuation of the first held-out words."""
         tokenizer = self.data.tokenizer
-        ids = self.data.val[: min(16, self.config.context)].tolist()
+        ids = [*self.first, *self.data.val[:16].tolist()][: self.config.context]
         generation = Generation(
-            model, [ids], PREVIEW_TOKENS, Sampling(0.8, top_p=0.95), end=tokenizer.end, vocab=tokenizer.vocab,
-            slide=True,
+            model, [ids], PREVIEW_TOKENS, Sampling(0.8, top_p=0.95), end=tokenizer.ends, never=tokenizer.never,
+            vocab=tokenizer.vocab, slide=True,
         )  # fmt: skip
         new = [token for (token,) in pollable(generation) if token is not None]
         return Preview(".txt", (tokenizer.decode(ids + new) + "\n").encode())

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from threading import Event
 from typing import Any
@@ -19,34 +19,25 @@ from ..device import pick_device
 from ..runs import Run
 from .ema import ExponentialMovingAverage
 from .evaluation import Abandoned, Callback, Evaluating
+from .frozen import freeze_parameters
 from .interrupt import interruptible
 from .loggers import open_logger
 from .nonfinite import FiniteGuard, named
 from .optim import make_optimizers, step_unless
 from .pace import SLOW, Pace, fit_budget
 from .prefetch import Prefetch
+from .recompute import recompute_blocks
 from .report import FIRST_LINE, Metrics, ProgressBar, plot_losses
 from .resume import restore
 from .saving import DISK_FULL
 from .schedule import factor
 from .settings import TrainConfig, refuse_processes
 from .task import Batch, Task, random_of
+from .trained import Outcome
 from .validation import Validation, amount_of
 
 LOG_EVERY = 10
 LONG = 3600  # seconds of a whole training, from which a shorter one is proposed
-
-
-@dataclass
-class Outcome:
-    """How a training ended."""
-
-    step: int
-    finished: bool
-    best: dict[str, Any]
-    seconds: float
-    early: str = ""  # why it ended before its last step, if it did
-    overfits: str = ""  # the sentence about a validation loss that rose
 
 
 class Trainer(Evaluating):
@@ -77,7 +68,13 @@ class Trainer(Evaluating):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         self._seed(0)
-        self.model = task.build().to(self.device)
+        self.model = task.build()
+        if (start := getattr(task, "start", None)) is not None:
+            start.load_into(self.model)
+        self.model.to(self.device)
+        freeze_parameters(self.model, config.freeze)
+        if config.recompute == "blocks":
+            recompute_blocks(self.model)
         self.optimizers = make_optimizers(self.model, config)
         half = config.dtype == "bfloat16" or (config.dtype == "auto" and self.device.type == "cuda")
         self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16) if half else nullcontext
@@ -182,6 +179,8 @@ class Trainer(Evaluating):
         began = time.perf_counter()
         notes = restore(self)
         start = self.step
+        if getattr(self.task, "start", None) is not None:
+            self.save()  # the weights it starts from: the source is not needed again
         bar = ProgressBar(self.config.steps, start, self.task.unit, quiet=self.quiet)
         for line in notes:
             bar.print(line)
@@ -206,7 +205,8 @@ class Trainer(Evaluating):
             self.run.write_config({**self.run.config, "train": self.config})
         amount, embedded = amount_of(self.task), getattr(self.task.family, "embedded", ())
         own = not self.step and self.run.config["run"].get("data") not in embedded
-        if amount and own and (line := amount.too_little(self.config)):
+        started = "from" in self.run.config["run"]
+        if amount and own and (line := amount.too_little(self.config, started)):
             bar.print(line)
 
     def _fit_budget(self, metrics: Metrics, bar: ProgressBar, began: float) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from ..data import text
+from ..inference.text_batches import mask_token
 from ..progress import track
 from ..runs import Run
 from .language_modeling import LanguageModeling
@@ -32,13 +33,16 @@ class MaskedLanguageModeling(LanguageModeling):
                 f"data.{name} is for a table of texts with labels, and {request.data} is none: leave it out"
             )
         found = text.load(request.data, *request.tokenizer("char"))
-        config = request.configure(vocab=found.tokenizer.vocab + 1)
-        if config.vocab <= found.tokenizer.vocab:
+        needed = max(found.tokenizer.vocab, mask_token(found.tokenizer) + 1)
+        config = request.configure(vocab=needed)
+        if config.vocab < needed:
             raise UserError(
                 f"model.vocab {config.vocab} has no room for the tokenizer's {found.tokenizer.vocab} and the mask token"
             )
         if config.classes:
             raise UserError("model.classes is for text with labels: a .tsv or .jsonl file of a text and a label a line")
+        if config.output != "words":
+            raise UserError(f"a reader with model.head {config.head} predicts nothing to train on: leave it out")
         task = cls(request.family, found, config, train)
         facts = {"tokenizer": found.tokenizer.kind}
         notes = [*found.corpus.notes, *filter(None, [text.labelled(found.corpus)])]
@@ -47,7 +51,9 @@ class MaskedLanguageModeling(LanguageModeling):
     def __init__(self, family: Any, data: text.TextData, config: Any, train: TrainConfig):
         super().__init__(family, data, config, train)
         self.fraction = MASK_FRACTION if train.mask_fraction is None else train.mask_fraction
-        self.mask = data.tokenizer.vocab
+        self.mask, self.words = mask_token(data.tokenizer), data.tokenizer.vocab
+        self.first = []  # special tokens are put after masking: they are not predicted
+        self.around = data.tokenizer.around
 
     @classmethod
     def reopen(
@@ -65,10 +71,20 @@ class MaskedLanguageModeling(LanguageModeling):
         """The input and the targets, as in BERT: of the chosen tokens 80 % are masked, 10 % random, 10 % unchanged."""
         shape = tuple(tokens.shape)
         chosen, how = rng.random(shape) < self.fraction, rng.random(shape)
-        others = torch.from_numpy(rng.integers(0, self.mask, shape))
+        others = torch.from_numpy(rng.integers(0, self.words, shape))
         targets = tokens.masked_fill(~torch.from_numpy(chosen), -100)
         inputs = tokens.masked_fill(torch.from_numpy(chosen & (how < 0.8)), self.mask)
-        return torch.where(torch.from_numpy(chosen & (how >= 0.9)), others, inputs), targets
+        return self._around(torch.where(torch.from_numpy(chosen & (how >= 0.9)), others, inputs), targets)
+
+    def _around(self, inputs: Tensor, targets: Tensor) -> Batch:
+        """The same between the special tokens of an imported run, cut to the context."""
+        before, after = (torch.tensor(ids, dtype=torch.int64).expand(len(inputs), -1) for ids in self.around)
+        room = self.config.context - before.shape[1] - after.shape[1]
+        if room == self.config.context:
+            return inputs, targets
+        not_predicted = [torch.full_like(ids, -100) for ids in (before, after)]
+        targets = torch.cat([not_predicted[0], targets[:, :room], not_predicted[1]], 1)
+        return torch.cat([before, inputs[:, :room], after], 1), targets
 
     def batch(self, step: int, micro: int = 0) -> Batch:
         tokens, _ = super().batch(step, micro)
@@ -103,7 +119,7 @@ class MaskedLanguageModeling(LanguageModeling):
         tokens = torch.from_numpy(self.data.val[: self.config.context].astype(np.int64))[None]
         chosen = torch.from_numpy(random_of(0, 1).random(tuple(tokens.shape)) < self.fraction)
         inputs = tokens.masked_fill(chosen, self.mask).to(next(model.parameters()).device)
-        predicted = torch.where(chosen, model(inputs)[..., : self.mask].argmax(-1).cpu(), tokens)
+        predicted = torch.where(chosen, model(inputs)[..., : self.words].argmax(-1).cpu(), tokens)
 
         def bracketed(ids: Tensor) -> str:
             marked = zip(ids[0].tolist(), chosen[0].tolist(), strict=True)

@@ -79,8 +79,8 @@ def orthogonalise(matrices: Float[Tensor, "n r c"], steps: int = 5) -> Float[Ten
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig) -> dict[str, torch.optim.Optimizer]:
-    """The optimizers by name; decay falls on matrices only."""
-    named = dict(model.named_parameters())
+    """The optimizers by name, of the parameters that are not frozen; decay falls on matrices only."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     inside = (
         {n: p for n, p in named.items() if p.ndim == 2 and ".blocks." in f".{n}"} if config.optimizer == "muon" else {}
     )
@@ -88,15 +88,15 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> dict[str, torch.op
     decayed, plain = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
     device = next(iter(named.values())).device.type
     groups = [dict(params=decayed, weight_decay=config.weight_decay), dict(params=plain, weight_decay=0.0)]
-    optimizers: dict[str, torch.optim.Optimizer] = {
-        "adamw": torch.optim.AdamW(
+    optimizers: dict[str, torch.optim.Optimizer] = {}
+    if rest:
+        optimizers["adamw"] = torch.optim.AdamW(
             [g for g in groups if g["params"]],
             lr=config.lr,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
             fused=device in ("cuda", "cpu", "mps"),
         )
-    }
     if inside:
         joined = {m.qkv.weight: m.sizes for m in model.modules() if isinstance(m, Attention)}
         optimizers["muon"] = Muon(inside.values(), config.muon_lr, config.weight_decay, parts=joined)
@@ -130,11 +130,13 @@ def state_tensors(model: nn.Module, optimizers: dict[str, torch.optim.Optimizer]
 def load_state_tensors(
     model: nn.Module, optimizers: dict[str, torch.optim.Optimizer], tensors: dict[str, Tensor]
 ) -> None:
-    """The inverse of `state_tensors`."""
+    """The inverse of `state_tensors`; what belongs to a parameter that is frozen now is left out."""
     named = dict(model.named_parameters())
     for full, value in tensors.items():
         kind, _, rest = full.removeprefix("optim.").partition(".")
         name, _, key = rest.rpartition(".")
         parameter = named[name]
+        if not parameter.requires_grad:
+            continue
         # AdamW counts its steps on the device only when fused; it keeps them as float32 scalars either way
         optimizers[kind].state[parameter][key] = value.to(parameter.device)

@@ -116,6 +116,12 @@ def model_card(
     facts, train = config["run"], config["train"]
     worded = f"tokenizer: {facts['tokenizer']}; " if "tokenizer" in facts else ""
     preset = f"preset: {facts['preset']}; " if "preset" in facts else ""
+    source = ""
+    if "from" in facts:
+        step, licence = facts.get("from_step"), facts.get("from_licence")
+        of, under = f" (step {step})" if step else "", f", whose licence is {licence}" if licence else ""
+        source = f"\nIt started from the weights of `{facts['from']}`{of}{under}.\n"
+    frozen = f"; frozen: `{train['freeze']}`" if train.get("freeze") else ""
     budget = f" in a budget of {train['minutes']:g} minutes" if train.get("minutes") else ""
     which = "the best by validation" if chosen else "the last: a test set does not select weights"
     if "val_loss" in weights:
@@ -129,8 +135,8 @@ def model_card(
     return f"""# {run.name}
 
 A {facts["family"]} of {parameters:,} parameters, trained by Pencil {facts["pencil"]} on `{facts["data"]}`
-({preset}{worded}at most {train["steps"]} steps{budget}; seed {train["seed"]}).
-
+({preset}{worded}at most {train["steps"]} steps{budget}; seed {train["seed"]}{frozen}).
+{source}
 {measures}The weights in `model.safetensors` are those of step {weights.get("step")}, {which}.
 
 {_how_to_use(run, facts, usage)}

@@ -27,6 +27,12 @@ def restore(trainer: Any) -> list[str]:
     changes, more = review(run, record, allow, None if kept is None else (kept.folder, kept.state))
     lost = check_weights(run, allow)
     notes += more if kept is not None else [*more, *check_start(run, allow)]
+    if kept is None and "from" in run.config["run"] and getattr(trainer.task, "start", None) is None:
+        source = run.config["run"]["from"]
+        raise UserError(
+            f"{run.path} has no checkpoint with the weights of {source} that it starts from: train it anew with "
+            f"--from {source} --out {run.path} --force"
+        )
     chosen = chosen_changes(run, trainer.config)
     notes += [f"{one.name} is {one.now} from step {kept.step if kept else 0} on; it was {one.was}" for one in chosen]
     if kept is not None:
@@ -61,7 +67,7 @@ def _load(trainer: Any, kept: checkpoint.Checkpoint) -> None:
         pending, seconds = list(kept.state["pending"]), float(kept.state["seconds"])
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{kept.folder / 'state.json'} is not the state of a training: {error}") from None
-    if was != trainer.config.optimizer:
+    if was != trainer.config.optimizer and kept.step:
         raise UserError(
             f"{trainer.run.path} was trained with {was} and cannot be resumed with {trainer.config.optimizer}"
         )

@@ -31,6 +31,8 @@ class TrainConfig:
     clip: float = 1.0  # of the gradient's norm; 0 does not clip
     nonfinite: Literal["stop", "skip"] = "stop"  # at a NaN or infinite loss or gradient; skip: its update is left out
     max_skipped: int = 10  # updates left out by nonfinite = "skip" before training stops
+    freeze: str | None = None  # parameters that are not trained: patterns such as blocks.[0-5].*, with commas between
+    recompute: Literal["none", "blocks"] = "none"  # blocks: run each block again backwards, to keep only its input
     ema: float = 0.0  # decay of the exponential moving average of the weights; 0 keeps none
     seed: int = 1337
     eval_every: int = 250  # steps

@@ -1,6 +1,6 @@
 """Tasks: what the training loop needs of a family. A batch is a pure function of (seed, step)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from ..config import UserError, build
 from ..data.pairs import Recorded
 from ..data.settings import DataConfig
-from ..data.tokenizers import VOCAB, Tokenizer
+from ..data.tokenizers import VOCAB, Tokenizer, learn
 from ..runs import Run
 from .settings import TrainConfig
+from .start import Start
 
 Batch = tuple[Tensor, ...]
 
@@ -94,6 +95,7 @@ class Request:
     train: Mapping[str, Any] = field(default_factory=dict)
     options: Any = None  # the family's own options: a tokenizer, an image size, …
     data_settings: Mapping[str, Any] = field(default_factory=dict)  # how the data is read
+    start: Start | None = None  # the run whose weights it begins with
 
     def __post_init__(self):
         if self.options is None:
@@ -105,8 +107,13 @@ class Request:
         chosen = asdict(build(DataConfig, self.data_settings, "data."))
         return {name: value for name, value in chosen.items() if value is not None}
 
-    def tokenizer(self, usual: str) -> tuple[str, int]:
-        """The name of the tokenizer, and the size to train one to; a size without effect is refused."""
+    def tokenizer(self, usual: str) -> tuple[str | Tokenizer, int]:
+        """The name of the tokenizer, and the size to train one to; a size without effect is refused.
+
+        A training that starts from a run has the run's tokenizer.
+        """
+        if self.start is not None:
+            return self.start.tokenizer_for(), 0
         name, vocab = self.options.tokenizer or usual, self.options.vocab
         if vocab is not None and name != "bpe":
             raise UserError(
@@ -114,13 +121,22 @@ class Request:
             )
         return name, VOCAB if vocab is None else vocab
 
+    def learn_tokenizer(self, texts: Iterable[str], usual: str) -> Tokenizer:
+        """The tokenizer for these texts, with an end token."""
+        if self.start is not None:
+            return self.start.tokenizer_for(ended=True)
+        name, vocab = self.tokenizer(usual)
+        return learn(str(name), texts, vocab, ended=True)
+
     @property
     def preset_values(self) -> Mapping[str, Any]:
-        """The model settings of the preset."""
-        return self.family.preset_values(self.preset)
+        """The model settings of the preset, or of the run that it starts from."""
+        return self.start.values if self.start is not None else self.family.preset_values(self.preset)
 
     def configure(self, **defaults: Any) -> Any:
         """The model's config: the preset, over it what the data suggests, over that what was requested."""
+        if self.start is not None:
+            return self.start.configure(defaults, self.model)
         return self.family.configure(self.preset, **{**defaults, **self.model})
 
 

@@ -16,9 +16,9 @@ from ..core.span import Span
 from ..data import pairs
 from ..data.image_data import check_known
 from ..data.settings import DataConfig
-from ..data.tokenizers import Tokenizer, learn
+from ..data.tokenizers import Tokenizer
 from ..files import write_all
-from ..inference.text_batches import end_token, pad
+from ..inference.text_batches import pad, text_ids
 from ..progress import track
 from ..runs import Run
 from .metrics import accuracy_per_class, classification_metrics, confusion_matrix
@@ -41,9 +41,10 @@ class TextClassification:
         if train.mask_fraction is not None:
             raise UserError("train.mask_fraction is for text without labels: leave it out")
         data = pairs.load_labelled(request.data, reading=request.reading)
+        if request.start is not None and (order := request.start.in_order(data.classes)):
+            data = replace(data, classes=order)
         texts = (one for one, _ in data.all_pairs())
-        name, vocab = request.tokenizer("bpe")
-        tokenizer = learn(name, texts, vocab, ended=True)
+        tokenizer = request.learn_tokenizer(texts, "bpe")
         found: dict[str, Any] = {"vocab": tokenizer.vocab, "classes": len(data.classes)}
         if "context" not in request.preset_values:
             longest = max(len(tokenizer.encode(one)) for one, _ in data.all_pairs()) + 1
@@ -63,6 +64,8 @@ class TextClassification:
             known = tuple(map(str, run.config["run"].get("classes") or data.classes))
             check_known(data.classes, known, data.name, run.path)
             data = replace(data, classes=known)
+        elif set(known := tuple(map(str, run.config["run"].get("classes") or ()))) == set(data.classes):
+            data = replace(data, classes=known)  # in the order of the run that it was started from
         return cls(family, data, config, train, run.tokenizer)
 
     def __init__(self, family: Any, data: pairs.PairData, config: Any, train: TrainConfig, tokenizer: Tokenizer):
@@ -73,8 +76,9 @@ class TextClassification:
             raise UserError(
                 f"model.classes {config.classes} is fewer than the {len(data.classes)} classes of {data.name}"
             )
-        self.end, self.number = end_token(tokenizer), {name: i for i, name in enumerate(data.classes)}
-        self.encoded = lru_cache(1 << 16)(lambda text: tokenizer.encode(text).tolist())
+        self.number = {name: i for i, name in enumerate(data.classes)}
+        self.encoded = lru_cache(1 << 16)(lambda text: text_ids(tokenizer, text, config.context))
+        self.end = self.encoded("")[0]
 
     @property
     def select_best(self) -> bool:
@@ -86,7 +90,9 @@ class TextClassification:
 
     def about(self) -> str:
         train, test = len(self.rows), len(self.data.test)
-        cut = sum(len(self.encoded(one)) >= self.config.context for one, _ in self.data.all_pairs())
+        extra = len(self.encoded(""))  # special tokens
+        whole = (len(self.tokenizer.encode(one)) + extra for one, _ in self.data.all_pairs())
+        cut = sum(length > self.config.context for length in whole)
         note = f" ({cut:,} of them longer than the context of {self.config.context} and cut)" if cut else ""
         return f"texts of {self.data.name}, {train:,} to train on, {test:,} held out{note}"
 
@@ -107,7 +113,7 @@ class TextClassification:
 
     def tokens(self, rows: list[pairs.Pair]) -> Batch:
         """The tokens, their places, and the labels."""
-        ids = [[self.end, *self.encoded(one)][: self.config.context] for one, _ in rows]
+        ids = [self.encoded(one) for one, _ in rows]
         whole = self.train.deterministic  # kernels, and so the last bits, depend on the shapes compiled
         tokens, places = pad(ids, self.end, self.config.context, whole)
         return tokens, places, torch.tensor([self.number[label] for _, label in rows])

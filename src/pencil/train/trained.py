@@ -6,7 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from ..runs import Run
-from .loop import Outcome
+
+
+@dataclass
+class Outcome:
+    """How a training ended."""
+
+    step: int
+    finished: bool
+    best: dict[str, Any]
+    seconds: float
+    early: str = ""  # why it ended before its last step, if it did
+    overfits: str = ""  # the sentence about a validation loss that rose
 
 
 @dataclass(frozen=True, repr=False)

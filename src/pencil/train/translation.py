@@ -17,10 +17,10 @@ from ..core.span import Span
 from ..data import pairs
 from ..data.dates import Dates
 from ..data.settings import DataConfig
-from ..data.tokenizers import Tokenizer, learn
+from ..data.tokenizers import Tokenizer
 from ..files import write_all
 from ..inference.attention_maps import source_attention
-from ..inference.text_batches import end_token, greedy_targets, pad
+from ..inference.text_batches import end_token, greedy_targets, pad, source_ids, target_ids
 from ..progress import track
 from ..runs import Run
 from .losses import next_token
@@ -44,8 +44,7 @@ class Translation:
         """Read the data."""
         data = pairs.load(request.data, reading=request.reading)
         usual = "char" if request.data in pairs.EMBEDDED else "bpe"
-        name, vocab = request.tokenizer(usual)
-        tokenizer = learn(name, data.texts(), vocab, ended=True)
+        tokenizer = request.learn_tokenizer(data.texts(), usual)
         found: dict[str, Any] = {"vocab": tokenizer.vocab}
         if "context" not in request.preset_values:
             train = replace(train, **{n: v for n, v in data.training_defaults.items() if n not in request.train})
@@ -67,10 +66,11 @@ class Translation:
     def __init__(self, family: Any, data: pairs.PairData, config: Any, train: TrainConfig, tokenizer: Tokenizer):
         self.family, self.data, self.config, self.train, self.tokenizer = family, data, config, train, tokenizer
         self.end = end_token(tokenizer)
-        self.encoded = lru_cache(1 << 16)(lambda text: tokenizer.encode(text).tolist())
+        self.source = lru_cache(1 << 16)(lambda text: source_ids(tokenizer, text))
+        self.target = lru_cache(1 << 16)(lambda text: [*target_ids(tokenizer, text), self.end])
         for name, side in (("source_context", 0), ("context", 1)):
             room = getattr(config, name)
-            over = [pair[side] for pair in data.all_pairs() if 1 + len(tokenizer.encode(pair[side])) > room]
+            over = [pair[side] for pair in data.all_pairs() if 1 + _length(tokenizer, pair[side], side) > room]
             if over:
                 raise UserError(
                     f"{len(over)} {('sources', 'targets')[side] if len(over) > 1 else ('source', 'target')[side]} of "
@@ -123,8 +123,7 @@ class Translation:
 
     def tokens(self, rows: Sequence[pairs.Pair]) -> Batch:
         """Sources, the places of their tokens, the decoder's inputs and its targets; padded alike."""
-        sources = [[*self.encoded(pair[0]), self.end] for pair in rows]
-        targets = [[self.end, *self.encoded(pair[1]), self.end] for pair in rows]
+        sources, targets = [self.source(pair[0]) for pair in rows], [self.target(pair[1]) for pair in rows]
         whole = self.train.deterministic  # kernels, and so the last bits, depend on the shapes compiled
         source, places = pad(sources, self.end, self.config.source_context, whole)
         target, index = pad(targets, self.end, self.config.context + 1, whole)
@@ -159,7 +158,7 @@ class Translation:
             batch = tuple(t.to(device) for t in self.tokens(few))
             counted = int((batch[3] >= 0).sum())
             total, tokens = total + float(self._loss(model, batch, 0.0)) * counted, tokens + counted
-            limit = None if whole else max(len(self.encoded(target)) for _, target in few) + 1
+            limit = None if whole else max(len(self.target(target)) for _, target in few) - 1
             predictions += greedy_targets(model, self.tokenizer, [source for source, _ in few], limit)
         return Predicted(total / tokens, [source for source, _ in rows], predictions, [target for _, target in rows])
 
@@ -210,4 +209,8 @@ def table(predicted: Predicted) -> str:
 
 def longest(data: pairs.PairData, tokenizer: Tokenizer, side: int) -> int:
     """Tokens of the longest source or target."""
-    return max(len(tokenizer.encode(pair[side])) for pair in data.all_pairs())
+    return max(_length(tokenizer, pair[side], side) for pair in data.all_pairs())
+
+
+def _length(tokenizer: Tokenizer, text: str, side: int) -> int:
+    return len(tokenizer.encode_target(text) if side else tokenizer.encode(text))

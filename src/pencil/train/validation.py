@@ -25,15 +25,19 @@ class Amount(NamedTuple):
     def __str__(self) -> str:
         return f"{self.examples:,} {self.what}"
 
-    def too_little(self, config: TrainConfig) -> str | None:
-        """A sentence if each example would be seen so often that it is learned by heart."""
+    def too_little(self, config: TrainConfig, started: bool = False) -> str | None:
+        """A sentence if each example would be seen so often that it is learned by heart.
+
+        `started`: training starts from the weights of another run, so that nothing more is gained by that.
+        """
         passes = config.steps * self.an_update / max(1, self.examples)
         if passes <= self.most_passes:
             return None
         enough = max(1, self.most_passes * self.examples // self.an_update)
         return (
             f"{self} are little for {config.steps:,} steps: each is seen {passes:,.0f} times, and after about "
-            f"{self.most_passes} a model learns little but to repeat them; more data, a smaller preset, or "
+            f"{self.most_passes} a model learns little but to repeat them; more data, "
+            f"{'' if started else 'a smaller preset, --from RUN with the weights of a run trained on more, '}or "
             f"--train.steps {enough}"
         )
 

@@ -1,25 +1,28 @@
-"""BERT as Hugging Face names it (BertForMaskedLM, BertForSequenceClassification), to our reader and back.
+"""BERT and RoBERTa as transformers names them, with the head of masked tokens, of labels, or none.
 
-Separate query, key and value there, one joined matrix here.
+Separate query, key and value there, one joined matrix here. RoBERTa's positions begin after the id of its padding: the
+rows of its table before them are kept, and no token reads them.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import UserError, build
+from ..config import UserError
 from ..models.reader import Reader, ReaderConfig
-from .checks import check_tensors, drop_tied, fields_of, on_meta, renamed
+from .maps import Architecture, Fields, Rule, anything, joined, must_have, only, parts, same, token_ids
+from .transformers_fields import fields
 
-WHAT = "BERT"
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu"}
-TABLES = {
-    "bert.embeddings.word_embeddings.weight": "tokens.weight",
-    "bert.embeddings.token_type_embeddings.weight": "types.weight",
-    "bert.embeddings.position_embeddings.weight": "encoder.positions.table",
-}
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
+               "silu": "silu", "swish": "silu"}  # fmt: skip
+CLASSES = {
+    "bert": {"BertForMaskedLM": "words", "BertForPreTraining": "words", "BertForSequenceClassification": "label",
+             "BertModel": "pool"},
+    "roberta": {"RobertaForMaskedLM": "words", "RobertaForSequenceClassification": "label", "RobertaModel": "pool"},
+}  # fmt: skip
 BLOCK = {
     "attention.output.dense": "attn.out",
     "attention.output.LayerNorm": "attn_norm",
@@ -27,115 +30,208 @@ BLOCK = {
     "output.dense": "mlp.down",
     "output.LayerNorm": "mlp_norm",
 }
-QKV = tuple(f"attention.self.{part}" for part in ("query", "key", "value"))
-MASKED = {"cls.predictions.transform.dense": "head.map", "cls.predictions.transform.LayerNorm": "head.norm"}
-LABEL = {"bert.pooler.dense": "head.pool", "classifier": "head.label"}
-# a file may have other names for what a model in memory holds
-OLD = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-# a file made in pre-training also has the head of next sentences, which a masked language model does not read
-NEXT_SENTENCE = tuple(
-    f"{part}.{kind}" for part in ("bert.pooler.dense", "cls.seq_relationship") for kind in ("weight", "bias")
+# the parts of each head, and the bias of its logits of tokens
+WORDS = {
+    "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions"),
+    "roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head"),
+}
+LABEL = {
+    "bert": {"bert.pooler.dense": "head.pool", "classifier": "head.label"},
+    "roberta": {"classifier.dense": "head.pool", "classifier.out_proj": "head.label"},
+}
+FIELDS = fields(
+    mapped="architectures vocab_size max_position_embeddings hidden_size num_hidden_layers num_attention_heads "
+    "intermediate_size hidden_act layer_norm_eps type_vocab_size tie_word_embeddings problem_type id2label num_labels "
+    "pad_token_id head_of_tensors",
+    neutral="hidden_dropout_prob attention_probs_dropout_prob classifier_dropout directionality pooler_fc_size "
+    "pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type output_past",
+    position_embedding_type=only("absolute"),
 )
 
 
-def pairs(config: ReaderConfig) -> Iterator[tuple[str, str]]:
-    """Their name and ours, for every tensor but the joined queries, keys and values."""
-    yield from TABLES.items()
-    parts = {"bert.embeddings.LayerNorm": "encoder.embed_norm"}
-    for i in range(config.depth):
-        parts |= {f"bert.encoder.layer.{i}.{theirs}": f"encoder.blocks.{i}.{ours}" for theirs, ours in BLOCK.items()}
-    for theirs, ours in (parts | (LABEL if config.classes else MASKED)).items():
-        for kind in ("weight", "bias"):
-            yield f"{theirs}.{kind}", f"{ours}.{kind}"
-    if not config.classes:
-        yield "cls.predictions.bias", "head.bias"
-
-
-def joined(depth: int) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Their names of a query, key and value, and ours of the three together."""
-    for i in range(depth):
-        for kind in ("weight", "bias"):
-            yield tuple(f"bert.encoder.layer.{i}.{x}.{kind}" for x in QKV), f"encoder.blocks.{i}.attn.qkv.{kind}"
-
-
-def config_from(theirs: Mapping[str, Any], classes: int | None = None) -> ReaderConfig:
-    """Our config from their config.json: a classifier of that many labels, or without them a masked language model."""
-    theirs = fields_of(theirs, WHAT)
-    act, kind = theirs.get("hidden_act", "gelu"), theirs.get("position_embedding_type") or "absolute"
-    activation = ACTIVATIONS.get(act)
-    if activation is None:
-        raise UserError(f"this BERT's activation, {act!r}, is none of ours")
-    if kind != "absolute":
-        raise UserError(f"this BERT's positions are {kind!r}, and only a table of absolute positions can be converted")
-    if theirs.get("is_decoder") or theirs.get("add_cross_attention"):
-        raise UserError("this BERT is a decoder, and our reader attends in both directions")
-    if not classes and activation != "gelu":
+def settings(theirs: Fields, kind: str) -> dict[str, Any]:
+    head, activation = _head(theirs, kind), theirs.one_of("hidden_act", ACTIVATIONS, "gelu")
+    rows, offset = theirs.size("max_position_embeddings"), 0
+    if kind == "roberta":
+        pad = theirs.get("pad_token_id", 1)
+        if type(pad) is not int or not 0 <= pad < rows - 1:
+            raise UserError(
+                f"this {theirs.what}'s pad_token_id is {pad!r}: its positions begin after it, in a table of "
+                f"max_position_embeddings {rows} rows"
+            )
+        offset = pad + 1
+    if head == "words" and kind == "bert" and activation != "gelu":
         raise UserError(
-            f"this BERT's masked-token head has the activation {act!r}, and ours the exact GELU; with classes it fits"
+            f"this {theirs.what}'s hidden_act is {theirs['hidden_act']!r}, and our head of masked tokens has only "
+            "'gelu'"
         )
-    if not classes and not theirs.get("tie_word_embeddings", True):
+    if head == "words" and not theirs.given("tie_word_embeddings", True):
         raise UserError(
-            "this BERT's output embeddings are not tied to its input embeddings, and our masked-token head ties them"
+            f"this {theirs.what}'s tie_word_embeddings is False, and our head of masked tokens has only True"
         )
-    values = dict(
-        vocab=theirs["vocab_size"],
-        context=theirs["max_position_embeddings"],
-        classes=classes,
-        width=theirs["hidden_size"],
-        depth=theirs["num_hidden_layers"],
-        heads=theirs["num_attention_heads"],
-        hidden=theirs["intermediate_size"],
+    return dict(
+        vocab=theirs.size("vocab_size"),
+        context=rows - offset,
+        classes=_labels(theirs) if head == "label" else None,
+        head=None if head in ("words", "label") else head,
+        width=theirs.size("hidden_size"),
+        depth=theirs.size("num_hidden_layers"),
+        heads=theirs.size("num_attention_heads"),
+        hidden=theirs.size("intermediate_size"),
         norm_position="post",
         embed_norm=True,
-        eps=theirs.get("layer_norm_eps", 1e-12),
+        eps=theirs.given("layer_norm_eps", 1e-12),
         activation=activation,
         bias=True,
         positions="learned",
-        token_types=theirs.get("type_vocab_size", 2),
+        position_offset=offset,
+        token_types=theirs.size("type_vocab_size", 2),
         pool="class",
     )
-    return build(ReaderConfig, values, "model.")
 
 
-def from_hf(tensors: Mapping[str, Tensor], config: ReaderConfig) -> dict[str, Tensor]:
-    """Our state dict from theirs, read from a file or taken from a model in memory."""
-    plain = renamed(tensors, _modern, WHAT)
-    if config.classes and "classifier.weight" not in plain:
-        raise UserError("this BERT has no classifier: without classes it is read as a masked language model")
-    if not config.classes and "cls.predictions.transform.dense.weight" not in plain:
-        raise UserError("this BERT has no masked-token head: give classes if it has a classifier")
-    plain.pop("bert.embeddings.position_ids", None)  # 0, 1, 2, …
-    if not config.classes:
-        drop_tied(plain, "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight", WHAT)
-        drop_tied(plain, "cls.predictions.decoder.bias", "cls.predictions.bias", WHAT)
-        plain = {name: tensor for name, tensor in plain.items() if name not in NEXT_SENTENCE}
-    check_tensors(plain, to_hf(on_meta(Reader, config), config), WHAT)
-    ours = {named: plain[name] for name, named in pairs(config)}
-    return ours | {named: torch.cat([plain[part] for part in parts]) for parts, named in joined(config.depth)}
+def _head(theirs: Fields, kind: str) -> str:
+    """The head that the config names, or, where it names none, the one whose tensors are there."""
+    found, known = theirs.get("head_of_tensors"), CLASSES[kind]
+    named = theirs.get("architectures") or ()
+    if not named:
+        if found is None:
+            raise UserError(f"the config of this {theirs.what} has no architectures: one of {', '.join(known)}")
+        return str(found)
+    if named[0] not in known:
+        raise UserError(
+            f"this {theirs.what}'s architectures is {named[0]!r}, which ours does not have: only {', '.join(known)}"
+        )
+    # a model without a head may be without its pooler too, which its config does not say
+    return "states" if known[named[0]] == "pool" and found == "states" else known[named[0]]
 
 
-def _modern(name: str) -> str:
-    for old, new in OLD.items():
-        name = name.replace(old, new)
-    return name
+def _found(shapes: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """What a config may leave out: the head whose tensors are there."""
+    heads = {"words": WORDS[kind][2], "label": "classifier", "pool": f"{kind}.pooler"}
+    found = (head for head, start in heads.items() if any(name.startswith(f"{start}.") for name in shapes))
+    return {"head_of_tensors": next(found, "states")}
 
 
-def to_hf(tensors: Mapping[str, Tensor], config: ReaderConfig) -> dict[str, Tensor]:
-    """What their file holds, from our state dict."""
-    _check(config)
-    theirs = {name: tensors[named] for name, named in pairs(config)}
-    for parts, named in joined(config.depth):
-        theirs |= {part: t.contiguous() for part, t in zip(parts, tensors[named].chunk(3), strict=True)}
+def _labels(theirs: Fields) -> int:
+    """The number of labels; a config without any has two."""
+    names, kind = theirs.get("id2label"), theirs.get("problem_type")
+    count = len(names) if names else theirs.size("num_labels", 2)
+    if kind not in (None, "single_label_classification"):
+        raise UserError(
+            f"this {theirs.what}'s problem_type is {kind!r}, which ours does not have: only "
+            "'single_label_classification'"
+        )
+    if count < 2:
+        raise UserError(f"this {theirs.what} has one label: it gives a number, and ours one of several classes")
+    return count
+
+
+def describe(c: ReaderConfig, kind: str, name: str) -> dict[str, Any]:
+    must_have(c, name, norm_position="post", embed_norm=True, norm="layer", bias=True, positions="learned",
+              kv_heads=(None, c.heads), activation=tuple(dict.fromkeys(ACTIVATIONS.values())))  # fmt: skip
+    if c.output == "words" and kind == "bert":
+        must_have(c, f"{name} for masked tokens", activation="gelu")
+    if c.output in ("label", "pool"):
+        must_have(c, name, pool="class")
+    if not c.token_types:
+        raise UserError(f"model.token_types is 0, which a {name} does not have: only 1 or more")
+    if (kind == "roberta") != bool(c.position_offset):
+        only = "1 or more" if kind == "roberta" else "0"
+        raise UserError(f"model.position_offset is {c.position_offset}, which a {name} does not have: only {only}")
+    head = "pool" if c.output == "states" else c.output
+    theirs: dict[str, Any] = dict(
+        model_type=kind, architectures=[next(one for one, made in CLASSES[kind].items() if made == head)],
+        vocab_size=c.vocab, max_position_embeddings=c.context + c.position_offset, hidden_size=c.width,
+        num_hidden_layers=c.depth, num_attention_heads=c.heads, intermediate_size=c.mlp_width,
+        hidden_act=next(one for one, ours in ACTIVATIONS.items() if ours == c.activation), layer_norm_eps=c.eps,
+        type_vocab_size=c.token_types,
+    )  # fmt: skip
+    if kind == "roberta":
+        theirs["pad_token_id"] = c.position_offset - 1
+    if c.classes:
+        theirs["id2label"] = {str(i): f"LABEL_{i}" for i in range(c.classes)}
     return theirs
 
 
-def _check(config: ReaderConfig) -> None:
-    c = config
-    post = c.norm_position == "post" and c.norm == "layer" and c.embed_norm
-    embedded = c.positions == "learned" and c.bias and c.token_types
-    plain = c.activation in ACTIVATIONS.values() and c.kv_heads in (None, c.heads)
-    if not (post and embedded and plain) or (c.pool != "class" if c.classes else c.activation != "gelu"):
-        raise UserError(
-            "only a post-norm reader with embed_norm, token_types, biases, learned positions and, for classes, pool "
-            "class (for masked tokens, the exact GELU) can be written as a BERT"
-        )
+def rules(c: ReaderConfig, kind: str) -> Iterator[Rule]:
+    tables = f"{kind}.embeddings"
+    yield same(f"{tables}.word_embeddings.weight", "tokens.weight")
+    yield same(f"{tables}.token_type_embeddings.weight", "types.weight")
+    yield same(f"{tables}.position_embeddings.weight", "encoder.positions.table")
+    yield from parts(same, f"{tables}.LayerNorm", "encoder.embed_norm")
+    for i in range(c.depth):
+        theirs, ours = f"{kind}.encoder.layer.{i}", f"encoder.blocks.{i}"
+        for part in ("weight", "bias"):
+            names = [f"{theirs}.attention.self.{one}.{part}" for one in ("query", "key", "value")]
+            yield joined(names, f"{ours}.attn.qkv.{part}", [c.width] * 3)
+        for part, named in BLOCK.items():
+            yield from parts(same, f"{theirs}.{part}", f"{ours}.{named}")
+    if c.output == "words":
+        dense, norm, bias = WORDS[kind]
+        yield from parts(same, dense, "head.map")
+        yield from parts(same, norm, "head.norm")
+        yield same(f"{bias}.bias", "head.bias")
+    elif c.output == "label":
+        for part, named in LABEL[kind].items():
+            yield from parts(same, part, named)
+    elif c.output == "pool":
+        yield from parts(same, f"{kind}.pooler.dense", "head.pool")
+
+
+def _unused(c: ReaderConfig, kind: str) -> dict[str, Any]:
+    """The numbers of the positions, and heads that the model does not read."""
+    unused: dict[str, Any] = {rf"{kind}\.embeddings\.position_ids": _not_counted}
+    if c.output == "words" or (c.output == "label" and kind == "roberta"):
+        unused[rf"{kind}\.pooler\.dense\.(weight|bias)"] = anything
+    if c.output == "words" and kind == "bert":  # whether two sentences follow one another
+        unused[r"cls\.seq_relationship\.(weight|bias)"] = anything
+    return unused
+
+
+def _not_counted(held: Tensor, c: ReaderConfig) -> str | None:
+    counted = torch.arange(c.context + c.position_offset)
+    return None if torch.equal(held.flatten().long(), counted) else "is not 0, 1, 2, …"
+
+
+def _inputs(c: ReaderConfig, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Random tokens; RoBERTa gives its padding another position, so there is none."""
+    tokens = token_ids(c.vocab, (2, min(c.context, 64)), generator)
+    pad = c.position_offset - 1
+    return (tokens.masked_fill(tokens == pad, 0 if pad else c.vocab - 1),)
+
+
+def _answer(original: Any, given: tuple[Tensor, ...]) -> Tensor:
+    """What the head gives; without a head the pooler's vector, and without that the hidden states."""
+    answer = original(input_ids=given[0])
+    names = ("logits", "prediction_logits", "pooler_output", "last_hidden_state")
+    return next(value for value in (getattr(answer, name, None) for name in names) if value is not None)
+
+
+def _outputs(c: ReaderConfig, kind: str) -> dict[str, str]:
+    inner = f"{kind}." if c.output in ("words", "label") else ""
+    blocks = {f"encoder.blocks.{i}.post": f"{inner}encoder.layer.{i}" for i in range(c.depth)}
+    return {"encoder.input": f"{inner}embeddings"} | blocks
+
+
+def _architecture(name: str, kind: str) -> Architecture:
+    table, words = f"{kind}.embeddings.word_embeddings.weight", WORDS[kind][2]
+    tied = {f"{words}.decoder.weight": table, f"{words}.decoder.bias": f"{words}.bias"}
+    return Architecture(
+        name, "transformers", (kind,), Reader, ReaderConfig, FIELDS, partial(settings, kind=kind),
+        partial(describe, kind=kind, name=name), partial(rules, kind=kind),
+        tied=lambda c: tied if c.output == "words" else {},
+        unused=partial(_unused, kind=kind),
+        # files of the model without a head have no prefix, and the first ones have other names for norms
+        renamed={r"^(?=(embeddings|encoder|pooler)\.)": f"{kind}.", r"LayerNorm\.gamma$": "LayerNorm.weight",
+                 r"LayerNorm\.beta$": "LayerNorm.bias"},
+        written=lambda c: {} if c.output in ("words", "label") else {rf"^{kind}\.": ""},
+        sizes=partial(_found, kind=kind),
+        inputs=_inputs,
+        ask=_answer,
+        outputs=partial(_outputs, kind=kind),
+    )  # fmt: skip
+
+
+BERT = _architecture("BERT", "bert")
+ROBERTA = _architecture("RoBERTa", "roberta")

@@ -1,134 +1,166 @@
-"""The diffusion transformer of diffusers (DiTTransformer2DModel) to ours and back.
+"""The diffusion transformer of diffusers (DiTTransformer2DModel).
 
 There every block has its own copy of the timestep and label embeddings; here there is one, so the copies must be equal.
 Their positions are sinusoids, computed and not saved, in another order than ours: here they are a learned table.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import UserError, build
+from ..config import UserError
 from ..core.patches import grid_positions
 from ..core.positions import Sinusoidal
 from ..models.dit import DiT, DiTConfig
-from .checks import Fields, check_tensors, on_meta
+from .dit_schedule import schedule_settings
+from .maps import MAPPED, NEUTRAL, Architecture, Fields, Rule, Tensors, Use, joined, must_have, only, parts, same
 
-WHAT = "DiT"
 EPS = 1e-6  # of every norm but the one before the MLP, which is in their config
+OLDER = "Transformer2DModel"  # the class of several models, which files of a DiT name too
 BLOCK = {"norm1.linear": "ada", "attn1.to_out.0": "attn.out", "ff.net.0.proj": "mlp.up", "ff.net.2": "mlp.down"}
-QKV = tuple(f"attn1.to_{part}" for part in "qkv")
 EMBED = {
-    "norm1.emb.timestep_embedder.linear_1.weight": "time.up.weight",
-    "norm1.emb.timestep_embedder.linear_1.bias": "time.up.bias",
-    "norm1.emb.timestep_embedder.linear_2.weight": "time.down.weight",
-    "norm1.emb.timestep_embedder.linear_2.bias": "time.down.bias",
-    "norm1.emb.class_embedder.embedding_table.weight": "labels.weight",
+    "timestep_embedder.linear_1.weight": "time.up.weight",
+    "timestep_embedder.linear_1.bias": "time.up.bias",
+    "timestep_embedder.linear_2.weight": "time.down.weight",
+    "timestep_embedder.linear_2.bias": "time.down.bias",
+    "class_embedder.embedding_table.weight": "labels.weight",
 }
-TABLE = "pos_embed.pos_embed"
+
+FIELDS: dict[str, Use] = {
+    **dict.fromkeys(
+        "num_attention_heads attention_head_dim in_channels out_channels num_layers sample_size patch_size "
+        "num_embeds_ada_norm norm_eps _class_name scheduler".split(),
+        MAPPED,
+    ),
+    # norm_num_groups and use_linear_projection are of models without patches; upcast_attention is a matter of precision
+    **dict.fromkeys(
+        "_diffusers_version _name_or_path _use_default_values decay inv_gamma min_decay optimization_step power "
+        "update_after_step use_ema_warmup dropout norm_num_groups use_linear_projection upcast_attention".split(),
+        NEUTRAL,
+    ),
+    "norm_type": only("ada_norm_zero"),
+    "activation_fn": only("gelu-approximate"),
+    "attention_bias": only(True),
+    "norm_elementwise_affine": only(False),
+    "cross_attention_dim": only(),
+    "num_vector_embeds": only(),
+    "only_cross_attention": only(False),
+    "double_self_attention": only(False),
+    "attention_type": only("default"),
+    "caption_channels": only(),
+    "interpolation_scale": only(1),
+    "use_additional_conditions": only(False),
+}
 
 
-def pairs(depth: int) -> Iterator[tuple[str, str]]:
-    """Their name and ours, for every tensor with the same values in the same order."""
-    for kind in ("weight", "bias"):
-        for i in range(depth):
-            for theirs, ours in BLOCK.items():
-                yield f"transformer_blocks.{i}.{theirs}.{kind}", f"blocks.{i}.{ours}.{kind}"
-        yield f"proj_out_1.{kind}", f"last.{kind}"
-    yield "pos_embed.proj.bias", "patches.proj.bias"
-
-
-def joined(depth: int) -> Iterator[tuple[list[str], str]]:
-    """Their names of a query, key and value, and ours of the three together."""
-    for i in range(depth):
-        for kind in ("weight", "bias"):
-            yield [f"transformer_blocks.{i}.{part}.{kind}" for part in QKV], f"blocks.{i}.attn.qkv.{kind}"
-
-
-def config_from(theirs: Mapping[str, Any]) -> DiTConfig:
-    """Our config from their config.json; a file names the class, and older ones call it Transformer2DModel."""
-    theirs = Fields(theirs, WHAT)
-    theirs.only(_class_name=("DiTTransformer2DModel", "Transformer2DModel"))
-    if "_class_name" in theirs and "norm_type" not in theirs:
-        raise UserError(f"the config of this {WHAT} has no norm_type, which a file of it always has")
-    theirs.only(
-        norm_type="ada_norm_zero", activation_fn="gelu-approximate", only_cross_attention=False, num_vector_embeds=(),
-        caption_channels=(), attention_type="default", use_additional_conditions=False, interpolation_scale=1,
-    )  # fmt: skip
-    if theirs.get("cross_attention_dim") is not None or theirs.get("double_self_attention"):
-        raise UserError("this model has a second attention in every block, and our DiT has one")
-    if not theirs.get("num_embeds_ada_norm"):
-        raise UserError("this model has no num_embeds_ada_norm: it embeds no classes, which diffusers' DiT always does")
-    if not theirs.get("attention_bias", True) or theirs.get("norm_elementwise_affine", False):
-        raise UserError("this model has an attention without bias, or norms with weights of their own; ours has not")
-    channels = theirs.size("in_channels")
+def settings(theirs: Fields) -> dict[str, Any]:
+    channels, side = theirs.size("in_channels", 4), theirs.size("sample_size", 32)
     out = theirs.get("out_channels") or channels
+    if theirs.get("_class_name") == OLDER:
+        # its defaults are those of another model
+        for name in ("norm_type", "activation_fn", "attention_bias", "norm_elementwise_affine", "patch_size"):
+            theirs[name]
+        if side >= 128 and theirs.get("interpolation_scale") is None:
+            raise UserError(
+                f"this DiT is a {OLDER} of sample_size {side} without interpolation_scale, which scales its positions: "
+                "ours are not scaled"
+            )
     if out not in (channels, 2 * channels):
-        raise UserError(f"this model has {channels} input and {out} output channels; ours has as many or twice as many")
-    values = dict(
-        image_size=(theirs.size("sample_size"),) * 2,
+        raise UserError(f"this DiT has {channels} input and {out} output channels; ours has as many or twice as many")
+    heads = theirs.size("num_attention_heads", 16)
+    return dict(
+        image_size=(side, side),
         channels=channels,
-        patch=(theirs.size("patch_size"),) * 2,
-        classes=theirs["num_embeds_ada_norm"],
-        width=theirs.size("num_attention_heads") * theirs.size("attention_head_dim"),
-        depth=theirs["num_layers"],
-        heads=theirs["num_attention_heads"],
+        patch=(theirs.size("patch_size", 2),) * 2,
+        classes=theirs.size("num_embeds_ada_norm", 1000),
+        width=heads * theirs.size("attention_head_dim", 72),
+        depth=theirs.size("num_layers", 28),
+        heads=heads,
         eps=EPS,
-        mlp_eps=theirs.get("norm_eps", 1e-5),
+        mlp_eps=theirs.given("norm_eps", 1e-5),
         positions="learned",
-        noise_schedule="linear",
         learned_variance=out != channels,
         downscale_freq_shift=True,
+        **schedule_settings(theirs.get("scheduler")),
     )
-    return build(DiTConfig, values, "model.")
 
 
-def from_diffusers(tensors: Mapping[str, Tensor], config: DiTConfig) -> dict[str, Tensor]:
-    """Our state dict from theirs, read from a file or taken from a model in memory."""
-    c = config
-    if any(".attn2." in name for name in tensors):
-        raise UserError("this model has a second attention in every block, and our DiT has one")
-    empty = on_meta(DiT, c)
-    table = {TABLE: empty["positions.table"][None]} if TABLE in tensors else {}
-    check_tensors(tensors, _written(empty, c) | table, WHAT)
-    ours = {named: tensors[f"transformer_blocks.0.{name}"] for name, named in EMBED.items()}
-    for name, named in _shared(c).items():
-        if not torch.equal(tensors[name], ours[named]):
-            raise UserError(f"{name} is another than block 0's, and ours has one timestep and label embedding for all")
-    ours |= {named: tensors[name] for name, named in pairs(c.depth)}
-    ours |= {named: torch.cat([tensors[name] for name in names]) for names, named in joined(c.depth)}
-    ours["patches.proj.weight"] = tensors["pos_embed.proj.weight"].flatten(1)
+def describe(c: DiTConfig) -> dict[str, Any]:
+    must_have(c, "DiT of diffusers", frames=1, vocab=None, null_condition=True, attention="full", adaln="zero",
+              positions="learned", eps=EPS, mlp_width=4 * c.width, downscale_freq_shift=True,
+              image_size=((c.image_size[0],) * 2,), patch=((c.patch[0],) * 2,))  # fmt: skip
+    if c.classes is None:
+        raise UserError("model.classes is not set, and a DiT of diffusers always has classes")
+    return dict(
+        _class_name="DiTTransformer2DModel", num_attention_heads=c.heads, attention_head_dim=c.head_width,
+        in_channels=c.channels, out_channels=c.out_channels, num_layers=c.depth, sample_size=c.image_size[0],
+        patch_size=c.patch[0], num_embeds_ada_norm=c.classes, norm_type="ada_norm_zero", norm_elementwise_affine=False,
+        activation_fn="gelu-approximate", attention_bias=True, norm_eps=c.eps if c.mlp_eps is None else c.mlp_eps,
+    )  # fmt: skip
+
+
+def rules(c: DiTConfig) -> Iterator[Rule]:
+    yield _patches(c)
+    yield same("pos_embed.proj.bias", "patches.proj.bias")
+    for name, ours in EMBED.items():
+        yield _copies([f"transformer_blocks.{i}.norm1.emb.{name}" for i in range(c.depth)], ours)
+    for i in range(c.depth):
+        block = f"transformer_blocks.{i}"
+        for kind in ("weight", "bias"):
+            names = [f"{block}.attn1.to_{part}.{kind}" for part in "qkv"]
+            yield joined(names, f"blocks.{i}.attn.qkv.{kind}", [c.width] * 3)
+        for theirs, ours in BLOCK.items():
+            yield from parts(same, f"{block}.{theirs}", f"blocks.{i}.{ours}")
+    yield from parts(same, "proj_out_1", "last")
     for kind in ("weight", "bias"):
-        patches = tensors[f"proj_out_2.{kind}"].unflatten(0, (*c.patch, c.out_channels))
-        ours[f"head.{kind}"] = patches.movedim(2, 0).flatten(0, 2)
-    like = ours["patches.proj.weight"]
-    ours["positions.table"] = tensors[TABLE][0] if TABLE in tensors else sinusoids(c).to(like)
-    return ours
+        yield channels_first(f"proj_out_2.{kind}", f"head.{kind}", c)
 
 
-def to_diffusers(tensors: Mapping[str, Tensor], config: DiTConfig) -> dict[str, Tensor]:
-    """What their file holds, from our state dict."""
-    c = config
-    _check(c)
-    table = tensors["positions.table"]
-    # a table kept in half precision is off by its rounding
-    if not torch.allclose(table.cpu().double(), sinusoids(c), atol=1e-6 + torch.finfo(table.dtype).eps, rtol=0):
-        raise UserError("diffusers' DiT computes its positions, and this model's table has been trained away from them")
-    return _written(tensors, c)
+def _copies(theirs: Sequence[str], ours: str) -> Rule:
+    """A tensor that every block of theirs has again, and ours has once."""
+
+    def read(tensors: Tensors) -> Tensors:
+        for name, tensor in zip(theirs, tensors, strict=True):
+            if not torch.equal(tensor, tensors[0]):
+                raise UserError(
+                    f"this DiT's {name} is another than {theirs[0]}, and ours has one timestep and label embedding for "
+                    "all blocks"
+                )
+        return tensors[:1]
+
+    return Rule(tuple(theirs), (ours,), read, lambda tensors: [tensors[0]] * len(theirs))
 
 
-def _written(tensors: Mapping[str, Tensor], c: DiTConfig) -> dict[str, Tensor]:
-    theirs = {name: tensors[named] for name, named in pairs(c.depth)}
-    theirs |= {name: tensors[named].clone() for name, named in _shared(c).items()}
-    for names, named in joined(c.depth):
-        theirs |= {name: part.contiguous() for name, part in zip(names, tensors[named].chunk(3), strict=True)}
-    theirs["pos_embed.proj.weight"] = tensors["patches.proj.weight"].unflatten(1, (c.channels, *c.patch))
-    for kind in ("weight", "bias"):
-        patches = tensors[f"head.{kind}"].unflatten(0, (c.out_channels, *c.patch))
-        theirs[f"proj_out_2.{kind}"] = patches.movedim(0, 2).flatten(0, 2)
-    return theirs
+def _patches(c: DiTConfig) -> Rule:
+    """The patch embedding, a convolution there; and beside it the positions, which their files do not hold."""
+
+    def read(tensors: Tensors) -> Tensors:
+        return [tensors[0].flatten(1), sinusoids(c).to(tensors[0])]
+
+    def write(tensors: Tensors) -> Tensors:
+        weight, table = tensors
+        if not table.is_meta and not _are_sinusoids(table, c):
+            raise UserError(
+                "positions.table has been trained, and a DiT of diffusers computes its positions: train with "
+                "--freeze positions.table to be able to export"
+            )
+        return [weight.unflatten(1, (c.channels, *c.patch))]
+
+    return Rule(("pos_embed.proj.weight",), ("patches.proj.weight", "positions.table"), read, write)
+
+
+def channels_first(theirs: str, ours: str, c: DiTConfig) -> Rule:
+    """The rows of the output matrix: a patch's channels last there, first here."""
+
+    def read(tensors: Tensors) -> Tensors:
+        return [tensors[0].unflatten(0, (*c.patch, c.out_channels)).movedim(2, 0).flatten(0, 2)]
+
+    def write(tensors: Tensors) -> Tensors:
+        return [tensors[0].unflatten(0, (c.out_channels, *c.patch)).movedim(0, 2).flatten(0, 2)]
+
+    return Rule((theirs,), (ours,), read, write)
 
 
 def sinusoids(config: DiTConfig) -> Tensor:
@@ -139,16 +171,30 @@ def sinusoids(config: DiTConfig) -> Tensor:
     return torch.cat([half.embedding(positions[None, :, axis, None])[0] for axis in (1, 0)], -1)
 
 
-def _shared(config: DiTConfig) -> dict[str, str]:
-    """Their name in every block of the timestep and label embeddings, and ours."""
-    return {f"transformer_blocks.{i}.{name}": named for i in range(config.depth) for name, named in EMBED.items()}
+def _are_sinusoids(table: Tensor, c: DiTConfig) -> bool:
+    # a table kept in half precision is off by its rounding
+    atol = 1e-6 + torch.finfo(table.dtype).eps
+    return torch.allclose(table.cpu().double().reshape(-1, c.width), sinusoids(c), atol=atol, rtol=0)
 
 
-def _check(c: DiTConfig) -> None:
-    square = c.frames == 1 and len(set(c.image_size)) == 1 and len(set(c.patch)) == 1
-    plain = c.adaln == "zero" and c.attention == "full" and c.positions == "learned" and c.mlp_width == 4 * c.width
-    if not (square and plain and c.downscale_freq_shift and c.eps == EPS and c.classes and c.null_condition):
-        raise UserError(
-            "only a DiT of square pictures with classes, null_condition, full attention, adaln zero, eps 1e-6, "
-            "downscale_freq_shift, hidden = 4·width and learned positions can be written for diffusers"
-        )
+def _other_positions(table: Tensor, c: DiTConfig) -> str | None:
+    if table.numel() != c.grid[0] * c.grid[1] * c.width or not _are_sinusoids(table, c):
+        return "holds other positions than the sinusoids that diffusers computes"
+    return None
+
+
+def random_inputs(c: DiTConfig, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """For `inputs`: noised images, early timesteps, and labels of which one is the null class."""
+    picture = torch.randn(3, c.channels, *c.image_size, generator=generator)
+    # sines of late timesteps, in float32 there, are off by more than the rest together
+    timestep = torch.randint(100, (3,), generator=generator)
+    return picture, timestep, torch.tensor([0, c.classes or 0, (c.classes or 1) - 1])
+
+
+DIT = Architecture(
+    "DiT", "diffusers", ("DiTTransformer2DModel", OLDER), DiT, DiTConfig, FIELDS, settings, describe, rules,
+    unused=lambda c: {r"pos_embed\.pos_embed": _other_positions},
+    inputs=random_inputs,
+    ask=lambda original, given: original(*given).sample,
+    outputs=lambda c: {f"blocks.{i}.post": f"transformer_blocks.{i}" for i in range(c.depth)},
+)  # fmt: skip

@@ -1,6 +1,6 @@
 """GPT-2 as transformers names it. Its projections are stored input-first, so each is transposed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -53,28 +53,32 @@ def describe(c: GPTConfig) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def rules(c: GPTConfig) -> Iterator[Rule]:
+def rules(c: GPTConfig, matrix: Callable[[str, str], Rule] = transposed) -> Iterator[Rule]:
+    """The tensors of GPT-2, and of models with its names, whose matrices may be plain, and without biases."""
+    biases = ["bias"] * c.bias
+
+    def norm(theirs: str, ours: str) -> list[Rule]:
+        return parts(same, theirs, ours, ["weight", *biases])
+
+    def linear(theirs: str, ours: str) -> list[Rule]:
+        return [matrix(f"{theirs}.weight", f"{ours}.weight"), *parts(same, theirs, ours, biases)]
+
     yield same("transformer.wte.weight", "tokens.weight")
     yield same("transformer.wpe.weight", "positions.table")
     for i in range(c.depth):
         theirs, ours = f"transformer.h.{i}", f"blocks.{i}"
-        yield from parts(same, f"{theirs}.ln_1", f"{ours}.attn_norm")
-        yield from _linear(f"{theirs}.attn.c_attn", f"{ours}.attn.qkv")
-        yield from _linear(f"{theirs}.attn.c_proj", f"{ours}.attn.out")
-        yield from parts(same, f"{theirs}.ln_2", f"{ours}.mlp_norm")
-        yield from _linear(f"{theirs}.mlp.c_fc", f"{ours}.mlp.up")
-        yield from _linear(f"{theirs}.mlp.c_proj", f"{ours}.mlp.down")
-    yield from parts(same, "transformer.ln_f", "norm")
+        yield from norm(f"{theirs}.ln_1", f"{ours}.attn_norm")
+        yield from linear(f"{theirs}.attn.c_attn", f"{ours}.attn.qkv")
+        yield from linear(f"{theirs}.attn.c_proj", f"{ours}.attn.out")
+        yield from norm(f"{theirs}.ln_2", f"{ours}.mlp_norm")
+        yield from linear(f"{theirs}.mlp.c_fc", f"{ours}.mlp.up")
+        yield from linear(f"{theirs}.mlp.c_proj", f"{ours}.mlp.down")
+    yield from norm("transformer.ln_f", "norm")
     if not c.tie_embeddings:
         yield same("lm_head.weight", "head.weight")
 
 
-def _linear(theirs: str, ours: str) -> Iterator[Rule]:
-    yield transposed(f"{theirs}.weight", f"{ours}.weight")
-    yield same(f"{theirs}.bias", f"{ours}.bias")
-
-
-def _not_causal(mask: Tensor, config: Any) -> str | None:
+def not_causal(mask: Tensor, config: Any) -> str | None:
     if mask.ndim == 4 and not torch.equal(mask.bool(), torch.ones_like(mask).tril().bool()):
         return "is another mask than the causal one"
     return None
@@ -83,7 +87,7 @@ def _not_causal(mask: Tensor, config: Any) -> str | None:
 GPT2 = Architecture(
     "GPT-2", "transformers", ("gpt2",), GPT, GPTConfig, FIELDS, settings, describe, rules,
     tied=lambda c: {"lm_head.weight": "transformer.wte.weight"} if c.tie_embeddings else {},
-    unused=lambda c: {r"transformer\.h\.\d+\.attn\.(masked_)?bias": _not_causal},
+    unused=lambda c: {r"transformer\.h\.\d+\.attn\.(masked_)?bias": not_causal},
     # files of the model without its head have no prefix
     renamed={r"^(?=(wte|wpe|h|ln_f)\.)": "transformer."},
     aliases=SIZES,

@@ -16,7 +16,7 @@ from ..config import UserError
 from ..models.gpt import GPT, GPTConfig
 from ..models.parts import RopePairs, rotary_width
 from ..models.rope_pairs import channel_order
-from .maps import Architecture, Fields, Rule, Use, joined, must_have, only, same, token_ids
+from .maps import Architecture, Fields, Rule, Use, check_fields, joined, must_have, only, same, token_ids
 from .transformers_fields import fields
 
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu"}
@@ -32,8 +32,19 @@ NORMS = ("input_layernorm", "post_attention_layernorm")
 MAPPED = (
     "vocab_size max_position_embeddings hidden_size num_hidden_layers num_attention_heads num_key_value_heads "
     "intermediate_size rms_norm_eps hidden_act head_dim tie_word_embeddings rope_parameters rope_scaling rope_theta "
-    "partial_rotary_factor original_max_position_embeddings"
+    "original_max_position_embeddings"
 )
+# of rope_parameters; the kinds of scaling that ours has use the rest of them, and the others are refused as such
+ROPE: dict[str, Use] = {
+    **dict.fromkeys(
+        "rope_theta rope_type type factor original_max_position_embeddings attention_factor beta_fast beta_slow "
+        "low_freq_factor high_freq_factor truncate mscale mscale_all_dim".split(),
+        "mapped",
+    ),
+    **dict.fromkeys(("short_factor", "long_factor"), "neutral"),  # of longrope alone
+    "mrope_section": only(),
+    "partial_rotary_factor": only(1),  # the library's LLaMA rotates whole heads, whatever this is
+}
 WINDOWS: dict[str, Use] = dict.fromkeys(
     ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"), "mapped"
 )
@@ -42,6 +53,9 @@ WINDOWS: dict[str, Use] = dict.fromkeys(
 def settings(theirs: Fields, kind: str) -> dict[str, Any]:
     width, heads = theirs.size("hidden_size"), theirs.size("num_attention_heads")
     rope = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise UserError(f"this {theirs.what}'s rope_parameters must be a table of fields, not {rope!r}")
+    check_fields(rope, ROPE, theirs.what)
     head_width = theirs.get("head_dim")
     if head_width is None and width % heads:
         raise UserError(f"this {theirs.what}'s num_attention_heads {heads} does not divide its hidden_size {width}")
@@ -71,7 +85,6 @@ def settings(theirs: Fields, kind: str) -> dict[str, Any]:
         window=_window(theirs, kind),
         positions="rope",
         rope_theta=float(rope.get("rope_theta") or theirs.get("rope_theta") or 10000.0),
-        rope_fraction=float(rope.get("partial_rotary_factor") or theirs.get("partial_rotary_factor") or 1.0),
         **_scaling(theirs, rope),
         tie_embeddings=theirs.given("tie_word_embeddings", False),
         head_bias=False if biased and not theirs.get("tie_word_embeddings") else None,
@@ -126,7 +139,7 @@ def _scaling(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, An
 
 
 def describe(c: GPTConfig, kind: str, name: str) -> dict[str, Any]:
-    must_have(c, name, norm="rms", activation="swiglu", positions="rope", qk_norm=kind == "qwen3",
+    must_have(c, name, norm="rms", activation="swiglu", positions="rope", qk_norm=kind == "qwen3", rope_fraction=1,
               rope_scaling=(None, "linear", "yarn", "llama3"))  # fmt: skip
     if kind != "llama":
         must_have(c, name, bias=False)
@@ -138,15 +151,13 @@ def describe(c: GPTConfig, kind: str, name: str) -> dict[str, Any]:
     if kind == "qwen2":
         must_have(c, name, head_width=c.width // c.heads)
     rope: dict[str, Any] = {"rope_theta": c.rope_theta, "rope_type": c.rope_scaling or "default"}
-    if c.rope_fraction != 1:
-        rope["partial_rotary_factor"] = c.rope_fraction
     if c.rope_scaling is not None:
         rope["factor"] = c.rope_factor
         if c.rope_scaling != "linear":
             rope["original_max_position_embeddings"] = c.rope_original_context or round(c.context / c.rope_factor)
         if c.rope_scaling == "llama3":
             rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    theirs = dict(
+    theirs: dict[str, Any] = dict(
         model_type=kind, architectures=[CLASSES[kind]], vocab_size=c.vocab, max_position_embeddings=c.context,
         hidden_size=c.width, num_hidden_layers=c.depth, num_attention_heads=c.heads,
         num_key_value_heads=c.kv_heads or c.heads, intermediate_size=c.mlp_width, rms_norm_eps=c.eps,
@@ -171,7 +182,8 @@ CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2"
            "qwen3": "Qwen3ForCausalLM"}  # fmt: skip
 
 
-def rules(c: GPTConfig) -> Iterator[Rule]:
+def rules(c: GPTConfig, pairs: RopePairs = "halves") -> Iterator[Rule]:
+    """The tensors of a LLaMA whose rotated pairs are these, halves in transformers."""
     yield same("model.embed_tokens.weight", "tokens.weight")
     kv = (c.kv_heads or c.heads) * c.head_width
     sizes = [c.heads * c.head_width, kv, kv]
@@ -179,10 +191,11 @@ def rules(c: GPTConfig) -> Iterator[Rule]:
         theirs, ours = f"model.layers.{i}", f"blocks.{i}"
         for kind in ("weight", *["bias"] * (c.bias if c.qkv_bias is None else c.qkv_bias)):
             names = [f"{theirs}.self_attn.{part}_proj.{kind}" for part in "qkv"]
-            yield _halved(joined(names, f"{ours}.attn.qkv.{kind}", sizes), c)
+            yield _paired(joined(names, f"{ours}.attn.qkv.{kind}", sizes), c, pairs)
         if c.qk_norm:
             for part in "qk":
-                yield _halved(same(f"{theirs}.self_attn.{part}_norm.weight", f"{ours}.attn.{part}_norm.weight"), c)
+                norm = same(f"{theirs}.self_attn.{part}_norm.weight", f"{ours}.attn.{part}_norm.weight")
+                yield _paired(norm, c, pairs)
         for part, named in BLOCK.items():
             yield same(f"{theirs}.{part}.weight", f"{ours}.{named}.weight")
             if c.bias and part not in NORMS:
@@ -192,16 +205,15 @@ def rules(c: GPTConfig) -> Iterator[Rule]:
         yield same("lm_head.weight", "head.weight")
 
 
-def _halved(rule: Rule, c: GPTConfig) -> Rule:
-    """The rule for a model whose rotated pairs may be adjacent channels: theirs are halves."""
-    if c.rope_pairs == "halves":
+def _paired(rule: Rule, c: GPTConfig, theirs: RopePairs) -> Rule:
+    """The rule for a model whose rotated pairs may be others than theirs."""
+    if c.rope_pairs == theirs:
         return rule
-
     return Rule(
         rule.theirs,
         rule.ours,
-        lambda tensors: [t[_rows(c, len(t), "adjacent")] for t in rule.read(tensors)],
-        lambda tensors: rule.write([t[_rows(c, len(t), "halves")] for t in tensors]),
+        lambda tensors: [t[_rows(c, len(t), c.rope_pairs)] for t in rule.read(tensors)],
+        lambda tensors: rule.write([t[_rows(c, len(t), theirs)] for t in tensors]),
     )
 
 
@@ -213,7 +225,7 @@ def _rows(c: GPTConfig, count: int, pairs: RopePairs) -> Tensor:
     return torch.cat((rows, torch.arange(len(rows), count)))
 
 
-def _other_frequencies(held: Tensor, c: GPTConfig) -> str | None:
+def other_frequencies(held: Tensor, c: GPTConfig) -> str | None:
     rotated = rotary_width(c)
     ours = c.rope_theta ** (-torch.arange(0, rotated, 2).double() / rotated)
     # a file may have rounded them to half precision
@@ -224,10 +236,11 @@ def _other_frequencies(held: Tensor, c: GPTConfig) -> str | None:
 
 def _architecture(name: str, kind: str, **others: Use) -> Architecture:
     return Architecture(
-        name, "transformers", (kind,), GPT, GPTConfig, fields(MAPPED, "attention_dropout rope_interleaved", **others),
+        name, "transformers", (kind,), GPT, GPTConfig,
+        fields(MAPPED, "attention_dropout rope_interleaved", partial_rotary_factor=only(1), **others),
         partial(settings, kind=kind), partial(describe, kind=kind, name=name), rules,
         tied=lambda c: {"lm_head.weight": "model.embed_tokens.weight"} if c.tie_embeddings else {},
-        unused=lambda c: {r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq": _other_frequencies},
+        unused=lambda c: {r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq": other_frequencies},
         renamed={r"^(?=(embed_tokens|layers|norm)\.)": "model."},
         inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
         ask=lambda original, given: original(input_ids=given[0]).logits,

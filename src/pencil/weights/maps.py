@@ -112,22 +112,36 @@ class Architecture:
     config: type  # ours
     fields: Mapping[str, Use]
     settings: Callable[[Fields], dict[str, Any]]  # our settings from their fields
-    describe: Callable[[Any], dict[str, Any]]  # their fields from our config; what they cannot express is refused
+    # their fields from our config, and what they cannot express is refused; None for one that is only imported
+    describe: Callable[[Any], dict[str, Any]] | None
     rules: Callable[[Any], Iterable[Rule]]  # for a config of ours
     tied: Callable[[Any], Mapping[str, str]] = lambda config: {}  # tensors that are another one again
     # tensors a file may have and ours does not need, by a pattern of their names: what is wrong with one, or nothing
     unused: Callable[[Any], Mapping[str, Callable[[Tensor, Any], str | None]]] = lambda config: {}
+    # tensors a file may lack: the name of the one that they are then a copy of, or None for zeros
+    absent: Callable[[Any], Mapping[str, str | None]] = lambda config: {}
     renamed: Mapping[str, str] = field(default_factory=dict)  # patterns of names in older files or in memory
+    written: Callable[[Any], Mapping[str, str]] = lambda config: {}  # patterns of the rules' names, and what files have
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of fields, in older files
+    # of files without a config: tensors that tell the architecture, and fields that follow from the shapes
+    marks: tuple[str, ...] = ()
+    sizes: Callable[[Mapping[str, tuple[int, ...]]], dict[str, Any]] = lambda shapes: {}
+    remarks: Callable[[Any], tuple[str, ...]] = lambda config: ()  # what a file leaves open, shown at import
     # to hold the original beside ours: random inputs of ours, its answer to them, and modules of it whose outputs are
     # values of ours, by the names of our values
     inputs: Callable[[Any, torch.Generator], tuple[Tensor, ...]] = lambda config, generator: ()
     ask: Callable[[nn.Module, tuple[Tensor, ...]], Tensor] = lambda original, given: original(*given)
     outputs: Callable[[Any], Mapping[str, str]] = lambda config: {}
 
-    def configure(self, theirs: Mapping[str, Any]) -> Any:
-        """Our config from theirs; a field that nobody knows, or whose value ours cannot represent, is refused."""
+    def configure(self, theirs: Mapping[str, Any], source: "Source | None" = None) -> Any:
+        """Our config from theirs; a field that nobody knows, or whose value ours cannot represent, is refused.
+
+        What the config leaves out may follow from the tensors of a source.
+        """
         theirs = self._plain(theirs)
+        if source is not None:
+            shapes = source.shapes()
+            theirs = self.sizes({name: shapes[place] for name, place in _placed(self, source).items()}) | theirs
         check_fields(theirs, self.fields, self.name)
         return build(self.config, self.settings(Fields(theirs, self.name)), "model.")
 
@@ -202,28 +216,51 @@ def read(architecture: Architecture, source: Source, config: Any) -> Iterator[tu
         for rule in rules
         for name, tensor in zip(rule.theirs, rule.write([empty[ours] for ours in rule.ours]), strict=True)
     }
-    _check_shapes(wanted, {name: source.shapes()[place] for name, place in places.items()}, what)
+    absent = {name: other for name, other in architecture.absent(config).items() if name not in places}
+    shapes = {name: source.shapes()[place] for name, place in places.items()}
+    _check_shapes(wanted, shapes | {name: wanted[name] for name in absent}, what)
     for name, place in places.items():
         if not source.dtypes()[place].is_floating_point:
             raise UserError(f"this {what}'s {name} is {source.dtypes()[place]}, and weights are floating-point numbers")
     for rule in rules:
-        found = rule.read([source.read(places[name]) for name in rule.theirs])
+        found = rule.read([
+            _filled(absent[name], wanted[name], source, places) if name in absent else source.read(places[name])
+            for name in rule.theirs
+        ])
         yield from zip(rule.ours, found, strict=True)
+
+
+def _filled(other: str | None, shape: tuple[int, ...], source: Source, places: Mapping[str, str]) -> Tensor:
+    """What a tensor is that the file lacks."""
+    if other is not None:
+        return source.read(places[other]).clone()
+    return torch.zeros(shape, dtype=next(iter(source.dtypes().values())))
 
 
 def write(architecture: Architecture, tensors: Mapping[str, Tensor], config: Any) -> Iterator[tuple[str, Tensor]]:
     """Their tensors from ours, as their own file has them."""
+    patterns = architecture.written(config)
     for rule in architecture.rules(config):
-        yield from zip(rule.theirs, rule.write([tensors[name] for name in rule.ours]), strict=True)
+        names = [_renamed(name, patterns) for name in rule.theirs]
+        yield from zip(names, rule.write([tensors[name] for name in rule.ours]), strict=True)
+
+
+def _renamed(name: str, patterns: Mapping[str, str]) -> str:
+    for pattern, replacement in patterns.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def renamed_names(architecture: Architecture, source: Source) -> list[str]:
+    """The names of a source's tensors as the rules of an architecture have them."""
+    return [_renamed(name, architecture.renamed) for name in source.shapes()]
 
 
 def _placed(architecture: Architecture, source: Source) -> dict[str, str]:
     """Where each tensor is in the source, by the name that the rules use."""
     places: dict[str, str] = {}
     for place in source.shapes():
-        name = place
-        for pattern, replacement in architecture.renamed.items():
-            name = re.sub(pattern, replacement, name)
+        name = _renamed(place, architecture.renamed)
         if name in places:
             raise UserError(f"this {architecture.name} has {name} twice, under two names")
         places[name] = place

@@ -1,28 +1,24 @@
-"""Marian's translators as Hugging Face names them (MarianMTModel), to our encoder–decoder and back.
+"""Marian's translators as transformers names them (MarianMTModel), to our encoder–decoder and back.
 
 Separate query, key and value there, one joined matrix here; sinusoidal positions are computed, not saved.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import UserError, build
+from ..config import UserError
 from ..core.positions import Sinusoidal
 from ..models.seq2seq import Seq2Seq, Seq2SeqConfig
-from .checks import check_tensors, drop_tied, fields_of, on_meta
+from .maps import Architecture, Fields, Rule, joined, must_have, only, parts, reshaped, same, token_ids
+from .transformers_fields import fields
 
-WHAT = "Marian"
 ACTIVATIONS = {
-    "swish": "silu",
-    "silu": "silu",
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
+    "swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh",
     "gelu_pytorch_tanh": "gelu-tanh",
-}
+}  # fmt: skip
 BLOCK = {
     "self_attn.out_proj": "attn.out",
     "self_attn_layer_norm": "attn_norm",
@@ -31,62 +27,55 @@ BLOCK = {
     "final_layer_norm": "mlp_norm",
 }
 CROSS = {"encoder_attn.out_proj": "cross.out", "encoder_attn_layer_norm": "cross_norm"}
-STACKS = {"model.encoder": "encoder.blocks", "model.decoder": "blocks"}
-SINUSOIDS = tuple(f"{stack}.embed_positions.weight" for stack in STACKS)
-# names of a token table: first the one their files always have, then those of a model in memory
-SHARED = ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
-SOURCE = ("model.encoder.embed_tokens.weight",)
-TARGET = ("model.decoder.embed_tokens.weight",)
+SHARED = "model.shared.weight"
+SOURCE, TARGET = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
+HEAD = "lm_head.weight"
+BIAS = "final_logits_bias"
+
+FIELDS = fields(
+    mapped="vocab_size decoder_vocab_size max_position_embeddings d_model encoder_layers decoder_layers "
+    "encoder_attention_heads decoder_attention_heads encoder_ffn_dim decoder_ffn_dim activation_function "
+    "scale_embedding share_encoder_decoder_embeddings tie_word_embeddings",
+    neutral="dropout attention_dropout activation_dropout classifier_dropout classif_dropout encoder_layerdrop "
+    "decoder_layerdrop init_std extra_pos_embeddings add_bias_logits force_bos_token_to_be_generated "
+    "normalization_type",
+    is_encoder_decoder=only(True),
+    normalize_before=only(False),
+    normalize_embedding=only(False),
+    add_final_layer_norm=only(False),
+    static_position_embeddings=only(True),
+)
+# other names of a config's sizes: they stand for the encoder's
+SIZES = {"num_hidden_layers": "encoder_layers", "num_attention_heads": "encoder_attention_heads",
+         "hidden_size": "d_model"}  # fmt: skip
 
 
-def pairs(depth: int) -> Iterator[tuple[str, str]]:
-    """Their name and ours, without weight or bias, for every part but the joined queries, keys and values."""
-    for theirs, ours in STACKS.items():
-        parts = BLOCK | CROSS if ours == "blocks" else BLOCK
-        for i in range(depth):
-            for part, named in parts.items():
-                yield f"{theirs}.layers.{i}.{part}", f"{ours}.{i}.{named}"
-
-
-def joined(depth: int) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Their names of a query, key and value, and ours of the three together."""
-    for theirs, ours in STACKS.items():
-        kinds = {"self_attn": "attn", "encoder_attn": "cross"} if ours == "blocks" else {"self_attn": "attn"}
-        for i in range(depth):
-            for part, named in kinds.items():
-                yield tuple(f"{theirs}.layers.{i}.{part}.{x}_proj" for x in "qkv"), f"{ours}.{i}.{named}.qkv"
-
-
-def config_from(theirs: Mapping[str, Any]) -> Seq2SeqConfig:
-    """Our config from their config.json."""
-    theirs = fields_of(theirs, WHAT)
-    theirs.only(
-        normalize_before=False, normalize_embedding=False, add_final_layer_norm=False, static_position_embeddings=True
-    )
-    activation = ACTIVATIONS.get(theirs.get("activation_function", "gelu"))
-    if activation is None:
-        raise UserError(f"this Marian's activation, {theirs['activation_function']!r}, is none of ours")
-    for size in ("layers", "attention_heads", "ffn_dim"):
-        here, there = theirs[f"encoder_{size}"], theirs[f"decoder_{size}"]
+def settings(theirs: Fields) -> dict[str, Any]:
+    for size in ("attention_heads", "ffn_dim"):
+        here, there = theirs.size(f"encoder_{size}"), theirs.size(f"decoder_{size}")
         if here != there:
             raise UserError(
                 f"this Marian has encoder_{size} {here} and decoder_{size} {there}, and ours has one for both"
             )
-    shared, tied = theirs.get("share_encoder_decoder_embeddings", True), theirs.get("tie_word_embeddings", True)
+    shared = theirs.given("share_encoder_decoder_embeddings", True)
+    tied = theirs.given("tie_word_embeddings", True)
     if shared and not tied:
         raise UserError("this Marian's config shares its embeddings and does not tie them, which contradict each other")
-    values = dict(
-        vocab=theirs["vocab_size"] if shared else theirs.get("decoder_vocab_size") or theirs["vocab_size"],
-        source_vocab=None if shared else theirs["vocab_size"],
-        context=theirs["max_position_embeddings"],
-        source_context=theirs["max_position_embeddings"],
-        width=theirs["d_model"],
-        depth=theirs["encoder_layers"],
-        heads=theirs["encoder_attention_heads"],
-        hidden=theirs["encoder_ffn_dim"],
+    vocab, depth = theirs.size("vocab_size"), theirs.size("encoder_layers")
+    decoder = theirs.size("decoder_layers")
+    return dict(
+        vocab=vocab if shared else theirs.given("decoder_vocab_size", vocab),
+        source_vocab=None if shared else vocab,
+        context=theirs.size("max_position_embeddings"),
+        source_context=theirs.size("max_position_embeddings"),
+        width=theirs.size("d_model"),
+        depth=depth,
+        decoder_depth=None if decoder == depth else decoder,
+        heads=theirs.size("encoder_attention_heads"),
+        hidden=theirs.size("encoder_ffn_dim"),
         norm_position="post",
         eps=1e-5,
-        activation=activation,
+        activation=theirs.one_of("activation_function", ACTIVATIONS, "gelu"),
         bias=True,
         positions="sinusoidal-halves",
         share_embeddings=shared,
@@ -94,79 +83,92 @@ def config_from(theirs: Mapping[str, Any]) -> Seq2SeqConfig:
         tie_embeddings=tied,
         head_bias=True,
     )
-    return build(Seq2SeqConfig, values, "model.")
 
 
-def from_hf(tensors: Mapping[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
-    """Our state dict from theirs, read from a file or taken from a model in memory."""
-    tensors = dict(tensors)
-    for name in SINUSOIDS:
-        if name in tensors:
-            _check_sinusoids(tensors.pop(name))
-    tables = SHARED if config.share_embeddings else TARGET
-    names = (*tables, "lm_head.weight") if config.tie_embeddings else tables
-    tensors[names[0]] = _first(tensors, names)
-    for name in names[1:]:
-        drop_tied(tensors, name, names[0], WHAT)
-    tensors.setdefault("final_logits_bias", tensors[names[0]].new_zeros(1, config.vocab))
-    check_tensors(tensors, to_hf(on_meta(Seq2Seq, config), config), WHAT)
-    ours = {"tokens.weight": tensors[names[0]], "head_bias": tensors["final_logits_bias"][0]}
-    if not config.share_embeddings:
-        ours["source_tokens.weight"] = tensors[SOURCE[0]]
-    if not config.tie_embeddings:
-        ours["head.weight"] = tensors["lm_head.weight"]
-    for kind in ("weight", "bias"):
-        ours |= {named: tensors[name] for name, named in _both(pairs(config.depth), kind)}
-        for parts, named in joined(config.depth):
-            ours[f"{named}.{kind}"] = torch.cat([tensors[f"{part}.{kind}"] for part in parts])
-    return ours
+def describe(c: Seq2SeqConfig) -> dict[str, Any]:
+    must_have(c, "Marian", norm_position="post", norm="layer", eps=1e-5, positions="sinusoidal-halves", bias=True,
+              head_bias=True, activation=tuple(dict.fromkeys(ACTIVATIONS.values())), kv_heads=(None, c.heads),
+              head_width=c.width // c.heads, scale_logits=False, source_context=c.context,
+              **({"tie_embeddings": True} if c.share_embeddings else {}))  # fmt: skip
+    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == c.activation)
+    return dict(
+        model_type="marian", architectures=["MarianMTModel"], is_encoder_decoder=True,
+        vocab_size=c.source_vocab or c.vocab, decoder_vocab_size=c.vocab, max_position_embeddings=c.context,
+        d_model=c.width, encoder_layers=c.depth, decoder_layers=c.decoder_blocks, encoder_attention_heads=c.heads,
+        decoder_attention_heads=c.heads, encoder_ffn_dim=c.mlp_width, decoder_ffn_dim=c.mlp_width,
+        activation_function=activation, scale_embedding=c.scale_embeddings,
+        share_encoder_decoder_embeddings=c.share_embeddings, tie_word_embeddings=c.tie_embeddings,
+        # the library's default would be outside a smaller table
+        pad_token_id=None,
+    )  # fmt: skip
 
 
-def to_hf(tensors: Mapping[str, Tensor], config: Seq2SeqConfig) -> dict[str, Tensor]:
-    """What their file holds, from our state dict."""
-    _check(config)
-    theirs = {"final_logits_bias": tensors["head_bias"][None]}
-    theirs[(SHARED if config.share_embeddings else TARGET)[0]] = tensors["tokens.weight"]
-    if not config.share_embeddings:
-        theirs[SOURCE[0]] = tensors["source_tokens.weight"]
-    if not config.tie_embeddings:
-        theirs["lm_head.weight"] = tensors["head.weight"]
-    for kind in ("weight", "bias"):
-        theirs |= {name: tensors[named] for name, named in _both(pairs(config.depth), kind)}
-        for parts, named in joined(config.depth):
-            for part, tensor in zip(parts, tensors[f"{named}.{kind}"].chunk(3), strict=True):
-                theirs[f"{part}.{kind}"] = tensor.contiguous()
-    return theirs
+def rules(c: Seq2SeqConfig) -> Iterator[Rule]:
+    yield same(SHARED if c.share_embeddings else TARGET, "tokens.weight")
+    if not c.share_embeddings:
+        yield same(SOURCE, "source_tokens.weight")
+    if not c.tie_embeddings:
+        yield same(HEAD, "head.weight")
+    yield reshaped(BIAS, "head_bias", (1, c.vocab), (c.vocab,))
+    for i in range(c.depth):
+        yield from _block(f"model.encoder.layers.{i}", f"encoder.blocks.{i}", BLOCK, {"self_attn": "attn"}, c.width)
+    for i in range(c.decoder_blocks):
+        kinds = {"self_attn": "attn", "encoder_attn": "cross"}
+        yield from _block(f"model.decoder.layers.{i}", f"blocks.{i}", BLOCK | CROSS, kinds, c.width)
 
 
-def _both(names: Iterator[tuple[str, str]], kind: str) -> Iterator[tuple[str, str]]:
-    return ((f"{theirs}.{kind}", f"{ours}.{kind}") for theirs, ours in names)
+def _block(theirs: str, ours: str, layers: dict[str, str], attention: dict[str, str], width: int) -> Iterator[Rule]:
+    for part, named in attention.items():
+        for kind in ("weight", "bias"):
+            names = [f"{theirs}.{part}.{x}_proj.{kind}" for x in "qkv"]
+            yield joined(names, f"{ours}.{named}.qkv.{kind}", [width] * 3)
+    for part, named in layers.items():
+        yield from parts(same, f"{theirs}.{part}", f"{ours}.{named}")
 
 
-def _first(tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> Tensor:
-    for name in names:
-        if name in tensors:
-            return tensors[name]
-    raise UserError(f"this Marian has no {' and no '.join(names)}")
+def tied(c: Seq2SeqConfig) -> dict[str, str]:
+    """A file has each table once, under any of its names."""
+    if c.share_embeddings:
+        return dict.fromkeys((SOURCE, TARGET, HEAD), SHARED)
+    return {HEAD: TARGET} if c.tie_embeddings else {}
 
 
-def _check_sinusoids(table: Tensor) -> None:
-    """Refuse positions that are not our sinusoids; a file may have rounded them to half precision."""
-    length, width = table.shape if table.ndim == 2 else (0, 0)
-    if not length or width % 2:
-        raise UserError(f"this Marian's table of positions has shape {tuple(table.shape)}: it is not length × width")
-    expected = Sinusoidal(width, halves=True).embedding(torch.arange(length)[None, :, None])[0]
-    if not torch.allclose(table.to(expected), expected, atol=1e-3, rtol=0):
-        raise UserError("this Marian's table of positions is not ours: all the sines, then all the cosines")
+def _other_positions(table: Tensor, c: Seq2SeqConfig) -> str | None:
+    if table.ndim != 2 or table.shape[1] != c.width:
+        return f"has shape {tuple(table.shape)}: it is not length × width"
+    ours = Sinusoidal(c.width, halves=True).embedding(torch.arange(len(table))[None, :, None])[0]
+    # a file may have rounded them to half precision
+    if not torch.allclose(table.to(ours), ours, atol=1e-3, rtol=0):
+        return "is another table of positions than ours: all the sines, then all the cosines"
+    return None
 
 
-def _check(config: Seq2SeqConfig) -> None:
-    c = config
-    post = c.norm_position == "post" and c.norm == "layer" and c.positions == "sinusoidal-halves"
-    biased = c.bias and c.head_bias
-    plain = c.activation in ACTIVATIONS.values() and c.kv_heads in (None, c.heads) and c.eps == 1e-5
-    if not (post and biased and plain) or (c.share_embeddings and not c.tie_embeddings):
-        raise UserError(
-            "only a post-norm encoder–decoder with biases, head_bias, sinusoidal-halves positions and, with "
-            "share_embeddings, tie_embeddings can be written as a Marian"
-        )
+def _blocks(c: Seq2SeqConfig, encoder: str, decoder: str) -> dict[str, str]:
+    """For `outputs`: the blocks of both halves, under the original's names of their lists."""
+    return {f"encoder.blocks.{i}.post": f"{encoder}.{i}" for i in range(c.depth)} | {
+        f"blocks.{i}.post": f"{decoder}.{i}" for i in range(c.decoder_blocks)
+    }
+
+
+def pair_inputs(c: Seq2SeqConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Random tokens of a target and of a source."""
+    target = token_ids(c.vocab, (2, min(c.context, 53)), generator)
+    return target, token_ids(c.source_vocab or c.vocab, (2, min(c.source_context, 61)), generator)
+
+
+def ask_pair(original: Any, given: tuple[Tensor, ...]) -> Tensor:
+    return original(input_ids=given[1], decoder_input_ids=given[0], use_cache=False, return_dict=True).logits
+
+
+MARIAN = Architecture(
+    "Marian", "transformers", ("marian",), Seq2Seq, Seq2SeqConfig, FIELDS, settings, describe, rules,
+    tied=tied,
+    absent=lambda c: {BIAS: None},
+    unused=lambda c: {r"model\.(en|de)coder\.embed_positions\.weight": _other_positions},
+    # files of the model without its head have no prefix
+    renamed={r"^(?=(shared|encoder|decoder)\.)": "model."},
+    aliases=SIZES,
+    inputs=pair_inputs,
+    ask=ask_pair,
+    outputs=lambda c: _blocks(c, "model.encoder.layers", "model.decoder.layers"),
+)  # fmt: skip

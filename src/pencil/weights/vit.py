@@ -1,152 +1,161 @@
-"""Vision transformers of transformers (ViTForImageClassification) and of timm, to ours and back.
+"""ViT and DeiT as transformers names them: classifiers of images with a class token.
 
-Both have a convolution for the patch projection: the same values as our matrix, in the same order.
+DeiT has a second token before the patches. `DeiTForImageClassificationWithTeacher` reads a class from it, too, and
+takes the mean; in `DeiTForImageClassification` it is a register. The patch projection is a convolution there: the same
+values as our matrix, in the same order.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import UserError, build
+from ..config import UserError
 from ..models.vit import ViT, ViTConfig
-from .checks import check_tensors, fields_of, on_meta, renamed
+from .maps import Architecture, Fields, Rule, joined, must_have, parts, reshaped, same
+from .transformers_fields import fields
 
-WHAT = "ViT"
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"}
-HF_BLOCK = {
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
+               "silu": "silu", "swish": "silu"}  # fmt: skip
+FIELDS = fields(
+    mapped="image_size patch_size num_channels hidden_size num_hidden_layers num_attention_heads intermediate_size "
+    "hidden_act layer_norm_eps qkv_bias id2label num_labels architectures",
+    neutral="hidden_dropout_prob attention_probs_dropout_prob encoder_stride pooler_output_size pooler_act",
+)
+TEACHER = "DeiTForImageClassificationWithTeacher"
+CLASSES = {"vit": ("ViTForImageClassification",), "deit": ("DeiTForImageClassification", TEACHER)}
+BLOCK = {
     "layernorm_before": "attn_norm",
     "attention.output.dense": "attn.out",
     "layernorm_after": "mlp_norm",
     "intermediate.dense": "mlp.up",
     "output.dense": "mlp.down",
 }
-HF_QKV = tuple(f"attention.attention.{part}" for part in ("query", "key", "value"))
-# a model in memory has other names for what its file holds
-HF_MEMORY = {
-    "vit.layers.": "vit.encoder.layer.",
-    "attention.q_proj": HF_QKV[0],
-    "attention.k_proj": HF_QKV[1],
-    "attention.v_proj": HF_QKV[2],
-    "attention.o_proj": "attention.output.dense",
-    "mlp.fc1": "intermediate.dense",
-    "mlp.fc2": "output.dense",
-}
-TIMM_BLOCK = {
-    "norm1": "attn_norm",
-    "attn.qkv": "attn.qkv",
-    "attn.proj": "attn.out",
-    "norm2": "mlp_norm",
-    "mlp.fc1": "mlp.up",
-    "mlp.fc2": "mlp.down",
+QKV = tuple(f"attention.attention.{part}" for part in ("query", "key", "value"))
+# a model in memory has other names for what its file holds, and a file of the model without its head no prefix
+RENAMED = {
+    r"^(?=(embeddings|encoder|layers|layernorm|pooler)\.)": "{kind}.",
+    r"^{kind}\.layers\.": "{kind}.encoder.layer.",
+    r"attention\.q_proj": QKV[0],
+    r"attention\.k_proj": QKV[1],
+    r"attention\.v_proj": QKV[2],
+    r"attention\.o_proj": "attention.output.dense",
+    r"mlp\.fc1": "intermediate.dense",
+    r"mlp\.fc2": "output.dense",
 }
 
 
-def hf_pairs(depth: int) -> Iterator[tuple[str, str]]:
-    """Their name and ours, without weight or bias, for every part but the joined query, key and value."""
-    yield "vit.embeddings.patch_embeddings.projection", "patches.proj"
-    for i in range(depth):
-        for theirs, ours in HF_BLOCK.items():
-            yield f"vit.encoder.layer.{i}.{theirs}", f"blocks.{i}.{ours}"
-    yield "vit.layernorm", "norm"
-    yield "classifier", "head"
+def sides(theirs: Fields, name: str) -> tuple[int, int]:
+    """Height and width: two whole numbers, or one for both."""
+    value = theirs[name]
+    found = tuple(value) if isinstance(value, list | tuple) else (value, value)
+    if len(found) != 2 or any(type(side) is not int or side < 1 for side in found):
+        raise UserError(f"this {theirs.what}'s {name} must be one or two whole numbers above 0, not {value!r}")
+    return found
 
 
-def timm_pairs(depth: int) -> Iterator[tuple[str, str]]:
-    yield "patch_embed.proj", "patches.proj"
-    for i in range(depth):
-        for theirs, ours in TIMM_BLOCK.items():
-            yield f"blocks.{i}.{theirs}", f"blocks.{i}.{ours}"
-    yield "norm", "norm"
-    yield "head", "head"
+def class_names(theirs: dict[str, Any]) -> list[str]:
+    """The names of the classes in a config, in the order of the logits; empty where it has only numbers."""
+    table = theirs.get("id2label")
+    if not isinstance(table, dict):
+        return []
+    found = {str(number): str(name) for number, name in table.items()}
+    names = [found.get(str(i), "") for i in range(len(found))]
+    return [] if any(name in ("", f"LABEL_{i}") for i, name in enumerate(names)) else names
 
 
-def config_from(theirs: Mapping[str, Any]) -> ViTConfig:
-    """Our config from transformers' config.json."""
-    theirs = fields_of(theirs, WHAT)
-    theirs.only(hidden_act=tuple(ACTIVATIONS), qkv_bias=True)
-    values = dict(
-        image_size=theirs["image_size"],
-        channels=theirs["num_channels"],
-        patch=theirs["patch_size"],
-        classes=len(theirs["id2label"]),
-        width=theirs["hidden_size"],
-        depth=theirs["num_hidden_layers"],
-        heads=theirs["num_attention_heads"],
-        hidden=theirs["intermediate_size"],
-        eps=theirs["layer_norm_eps"],
-        activation=ACTIVATIONS[theirs.get("hidden_act") or "gelu"],
+def settings(theirs: Fields, kind: str) -> dict[str, Any]:
+    made = (theirs.get("architectures") or CLASSES[kind])[0]
+    if made not in CLASSES[kind]:
+        raise UserError(
+            f"this {theirs.what} is a {made}, and only {' or '.join(CLASSES[kind])} has the classes it needs"
+        )
+    labels = theirs.get("id2label")
+    numbered = labels is None or (
+        isinstance(labels, dict) and set(map(str, labels)) == set(map(str, range(len(labels))))
     )
-    return build(ViTConfig, values, "model.")
+    if not numbered or labels == {}:
+        raise UserError(
+            f"this {theirs.what}'s id2label must have a name for each number from 0, not {str(labels)[:60]}"
+        )
+    return dict(
+        image_size=sides(theirs, "image_size"),
+        channels=theirs.size("num_channels"),
+        patch=sides(theirs, "patch_size"),
+        classes=theirs.size("num_labels", 2) if labels is None else len(labels),
+        width=theirs.size("hidden_size"),
+        depth=theirs.size("num_hidden_layers"),
+        heads=theirs.size("num_attention_heads"),
+        hidden=theirs.size("intermediate_size"),
+        eps=theirs.given("layer_norm_eps", 1e-12),
+        activation=theirs.one_of("hidden_act", ACTIVATIONS, "gelu"),
+        qkv_bias=None if theirs.given("qkv_bias", True) else False,
+        registers=1 if kind == "deit" else 0,
+        distilled=made == TEACHER,
+    )
 
 
-def from_hf(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
-    """Our state dict from theirs, read from a file or taken from a model in memory."""
-    plain, depth = renamed(tensors, _in_file, WHAT), config.depth
-    check_tensors(plain, to_hf(on_meta(ViT, config), config), WHAT)
-    ours = {
-        "class_token": plain["vit.embeddings.cls_token"],
-        "positions.table": plain["vit.embeddings.position_embeddings"][0],
-        **_renamed(plain, hf_pairs(depth)),
-    }
-    for i in range(depth):
-        for kind in ("weight", "bias"):
-            parts = [plain[f"vit.encoder.layer.{i}.{part}.{kind}"] for part in HF_QKV]
-            ours[f"blocks.{i}.attn.qkv.{kind}"] = torch.cat(parts)
-    return ours
+def describe(c: ViTConfig, kind: str, name: str) -> dict[str, Any]:
+    must_have(c, name, norm="layer", bias=True, positions="learned", activation=tuple(ACTIVATIONS.values()),
+              pool="class", token_positions=True, embed_norm=False, norm_pooled=False,
+              registers=int(kind == "deit"))  # fmt: skip
+    return dict(
+        model_type=kind, architectures=[CLASSES[kind][c.distilled]], image_size=list(c.image_size),
+        patch_size=list(c.patch), num_channels=c.channels, hidden_size=c.width, num_hidden_layers=c.depth,
+        num_attention_heads=c.heads, intermediate_size=c.mlp_width, layer_norm_eps=c.eps,
+        hidden_act=next(theirs for theirs, ours in ACTIVATIONS.items() if ours == c.activation),
+        qkv_bias=c.qkv_bias is not False, encoder_stride=c.patch[0],
+        id2label={str(i): f"LABEL_{i}" for i in range(c.classes)},
+        label2id={f"LABEL_{i}": i for i in range(c.classes)},
+    )  # fmt: skip
 
 
-def _in_file(name: str) -> str:
-    for here, there in HF_MEMORY.items():
-        name = name.replace(here, there)
-    return name
+def rules(c: ViTConfig, kind: str) -> Iterator[Rule]:
+    yield same(f"{kind}.embeddings.cls_token", "class_token")
+    if kind == "deit":
+        yield same("deit.embeddings.distillation_token", "registers")
+    rows = c.before + c.grid[0] * c.grid[1]
+    yield reshaped(f"{kind}.embeddings.position_embeddings", "positions.table", (1, rows, c.width), (rows, c.width))
+    yield from patch_rules(f"{kind}.embeddings.patch_embeddings.projection", c)
+    for i in range(c.depth):
+        theirs, ours = f"{kind}.encoder.layer.{i}", f"blocks.{i}"
+        for part in ("weight", *["bias"] * (c.qkv_bias is not False)):
+            yield joined([f"{theirs}.{one}.{part}" for one in QKV], f"{ours}.attn.qkv.{part}", [c.width] * 3)
+        for one, named in BLOCK.items():
+            yield from parts(same, f"{theirs}.{one}", f"{ours}.{named}")
+    yield from parts(same, f"{kind}.layernorm", "norm")
+    yield from parts(same, "cls_classifier" if c.distilled else "classifier", "head")
+    if c.distilled:
+        yield from parts(same, "distillation_classifier", "distilled_head")
 
 
-def to_hf(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
-    """What their file holds, from our state dict."""
-    _check(config)
-    theirs = {
-        "vit.embeddings.cls_token": tensors["class_token"],
-        "vit.embeddings.position_embeddings": tensors["positions.table"][None],
-        **_back(tensors, hf_pairs(config.depth), config),
-    }
-    for i in range(config.depth):
-        for kind in ("weight", "bias"):
-            parts = tensors[f"blocks.{i}.attn.qkv.{kind}"].chunk(3)
-            theirs |= {f"vit.encoder.layer.{i}.{p}.{kind}": t for p, t in zip(HF_QKV, parts, strict=True)}
-    return theirs
+def patch_rules(theirs: str, c: ViTConfig) -> Iterator[Rule]:
+    """The patch projection."""
+    values = c.channels * c.patch[0] * c.patch[1]
+    kernel = (c.width, c.channels, *c.patch)
+    yield reshaped(f"{theirs}.weight", "patches.proj.weight", kernel, (c.width, values))
+    if not c.embed_norm:
+        yield same(f"{theirs}.bias", "patches.proj.bias")
 
 
-def from_timm(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
-    """Our state dict from that of timm's VisionTransformer with a class token."""
-    if "cls_token" not in tensors or any("gamma" in name or "q_norm" in name for name in tensors):
-        raise UserError("only timm's plain vision transformers with a class token can be converted")
-    check_tensors(tensors, to_timm(on_meta(ViT, config), config), "model of timm")
-    tables = {"class_token": tensors["cls_token"], "positions.table": tensors["pos_embed"][0]}
-    return tables | _renamed(tensors, timm_pairs(config.depth))
+def random_pictures(c: ViTConfig, generator: torch.Generator) -> tuple[Tensor]:
+    """For `inputs`: two images."""
+    return (torch.randn(2, c.channels, *c.image_size, generator=generator),)
 
 
-def to_timm(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
-    """timm's state dict from ours."""
-    _check(config)
-    tables = {"cls_token": tensors["class_token"], "pos_embed": tensors["positions.table"][None]}
-    return tables | _back(tensors, timm_pairs(config.depth), config)
+def _architecture(name: str, kind: str) -> Architecture:
+    return Architecture(
+        name, "transformers", (kind,), ViT, ViTConfig, FIELDS, partial(settings, kind=kind),
+        partial(describe, kind=kind, name=name), partial(rules, kind=kind),
+        renamed={old.replace("{kind}", kind): new.replace("{kind}", kind) for old, new in RENAMED.items()},
+        inputs=random_pictures,
+        ask=lambda original, given: original(pixel_values=given[0]).logits,
+        outputs=lambda c: {f"blocks.{i}.post": f"{kind}.layers.{i}" for i in range(c.depth)}
+        | {"norm": f"{kind}.layernorm"},
+    )  # fmt: skip
 
 
-def _renamed(tensors: Mapping[str, Tensor], pairs: Iterator[tuple[str, str]]) -> dict[str, Tensor]:
-    both = [(f"{theirs}.{kind}", f"{ours}.{kind}") for theirs, ours in pairs for kind in ("weight", "bias")]
-    return {ours: tensors[theirs].flatten(1) if tensors[theirs].ndim == 4 else tensors[theirs] for theirs, ours in both}
-
-
-def _back(tensors: Mapping[str, Tensor], pairs: Iterator[tuple[str, str]], config: ViTConfig) -> dict[str, Tensor]:
-    found = {f"{theirs}.{kind}": tensors[f"{ours}.{kind}"] for theirs, ours in pairs for kind in ("weight", "bias")}
-    kernel = (config.channels, *config.patch)
-    return {n: t.unflatten(1, kernel) if n.endswith(("projection.weight", "patch_embed.proj.weight")) else t
-            for n, t in found.items()}  # fmt: skip
-
-
-def _check(config: ViTConfig) -> None:
-    plain = config.norm == "layer" and config.bias and config.activation != "swiglu"
-    if config.pool != "class" or config.positions != "learned" or not plain:
-        raise UserError("only a ViT with a class token, a learned table and biases can be written for other libraries")
+VIT = _architecture("ViT", "vit")
+DEIT = _architecture("DeiT", "deit")

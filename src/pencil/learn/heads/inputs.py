@@ -6,6 +6,7 @@ from typing import Any
 from ...config import UserError, build
 from ...families import family
 from ...families.head_inputs import COUNT
+from ...families.other_data import task_on
 from ...families.run_setup import task_of
 from ...inference.attention_layouts import HeadProfile, Inputs
 from ...runs import Loaded
@@ -20,11 +21,11 @@ def head_profile(loaded: Loaded) -> HeadProfile:
     return profile
 
 
-def head_inputs(loaded: Loaded, text: str | None = None) -> list[Inputs]:
-    """The inputs of the run's model, one forward pass each: parts of the text, or its held-out data."""
+def head_inputs(loaded: Loaded, text: str | None = None, data: str | None = None) -> list[Inputs]:
+    """The inputs of the run's model, one forward pass each: parts of the text, other data, or its held-out data."""
     profile, run = head_profile(loaded), loaded.run
     if text is None:
-        found = profile.held_out(loaded, _task(loaded, profile))
+        found = profile.held_out(loaded, _task(loaded, profile, data))
         if len(found) < 2:
             raise UserError(f"{run.path} has too little held-out data: at least two examples of two tokens are needed")
     elif profile.from_text is None:
@@ -44,19 +45,28 @@ def separators(loaded: Loaded) -> set[int]:
     tokenizer = loaded.tokenizer
     if tokenizer is None:
         return set()
-    return {i for i in range(tokenizer.vocab) if i == tokenizer.end or "\n" in tokenizer.decode([i])}
+    special = {*tokenizer.ends, *(part for side in tokenizer.around for part in side)}
+    return special | {i for i in range(tokenizer.vocab) if "\n" in tokenizer.token(i)}
 
 
 def on_device(model: Any, inputs: Sequence[Inputs]) -> list[Inputs]:
-    """The same on the model's device."""
-    device = next(model.parameters()).device
-    return [tuple(part.to(device) for part in given) for given in inputs]
+    """The same on the model's device, in its precision."""
+    like = next(model.parameters())
+    return [
+        tuple(part.to(like) if part.is_floating_point() else part.to(like.device) for part in given) for given in inputs
+    ]
 
 
-def _task(loaded: Loaded, profile: HeadProfile) -> Any:
+def _task(loaded: Loaded, profile: HeadProfile, data: str | None) -> Any:
     run = loaded.run
+    config = build(TrainConfig, {**run.config["train"], "batch": COUNT}, "train.")
+    if data is not None:
+        return task_on(run, config, data, lambda line: None)[0]
+    if not run.config["run"].get("data_path") and "import" in run.config:
+        text = ", or a text with --text" if profile.from_text is not None else ""
+        raise UserError(f"{run.path} was imported, and has no data of its own: name some with --data{text}")
     try:
-        return task_of(run, build(TrainConfig, {**run.config["train"], "batch": COUNT}, "train."))
+        return task_of(run, config)
     except UserError as error:
         if profile.from_text is None:
             raise

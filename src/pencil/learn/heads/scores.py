@@ -98,8 +98,10 @@ def observe(
 
         return read
 
-    layers = range(model.config.depth)
-    edit = {group.pattern.format(layer): reader(group, layer) for group in groups for layer in layers}
+    edit = {}
+    for group in groups:  # an encoder and a decoder may have different numbers of blocks
+        layers = range(len(model.get_submodule(group.pattern.partition(".{}")[0])))
+        edit |= {group.pattern.format(layer): reader(group, layer) for layer in layers}
     model(*given, probe=Probe(edit=edit))
     return found
 
@@ -132,7 +134,7 @@ def measure(model: Any, profile: HeadProfile, texts: Sequence[Inputs], separator
         scores[key] = _scores(key[2], [(one[key], base[key]) for one, base in repeats])
     heads = []
     for group in dict.fromkeys(group for group, _, _ in scores):
-        for layer in range(model.config.depth):
+        for layer in sorted({layer for name, layer, _ in scores if name == group}):
             mine = {name: found for (*where, name), found in scores.items() if where == [group, layer]}
             each = [{name: found[i] for name, found in mine.items()} for i in range(len(mine["broad"]))]
             heads += [Head(group, layer, i, one) for i, one in enumerate(each)]

@@ -1,0 +1,40 @@
+"""export: a run becomes a checkpoint of another library."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from .terminal import note
+
+
+def export(
+    run: Path,
+    /,
+    *,
+    to: str = "hf",
+    out: Path | None = None,
+    dtype: str | None = None,
+    force: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Export a run: a folder with weights, config, tokenizer and card that another library loads.
+
+    What it computes there is what it computes here; a setting that the library cannot express is refused by name.
+
+    Parameters
+    ----------
+    run
+        The run's folder.
+    to
+        hf (transformers), timm or diffusers.
+    out
+        Folder to write; by default exports/RUN-LIBRARY.
+    dtype
+        float32, bfloat16 or float16; by default that of the run's weights.
+    force
+        Replace a folder of that name.
+    """
+    from ..families.exporting import export_run
+
+    export_run(run, to, out=out, dtype=dtype, force=force, notify=note)
+    return 0

@@ -1,0 +1,98 @@
+"""import: a checkpoint of another library becomes a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich import box
+from rich.table import Table
+
+from ..config import UserError
+from ..console import Console
+from .terminal import note
+
+
+def import_weights(
+    what: str | None = None,
+    /,
+    *,
+    name: str | None = None,
+    out: Path | None = None,
+    dtype: str | None = None,
+    tokenizer: str | None = None,
+    parity: Annotated[bool, Parameter(negative=())] = False,
+    force: Annotated[bool, Parameter(negative=())] = False,
+    listed: Annotated[bool, Parameter(name="--list", negative=())] = False,
+) -> int:
+    """Import a checkpoint of another library: it becomes a run, which every verb can use.
+
+    The result computes what the original computes, or the import is refused and nothing is written. Nothing of a
+    checkpoint is executed.
+
+    Parameters
+    ----------
+    what
+        hf:OWNER/NAME of the hub (@REVISION pins it), timm:NAME, diffusers:OWNER/NAME, nanogpt:FILE, or the path of a
+        folder or of a file of weights.
+    name
+        Name of the run, under runs/; by default that of the checkpoint.
+    out
+        Folder of the run, anywhere.
+    dtype
+        float32, bfloat16 or float16; by default that of the original.
+    tokenizer
+        A tokenizer.json (or gpt2), where the checkpoint has none.
+    parity
+        Compute one random input with the original library too, and show the largest error of every block.
+    force
+        Replace a run of that name.
+    listed
+        List the architectures that can be imported.
+    """
+    if listed:
+        if what is not None:
+            raise UserError(f"--list shows every architecture: leave {what} out")
+        return _list()
+    if what is None:
+        raise UserError(
+            "WHAT is missing: pencil import hf:OWNER/NAME, or a folder; pencil import --list shows what can be"
+        )
+    from ..families.importing import import_checkpoint
+    from ..train.report import shown_progress
+
+    with shown_progress("importing"):
+        run = import_checkpoint(what, name=name, out=out, dtype=dtype, tokenizer=tokenizer, force=force, notify=note)
+    note(f"The run is in {run.path}. Use it with:\n  pencil sample {run.path}")
+    if parity:
+        return _parity(what, run.path)
+    return 0
+
+
+def _list() -> int:
+    from ..families.importing import known
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for column in ("architecture", "library", "becomes a", "import", "export"):
+        table.add_column(column)
+    for record, one in known():
+        table.add_row(one.name, one.library, record.name, "yes", "yes" if one.describe else "no")
+    Console(soft_wrap=True).print(table)
+    return 0
+
+
+def _parity(what: str, path: Path) -> int:
+    """The table of errors; exit status 1 if one is too large."""
+    from ..families.parity import LARGEST, compared
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for column in ("value", "largest error", "of the largest value"):
+        table.add_column(column, justify="left" if column == "value" else "right")
+    rows = compared(what, path)
+    for row in rows:
+        table.add_row(row.name, f"{row.error:.1e}", f"{row.relative:.1e}")
+    Console(soft_wrap=True).print(table)
+    worst = max(rows, key=lambda row: row.relative)
+    fits = worst.relative <= LARGEST
+    note(f"{'equal' if fits else 'NOT equal'}: the largest error is {worst.relative:.1e} of the largest value, in "
+         f"{worst.name} (float32)")  # fmt: skip
+    return 0 if fits else 1

@@ -1,0 +1,277 @@
+"""The tokenizer in the folder of another library's checkpoint: tokenizer.json, or the older files it is made of."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config import UserError
+from ..files import parse_json, read_bytes, read_text
+from .library_tokenizer import LibraryTokenizer, load_inner
+from .sentencepiece_files import BYTE, CONTROL, UNKNOWN, SentencePieces, read_sentencepiece
+from .sentencepiece_tokenizer import SentencePieceTokenizer, make_model
+from .tokenizer_files import check_tokenizer
+from .tokenizers import read_json
+
+SETTINGS = ("config.json", "generation_config.json", "special_tokens_map.json", "tokenizer_config.json")
+# names of special tokens where the settings have none
+USUAL = {"eos_token": ("</s>", "<|endoftext|>"), "pad_token": ("<pad>", "[PAD]"), "mask_token": ("<mask>", "[MASK]")}
+SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model")
+Found = LibraryTokenizer | SentencePieceTokenizer
+
+
+def find_tokenizer(folder: Path) -> tuple[Found, dict[str, Any]] | None:
+    """The tokenizer of a checkpoint's folder and the `[tokens]` table of a run with it; None if it has no files of one.
+
+    The tokenizer already has the special tokens of the table.
+    """
+    files = {
+        name: parse_json(read_text(folder / name), str(folder / name)) for name in SETTINGS if (folder / name).is_file()
+    }
+    found = _find(folder, files)
+    if found is None:
+        return None
+    table = special_tokens(files, found)
+    return found.with_tokens(table, str(folder)), table
+
+
+def _find(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> Found | None:
+    def has(*names: str) -> bool:
+        return all((folder / name).is_file() for name in names)
+
+    if has("tokenizer.json"):
+        path = folder / "tokenizer.json"
+        tokenizer = read_json(read_text(path), str(path), {})
+        assert isinstance(tokenizer, Found)  # the others are refused, since they have no special tokens
+        return tokenizer
+    if has("source.spm", "target.spm", "vocab.json"):
+        return _marian(folder, files)
+    for name in SENTENCEPIECE_FILES:
+        if has(name):
+            pieces = read_sentencepiece(read_bytes(folder / name), str(folder / name))
+            return _sentencepiece(pieces, files, folder / name)
+    if has("vocab.json", "merges.txt"):
+        return _built(_byte_level(folder, files), str(folder / "vocab.json"))
+    if has("vocab.txt"):
+        return _built(_wordpiece(folder, files), str(folder / "vocab.txt"))
+    return None
+
+
+def special_tokens(files: Mapping[str, Mapping[str, Any]], tokenizer: Found) -> dict[str, Any]:
+    """The `[tokens]` table of a run: the ids of special tokens, as the settings of a checkpoint's folder say.
+
+    `files` are the parsed JSON files by name; ids of the model's settings come before names of the tokenizer's.
+    """
+    config, generation = files.get("config.json", {}), files.get("generation_config.json", {})
+    named = {**files.get("special_tokens_map.json", {}), **files.get("tokenizer_config.json", {})}
+
+    def by_name(name: str) -> int | None:
+        texts = [_text(named[name])] if name in named else USUAL.get(name, ())
+        ids = [tokenizer.id_of(text) for text in texts if text is not None]
+        return next((i for i in ids if i is not None and (name in named or tokenizer.hidden(i))), None)
+
+    def by_id(name: str) -> Any:
+        return config.get(name) if generation.get(name) is None else generation[name]
+
+    def known(ids: Any) -> list[int]:
+        """Ids of the tokenizer: a model may have more, which stand for nothing, and −1 is none."""
+        ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        return [i for i in ids if type(i) is not int or 0 <= i < tokenizer.vocab]
+
+    ends = by_id("eos_token_id")
+    ends = known(by_name("eos_token") if ends is None else ends)
+    pads = known(by_id("pad_token_id") if by_name("pad_token") is None else by_name("pad_token"))
+    begin = tokenizer.around[0]
+    if len(begin) > 1:
+        raise UserError(f"the tokenizer puts {len(begin)} tokens before a text, and one is supported")
+    wanted = named.get("add_bos_token")
+    found = {
+        "begin": (by_name("bos_token") if wanted else None) if wanted is not None else next(iter(begin), None),
+        "end": ends[0] if len(ends) == 1 else ends,
+        "pad": next(iter(pads), None),
+        "mask": by_name("mask_token"),
+        "start": by_id("decoder_start_token_id"),
+        "never": known(_never(generation, config)),
+        # other libraries do so for these only: of a BPE it would change the text
+        "clean": bool(named.get("clean_up_tokenization_spaces")) and tokenizer.kind != "bpe",
+    }
+    return {name: value for name, value in found.items() if value is not None and value is not False and value != []}
+
+
+def _text(token: Any) -> str | None:
+    """A token of a settings file, which is a text or an object with one."""
+    token = token.get("content") if isinstance(token, Mapping) else token
+    return token if isinstance(token, str) else None
+
+
+def _never(generation: Mapping[str, Any], config: Mapping[str, Any]) -> list[int]:
+    words = generation.get("bad_words_ids") or config.get("bad_words_ids") or []
+    others = generation.get("suppress_tokens") or []
+    if not all(isinstance(word, list) and len(word) == 1 for word in words) or not isinstance(others, list):
+        raise UserError("generation_config.json has bad_words_ids of several tokens, which is not supported: remove it")
+    return [*(word[0] for word in words), *others]
+
+
+def _built(content: dict[str, Any], where: str) -> LibraryTokenizer:
+    check_tokenizer(content, where)
+    inner = load_inner(json.dumps(content), where)
+    for token in content["added_tokens"]:
+        if inner.token_to_id(token["content"]) != token["id"]:
+            raise UserError(f"{where}: the added token {token['content'][:40]!r} cannot have the id {token['id']}")
+    return LibraryTokenizer(inner, {}, where, content)
+
+
+def _added(token: str, i: int, lstrip: bool = False) -> dict[str, Any]:
+    return {
+        "id": i, "content": token, "single_word": False, "lstrip": lstrip, "rstrip": False, "normalized": False,
+        "special": True,
+    }  # fmt: skip
+
+
+def _specials(names: Mapping[str, str], settings: Mapping[str, Any], vocabulary: Mapping[str, int]) -> dict[str, str]:
+    """The special tokens of the vocabulary by name, as the settings or else the original has them."""
+    found = {name: _text(settings.get(name)) or usual for name, usual in names.items()}
+    return {name: text for name, text in found.items() if text in vocabulary}
+
+
+def _byte_level(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """GPT-2's vocab.json and merges.txt, and RoBERTa's, which puts tokens around a text."""
+    vocabulary = parse_json(read_text(folder / "vocab.json"), str(folder / "vocab.json"))
+    lines = read_text(folder / "merges.txt").split("\n")
+    rules = [line.rstrip("\r") for line in lines if line.strip("\r") and not line.startswith("#version")]
+    settings = {**files.get("special_tokens_map.json", {}), **files.get("tokenizer_config.json", {})}
+    around = files.get("config.json", {}).get("model_type") == "roberta"
+    around = around or str(settings.get("tokenizer_class", "")).startswith("Roberta")
+    usual = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+    if around:
+        usual = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "unk_token": "<unk>",
+                 "mask_token": "<mask>"}  # fmt: skip
+    special = _specials(usual, settings, vocabulary)
+    level = {"type": "ByteLevel", "add_prefix_space": bool(settings.get("add_prefix_space")), "trim_offsets": True,
+             "use_regex": True}  # fmt: skip
+    post = None
+    if around:
+        missing = {"cls_token", "sep_token"} - set(special)
+        if missing:
+            raise UserError(f"{folder / 'vocab.json'} has no {min(missing)}, which stands around every text")
+        cls, sep = ([special[name], vocabulary[special[name]]] for name in ("cls_token", "sep_token"))
+        post = {"type": "RobertaProcessing", "sep": sep, "cls": cls, "trim_offsets": True,
+                "add_prefix_space": level["add_prefix_space"]}  # fmt: skip
+    marks = {text: _added(text, vocabulary[text], name == "mask_token") for name, text in special.items()}
+    return {
+        "version": "1.0", "added_tokens": sorted(marks.values(), key=lambda one: one["id"]), "normalizer": None,
+        "pre_tokenizer": level, "post_processor": post, "decoder": level,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "vocab": vocabulary,
+                  "merges": [rule.split(" ") for rule in rules]},
+    }  # fmt: skip
+
+
+def _wordpiece(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """BERT's vocab.txt, with the settings of tokenizer_config.json."""
+    lines = read_text(folder / "vocab.txt").split("\n")
+    lines = lines[:-1] if lines[-1] == "" else lines
+    vocabulary: dict[str, int] = {}
+    for i, line in enumerate(lines):
+        if vocabulary.setdefault(line.rstrip("\r"), i) != i:
+            raise UserError(f"{folder / 'vocab.txt'} has {line[:40]!r} twice, in line {i + 1}")
+    settings = {**files.get("special_tokens_map.json", {}), **files.get("tokenizer_config.json", {})}
+    usual = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
+             "mask_token": "[MASK]"}  # fmt: skip
+    special = _specials(usual, settings, vocabulary)
+    for name in ("unk_token", "cls_token", "sep_token"):
+        if name not in special:
+            raise UserError(f"{folder / 'vocab.txt'} has no {name}")
+    cls, sep = special["cls_token"], special["sep_token"]
+    ids = {text: {"id": text, "ids": [vocabulary[text]], "tokens": [text]} for text in (cls, sep)}
+
+    def mark(text: str, kind: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": text, "type_id": kind}}
+
+    one, two = ({"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB"))
+    return {
+        "version": "1.0", "added_tokens": [_added(text, vocabulary[text]) for text in dict.fromkeys(special.values())],
+        "normalizer": {
+            "type": "BertNormalizer", "clean_text": True,
+            "handle_chinese_chars": bool(settings.get("tokenize_chinese_chars", True)),
+            "strip_accents": settings.get("strip_accents"), "lowercase": bool(settings.get("do_lower_case", True)),
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing", "single": [mark(cls, 0), one, mark(sep, 0)],
+            "pair": [mark(cls, 0), one, mark(sep, 0), two, mark(sep, 1)], "special_tokens": ids,
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {"type": "WordPiece", "unk_token": special["unk_token"], "continuing_subword_prefix": "##",
+                  "max_input_chars_per_word": 100, "vocab": vocabulary},
+    }  # fmt: skip
+
+
+def _sentencepiece(pieces: SentencePieces, files: Mapping[str, Mapping[str, Any]], path: Path) -> Found:
+    """LLaMA 2's file and the like: the library's own form, where it is exact. Else, as T5's, read by our own code."""
+    settings, config = files.get("tokenizer_config.json", {}), files.get("config.json", {})
+    special = pieces.named(CONTROL) | pieces.named(UNKNOWN)
+    if not pieces.charsmap and not pieces.remove_extra_spaces and pieces.named(BYTE):
+        return _built(_with_fallback(pieces, special, settings), str(path))
+    if pieces.named(BYTE):
+        raise UserError(f"{path} falls back to bytes and normalises text, which is not supported together")
+    end = _text(settings.get("eos_token")) or "</s>"
+    extra = int(settings.get("extra_ids", 100)) if config.get("model_type", "t5") == "t5" else 0
+    count = len(pieces.pieces)
+    added = special | {f"<extra_id_{i}>": count + extra - 1 - i for i in range(min(extra, 10_000))}
+    if end not in special:
+        raise UserError(f"{path} has no {end}, which ends a text")
+    return SentencePieceTokenizer(pieces, added=added, after=[special[end]], tokens={}, where=str(path))
+
+
+def _with_fallback(pieces: SentencePieces, special: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, Any]:
+    from tokenizers import Tokenizer as Inner
+
+    model = json.loads(Inner(make_model(pieces)).to_str())["model"]
+    begin, end = (_text(settings.get(f"{name}_token")) for name in ("bos", "eos"))
+    begin, end = begin or "<s>", end or "</s>"
+    form: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    if settings.get("add_bos_token", True) and begin in special:
+        form.insert(0, {"SpecialToken": {"id": begin, "type_id": 0}})
+    if settings.get("add_eos_token") and end in special:
+        form.append({"SpecialToken": {"id": end, "type_id": 0}})
+    used = [one["SpecialToken"]["id"] for one in form if "SpecialToken" in one]
+    pair = [{kind: {**one, "id": "B" if one["id"] == "A" else one["id"], "type_id": 1}}
+            for part in form for kind, one in part.items()]  # fmt: skip
+    prefix = [{"type": "Prepend", "prepend": "▁"}] if pieces.dummy_prefix else []
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if pieces.dummy_prefix else []
+    return {
+        "version": "1.0", "added_tokens": [_added(text, i) for text, i in sorted(special.items(), key=lambda s: s[1])],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            *prefix, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "pre_tokenizer": None,
+        "post_processor": {
+            "type": "TemplateProcessing", "single": form, "pair": form + pair,
+            "special_tokens": {text: {"id": text, "ids": [special[text]], "tokens": [text]} for text in used}},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+            {"type": "Fuse"}, *strip]},
+        "model": model,
+    }  # fmt: skip
+
+
+def _marian(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> SentencePieceTokenizer:
+    """Marian's two files of pieces, and its one table of ids."""
+    settings = files.get("tokenizer_config.json", {})
+    if settings.get("separate_vocabs"):
+        raise UserError(f"{folder} has a vocabulary for each language (separate_vocabs), which is not supported")
+    source, target = (
+        read_sentencepiece(read_bytes(folder / name), str(folder / name)) for name in ("source.spm", "target.spm")
+    )
+    ids = parse_json(read_text(folder / "vocab.json"), str(folder / "vocab.json"))
+    for path, pieces in ((folder / "source.spm", source), (folder / "target.spm", target)):
+        if pieces.named(BYTE):
+            raise UserError(f"{path} falls back to bytes, which is not supported for two vocabularies")
+        if pieces.pieces[pieces.unknown][0] not in ids:
+            raise UserError(f"{folder / 'vocab.json'} has no {pieces.pieces[pieces.unknown][0]!r}, for unknown text")
+    special = [_text(settings.get(name)) or usual for name, usual in
+               (("eos_token", "</s>"), ("pad_token", "<pad>"), ("unk_token", "<unk>"))]  # fmt: skip
+    for text in special[:2]:
+        if text not in ids:
+            raise UserError(f"{folder / 'vocab.json'} has no {text!r}")
+    added = {text: ids[text] for text in special if text in ids}
+    return SentencePieceTokenizer(source, target, ids, added, [ids[special[0]]], {}, str(folder))

@@ -1,0 +1,175 @@
+"""A checkpoint found: in a folder, in one file, or on the hub; its tensors, its config and where it is from.
+
+What a folder holds is found by name. A file that leads out of the folder is refused, as is what is not a plain file.
+Nothing of a checkpoint is executed.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..config import UserError, expand_path, nearest
+from ..files import check_regular, read_json
+from .hub import HUBS, PIPELINE, Fetched, fetch_checkpoint, licence_in
+from .pickled import ENDINGS, unpickle
+from .source import FileSource
+
+LARGEST_CONFIG, LARGEST_INDEX = 10_000_000, 50_000_000
+# the names that libraries give the weights, the preferred first
+SAFETENSORS = ("model.safetensors", "diffusion_pytorch_model.safetensors", "open_clip_pytorch_model.safetensors")
+PICKLED = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "open_clip_pytorch_model.bin", "ckpt.pt")
+CONFIGS = ("config.json", "params.json")  # the second of LLaMA as its authors publish it
+SCHEDULER = "scheduler_config.json"  # of a pipeline of diffusers: the noise schedule of its transformer
+LOCAL = ("nanogpt",)  # libraries whose checkpoints are files, not on the hub
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint to be read, and closed."""
+
+    where: str  # as the user named it
+    library: str  # the word before the colon: hf, timm, diffusers, nanogpt; empty for a plain path
+    folder: Path  # with the files beside the weights
+    files: list[Path]  # of the weights
+    source: FileSource
+    config: dict[str, Any]  # of config.json; empty where there is none
+    revision: str | None = None
+    licence: str | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What a pickled file holds beside its tensors."""
+        return self.source.values
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.source.close()
+
+
+def open_checkpoint(what: str | Path, notify: Notify = lambda line: None) -> Checkpoint:
+    """The checkpoint that a name (hf:OWNER/NAME, timm:NAME, diffusers:OWNER/NAME) or a path stands for.
+
+    The weights are safetensors, or else pickled (.bin, .pt, .pth), in one file or in shards that an index lists. Of a
+    pipeline of diffusers it is the transformer.
+    """
+    library, path, fetched = _located(str(what), notify)
+    if path.is_dir():
+        folder = path / "transformer" if (path / PIPELINE).is_file() else path
+        files, index = weights_in(folder)
+    else:
+        check_regular(path)
+        if path.suffix not in (".safetensors", *ENDINGS):
+            kinds = ", ".join((".safetensors", *ENDINGS))
+            raise UserError(f"{path} is not a checkpoint: give its folder, or one file of the kinds {kinds}")
+        files, index, folder = [path], None, path.parent
+    named = next((name for name in CONFIGS if (folder / name).exists()), None)
+    config = read_json(inside(folder, named), LARGEST_CONFIG) if named else {}
+    if folder.name == "transformer" and (folder.parent / "scheduler" / SCHEDULER).exists():
+        config["scheduler"] = read_json(inside(folder.parent / "scheduler", SCHEDULER), LARGEST_CONFIG)
+    pickled = files[0].suffix != ".safetensors"
+    source = _unpickled(files, index, notify) if pickled else FileSource(files, index)
+    licence = fetched.licence if fetched else licence_in(path if path.is_dir() else folder)
+    return Checkpoint(str(what), library, folder, files, source, config, fetched and fetched.revision, licence)
+
+
+def _located(what: str, notify: Notify) -> tuple[str, Path, Fetched | None]:
+    """The library that a name begins with, and where its files are, or are now."""
+    library, colon, rest = what.partition(":")
+    if not colon or (path := Path(what)).exists():
+        path = expand_path(what)
+        if not path.exists():
+            hub = f"; on the hub it is hf:{what}" if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", what) else ""
+            raise UserError(f"there is no file or folder {what}{hub}")
+        return "", path, None
+    if library in HUBS and not expand_path(rest).exists():
+        fetched = fetch_checkpoint(what, notify)
+        return library, fetched.folder, fetched
+    if library not in (*HUBS, *LOCAL):
+        raise UserError(f"{what} is not the name of a checkpoint: {library}: {nearest(library, (*HUBS, *LOCAL))}")
+    if not (path := expand_path(rest)).exists():
+        raise UserError(f"there is no file or folder {rest}")
+    return library, path, None
+
+
+def _unpickled(files: list[Path], index: dict[str, str] | None, notify: Notify) -> FileSource:
+    """The tensors of pickled files by way of safetensors in a temporary folder, which goes away with the source."""
+    folder = TemporaryDirectory(prefix="pencil-")
+    try:
+        values, written = {}, []
+        for number, file in enumerate(files):
+            written.append(Path(folder.name) / f"{number}.safetensors")
+            values |= unpickle(file, written[-1], notify)
+        source = FileSource(written, index)
+    except BaseException:
+        folder.cleanup()
+        raise
+    source.values, source.temporary = values, folder
+    return source
+
+
+Weights = tuple[list[Path], dict[str, str] | None]  # the files, and which of them has each tensor where that is said
+
+
+def weights_in(folder: Path) -> Weights:
+    """The files of the weights in a folder."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    found = (
+        _listed(folder, "*.safetensors.index.json", ".safetensors")
+        or _one(folder, SAFETENSORS, (".safetensors",))
+        or _listed(folder, "*.bin.index.json", ".bin")
+        or _one(folder, PICKLED, ENDINGS)
+    )
+    if found is None:
+        raise UserError(f"{folder} holds no weights: neither .safetensors nor {', '.join(ENDINGS)} files")
+    return found
+
+
+def _listed(folder: Path, pattern: str, ending: str) -> Weights | None:
+    """The shards that an index lists."""
+    indexes = sorted(folder.glob(pattern))
+    if not indexes:
+        return None
+    index = indexes[0]
+    places = read_json(inside(folder, index.name), LARGEST_INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):
+        raise UserError(f"{index} is damaged: it has no weight_map")
+    names = sorted(set(places.values()))
+    for name in names:
+        if not re.fullmatch(r"[\w.-]+" + re.escape(ending), name):
+            raise UserError(f"{index} names the file {name[:200]!r}, which is not a {ending} file beside it")
+        if not (folder / name).exists():
+            raise UserError(f"{index} names {name}, which is not there: the copy of this checkpoint is not whole")
+    return [inside(folder, name) for name in names], places
+
+
+def _one(folder: Path, names: tuple[str, ...], endings: tuple[str, ...]) -> Weights | None:
+    """One file of a usual name, or the only one with such an ending."""
+    for name in names:
+        if (folder / name).exists():
+            return [inside(folder, name)], None
+    found = sorted(path.name for path in folder.iterdir() if path.suffix in endings)
+    if len(found) > 1:
+        raise UserError(
+            f"{folder} has {len(found)} files of weights and no index that says how they belong together: "
+            f"{', '.join(found[:3])}, …; name one of them"
+        )
+    return ([inside(folder, found[0])], None) if found else None
+
+
+def inside(folder: Path, name: str) -> Path:
+    """A plain file of a checkpoint's folder; a link out of it is refused, unless it is one of the hub's cache."""
+    path = folder / name
+    check_regular(path)
+    place = path.resolve()
+    cached = folder.resolve().parents
+    blobs = next((one.parent / "blobs" for one in cached if one.name == "snapshots"), None)
+    if not place.is_relative_to(folder.resolve()) and (blobs is None or not place.is_relative_to(blobs)):
+        raise UserError(f"{path} is a link to {place}, outside the checkpoint's folder: copy the file there")
+    return path

@@ -1,0 +1,52 @@
+"""The noise schedule of a diffusion model of diffusers: scheduler_config.json to our settings and back.
+
+A model is trained with a schedule and a prediction target; the rest of that file (spacing of timesteps, clipping) is a
+choice of its sampler, and ours has its own.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..config import UserError
+
+STEPS, FIRST, LAST = 1000, 1e-4, 0.02
+SCHEDULES = {"linear": "linear", "squaredcos_cap_v2": "cosine"}
+PREDICTIONS = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}
+FLOW = "FlowMatchEulerDiscreteScheduler"
+
+
+def schedule_settings(theirs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Our settings from their scheduler; without one, those of the published DiT: linear, and it predicts the noise."""
+    found = {name: value for name, value in (theirs or {}).items() if value is not None}
+    _one_of(found, "num_train_timesteps", STEPS)
+    if found.get("_class_name") == FLOW:
+        return dict(noise_schedule="flow")
+    schedule = found.get("beta_schedule", "linear")
+    _one_of(found, "beta_schedule", *SCHEDULES)
+    _one_of(found, "prediction_type", *PREDICTIONS)
+    _one_of(found, "rescale_betas_zero_snr", False)
+    if schedule == "linear":
+        _one_of(found, "beta_start", FIRST)
+        _one_of(found, "beta_end", LAST)
+    if found.get("trained_betas"):
+        raise UserError("this scheduler has trained_betas, a schedule of its own: ours are linear and cosine")
+    prediction = PREDICTIONS[found.get("prediction_type", "epsilon")]
+    return dict(noise_schedule=SCHEDULES[schedule], prediction=prediction)
+
+
+def _one_of(found: Mapping[str, Any], name: str, *values: Any) -> None:
+    if found.get(name, values[0]) not in values:
+        known = " or ".join(map(repr, values))
+        raise UserError(f"this scheduler's {name} is {found[name]!r}, which ours does not have: only {known}")
+
+
+def describe_schedule(config: Any, latents: bool) -> dict[str, Any]:
+    """Their scheduler_config.json for a model of ours; x₀ is clipped for images, not for latents, as we do."""
+    if config.noise_schedule == "flow":
+        return dict(_class_name=FLOW, num_train_timesteps=STEPS, shift=1.0)
+    beta_schedule = next(theirs for theirs, ours in SCHEDULES.items() if ours == config.noise_schedule)
+    prediction = next(theirs for theirs, ours in PREDICTIONS.items() if ours == config.prediction)
+    return dict(
+        _class_name="DDIMScheduler", num_train_timesteps=STEPS, beta_schedule=beta_schedule, beta_start=FIRST,
+        beta_end=LAST, prediction_type=prediction, clip_sample=not latents, set_alpha_to_one=True, steps_offset=0,
+    )  # fmt: skip

@@ -1,0 +1,58 @@
+"""Checkpoints of nanoGPT: a GPT-2 with plain matrices and optional biases. No other program reads its files, so it is
+only imported."""
+
+from functools import partial
+from typing import Any
+
+from ..models.gpt import GPT, GPTConfig
+from .gpt2 import not_causal, rules
+from .maps import MAPPED, NEUTRAL, Architecture, Fields, Use, only, same, token_ids
+
+NAME = "nanoGPT"
+GPT2_VOCABULARIES = (50257, 50304)  # the second is the first, made a multiple of 64
+ACTIVATIONS = {"gelu": "gelu", "gelu-tanh": "gelu-tanh"}
+# its model_args, what its checkpoint holds beside them, and the activation, which a user may add
+FIELDS: dict[str, Use] = {
+    **dict.fromkeys("vocab_size block_size n_layer n_head n_embd bias activation".split(), MAPPED),
+    **dict.fromkeys("dropout iter_num best_val_loss".split(), NEUTRAL),
+    "model_type": only("nanogpt"),
+}
+
+
+def settings(theirs: Fields) -> dict[str, Any]:
+    return dict(
+        vocab=theirs.size("vocab_size"),
+        context=theirs.size("block_size"),
+        width=theirs.size("n_embd"),
+        depth=theirs.size("n_layer"),
+        heads=theirs.size("n_head"),
+        bias=bool(theirs.given("bias", True)),
+        positions="learned",
+        # model_args name the bias since January 2023; before it, the GELU was the tanh form
+        activation=theirs.one_of("activation", ACTIVATIONS, "gelu-tanh" if theirs.get("bias") is None else "gelu"),
+    )
+
+
+def remarks(c: GPTConfig) -> tuple[str, ...]:
+    """What its file leaves open."""
+    tokens = "nanoGPT keeps its characters in meta.pkl, which is not read, since a pickle can run code"
+    if c.vocab in GPT2_VOCABULARIES:
+        tokens = f"{c.vocab} tokens are those of GPT-2: --tokenizer gpt2, if it was trained with them"
+    if c.activation == "gelu-tanh":
+        return (tokens,)
+    return tokens, (
+        "its GELU is read as the exact one, which nanoGPT has since May 2023, and its file does not say which it has; "
+        'for one trained before, write {"activation": "gelu-tanh"} into a config.json beside it'
+    )
+
+
+NANOGPT = Architecture(
+    NAME, "nanogpt", ("nanogpt",), GPT, GPTConfig, FIELDS, settings, None, partial(rules, matrix=same),
+    tied=lambda c: {"lm_head.weight": "transformer.wte.weight"},
+    unused=lambda c: {r"transformer\.h\.\d+\.attn\.bias": not_causal},
+    renamed={r"^_orig_mod\.": ""},  # of a compiled model
+    remarks=remarks,
+    inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
+    ask=lambda original, given: original(given[0]),
+    outputs=lambda c: {f"blocks.{i}.post": f"transformer.h.{i}" for i in range(c.depth)} | {"norm": "transformer.ln_f"},
+)  # fmt: skip
