@@ -1,10 +1,13 @@
 """Small tokenizers of every kind that the `tokenizers` library trains."""
 
+import io
 import json
+import random
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from pencil.data.sentencepiece_files import read_sentencepiece
 from random_texts import TRAINING
 
 COUNTS = [pytest.param(300, id="300"), pytest.param(10_000, id="10000", marks=pytest.mark.long)]
@@ -109,3 +112,37 @@ def unigram():
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
     )
     return made
+
+
+def write(folder, **files):
+    for name, content in files.items():
+        text = content if isinstance(content, bytes) else json.dumps(content).encode()
+        (folder / name.replace("__", ".")).write_bytes(text)
+    return folder
+
+
+def sentencepiece_file(kind, seed=0, **settings):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    lines = [line for text in TRAINING for line in text.split("\n")]
+    random.Random(seed).shuffle(lines)
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines[: len(lines) - 7 * seed]), model_writer=made, model_type=kind, minloglevel=2,
+        vocab_size=settings.pop("vocab_size", 263), hard_vocab_limit=False, **settings,
+    )  # fmt: skip
+    return made.getvalue()
+
+
+def marian_files(folder):
+    """Two files of pieces, one table of ids, and the settings that go with them."""
+    source, target = sentencepiece_file("unigram", 1), sentencepiece_file("unigram", 2, vocab_size=241)
+    pieces = {p for content in (source, target) for p, *_ in read_sentencepiece(content, "x").pieces}
+    words = [*sorted(pieces - {"<s>", "</s>", "<unk>"})[3:], ">>deu<<"]  # some pieces have no id
+    ids = {"</s>": 0, "<unk>": 1} | {word: 2 + i for i, word in enumerate(words)}
+    ids["<pad>"] = len(ids)
+    config = {"decoder_start_token_id": ids["<pad>"], "eos_token_id": 0, "pad_token_id": ids["<pad>"]}
+    return write(
+        folder, source__spm=source, target__spm=target, vocab__json=ids, config__json=config,
+        generation_config__json={"bad_words_ids": [[ids["<pad>"]]]},
+        tokenizer_config__json={"source_lang": "en", "target_lang": "de"},
+    )  # fmt: skip

@@ -1,7 +1,6 @@
 """Folders without tokenizer.json: GPT-2's, RoBERTa's and BERT's files, and sentencepiece's, against the originals."""
 
 import contextlib
-import io
 import json
 import random
 
@@ -15,15 +14,8 @@ from pencil.data.sentencepiece_tokenizer import SentencePieceTokenizer
 from pencil.data.tokenizer_export import tokenizer_files
 from pencil.data.tokenizer_folders import find_tokenizer, special_tokens
 from pencil.data.tokenizers import read_json
-from random_texts import TRAINING, random_texts
-from small_tokenizers import COUNTS, byte_level, llama3, roberta, wordpiece
-
-
-def write(folder, **files):
-    for name, content in files.items():
-        text = content if isinstance(content, bytes) else json.dumps(content).encode()
-        (folder / name.replace("__", ".")).write_bytes(text)
-    return folder
+from random_texts import random_texts
+from small_tokenizers import COUNTS, byte_level, llama3, marian_files, roberta, sentencepiece_file, wordpiece, write
 
 
 def bpe_files(made):
@@ -70,18 +62,6 @@ def test_berts_vocabulary_and_its_settings(tmp_path, settings):
     same(ours, BertTokenizer.from_pretrained(folder), 200)
     assert table == {"begin": 2, "pad": 0, "mask": 4}
     assert ours.token_types("a", "b b") == [0, 0, 0, 1, 1, 1]
-
-
-def sentencepiece_file(kind, seed=0, **settings):
-    sentencepiece = pytest.importorskip("sentencepiece")
-    lines = [line for text in TRAINING for line in text.split("\n")]
-    random.Random(seed).shuffle(lines)
-    made = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines[: len(lines) - 7 * seed]), model_writer=made, model_type=kind, minloglevel=2,
-        vocab_size=settings.pop("vocab_size", 263), hard_vocab_limit=False, **settings,
-    )  # fmt: skip
-    return made.getvalue()
 
 
 def llama_file():
@@ -140,17 +120,7 @@ def test_t5s_file_gives_the_ids_of_sentencepiece(tmp_path, count):
 
 @pytest.fixture(scope="module")
 def marian(tmp_path_factory):
-    source, target = sentencepiece_file("unigram", 1), sentencepiece_file("unigram", 2, vocab_size=241)
-    pieces = {p for content in (source, target) for p, *_ in read_sentencepiece(content, "x").pieces}
-    words = [*sorted(pieces - {"<s>", "</s>", "<unk>"})[3:], ">>deu<<"]  # some pieces have no id
-    ids = {"</s>": 0, "<unk>": 1} | {word: 2 + i for i, word in enumerate(words)}
-    ids["<pad>"] = len(ids)
-    config = {"decoder_start_token_id": ids["<pad>"], "eos_token_id": 0, "pad_token_id": ids["<pad>"]}
-    return write(
-        tmp_path_factory.mktemp("marian"), source__spm=source, target__spm=target, vocab__json=ids, config__json=config,
-        generation_config__json={"bad_words_ids": [[ids["<pad>"]]]},
-        tokenizer_config__json={"source_lang": "en", "target_lang": "de"},
-    )  # fmt: skip
+    return marian_files(tmp_path_factory.mktemp("marian"))
 
 
 @pytest.mark.parametrize("count", COUNTS)

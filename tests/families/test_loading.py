@@ -59,10 +59,10 @@ def test_every_verb_takes_a_run_in_half_precision(half):
     assert small.stdout.startswith("line")
     cell = "blocks.0.attn.pattern[0,0,1,0]"
     assert call("why", half, cell, "--input", "line").stdout
-    assert call("why", half, cell, "--input", "line", "--double").stdout
     loaded = pencil.load(half)
     trace = pencil.trace(loaded, "line")
     assert trace.array("logits").dtype == "float32"
+    assert pencil.trace(loaded, "line", double=True).array("logits").dtype == "float64"
     assert next(loaded.model.parameters()).dtype == torch.bfloat16
     for verb in ("cost", "shapes", "heads", "verify"):
         call(verb, half)

@@ -362,6 +362,12 @@ def test_attention_maps_are_the_recorded_pattern():
     (dict(source_context=0), "source_context must be at least 1"),
     (dict(vocab=31, source_vocab=37), "cannot share one table"),
     (dict(depth=0), "depth must be at least 1"),
+    (dict(decoder_depth=0), "decoder_depth must be at least 1"),
+    (dict(decoder_depth=1001), "decoder_depth must be at most 1,000"),
+    (dict(head_dim=0), "head_dim must be at least 1"),
+    (dict(buckets=8), "buckets is for --model.positions t5, and the positions are rope"),
+    (dict(positions="t5", buckets=3), "buckets must be at least 4, not 3"),
+    (dict(positions="t5", buckets=256), "max_distance must be over 128, not 128"),
     (dict(dropout=1.0), "dropout"),
 ])  # fmt: skip
 def test_sizes_that_do_not_fit_are_refused_in_a_sentence(values, words):

@@ -141,12 +141,13 @@ def test_what_ours_cannot_do_is_refused_in_a_sentence(values, words):
 
 @pytest.mark.parametrize("values", [
     dict(norm_position="post"), dict(positions="alibi"), dict(bias=True), dict(head_bias=True), dict(kv_heads=1),
-    dict(norm="layer"), dict(scale_logits=False), dict(source_context=23), dict(scale_embeddings=True),
+    dict(norm="layer"), dict(scale_logits=False), dict(scale_embeddings=True),
     dict(share_embeddings=False),
 ])  # fmt: skip
 def test_what_is_no_t5_is_not_written_as_one(values):
     kept = dict(width=42, heads=3, norm="rms", positions="t5", activation="relu", scale_logits=True)
-    assert T5.describe(Seq2SeqConfig(**kept))["d_kv"] == 14
+    described = T5.describe(Seq2SeqConfig(**kept, source_context=97))
+    assert (described["d_kv"], described["n_positions"]) == (14, 97)
     with pytest.raises(UserError, match=f"model.{next(iter(values))} is .*which a T5 does not have"):
         T5.describe(Seq2SeqConfig(**{**kept, **values}))
 

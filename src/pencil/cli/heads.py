@@ -74,7 +74,8 @@ def heads(
         console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=WIDTH, soft_wrap=True)
         for table in show.tables(report):
             console.print(table)
-        for line in [*show.words(report), *show.about(report), show.measured_on(report, profile, typed is data is None)]:
+        own = typed is None and data is None
+        for line in [*show.words(report), *show.about(report), show.measured_on(report, profile, own)]:
             console.print(line, highlight=False, markup=False)
     note(str(path))
     return 0

@@ -66,10 +66,11 @@ def export_run(
     files = {name: json.dumps(content, indent=2, ensure_ascii=False).encode() for name, content in contents.items()}
     if (run.path / "tokenizer.json").is_file():
         files |= tokenizer_files(run.tokenizer, getattr(config, "context", None))
-        special = _special_ids(run.tokenizer)
+        special = _special_ids(run.tokenizer, bool(described.get("is_encoder_decoder")))
         files["config.json"] = _json({**contents["config.json"], **special})
         if record.generates and library == "transformers":
-            files["generation_config.json"] = _json(special)
+            never = [[token] for token in run.tokenizer.never]
+            files["generation_config.json"] = _json(special | ({"bad_words_ids": never} if never else {}))
     model = load_model(run, dtype=chosen)
     kind = (described.get("architectures") or [described.get("_class_name", "")])[0]
     files["README.md"] = exported_card(folder, run.path, library, kind, run.config.get("import", {})).encode()
@@ -101,10 +102,10 @@ def _write_weights(path: Path, architecture: Architecture, tensors: dict[str, Te
     write_tensors(path, shapes, dtype, write(architecture, tensors, config), {"format": "pt"})
 
 
-def _special_ids(tokenizer: Any) -> dict[str, Any]:
-    """The special tokens as the fields of another library's config."""
+def _special_ids(tokenizer: Any, generates: bool) -> dict[str, Any]:
+    """The special tokens as the fields of another library's config; what it has not is null there, not its default."""
     found = {"bos_token_id": tokenizer.begin, "eos_token_id": tokenizer.end, "pad_token_id": tokenizer.pad}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if generates or value is not None}
 
 
 def _json(content: Any) -> bytes:

@@ -54,7 +54,7 @@ def find_architecture(found: Checkpoint) -> tuple[Known, Mapping[str, Any]]:
             return one, found.config
     raise UserError(
         f"{found.where} does not say what kind of model it is: it has no config.json with a model_type, architecture "
-        "or _class_name, and its tensors are not of a model that can be told by them"
+        "or _class_name, and its tensors are of none that is known by them"
     )
 
 

@@ -113,7 +113,7 @@ def _unpickled(files: list[Path], index: dict[str, str] | None, notify: Notify) 
     return source
 
 
-Weights = tuple[list[Path], dict[str, str] | None]  # the files, and which of them has each tensor where that is said
+Weights = tuple[list[Path], dict[str, str] | None]  # the files, and the file of each tensor where an index names it
 
 
 def weights_in(folder: Path) -> Weights:

@@ -82,14 +82,14 @@ def describe(c: Seq2SeqConfig) -> dict[str, Any]:
     plain = {ours: theirs for theirs, ours in reversed(PLAIN.items())}
     must_have(c, "T5", norm_position="pre", norm="rms", positions="t5", bias=False, head_bias=False,
               activation=(*plain, *gates), kv_heads=(None, c.heads), share_embeddings=True, scale_embeddings=False,
-              scale_logits=c.tie_embeddings, source_context=c.context)  # fmt: skip
+              scale_logits=c.tie_embeddings)  # fmt: skip
     gated = c.activation in gates
     name = gates[c.activation] if gated else plain[c.activation]
     # the usual word for a gate is gated-gelu, whichever of the two GELUs it is
     words = f"gated-{name.removesuffix('_new')}" if gated else name
     return dict(
         model_type="t5", architectures=["T5ForConditionalGeneration"], is_encoder_decoder=True, vocab_size=c.vocab,
-        n_positions=c.context, d_model=c.width, d_kv=c.head_width, d_ff=c.mlp_width, num_layers=c.depth,
+        n_positions=max(c.context, c.source_context), d_model=c.width, d_kv=c.head_width, d_ff=c.mlp_width, num_layers=c.depth,
         num_decoder_layers=c.decoder_blocks, num_heads=c.heads, relative_attention_num_buckets=c.buckets or 32,
         relative_attention_max_distance=c.max_distance or 128, layer_norm_epsilon=c.eps,
         feed_forward_proj=words, dense_act_fn=name, is_gated_act=gated,

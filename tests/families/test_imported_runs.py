@@ -1,0 +1,151 @@
+"""Checkpoints of other libraries as runs: every verb on them, training from them, and the way back with the same bits.
+
+`python tests/families/test_imported_runs.py` writes the table of docs/weights.md anew, after doing all of it.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from albums import photos
+from conftest import call
+from foreign import MAKERS
+from pencil.families.importing import known
+from pencil.runs import Run
+from pencil.weights.maps import Source, renamed_names
+
+TEXT = "the strip has a seat and the other one has not\n"
+FAST = ("GPT-2", "ViT")  # of the makers; the others in the long form
+TO = {"transformers": "hf", "timm": "timm", "diffusers": "diffusers"}
+QUICK = ["--train.steps", "2", "--train.batch", "3", "--train.eval_batches", "1", "--train.warmup", "1"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Each checkpoint, made when it is first needed."""
+    made, root = {}, tmp_path_factory.mktemp("foreign")
+
+    def folder(name):
+        if name not in made:
+            made[name] = MAKERS[name](root / name.replace(" ", "-"))
+        return made[name]
+
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def foreign(request, folders):
+    """The checkpoint of that name; timm needs a stand-in for torchvision."""
+
+    def folder(name):
+        if name == "timm ViT":
+            request.getfixturevalue("timm")
+        if name == "DiT":
+            pytest.importorskip("diffusers", reason="diffusers (an extra) is not installed")
+        return folders(name)
+
+    return folder
+
+
+def data_for(family):
+    """Data of the kind that a family trains on."""
+    if family in ("vit", "dit"):
+        photos(Path("photos"))
+        return "photos"
+    if family == "seq2seq":
+        Path("pairs.tsv").write_text("".join(f"the strip {i}\tone has {i}\n" for i in range(40)))
+        return "pairs.tsv"
+    Path("notes.txt").write_text(TEXT * 60)
+    return "notes.txt"
+
+
+def weights_of(folder):
+    (file,) = folder.rglob("*.safetensors")
+    return load_file(file)
+
+
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.long) for n in MAKERS])
+def test_in_used_trained_from_and_back(foreign, name):
+    folder = foreign(name)
+    printed = call("import", folder, "--name", "in").stderr
+    run = Run.open(Path("runs/in"))
+    assert f"of {run.config['import']['library']}, a {run.family} of" in printed
+    call("verify", "runs/in")
+    call("shapes", "runs/in")
+    assert "parameters" in call("cost", "runs/in").stdout
+    check_inside(run)
+    data = data_for(run.family)
+    check_back(run, folder)
+    check_training(run, data)
+
+
+def check_inside(run):
+    """A number of it unfolds into its arithmetic."""
+    given = {
+        "vit": lambda: ["--input", str(picture())],
+        "dit": lambda: ["--label", "3"],
+        "seq2seq": lambda: ["--source", "the strip", "--input", "one has"],
+    }.get(run.family, lambda: ["--input", "the strip has"])()
+    shown = call("show", run.path, *given).stdout
+    assert "blocks.1." in shown
+    name = "encoder.blocks.1.mid" if "encoder.blocks" in shown else "blocks.1.mid"
+    assert "✓" in call("why", run.path, f"{name}[0,1,2]", *given).stdout
+
+
+def picture():
+    from PIL import Image
+
+    Image.effect_noise((31, 29), 80).convert("RGB").save("noise.png")
+    return Path("noise.png")
+
+
+def check_back(run, folder):
+    """Exported, it has the same tensors, bit for bit; what is left out is what ours does not need."""
+    to = TO[run.config["import"]["library"]]
+    call("export", run.path, "--to", to, "--out", "back")
+    held, back = weights_of(folder), weights_of(Path("back"))
+    record, architecture = next(k for k in known() if k.architecture.name == run.config["import"]["architecture"])
+    names = dict(zip(renamed_names(architecture, Source(held)), held, strict=True))
+    again = dict(zip(renamed_names(architecture, Source(back)), back, strict=True))
+    assert again.keys() <= names.keys()
+    for name, place in again.items():
+        assert torch.equal(held[names[name]], back[place]), name
+    left = [name for name in names if name not in again]
+    config = record.read_config(run.config["model"])
+    free = [*architecture.unused(config), *map(re.escape, architecture.tied(config)), *architecture.absent(config)]
+    assert all(any(re.fullmatch(pattern, name) for pattern in free) or "pos_embed" in name or ".emb." in name
+               for name in left), left  # fmt: skip
+    config = json.loads((Path("back") / "config.json").read_text())
+    assert config.get("model_type", config.get("architecture", config.get("_class_name")))
+    assert (Path("back") / "README.md").is_file()
+
+
+def check_training(run, data):
+    """Training from it starts with its weights, on data of one's own."""
+    words = ["train", run.family, "--from", run.path, "--data", data, "--name", "on", *QUICK]
+    if run.family == "dit":
+        words += ["--train.compile", "off"]
+    printed = call(*words).stderr
+    assert "parameters train" in printed
+    assert Run.open(Path("runs/on")).config["run"]["from"] == str(run.path)
+
+
+def rows():
+    """The table of the docs: what each architecture can do."""
+    cells = []
+    for record, one in known():
+        text = hasattr(record.config, "vocab") or "vocab" in record.config.__dataclass_fields__
+        exports = "yes" if one.describe is not None else "no"
+        cells.append((one.name, one.library, record.name, "yes", exports, "yes", "yes", "yes" if text else "reads no text"))
+    return cells
