@@ -40,6 +40,13 @@ def _llama(folder, kind, tokenizer, begin, end, **values):
     return _kept(folder, f"{kind}ForCausalLM", LLAMA | values, tokenizer, bos_token=begin, eos_token=end)
 
 
+def _neox(folder):
+    end = "<|endoftext|>"
+    sizes = SIZES | dict(max_position_embeddings=47, use_parallel_residual=False, hidden_size=42)
+    sizes["rope_parameters"] = dict(rope_theta=10000.0, partial_rotary_factor=1.0)
+    return _kept(folder, "GPTNeoXForCausalLM", sizes, byte_level(), bos_token=end, eos_token=end)
+
+
 def _bert(folder, kind, **values):
     special = dict(pad_token="[PAD]", mask_token="[MASK]", cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]")
     return _kept(folder, kind, ENCODER | values, wordpiece(True), **special)
@@ -47,7 +54,13 @@ def _bert(folder, kind, **values):
 
 def _roberta(folder):
     special = dict(pad_token="<pad>", mask_token="<mask>", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-    return _kept(folder, "RobertaForMaskedLM", ENCODER | dict(type_vocab_size=1, max_position_embeddings=449), roberta(), **special)
+    return _kept(
+        folder,
+        "RobertaForMaskedLM",
+        ENCODER | dict(type_vocab_size=1, max_position_embeddings=449),
+        roberta(),
+        **special,
+    )
 
 
 def _vit(folder, kind="ViT"):
@@ -57,7 +70,9 @@ def _vit(folder, kind="ViT"):
     sizes = dict(size={"height": 22, "width": 22})
     if kind == "DeiT":
         sizes = dict(size={"height": 26, "width": 26}, crop_size={"height": 22, "width": 22})
-    processor = getattr(transformers, f"{kind}ImageProcessorPil", None) or getattr(transformers, f"{kind}ImageProcessor")
+    processor = getattr(transformers, f"{kind}ImageProcessorPil", None) or getattr(
+        transformers, f"{kind}ImageProcessor"
+    )
     processor(**sizes).save_pretrained(folder)
     return folder
 
@@ -116,6 +131,7 @@ def _dit(folder):
 MAKERS = {
     "GPT-2": _gpt2,
     "GPT-2 untied": lambda folder: _gpt2(folder, tie_word_embeddings=False),
+    "GPT-NeoX": _neox,
     "LLaMA": lambda folder: _llama(folder, "Llama", fallback(), "<s>", "</s>"),
     "Mistral": lambda folder: _llama(folder, "Mistral", fallback(), "<s>", "</s>", sliding_window=11),
     "Qwen2": lambda folder: _llama(folder, "Qwen2", byte_level(), "<|endoftext|>", "<|endoftext|>"),

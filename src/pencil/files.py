@@ -9,7 +9,7 @@ import stat
 import tomllib
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,21 @@ def memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 1 << 62
+
+
+def limit_process(more_memory: int, seconds: int, file_size: int) -> None:
+    """Limit this process for the rest of its life, as far as the system can: memory, time, and the files it writes."""
+    try:
+        import resource
+    except ImportError:
+        return
+    limits = {"RLIMIT_CPU": seconds, "RLIMIT_FSIZE": file_size, "RLIMIT_CORE": 0}
+    with suppress(OSError, ValueError):  # what is reserved already counts, and torch alone reserves gigabytes
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        limits["RLIMIT_AS"] = used + more_memory
+    for name, limit in limits.items():
+        with suppress(ValueError, OSError):
+            resource.setrlimit(getattr(resource, name), (limit, limit))
 
 
 def check_regular(path: Path) -> os.stat_result:

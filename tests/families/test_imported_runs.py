@@ -1,20 +1,22 @@
 """Checkpoints of other libraries as runs: every verb on them, training from them, and the way back with the same bits.
 
-`python tests/families/test_imported_runs.py` writes the table of docs/weights.md anew, after doing all of it.
+`python tests/families/test_imported_runs.py` writes the tables of docs/weights.md anew.
 """
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from albums import photos
-from conftest import call
+from conftest import TINY, call
 from foreign import MAKERS
+from pencil.config import UserError
+from pencil.families import FAMILIES
+from pencil.families.exporting import LIBRARIES, expressed
 from pencil.families.importing import known
 from pencil.runs import Run
 from pencil.weights.maps import Source, renamed_names
@@ -95,7 +97,7 @@ def check_inside(run):
     given = {
         "vit": lambda: ["--input", str(picture())],
         "dit": lambda: ["--label", "3"],
-        "seq2seq": lambda: ["--source", "the strip", "--input", "one has"],
+        "seq2seq": lambda: ["--input", "the strip", "--text", "one has"],
     }.get(run.family, lambda: ["--input", "the strip has"])()
     shown = call("show", run.path, *given).stdout
     assert "blocks.1." in shown
@@ -141,11 +143,91 @@ def check_training(run, data):
     assert Run.open(Path("runs/on")).config["run"]["from"] == str(run.path)
 
 
-def rows():
-    """The table of the docs: what each architecture can do."""
-    cells = []
+PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
+NAMED = {"GPT-2": ("GPT-2", "GPT-2 untied"), "BERT": ("BERT", "BERT with labels", "MiniLM"),
+         "VisionTransformer": ("timm ViT",)}  # fmt: skip
+
+
+def table(columns, rows):
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def architectures():
+    """What each architecture can do; the tests above do it, except for those that no library makes."""
+    words = {library: f"`--to {word}`" for word, library in LIBRARIES.items()}
+    rows = []
     for record, one in known():
-        text = hasattr(record.config, "vocab") or "vocab" in record.config.__dataclass_fields__
-        exports = "yes" if one.describe is not None else "no"
-        cells.append((one.name, one.library, record.name, "yes", exports, "yes", "yes", "yes" if text else "reads no text"))
-    return cells
+        out = words.get(one.library, "no") if one.describe is not None else "no"
+        reads = "no text" if record.name in ("vit", "dit") else "yes"
+        reads = "`--tokenizer`" if one.library in ("nanogpt", "llama") else reads
+        rows.append([one.name, one.library, f"`{record.name}`", "yes", out, "yes", "yes", reads])
+    return table(["architecture", "library", "becomes a", "import", "export", "train from", "trace", "tokenizer"], rows)
+
+
+def presets():
+    """Where each preset can be exported to, or what keeps it from it."""
+    rows = []
+    for record in FAMILIES.values():
+        for preset in record.presets:
+            try:
+                config = record.configure(preset)
+            except UserError:
+                continue
+            for library in dict.fromkeys(
+                one.library for one in record.checkpoints if one.library in LIBRARIES.values()
+            ):
+                try:
+                    found = f"as {expressed(record, config, library)[0].name}"
+                except UserError as error:
+                    found = f"no: {error}"
+                rows.append([f"`{record.name}:{preset}`", library, found])
+    return table(["preset", "library", "export"], rows)
+
+
+def written():
+    """The page with both tables made anew."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, made in (("architectures", architectures()), ("presets", presets())):
+        text = re.sub(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, made=made: f"{m[1]}{made}\n{m[2]}", text, flags=re.S
+        )
+    return text
+
+
+def test_the_tables_of_the_page_are_those_of_the_records():
+    assert PAGE.read_text(encoding="utf-8") == written()
+    makers = {one for name in {k.architecture.name for k in known()} for one in NAMED.get(name, (name,))}
+    assert set(MAKERS) <= makers
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        ({"model_type": "gpt3"}, "is a gpt3 of transformers, which cannot be imported; did you mean gpt2?"),
+        ({"model_type": "gemma2"}, "is a gemma2 of transformers, which cannot be imported; known: "),
+        ({"_class_name": "PixArtTransformer2DModel"}, "is a PixArtTransformer2DModel of diffusers, which cannot be"),
+        ({"architecture": "resnet50"}, "is a resnet50 of timm, which cannot be imported"),
+        ({}, "does not say what kind of model it is"),
+    ],
+)
+def test_another_architecture_is_refused_by_its_name(foreign, config, words):
+    folder = Path("other")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"weight": torch.ones(3, 5)}, folder / "model.safetensors")
+    assert words in call("import", "other", code=2).stderr
+    assert not Path("runs").exists()
+
+
+def test_a_run_that_a_library_cannot_express_is_refused_by_the_setting(notes):
+    call("train", "gpt", "--data", notes, *TINY, "--model.positions", "alibi", "--out", "own")
+    refusal = call("export", "own", "--to", "hf", code=2).stderr
+    assert "own cannot be exported to transformers: model.positions is 'alibi', and only 'learned' is there in" in refusal
+    assert "a gpt has no counterpart in timm" in call("export", "own", "--to", "timm", code=2).stderr
+    assert "--to is one of hf, timm, diffusers, not onnx" in call("export", "own", "--to", "onnx", code=2).stderr
+    assert not Path("exports").exists()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(), encoding="utf-8")

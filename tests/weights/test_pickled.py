@@ -70,7 +70,7 @@ def test_tensors_come_out_of_the_other_process_as_they_were_saved(tmp_path, monk
 
 def in_this_process(monkeypatch):
     """The same work without a process of its own, which takes seconds to begin."""
-    monkeypatch.setattr(pickled, "_limit", lambda *_: None)
+    monkeypatch.setattr(pickled, "limit_process", lambda *_: None)
     monkeypatch.setattr(pickled.subprocess, "run", lambda words, **_: pickled.work(*words[4:]))
 
 
@@ -192,8 +192,8 @@ def test_values_that_would_grow_without_end_are_left_out(tmp_path):
 
 def test_the_limits_of_the_process_hold():
     code = (
-        "from pencil.weights.pickled import _limit; import resource, torch\n"
-        "_limit(300_000_000, 77, 5_000)\n"
+        "from pencil.files import limit_process; import resource, torch\n"
+        "limit_process(300_000_000, 77, 5_000)\n"
         "print(resource.getrlimit(resource.RLIMIT_CPU)[0], resource.getrlimit(resource.RLIMIT_FSIZE)[0])\n"
         "try: torch.ones(10**9)\nexcept (RuntimeError, MemoryError): print('refused')\n"
     )

@@ -4,16 +4,18 @@ import dataclasses
 import functools
 import inspect
 import json
+import random
 import re
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from both_ways import both_ways
+from both_ways import both_ways, randomise
 from pencil.config import UserError
 from pencil.models.vit import PRESETS, ViT, ViTConfig
-from pencil.weights.maps import skeleton, write
+from pencil.weights.maps import Source, load, skeleton, write
+from pencil.weights.parity import compare
 from pencil.weights.timm_vit import ARGUMENTS, FIELDS, PRETRAINED, TIMM_VIT, label_names, named
 
 LONG = pytest.mark.long
@@ -52,6 +54,40 @@ def test_in_and_back(timm, case, tmp_path):
         return timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
 
     both_ways(TIMM_VIT, timm.create_model(name, **arguments), config_of(name, arguments), lambda _: None, open_folder)
+
+
+CHANGES = dict(
+    global_pool=["token", "avg", "map", "max"], qkv_bias=[True, False], qk_norm=[True], init_values=[0.1],
+    class_token=[True, False], pos_embed=["learn", "none"], no_embed_class=[True, False], reg_tokens=[0, 1, 3],
+    pre_norm=[True, False], final_norm=[True, False], fc_norm=[True, False], pool_include_prefix=[True],
+    dynamic_img_size=[True], dynamic_img_pad=[True], proj_bias=[True, False], scale_attn_norm=[True],
+    act_layer=["gelu", "relu", "quick_gelu", "silu"], norm_layer=["layernorm", "rmsnorm"], mlp_ratio=[1.7, 2],
+    patch_drop_rate=[0.3], drop_path_rate=[0.2], proj_drop_rate=[0.1], weight_init=["jax"], depth=[1],
+)  # fmt: skip
+
+
+@pytest.mark.long
+def test_changed_arguments_are_equal_or_refused(timm):
+    """Two arguments at a time, at random: what timm builds is computed alike, or refused by an argument's name."""
+    draw, equal, refused = random.Random(5), 0, 0
+    while equal + refused < 100:
+        changed = {name: draw.choice(CHANGES[name]) for name in draw.sample(sorted(CHANGES), 2)}
+        arguments = SIZES | changed
+        try:
+            theirs = timm.create_model(BASE, **arguments).eval()
+        except AssertionError:  # not legal in timm
+            continue
+        randomise(theirs, equal)
+        try:
+            ours = TIMM_VIT.configure(config_of(BASE, arguments))
+        except UserError as error:
+            assert any(f"'s {name} " in str(error) for name in changed), (changed, error)  # noqa: PT017
+            refused += 1
+            continue
+        model = load(TIMM_VIT, Source(theirs.state_dict()), ours)
+        assert max(one.relative for one in compare(TIMM_VIT, theirs, model)) < 1e-5, changed
+        equal += 1
+    assert min(equal, refused) > 20
 
 
 def plain(value):

@@ -13,23 +13,19 @@ from pencil.weights.parity import compare
 from pencil.weights.vit import DEIT, VIT, class_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-LONG = pytest.mark.long
 SIZES = dict(hidden_size=33, num_attention_heads=3, num_hidden_layers=2, intermediate_size=53, image_size=(14, 15),
              patch_size=(7, 5), num_channels=2, num_labels=11)  # fmt: skip
-ODD = [
-    SIZES,
-    dict(SIZES, hidden_size=26, num_attention_heads=1, image_size=(6, 22), patch_size=(6, 2), qkv_bias=False),
-    dict(SIZES, image_size=7, patch_size=7, num_channels=1, num_labels=2, hidden_act="gelu_new", layer_norm_eps=1e-3),
-    pytest.param(
-        dict(SIZES, hidden_size=35, num_attention_heads=7, num_hidden_layers=3, hidden_act="relu"), marks=LONG
-    ),
-    pytest.param(dict(SIZES, image_size=(26, 6), patch_size=(13, 2), hidden_act="silu", num_labels=1), marks=LONG),
-]
-CLASSES = {
-    "ViTForImageClassification": VIT,
-    "DeiTForImageClassification": DEIT,
-    "DeiTForImageClassificationWithTeacher": DEIT,
-}
+SMALL = dict(SIZES, hidden_size=26, num_attention_heads=1, image_size=(6, 22), patch_size=(6, 2), qkv_bias=False)
+ONE_PATCH = dict(SIZES, image_size=7, patch_size=7, num_channels=1, num_labels=2, hidden_act="gelu_new",
+                 layer_norm_eps=1e-3)  # fmt: skip
+DEEP = dict(SIZES, hidden_size=35, num_attention_heads=7, num_hidden_layers=3, hidden_act="relu")
+ONE_CLASS = dict(SIZES, image_size=(26, 6), patch_size=(13, 2), hidden_act="silu", num_labels=1)
+PLAIN, TOKEN, TEACHER = (
+    "ViTForImageClassification", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher",
+)  # fmt: skip
+ODD = [(PLAIN, SIZES), (PLAIN, SMALL), (PLAIN, ONE_PATCH), (TOKEN, SIZES), (TEACHER, SIZES), (TEACHER, ONE_PATCH)]
+REST = [(PLAIN, DEEP), (PLAIN, ONE_CLASS), (TEACHER, SMALL), (TEACHER, DEEP), (TEACHER, ONE_CLASS), (TOKEN, SMALL)]
+CLASSES = {PLAIN: VIT, TOKEN: DEIT, TEACHER: DEIT}
 
 
 def original(name, sizes):
@@ -41,13 +37,9 @@ def original(name, sizes):
 
 
 @pytest.mark.proof("parity with a reference on random weights", "vit")
-@pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize("sizes", ODD)
+@pytest.mark.parametrize("name, sizes", [*ODD, *(pytest.param(*case, marks=pytest.mark.long) for case in REST)])
 def test_in_and_back(name, sizes, tmp_path):
     import transformers
-
-    if name == "DeiTForImageClassification" and sizes is not SIZES:
-        pytest.skip("the distilled one has the same tokens")
 
     def open_file(described, written):
         (tmp_path / "config.json").write_text(json.dumps(described))

@@ -185,6 +185,8 @@ def _decode_memory(report: CostReport) -> list[Row]:
 
 def _intensity(report: CostReport) -> list[Row]:
     each, works = "40·P (Muon: 32)" if report.optimizer == "muon" else "40·P", report.workloads
+    if report.trained < report.parameters:
+        each = "8·P, 32·P_trained"
     saved = ", 2 × activations" if report.memory.activations else ", without activations"
     same = "decode" in works and works["prefill"].bytes == works["decode"].bytes
     rows = []

@@ -57,25 +57,29 @@ def import_weights(
         raise UserError(
             "WHAT is missing: pencil import hf:OWNER/NAME, or a folder; pencil import --list shows what can be"
         )
+    from ..families.card import usage
     from ..families.importing import import_checkpoint
     from ..train.report import shown_progress
 
     with shown_progress("importing"):
         run = import_checkpoint(what, name=name, out=out, dtype=dtype, tokenizer=tokenizer, force=force, notify=note)
-    note(f"The run is in {run.path}. Use it with:\n  pencil sample {run.path}")
+    note(f"The run is in {run.path}. Use it with:\n  {usage(run)}")
     if parity:
         return _parity(what, run.path)
     return 0
 
 
 def _list() -> int:
+    from ..families.exporting import LIBRARIES
     from ..families.importing import known
 
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for column in ("architecture", "library", "becomes a", "import", "export"):
+    for column in ("architecture", "library", "becomes a", "export"):
         table.add_column(column)
+    words = {library: word for word, library in LIBRARIES.items()}
     for record, one in known():
-        table.add_row(one.name, one.library, record.name, "yes", "yes" if one.describe else "no")
+        exports = one.describe is not None and one.library in words
+        table.add_row(one.name, one.library, record.name, f"--to {words[one.library]}" if exports else "no")
     Console(soft_wrap=True).print(table)
     return 0
 

@@ -64,13 +64,15 @@ def usable(path: Path) -> bool:
 
 
 def hash_files(
-    folder: Path, paths: Iterable[Path], kind: str = "pictures", anew: bool = False, written: str | None = None
+    folder: Path, paths: Iterable[Path], kept_as: str = "", anew: bool = False, written: str | None = None
 ) -> dict[Path, str]:
     """SHA-256 of each file, whole; what is known of a file that has the same times and size is not read again.
 
-    With `anew` every file is read. `written` is the hash of a file that was just written here, to be kept.
+    It is `kept_as` a name in the cache, by default one of the folder's path. With `anew` every file is read. `written`
+    is the hash of a file that was just written here, to be kept.
     """
-    index = cache_folder() / f"{kind}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]}.json"
+    known_as = kept_as or f"pictures-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]}"
+    index = cache_folder() / f"{known_as}.json"
     known = json.loads(index.read_bytes())["files"] if usable(index) else {}
     found, hashes, asked, now = {}, {}, set(), time.time_ns()
     for path in paths:
@@ -94,6 +96,7 @@ def hash_files(
 def remembered_hash(file: Path, anew: bool = False, written: str | None = None) -> str:
     """SHA-256 of a large file; without `anew`, the one of its last hashing if its size and times are still the same."""
     try:
-        return hash_files(file.parent, [file], "weights", anew, written)[file]
+        about = file.stat()  # by its place on the disk: a run keeps it when its folder is renamed
+        return hash_files(file.parent, [file], f"weights-{about.st_dev}-{about.st_ino}", anew, written)[file]
     except (UserError, OSError):  # the cache cannot be written
         return written or fingerprint(file)["sha256"]

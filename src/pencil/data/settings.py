@@ -18,7 +18,7 @@ class DataConfig:
     resample: Resample | None = None  # of that resize; bicubic unless given
     transparency: Transparency | None = None  # on white, or dropped: the colours as they are stored; white unless given
     mean: tuple[float, ...] | None = None  # of each channel, from 0 to 1: (pixel/255 − mean)/std; unless given −1 to 1
-    std: tuple[float, ...] | None = None  # the other half of mean
+    std: tuple[float, ...] | None = None  # of each channel; goes with mean
     delimiter: Literal["comma", "semicolon", "tab", "pipe"] | None = None  # of a table
     header: bool | None = None  # whether the first line of a table names its columns
     text_column: str | None = None  # of texts with labels: a column's name, or its number from 1; of JSON a key

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..runs import Run
 from .record import Family
 
 LOADED_BY = {
@@ -15,9 +16,17 @@ LOADED_BY = {
 }
 
 
-def imported_card(path: Path, record: Family, parameters: int, table: Mapping[str, Any]) -> str:
+def usage(run: Run, path: Path | None = None) -> str:
+    """The command that uses a run."""
+    place = shlex.quote(str(path or run.path))
+    if run.config["model"].get("head") in ("pool", "states"):
+        return f'pencil embed {place} --prompt "a text"'
+    return f"pencil sample {place}"
+
+
+def imported_card(path: Path, record: Family, parameters: int, run: Run) -> str:
     """What the run is and where it is from; how it is used."""
-    origin, place = table["import"], shlex.quote(str(path))
+    origin, place = run.config["import"], shlex.quote(str(path))
     revision = f", revision {origin['revision']}" if "revision" in origin else ""
     licence = origin.get("licence") or "not stated: look at the original"
     return f"""# {path.name}
@@ -26,7 +35,7 @@ A {record.name} of {parameters:,} parameters, imported by Pencil {__version__} f
 ({origin["architecture"]} of {origin["library"]}). It was not trained by Pencil. Licence of the original: {licence}.
 
 ```
-pencil sample {place}
+{usage(run, path)}
 pencil eval {place} --data DATA
 pencil train {record.name} --from {place} --data DATA
 ```

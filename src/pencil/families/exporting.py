@@ -11,12 +11,12 @@ from torch import Tensor
 from ..config import UserError
 from ..data.tokenizer_export import tokenizer_files
 from ..files import beside
-from ..runs import Run
 from ..tensors import write_tensors
-from ..weights.maps import Architecture, skeleton, write
+from ..weights.maps import Architecture, Unfit, skeleton, write
 from .card import exported_card
 from .importing import stored_dtype
 from .loading import load_model, open_run
+from .record import Family
 from .registry import family
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "diffusers": "diffusers"}
@@ -24,22 +24,24 @@ WEIGHTS = {"diffusers": "diffusion_pytorch_model.safetensors"}
 Notify = Callable[[str], None]
 
 
-def expressed(run: Run, library: str) -> tuple[Architecture, Any, dict[str, Any]]:
-    """The architecture of a library that a run is, our config, and theirs; refused by what does not fit."""
-    record = family(run.family)
-    config = record.read_config(run.config["model"])
-    origin = run.config.get("import", {}).get("architecture")
+def expressed(record: Family, config: Any, library: str, first: str = "") -> tuple[Architecture, dict[str, Any]]:
+    """The architecture of a library that a config of ours is, and its config; refused by what does not fit.
+
+    `first` is the one that is tried before the others.
+    """
     every = [one for one in record.checkpoints if one.library == library and one.describe is not None]
     if not every:
-        raise UserError(f"{run.path} is a {record.name}, and {library} has no such model that Pencil knows")
-    faults = []
-    for one in sorted(every, key=lambda one: one.name != origin):
+        raise UserError(f"a {record.name} has no counterpart in {library}")
+    faults: dict[str, list[str]] = {}  # by the setting: the architectures that do not have it
+    for one in sorted(every, key=lambda one: one.name != first):
         assert one.describe is not None
         try:
-            return one, config, one.describe(config)
+            return one, one.describe(config)
+        except Unfit as error:
+            faults.setdefault(f"{error.setting}, and only {error.only} is there in", []).append(error.what)
         except UserError as error:
-            faults.append(str(error))
-    raise UserError(f"{run.path} cannot be exported to {library}: {'; '.join(dict.fromkeys(faults))}")
+            faults.setdefault(str(error), [])
+    raise UserError("; ".join(f"{fault} {', '.join(names)}".rstrip() for fault, names in faults.items()))
 
 
 def export_run(
@@ -55,8 +57,13 @@ def export_run(
     if to not in LIBRARIES:
         raise UserError(f"--to is one of {', '.join(LIBRARIES)}, not {to}")
     run, library, chosen = open_run(path), LIBRARIES[to], stored_dtype(dtype)
-    architecture, config, described = expressed(run, library)
     record = family(run.family)
+    config = record.read_config(run.config["model"])
+    try:
+        first = run.config.get("import", {}).get("architecture", "")
+        architecture, described = expressed(record, config, library, first)
+    except UserError as error:
+        raise UserError(f"{run.path} cannot be exported to {library}: {error}") from None
     folder = out or Path("exports") / f"{run.path.name}-{to}"
     if folder.exists() and not force:
         raise UserError(f"{folder} exists already; choose another --out, or --force to replace it")
@@ -66,7 +73,7 @@ def export_run(
     files = {name: json.dumps(content, indent=2, ensure_ascii=False).encode() for name, content in contents.items()}
     if (run.path / "tokenizer.json").is_file():
         files |= tokenizer_files(run.tokenizer, getattr(config, "context", None))
-        special = _special_ids(run.tokenizer, bool(described.get("is_encoder_decoder")))
+        special = _special_ids(run.tokenizer, record.generates, bool(described.get("is_encoder_decoder")))
         files["config.json"] = _json({**contents["config.json"], **special})
         if record.generates and library == "transformers":
             never = [[token] for token in run.tokenizer.never]
@@ -102,9 +109,15 @@ def _write_weights(path: Path, architecture: Architecture, tensors: dict[str, Te
     write_tensors(path, shapes, dtype, write(architecture, tensors, config), {"format": "pt"})
 
 
-def _special_ids(tokenizer: Any, generates: bool) -> dict[str, Any]:
-    """The special tokens as the fields of another library's config; what it has not is null there, not its default."""
-    found = {"bos_token_id": tokenizer.begin, "eos_token_id": tokenizer.end, "pad_token_id": tokenizer.pad}
+def _special_ids(tokenizer: Any, generates: bool, targets: bool) -> dict[str, Any]:
+    """The special tokens as the fields of another library's config; what it has not is null there, not its default.
+
+    An encoder–decoder (`targets`) also has one that begins a target.
+    """
+    end = list(tokenizer.ends) if len(tokenizer.ends) > 1 else tokenizer.end
+    found = {"bos_token_id": tokenizer.begin, "eos_token_id": end, "pad_token_id": tokenizer.pad}
+    if targets:
+        found["decoder_start_token_id"] = tokenizer.end if tokenizer.start is None else tokenizer.start
     return {name: value for name, value in found.items() if generates or value is not None}
 
 

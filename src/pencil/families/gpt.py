@@ -22,6 +22,7 @@ from ..weights.gpt2 import GPT2
 from ..weights.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from ..weights.llama_original import LLAMA_ORIGINAL
 from ..weights.nanogpt import NANOGPT
+from ..weights.neox import NEOX
 from .head_inputs import windows
 from .options import (
     GENERATION,
@@ -212,5 +213,5 @@ FAMILY = Family(
         induction=induction_start,
     ),
     generates=True,
-    checkpoints=(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, LLAMA_ORIGINAL, NANOGPT),
+    checkpoints=(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, NEOX, LLAMA_ORIGINAL, NANOGPT),
 )

@@ -104,7 +104,7 @@ def import_checkpoint(
             shapes = {key: tuple(t.shape) for key, t in skeleton(architecture.model, config).state_dict().items()}
             tensors = pollable(read(architecture, found.source, config), len(shapes))
             run.stream_weights(shapes, stored, tensors, {"family": record.name, "pencil": __version__, "step": 0})
-            write_aside(aside / "README.md", imported_card(path, record, count, table).encode())
+            write_aside(aside / "README.md", imported_card(path, record, count, run).encode())
             _put(aside, path, force)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)

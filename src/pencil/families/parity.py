@@ -1,6 +1,7 @@
 """An imported run beside the original, built by the library it comes from."""
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def _transformers(theirs: Mapping[str, Any], found: Any) -> nn.Module:
     kind = getattr(transformers, str(names[0]), None)
     if kind is None:
         raise UserError(f"{found.where} names the class {names[0]!r}, which transformers does not have")
-    return kind.from_pretrained(found.folder, dtype=torch.float32)
+    return kind.from_pretrained(found.folder, dtype=torch.float32, use_safetensors=True)
 
 
 def _timm(theirs: Mapping[str, Any], found: Any) -> nn.Module:
@@ -42,12 +43,12 @@ def _timm(theirs: Mapping[str, Any], found: Any) -> nn.Module:
 
 
 def _diffusers(theirs: Mapping[str, Any], found: Any) -> nn.Module:
-    return getattr(_package("diffusers"), str(theirs["_class_name"])).from_pretrained(found.folder)
+    return getattr(_package("diffusers"), str(theirs["_class_name"])).from_pretrained(found.folder, use_safetensors=True)
 
 
 def _package(name: str) -> Any:
     try:
-        return __import__(name)
+        return import_module(name)
     except ImportError:
         raise UserError(f"--parity asks the original: pip install {name}") from None
 

@@ -158,10 +158,7 @@ def _normal(c: Any, reading: DataConfig, mean: str, std: str) -> dict[str, list[
 
 
 def _note(library: str) -> str:
-    return (
-        f"images of another shape are resized by {library} before they are cut, and by the run after it, so their "
-        "pixels differ a little"
-    )
+    return f"{library} resizes images of another size in its own way, so their pixels differ a little from the run's"
 
 
 def _by(size: tuple[int, ...]) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..models.gpt import GPT, GPTConfig
-from .maps import Architecture, Fields, Rule, must_have, only, parts, same, token_ids, transposed
+from .maps import Architecture, Fields, Rule, must_have, only, parts, same, token_ids, transposed, zeros
 from .transformers_fields import fields
 
 ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
@@ -42,9 +42,9 @@ def settings(theirs: Fields) -> dict[str, Any]:
 
 
 def describe(c: GPTConfig) -> dict[str, Any]:
-    must_have(c, "GPT-2", norm="layer", bias=True, positions="learned", activation=tuple(ACTIVATIONS.values()),
-              kv_heads=(None, c.heads), head_width=c.width // c.heads, qkv_bias=(None, True), qk_norm=False,
-              window=None, **({} if c.tie_embeddings else {"head_bias": False}))  # fmt: skip
+    must_have(c, "GPT-2", norm="layer", positions="learned", activation=tuple(ACTIVATIONS.values()),
+              kv_heads=(None, c.heads), head_width=c.width // c.heads, qkv_bias=(None, c.bias), qk_norm=False,
+              window=None, **no_head_bias(c))  # fmt: skip
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == c.activation)
     return dict(
         model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=c.vocab, n_positions=c.context,
@@ -53,26 +53,31 @@ def describe(c: GPTConfig) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def rules(c: GPTConfig, matrix: Callable[[str, str], Rule] = transposed) -> Iterator[Rule]:
+def no_head_bias(c: GPTConfig) -> dict[str, Any]:
+    """For `must_have`: a head of its own has no bias there."""
+    return {} if c.tie_embeddings or not c.bias else {"head_bias": False}
+
+
+def rules(c: GPTConfig, matrix: Callable[[str, str], Rule] = transposed, always_biased: bool = True) -> Iterator[Rule]:
     """The tensors of GPT-2, and of models with its names, whose matrices may be plain, and without biases."""
-    biases = ["bias"] * c.bias
+
+    def linear(theirs: str, ours: str, rows: int, matrix: Callable[[str, str], Rule] = matrix) -> list[Rule]:
+        bias = parts(same, theirs, ours, ["bias"]) if c.bias else [zeros(f"{theirs}.bias", (rows,))] * always_biased
+        return [matrix(f"{theirs}.weight", f"{ours}.weight"), *bias]
 
     def norm(theirs: str, ours: str) -> list[Rule]:
-        return parts(same, theirs, ours, ["weight", *biases])
-
-    def linear(theirs: str, ours: str) -> list[Rule]:
-        return [matrix(f"{theirs}.weight", f"{ours}.weight"), *parts(same, theirs, ours, biases)]
+        return linear(theirs, ours, c.width, same)
 
     yield same("transformer.wte.weight", "tokens.weight")
     yield same("transformer.wpe.weight", "positions.table")
     for i in range(c.depth):
         theirs, ours = f"transformer.h.{i}", f"blocks.{i}"
         yield from norm(f"{theirs}.ln_1", f"{ours}.attn_norm")
-        yield from linear(f"{theirs}.attn.c_attn", f"{ours}.attn.qkv")
-        yield from linear(f"{theirs}.attn.c_proj", f"{ours}.attn.out")
+        yield from linear(f"{theirs}.attn.c_attn", f"{ours}.attn.qkv", 3 * c.width)
+        yield from linear(f"{theirs}.attn.c_proj", f"{ours}.attn.out", c.width)
         yield from norm(f"{theirs}.ln_2", f"{ours}.mlp_norm")
-        yield from linear(f"{theirs}.mlp.c_fc", f"{ours}.mlp.up")
-        yield from linear(f"{theirs}.mlp.c_proj", f"{ours}.mlp.down")
+        yield from linear(f"{theirs}.mlp.c_fc", f"{ours}.mlp.up", c.mlp_width)
+        yield from linear(f"{theirs}.mlp.c_proj", f"{ours}.mlp.down", c.width)
     yield from norm("transformer.ln_f", "norm")
     if not c.tie_embeddings:
         yield same("lm_head.weight", "head.weight")

@@ -50,6 +50,17 @@ def _shaped(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     return tensor.reshape(tuple(shape))
 
 
+def zeros(theirs: str, shape: Sequence[int]) -> Rule:
+    """A tensor there that ours has not, and that changes nothing where it is zero."""
+
+    def read(tensors: Tensors) -> Tensors:
+        if not tensors[0].is_meta and tensors[0].any():
+            raise UserError(f"{theirs} is not zero, and ours has none")
+        return []
+
+    return Rule((theirs,), (), read, lambda _: [torch.zeros(tuple(shape))])
+
+
 def parts(rule: Callable[[str, str], Rule], theirs: str, ours: str, kinds: Sequence[str] = ("weight", "bias")):
     """The rule for the weight and the bias of a layer."""
     return [rule(f"{theirs}.{kind}", f"{ours}.{kind}") for kind in kinds]
@@ -173,14 +184,20 @@ def _either(values: Iterable[Any]) -> str:
     return " or ".join(map(repr, values))
 
 
+class Unfit(UserError):
+    """A setting of ours that another architecture does not have."""
+
+    def __init__(self, name: str, value: Any, what: str, values: tuple[Any, ...]):
+        super().__init__(f"model.{name} is {value!r}, which a {what} does not have: only {_either(values)}")
+        self.setting, self.what, self.only = f"model.{name} is {value!r}", what, _either(values)
+
+
 def must_have(config: Any, what: str, **wanted: Any) -> None:
     """Refuse a config of ours that another architecture cannot express, by the setting's name."""
     for name, values in wanted.items():
         values = values if isinstance(values, tuple) else (values,)
         if getattr(config, name) not in values:
-            raise UserError(
-                f"model.{name} is {getattr(config, name)!r}, which a {what} does not have: only {_either(values)}"
-            )
+            raise Unfit(name, getattr(config, name), what, values)
 
 
 class Source:
@@ -223,10 +240,12 @@ def read(architecture: Architecture, source: Source, config: Any) -> Iterator[tu
         if not source.dtypes()[place].is_floating_point:
             raise UserError(f"this {what}'s {name} is {source.dtypes()[place]}, and weights are floating-point numbers")
     for rule in rules:
-        found = rule.read([
-            _filled(absent[name], wanted[name], source, places) if name in absent else source.read(places[name])
-            for name in rule.theirs
-        ])
+        found = rule.read(
+            [
+                _filled(absent[name], wanted[name], source, places) if name in absent else source.read(places[name])
+                for name in rule.theirs
+            ]
+        )
         yield from zip(rule.ours, found, strict=True)
 
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..config import UserError
-from ..files import check_regular, read_json
+from ..files import check_regular, limit_process, read_json
 from ..tensors import torch_dtypes, write_tensors
 
 ENDINGS = (".bin", ".pt", ".pth")
@@ -78,7 +77,7 @@ def unpickle(path: Path, out: Path, notify: Callable[[str], None] = lambda line:
 def work(path: str, out: str, report: str, most: str) -> None:
     """What the other process does: limit itself, read, write; a refusal is its result too."""
     size = Path(path).stat().st_size
-    _limit(MOST_COPIES * size + MEMORY, SECONDS + size // BYTES_A_SECOND, int(most))
+    limit_process(MOST_COPIES * size + MEMORY, SECONDS + size // BYTES_A_SECOND, int(most))
     try:
         result = _convert(Path(path), Path(out), size)
     except Refused as error:
@@ -86,20 +85,6 @@ def work(path: str, out: str, report: str, most: str) -> None:
     except MemoryError:
         result = {"refused": f"needs more memory than a checkpoint of its size may; {OLD_FORMAT}"}
     Path(report).write_text(json.dumps(result), encoding="utf-8")
-
-
-def _limit(memory: int, seconds: int, file_size: int) -> None:
-    """Limit this process, as far as the system can; the time is limited from outside as well."""
-    with suppress(ImportError):
-        import resource
-
-        used = 0
-        with suppress(OSError, ValueError):  # torch alone may have reserved many gigabytes of addresses
-            used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        limits = {"RLIMIT_CPU": seconds, "RLIMIT_FSIZE": file_size, "RLIMIT_CORE": 0}
-        for name, limit in (limits | ({"RLIMIT_AS": used + memory} if used else {})).items():
-            with suppress(ValueError, OSError):
-                resource.setrlimit(getattr(resource, name), (limit, limit))
 
 
 def _convert(path: Path, out: Path, size: int) -> dict[str, Any]:

@@ -89,10 +89,10 @@ def describe(c: Seq2SeqConfig) -> dict[str, Any]:
     words = f"gated-{name.removesuffix('_new')}" if gated else name
     return dict(
         model_type="t5", architectures=["T5ForConditionalGeneration"], is_encoder_decoder=True, vocab_size=c.vocab,
-        n_positions=max(c.context, c.source_context), d_model=c.width, d_kv=c.head_width, d_ff=c.mlp_width, num_layers=c.depth,
-        num_decoder_layers=c.decoder_blocks, num_heads=c.heads, relative_attention_num_buckets=c.buckets or 32,
-        relative_attention_max_distance=c.max_distance or 128, layer_norm_epsilon=c.eps,
-        feed_forward_proj=words, dense_act_fn=name, is_gated_act=gated,
+        n_positions=max(c.context, c.source_context), d_model=c.width, d_kv=c.head_width, d_ff=c.mlp_width,
+        num_layers=c.depth, num_decoder_layers=c.decoder_blocks, num_heads=c.heads,
+        relative_attention_num_buckets=c.buckets or 32, relative_attention_max_distance=c.max_distance or 128,
+        layer_norm_epsilon=c.eps, feed_forward_proj=words, dense_act_fn=name, is_gated_act=gated,
         tie_word_embeddings=c.tie_embeddings,
     )  # fmt: skip
 

@@ -52,7 +52,7 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu", "silu":
 NORMS = {"layernorm": ("layer", 1e-6), "layernorm(eps=1e-05)": ("layer", 1e-5), "rmsnorm": ("rms", 1e-6),
          "rmsnorm(eps=1e-05)": ("rms", 1e-5)}  # fmt: skip
 POOLS = {"token": "class", "avg": "mean"}
-WHAT = "ViT of timm"
+WHAT = "VisionTransformer"
 BLOCK = {"norm1": "attn_norm", "attn.proj": "attn.out", "norm2": "mlp_norm", "mlp.fc1": "mlp.up", "mlp.fc2": "mlp.down"}
 NORM_PARTS = ("norm1", "norm2")
 

@@ -1,0 +1,132 @@
+"""GPT-NeoX as transformers names it, with its sublayers one after the other (Pythia's are side by side, and refused).
+
+It is what our own presets of GPT with LayerNorm and rotations are. Its queries, keys and values are stored head by head.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..config import UserError
+from ..models.gpt import GPT, GPTConfig
+from ..models.parts import rotary_width
+from .gpt2 import no_head_bias, not_causal
+from .llama import other_frequencies
+from .maps import Architecture, Fields, Rule, must_have, only, parts, same, token_ids, zeros
+from .transformers_fields import fields
+
+NAME = "GPT-NeoX"
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "relu": "relu",
+    "silu": "silu",
+}
+FIELDS = fields(
+    mapped="vocab_size max_position_embeddings hidden_size num_hidden_layers num_attention_heads intermediate_size "
+    "layer_norm_eps hidden_act tie_word_embeddings rope_parameters rope_scaling rope_theta rotary_pct rotary_emb_base "
+    "partial_rotary_factor",
+    neutral="attention_dropout hidden_dropout classifier_dropout",
+    use_parallel_residual=only(False),
+    attention_bias=only(True),
+)
+BLOCK = {"input_layernorm": "attn_norm", "attention.dense": "attn.out", "post_attention_layernorm": "mlp_norm",
+         "mlp.dense_h_to_4h": "mlp.up", "mlp.dense_4h_to_h": "mlp.down"}  # fmt: skip
+
+
+def settings(theirs: Fields) -> dict[str, Any]:
+    if theirs.given("use_parallel_residual", True):
+        raise UserError(f"this {NAME}'s use_parallel_residual is True, which ours does not have: only False")
+    rope = theirs.get("rope_parameters") or {}
+    if theirs.get("rope_scaling") or rope.get("rope_type", "default") != "default":
+        raise UserError(f"this {NAME}'s rotations are scaled, which ours are in a LLaMA only")
+    for name in rope.keys() - {"rope_type", "rope_theta", "partial_rotary_factor"}:
+        raise UserError(f"this {NAME}'s rope_parameters have {name}, which Pencil does not know")
+    width, heads = theirs.size("hidden_size"), theirs.size("num_attention_heads")
+    fraction = rope.get(
+        "partial_rotary_factor", theirs.given("rotary_pct", theirs.given("partial_rotary_factor", 0.25))
+    )
+    tied = bool(theirs.given("tie_word_embeddings", False))
+    return dict(
+        vocab=theirs.size("vocab_size"),
+        context=theirs.size("max_position_embeddings"),
+        width=width,
+        depth=theirs.size("num_hidden_layers"),
+        heads=heads,
+        hidden=theirs.size("intermediate_size"),
+        eps=theirs.given("layer_norm_eps", 1e-5),
+        activation=theirs.one_of("hidden_act", ACTIVATIONS, "gelu"),
+        bias=True,
+        positions="rope",
+        rope_theta=float(rope.get("rope_theta", theirs.given("rope_theta", theirs.given("rotary_emb_base", 10000.0)))),
+        rope_fraction=int(width // heads * fraction) / (width // heads),
+        tie_embeddings=tied,
+        head_bias=None if tied else False,
+    )
+
+
+def describe(c: GPTConfig) -> dict[str, Any]:
+    must_have(c, NAME, norm="layer", positions="rope", rope_pairs="halves", rope_scaling=None,
+              activation=tuple(ACTIVATIONS.values()), kv_heads=(None, c.heads), head_width=c.width // c.heads,
+              qkv_bias=(None, c.bias), qk_norm=False, window=None, **no_head_bias(c))  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": c.rope_theta,
+            "partial_rotary_factor": rotary_width(c) / c.head_width}  # fmt: skip
+    return dict(
+        model_type="gpt_neox", architectures=["GPTNeoXForCausalLM"], vocab_size=c.vocab,
+        max_position_embeddings=c.context, hidden_size=c.width, num_hidden_layers=c.depth, num_attention_heads=c.heads,
+        intermediate_size=c.mlp_width, layer_norm_eps=c.eps, rope_parameters=rope, use_parallel_residual=False,
+        hidden_act=next(theirs for theirs, ours in ACTIVATIONS.items() if ours == c.activation), attention_bias=True,
+        tie_word_embeddings=c.tie_embeddings,
+    )  # fmt: skip
+
+
+def rules(c: GPTConfig) -> Iterator[Rule]:
+    yield same("gpt_neox.embed_in.weight", "tokens.weight")
+    for i in range(c.depth):
+        theirs, ours = f"gpt_neox.layers.{i}", f"blocks.{i}"
+        yield _by_head(f"{theirs}.attention.query_key_value.weight", f"{ours}.attn.qkv.weight", c)
+        if c.bias:
+            yield _by_head(f"{theirs}.attention.query_key_value.bias", f"{ours}.attn.qkv.bias", c)
+        else:
+            yield zeros(f"{theirs}.attention.query_key_value.bias", (3 * c.width,))
+        for there, here in BLOCK.items():
+            rows = c.mlp_width if here == "mlp.up" else c.width
+            yield from with_bias(f"{theirs}.{there}", f"{ours}.{here}", c.bias, rows)
+    yield from with_bias("gpt_neox.final_layer_norm", "norm", c.bias, c.width)
+    if not c.tie_embeddings:
+        yield same("lm_head.weight", "head.weight")
+
+
+def with_bias(
+    theirs: str, ours: str, biased: bool, rows: int, matrix: Callable[[str, str], Rule] = same
+) -> Sequence[Rule]:
+    """The weight and the bias of a layer that always has one there; ours may be without."""
+    weight = matrix(f"{theirs}.weight", f"{ours}.weight")
+    return [weight, *(parts(same, theirs, ours, ["bias"]) if biased else [zeros(f"{theirs}.bias", (rows,))])]
+
+
+def _by_head(theirs: str, ours: str, c: GPTConfig) -> Rule:
+    """Query, key and value of each head after one another there; all queries, all keys, all values here."""
+
+    def apart(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (c.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+
+    def together(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (3, c.heads, -1)).transpose(0, 1).flatten(0, 2)
+
+    return Rule((theirs,), (ours,), lambda t: [apart(t[0])], lambda t: [together(t[0])])
+
+
+NEOX = Architecture(
+    NAME, "transformers", ("gpt_neox",), GPT, GPTConfig, FIELDS, settings, describe, rules,
+    tied=lambda c: {"lm_head.weight": "gpt_neox.embed_in.weight"} if c.tie_embeddings else {},
+    unused=lambda c: {r"gpt_neox\.layers\.\d+\.attention\.(masked_)?bias": not_causal,
+                      r"gpt_neox\.layers\.\d+\.attention\.rotary_emb\.inv_freq": other_frequencies},
+    renamed={r"^embed_out\.": "lm_head.", r"^(?=(embed_in|layers|final_layer_norm)\.)": "gpt_neox."},
+    inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
+    ask=lambda original, given: original(input_ids=given[0]).logits,
+    outputs=lambda c: {f"blocks.{i}.post": f"gpt_neox.layers.{i}" for i in range(c.depth)}
+    | {"norm": "gpt_neox.final_layer_norm"},
+)  # fmt: skip
