@@ -69,7 +69,7 @@ def test_pixels_are_those_of_transformers(name, files, tmp_path):
     theirs = getattr(transformers, f"{kind}ImageProcessorPil")(**PROCESSORS[name])
     theirs.save_pretrained(tmp_path)
     written = json.loads((tmp_path / FILE).read_text())
-    settings = from_transformers(written, kind.lower(), c)
+    settings = from_transformers(written, kind, c)
     rows, floats = ours(files, c, settings)
     for path, row, values in zip(files, rows, floats, strict=True):
         image = Image.open(path).convert("RGB")
@@ -79,7 +79,7 @@ def test_pixels_are_those_of_transformers(name, files, tmp_path):
         assert torch.equal(expected, values), path.name
     again, notes = to_transformers(c, build(DataConfig, settings, "data."))
     assert not notes
-    assert from_transformers(again, kind.lower(), c) == settings
+    assert from_transformers(again, kind, c) == settings
     (tmp_path / FILE).write_text(json.dumps(again))
     back = getattr(transformers, f"{again['image_processor_type']}Pil").from_pretrained(tmp_path)
     image = Image.open(files[0])
@@ -204,7 +204,7 @@ def test_the_mean_and_the_deviation_are_those_of_each_channel():
 ])  # fmt: skip
 def test_a_preprocessor_that_ours_cannot_follow_is_refused_by_the_field(values, words):
     with pytest.raises(UserError, match=words):
-        from_transformers({"size": 37} | values, "vit", SQUARE)
+        from_transformers({"size": 37} | values, "ViT", SQUARE)
 
 
 @pytest.mark.parametrize("values, words", [
@@ -256,7 +256,7 @@ def test_settings_that_do_not_fit_are_refused(values, words):
 def test_settings_are_written_into_a_run_and_read_again():
     import tomllib
 
-    settings = from_transformers(dict(PROCESSORS["DeiT"]), "deit", SQUARE)
+    settings = from_transformers(dict(PROCESSORS["DeiT"]), "DeiT", SQUARE)
     reading = build(DataConfig, settings, "data.")
     assert build(DataConfig, tomllib.loads(to_toml({"data": reading}))["data"], "data.") == reading
 

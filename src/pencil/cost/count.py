@@ -18,7 +18,8 @@ from .profile import CostProfile, on_meta
 
 # the group of a parameter or a product is that of the first module in its path that is named here
 GROUPS = {
-    **dict.fromkeys(("tokens", "source_tokens", "types", "marks", "class_token", "registers", "patches", "project"), "embeddings"),
+    **dict.fromkeys(("tokens", "source_tokens", "types", "marks", "class_token", "registers"), "embeddings"),
+    **dict.fromkeys(("patches", "project"), "embeddings"),
     **dict.fromkeys(("positions", "image_positions"), "positions"),
     "attn": "attention",
     "cross": "cross-attention",

@@ -8,7 +8,7 @@ from ..files import read_json
 from ..runs import Run
 from ..weights.checkpoint_files import Checkpoint
 from ..weights.timm_vit import label_names
-from ..weights.vit import class_names
+from ..weights.vit import DEIT, VIT, class_names
 from .preprocessing import FILE, from_timm, from_transformers, to_timm, to_transformers
 
 
@@ -20,7 +20,8 @@ def imported(found: Checkpoint, config: Any) -> dict[str, Any]:
     else:
         names, data, file = class_names(theirs), {}, found.folder / FILE
         if file.is_file():
-            data = from_transformers(read_json(file), theirs["model_type"], config)
+            kind = DEIT.name if theirs["model_type"] in DEIT.types else VIT.name
+            data = from_transformers(read_json(file), kind, config)
         else:
             notes.append(f"it comes without {FILE}: images are cropped, and their pixels are from −1 to 1")
     run = {"classes": names} if len(names) == config.classes else {}

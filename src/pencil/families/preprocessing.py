@@ -35,8 +35,7 @@ PROCESSOR: dict[str, Use] = {
 
 
 def from_transformers(theirs: Mapping[str, Any], kind: str, c: Any) -> dict[str, Any]:
-    """Our settings from preprocessor_config.json, for a model of this model_type."""
-    kind = {"vit": "ViT", "deit": "DeiT"}[kind]
+    """Our settings from preprocessor_config.json, for a model that is a `kind`: ViT or DeiT."""
     what = f"{kind}'s {FILE}"
     check_fields(theirs, PROCESSOR, what)
     made = theirs.get("image_processor_type") or theirs.get("feature_extractor_type") or f"{kind}ImageProcessor"
