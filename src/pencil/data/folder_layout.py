@@ -38,6 +38,14 @@ def find_splits(folder: Path, whole: bool) -> tuple[dict[str, Path], list[str]]:
     return split, [f"{folder} has {train}/ to train on and {min(held)}/ to evaluate on{others}"]
 
 
+def frame_notes(paths: list[Path]) -> list[str]:
+    """What is read of images that have several frames or pages."""
+    if not paths:
+        return []
+    have = "has" if len(paths) == 1 else "have"
+    return [f"{count_of(paths, 'picture')} {have} several frames, of which only the first is read ({names_of(paths)})"]
+
+
 def layout_notes(folder: Path, want: str) -> list[str]:
     """What in a folder may be read otherwise than it looks: files that are not read, and folders in class folders."""
     others, inner = [], []

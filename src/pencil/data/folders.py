@@ -14,7 +14,7 @@ from ..files import check_regular
 from .cache import hash_files
 from .decoding import Header, pool, read_header
 from .examples import FileExamples, Skipped, Target
-from .folder_layout import ENDINGS, count_of, find_splits, layout_notes, names_of
+from .folder_layout import ENDINGS, count_of, find_splits, frame_notes, layout_notes, names_of
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
 
 MAX_TABLE, MAX_LINE = 500_000_000, 1 << 20  # bytes of a metadata.jsonl, and of one of its lines
@@ -59,6 +59,7 @@ def from_folder(folder: Path, want: str, whole: bool = False) -> ImageData:
         return FileExamples([path for path, _ in found], targets, skipped)
 
     grey = all(headers[path].grey for path, _ in everything)
+    notes += frame_notes([path for path, _ in everything if headers[path].frames])
     hashes = hash_files(folder, dict.fromkeys(path for path, _ in everything))
     return ImageData(
         folder.resolve().name or "root",
