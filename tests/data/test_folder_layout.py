@@ -122,5 +122,6 @@ def test_a_picture_of_several_frames_is_read_by_its_first_and_announced(tmp_path
     frames[0].save(moving, save_all=True, append_images=frames[1:], **kind)
     assert load(tmp_path).notes == [f"1 picture has several frames, of which only the first is read ({moving.name})"]
     shown = open_image(moving, ImageTransform((7, 5), 3))
-    assert shown[0].min() > 250 and shown[2].max() < 5  # red, not blue
+    assert shown[0].min() > 250  # red, not blue
+    assert shown[2].max() < 5
     assert f"{moving} has several frames: only the first is read" in caplog.text
