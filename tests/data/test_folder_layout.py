@@ -125,3 +125,11 @@ def test_a_picture_of_several_frames_is_read_by_its_first_and_announced(tmp_path
     assert shown[0].min() > 250  # red, not blue
     assert shown[2].max() < 5
     assert f"{moving} has several frames: only the first is read" in caplog.text
+
+
+def test_a_class_of_a_single_picture_is_trained_on_and_announced(tmp_path):
+    photos(tmp_path)
+    picture(tmp_path / "owl" / "only.png")
+    data = load(tmp_path)
+    assert data.notes == ["owl has a single picture: it is trained on, and not evaluated"]
+    assert data.classes.index("owl") in data.train.targets

@@ -27,9 +27,12 @@ def find_splits(folder: Path, whole: bool) -> tuple[dict[str, Path], list[str]]:
     # test/ is held out if it exists, else val/ under one of its names
     held = [name for name, part in parts.items() if part == "test"]
     held = [name for name in held if name.lower().startswith("test")] or held
-    if not held:
-        raise UserError(f"{folder} has train/ but no test/ or val/ beside it")
     train = min(name for name, part in parts.items() if part == "train")
+    if not held:
+        raise UserError(
+            f"{folder} has {train}/ but no test/ or val/ beside it; add one, or give --data {folder / train}, of which "
+            "about a tenth is held out"
+        )
     split = {parts[name]: folder / name for name in names if name in (train, min(held))}
     if min(held).lower().startswith("test"):
         split = {name: split[name] for name in ("train", "test")}

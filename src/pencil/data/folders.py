@@ -48,6 +48,7 @@ def from_folder(folder: Path, want: str, whole: bool = False) -> ImageData:
         if not found and not whole:
             use = "evaluate on" if name == "test" else "train on"
             raise UserError(f"{folder} has too few pictures: none is left to {use}")
+    notes += _not_evaluated(classes, checked) if not whole and not split else []
     absent = sorted(set(classes) - {str(target) for _, target in checked["train"]})
     if absent and not whole:
         raise UserError(f"{folder} has no training picture of {', '.join(absent[:3])}; each class needs at least two")
@@ -242,6 +243,16 @@ def _hold_out(rows: list[Any], want: str) -> tuple[list[Any], list[Any]]:
         held += [row for i in sorted(order[:count]) for row in group[paths[i]]]
         kept += [row for i in sorted(order[count:]) for row in group[paths[i]]]
     return held, kept
+
+
+def _not_evaluated(classes: Sequence[str], parts: Mapping[str, list[Any]]) -> list[str]:
+    """A note of the classes without a held-out picture."""
+    alone = sorted(set(classes) - {str(target) for _, target in parts["test"]})
+    if not alone:
+        return []
+    have, they = ("has", "it is") if len(alone) == 1 else ("have", "they are")
+    return [f"{', '.join(alone[:3])}{', …' if len(alone) > 3 else ''} {have} a single picture: {they} trained on, and "
+            "not evaluated"]  # fmt: skip
 
 
 def _hash(folder: Path, rows: list[Any], hashes: Mapping[Path, str]) -> str:

@@ -110,14 +110,14 @@ model, tokenizer, run = pencil.load("{run}")
 
 
 def model_card(
-    run: Path, config: Mapping[str, Any], parameters: int, weights: Mapping[str, str], chosen: bool, usage: str
+    run: Path, config: Mapping[str, Any], parameters: int, weights: Mapping[str, str], why_last: str, usage: str
 ) -> str:
     """README.md of a run: what it is, how good it is, how to use it; `weights` is what their file records of them."""
     facts, train = config["run"], config["train"]
     worded = f"tokenizer: {facts['tokenizer']}; " if "tokenizer" in facts else ""
     preset = f"preset: {facts['preset']}; " if "preset" in facts else ""
     budget = f" in a budget of {train['minutes']:g} minutes" if train.get("minutes") else ""
-    which = "the best by validation" if chosen else "the last: a test set does not select weights"
+    which = f"the last: {why_last}" if why_last else "the best by validation"
     if "val_loss" in weights:
         names = sorted(set(weights) - set(NO_MEASURES), key=lambda name: (name != "val_loss", name))
         rows = "\n".join(f"| {name} | {float(weights[name]):.4f} |" for name in names)
