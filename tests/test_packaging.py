@@ -14,6 +14,7 @@ import pytest
 from conftest import HERE
 from pencil.cli.doctor import EXTRAS
 from pencil.families import FAMILIES
+from pencil.train.loggers import _OPEN
 
 ROOT = HERE.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -117,12 +118,16 @@ def test_doctor_says_what_an_extra_enables_and_how_to_install_it(type_in, monkey
     out = type_in("doctor").out
     line = next(line for line in out.splitlines() if line.startswith("hub-data"))
     assert "Parquet" in line
-    assert line.endswith("datasets missing; pip install 'pencil-transformers[hub-data]'")
+    assert line.endswith("datasets missing; pip install '.[hub-data]' in the checkout of Pencil")
     assert re.search(r"^systems +Linux is tested; Windows is tested by simulation only, macOS not at all$", out, re.M)
 
 
 def test_the_extras_that_sentences_name_exist():
-    """A refusal that says pip install 'pencil-transformers[…]' names an extra of the package."""
+    """A refusal that says pip install '.[…]' names an extra of the package, which is on no index."""
+    found = []
     for path in (ROOT / "src").rglob("*.py"):
-        for extra in re.findall(r"pencil-transformers\[([\w-]+)\]", path.read_text(encoding="utf-8")):
-            assert extra in PROJECT["optional-dependencies"], (path, extra)
+        text = path.read_text(encoding="utf-8")
+        assert "pencil-transformers[" not in text, path
+        found += re.findall(r"install\('([\w-]+)'\)", text)
+    assert {"hub-data", "latents"} <= set(found) <= set(PROJECT["optional-dependencies"])
+    assert set(_OPEN) <= set(PROJECT["optional-dependencies"]) | {"none"}

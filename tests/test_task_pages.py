@@ -76,5 +76,5 @@ def test_the_name_of_a_run_without_its_folder_is_recognised(tmp_path, monkeypatc
     (tmp_path / "runs" / "notes-gpt" / "config.toml").touch()
     with pytest.raises(UserError, match="^there is no run notes-gpt; did you mean runs/notes-gpt\\?$"):
         Run.open("notes-gpt")
-    with pytest.raises(UserError, match="^there is no run runs/other$"):
+    with pytest.raises(UserError, match="^there is no run runs/other; known: runs/notes-gpt$"):
         Run.open("runs/other")

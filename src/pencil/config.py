@@ -67,6 +67,11 @@ def distance(a: str, b: str, limit: int) -> int:
     return min(row[-1], limit + 1)
 
 
+def install(extra: str) -> str:
+    """The command that installs what an extra needs."""
+    return f"pip install '.[{extra}]' in the checkout of Pencil"
+
+
 def check_output(option: str, path: Path | None, *endings: str) -> None:
     """Refuse, before any work is done, an output file that is a folder, has no folder, or has the wrong ending."""
     if path is None:

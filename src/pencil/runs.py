@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from .config import UserError, to_toml
+from .config import UserError, distance, to_toml
 from .data.cache import remembered_hash
 from .data.tokenizers import Tokenizer, read_json
 from .files import WINDOWS, beside, fingerprint, flush_folder, locked, matches, read_text, read_toml, sweep, write_aside
@@ -22,6 +22,8 @@ from .manifest import CONTENTS, WEIGHTS, Fault, Manifest, entry_of
 from .tensors import check_bytes, check_tensors, read_tensors, write_tensors
 
 HASHED_AT_EVERY_LOAD = 1_000_000_000  # bytes; larger files are hashed when size or times changed, and by verify
+
+SHOWN = 5  # runs that an error names
 
 
 class Run:
@@ -60,7 +62,8 @@ class Run:
         if not path.is_dir():
             meant = Path("runs", path.name)
             hint = f"; did you mean {meant}?" if meant != path and (meant / "config.toml").is_file() else ""
-            raise UserError(f"there is no run {path}{hint}")
+            what = f"{path} is a file, and a run is a folder" if path.exists() else f"there is no run {path}"
+            raise UserError(f"{what}{hint or f'; {_known_runs(path)}'}")
         run = Run(path)
         if not (path / "config.toml").is_file():
             raise UserError(f"{path} is not a run: it has no config.toml")
@@ -287,6 +290,18 @@ def _not_as_listed(file: Path, listed: bool) -> Fault:
     if listed:
         return Fault(file, "damaged", "is damaged or was changed: it does not match manifest.json")
     return Fault(file, "foreign", "is no part of the run: manifest.json does not list it")
+
+
+def _known_runs(wanted: Path) -> str:
+    """Where the runs are, those first whose names are like the one wanted; or how to make the first."""
+    folders = [wanted.parent, Path("runs")] if wanted.parent != Path() else [Path("runs")]
+    found = next((runs for folder in folders if (runs := sorted(folder.glob("*/config.toml")))), [])
+    if not found:
+        return "there is none in runs/ yet, and pencil train --help says how to train one"
+    name, paths = wanted.name.lower(), [config.parent for config in found]
+    paths.sort(key=lambda path: (name not in path.name.lower(), distance(name, path.name.lower(), len(str(path)))))
+    more = f", … ({len(paths)} in all)" if len(paths) > SHOWN else ""
+    return f"known: {', '.join(map(str, paths[:SHOWN]))}{more}"
 
 
 def choose_path(name: str, root: Path = Path("runs")) -> Path:

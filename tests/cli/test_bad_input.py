@@ -60,6 +60,9 @@ def test_training_that_cannot_start(fails, tmp_path, words, sentence):
 def test_unknown_families_and_verbs(fails):
     assert "gtp is not a family of models; did you mean gpt?" in fails("train", "gtp")
     assert "trian" in fails("trian", "gpt")
+    assert "vit is a kind of model, and there is no run of that name; train one: pencil train vit" in fails(
+        "sample", "vit"
+    )
     assert "gtp2 is neither a preset nor a run's folder; did you mean gpt2?" in fails("shapes", "gtp2")
 
 

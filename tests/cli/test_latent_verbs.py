@@ -180,4 +180,4 @@ def test_autoencoders_that_are_refused(vae, photos, fails, monkeypatch, tmp_path
     )
     monkeypatch.setitem(sys.modules, "diffusers", None)
     monkeypatch.setitem(sys.modules, "diffusers.models.autoencoders.autoencoder_kl", None)
-    assert "pip install 'pencil-transformers[diffusers]'" in fails("train", "dit", "--data", photos, "--vae", vae)
+    assert "pip install '.[latents]'" in fails("train", "dit", "--data", photos, "--vae", vae)

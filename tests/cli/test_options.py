@@ -197,10 +197,11 @@ def test_options_of_other_families_are_refused_in_a_sentence_that_names_the_fami
     known = set().union(*(options for options in SAMPLE[name].values()))
     others = set().union(*(options for panel in SAMPLE.values() for options in panel.values())) - known
     assert others
+    inputs = {option for panels in SAMPLE.values() for option in panels["Input"]}
+    its_own = " or ".join(SAMPLE[name]["Input"])
     for option in sorted(others):
-        assert fails("sample", run, option, 1) == (
-            f"pencil: {run} is a {name}: it takes no {option}; pencil sample {run} --help lists its options"
-        )
+        meant = f"its input is {its_own}" if option in inputs else f"pencil sample {run} --help lists its options"
+        assert fails("sample", run, option, 1) == f"pencil: {run} is a {name}: it takes no {option}; {meant}"
     for option in sorted(set().union(*TRAIN.values()) - set(TRAIN[name])):
         sentence = f"pencil: a {name} takes no {option}; pencil train {name} --help lists its options"
         assert fails("train", name, option, 1) == sentence
@@ -242,14 +243,14 @@ def test_options_may_come_before_the_run(type_in, fails, run, vit_run):
 @pytest.mark.parametrize("words, sentence", [
     (["sample"], "RUN is missing; usage: pencil sample RUN [OPTIONS]"),
     (["sample", "--slide"], "RUN is missing; usage: pencil sample RUN [OPTIONS]"),
-    (["train"], "FAMILY is missing; usage: pencil train FAMILY [OPTIONS]"),
+    (["train"], "FAMILY is missing: gpt, vit, captioner, dit, reader or seq2seq; usage: pencil train FAMILY [OPTIONS]"),
     (["why", "example:vit-4x4"], "CELL is missing; usage: pencil why WHAT CELL [OPTIONS]"),
     (["eval"], "RUN is missing; usage: pencil eval RUN [OPTIONS]"),
     (["eval", "a", "b"], "eval cannot use 'b'; usage: pencil eval RUN [OPTIONS]"),
     (["eval", "a", "--temperature", "1"], "eval takes no --temperature; pencil eval --help lists its options"),
     (["show", "example:vit-4x4", "--digits"], "--digits needs a value"),
     (["trian", "gpt"], "trian is not a command; did you mean train?"),
-    (["train", "gpt", "more"], "unknown option more; settings look like --model.depth 6 or --train.lr 3e-4"),
+    (["train", "gpt", "more"], "train cannot use 'more' by itself; data is given with --data DATA, settings as --model.depth 6"),
 ])  # fmt: skip
 def test_commands_that_are_not_complete_or_say_too_much(fails, words, sentence):
     assert fails(*words) == f"pencil: {sentence}"

@@ -83,12 +83,13 @@ def files(tmp_path):
 
 
 REFUSED = [
-    (["reader", "reviews.csv"], "has the columns stars, review, sentiment, and which is the label is not clear"),
+    (["reader", "reviews.csv"], "has the columns stars ('0'), review ('The film, they say,…'), sentiment ('neg'), and "
+     "which is the label is not clear; name it with --data.label_column sentiment, whose values repeat"),
     (["reader", "reviews.csv", "--data.label_column", "sentimnt"], "has no column sentimnt; did you mean sentiment?"),
     (["reader", "reviews.csv", "--data.source_column", "review"], "data.source_column has no effect on a reader"),
     (["reader", "reviews.csv", "--data.delimiter", "colon"], "data.delimiter must be one of comma, semicolon, tab, pipe"),
     (["reader", "notes.txt", "--data.header", "true"], "data.header is for a table of texts with labels"),
-    (["seq2seq", "reviews.csv"], "which is the source is not clear; name it with --data.source_column stars"),
+    (["seq2seq", "reviews.csv"], "which is the source and which the target is not clear; name them with --data.source_column"),
     (["seq2seq", "dates", "--data.header", "true"], "data.header has no effect on dates"),
     (["gpt", "notes.txt", "--vocab", "300"], "--vocab 300 has no effect on the tokenizer char"),
     (["gpt", "notes.txt", "--data.header", "true"], "data.header has no effect on a gpt"),

@@ -70,7 +70,7 @@ def test_a_setting_without_effect_is_said(type_in):
     (["gpt:nanogpt", "--model.positions", "sincos"], "model.positions sincos is now called sinusoidal"),
     (["gpt:nanogpt", "--model.heads"], "--model.heads needs a value"),
     (["gpt:nanogpt", "--train.lr", "1"], "unknown option --train.lr: only --model settings can be changed here"),
-    (["gpt:nanogpt", "--heads", "1"], f"takes no --heads; pencil VERB --help {LISTED}"),
+    (["gpt:nanogpt", "--heads", "1"], "takes no --heads; did you mean --model.heads?"),
     (["gpt", "nanogpt", "--model.heads", "1"], "a family and its preset are one word: use gpt:nanogpt"),
     (["gpt2", "gpt2-xl"], "VERB takes one preset or run at a time, not gpt2 and gpt2-xl"),
     (["--model.heads", "1"], "WHAT is missing; usage: pencil VERB WHAT [OPTIONS] [--model.SETTING VALUE]"),

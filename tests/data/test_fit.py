@@ -158,3 +158,12 @@ def test_grey_is_decided_by_every_picture(tmp_path):
     assert images.load(str(tmp_path), "label").model_defaults["channels"] == 1
     picture(tmp_path / "ant" / "1.png", seed=5)
     assert images.load(str(tmp_path), "label").model_defaults["channels"] == 3
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_one_picture_and_the_same_in_a_data_set_have_equal_pixels(tmp_path, how):
+    path = tmp_path / "wide.png"
+    noise((211, 97)).save(path)
+    transform = ImageTransform((19, 23), 3, fit=how)
+    pictures, _ = FileExamples([path], [0], []).take([0], transform)
+    assert np.array_equal(pictures[0], open_image(path, transform))

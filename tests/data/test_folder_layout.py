@@ -112,3 +112,24 @@ def test_fractions_without_a_range_are_refused_by_name(tmp_path):
     assert "fractions" in str(read_header(tmp_path / "a.tif").fault)
     with pytest.raises(UserError, match="a.tif: its pixels are fractions, without a known range"):
         open_image(tmp_path / "a.tif", ImageTransform((5, 7), 3))
+
+
+@pytest.mark.parametrize("ending, kind", [("gif", {}), ("tiff", {}), ("webp", {"lossless": True})])
+def test_a_picture_of_several_frames_is_read_by_its_first_and_announced(tmp_path, caplog, ending, kind):
+    photos(tmp_path)
+    frames = [Image.new("RGB", (23, 29), colour) for colour in ("red", "blue")]
+    moving = tmp_path / "cat" / f"moving.{ending}"
+    frames[0].save(moving, save_all=True, append_images=frames[1:], **kind)
+    assert load(tmp_path).notes == [f"1 picture has several frames, of which only the first is read ({moving.name})"]
+    shown = open_image(moving, ImageTransform((7, 5), 3))
+    assert shown[0].min() > 250  # red, not blue
+    assert shown[2].max() < 5
+    assert f"{moving} has several frames: only the first is read" in caplog.text
+
+
+def test_a_class_of_a_single_picture_is_trained_on_and_announced(tmp_path):
+    photos(tmp_path)
+    picture(tmp_path / "owl" / "only.png")
+    data = load(tmp_path)
+    assert data.notes == ["owl has a single picture: it is trained on, and not evaluated"]
+    assert data.classes.index("owl") in data.train.targets

@@ -100,6 +100,7 @@ def test_labels_are_the_classes(tmp_path):
     few = pairs.load_labelled(write(tmp_path / "few.tsv", rows[:53]))
     assert len(few.test) < pairs.MIN_TO_SELECT_BEST
     assert not few.select_best
+    assert few.last_because == f"{len(few.test)} held-out texts are too few to select the best by (20 are enough)"
 
 
 def test_a_label_may_be_a_number_or_true(tmp_path):
@@ -192,7 +193,7 @@ BAD = {
     "null": ("a.jsonl", b'{"source": null, "target": "b"}\n', "line 1: the source is null, not a text"),
     "an empty answer": ("a.jsonl", b'{"question": "a", "answer": ""}\n', "line 1: the answer is empty"),
     "half": ("a.jsonl", b'{"source": "a\\ud83d", "target": "b"}\n', "line 1: the source has half a character, \\ud83d; write"),
-    "latin": ("a.tsv", "a\tb\ncafé\td\n".encode("latin-1"), "line 2: byte 0xe9, number 4 of the line, is not UTF-8; save the file as UTF-8"),
+    "latin": ("a.tsv", "a\tb\ncafé\td\n".encode("latin-1"), "line 2: byte 0xe9, number 4 of the line, is not UTF-8; if it is Latin-1"),
     "cut": ("a.tsv", b"a\tb\nc\td\xc3", "line 2: byte 0xc3, number 4 of the line, is not UTF-8"),
     "UTF-16": ("a.tsv", "a\tb\nc\td\n".encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
     "UTF-16, large end first": ("a.tsv", codecs.BOM_UTF16_BE + "a\tb".encode("utf-16-be"), "is UTF-16 text; save it as UTF-8"),

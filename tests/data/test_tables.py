@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import sys
 
 import pytest
@@ -118,9 +119,11 @@ def test_a_header_over_numbers(tmp_path):
 def test_columns_can_be_named(tmp_path):
     rows = [(words, label, "even" if i % 2 else "odd") for i, (words, label) in enumerate(ROWS)]
     path = save(tmp_path / "a.csv", [("body", "mood", "parity"), *rows])
-    assert "has the columns body, mood, parity, and which is the label is not clear" in refused(
-        pairs.load_labelled, path
+    unclear = refused(pairs.load_labelled, path)
+    assert re.search(
+        r"has the columns body \('.*'\), mood \('\w+'\), parity \('odd'\), and which is the label", unclear
     )
+    assert re.search(r"name it with --data.label_column (mood|parity), whose values repeat$", unclear)
     for name in ("parity", "3", " Parity"):
         data = pairs.load_labelled(path, reading={"label_column": name})
         assert everything(data) == sorted((words, parity) for words, _, parity in rows)
@@ -182,7 +185,9 @@ def test_pairs_in_a_table(tmp_path, head):
     swapped = head[0] == "target"
     assert everything(data) == sorted((b, a) if swapped else (a, b) for a, b in rows)
     path = save(tmp_path / "b.csv", [("id", "en", "de"), *((i, *row) for i, row in enumerate(rows))])
-    assert "which is the source is not clear; name it with --data.source_column" in refused(pairs.load, path)
+    assert "which is the source and which the target is not clear; name them with --data.source_column en " in refused(
+        pairs.load, path
+    )
     named = pairs.load(path, reading={"source_column": "de", "target_column": "en"})
     assert everything(named) == sorted((b, a) for a, b in rows)
 
@@ -248,7 +253,7 @@ def test_parquet_without_its_package(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "datasets", None)
     message = refused(pairs.load_labelled, tmp_path / "a.parquet")
-    assert message.endswith("needs the datasets package; pip install 'pencil-transformers[datasets]'")
+    assert message.endswith("needs the datasets package; pip install '.[hub-data]' in the checkout of Pencil")
 
 
 NOT_TEXT = {
@@ -259,7 +264,7 @@ NOT_TEXT = {
     "a.rtf": (b"{\\rtf1 words}", "an RTF document; save its text"),
     "a.txt": ("words in UTF-16".encode("utf-16"), "UTF-16 text; save it as UTF-8"),
     "b.txt": ("words in UTF-16".encode("utf-16-be"), "UTF-16 text; save it as UTF-8"),
-    "c.txt": ("café au lait".encode("latin-1"), "not UTF-8 text (byte 0xe9 near 3); save it as UTF-8"),
+    "c.txt": ("café au lait".encode("latin-1"), "not UTF-8 text (byte 0xe9 at offset 3); if it is Latin-1"),
     "d.txt": (b"words" * 300 + b"\0", "binary data (a zero byte at 1500); give a text in UTF-8"),
 }
 

@@ -223,7 +223,9 @@ def test_another_architecture_is_refused_by_its_name(foreign, config, words):
 def test_a_run_that_a_library_cannot_express_is_refused_by_the_setting(notes):
     call("train", "gpt", "--data", notes, *TINY, "--model.positions", "alibi", "--out", "own")
     refusal = call("export", "own", "--to", "hf", code=2).stderr
-    assert "own cannot be exported to transformers: model.positions is 'alibi', and only 'learned' is there in" in refusal
+    assert (
+        "own cannot be exported to transformers: model.positions is 'alibi', and only 'learned' is there in" in refusal
+    )
     assert "a gpt has no counterpart in timm" in call("export", "own", "--to", "timm", code=2).stderr
     assert "--to is one of hf, timm, diffusers, not onnx" in call("export", "own", "--to", "onnx", code=2).stderr
     assert not Path("exports").exists()

@@ -210,6 +210,10 @@ def test_the_command_line_goes_over_the_file(by_verb, notes):
     assert table["train"]["minutes"] == 3
     assert table["train"]["batch"] == 5
     assert table["run"]["data"] == str(notes)
+    call("train", "gpt", "--data", notes, "--settings", "--out", "long.toml")
+    done = call("train", "--config", "long.toml", "--train.steps", 5, "--settings")
+    assert "train.warmup 100 of long.toml exceeds 5 steps, so it follows from them" in done.stderr
+    assert tomllib.loads(done.stdout)["train"]["warmup"] == 1
 
 
 def test_other_data_has_its_own_vocabulary(by_verb):

@@ -2,6 +2,7 @@
 
 import random
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def test_the_steps_of_a_budget_take_as_long_as_it(chosen):
         pace = Pace(3, rng.uniform(0.03, 1.5), 17, rng.uniform(0.0, 3.0), rng.uniform(0.0, 0.5))
         seconds = rng.uniform(60, 600)
         config = TrainConfig(**{**UNDECIDED, "minutes": seconds / 60, **chosen})
-        found, (line, *_) = fit_budget(config, pace, seconds)
+        found, (line, *_) = fit_budget(config, pace, seconds, Path("runs/a"))
         # two digits of the number of steps are kept: at most a tenth of the time is left over, and a step
         assert (
             0.9 * seconds - pace.update * 11 - pace.evaluation - pace.save <= whole_time(found, pace) <= seconds * 1.001
@@ -57,7 +58,7 @@ def test_the_time_left_counts_what_is_still_to_come():
 
 def test_a_budget_without_room_for_a_step_is_refused():
     with pytest.raises(UserError, match=r"train.minutes 1 is too little here: a step takes 2.0 s, an evaluation 64 s"):
-        fit_budget(TrainConfig(**{**UNDECIDED, "minutes": 1.0}), Pace(1, 2.0, 1, 64.0, 0.1), 60.0)
+        fit_budget(TrainConfig(**{**UNDECIDED, "minutes": 1.0}), Pace(1, 2.0, 1, 64.0, 0.1), 60.0, Path("runs/a"))
 
 
 @pytest.mark.usefixtures("fast_training")

@@ -82,3 +82,13 @@ def test_an_exception_is_raised_at_the_step_it_belongs_to():
         prefetch(2, 0)
     assert prefetch(3, 0) == 3
     prefetch.close()
+
+
+def test_a_step_after_the_last_is_made_when_it_is_asked_for():
+    prefetch = Prefetch(lambda step, micro: (step, micro), 2, 3)
+    try:
+        assert [prefetch(step, micro) for step in range(5) for micro in range(2)] == [
+            (step, micro) for step in range(5) for micro in range(2)
+        ]
+    finally:
+        prefetch.close()

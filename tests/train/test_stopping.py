@@ -237,8 +237,13 @@ def test_early_stopping_from_the_command_line(tmp_path, notes, monkeypatch):
     )
     assert "Trained 9 steps" in call("resume", out, "--train.patience", "0").stderr
     refusal = call("train", "vit", "--data", "digits", "--out", tmp_path / "b", "--train.patience", "3", code=2).stderr
-    assert "train.patience stops by the validation loss, and here the last weights are used" in refusal
+    assert "train.patience stops by the validation loss, and here a test set does not select weights" in refusal
     assert not (tmp_path / "b").exists()
+    printed = call("train", "gpt", "--data", notes, "--out", tmp_path / "c", *TINY, "--train.steps", "3",
+                   "--train.eval_every", "2", "--train.patience", "3").stderr  # fmt: skip
+    assert "train.patience 3 has no effect: there are 2 evaluations in 3 steps (--train.eval_every 2)" in printed
+    # the first loss was the best: the untrained weights are kept
+    assert "No evaluation was better than that of the untrained model, so its weights are kept" in printed
 
 
 def test_the_card_describes_the_weights_that_are_there(tmp_path, notes, whole):
@@ -358,7 +363,7 @@ def test_wandb_by_one_setting(tmp_path, notes, monkeypatch):
     assert (10, {"val_loss", "perplexity", "bits_per_byte"}) in calls
     assert calls[-1] == "finished"
     monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))  # a folder that wandb left behind
-    with pytest.raises(UserError, match=r"wandb is not installed; pip install 'pencil-transformers\[wandb\]'"):
+    with pytest.raises(UserError, match=r"wandb is not installed; pip install '\.\[wandb\]'"):
         trainer(tmp_path / "b", notes, logger="wandb").train()
 
 

@@ -5,10 +5,11 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cyclopts import App, CycloptsError, UnknownOptionError
+from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from ..config import UserError
 from .parsing import PARAMETERS, option_of, sentence
+from .suggestions import input_meant, word_meant
 
 if TYPE_CHECKING:
     from ..families.record import Family
@@ -42,6 +43,7 @@ def trace_family(target: str) -> "Family | None":
         from ..learn.examples import EXAMPLES
 
         hint = f"; the worked example is example:{target}" if target in EXAMPLES else ""
+        hint = f"; did you mean {meant}?" if ((meant := Path("runs", target)) / "config.toml").is_file() else hint
         raise UserError(f"{target} is no run's folder, no trace file and no example:NAME{hint}")
     return None
 
@@ -74,7 +76,7 @@ def dispatch(
     asks_help = bool(set(words) & set(HELP))
     targets = words[:1] if not words[0].startswith("-") else [word for word in words if not word.startswith("-")]
     if not targets:
-        raise UserError(f"{usage.split()[0]} is missing; usage: pencil {verb} {usage}")
+        raise UserError(missing(verb, usage))
     failures: list[tuple[bool, UserError]] = []
     for target in targets:
         record = None
@@ -89,6 +91,17 @@ def dispatch(
                 return chosen(*bound.args, **bound.kwargs) or 0
     failures.sort(key=lambda failure: failure[0])  # a word that names a family says more than one that does not
     raise failures[-1][1] if failures else UserError(f"usage: pencil {verb} {usage}")
+
+
+def missing(verb: str, usage: str) -> str:
+    """What to say where the first word of a verb is missing: of a family, which there are."""
+    known = ""
+    if usage.startswith("FAMILY"):
+        from ..families import FAMILIES
+
+        *most, last = FAMILIES
+        known = f": {', '.join(most)} or {last}"
+    return f"{usage.split()[0]} is missing{known}; usage: pencil {verb} {usage}"
 
 
 def _read(
@@ -111,9 +124,24 @@ def _read(
         chosen, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
     except UnknownOptionError as error:
         raise UserError(_unknown(verb, target, record, option_of(error))) from None
+    except UnusedCliTokensError as error:
+        raise UserError(
+            _unused(verb, record, error) or sentence(error, f"pencil {verb}", f"pencil {verb} {shown}")
+        ) from None
     except CycloptsError as error:
         raise UserError(sentence(error, f"pencil {verb}", f"pencil {verb} {shown}")) from None
     return chosen, bound
+
+
+def _unused(verb: str, record: "Family | None", error: UnusedCliTokensError) -> str | None:
+    """How a word after the run is given to the model as its input; None where it has no such input."""
+    if (
+        record is None
+        or len(words := error.unused_tokens or []) != 1
+        or not (meant := word_meant(verb, record, words[0]))
+    ):
+        return None
+    return f"{verb} cannot use {words[0]!r} by itself; {meant}"
 
 
 def _unknown(verb: str, target: str, record: "Family | None", option: str) -> str:
@@ -123,7 +151,7 @@ def _unknown(verb: str, target: str, record: "Family | None", option: str) -> st
         return f"{option} comes after the family: pencil train {target} {option} VALUE"
     see = f"pencil {verb} {target} --help lists its options"
     if record is not None:
-        return f"{target} is a {record.name}: it takes no {option}; {see}"
+        return f"{target} is a {record.name}: it takes no {option}; {input_meant(verb, record, option) or see}"
     if target.startswith("example:"):
         return f"{target} has its own input: leave {option} out; {see}"
     return f"{target} is a recorded trace: leave {option} out; {see}"

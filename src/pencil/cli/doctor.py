@@ -11,6 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from ..config import install
 from ..console import Console
 
 # the first word of a cached file's name, and what it is; all of them are made again when they are needed
@@ -74,7 +75,7 @@ def doctor(*, clear_cache: Annotated[bool, Parameter(negative=())] = False) -> i
         found = [f"{one} {importlib.metadata.version(one)}" for one in packages if one not in missing]
         line = f"{use}: {', '.join(found + [f'{one} missing' for one in missing])}"
         if missing:
-            line += f"; pip install 'pencil-transformers[{extra}]'"
+            line += f"; {install(extra)}"
         console.print(f"{extra:16} {line}", highlight=False, markup=False)
     return 0
 

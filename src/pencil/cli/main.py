@@ -30,7 +30,7 @@ from . import (
     verify,
     walk,
 )
-from .dispatch import HELP, dispatch, named_family, run_family, trace_family
+from .dispatch import HELP, dispatch, missing, named_family, run_family, trace_family
 from .parsing import PARAMETERS, sentence
 from .terminal import note_line, use_utf8
 
@@ -101,6 +101,8 @@ def run(words: Sequence[str]) -> int:
     """Run one command."""
     if words and words[0] in ("train", "resume") and not set(words) & set(HELP):
         refuse_processes()
+    if list(words) == ["train"]:
+        raise UserError(missing("train", USAGE["train"]))
     if len(words) > 1 and words[0] in BY_FAMILY and not set(words[1:]) <= set(HELP):
         rest = train.with_family(words[1:]) if words[0] == "train" else words[1:]
         return dispatch(words[0], rest, USAGE[words[0]], *BY_FAMILY[words[0]])

@@ -16,7 +16,8 @@ from cyclopts import (
     convert,
 )
 
-from ..config import UserError, nearest
+from ..config import UserError
+from .suggestions import command_meant
 
 
 def _value(kind: Any, tokens: Sequence[Token]) -> Any:
@@ -53,7 +54,7 @@ def sentence(error: CycloptsError, command: str, usage: str = "") -> str:
     see, verb = f"{command} --help", command.removeprefix("pencil ")
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
         commands = [name for name in (error.app or ()) if not name.startswith("-")]
-        return f"{error.unused_tokens[0]} is not a command; {nearest(error.unused_tokens[0], commands)}"
+        return f"{error.unused_tokens[0]} is not a command; {command_meant(error.unused_tokens[0], commands)}"
     if isinstance(error, UnknownOptionError):
         return f"{verb} takes no {option_of(error)}; {see} lists its options"
     if isinstance(error, MissingArgumentError) and error.argument is not None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ..config import UserError, closest, fitted, nearest, overrides
+from ..config import UserError, closest, fitted, nearest, overrides, setting_types
+from .suggestions import setting_meant
 
 if TYPE_CHECKING:
     from ..families.record import Family
@@ -24,7 +25,7 @@ def model_settings(verb: str, words: Sequence[str]) -> tuple[str, dict[str, str]
             plain.append(word)
             continue
         if "." not in name:
-            raise UserError(f"{verb} takes no {name}; pencil {verb} --help lists its options")
+            raise UserError(f"{verb} takes no {name}; {_meant(name) or f'pencil {verb} --help lists its options'}")
         dotted += [word] if equals or not rest else [word, rest.pop(0)]
     changes = overrides(dotted, ("model",))["model"]
     if not plain:
@@ -32,6 +33,12 @@ def model_settings(verb: str, words: Sequence[str]) -> tuple[str, dict[str, str]
     if len(plain) > 1:
         raise UserError(_too_many(verb, *plain))
     return plain[0], changes
+
+
+def _meant(option: str) -> str | None:
+    from ..families import FAMILIES
+
+    return setting_meant(option, {"model": [name for one in FAMILIES.values() for name in setting_types(one.config)]})
 
 
 def _too_many(verb: str, what: str, *more: str) -> str:

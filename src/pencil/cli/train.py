@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ..config import UserError, build, overrides
+from ..config import UserError, build, overrides, setting_types
+from .suggestions import option_meant, setting_meant, undotted
 from .terminal import note, program
 
+OPTIONS = ("data", "preset", "config", "settings", "name", "out", "force")  # of train, for every family
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 
 
@@ -141,11 +143,19 @@ def with_family(words: Sequence[str]) -> Sequence[str]:
 
 
 def _dotted(record: Any, words: tuple[str, ...]) -> list[str]:
-    """The words, which are all dotted settings; an option the family does not take is refused by name."""
-    for word in words:
-        name = word.partition("=")[0]
-        if name.startswith("--") and "." not in name:
-            raise UserError(f"a {record.name} takes no {name}; pencil train {record.name} --help lists its options")
+    """The words, which are all dotted settings; anything else is refused with what it may have meant."""
+    from ..families.chosen import plain_names
+
+    sections = plain_names(record)
+    own = [f"--{name.replace('_', '-')}" for name in (*OPTIONS, *sections.pop("options"))]
+    for name in undotted(words):
+        if name.startswith("-"):
+            meant = setting_meant(name, sections) or option_meant(name, own)
+            raise UserError(
+                f"a {record.name} takes no {name}; {meant or f'pencil train {record.name} --help lists its options'}"
+            )
+        data = f"--data {name}" if Path(name).exists() or "/" in name or Path(name).suffix else "--data DATA"
+        raise UserError(f"train cannot use {name!r} by itself; data is given with {data}, settings as --model.depth 6")
     return list(words)
 
 
@@ -192,7 +202,11 @@ def _continue(opened: Any, settings: tuple[str, ...], data: str | None, allow_ch
     from ..families import family
     from ..families.run_setup import check_memory, task_of
     from ..train.settings import TrainConfig, check_patience, check_settings, fit_warmup
+    from ..train.task import why_last
 
+    for name in undotted(settings):
+        meant = setting_meant(name, {"train": setting_types(TrainConfig)}) or "pencil resume --help lists its options"
+        raise UserError(f"resume cannot use {name}; {meant}")
     changed = overrides(list(settings), ("train",))["train"]
     if "minutes" in changed and (decided := opened.config["train"].get("steps")):
         raise UserError(f"{opened.path} is trained for {decided} steps: --train.steps sets another number")
@@ -207,7 +221,7 @@ def _continue(opened: Any, settings: tuple[str, ...], data: str | None, allow_ch
         record = family(opened.family)
         check_memory(record, record.read_config(opened.config["model"]), config)
     task = task_of(opened, config, data, note)
-    check_patience(config, task.select_best)
+    check_patience(config, why_last(task))
     if data is not None:
         _record_place(opened, data)
     if not allow_changes and (line := _nothing_left(opened, config)):

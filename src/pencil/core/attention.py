@@ -125,8 +125,7 @@ def _compiled(function):
 
 # of queries and keys: each projected, then normalised and rotated where the model does so
 _ROTATED = (
-    "{{{0}_u? {{{0}₀? R(Norm_{1}({0}_u))|Norm_{1}({0}_u)}}|"
-    "{{{0}₀? R(X_{2} W_{0}⟨ + b_{0}⟩)|X_{2} W_{0}⟨ + b_{0}⟩}}}}"
+    "{{{0}_u? {{{0}₀? R(Norm_{1}({0}_u))|Norm_{1}({0}_u)}}|{{{0}₀? R(X_{2} W_{0}⟨ + b_{0}⟩)|X_{2} W_{0}⟨ + b_{0}⟩}}}}"
 )
 
 

@@ -1,6 +1,7 @@
 """Which columns of a table hold the text and its label, or a source and its target; and whether it has a header."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,6 +27,7 @@ LANGUAGES = set(
 )
 
 
+COLUMNS = 12  # that an error lists
 ENOUGH = 20  # rows; fewer say little of what a column holds
 
 
@@ -105,15 +107,56 @@ def find_columns(names: Sequence[str], cells: Cells, data: str, kind: Kind, chos
             places = _pair(names, width, kind) or places
     first, second = places
     if first is None or second is None:
-        missing = kind.first if first is None else kind.second
-        listed = f"the columns {', '.join(names)}" if names else f"{width} columns without a header"
-        raise UserError(
-            f"{data} has {listed}, and which is the {missing} is not clear; name it with "
-            f"--data.{missing}_column {names[0] if names else 1}"
-        )
+        raise UserError(_unclear(names, cells, data, kind, (first, second)))
     if first == second:
         raise UserError(f"{data}: the {kind.first} and the {kind.second} are the same column")
     return first, second
+
+
+def _unclear(names: Sequence[str], cells: Cells, data: str, kind: Kind, places: Sequence[int | None]) -> str:
+    """The columns with an example each, and the settings that name those that are not clear."""
+    width = len(cells[0])
+    called = [name if name and list(names).count(name) == 1 else str(i) for i, name in enumerate(names, 1)]
+    called = called or [str(i + 1) for i in range(width)]
+    listed = [f"{name} ({_example(cells, i)})" for i, name in enumerate(called)]
+    listed = listed[:COLUMNS] + ["…"] * (width > COLUMNS)
+    columns = f"the columns {', '.join(listed)}{'' if names else ' (no header was recognised)'}"
+    unclear, settings, why = [], [], ""
+    for name, place, guess in zip((kind.first, kind.second), places, _proposed(cells, kind, places), strict=True):
+        if place is None:
+            unclear.append(f"the {name}")
+            settings.append(f"--data.{name}_column {'COLUMN' if guess is None else shlex.quote(called[guess])}")
+            why = ", whose values repeat" if name == "label" and guess is not None else ""
+    which, it = " and which ".join(unclear), "them" if len(unclear) > 1 else "it"
+    return f"{data} has {columns}, and which is {which} is not clear; name {it} with {' '.join(settings)}{why}"
+
+
+def _proposed(cells: Cells, kind: Kind, places: Sequence[int | None]) -> list[int | None]:
+    """A guess for each column that is not clear: the longest text, a label whose values repeat; two texts in order."""
+    first, second = places
+    columns = {i: [row[i].strip() for row in cells] for i in range(len(cells[0])) if i not in places}
+    words = {i: sum(map(len, column)) for i, column in columns.items() if not _numbers(column)}
+    if kind.labelled:
+        if first is None and words:
+            first = max(words, key=words.__getitem__)
+        values = {i: len(set(column)) for i, column in columns.items() if i != first}
+        repeated = {i: count for i, count in values.items() if 1 < count <= len(cells) // 2}
+        if second is None and repeated:
+            # of words rather than of numbers, which may be ids or counts; then the one with the fewest values
+            second = min(repeated, key=lambda i: (i not in words, repeated[i]))
+        return [first, second]
+    rest = iter([i for i in sorted(words) if len(set(columns[i])) > 1])
+    return [next(rest, None) if place is None else place for place in places]
+
+
+def _example(cells: Cells, column: int) -> str:
+    value = next((row[column].strip() for row in cells if row[column].strip()), "")
+    return repr(value if len(value) <= 20 else value[:19] + "…") if value else "empty"
+
+
+def _numbers(column: Sequence[str]) -> bool:
+    """Whether a column has only numbers, below what may be its name."""
+    return all(_number(one) is not None for one in column[1:] or column)
 
 
 def label_names(names: Sequence[str]) -> tuple[str, str] | None:

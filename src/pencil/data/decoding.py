@@ -1,5 +1,6 @@
 """Decode images: from a file or from bytes to uint8 arrays, within limits, on a pool of threads."""
 
+import logging
 import os
 import stat
 import struct
@@ -27,11 +28,12 @@ from PIL import (
 )
 
 from ..config import UserError
-from .augment import ImageTransform, prepare, random_augment, reduced, upright
+from .augment import ImageTransform, prepare, random_augment, reduced, shrink, upright
 from .picture_limits import check_head, check_image, limits
 
 # common image formats; others (some run programs of their own to decode) are not opened, whatever the file's name
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+LOG = logging.getLogger("pencil")
 LARGE = 12_000_000  # pixels above which an image is reduced while it is converted, so that it is held once only
 
 
@@ -112,7 +114,12 @@ def open_image(path: str | Path, transform: ImageTransform) -> np.ndarray:
     if path.is_file() and not path.stat().st_size:
         raise UserError(f"{path} is empty (0 bytes)")
     try:
-        return next(iter(to_arrays([decode(path, transform)], transform.without_augmentation, None)))
+        if read_header(path).frames:
+            LOG.warning("%s has several frames: only the first is read", path)
+        image = decode(path, transform)
+        if transform.resize is None:
+            image = shrink(image, transform.size, transform.fit)  # as a data set does
+        return next(iter(to_arrays([image], transform.without_augmentation, None)))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except Exception as error:
@@ -136,6 +143,7 @@ class Header(NamedTuple):
     fault: str | None = None
     shape: tuple[int, int] = (0, 0)  # height and width, after EXIF orientation
     grey: bool = False
+    frames: bool = False  # whether it has more than the first, which is the one that is read
 
 
 def read_header(path: Path) -> Header:
@@ -146,9 +154,17 @@ def read_header(path: Path) -> Header:
             return Header("empty (0 bytes)")
         with open_header(path) as image:
             grey = image.mode in ("1", "L", "LA", "I") or image.mode.startswith("I;16")
-            return Header(None, upright_shape(image), grey)
+            return Header(None, upright_shape(image), grey, _has_frames(image))
     except Exception as error:  # Pillow's header readers raise many kinds
         return Header(reason(error))
+
+
+def _has_frames(image: Any) -> bool:
+    """Whether an image has several frames or pages."""
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception:  # a second frame that is damaged is not read
+        return False
 
 
 def upright_shape(image: Any) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """What a file is by its first bytes, for an error that says how to make a text of it."""
 
 import codecs
+import shlex
 from pathlib import PurePath
 
 MARKS = {
@@ -36,6 +37,12 @@ WRITTEN_AS = {
     ".ipynb": ("a notebook", "its JSON"),
     ".tex": ("LaTeX", "its commands"),
 }
+
+
+def to_utf8(name: str) -> str:
+    """How to convert a file in the most usual other encoding, of which Latin-1 is a part."""
+    file = shlex.quote(PurePath(name).name)
+    return f"if it is Latin-1 or Windows-1252, convert it: iconv -f cp1252 -t utf-8 {file} > utf8-{file}"
 
 
 def not_text(head: bytes, name: str) -> str | None:

@@ -27,15 +27,26 @@ def find_splits(folder: Path, whole: bool) -> tuple[dict[str, Path], list[str]]:
     # test/ is held out if it exists, else val/ under one of its names
     held = [name for name, part in parts.items() if part == "test"]
     held = [name for name in held if name.lower().startswith("test")] or held
-    if not held:
-        raise UserError(f"{folder} has train/ but no test/ or val/ beside it")
     train = min(name for name, part in parts.items() if part == "train")
+    if not held:
+        raise UserError(
+            f"{folder} has {train}/ but no test/ or val/ beside it; add one, or give --data {folder / train}, of which "
+            "about a tenth is held out"
+        )
     split = {parts[name]: folder / name for name in names if name in (train, min(held))}
     if min(held).lower().startswith("test"):
         split = {name: split[name] for name in ("train", "test")}
     unread = sorted(name for name in names if folder / name not in split.values())
     others = f"; not read: {', '.join(f'{name}/' for name in unread)}" if unread else ""
     return split, [f"{folder} has {train}/ to train on and {min(held)}/ to evaluate on{others}"]
+
+
+def frame_notes(paths: list[Path]) -> list[str]:
+    """What is read of images that have several frames or pages."""
+    if not paths:
+        return []
+    have = "has" if len(paths) == 1 else "have"
+    return [f"{count_of(paths, 'picture')} {have} several frames, of which only the first is read ({names_of(paths)})"]
 
 
 def layout_notes(folder: Path, want: str) -> list[str]:

@@ -14,7 +14,7 @@ from ..files import check_regular
 from .cache import hash_files
 from .decoding import Header, pool, read_header
 from .examples import FileExamples, Skipped, Target
-from .folder_layout import ENDINGS, count_of, find_splits, layout_notes, names_of
+from .folder_layout import ENDINGS, count_of, find_splits, frame_notes, layout_notes, names_of
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
 
 MAX_TABLE, MAX_LINE = 500_000_000, 1 << 20  # bytes of a metadata.jsonl, and of one of its lines
@@ -48,6 +48,7 @@ def from_folder(folder: Path, want: str, whole: bool = False) -> ImageData:
         if not found and not whole:
             use = "evaluate on" if name == "test" else "train on"
             raise UserError(f"{folder} has too few pictures: none is left to {use}")
+    notes += _not_evaluated(classes, checked) if not whole and not split else []
     absent = sorted(set(classes) - {str(target) for _, target in checked["train"]})
     if absent and not whole:
         raise UserError(f"{folder} has no training picture of {', '.join(absent[:3])}; each class needs at least two")
@@ -59,6 +60,7 @@ def from_folder(folder: Path, want: str, whole: bool = False) -> ImageData:
         return FileExamples([path for path, _ in found], targets, skipped)
 
     grey = all(headers[path].grey for path, _ in everything)
+    notes += frame_notes([path for path, _ in everything if headers[path].frames])
     hashes = hash_files(folder, dict.fromkeys(path for path, _ in everything))
     return ImageData(
         folder.resolve().name or "root",
@@ -241,6 +243,16 @@ def _hold_out(rows: list[Any], want: str) -> tuple[list[Any], list[Any]]:
         held += [row for i in sorted(order[:count]) for row in group[paths[i]]]
         kept += [row for i in sorted(order[count:]) for row in group[paths[i]]]
     return held, kept
+
+
+def _not_evaluated(classes: Sequence[str], parts: Mapping[str, list[Any]]) -> list[str]:
+    """A note of the classes without a held-out picture."""
+    alone = sorted(set(classes) - {str(target) for _, target in parts["test"]})
+    if not alone:
+        return []
+    have, they = ("has", "it is") if len(alone) == 1 else ("have", "they are")
+    return [f"{', '.join(alone[:3])}{', …' if len(alone) > 3 else ''} {have} a single picture: {they} trained on, and "
+            "not evaluated"]  # fmt: skip
 
 
 def _hash(folder: Path, rows: list[Any], hashes: Mapping[Path, str]) -> str:

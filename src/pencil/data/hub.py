@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..config import UserError
+from ..config import UserError, install
 from ..console import note
 from ..files import check_regular
 from .cache import hash_files
@@ -50,9 +50,7 @@ def from_hub(source: str, want: str) -> ImageData:
     try:
         import datasets
     except ImportError:
-        raise UserError(
-            "hub data sets need the datasets package; pip install 'pencil-transformers[datasets]'"
-        ) from None
+        raise UserError(f"hub data sets need the datasets package; {install('hub-data')}") from None
     try:
         found = datasets.load_dataset(name, revision=revision) if revision else datasets.load_dataset(name)
     except Exception as error:  # the package raises many kinds

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from ..config import UserError
 from .columns import UNNAMED, Chosen, Kind, Names, label_names
-from .file_kinds import not_text
+from .file_kinds import not_text, to_utf8
 from .tables import ANY, Format, Ragged, Table, read_table
 
 Pair = tuple[str, str]
@@ -79,8 +79,7 @@ def _decoded(content: bytes, data: str) -> str:
         at = error.start
         line, column = content.count(10, 0, at) + 1, at - content.rfind(b"\n", 0, at)
         raise UserError(
-            f"{data}, line {line}: byte {content[at]:#04x}, number {column} of the line, is not UTF-8; save the file "
-            "as UTF-8"
+            f"{data}, line {line}: byte {content[at]:#04x}, number {column} of the line, is not UTF-8; {to_utf8(data)}"
         ) from None
     if not text.strip("\r\n"):
         raise UserError(f"{data} is empty; write one pair a line")
@@ -125,9 +124,13 @@ def _from_objects(text: str, data: str, kind: Kind, given: Format, chosen: Chose
         keys = (found, *kind.names)
     if keys[0] != kind.names[0]:
         facts = {f"{name}_column": key for name, key in zip((kind.first, kind.second), keys[0], strict=True)}
-    pairs = [_from_json(line, f"{data}, line {number}:", keys) for number, line in enumerate(lines, 1)]
-    note = f"one JSON object a line; {kind.first} from {keys[0][0]}, {kind.second} from {keys[0][1]}" if facts else ""
-    return Read(pairs, facts, note)
+    pairs, used = [], {}
+    for number, line in enumerate(lines, 1):
+        pair, names = _from_json(line, f"{data}, line {number}:", keys)
+        pairs.append(pair)
+        used[names] = None
+    ways = (f"{kind.first} from {first}, {kind.second} from {second}" for first, second in used)
+    return Read(pairs, facts, f"one JSON object a line; {', or '.join(ways)}")
 
 
 def _keys(line: str) -> list[str]:
@@ -139,7 +142,8 @@ def _keys(line: str) -> list[str]:
     return list(row) if isinstance(row, dict) else []
 
 
-def _from_json(line: str, where: str, keys: Names) -> Pair:
+def _from_json(line: str, where: str, keys: Names) -> tuple[Pair, tuple[str, str]]:
+    """The pair in a line, and the keys it is under."""
     wanted = f'{{"{keys[0][0]}": …, "{keys[0][1]}": …}}'
     try:
         row = json.loads(line)
@@ -161,7 +165,7 @@ def _from_json(line: str, where: str, keys: Names) -> Pair:
         if not isinstance(value, str):
             raise UserError(f"{where} the {name} is {_kind(value)}, not a text; write {wanted}")
         check_text(value, name, where)
-    return source, target
+    return (source, target), names
 
 
 def check_text(value: str, name: str, where: str) -> None:

@@ -34,6 +34,14 @@ class PairData:
     reading: dict[str, Any] = field(default_factory=dict)  # how the file is read, as settings of data
     note: str = ""  # the same in a sentence
 
+    @property
+    def last_because(self) -> str:
+        """Why the last weights are kept, where `select_best` is false."""
+        if isinstance(self.train, Dates):
+            return "a test set does not select weights"
+        count = f"{len(self.test)} held-out text" + "s" * (len(self.test) != 1)
+        return f"{count} are too few to select the best by ({MIN_TO_SELECT_BEST} are enough)"
+
     def all_pairs(self) -> list[Pair]:
         """All pairs, held out or not; of generated ones, many."""
         return (_many(self.train) if isinstance(self.train, Dates) else self.train) + self.test

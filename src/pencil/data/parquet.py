@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from ..config import UserError
+from ..config import UserError, install
 from ..files import fingerprint
 
 
@@ -23,9 +23,7 @@ def read_parquet(path: Path, data: str) -> tuple[list[str], list[list[str]], str
     try:
         import datasets
     except ImportError:
-        raise UserError(
-            f"{data} is a Parquet table, which needs the datasets package; pip install 'pencil-transformers[datasets]'"
-        ) from None
+        raise UserError(f"{data} is a Parquet table, which needs the datasets package; {install('hub-data')}") from None
     try:
         datasets.disable_progress_bars()
         table: Any = datasets.Dataset.from_parquet([str(file) for file in files], keep_in_memory=True)

@@ -18,7 +18,7 @@ from ..config import UserError, expand_path, nearest
 from ..files import write_aside
 from .builtin import TEXTS
 from .cache import cache_folder, seal, usable
-from .file_kinds import WRITTEN_AS, not_text
+from .file_kinds import WRITTEN_AS, not_text, to_utf8
 from .tokenizers import (
     ByteTokenizer,
     CharTokenizer,
@@ -90,8 +90,9 @@ def _check(path: Path, sha: "hashlib._Hash") -> str | None:
             try:
                 decoder.decode(block)
             except UnicodeDecodeError as error:
-                at = f"byte {error.object[error.start]:#04x} near {size + error.start}"
-                return f"not UTF-8 text ({at}); save it as UTF-8"
+                # the decoder puts what was left of the block before in front of this one
+                at = size + error.start - (len(error.object) - len(block))
+                return f"not UTF-8 text (byte {error.object[error.start]:#04x} at offset {at}); {to_utf8(path.name)}"
             sha.update(block)
             size += len(block)
     try:

@@ -123,7 +123,10 @@ class CharTokenizer(WithoutSpecialTokens):
         ids = self._table[np.minimum(codes, len(self._table) - 1)]
         if (ids < 0).any():
             unknown = chr(int(codes[ids < 0][0]))
-            raise UserError(f"{unknown!r} is not among the {len(self.characters)} characters this model was trained on")
+            raise UserError(
+                f"{unknown!r} is not among the {len(self.characters)} characters this model was trained on; leave it "
+                "out, or train with --tokenizer byte, which knows every character"
+            )
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

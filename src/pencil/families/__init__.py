@@ -9,8 +9,8 @@ from .registry import FAMILIES, configure, create, family, parameters, register
 from .trace_run import trace
 
 __all__ = [
-    "FAMILIES", "Family", "configure", "create", "embed", "family", "load", "load_model", "open_run", "parameters", "predict",
-    "register", "trace",
+    "FAMILIES", "Family", "configure", "create", "embed", "family", "load", "load_model", "open_run", "parameters",
+    "predict", "register", "trace",
 ]  # fmt: skip
 
 for _module in (gpt, vit, captioner, dit, reader, seq2seq):

@@ -72,6 +72,8 @@ class Chosen:
             notes.append(f"{kept} of {path} stay; {self.data} decides what is removed from the file")
         if "steps" in self.train:
             train.pop("minutes", None)
+            if "warmup" not in self.train and isinstance(warmup := train.get("warmup"), int):
+                notes += _shortened(train, warmup, self.train["steps"], path)
         if self.train.get("minutes") is not None:
             train = {name: value for name, value in train.items() if name not in UNDECIDED}
         preset = self.preset or (file.preset if self.from_run is None else None)
@@ -82,6 +84,14 @@ class Chosen:
             self.from_run if self.from_run is not None else file.from_run,
         )  # fmt: skip
         return merged, notes
+
+
+def _shortened(train: Values, warmup: int, steps: Any, path: str | Path) -> list[str]:
+    """Leave out a file's warm-up that is longer than the steps chosen: it then follows from them."""
+    if not str(steps).isdigit() or warmup <= int(steps):
+        return []
+    del train["warmup"]
+    return [f"train.warmup {warmup} of {path} exceeds {steps} steps, so it follows from them"]
 
 
 def with_image_size(options: Values, model: Values) -> tuple[Values, Values]:

@@ -31,7 +31,9 @@ def condition(loaded: Loaded, labels: list[str], texts: list[str], count: int = 
 
 def _class_number(label: str, classes: list[str], path: Any) -> int:
     if label not in classes:
-        raise UserError(f"{path} was not trained on a label {label}; {nearest(label, classes)}")
+        numbers = classes == [str(i) for i in range(len(classes))]
+        known = f"its labels are 0 to {len(classes) - 1}" if numbers else nearest(label, classes)
+        raise UserError(f"{path} was not trained on a label {label}; {known}")
     return classes.index(label)
 
 

@@ -13,7 +13,7 @@ from ..tensors import check_tensors
 from ..train.settings import RENAMED_FOR_MASKS, TrainConfig
 from .predict import predict_with
 from .record import Family
-from .registry import family
+from .registry import FAMILIES, family
 
 DEEP = 100  # blocks that are built in no time
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -22,6 +22,8 @@ SETTINGS_VERSION = "0.7"  # of the names of settings; a run made before is read 
 
 def open_run(path: str | Path) -> Run:
     """A run folder, its settings under the names of this version."""
+    if str(path) in FAMILIES and not Path(path).exists():
+        raise UserError(f"{path} is a kind of model, and there is no run of that name; train one: pencil train {path}")
     run = Run.open(path)
     facts = run.config["run"]
     if "task" in facts:

@@ -43,7 +43,8 @@ def _timm(theirs: Mapping[str, Any], found: Any) -> nn.Module:
 
 
 def _diffusers(theirs: Mapping[str, Any], found: Any) -> nn.Module:
-    return getattr(_package("diffusers"), str(theirs["_class_name"])).from_pretrained(found.folder, use_safetensors=True)
+    kind = getattr(_package("diffusers"), str(theirs["_class_name"]))
+    return kind.from_pretrained(found.folder, use_safetensors=True)
 
 
 def _package(name: str) -> Any:

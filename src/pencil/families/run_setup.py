@@ -15,9 +15,9 @@ from ..device import pick_device
 from ..files import memory
 from ..runs import Run, choose_path
 from ..train.schedule import published_peak
-from ..train.settings import TrainConfig, check_patience, check_settings, fit_warmup, with_budget
+from ..train.settings import TrainConfig, check_patience, check_settings, fit_warmup, idle_patience, with_budget
 from ..train.start import Start
-from ..train.task import DataChanged, Request, check_unchanged
+from ..train.task import DataChanged, Request, check_unchanged, why_last
 from .data_record import record_data, what_changed
 from .from_run import begin_from, check_freeze, check_options, open_start, prepare, preset_of, usual_training
 from .loading import SETTINGS_VERSION
@@ -126,7 +126,7 @@ def new_run(
         prepared.task.train = settings
     if on_cpu:
         check_memory(record, prepared.model, settings)
-    check_patience(settings, prepared.task.select_best)
+    check_patience(settings, why_last(prepared.task))
     usual = Path("runs") / f"{prepared.name}-{record.name}"
     path = out or (Path("runs") / run_name if run_name else choose_path(usual.name))
     begins = [] if start is None else begin_from(start, prepared, settings, path)
@@ -149,7 +149,7 @@ def new_run(
     taken = not out and not run_name and path != usual
     writing = f"Writing {path}" + (f"; {usual} is an earlier run, and --name gives another name." if taken else ".")
     tokens = _about_tokenizer(prepared.tokenizer, getattr(options, "vocab", None))
-    for note in [writing, *prepared.notes, *tokens, *begins, *notes]:
+    for note in [writing, *prepared.notes, *tokens, *begins, *notes, *idle_patience(settings)]:
         notify(note)
     return run, prepared.task, settings
 
@@ -198,7 +198,7 @@ def _explained(error: UserError, run: Run, source: str, record: Family) -> UserE
     why = f"{error}: {changes}" if changes else str(error)
     place = shlex.quote(source)
     version = "Python" if source in TEXTS else "Pencil"
-    mend = f"use the version of {version} that made the run" if source in record.embedded else "put it back"
+    mend = f"use the version of {version} that made the run" if source in record.embedded else "put it back as it was"
     return DataChanged(
         f"{why}; {mend}, evaluate on it as it is (pencil eval {run.path} --data {place}), or train a new run"
     )

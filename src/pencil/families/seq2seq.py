@@ -65,6 +65,7 @@ TRAINING: dict[str, dict[str, Any]] = {
 }
 SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "stop")  # without effect on a beam search
 LENGTH_PENALTY = 0.6
+EMPTY = "(empty)"  # a target without a token, where it stands in a list
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,12 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
         found, lines = _search(loaded, sources, options), []
         for source, rows in zip(sources, found, strict=True):
             head = [f"{source}:"] if len(sources) > 1 else []
-            lines.append("\n".join(head + [f"{one.score:.4f}  {text}" for text, one in rows[: options.count]]))
+            shown = [f"{one.score:.4f}  {text or EMPTY}" for text, one in rows[: options.count]]
+            lines.append("\n".join(head + shown))
             reasons += ["end" if one.ended else "length" for _, one in rows[: options.count]]
+        penalty = _length_penalty(options)
+        per_length = f", divided by ((5 + length)/6)^{penalty:g}" if penalty else ""
+        output.note(f"(before each target its score, the log-probability{per_length})")
         output.texts(lines)
         output.result([{"source": source, "text": text, "score": one.score}
                        for source, rows in zip(sources, found, strict=True)
@@ -181,12 +186,15 @@ def _most(loaded: Loaded, options: SampleOptions) -> int:
     return min(options.max_new_tokens, loaded.model.config.context - 1)
 
 
+def _length_penalty(options: SampleOptions) -> float:
+    return LENGTH_PENALTY if options.length_penalty is None else options.length_penalty
+
+
 def _search(loaded: Loaded, sources: Sequence[str], options: SampleOptions) -> list[list[tuple[str, Hypothesis]]]:
     """The beam search of each source."""
-    penalty = LENGTH_PENALTY if options.length_penalty is None else options.length_penalty
     return beam_targets(
-        loaded.model, loaded.tokenizer, sources, options.beams or 1, penalty, _most(loaded, options)
-    )  # fmt: skip
+        loaded.model, loaded.tokenizer, sources, options.beams or 1, _length_penalty(options), _most(loaded, options)
+    )
 
 
 def _translate(

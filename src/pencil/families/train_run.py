@@ -143,6 +143,9 @@ def train_to_end(
     steps = f"{outcome.step} step" + "s" * (outcome.step > 1)
     notify(f"Trained {steps} in {outcome.seconds:.1f} s; {kept}{headline}val_loss {best['val_loss']:.4f} "
            f"at step {best['step']}; the run is in {run.path}")  # fmt: skip
+    if best["step"] == 0 and outcome.step:
+        notify("No evaluation was better than that of the untrained model, so its weights are kept: train for more "
+               "steps, or with a smaller --train.lr")  # fmt: skip
     if outcome.early:
         notify(f"It stopped before step {config.steps or run.config['train']['steps']}: {outcome.early}. Go on with:\n"
                f"  {program} resume {shlex.quote(str(run.path))} --train.patience 0")  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ..config import UserError
+from ..config import UserError, install
 from ..files import read_json
 from ..models.parts import normalize
 from ..runs import Run
@@ -40,7 +40,7 @@ class Autoencoder:
         try:
             from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
         except ImportError:
-            raise UserError("--vae needs diffusers: pip install 'pencil-transformers[diffusers]'") from None
+            raise UserError(f"--vae needs diffusers: {install('latents')}") from None
         try:
             vae = AutoencoderKL.from_pretrained(
                 str(folder) if folder.is_dir() else source,

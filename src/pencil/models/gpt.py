@@ -150,7 +150,8 @@ class GPT(nn.Module):
         block = block_maker(c)
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))
         self.norm = norm_maker(c)()
-        self.head = None if c.tie_embeddings else nn.Linear(c.width, c.vocab, bias=c.bias if c.head_bias is None else c.head_bias)
+        biased = c.bias if c.head_bias is None else c.head_bias
+        self.head = None if c.tie_embeddings else nn.Linear(c.width, c.vocab, bias=biased)
         initialise(self, c.depth)
 
     def new_cache(self, batch: int, length: int | None = None) -> Cache:

@@ -181,6 +181,8 @@ class Diffusion(ImageTask):
     def select_best(self) -> bool:
         return False
 
+    last_because = "the validation loss does not measure how good the samples are"
+
     @property
     def amount(self) -> Amount | None:
         """How much there is to train on."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config import UserError
+from ..config import UserError, install
 
 
 class Logger(NamedTuple):
@@ -19,7 +19,7 @@ def open_logger(name: str, run: Path, settings: Mapping[str, Any] | None = None)
     try:
         return _OPEN[name](run, settings or {})
     except ImportError:
-        raise UserError(f"{name} is not installed; pip install 'pencil-transformers[{name}]'") from None
+        raise UserError(f"{name} is not installed; {install(name)}") from None
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -215,7 +215,7 @@ class Trainer(Evaluating):
         budget = 60 * self.config.minutes
         self._measure_pace(min(3.0, budget / 20))
         self._evaluate(metrics, bar)
-        self.config, lines = fit_budget(self.config, self.pace, budget - (time.perf_counter() - began))
+        self.config, lines = fit_budget(self.config, self.pace, budget - (time.perf_counter() - began), self.run.path)
         bar.total = self.config.steps
         bar.progress.update(bar.task, total=bar.total)
         if isinstance(self.batch, Prefetch):

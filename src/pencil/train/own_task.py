@@ -13,7 +13,7 @@ from ..console import note
 from ..runs import Run
 from .loop import Trainer
 from .settings import OPTIONAL, TrainConfig, check_patience, fit_warmup, with_budget
-from .task import Batch, Preview
+from .task import Batch, Preview, why_last
 from .trained import Trained
 
 DEFAULTS: Mapping[str, Any] = dict(optimizer="adamw", weight_decay=0.0)  # of any module; Muon is for a model's blocks
@@ -123,7 +123,7 @@ def fit(
     for one in OPTIONAL:
         if getattr(config, one) is not None:
             raise UserError(f"train.{one} has no effect on a task of your own: leave it out")
-    check_patience(config, task.select_best)
+    check_patience(config, why_last(task))
     task.train = config
     if run is None:
         facts = {"family": name, "task": name, "data": task.about(), "pencil": __version__}

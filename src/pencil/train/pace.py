@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class Pace:
         return (config.steps - step) * self.update + evaluations * self.evaluation + saves * self.save
 
 
-def fit_budget(config: TrainConfig, pace: Pace, seconds: float) -> tuple[TrainConfig, list[str]]:
+def fit_budget(config: TrainConfig, pace: Pace, seconds: float, run: Path) -> tuple[TrainConfig, list[str]]:
     """The steps for which so many seconds are enough, and what follows from them where it was not chosen; in words.
 
     Evaluations and saves that were not chosen are ten of each, or fewer if they would take over a tenth of the time.
@@ -68,8 +69,8 @@ def fit_budget(config: TrainConfig, pace: Pace, seconds: float) -> tuple[TrainCo
     if steps < 1:
         raise UserError(
             f"train.minutes {config.minutes:g} is too little here: a step takes {duration(pace.update)}, an evaluation "
-            f"{duration(pace.evaluation)} and a checkpoint {duration(pace.save)}; give more minutes, or a smaller "
-            "--train.eval_batches"
+            f"{duration(pace.evaluation)} and a checkpoint {duration(pace.save)}; {run} has untrained weights: go on "
+            f"with pencil resume {run} and more --train.minutes, or fewer --train.eval_batches"
         )
     unit = 10 ** max(0, len(str(steps)) - 2)  # two digits are as exact as the pace is
     steps = steps // unit * unit

@@ -18,7 +18,8 @@ class Prefetch:
         for key in islice(self._from(step, micro), self.depth):
             if key not in self.waiting:
                 self.waiting[key] = self.pool.submit(self.make, *key)
-        return self.waiting.pop((step, micro)).result()
+        early = self.waiting.pop((step, micro), None)  # none of a step after the last: the pace is measured with some
+        return self.make(step, micro) if early is None else early.result()
 
     def _from(self, step: int, micro: int) -> Iterator[tuple[int, int]]:
         for at in range(step * self.accumulate + micro, self.steps * self.accumulate):

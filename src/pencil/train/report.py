@@ -110,7 +110,7 @@ model, tokenizer, run = pencil.load("{run}")
 
 
 def model_card(
-    run: Path, config: Mapping[str, Any], parameters: int, weights: Mapping[str, str], chosen: bool, usage: str
+    run: Path, config: Mapping[str, Any], parameters: int, weights: Mapping[str, str], why_last: str, usage: str
 ) -> str:
     """README.md of a run: what it is, how good it is, how to use it; `weights` is what their file records of them."""
     facts, train = config["run"], config["train"]
@@ -123,7 +123,7 @@ def model_card(
         source = f"\nIt started from the weights of `{facts['from']}`{of}{under}.\n"
     frozen = f"; frozen: `{train['freeze']}`" if train.get("freeze") else ""
     budget = f" in a budget of {train['minutes']:g} minutes" if train.get("minutes") else ""
-    which = "the best by validation" if chosen else "the last: a test set does not select weights"
+    which = f"the last: {why_last}" if why_last else "the best by validation"
     if "val_loss" in weights:
         names = sorted(set(weights) - set(NO_MEASURES), key=lambda name: (name != "val_loss", name))
         rows = "\n".join(f"| {name} | {float(weights[name]):.4f} |" for name in names)

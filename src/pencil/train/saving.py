@@ -20,7 +20,7 @@ from .nonfinite import require_finite
 from .optim import state_tensors
 from .report import ProgressBar, model_card
 from .settings import TrainConfig
-from .task import Task
+from .task import Task, why_last
 from .validation import Validation
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -77,7 +77,7 @@ class Saving:
             return
         parameters = sum(p.numel() for p in self.model.parameters())
         card = model_card(
-            self.run.path, self.run.config, parameters, weights, self.task.select_best, self.task.usage
+            self.run.path, self.run.config, parameters, weights, why_last(self.task), self.task.usage
         )  # fmt: skip
         write_aside(self.run.path / "README.md", card.encode())
 

@@ -14,8 +14,8 @@ UNDECIDED = ("steps", "eval_every", "save_every")  # what a time budget decides 
 class TrainConfig:
     """How a run is trained; "auto" is decided by the device."""
 
-    steps: int = 2000  # optimizer updates; with minutes 0 until they are measured
-    minutes: float | None = None  # of training, from which the steps follow; unset, train.steps decides
+    steps: int = 2000  # optimizer updates; if minutes is set, 0 until the speed is measured
+    minutes: float | None = None  # training time; steps is computed from it and the measured speed
     batch: int = 12  # examples in a micro-batch
     accumulate: int = 1  # micro-batches in an update (gradient accumulation)
     optimizer: Literal["muon", "adamw"] = "muon"  # muon: Muon for the matrices of the blocks, AdamW for the rest
@@ -131,13 +131,22 @@ def with_budget(train: Mapping[str, Any]) -> dict[str, Any]:
     return {**dict.fromkeys(UNDECIDED, 0), **train}
 
 
-def check_patience(config: TrainConfig, selects: bool) -> None:
-    """Refuse early stopping where no validation data selects the weights: it would select by a test set."""
-    if config.patience and not selects:
-        raise UserError(
-            "train.patience stops by the validation loss, and here the last weights are used, not the best by "
-            "validation: leave it out"
-        )
+def check_patience(config: TrainConfig, why_last: str) -> None:
+    """Refuse early stopping where the validation loss does not select the weights."""
+    if config.patience and why_last:
+        raise UserError(f"train.patience stops by the validation loss, and here {why_last}: leave it out")
+
+
+def idle_patience(config: TrainConfig) -> list[str]:
+    """A note where there are too few evaluations for early stopping to happen."""
+    count = -(-config.steps // config.eval_every) if config.steps and config.eval_every else config.patience
+    if count >= config.patience:
+        return []
+    many = "is 1 evaluation" if count == 1 else f"are {count} evaluations"
+    return [
+        f"train.patience {config.patience} has no effect: there {many} in {config.steps} steps (--train.eval_every "
+        f"{config.eval_every})"
+    ]
 
 
 def fit_warmup(config: TrainConfig, chosen: bool) -> tuple[TrainConfig, list[str]]:

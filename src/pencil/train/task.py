@@ -174,6 +174,11 @@ def recorded(run: Run) -> Recorded:
     return Recorded(run.config["run"].get("data_hash", ""), run.config.get("data") or {})
 
 
+def why_last(task: Any) -> str:
+    """Why the last weights are kept, and not the best by validation; empty where the best are."""
+    return "" if task.select_best else getattr(task, "last_because", "a test set does not select weights")
+
+
 class DataChanged(UserError):
     """The data of a run is not what it was trained on."""
 

@@ -85,6 +85,10 @@ class TextClassification:
         return self.data.select_best
 
     @property
+    def last_because(self) -> str:
+        return self.data.last_because
+
+    @property
     def hash(self) -> str:
         return self.data.hash
 

@@ -83,6 +83,10 @@ class Translation:
         return self.data.select_best
 
     @property
+    def last_because(self) -> str:
+        return self.data.last_because
+
+    @property
     def hash(self) -> str:
         return self.data.hash
 

@@ -215,8 +215,9 @@ def _explained(error: Exception, place: Place) -> str:
         return f"there is no model {place.name} on the hub, or it is private and you are not logged in"
     folder, revision = place.name.split("/")[1], f" --revision {place.revision}" if place.revision else ""
     return (
-        f"{place.name} is not in the hub's cache, and the hub cannot be reached ({type(error).__name__}); where it can "
-        f"be, run: hf download {place.name}{revision} --local-dir {folder}; then copy that folder here and give its path"
+        f"{place.name} is not in the hub's cache, and the hub cannot be reached ({type(error).__name__}); where it "
+        f"can be, run: hf download {place.name}{revision} --local-dir {folder}; then copy that folder here and give "
+        "its path"
     )
 
 

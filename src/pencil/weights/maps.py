@@ -1,7 +1,7 @@
 """What a map between another library's checkpoints and ours is made of: rules for tensors, uses of config fields.
 
 Every rule is read in both directions, so import and export cannot differ. Every tensor of a file is read by exactly one
-rule, or is named as unused and checked; every field of a config has a use, or the config is refused by the field's name.
+rule, or is named as unused and checked; every field of a config has a use, or the config is refused by its name.
 """
 
 import re
@@ -289,7 +289,7 @@ def _placed(architecture: Architecture, source: Source) -> dict[str, str]:
 def _check_unused(
     architecture: Architecture, source: Source, places: dict[str, str], config: Any, rules: Sequence[Rule]
 ) -> None:
-    """Take out of `places` what the rules do not read: tensors that are tied to others, and those ours does not need."""
+    """Take out of `places` what the rules do not read: tensors tied to others, and those ours does not need."""
     what, needed = architecture.name, {name for rule in rules for name in rule.theirs}
     for name, table in architecture.tied(config).items():
         if name not in places:

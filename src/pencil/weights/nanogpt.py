@@ -47,7 +47,8 @@ def remarks(c: GPTConfig) -> tuple[str, ...]:
 
 
 NANOGPT = Architecture(
-    NAME, "nanogpt", ("nanogpt",), GPT, GPTConfig, FIELDS, settings, None, partial(rules, matrix=same, always_biased=False),
+    NAME, "nanogpt", ("nanogpt",), GPT, GPTConfig, FIELDS, settings, None,
+    partial(rules, matrix=same, always_biased=False),
     tied=lambda c: {"lm_head.weight": "transformer.wte.weight"},
     unused=lambda c: {r"transformer\.h\.\d+\.attn\.bias": not_causal},
     renamed={r"^_orig_mod\.": ""},  # of a compiled model

@@ -1,6 +1,6 @@
 """GPT-NeoX as transformers names it, with its sublayers one after the other (Pythia's are side by side, and refused).
 
-It is what our own presets of GPT with LayerNorm and rotations are. Its queries, keys and values are stored head by head.
+It is what our own presets of GPT with LayerNorm and rotations are. Its queries, keys and values are stored by head.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,0 +1,110 @@
+"""What a word that is not understood may have meant: a command, a setting without its section, a model's input."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from ..config import closest
+
+if TYPE_CHECKING:
+    from ..families.record import Family
+
+# commands of other programs
+COMMANDS = {
+    "predict": "sample", "generate": "sample", "infer": "sample", "inference": "sample", "classify": "sample",
+    "translate": "sample", "complete": "sample", "evaluate": "eval", "test": "eval", "score": "eval", "fit": "train",
+    "finetune": "train", "continue": "resume", "help": "--help", "version": "--version",
+}  # fmt: skip
+# settings as other libraries call them
+SETTINGS = {
+    "batch_size": "batch", "learning_rate": "lr", "max_steps": "steps", "iterations": "steps", "layers": "depth",
+    "num_layers": "depth", "n_layer": "depth", "dim": "width", "hidden_size": "width", "d_model": "width",
+    "n_embd": "width", "num_heads": "heads", "n_head": "heads", "block_size": "context", "max_length": "context",
+    "patch_size": "patch", "img_size": "image_size", "grad_clip": "clip", "early_stopping": "patience",
+    "gradient_accumulation_steps": "accumulate",
+}  # fmt: skip
+EPOCHS = ("epoch", "epochs", "num_epochs", "num_train_epochs", "max_epochs")
+# options by which an input is given, of a family or of another program
+INPUTS = (
+    "--text", "--input", "--image", "--images", "--picture", "--file", "--prompt", "--source", "--label", "--class",
+)  # fmt: skip
+
+
+def command_meant(word: str, commands: Sequence[str]) -> str:
+    """The command that was meant, or else all of them."""
+    close = COMMANDS.get(word) or closest(word, commands)
+    return f"did you mean {close}?" if close else f"the commands are {', '.join(commands)}"
+
+
+def undotted(words: Sequence[str]) -> Iterator[str]:
+    """The words that should be settings such as --train.lr 1e-3, and are not, without their values."""
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        if not word.startswith("--") or "." not in name:
+            yield name if word.startswith("-") else word
+        if word.startswith("-") and not equals and rest:
+            rest.pop(0)
+
+
+def setting_meant(option: str, sections: Mapping[str, Iterable[str]]) -> str | None:
+    """The setting that an option without a section meant, of those in these sections."""
+    name = option.lstrip("-").replace("-", "_").lower()
+    homes = {field: section for section, names in sections.items() for field in names}
+    if name in EPOCHS and "steps" in homes:
+        return "training is counted in steps, not in epochs: give --train.steps, or --train.minutes for a time"
+    field = SETTINGS.get(name, name)
+    both = [f"--{section}.{field}" for section, names in sections.items() if field in names]
+    if both:
+        return f"did you mean {' or '.join(both)}?"
+    close = closest(name, homes)
+    return f"did you mean --{homes[close]}.{close}?" if close else None
+
+
+def option_meant(option: str, known: Iterable[str]) -> str | None:
+    """The option that was misspelt; its dashes are no letters."""
+    close = closest(option.lstrip("-"), [one.lstrip("-") for one in known])
+    return f"did you mean --{close}?" if close else None
+
+
+def options_of(kind: type) -> dict[str, tuple[Any, Any]]:
+    """The options of a dataclass: by name, each one's type and how it is shown."""
+    found = {}
+    for field, hint in get_type_hints(kind, include_extras=True).items():
+        if get_args(hint) and hasattr(hint, "__metadata__"):
+            parameter = hint.__metadata__[0]
+            name = parameter.name[0] if parameter.name else "--" + field.replace("_", "-")
+            found[name] = get_args(hint)[0], parameter
+    return found
+
+
+def inputs_of(verb: str, record: "Family") -> dict[str, bool]:
+    """The options that give a model its input, and whether each is a file."""
+    from ..families.options import INPUT
+
+    kind = record.sample_options if verb == "sample" else record.trace_options
+    found = {name: str(hint) for name, (hint, shown) in options_of(kind).items() if INPUT in _groups(shown)}
+    return {name: "Path" in hint for name, hint in found.items() if "Path" in hint or "str" in hint}
+
+
+def _groups(shown: Any) -> tuple[Any, ...]:
+    return shown.group if isinstance(shown.group, tuple) else (shown.group,)
+
+
+def input_meant(verb: str, record: "Family", option: str) -> str | None:
+    """This model's input where the option is that of another, or else the option that was misspelt."""
+    inputs = inputs_of(verb, record)
+    if option in INPUTS and inputs:
+        return f"its input is {' or '.join(inputs)}"
+    kind = record.sample_options if verb == "sample" else record.trace_options
+    return option_meant(option, options_of(kind))
+
+
+def word_meant(verb: str, record: "Family", word: str) -> str | None:
+    """How a word that stands alone is given to this model."""
+    inputs = inputs_of(verb, record)
+    files = [name for name, is_file in inputs.items() if is_file]
+    chosen = files if files and (Path(word).suffix or Path(word).exists()) else list(inputs)
+    shown = repr(word) if " " in word else word
+    return f"give it with {' or '.join(f'{name} {shown}' for name in chosen)}" if chosen else None
