@@ -55,8 +55,12 @@ class Formula:
             elif found := re.fullmatch(r"j < (\d+)", part):
                 seen = seen | (j < int(found[1]))
             else:
-                assert part == "j ≤ i", part
-                seen = seen | (j <= i)
+                before, *near = part.split(" and ")
+                assert before == "j ≤ i", part
+                here = j <= i
+                for one in near:
+                    here = here & ((i - j).abs() < int(re.fullmatch(r"\|i − j\| < (\d+)", one)[1]))
+                seen = seen | here
         return torch.where(seen, 0.0, -torch.inf).double()
 
     def interleaved(self, text):

@@ -171,7 +171,7 @@ def test_beams_and_a_file_as_json(type_in, seq2seq_run, tmp_path):
     assert [row["source"] for row in rows] == ["abe"] * 3
     assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
     printed = type_in("sample", seq2seq_run, "--source", "abe", "--beams", 3).out.splitlines()
-    assert printed == [f"{row['score']:.4f}  {row['text']}" for row in rows]
+    assert printed == [f"{row['score']:.4f}  {row['text'] or '(empty)'}" for row in rows]
 
 
 def test_metrics_without_a_number_are_null(type_in, vit_run, monkeypatch, tmp_path):

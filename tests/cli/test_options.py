@@ -39,7 +39,7 @@ SAMPLE = {
                 "Output": {"--attention": "", "--out": "", "--json": ""}},
     "reader": {"Input": {"--prompt": ""}, "Output": {"--out": "", "--json": ""}},
     "dit": {"Input": {"--label": "", "--prompt": ""},
-            "Sampling": {"--count": "1", "--guidance": "3", "--steps": "50", "--sampler": "", "--seed": "0"},
+            "Sampling": {"--count": "1", "--guidance": "3", "--steps": "50", "--sampler": "", "--seed": "0", "--vae": ""},
             "Output": {"--out": "RUN/sampled", "--json": ""}},
 }  # fmt: skip
 STEP = {"--label": "", "--prompt": "", "--step": "the middle one", "--steps": "50", "--seed": "0", "--guidance": "1"}
@@ -99,7 +99,7 @@ def test_train_lists_the_options_of_its_family(help_of, name):
     assert text.startswith(f"Usage: pencil train {name} [OPTIONS]\n")
     assert list(panels(text).items()) == [
         ("Data", TRAIN[name]),
-        ("Model and training", {"--preset": "nano", "--config": "", "--settings": ""}),
+        ("Model and training", {"--from": "", "--freeze": "", "--preset": "nano", "--config": "", "--settings": ""}),
         ("Run", {"--name": f"DATA-{name}", "--out": "", "--force": ""}),
     ]
     for preset in family(name).presets:
@@ -110,7 +110,7 @@ def test_train_lists_the_options_of_its_family(help_of, name):
 def test_sample_lists_the_options_of_the_runs_family(help_of, run_of, name):
     text = help_of("sample", run_of(name))
     assert text.startswith("Usage: pencil sample RUN [OPTIONS]\n")
-    expected = {"Arguments": {}, **SAMPLE[name], "Device": {"--device": "auto"}}
+    expected = {"Arguments": {}, **SAMPLE[name], "Device": {"--device": "auto", "--dtype": "auto"}}
     assert list(panels(text).items()) == list(expected.items())
 
 

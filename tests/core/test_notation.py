@@ -88,11 +88,13 @@ VARIANTS = {
     "gated biases": dict(activation="swiglu", bias=True, tie_embeddings=False),
     "one head": dict(heads=1, activation="relu"),
     "silu": dict(activation="silu"),
+    "qwen3": dict(norm="rms", activation="swiglu", kv_heads=1, head_dim=10, qk_norm=True, qkv_bias=True),
+    "mistral": dict(norm="rms", activation="swiglu", window=3, bias=True, tie_embeddings=False, head_bias=False),
 }
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("variant", rest_long(VARIANTS, lambda variant: variant in ("biases", "llama")))
+@pytest.mark.parametrize("variant", rest_long(VARIANTS, lambda variant: variant in ("biases", "llama", "qwen3")))
 def test_formulas_of_a_gpt(scheme, variant):
     model = randomised("gpt", **{**TEXT, "positions": scheme, **VARIANTS[variant]})
     assert check(text_run(model, tokens(2, 7))) > 30
@@ -383,6 +385,8 @@ def test_every_optional_name_is_fired_by_some_model():
     fired = set(values_of(model, tokens(2, 7)))
     biased = randomised("gpt", **{**TEXT, "positions": "alibi"})
     fired |= set(values_of(biased, tokens(2, 7)))
+    normed = randomised("gpt", **{**TEXT, "positions": "rope", "qk_norm": True})
+    fired |= set(values_of(normed, tokens(2, 7)))
     probe, cache = Probe(), model.new_cache(2)
     model(tokens(2, 3), cache=cache, probe=probe)
     assert optional <= fired | set(probe.values)

@@ -73,6 +73,21 @@ def test_gpt_with_shared_kv_heads_gates_and_shaw():
     assert counts.block_matrices == L * ((2 * D + 2 * d) * D + 3 * D * F)
 
 
+def test_gpt_with_a_head_width_of_its_own_and_norms_of_queries_and_keys():
+    n, wide = 11, 10
+    counts = counted("gpt", n, **TEXT, kv_heads=1, head_dim=wide, qk_norm=True, qkv_bias=True, norm="rms", window=5,
+                     positions="rope")  # fmt: skip
+    check(counts, {
+        "attention": L * (product(n, D, (H + 2) * wide) + product(n, H * wide, D)),
+        "attention: Q Kᵀ, A V": 4 * L * n * n * H * wide, "MLP": L * 2 * product(n, D, F), "head": product(n, D, V),
+    })  # fmt: skip
+    rows = (H + 2) * wide
+    assert counts.parameters == {
+        "embeddings": V * D, "attention": L * (rows * D + rows + H * wide * D + 2 * wide),
+        "MLP": L * 2 * D * F, "norms": (2 * L + 1) * D,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("pool", ["class", "mean"])
 def test_vit_flops_are_the_closed_formula(pool):
     n, patches = N + (pool == "class"), product(N, C, D)

@@ -56,6 +56,7 @@ def saved_by_autograd(name, config, batch):
     ("gpt", _TEXT | dict(positions="learned", bias=True)),
     ("gpt", _TEXT | dict(activation="swiglu", kv_heads=1, tie_embeddings=False)),
     ("gpt", _TEXT | dict(activation="relu")),
+    ("gpt", _TEXT | dict(kv_heads=1, head_dim=26, qkv_bias=True)),
     ("vit", _IMAGE | dict(classes=13)),
     ("vit", _IMAGE | dict(classes=13, registers=1, distilled=True, embed_norm=True)),
     ("vit", _IMAGE | dict(classes=13, pool="mean", registers=3, norm_pooled=True)),

@@ -111,5 +111,5 @@ def test_a_failure_without_a_message_is_named_by_its_type(datasets, monkeypatch)
 
 def test_the_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"need the datasets package; pip install 'pencil-transformers\[datasets\]'"):
+    with pytest.raises(UserError, match=r"need the datasets package; pip install '\.\[hub-data\]'"):
         images.load("hf:mnist", "label")

@@ -333,8 +333,8 @@ def test_a_cached_image_equals_one_decoded_again(tmp_path, monkeypatch, room, ca
     assert sum(image.width * image.height * 3 for image in held.cache.values()) <= room
     calls.clear()
     again, _ = held.take(range(4), transform, rng(6))
+    assert len(calls) == 4 - cached
     plain, _ = held.take(range(4), transform.without_augmentation)
-    assert len(calls) == 2 * (4 - cached)
     assert np.array_equal(first, again)
     assert not np.array_equal(first, held.take(range(4), transform, rng(7))[0])
     assert np.array_equal(

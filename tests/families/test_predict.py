@@ -132,7 +132,7 @@ def test_a_seq2seq_translates_as_sample_does(seq2seq_run):
     assert call(*words, "--source", "abc", "--source", "cde").stdout == f"abc: {one}\ncde: {two}\n"
     beams = pencil.predict(seq2seq_run, "abc", beams=3, length_penalty=0.2)
     printed = call(*words, "--source", "abc", "--beams", 3, "--length-penalty", 0.2).stdout
-    assert "".join(f"{text.score:.4f}  {text}\n" for text in beams) == printed
+    assert "".join(f"{text.score:.4f}  {str(text) or '(empty)'}\n" for text in beams) == printed
     (few,) = pencil.predict(seq2seq_run, ["abc"], beams=3, count=2, length_penalty=0.2)
     assert list(map(str, few)) == list(map(str, beams[:2]))
 

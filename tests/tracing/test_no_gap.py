@@ -62,6 +62,8 @@ def hold(found, count=1000):
         dict(positions="alibi", activation="silu"),
         dict(positions="shaw", kv_heads=1),
         dict(positions="t5"),
+        dict(positions="rope", norm="rms", kv_heads=1, head_dim=10, qk_norm=True, qkv_bias=True),
+        dict(positions="none", window=3, bias=True, tie_embeddings=False, head_bias=False),
     ],
     ids=lambda kind: kind["positions"],
 )

@@ -165,7 +165,7 @@ def test_tables_that_should_be_tied_and_differ_are_refused(kind, fields, copy, t
 
 
 @pytest.mark.parametrize("values, name", [
-    (dict(positions="rope"), "positions"), (dict(bias=False), "bias"), (dict(norm="rms"), "norm"),
+    (dict(positions="rope"), "positions"), (dict(norm="rms"), "norm"),
     (dict(tie_embeddings=False), "head_bias"), (dict(kv_heads=1), "kv_heads"), (dict(activation="swiglu"), "activation"),
     (dict(qk_norm=True), "qk_norm"), (dict(window=3), "window"), (dict(qkv_bias=False), "qkv_bias"),
     (dict(head_dim=4), "head_width"),

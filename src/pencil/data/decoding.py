@@ -28,7 +28,7 @@ from PIL import (
 )
 
 from ..config import UserError
-from .augment import ImageTransform, prepare, random_augment, reduced, shrink, upright
+from .augment import ImageTransform, prepare, random_augment, reduced, upright
 from .picture_limits import check_head, check_image, limits
 
 # common image formats; others (some run programs of their own to decode) are not opened, whatever the file's name
@@ -116,10 +116,7 @@ def open_image(path: str | Path, transform: ImageTransform) -> np.ndarray:
     try:
         if read_header(path).frames:
             LOG.warning("%s has several frames: only the first is read", path)
-        image = decode(path, transform)
-        if transform.resize is None:
-            image = shrink(image, transform.size, transform.fit)  # as a data set does
-        return next(iter(to_arrays([image], transform.without_augmentation, None)))
+        return next(iter(to_arrays([decode(path, transform)], transform.without_augmentation, None)))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except Exception as error:

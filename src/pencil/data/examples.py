@@ -66,7 +66,7 @@ class FileExamples:
 
     def __init__(self, sources: Sequence[Any], targets: Sequence[Target], skipped: Skipped):
         self.sources, self.targets, self.skipped = list(sources), list(targets), skipped
-        self.cache: dict[tuple[int, ImageTransform], Image.Image] = {}
+        self.cache: dict[tuple[int, ImageTransform, bool], Image.Image] = {}
         self.broken: set[int] = set()
         self.room, self.lock = CACHE_BYTES, threading.Lock()
 
@@ -74,38 +74,38 @@ class FileExamples:
         return len(self.sources)
 
     def take(self, which, transform, rng=None):
-        plain = transform.without_augmentation
-        if rng is not None and transform.augmented:
-            plain = plain.approximate
-        found = list(pool().map(lambda i: self._decode_or_next(i, plain, rng is not None), map(int, which)))
+        plain, whole = transform.without_augmentation, rng is not None and transform.augmented
+        found = list(pool().map(lambda i: self._decode_or_next(i, plain, whole, rng is not None), map(int, which)))
         found = [pair for pair in found if pair is not None]
         images = [image for image, _ in found]
         pictures = list(to_arrays(images, transform.approximate, rng))
         empty = np.zeros((0, transform.channels, *transform.size), np.uint8)
         return np.stack(pictures) if pictures else empty, [self.targets[i] for _, i in found]
 
-    def _decode_or_next(self, i: int, transform: ImageTransform, replace: bool) -> tuple[Image.Image, int] | None:
+    def _decode_or_next(
+        self, i: int, transform: ImageTransform, whole: bool, replace: bool
+    ) -> tuple[Image.Image, int] | None:
         """The image and its index; to replace a broken one, those of the next that can be decoded."""
         for step in range(len(self) if replace else 1):
             at = (i + step) % len(self)
-            image = self._decode(at, transform)
+            image = self._decode(at, transform, whole)
             if image is not None:
                 return image, at
         if replace:
             raise UserError(f"none of the {len(self)} pictures can be decoded; the first: {self.skipped[0][1]}")
         return None
 
-    def _decode(self, i: int, transform: ImageTransform) -> Image.Image | None:
-        key = (i, transform)
+    def _decode(self, i: int, transform: ImageTransform, whole: bool) -> Image.Image | None:
+        """The image at the transform's size, as `open_image` has it; with `whole` a larger one, for random crops."""
+        key = (i, transform, whole)
         if key in self.cache:
             return self.cache[key]
         if i in self.broken:
             return None
         source = self.sources[i]
         try:
-            image = decode(source, transform)
-            exact = transform.resize is not None
-            image = prepare(image, transform) if exact else shrink(image, transform.size, transform.fit)
+            image = decode(source, transform.approximate if whole else transform)
+            image = shrink(image, transform.size, transform.fit) if whole else prepare(image, transform)
         except Exception as error:  # Pillow's decoders raise many kinds
             with self.lock:
                 if i not in self.broken:

@@ -7,7 +7,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any, NamedTuple
 
-from ..config import UserError
+from ..config import UserError, install
 from ..files import read_text
 
 HUBS = ("hf", "timm", "diffusers")
@@ -73,7 +73,7 @@ def fetch_checkpoint(what: str, notify: Notify = lambda line: None) -> Fetched:
     try:
         import huggingface_hub
     except ImportError:
-        raise UserError("models of the hub need a package: pip install 'pencil-transformers[hub]'") from None
+        raise UserError(f"models of the hub need a package: {install('hub')}") from None
     kept = _cached(huggingface_hub, place)
     if kept is not None and _whole(kept):
         found = _fetched(kept)

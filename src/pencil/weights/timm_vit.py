@@ -60,7 +60,7 @@ NORM_PARTS = ("norm1", "norm2")
 @lru_cache
 def named() -> dict[str, dict[str, Any]]:
     """The arguments that each name of a model stands for."""
-    return json.loads(files("pencil").joinpath("weights", "timm_vits.json").read_text())
+    return json.loads(files("pencil").joinpath("weights", "timm_vits.json").read_text(encoding="utf-8"))
 
 
 def pretrained(theirs: Mapping[str, Any]) -> dict[str, Any]:
