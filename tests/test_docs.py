@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from conftest import unchecked
+from foreign import MAKERS
 from pencil.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +122,12 @@ def sandbox(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def checkpoint(sandbox):
+    """A small GPT-2, as transformers saves it: what docs/weights.md imports."""
+    return MAKERS["GPT-2"](sandbox / "gpt2")
+
+
 def mnist(folder: Path, rng: np.random.Generator) -> None:
     folder.mkdir()
     for split, count in (("train", 40), ("t10k", 20)):
@@ -172,8 +179,10 @@ def shortened(words: list[str]) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
-def test_every_command_of_a_page_runs(page, sandbox, capsys, monkeypatch):
+def test_every_command_of_a_page_runs(page, sandbox, capsys, monkeypatch, request):
     monkeypatch.chdir(sandbox)
+    if page.name == "weights.md":
+        request.getfixturevalue("checkpoint")
     run_all(page, commands(page), capsys, monkeypatch)
 
 

@@ -18,8 +18,10 @@ from pencil.config import UserError
 from pencil.families import FAMILIES
 from pencil.families.exporting import LIBRARIES, expressed
 from pencil.families.importing import known
+from pencil.models.gpt import GPT
 from pencil.runs import Run
-from pencil.weights.maps import Source, renamed_names
+from pencil.weights.maps import Source, renamed_names, write
+from pencil.weights.nanogpt import NANOGPT
 
 TEXT = "the strip has a seat and the other one has not\n"
 FAST = ("GPT-2", "ViT")  # of the makers; the others in the long form
@@ -143,6 +145,7 @@ def check_training(run, data):
     assert Run.open(Path("runs/on")).config["run"]["from"] == str(run.path)
 
 
+NANO = dict(n_layer=2, n_head=3, n_embd=30, block_size=17, bias=False, vocab_size=53, dropout=0.0)
 PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
 NAMED = {"GPT-2": ("GPT-2", "GPT-2 untied"), "BERT": ("BERT", "BERT with labels", "MiniLM"),
          "VisionTransformer": ("timm ViT",)}  # fmt: skip
@@ -218,6 +221,28 @@ def test_another_architecture_is_refused_by_its_name(foreign, config, words):
     save_file({"weight": torch.ones(3, 5)}, folder / "model.safetensors")
     assert words in call("import", "other", code=2).stderr
     assert not Path("runs").exists()
+
+
+def test_a_checkpoint_of_nanogpt_is_read_from_its_file():
+    config = NANOGPT.configure(NANO)
+    torch.manual_seed(7)
+    ours = GPT(config)
+    held = {f"_orig_mod.{name}": tensor for name, tensor in write(NANOGPT, ours.state_dict(), config)}
+    torch.save({"model": held, "model_args": NANO, "iter_num": 3, "config": {"dataset": "notes"}}, "ckpt.pt")
+    printed = call("import", "nanogpt:ckpt.pt", "--name", "nano").stderr
+    assert "the characters of meta.pkl cannot be read, since a pickle can run code: give --tokenizer" in printed
+    taken = load_file("runs/nano/model.safetensors")
+    assert all(torch.equal(tensor, ours.state_dict()[name]) for name, tensor in taken.items())
+    assert "runs/nano has no tokenizer.json" in call("sample", "runs/nano", "--prompt", "a", code=2).stderr
+
+
+@pytest.mark.parametrize("words", [["eval", "runs/in"], ["resume", "runs/in"]])
+def test_an_imported_run_has_no_data_of_its_own(foreign, words):
+    call("import", foreign("GPT-2"), "--name", "in")
+    refusal = call(*words, code=2).stderr
+    assert (
+        "runs/in was imported, and has no data of its own: name some with --data, or train from it: pencil" in refusal
+    )
 
 
 def test_a_run_that_a_library_cannot_express_is_refused_by_the_setting(notes):

@@ -167,6 +167,11 @@ def task_of(
 ) -> Any:
     """The task of a run, on the data it was trained on, which may lie elsewhere; data that has changed is refused."""
     record, facts = family(run.family), run.config["run"]
+    if "import" in run.config:
+        raise UserError(
+            f"{run.path} was imported, and has no data of its own: name some with --data, or train from it: "
+            f"pencil train {run.family} --from {run.path} --data DATA"
+        )
     if "data_path" not in facts or "data_hash" not in facts:
         raise UserError(
             f"{run.path} does not record where its data is: it was made by Pencil {facts.get('pencil', '?')}"
