@@ -75,7 +75,7 @@ def test_the_additions_of_the_page_work(sandbox, tmp_path):  # noqa: F811
         cwd=work, env=os.environ | {"PYTHONPATH": str(source)}, capture_output=True, text=True,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
-    assert "kerple" in (work / "runs" / "notes-gpt" / "config.toml").read_text()
+    assert "kerple" in (work / "runs" / "kerple" / "config.toml").read_text()
     assert "gettext; source from msgid" in result.stdout + result.stderr
     assert 'family = "mixer"' in (work / "runs" / "photos-mixer" / "config.toml").read_text()
     assert result.stdout.count("✓") >= 2  # both receipts agree
