@@ -19,6 +19,7 @@ SHORT = {
     "fine_tuning": "--source-steps 8 --steps 8 --bytes 3000",
     "first_rate": "vit",
     "guard": "",
+    "importing": "--depth 1",
     "opening": "",
     "pairs": "run",
     "positions": "2 1 1 learned",
