@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-all lint bench clean
+.PHONY: setup demo test test-all lint clean
 .DELETE_ON_ERROR:
 
 .venv/bin/python:
@@ -40,10 +40,6 @@ lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-
-bench: .venv/.dev
-	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/decode.py
 
 clean:
 	rm -rf .venv build dist

@@ -30,7 +30,7 @@ MARK = re.compile(r"#.*needs (a GPU|a network)")
 ALONE = {"pencil kata", "pencil lab", "pencil demo", "pencil doctor"}  # the other verbs need more words
 PLACEHOLDER = re.compile(r"…|\b[A-Z]{3,}\b")
 SLOW = re.compile(
-    r"^pencil (lab|demo|heads runs/twice|cost .*--measure)"
+    r"^pencil (lab|demo|bench|heads runs/twice|cost .*--measure)"
 )  # minutes: run by `make test-all`, or elsewhere
 SHORT = ["--train.steps", "2", "--train.eval_every", "2", "--train.eval_batches", "1", "--train.save_every", "2",
          "--train.batch", "4", "--train.warmup", "0"]  # fmt: skip
@@ -229,8 +229,8 @@ def test_every_slow_command_of_a_page_runs(page, sandbox, capsys, monkeypatch):
         words = words_of(line)
         if line in earlier:
             continue
-        if not SLOW.match(line) or MARK.search(line) or words[:2] == ["lab", "all"] or words[0] == "demo":
-            continue  # the demo has a test of its own, and `lab all` is every other claim
+        if not SLOW.match(line) or MARK.search(line) or words[:2] == ["lab", "all"] or words[0] in ("demo", "bench"):
+            continue  # these have tests of their own, and `lab all` is every other claim
         if "runs/twice" in words and not Path("runs/twice").exists():
             run(["train", "gpt", "--data", "notes.txt", "--out", "runs/twice", *SHORT], capsys)
         quick = ["--quick", "--force"] if words[0] == "lab" and len(words) > 1 and not words[1].startswith("-") else []

@@ -17,7 +17,7 @@ LAYERS = (
     {"tracing", "inference", "cost"},
     {"weights", "train"},
     {"families"},
-    {"learn"},
+    {"learn", "bench"},
     {"cli"},
 )
 ORDER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -1,8 +1,9 @@
-"""The device to compute on."""
+"""The device to compute on, and its memory."""
 
 import torch
 
 from .config import UserError
+from .files import memory
 
 
 def pick_device(name: str) -> torch.device:
@@ -16,3 +17,16 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError):
         raise UserError(f"device {name} is not available on this machine; try auto or cpu") from None
     return device
+
+
+def total_memory(device: torch.device) -> int:
+    """The bytes of a CUDA device's memory; elsewhere those of the machine's."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory()
+
+
+def free_memory(device: torch.device) -> int:
+    """The bytes that tensors can still take on a CUDA device; elsewhere all memory of the machine."""
+    if device.type != "cuda":
+        return memory()
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused

@@ -316,3 +316,15 @@ def test_a_bias_follows_the_type_of_the_queries(kind):
     scheme, span = SCHEMES[kind](), Span.whole(5)
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         assert scheme.bias(span)(torch.zeros(1, HEADS, 5, 10, dtype=dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize("heads", [3, 8, 12])
+def test_slopes_are_exact_in_a_model_of_any_dtype_and_in_no_checkpoint(heads):
+    with torch.device("meta"):
+        scheme = Alibi(heads)
+    exact = torch.tensor(slopes(heads))
+    for cast in (scheme.to(torch.bfloat16), scheme.double(), scheme.half().float()):
+        assert torch.equal(cast.slopes, exact)
+    assert scheme.to("meta").slopes.is_meta
+    assert not scheme.state_dict()
+    assert list(T5(3).state_dict()) == ["table"]

@@ -99,8 +99,8 @@ def test_a_kv_cache_is_as_large_as_the_models(heads):
     for name in ("gpt", "captioner"):
         config = configure(name, **values)
         cache = family(name).create(config).new_cache(5, 11)
-        assert kv_cache(config, 5, cache.length, "fp32") == cache.store.nbytes
-        assert kv_cache(config, 5, cache.length, "bf16") * 2 == cache.store.nbytes
+        assert kv_cache(config, 5, cache.length, "fp32") == cache.nbytes
+        assert kv_cache(config, 5, cache.length, "bf16") * 2 == cache.nbytes
 
 
 def test_kv_heads_of_each_kind_of_attention():

@@ -10,10 +10,12 @@ from pencil.config import build
 from pencil.data import text
 from pencil.data.tokenizers import read_json
 from pencil.families import configure, create, family, gpt, reader
+from pencil.inference import decode_step
 from pencil.inference.beam import search
-from pencil.inference.generation import Generation, complete
+from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling
 from pencil.inference.text_batches import source_inputs, target_ids, text_ids
+from pencil.inference.text_stream import complete
 from pencil.runs import Loaded
 from pencil.train.language_modeling import LanguageModeling
 from pencil.train.masked_language_modeling import MaskedLanguageModeling
@@ -42,7 +44,7 @@ def test_a_prompt_begins_with_the_begin_token(monkeypatch):
     found = loaded("gpt", fallback(), begin=1, end=2)
     calls, ids = spoken(found, monkeypatch), found.tokenizer.encode("the strip").tolist()
     one, _two = gpt.predict(found, ["the strip", ""], gpt.SampleOptions(max_new_tokens=1, temperature=0.0))
-    assert calls[0] == [[1, *ids], [*([0] * len(ids)), 1]]
+    assert calls[0] == [[1, *ids], [1, *([0] * len(ids))]]
     assert one.text.startswith("the strip")
     traced = gpt.trace_text(found, SimpleNamespace(given="the strip"))
     assert traced.labels["T"][:2] == ["<s>", "␣the"]
@@ -183,6 +185,6 @@ def test_a_continuation_streams_the_text_of_its_tokens(monkeypatch):
     ids = found.tokenizer.encode("the 👍 strip").tolist()
     for prompt in ("", "a", "a\n", "👍"):  # after a prompt the first word keeps its space
         script = iter(ids)
-        monkeypatch.setattr(Generation, "_choose", lambda self, logits, script=script: [next(script)])
+        monkeypatch.setattr(decode_step, "choose", lambda *_, script=script: torch.tensor([next(script)]))
         made = complete(found.model, found.tokenizer, prompt, len(ids))
         assert made == (" " if prompt else "") + "the 👍 strip"

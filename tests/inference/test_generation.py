@@ -7,8 +7,9 @@ from conftest import unchecked
 from pencil.config import UserError
 from pencil.data.tokenizers import ByteTokenizer, CharTokenizer, train_bpe
 from pencil.families import create
-from pencil.inference.generation import Generation, _TextStream, complete, stream
+from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling, penalize, probabilities
+from pencil.inference.text_stream import _TextStream, complete, stream
 from pencil.models.gpt import GPTConfig
 
 SCHEMES = ["learned", "sinusoidal", "rope", "none"]
@@ -131,7 +132,7 @@ logit_rows = st.lists(st.floats(-9, 9), min_size=7, max_size=7)
 def test_top_k_top_p_and_min_p_keep_the_tokens_they_should(row, temperature, k, p, m):
     logits = torch.tensor([row])
     even = (logits.double() / temperature).softmax(-1)[0]
-    order = even.argsort(descending=True, stable=True)
+    order = logits[0].argsort(descending=True, stable=True)
     cut = probabilities(logits, Sampling(temperature, top_k=k))[0]
     assert int((cut > 0).sum()) <= k
     assert float(cut.sum()) == pytest.approx(1)
@@ -162,7 +163,8 @@ def test_samples_follow_the_distribution():
 
 def test_the_repetition_penalty_makes_repeated_tokens_less_likely():
     logits = torch.tensor([[2.0, -1.0, 0.5]])
-    assert penalize(logits, [[0, 1, 0]], 2.0).tolist() == [[1.0, -2.0, 0.5]]
+    seen = torch.tensor([[True, True, False]])
+    assert penalize(logits, seen, 2.0).tolist() == [[1.0, -2.0, 0.5]]
     assert logits.tolist() == [[2.0, -1.0, 0.5]]
 
 
@@ -272,7 +274,7 @@ def test_begin_is_put_before_every_prompt_and_allows_an_empty_one():
     tokenizer, net = CharTokenizer("abcdefghijklmnopqrstuvwxyz ,."), Witness()
     complete(net, tokenizer, ["", "ab"], 1, Sampling(0), begin=17)
     a, b = tokenizer.encode("ab").tolist()
-    assert net.calls[0][0] == [[0, 0, 17], [17, a, b]]
+    assert net.calls[0][0] == [[17, 0, 0], [17, a, b]]
     with pytest.raises(UserError, match="empty"):
         complete(net, tokenizer, ["", "ab"], 1, Sampling(0))
 

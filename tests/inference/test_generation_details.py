@@ -10,8 +10,9 @@ from pencil.config import UserError
 from pencil.data.tokenizers import ByteTokenizer
 from pencil.families import create
 from pencil.inference.beam import search
-from pencil.inference.generation import Generation, _TextStream, stream
-from pencil.inference.sampling import Sampling, probabilities
+from pencil.inference.generation import Generation
+from pencil.inference.sampling import Sampling, choose, probabilities
+from pencil.inference.text_stream import _TextStream, stream
 from pencil.models.gpt import GPTConfig
 
 
@@ -41,14 +42,12 @@ def test_a_sample_draws_from_the_stream_of_its_seed_and_number(net, seed, sample
 
 
 @pytest.mark.parametrize("drawn, token", [(0.0, 1), (1 - 2**-53, 3)])
-def test_a_token_without_probability_is_never_drawn(net, monkeypatch, drawn, token):
+def test_a_token_without_probability_is_never_drawn(drawn, token):
     """Not even where the random number is exactly 0, or the largest below 1."""
     logits = torch.tensor([[-1.0, 4.0, 2.0, 3.0, -2.0]])
     kept = Sampling(1.0, top_k=3)
     assert (probabilities(logits, kept)[0] > 0).tolist() == [False, True, True, True, False]
-    generation = Generation(net, [[1]], 3, kept)
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(drawn, dtype=torch.float64))
-    assert generation._choose(logits) == [token]
+    assert choose(logits, kept, torch.tensor([drawn], dtype=torch.float64)).tolist() == [token]
 
 
 def test_top_p_is_a_share_of_what_top_k_left():

@@ -416,11 +416,11 @@ def test_one_more_word_is_the_same_word_with_a_cache():
     model = model_of()
     _, cache = time_next_token(model, TEXT[:, :3], True, 1)
     assert isinstance(cache, Cache)
-    assert cache.used == 5
+    assert cache.filled == 5
     fresh = model.new_cache(1, 5)
     model(TEXT[:, :4], cache=fresh)
     assert torch.allclose(model(TEXT[:, 4:], cache=fresh, last=True), model(TEXT, last=True), atol=1e-6)
-    assert fresh.store.nbytes == 2 * 5 * MODEL["width"] * MODEL["depth"] * 4
+    assert fresh.nbytes == 2 * 5 * MODEL["width"] * MODEL["depth"] * 4
 
 
 def test_a_training_learns_and_a_broken_one_ends():

@@ -92,7 +92,7 @@ def test_one_token_after_a_full_context_is_refused_before_it_enters_the_cache(pa
         model(ids(1).expand(2, -1), cache=cache, last=True)
         with pytest.raises(UserError, match="12 tokens and the model's table of positions has 11"):
             model(ids(1).expand(2, -1), cache=cache, last=True)
-    assert cache.used == 11
+    assert cache.filled == 11
 
 
 def test_a_caption_after_its_picture_is_counted_without_the_picture():

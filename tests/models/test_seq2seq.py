@@ -199,7 +199,7 @@ def test_a_source_given_again_or_never_is_refused():
         model(ids, source, cache=cache)
     with pytest.raises(ValueError, match="read once"):
         model(ids, source, cache=cache)
-    assert cache.used == 3
+    assert cache.filled == 3
 
 
 def test_only_the_last_logits_when_requested():

@@ -10,6 +10,7 @@ from .. import __version__
 from ..config import UserError
 from ..train.settings import refuse_processes
 from . import (
+    bench,
     check,
     cost,
     demo,
@@ -60,6 +61,7 @@ VERBS: tuple[tuple[Group, str, Callable | App, str], ...] = (
     (INSIDE, "heads", heads.heads, "RUN [OPTIONS]"),
     (INSIDE, "shapes", shapes.shapes, "WHAT [OPTIONS] [--model.SETTING VALUE]"),
     (INSIDE, "cost", cost.cost, "WHAT [OPTIONS] [--model.SETTING VALUE]"),
+    (INSIDE, "bench", bench.bench, "[JOB] [OPTIONS]"),
     (LEARN, "kata", kata.app, "[NAME] [OPTIONS]"),
     (LEARN, "figures", figures.figures, "DOCUMENT --out FOLDER [OPTIONS]"),
     (LEARN, "check", check.check, "FILES [OPTIONS]"),

@@ -290,7 +290,7 @@ class Attention(nn.Module):
         if self.key_dropout and self.training:
             v = v * F.dropout(torch.ones_like(v[..., :1]), self.key_dropout)
         if cache is not None and span.slots is not None:
-            k, v = cache.write(span.slots, k, v)
+            k, v = cache.write(span, k, v)
             k, v = probe("k_all", k), probe("v_all", v)
         bias = None if span.bias is None else span.bias(q)
         dropout = self.dropout if self.training else 0.0

@@ -31,18 +31,28 @@ class Alibi(Positions):
     and every other one of the power above. Along several axes the distance is Euclidean.
     """
 
+    slopes: Float[Tensor, "h"]
+
     def __init__(self, heads: int, axes: int = 1):
         super().__init__()
-        self.slopes, self.axes = slopes(heads), axes
+        self.axes = axes
+        # also of a model that is built without memory, on the meta device
+        self.register_buffer("slopes", torch.tensor(slopes(heads), device="cpu"), persistent=False)
         far = " + ".join(f"({axis}_j − {axis}_i)²" for axis in AXES[axes])
         self.NAMES = {"bias": ("B h T S", "B", "−m_h·|pos_j − pos_i|" if axes == 1 else f"−m_h·√({far})")}
 
     def bias(self, span: Span, probe: Probe = OFF) -> Callable[[Tensor], Tensor]:
         distance = steps(span, self.axes).to(torch.float32)
         far = distance[..., 0].abs() if self.axes == 1 else distance.square().sum(-1).sqrt()
-        slope = torch.tensor(self.slopes, device=far.device)[:, None, None]
-        bias = probe("bias", far[:, None] * -slope)
+        bias = probe("bias", far[:, None] * -self.slopes.to(far.device)[:, None, None])
         return lambda q: bias.to(q.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Alibi":
+        """A model in half precision has its slopes in single precision all the same."""
+        exact = self.slopes
+        super()._apply(fn, recurse)
+        self.slopes = exact.to(self.slopes.device)
+        return self
 
 
 def slopes(heads: int) -> list[float]:
@@ -94,11 +104,13 @@ class T5(Positions):
     WEIGHTS = {"table": "B_table"}
 
     scale = 1.0
+    ladder: Int[Tensor, "_"]
 
     def __init__(self, heads: int, axes: int = 1, both: bool = True, buckets: int = 32, max_distance: int = 128):
         super().__init__()
         self.both, self.buckets, self.max_distance = both, buckets // 2 if both else buckets, max_distance
-        self.ladder = ladder(self.buckets, max_distance)
+        # also of a model that is built without memory, on the meta device
+        self.register_buffer("ladder", torch.tensor(ladder(self.buckets, max_distance), device="cpu"), persistent=False)
         self.NAMES = {
             "bucket": ("B T S a", "b", f"bucket({_steps(axes)})"),
             "bias": ("B h T S", "B", "B_table[b]" if axes == 1 else "Σ_a B_table[a, b_a]"),
@@ -109,7 +121,7 @@ class T5(Positions):
     def bucket(self, distance: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """The bucket of each distance."""
         far = distance.abs() if self.both else -distance.clamp(max=0)
-        found = far.new_tensor(self.ladder)[far.clamp(max=self.max_distance)]
+        found = self.ladder.to(far.device)[far.clamp(max=self.max_distance)]
         return found + (distance > 0) * self.buckets if self.both else found
 
     def bias(self, span: Span, probe: Probe = OFF) -> Callable[[Tensor], Tensor]:

@@ -190,6 +190,11 @@ def rotation_angles(coords: Num[Tensor, "B T a"], per_axis: Sequence[Float[Tenso
     return torch.cat([coords[..., axis, None].to(omega.dtype) * omega for axis, omega in enumerate(per_axis)], -1)
 
 
+def _numbered(frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+    """The number of each pair."""
+    return torch.arange(len(frequency), device=frequency.device, dtype=frequency.dtype)
+
+
 def interpolate(factor: float) -> Callable[[Tensor], Tensor]:
     """Position interpolation: every position is divided by the factor, so no angle is new to the model."""
     return lambda frequency: frequency / factor
@@ -200,7 +205,7 @@ def ntk(factor: float) -> Callable[[Tensor], Tensor]:
 
     def stretch(frequency: Tensor) -> Tensor:
         n = len(frequency)
-        return frequency if n < 2 else frequency / factor ** (torch.arange(n).to(frequency) / (n - 1))
+        return frequency if n < 2 else frequency / factor ** (_numbered(frequency) / (n - 1))
 
     return stretch
 
@@ -216,7 +221,7 @@ def yarn(factor: float, trained: int, base: float) -> tuple[Callable[[Tensor], T
             return n * math.log(trained / (times * 2 * math.pi)) / math.log(base)
 
         low, high = max(math.floor(pair_that_rotates(32)), 0), min(math.ceil(pair_that_rotates(1)), 2 * n - 1)
-        slow = ((torch.arange(n).to(frequency) - low) / max(high - low, 1e-3)).clamp(0, 1)
+        slow = ((_numbered(frequency) - low) / max(high - low, 1e-3)).clamp(0, 1)
         return frequency / factor * slow + frequency * (1 - slow)
 
     return stretch, 0.1 * math.log(factor) + 1

@@ -24,7 +24,8 @@ class Span:
     key_index: Int[Tensor, "#B S"]
     key_coords: Num[Tensor, "#B S a"]
     start: int | None = None  # set where every row is start, start+1, … and its keys are 0, 1, …
-    slots: slice | None = None  # of the cache, for these tokens
+    slots: Int[Tensor, "#B T"] | None = None  # of the cache, for these tokens
+    reach: int = 0  # of the cache, the number of slots that are keys
     seen: Seen | None = None
     rotation: tuple[Float[Tensor, "#B 1 T p"], Float[Tensor, "#B 1 T p"]] | None = None  # of the queries
     key_rotation: tuple[Float[Tensor, "#B 1 n p"], Float[Tensor, "#B 1 n p"]] | None = None  # of this call's own keys

@@ -180,7 +180,7 @@ def _count_passes(model: nn.Module, profile: CostProfile, length: int | None) ->
         tokens, *rest = inputs
         cache: Any = model.new_cache(1, tokens.shape[1])  # pyright: ignore[reportCallIssue]
         _, found["prefill"] = _count_products(model, names, lambda: model(tokens, *rest, cache=cache, last=True))
-        cache.used -= 1  # the last token once more, alone
+        cache.filled -= 1  # the last token once more, alone
         _, found["decode"] = _count_products(model, names, lambda: model(tokens[:, -1:], cache=cache, last=True))
     return found
 

@@ -1,6 +1,6 @@
 """The single-stream captioner: an image in, its description out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Any
@@ -14,9 +14,9 @@ from ..cost.profile import CostProfile, text_length
 from ..data.images import EMBEDDED
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
 from ..inference.attention_maps import caption_attention
-from ..inference.generation import complete, stream
 from ..inference.sampling import Sampling
 from ..inference.text_batches import vocabulary_labels
+from ..inference.text_stream import complete, stream
 from ..models.captioner import PRESETS, Captioner, CaptionerConfig
 from ..runs import Loaded
 from ..tracing.record import LiveTrace, trace
@@ -86,7 +86,7 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     one_image(options, len(rows))
     pictures = read_pictures(paths, input_transform(loaded))
     begun, reasons = [prompt for _, prompt, _ in rows], []
-    pieces = _describe(loaded, pictures, rows, options, reasons)
+    pieces = _describe(loaded, pictures, rows, options, reasons, output.note)
     if len(rows) == 1 and output.streams and options.attention is None:
         output.stream(begun[0], pieces)
     else:
@@ -110,13 +110,18 @@ def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> li
 
 
 def _describe(
-    loaded: Loaded, pictures: np.ndarray, rows: Sequence[Row], options: SampleOptions, reasons: list[str]
+    loaded: Loaded,
+    pictures: np.ndarray,
+    rows: Sequence[Row],
+    options: SampleOptions,
+    reasons: list[str],
+    notify: Callable[[str], None] | None = None,
 ) -> Iterator[list[str]]:
     x, tokenizer = picture_tensor(pictures, loaded), loaded.tokenizer
     return stream(
         loaded.model, tokenizer, [prompt for _, prompt, _ in rows], options.max_new_tokens, options.sampling(),
         stop=options.stop or [], samples=[k for *_, k in rows], begin=tokenizer.end,
-        given={"picture": x[[i for i, *_ in rows]]}, reasons=reasons,
+        given={"picture": x[[i for i, *_ in rows]]}, reasons=reasons, compile=options.compile, notify=notify,
     )  # fmt: skip
 
 

@@ -114,6 +114,14 @@ class SampleOptions(ImageOutput):
         ),
     ] = None
     seed: Annotated[int, Parameter(group=SAMPLING, help="Random seed; the same seed gives the same images.")] = 0
+    compile: Annotated[
+        bool,
+        Parameter(
+            group=SAMPLING,
+            negative=(),
+            help="Compile the model first: it takes a minute or more, and pays for many images or a large model.",
+        ),
+    ] = False
     vae: Annotated[
         str | None,
         Parameter(
@@ -133,7 +141,7 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     """A grid of images, or an animation of them, and the first of them at each denoising step."""
     places = options.places(loaded.run.path, loaded.model.config.frames > 1)
     count, kind = options.count or 1, "label" if options.label else "prompt"
-    write_samples(_denoise(loaded, options, steps_shown=True), count, places, output)
+    write_samples(_denoise(loaded, options, steps_shown=True, notify=output.note), count, places, output)
     given = [{kind: one} for one in options.label or options.prompt or ()] or [{}]
     # as they stand in the grid, in reading order
     output.result([{**one, "sample": k, "seed": options.seed} for one in given for k in range(1, count + 1)])
@@ -151,7 +159,9 @@ def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> li
     return grouped(frames if made.ndim == 5 else [first for (first,) in frames], options.count)
 
 
-def _denoise(loaded: Loaded, options: SampleOptions, steps_shown: bool) -> list[np.ndarray]:
+def _denoise(
+    loaded: Loaded, options: SampleOptions, steps_shown: bool, notify: Callable[[str], None] | None = None
+) -> list[np.ndarray]:
     """The samples as bytes, last in the list; before them, if they are shown, steps of the first."""
     c, count = loaded.model.config, options.count or 1
     autoencoder = autoencoder_for(loaded.run, c, options.vae, loaded.device)
@@ -164,7 +174,7 @@ def _denoise(loaded: Loaded, options: SampleOptions, steps_shown: bool) -> list[
     shown = shown_steps(c.frames > 1, autoencoder is not None) if steps_shown else 0
     return sample_images(
         loaded.model, process, given, rows, guidance, options.steps or STEPS, options.sampler, options.seed,
-        show_steps=shown, decode=decoder_of(autoencoder),
+        show_steps=shown, decode=decoder_of(autoencoder), compile=options.compile, notify=notify,
     )  # fmt: skip
 
 

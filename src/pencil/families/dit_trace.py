@@ -103,7 +103,7 @@ def _inputs_at(loaded: Loaded, given: Any, step: int, steps: int, seed: int, gui
 
     hook = model.register_forward_pre_hook(capture)
     try:
-        sample_images(model, process, given, 1, guidance, steps, seed=seed)
+        sample_images(model, process, given, 1, guidance, steps, seed=seed, capture=False)
     except _StepReached:
         pass
     finally:

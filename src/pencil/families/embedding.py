@@ -61,7 +61,7 @@ def embed_texts(
         few = order[begin : begin + BATCH]
         tokens, places = (t.to(loaded.device) for t in pad([rows[i] for i in few], tokenizer.pad or 0, longest))
         span = Span.at(places)
-        vectors = POOLS[how.pool](model.hidden(tokens, span).float(), span)
+        vectors = POOLS[how.pool](model.states(tokens, span).float(), span)
         found[few] = (F.normalize(vectors, dim=-1) if how.normalize else vectors).cpu()
     return found
 

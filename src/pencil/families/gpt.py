@@ -1,6 +1,6 @@
 """GPT: text in, the next token out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,8 +12,8 @@ from ..cost.activations import SELF_ATTENTION_FLOPS, Activations, block_formulas
 from ..cost.profile import CostProfile, text_length
 from ..data.builtin import TEXTS
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
-from ..inference.generation import stream
 from ..inference.text_batches import token_label, vocabulary_labels
+from ..inference.text_stream import stream
 from ..models.gpt import GPT, PRESETS, GPTConfig
 from ..runs import Loaded
 from ..tracing.record import LiveTrace, trace
@@ -96,7 +96,7 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     if tokenizer is None:
         raise UserError(f"{run.path} has no tokenizer.json")
     begun, reasons = options.prompt or [_beginning(tokenizer)], []
-    prompts, pieces = _continue(loaded, begun, options, reasons)
+    prompts, pieces = _continue(loaded, begun, options, reasons, output.note)
     shown = prompts if options.prompt else [""] * len(prompts)
     if len(prompts) == 1 and output.streams:
         output.stream(shown[0], pieces)
@@ -117,7 +117,11 @@ def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> li
 
 
 def _continue(
-    loaded: Loaded, begun: Sequence[str], options: SampleOptions, reasons: list[str]
+    loaded: Loaded,
+    begun: Sequence[str],
+    options: SampleOptions,
+    reasons: list[str],
+    notify: Callable[[str], None] | None = None,
 ) -> tuple[list[str], Iterator[list[str]]]:
     """Each prompt as often as it is continued, and the pieces of its continuation."""
     count = options.count or 1
@@ -125,6 +129,7 @@ def _continue(
     pieces = stream(
         loaded.model, loaded.tokenizer, prompts, options.max_new_tokens, options.sampling(TEMPERATURE),
         stop=options.stop or [], samples=[k for _ in begun for k in range(count)], slide=options.slide, reasons=reasons,
+        compile=options.compile, notify=notify,
     )  # fmt: skip
     return prompts, pieces
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..config import UserError, nearest, upgraded
+from ..inference.int8 import to_int8
 from ..manifest import WEIGHTS
 from ..runs import Loaded, Run
 from ..tensors import check_tensors
@@ -16,7 +17,7 @@ from .record import Family
 from .registry import FAMILIES, family
 
 DEEP = 100  # blocks that are built in no time
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("float32", "bfloat16", "float16", "float64", "int8")
 SETTINGS_VERSION = "0.7"  # of the names of settings; a run made before is read under its own
 
 
@@ -60,6 +61,7 @@ def load_model(run: Run, device: torch.device | str = "cpu", dtype: torch.dtype 
     """The run's model with its best weights, ready to be used; in the dtype they are stored in, or in this one.
 
     The dtype "auto" is the stored one, but on a CPU at least float32: there half precision is slow, or not computed.
+    With "int8" the matrices are rounded, and the rest is in bfloat16 on CUDA, elsewhere in float32.
     """
     chosen = _pick_dtype(run, device, dtype)
     run.verify("config.toml", "tokenizer.json")  # a model of other settings would only be refused by its shapes
@@ -68,12 +70,14 @@ def load_model(run: Run, device: torch.device | str = "cpu", dtype: torch.dtype 
     _check_depth(run, config)
     with torch.device("meta"):
         model = record.create(config)
-    run.load_weights(model, record.renamed_tensors, device, chosen)
+    run.load_weights(model, record.renamed_tensors, device, None if chosen == torch.int8 else chosen)
+    if chosen == torch.int8:
+        to_int8(model, torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32)
     return model.to(device).eval()
 
 
 def _pick_dtype(run: Run, device: torch.device | str, dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A floating-point dtype by its name; None for the one that weights are stored in."""
+    """A dtype by its name; None for the one that weights are stored in."""
     name, weights = str(dtype).removeprefix("torch."), run.path / WEIGHTS
     if name == "auto":
         half = torch.device(device).type == "cpu" and weights.is_file()
@@ -108,6 +112,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtyp
 
     The weights go onto the device one tensor at a time. They keep the dtype they are stored in, unless another one is
     given: "float32", "bfloat16", "float16", "float64", or "auto", which is the stored one, on a CPU at least float32.
+    With "int8" every matrix is rounded to whole numbers with a scale a row: less to read for each token, less exact.
     """
     run = open_run(path)
     has_text = (run.path / "tokenizer.json").is_file()

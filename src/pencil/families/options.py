@@ -131,6 +131,14 @@ class Decoding(NoOptions):
         Texts, Parameter(group=GENERATION, help="Stop before this string; may be repeated.", **REPEATABLE)
     ] = None
     seed: Annotated[int, Parameter(group=GENERATION, help="Random seed; the same seed gives the same output.")] = 0
+    compile: Annotated[
+        bool,
+        Parameter(
+            group=GENERATION,
+            negative=(),
+            help="Compile the model first: it takes a minute or more, and pays for long or many texts.",
+        ),
+    ] = False
 
     def check(self) -> None:
         super().check()

@@ -1,6 +1,6 @@
 """Encoder–decoder: a source text in, a target text out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,7 +15,6 @@ from ..data import pairs
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, line
 from ..inference.attention_maps import source_attention
 from ..inference.beam import Hypothesis
-from ..inference.generation import stream
 from ..inference.text_batches import (
     beam_targets,
     greedy_targets,
@@ -25,6 +24,7 @@ from ..inference.text_batches import (
     token_label,
     vocabulary_labels,
 )
+from ..inference.text_stream import stream
 from ..models.seq2seq import PRESETS, Seq2Seq, Seq2SeqConfig
 from ..runs import Loaded
 from ..tracing.record import LiveTrace, trace
@@ -120,6 +120,8 @@ class SampleOptions(TextOutput, AttentionOutput, Decoding):
                 raise UserError(f"--{name.replace('_', '-')} has no effect on a beam search: leave it or --beams out")
         if self.repetition_penalty != 1:
             raise UserError("--repetition-penalty has no effect on a beam search: leave it or --beams out")
+        if self.compile:
+            raise UserError("--compile has no effect on a beam search: leave it or --beams out")
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
                        for text, one in rows[: options.count]])  # fmt: skip
         first = found[0][0][0]
     else:
-        rows, pieces = _translate(loaded, sources, options, reasons)
+        rows, pieces = _translate(loaded, sources, options, reasons, output.note)
         if len(rows) == 1 and output.streams and options.attention is None:
             output.stream("", pieces)
         else:
@@ -198,7 +200,11 @@ def _search(loaded: Loaded, sources: Sequence[str], options: SampleOptions) -> l
 
 
 def _translate(
-    loaded: Loaded, sources: Sequence[str], options: SampleOptions, reasons: list[str]
+    loaded: Loaded,
+    sources: Sequence[str],
+    options: SampleOptions,
+    reasons: list[str],
+    notify: Callable[[str], None] | None = None,
 ) -> tuple[list[str], Iterator[list[str]]]:
     """Each source as often as it is translated, and the pieces of its target."""
     model, tokenizer, _ = loaded
@@ -207,7 +213,7 @@ def _translate(
     return rows, stream(
         model, tokenizer, [""] * len(rows), _most(loaded, options), options.sampling(), stop=options.stop or [],
         samples=[k for _ in sources for k in range(count)], begin=start_token(tokenizer),
-        given=source_inputs(model, tokenizer, rows), reasons=reasons,
+        given=source_inputs(model, tokenizer, rows), reasons=reasons, compile=options.compile, notify=notify,
     )  # fmt: skip
 
 

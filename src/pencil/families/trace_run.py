@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..config import UserError, nearest
+from ..inference.int8 import refuse_int8
 from ..runs import Loaded
 from ..tracing import record
 from .loading import load
@@ -23,8 +24,11 @@ def trace(what: Any, *inputs: Any, **given: Any) -> record.LiveTrace:
     and the inputs are its own (see `tracing.record.trace`).
     """
     if not isinstance(what, str | Path | Loaded):
+        if isinstance(what, torch.nn.Module):
+            refuse_int8(what, "traced")
         return record.trace(what, *inputs, **given)
     loaded = what if isinstance(what, Loaded) else load(what, dtype="auto")
+    refuse_int8(loaded.model, "traced")
     kind = family(loaded.run.family)
     if kind.trace is None:
         raise UserError(f"a {kind.name} is traced as a module: pencil.trace(loaded.model, …)")

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..config import UserError
+from ..core.masks import NOWHERE
+from ..core.span import Span
+from .cache_memory import check_cache
 from .generation import Generation
 
 MAX_PENALTY = 10  # beyond it nothing but the length would count
@@ -44,12 +47,15 @@ def search(
         raise UserError(f"beams must be at least 1, not {beams}")
     if not -MAX_PENALTY <= penalty <= MAX_PENALTY:
         raise UserError(f"length-penalty must be at least {-MAX_PENALTY} and at most {MAX_PENALTY}, not {penalty}")
-    generation = Generation(model, prompts, max_new_tokens, end=end, never=never, vocab=vocab, given=given)
+    generation = Generation(
+        model, prompts, max_new_tokens, end=end, never=never, vocab=vocab, given=given, capture=False
+    )
     rooms = [min(max_new_tokens, generation.context - len(prompt) + 1) for prompt in prompts]
     width, device = generation.vocab, generation.device
     beams = min(beams, width ** max(rooms))  # no more continuations exist
+    check_cache(model, len(prompts) * beams, generation.cache_length(max(map(len, prompts), default=1)))
     found: list[list[Hypothesis]] = [[] for _ in prompts]
-    live = list(range(len(prompts)))  # prompts still searched; each has `beams` consecutive rows
+    live = [True] * len(prompts)  # whether a prompt is still searched; each has `beams` consecutive rows
     texts: list[list[list[int]]] = [[[]] * beams for _ in prompts]
     logits = generation.prefill()[:, None].expand(-1, beams, -1)
     # all beams of a prompt start the same: only the first may grow
@@ -63,10 +69,14 @@ def search(
         # twice the beams: if half of them end, enough remain
         best = ahead.flatten(1).topk(min(2 * beams, beams * width))
         values, places = best.values.tolist(), best.indices.tolist()
-        rows, tokens, kept, going = [], [], [], []
-        for i, prompt in enumerate(live):
+        # a finished prompt keeps its rows, as padding, so that the batch and the cache's storage stay the same
+        rows, tokens = list(range(len(prompts) * beams)), [0] * (len(prompts) * beams)
+        kept = [[-torch.inf] * beams for _ in prompts]
+        for i in range(len(prompts)):
+            if not live[i]:
+                continue
             grows: list[tuple[int, int, float]] = []
-            last = length == rooms[prompt]
+            last = length == rooms[i]
             for rank, (value, place) in enumerate(zip(values[i], places[i], strict=True)):
                 beam, token = divmod(place, width)
                 if value == -torch.inf:
@@ -74,30 +84,33 @@ def search(
                 if token in generation.ends or last:
                     if rank < beams or last:
                         text = [*texts[i][beam], token]
-                        found[prompt].append(
+                        found[i].append(
                             Hypothesis(text, value, value / _length_norm(length, penalty), token in generation.ends)
                         )
                 elif len(grows) < beams:
                     grows.append((beam, token, value))
-            found[prompt] = sorted(found[prompt], key=lambda one: -one.score)[:beams]
-            full = len(found[prompt]) == beams
-            most = max(_length_norm(n, penalty) for n in (length, rooms[prompt]))
-            if not grows or (full and found[prompt][-1].score >= grows[0][2] / most):
-                continue
-            grows += [(grows[0][0], grows[0][1], -torch.inf)] * (beams - len(grows))
-            going.append((i, [[*texts[i][beam], token] for beam, token, _ in grows]))
-            rows += [i * beams + beam for beam, *_ in grows]
-            tokens += [token for _, token, _ in grows]
-            kept.append([value for *_, value in grows])
-        if not going:
+            found[i] = sorted(found[i], key=lambda one: -one.score)[:beams]
+            full = len(found[i]) == beams
+            most = max(_length_norm(n, penalty) for n in (length, rooms[i]))
+            live[i] = bool(grows) and not (full and found[i][-1].score >= grows[0][2] / most)
+            if live[i]:
+                grows += [(grows[0][0], grows[0][1], -torch.inf)] * (beams - len(grows))
+                texts[i] = [[*texts[i][beam], token] for beam, token, _ in grows]
+                here = slice(i * beams, (i + 1) * beams)
+                rows[here] = [i * beams + beam for beam, *_ in grows]
+                tokens[here] = [token for _, token, _ in grows]
+                kept[i] = [value for *_, value in grows]
+        if not any(live):
             break
-        dropped = len(going) < len(live)
-        live, texts = [live[i] for i, _ in going], [text for _, text in going]
-        # beams are reordered within a prompt; the source is reordered only when a prompt is finished
-        cache.pick(torch.tensor(rows, device=device), sources=dropped)
+        # beams are reordered within a prompt, so the source stays
+        cache.pick(torch.tensor(rows, device=device), sources=False)
         scores = torch.tensor(kept, dtype=torch.float64, device=device)
+        index = [
+            len(prompts[i]) + length - 1 if live[i] else NOWHERE for i in range(len(prompts)) for _ in range(beams)
+        ]
+        span = None if all(live) else Span.at(torch.tensor(index, device=device)[:, None])
         fed = torch.tensor(tokens, device=device)[:, None]
-        logits = model(fed, cache=cache, last=True)[:, -1].unflatten(0, (len(live), beams))
+        logits = model(fed, span=span, cache=cache, last=True)[:, -1].unflatten(0, (len(prompts), beams))
     return found
 
 

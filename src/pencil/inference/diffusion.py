@@ -87,8 +87,11 @@ class GaussianDiffusion:
         """What the model reads at time t."""
         return t
 
-    def _roots(self, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """√ᾱ and √(1 − ᾱ)."""
+    def _roots(self, t: Tensor | int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """√ᾱ and √(1 − ᾱ), of each row's time or of one for all."""
+        if isinstance(t, int):  # the same numbers without a copy to the device, which would wait for it
+            left, one = self._alpha(t), (len(like), *[1] * (like.ndim - 1))
+            return like.new_full(one, math.sqrt(left)), like.new_full(one, math.sqrt(1 - left))
         roots = torch.stack((self.alphas_cumprod.sqrt(), (1 - self.alphas_cumprod).sqrt()))
         signal, noise = roots.to(like.dtype).to(t.device)[:, t]  # not every device has float64
         return _per_row(signal, like), _per_row(noise, like)
@@ -106,7 +109,7 @@ class GaussianDiffusion:
         signal, scale = self._roots(t, image)
         return signal * noise - scale * image
 
-    def split(self, x: Tensor, predicted: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    def split(self, x: Tensor, predicted: Tensor, t: Tensor | int) -> tuple[Tensor, Tensor]:
         """x₀ and ε in x, from the model's prediction."""
         signal, scale = self._roots(t, x)
         if self.prediction == "x0":
@@ -135,7 +138,7 @@ class GaussianDiffusion:
 
         `variance`, from −1 to 1, is the model's own choice between the smallest and the largest posterior variance.
         """
-        image, _ = self.split(x, predicted, torch.full((len(x),), t, device=x.device))
+        image, _ = self.split(x, predicted, t)
         now, then = self._alpha(t), self._alpha(previous)
         step = now / then
         mean = math.sqrt(then) * (1 - step) / (1 - now) * image + math.sqrt(step) * (1 - then) / (1 - now) * x
@@ -184,7 +187,7 @@ class GaussianDiffusion:
         self, x: Tensor, predicted: Tensor, t: int, previous: int, noise: Tensor | None = None, eta: float = 0.0
     ) -> Tensor:
         """One DDIM step: to x₀ and back out to less of the same ε; with `eta`, some of it is fresh noise."""
-        image, eps = self.split(x, predicted, torch.full((len(x),), t, device=x.device))
+        image, eps = self.split(x, predicted, t)
         now, then = self._alpha(t), self._alpha(previous)
         fresh = eta * math.sqrt((1 - then) / (1 - now) * (1 - now / then))
         x = math.sqrt(then) * image + math.sqrt(max(0.0, 1 - then - fresh**2)) * eps

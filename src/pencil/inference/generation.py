@@ -1,28 +1,47 @@
-"""Text generation: prefill and cached decode in one path, and text streamed as it is decoded."""
+"""Text generation: prefill and cached decode in one path, for a batch of sequences."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..config import UserError, build
+from ..config import UserError
 from ..core.masks import NOWHERE
 from ..core.span import Span
-from ..data.detokenizer import Detokenizer
-from ..data.tokenizers import Tokenizer
-from .sampling import Sampling, penalize, probabilities
+from ..progress import duration
+from .cache_memory import check_cache
+from .decode_step import (
+    BEHIND,
+    CAPTURE_FROM,
+    CHUNK,
+    COMPILE_FROM,
+    Arriving,
+    DecodeState,
+    StaticStep,
+    borrow,
+    bucket_of,
+    keep,
+    kept_bytes,
+)
+from .sampling import Sampling
 
 
 class Generation:
     """A batch of sequences generated together: iterate for each step's new tokens (None in a row that has ended).
 
     Every row has its own random stream and its own positions, so it is generated as it would be alone.
-    The model takes (tokens, span=, cache=, last=True), has a config with context and vocab, and makes its `new_cache`;
+    The model takes (tokens, span=, cache=, last=), has a config with context and vocab, and makes its `new_cache`;
     `given` are its other inputs, passed with the prefill only: a picture or a source, one a row.
     Each token of `end` ends a row; those of `never` are not generated.
     `reasons` is why each row ended: "length", "context", "end" or "stop".
+
+    On CUDA a long generation takes its steps with static shapes, captured in CUDA graphs, and the tokens are read some
+    steps behind the device; `capture` decides it instead, on any device. `compile` compiles the step first, which takes
+    tens of seconds; a later generation of the same sizes by the same model needs no start-up. `startup` is the seconds
+    that were spent on it, and `notify` is called with a line that says so.
     """
 
     def __init__(
@@ -39,6 +58,9 @@ class Generation:
         slide: bool = False,
         cached: bool = True,
         given: Mapping[str, Any] | None = None,
+        capture: bool | None = None,
+        compile: bool = False,
+        notify: Callable[[str], None] | None = None,
     ):
         context, vocab = int(model.config.context), int(vocab or model.config.vocab)
         if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
@@ -51,18 +73,35 @@ class Generation:
             for token in prompt:
                 if not 0 <= token < vocab:
                     raise UserError(f"token {token} is outside the vocabulary of {vocab}")
+        if (capture or compile) and not cached:
+            raise UserError("a step that is captured or compiled needs the cache: leave cached=False out")
+        if compile and capture is False:
+            raise UserError("a compiled step is captured: leave capture=False out")
         self.model, self.max_new_tokens, self.sampling = model, max_new_tokens, sampling or Sampling()
         self.context, self.vocab, self.slide, self.cached = context, vocab, slide, cached
         self.ends = frozenset(() if end is None else (end,) if isinstance(end, int) else end)
-        self.never = list(never)
-        self.given = dict(given or {})
+        self.given, self.notify = dict(given or {}), notify
         self.device = next(model.parameters()).device
         self.rows = [list(map(int, prompt)) for prompt in prompts]  # the context of each row: sliding may shorten it
         self.reasons: list[str | None] = [None] * len(self.rows)
+        self.static, self.compile = self._is_static(capture, compile), compile
+        # a step that is not captured waits for Python anyhow; a compiled one is compiled before a token is shown
+        self.behind = 0 if not self.static else BEHIND if self.device.type == "cuda" else int(compile)
+        self.step: StaticStep | None = None
+        self.cache, self.startup = None, 0.0
+        if cached:
+            longest = max(map(len, self.rows), default=1)
+            spare = kept_bytes(model) if self.static else 0
+            check_cache(model, len(self.rows), self.cache_length(longest), spare)
         # sample k of a prompt has its own random stream, the same alone or in a batch
         seeds = [(self.sampling.seed * 1_000_003 + k) % (1 << 63) for k in samples or [0] * len(self.rows)]
         self.random = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.cache = None
+        self.state = DecodeState(
+            len(self.rows), self.sampling, vocab=vocab, context=context, ends=sorted(self.ends), never=never,
+            device=self.device,
+        )  # fmt: skip
+        self.taken, self.fresh = 0, True  # steps so far; whether the state has yet to get the rows
+        self.known = list(self.reasons)  # the reasons that the state has
 
     def finish(self, row: int, reason: str) -> None:
         self.reasons[row] = self.reasons[row] or reason
@@ -72,29 +111,43 @@ class Generation:
         return all(self.reasons)
 
     def __iter__(self) -> Iterator[list[int | None]]:
-        for step in range(self.max_new_tokens):
-            logits = self.allowed(self._logits())
-            chosen: list[int | None] = [
-                None if reason else token for token, reason in zip(self._choose(logits), self.reasons, strict=True)
-            ]
-            for i, token in enumerate(chosen):
-                if token is not None:
-                    self.rows[i].append(token)
-                    if token in self.ends:
-                        self.finish(i, "end")
-                    elif step + 1 == self.max_new_tokens:
-                        self.finish(i, "length")
-            yield chosen
-            self._make_room()
-            if self.ended:
-                return
+        arriving, read = Arriving(), 0
+        try:
+            while read < self.max_new_tokens:
+                while self._may_begin(len(arriving), self.max_new_tokens - read):
+                    self._begin_step()
+                    arriving.push(self.state.chosen)
+                chosen: list[int | None] = [
+                    None if reason else token for token, reason in zip(arriving.pop(), self.reasons, strict=True)
+                ]
+                read += 1
+                for i, token in enumerate(chosen):
+                    if token is not None:
+                        self.rows[i].append(token)
+                        if token in self.ends:
+                            self.finish(i, "end")
+                        elif read == self.max_new_tokens:
+                            self.finish(i, "length")
+                yield chosen
+                self._make_room()
+                if self.ended:
+                    return
+        finally:
+            self._give_back(unread=len(arriving) > 0)
 
-    def allowed(self, logits: Float[Tensor, "... V"]) -> Float[Tensor, "... V"]:
-        """The logits of tokens that may be generated: a padded vocabulary has unused ids."""
-        logits = logits[..., : self.vocab]
-        if not self.never:
-            return logits
-        return logits.index_fill(-1, torch.tensor(self.never, device=logits.device), -torch.inf)
+    def _may_begin(self, ahead: int, left: int) -> bool:
+        """Whether another step can begin before the tokens of the `ahead` latest ones are read; one always can."""
+        if ahead == 0:
+            return True
+        if ahead > self.behind or ahead >= left:
+            return False
+        lengths = [len(row) + ahead for row, reason in zip(self.rows, self.reasons, strict=True) if not reason]
+        # before a row slides all tokens are read; a row that may not slide ends by itself when the context is full
+        return bool(lengths) and (max(lengths) if self.slide else min(lengths)) <= self.context
+
+    def allowed(self, logits: Float[Tensor, "... V"]) -> Float[Tensor, "... v"]:
+        """The logits of tokens that may be generated."""
+        return self.state.allowed(logits)
 
     def _make_room(self) -> None:
         """A row whose context is full ends, or slides: its older half is dropped and the rest prefilled again."""
@@ -104,139 +157,101 @@ class Generation:
                     self.finish(i, "context")
                 else:
                     del row[: len(row) - max(1, self.context // 2)]
-                    self.cache = None
+                    self.cache, self.fresh = None, True
 
     @torch.no_grad()
-    def _logits(self) -> Float[Tensor, "B V"]:
-        if self.cache is None:
-            return self.prefill()
-        index = [NOWHERE if reason else len(row) - 1 for row, reason in zip(self.rows, self.reasons, strict=True)]
-        tokens = torch.tensor([[row[-1]] for row in self.rows], device=self.device)
-        # without padding the model knows the next position itself
-        span = None if self.cache.even and NOWHERE not in index else self._at([[i] for i in index])
-        return self.model(tokens, span=span, cache=self.cache, last=True)[:, -1]
+    def _begin_step(self) -> None:
+        """Compute the next token of each row, without waiting for it."""
+        logits = self.prefill() if self.cache is None else None
+        if self.fresh:
+            self.state.begin(self.rows, [reason is not None for reason in self.reasons])
+            self.known, self.fresh = list(self.reasons), False
+        for i, (reason, known) in enumerate(zip(self.reasons, self.known, strict=True)):
+            if reason and not known:  # end tokens and a full context the device finds itself, stop strings it does not
+                self.state.active[i].fill_(False)
+                self.known[i] = reason
+        if self.sampling.temperature > 0 and self.taken % CHUNK == 0:
+            self.state.draw(self.random)
+        self.taken += 1
+        if logits is not None:
+            self.state.take(logits)
+        elif self.step is not None:
+            self._take_static(self.step)
+        else:
+            # where no row has ended the cache knows the next positions itself
+            span = self.state.span() if any(self.reasons) else None
+            self.state.take(self.model(self.state.tokens, span=span, cache=self.cache, last=True)[:, -1])
 
     def prefill(self) -> Float[Tensor, "B V"]:
-        """Read every row at once, shorter ones padded on the left."""
+        """Read every row at once, shorter ones padded on the right."""
         rows = [row[-self.context :] for row in self.rows]
         longest = max(map(len, rows))
         pads = [longest - len(row) for row in rows]
-        tokens = torch.tensor([[0] * pad + row for pad, row in zip(pads, rows, strict=True)], device=self.device)
-        span = None
+        tokens = torch.tensor([row + [0] * pad for pad, row in zip(pads, rows, strict=True)], device=self.device)
+        span, last = None, True
         if any(pads):
-            span = self._at([[NOWHERE] * pad + list(range(longest - pad)) for pad in pads])
+            span = self._at([[*range(longest - pad), *[NOWHERE] * pad] for pad in pads])
+            last = torch.tensor([longest - pad - 1 for pad in pads], device=self.device)
         if self.cached:
-            room = min(self.max_new_tokens, self.context - min(map(len, rows)))
-            self.cache = self.model.new_cache(len(rows), longest + room)
-        return self.model(tokens, span=span, cache=self.cache, last=True, **self.given)[:, -1]
+            self.cache = self._new_cache(longest)
+        logits = self.model(tokens, span=span, cache=self.cache, last=last, **self.given)[:, -1]
+        if self.step is not None:
+            self.step.hold_memory()
+        return logits
+
+    def cache_length(self, longest: int) -> int:
+        """The tokens a row needs room for, after prompts of which the longest has so many."""
+        length = min(longest + self.max_new_tokens, self.context)
+        # few lengths, so that a later generation finds the same one
+        return bucket_of(length, self.context) if self.static else length
+
+    def _new_cache(self, longest: int) -> Any:
+        length = self.cache_length(longest)
+        if not self.static:
+            return self.model.new_cache(len(self.rows), length)
+        if self.step is None:
+            self.step = borrow(self.model, self.state, length, self.compile)
+        if self.step is None:
+            compiled = self.compile or (self._steps() >= COMPILE_FROM and find_spec("triton") is not None)
+            self.step = StaticStep(self.state, self.model.new_cache(len(self.rows), length), length, compiled)
+        self.state = self.step.state
+        self.step.cache.reset()
+        return self.step.cache
+
+    def _steps(self) -> int:
+        """How many steps there are at most."""
+        room = self.context + 1 - min(map(len, self.rows), default=0)
+        return self.max_new_tokens if self.slide else min(self.max_new_tokens, room)
+
+    def _is_static(self, capture: bool | None, compile: bool) -> bool:
+        """Whether steps have static shapes: where it was asked for, and where they are captured and outlast that."""
+        if compile or capture is not None:
+            return compile or bool(capture)
+        if not self.cached or self.device.type != "cuda" or self._steps() < CAPTURE_FROM or self.model.training:
+            return False
+        if torch.is_autocast_enabled("cuda"):  # the weights it converts would be captured, and stay as they are
+            return False
+        # a hook would run at the capture only
+        return not any(one._forward_hooks or one._forward_pre_hooks for one in self.model.modules())
+
+    def _take_static(self, step: StaticStep) -> None:
+        if self.notify and step.compiled and not step.prepared:
+            self.notify("(compiling the decoder; this takes a minute or more)")
+        before = step.startup
+        step(self.model)
+        spent = step.startup - before
+        self.startup += spent
+        if self.notify and spent > 1:
+            self.notify(f"(preparing the decoder: {duration(spent)})")
+
+    def _give_back(self, unread: bool) -> None:
+        """Keep the captured step for a later generation; tokens that were never read are computed again."""
+        if self.step is not None:
+            keep(self.model, self.step)
+            self.step = None
+        elif not unread:
+            return
+        self.cache, self.fresh = None, True
 
     def _at(self, index: list[list[int]]) -> Span:
         return Span.at(torch.tensor(index, device=self.device))
-
-    def _choose(self, logits: Float[Tensor, "B V"]) -> list[int]:
-        if self.sampling.repetition_penalty != 1:
-            # the end token is no repetition
-            rows = [[token for token in row if token not in self.ends] for row in self.rows]
-            logits = penalize(logits, rows, self.sampling.repetition_penalty)
-        if self.sampling.temperature == 0:
-            return logits.argmax(-1).tolist()
-        cumulative = probabilities(logits.cpu(), self.sampling).cumsum(-1)
-        # in single precision the largest numbers would round to 1, which is beyond the last token with a probability
-        drawn = [[torch.rand((), generator=g, dtype=torch.float64).item()] for g in self.random]
-        uniforms = torch.tensor(drawn, dtype=torch.float64)
-        return (
-            torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
-            .clamp(max=cumulative.shape[1] - 1)[:, 0]
-            .tolist()
-        )
-
-
-class _TextStream:
-    """One row's tokens as text, holding back what may be the start of a stop string."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], prompt: Sequence[int] = ()):
-        self.text, self.stop = Detokenizer(tokenizer, prompt), stop
-        self.held = ""
-
-    def add(self, token: int) -> tuple[str, bool]:
-        """What may be shown now, and whether a stop string was met."""
-        self.held += self.text.add(token)
-        met = [at for word in self.stop if (at := self.held.find(word)) >= 0]
-        if met:
-            shown, self.held = self.held[: min(met)], ""
-            return shown, True
-        keep = max((n for word in self.stop for n in range(1, len(word)) if self.held.endswith(word[:n])), default=0)
-        cut = len(self.held) - keep
-        shown, self.held = self.held[:cut], self.held[cut:]
-        return shown, False
-
-    def rest(self) -> str:
-        return self.held + self.text.rest()
-
-
-def stream(
-    model: Any,
-    tokenizer: Tokenizer,
-    prompts: str | Sequence[str],
-    max_new_tokens: int = 256,
-    sampling: Sampling | None = None,
-    *,
-    stop: str | Sequence[str] = (),
-    samples: Sequence[int] | None = None,
-    slide: bool = False,
-    cached: bool = True,
-    reasons: list[str] | None = None,
-    begin: int | None = None,
-    given: Mapping[str, Any] | None = None,
-    **settings: Any,
-) -> Iterator[list[str]]:
-    """Each step's new text, one piece a prompt; `reasons`, if given, is filled with why each row ended.
-
-    A string is one prompt. How tokens are sampled is a `Sampling`, or its settings as keywords: temperature, top_k, …
-    Bad input is refused before the first piece. `begin` is put before every prompt: the tokenizer's, unless given.
-    """
-    prompts = [prompts] if isinstance(prompts, str) else prompts
-    stop = [stop] if isinstance(stop, str) else stop
-    sampling = _sampling(sampling, settings)
-    begin = tokenizer.begin if begin is None else begin
-    ids = [([] if begin is None else [begin]) + tokenizer.encode(prompt).tolist() for prompt in prompts]
-    generation = Generation(
-        model, ids, max_new_tokens, sampling, samples=samples, end=tokenizer.ends, never=tokenizer.never,
-        vocab=tokenizer.vocab, slide=slide, cached=cached, given=given,
-    )  # fmt: skip
-    texts = [_TextStream(tokenizer, stop, prompt) for prompt in ids]
-    return _pieces(generation, tokenizer, texts, [] if reasons is None else reasons)
-
-
-def _pieces(
-    generation: Generation, tokenizer: Tokenizer, texts: list[_TextStream], reasons: list[str]
-) -> Iterator[list[str]]:
-    for step in generation:
-        pieces = [""] * len(texts)
-        for i, token in enumerate(step):
-            if token is not None and token not in tokenizer.ends:
-                pieces[i], met = texts[i].add(token)
-                if met:
-                    generation.reasons[i] = "stop"
-        yield pieces
-    yield ["" if reason == "stop" else text.rest() for text, reason in zip(texts, generation.reasons, strict=True)]
-    reasons[:] = [reason or "length" for reason in generation.reasons]
-
-
-def _sampling(sampling: Sampling | None, settings: Mapping[str, Any]) -> Sampling:
-    """The sampling rules, as one object or as keywords."""
-    if sampling is not None and not isinstance(sampling, Sampling):
-        raise UserError(
-            f"sampling is a pencil.Sampling, not {sampling!r}; its settings can be keywords: temperature=0.2"
-        )
-    if sampling is not None and settings:
-        raise UserError(f"{next(iter(settings))} is a setting of sampling: give one of the two")
-    return sampling or build(Sampling, settings)
-
-
-def complete(
-    model: Any, tokenizer: Tokenizer, prompts: str | Sequence[str], *args: Any, **options: Any
-) -> str | list[str]:
-    """The continuation of a prompt, or of each of several, whole; takes what `stream` takes."""
-    texts = ["".join(row) for row in zip(*stream(model, tokenizer, prompts, *args, **options), strict=True)]
-    return texts[0] if isinstance(prompts, str) else texts

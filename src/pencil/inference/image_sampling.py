@@ -1,5 +1,6 @@
 """Images and videos sampled from noise by a diffusion transformer, as bytes."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ from torch import Tensor
 
 from ..config import UserError
 from ..core.span import Span
-from ..progress import pollable
+from ..progress import duration, pollable
 from .autoencoder import Autoencoder, to_bytes
+from .captured import Captured
 from .diffusion import Process, make_process
 from .diffusion_sampling import classifier_free_guidance, draw_noise, sample_steps
 
 MAX_SEED = 2**43 - 1  # a row's own seed is a million times as large, and torch's have 63 bits
+STARTING = 2  # steps that are slower than the others: the model's call is compiled in the first, captured in the second
 
 
 @torch.no_grad()
@@ -29,12 +32,17 @@ def sample_images(
     seed: int = 0,
     show_steps: int = 0,
     decode: Callable[[Tensor], np.ndarray] = to_bytes,
+    compile: bool = False,
+    capture: bool = True,
+    notify: Callable[[str], None] | None = None,
 ) -> list[np.ndarray]:
     """`count` images as bytes, last in the list; before them, the first row after some of the steps.
 
     `show_steps` is how many moments of the first row there are at most, from its noise to the image, evenly spaced.
     They are decoded together at the end. `given` is the condition: nothing, the labels, or the tokens of texts and
-    their places. A seed gives each row a generator of its own, for its first noise and for that of every step.
+    their places. A seed gives each row a generator of its own, for its first noise and for that of every step. On CUDA
+    the model's call is captured, unless `capture` is False; with `compile` it is compiled first. `notify` gets the
+    time of both, apart from that of the sampling.
     """
     c, device = model.config, next(model.parameters()).device
     if guidance != 1 and not c.null_condition:
@@ -46,6 +54,10 @@ def sample_images(
     x = draw_noise((count, c.channels, *c.sides), rows).to(device)
     places = Span.at(given[1].to(device)) if len(given) > 1 else None
     denoise = classifier_free_guidance(model, given[0].to(device) if given else None, guidance, places)
+    captured = capture and device.type == "cuda" and steps > STARTING
+    denoise = torch.compile(denoise, dynamic=False) if compile else denoise
+    denoise = Captured(denoise) if captured else denoise
+    began = ready = _now(device)
     # the last moment is the first of the images themselves
     shown = set(np.linspace(0, steps, max(0, min(show_steps, steps + 1))).astype(int).tolist()) - {steps}
     kept = [x[:1].clone()] if 0 in shown else []
@@ -53,9 +65,21 @@ def sample_images(
         x = step
         if number in shown:
             kept.append(x[:1].clone())
+        if number == STARTING:
+            ready = _now(device)
+    if notify is not None and (compile or captured) and steps > STARTING:
+        start, rest = duration(ready - began), duration(_now(device) - ready)
+        notify(f"start-up and the first {STARTING} steps took {start}, the other {steps - STARTING} steps {rest}")
     if not x.isfinite().all():
         raise UserError("sampling diverged (NaN); lower --guidance")
     return [*(list(decode(torch.cat(kept))[:, None]) if kept else []), decode(x)]
+
+
+def _now(device: torch.device) -> float:
+    """The time, when the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def process_of(config: Any, latents: bool) -> Process:

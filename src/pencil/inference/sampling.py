@@ -1,11 +1,10 @@
-"""Sampling rules: from the logits of the next token to the distribution it is sampled from."""
+"""Sampling rules: from the logits of the next token to the distribution it is sampled from, and to the token."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..config import UserError
@@ -38,29 +37,64 @@ class Sampling:
 
 
 def probabilities(logits: Float[Tensor, "B V"], how: Sampling) -> Float[Tensor, "B V"]:
-    """The distribution the next token is sampled from, after temperature, top-k, top-p and min-p."""
-    logits = logits.double()
-    p = ((logits - logits.amax(-1, keepdim=True)) / how.temperature).softmax(-1)
-    order = p.sort(-1, descending=True)
-    sorted_p, keep = order.values, torch.ones_like(order.values, dtype=torch.bool)
-    if how.top_k is not None:
-        keep[:, how.top_k :] = False
+    """The distribution the next token is sampled from, after temperature, top-k, top-p and min-p; float64."""
+    if how.top_k is None and how.top_p is None:
+        p = _softmax(logits, how.temperature)
+        if how.min_p is not None:
+            p = p * (p >= how.min_p * p.amax(-1, keepdim=True))
+        return p / p.sum(-1, keepdim=True)
+    ids = _most_likely(logits, how.top_k)
+    p = _softmax(logits.gather(-1, ids), how.temperature)
+    keep = torch.ones_like(p, dtype=torch.bool)
     if how.top_p is not None:
-        kept = sorted_p * keep
-        kept = kept / kept.sum(-1, keepdim=True)
         # the token that crosses the line is kept, so at least one always is
-        keep &= kept.cumsum(-1) - kept < how.top_p
+        keep &= p.cumsum(-1) - p < how.top_p
     if how.min_p is not None:
-        keep &= sorted_p >= how.min_p * sorted_p[:, :1]
-    p = torch.zeros_like(p).scatter(-1, order.indices, sorted_p * keep)
-    return p / p.sum(-1, keepdim=True)
+        keep &= p >= how.min_p * p[:, :1]
+    p = p * keep
+    whole = torch.zeros(logits.shape, dtype=p.dtype, device=p.device)
+    return whole.scatter(-1, ids, p / p.sum(-1, keepdim=True))
 
 
-def penalize(logits: Float[Tensor, "B V"], rows: Sequence[Sequence[int]], penalty: float) -> Float[Tensor, "B V"]:
+def penalize(logits: Float[Tensor, "B V"], seen: Bool[Tensor, "B V"], penalty: float) -> Float[Tensor, "B V"]:
     """Make tokens a row already contains less likely: positive logits are divided, negative ones multiplied."""
-    logits = logits.clone()
-    for i, row in enumerate(rows):
-        seen = torch.tensor(sorted(set(row)), device=logits.device, dtype=torch.long)
-        values = logits[i, seen]
-        logits[i, seen] = torch.where(values > 0, values / penalty, values * penalty)
-    return logits
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def choose(
+    logits: Float[Tensor, "B V"],
+    how: Sampling,
+    uniforms: Float[Tensor, "B"] | None,
+    seen: Bool[Tensor, "B V"] | None = None,
+) -> Int[Tensor, "B"]:
+    """The next token of each row, by a random number in [0, 1) of its own, which greedy decoding does without.
+
+    `seen` are the tokens that the repetition penalty makes less likely. Everything is computed on the logits' device,
+    and nothing waits for it.
+    """
+    if seen is not None:
+        logits = penalize(logits, seen, how.repetition_penalty)
+    if how.temperature == 0:
+        return logits.argmax(-1)
+    assert uniforms is not None
+    cumulative = probabilities(logits, how).cumsum(-1)
+    # in single precision the largest numbers would round to 1, which is beyond the last token with a probability
+    drawn = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+    return drawn[:, 0].clamp(max=logits.shape[1] - 1)
+
+
+def _softmax(logits: Float[Tensor, "B n"], temperature: float) -> Float[Tensor, "B n"]:
+    logits = logits.double()
+    return ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
+
+
+def _most_likely(logits: Float[Tensor, "B V"], count: int | None) -> Int[Tensor, "B n"]:
+    """The ids of so many tokens, or of all, the most likely first; of equally likely ones the lower id is first.
+
+    Devices differ in how they order equal numbers, and bfloat16 has many. So each token has one integer, in which a
+    larger logit is larger, then a lower id.
+    """
+    bits = logits.float().masked_fill(logits == 0, 0).view(torch.int32)  # −0 equals 0
+    rank = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    key = (rank << 32) - torch.arange(logits.shape[-1], device=logits.device)
+    return key.sort(-1, descending=True).indices if count is None else key.topk(min(count, key.shape[-1])).indices

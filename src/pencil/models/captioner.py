@@ -19,6 +19,7 @@ from ..core.patches import grid_of, grid_positions, patch_sizes
 from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .captioner_formulas import declare
+from .output import Last, pick_tokens
 from .parts import (
     RENAMED,
     RENAMED_VALUES,
@@ -220,14 +221,27 @@ class Captioner(nn.Module):
         picture: Float[Tensor, "B C H W"] | None = None,
         span: Span | None = None,
         cache: Cache | None = None,
-        last: bool = False,
+        last: Last = False,
         probe: Probe = OFF,
     ) -> Float[Tensor, "B n V"]:
-        """Logits for every text token, or with `last` only for the last one.
+        """Logits for every text token, or with `last` only for the last one, or for one of each row.
 
         The picture is given with the first call; a cache keeps it. The span, if given, is the text's alone.
         """
-        c, first = self.config, cache is None or cache.used == 0
+        x = self.hidden(tokens, picture, span, cache, last, probe)
+        return probe.checked(probe("logits", self.logits(x)))
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "B t"],
+        picture: Float[Tensor, "B C H W"] | None = None,
+        span: Span | None = None,
+        cache: Cache | None = None,
+        last: Last = False,
+        probe: Probe = OFF,
+    ) -> Float[Tensor, "B n e"]:
+        """The final states of the text, in the width of the output matrix; it takes what `forward` takes."""
+        c, first = self.config, cache is None or cache.unwritten
         if first != (picture is not None):
             raise ValueError("the picture is read once: give it with the first tokens, and with no later ones")
         count = tokens.shape[1]
@@ -254,12 +268,18 @@ class Captioner(nn.Module):
         x = self.drop(probe("input", x))
         for i, block in enumerate(self.blocks):
             x = block(x, here, None if cache is None else cache[i], probe / f"blocks.{i}")
-        x = probe("norm", self.norm(x[:, -1:] if last else x[:, -count:]))
-        if self.head is not None:
-            return probe.checked(probe("logits", self.head(x)))
-        if isinstance(self.text_project, TiedProjectText):
-            x = self.text_project.back(x, probe / "text_project")
-        return probe.checked(probe("logits", self.tokens.logits(x)))
+        x = probe("norm", self.norm(pick_tokens(x[:, -count:], last)))
+        back = self.text_project
+        return back.back(x, probe / "text_project") if isinstance(back, TiedProjectText) else x
+
+    def logits(self, x: Float[Tensor, "B n e"]) -> Float[Tensor, "B n V"]:
+        """The output matrix: final states to logits."""
+        return self.tokens.logits(x) if self.head is None else self.head(x)
+
+    @property
+    def output_matrix(self) -> tuple[Float[Tensor, "V e"], Float[Tensor, "V"] | None]:
+        """The matrix of `logits`, and its bias if it has one."""
+        return (self.tokens.weight, None) if self.head is None else (self.head.weight, self.head.bias)
 
     def bias(self, probe: Probe = OFF) -> Callable[[Span], Callable[[Tensor], Tensor] | None]:
         """The image's bias among patches and the text's among text tokens; nothing is added between them.

@@ -13,6 +13,7 @@ from ..core.embed import Tokens
 from ..core.masks import causal, window
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .output import Last, pick_tokens
 from .parts import (
     RENAMED,
     RENAMED_VALUES,
@@ -170,13 +171,25 @@ class GPT(nn.Module):
         tokens: Int[Tensor, "B T"],
         span: Span | None = None,
         cache: Cache | None = None,
-        last: bool = False,
+        last: Last = False,
         probe: Probe = OFF,
     ) -> Float[Tensor, "B t V"]:
-        """Logits for every token, or with `last` only for the last one.
+        """Logits for every token, or with `last` only for the last one, or for one of each row.
 
         Without a span the tokens are consecutive, and follow those in the cache.
         """
+        x = self.hidden(tokens, span, cache, last, probe)
+        return probe.checked(probe("logits", self.logits(x)))
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "B T"],
+        span: Span | None = None,
+        cache: Cache | None = None,
+        last: Last = False,
+        probe: Probe = OFF,
+    ) -> Float[Tensor, "B t D"]:
+        """The final states, X_f, whose `logits` the model returns; it takes what `forward` takes."""
         count = tokens.shape[1]
         here = span or (Span.whole(count, device=tokens.device) if cache is None else cache.next(count))
         check_length(here, self.config.context, self.positions)
@@ -188,5 +201,13 @@ class GPT(nn.Module):
         x = self.drop(probe("input", x))
         for i, block in enumerate(self.blocks):
             x = block(x, here, None if cache is None else cache[i], probe / f"blocks.{i}")
-        x = probe("norm", self.norm(x[:, -1:] if last else x))
-        return probe.checked(probe("logits", self.tokens.logits(x) if self.head is None else self.head(x)))
+        return probe("norm", self.norm(pick_tokens(x, last)))
+
+    def logits(self, x: Float[Tensor, "B t D"]) -> Float[Tensor, "B t V"]:
+        """The output matrix: final states to logits."""
+        return self.tokens.logits(x) if self.head is None else self.head(x)
+
+    @property
+    def output_matrix(self) -> tuple[Float[Tensor, "V D"], Float[Tensor, "V"] | None]:
+        """The matrix of `logits`, and its bias if it has one."""
+        return (self.tokens.weight, None) if self.head is None else (self.head.weight, self.head.bias)

@@ -210,7 +210,7 @@ class LabelHead(nn.Module):
 
 
 class WordHead(nn.Module):
-    """The masked-token head: a matrix, an activation and a norm before the product with the token table."""
+    """The masked-token head: a matrix, an activation and a norm; and the bias of the product with the token table."""
 
     NAMES = {"guess": ("B T D", "Y", "Norm_f(GELU(X_f W_map + b_map))")}
     WEIGHTS = {"map.weight": "W_map", "map.bias": "b_map", "bias": "b_vocab"}
@@ -220,8 +220,8 @@ class WordHead(nn.Module):
         self.map, self.norm = nn.Linear(width, width), norm
         self.bias = nn.Parameter(torch.zeros(vocab))
 
-    def forward(self, x: Float[Tensor, "B T D"], tokens: Tokens, probe: Probe = OFF) -> Float[Tensor, "B T V"]:
-        return tokens.logits(probe("guess", self.norm(gelu(self.map(x))))) + self.bias
+    def forward(self, x: Float[Tensor, "B T D"], probe: Probe = OFF) -> Float[Tensor, "B T D"]:
+        return probe("guess", self.norm(gelu(self.map(x))))
 
 
 class Reader(nn.Module):
@@ -254,7 +254,7 @@ class Reader(nn.Module):
         """Inputs of the largest shape the model takes."""
         return (torch.zeros(batch, self.config.context, dtype=torch.long, device=self.tokens.weight.device),)
 
-    def hidden(
+    def states(
         self,
         tokens: Int[Tensor, "B T"],
         span: Span,
@@ -281,8 +281,37 @@ class Reader(nn.Module):
         Without a span there is no padding; without types all tokens are of type 0.
         """
         here = span or Span.whole(tokens.shape[1], device=tokens.device)
-        x, inner = self.hidden(tokens, here, types, probe), probe / "head"
+        if isinstance(self.head, WordHead):
+            x = self.hidden(tokens, here, types, probe)
+            return probe.checked(probe("logits", self.logits(x)))
+        x = self.states(tokens, here, types, probe)
         if self.head is None:
             return probe.checked(x)
-        z = self.head(x, here, inner) if isinstance(self.head, LabelHead) else self.head(x, self.tokens, inner)
+        z = self.head(x, here, probe / "head")
         return probe.checked(z if self.config.output == "pool" else probe("logits", z))
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "B T"],
+        span: Span | None = None,
+        types: Int[Tensor, "B T"] | None = None,
+        probe: Probe = OFF,
+    ) -> Float[Tensor, "B T D"]:
+        """The states of the masked-token head whose `logits` the model returns; takes what `forward` takes."""
+        here = span or Span.whole(tokens.shape[1], device=tokens.device)
+        return self._words(self.states(tokens, here, types, probe), probe / "head")
+
+    def logits(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+        """The output matrix: states of the masked-token head to logits."""
+        return self.tokens.logits(x) + self._words.bias
+
+    @property
+    def output_matrix(self) -> tuple[Float[Tensor, "V D"], Float[Tensor, "V"] | None]:
+        """The matrix of `logits`, and its bias if it has one."""
+        return self.tokens.weight, self._words.bias
+
+    @property
+    def _words(self) -> WordHead:
+        if not isinstance(self.head, WordHead):
+            raise ValueError(f"the model has no masked-token head: its output is {self.config.output}")
+        return self.head

@@ -33,8 +33,8 @@ def convert_rope(model: Model, pairs: RopePairs) -> Model:
     with torch.device("meta"):
         made = type(model)(replace(config, rope_pairs=pairs))
     tensors = model.state_dict() if config.rope_pairs == pairs else reordered(model.state_dict(), model, pairs)
-    made.to_empty(device=first.device).to(first.dtype).load_state_dict({name: t.clone() for name, t in tensors.items()})
-    return made.train(model.training)
+    made.load_state_dict({name: t.clone() for name, t in tensors.items()}, assign=True)
+    return made.to(first.device).train(model.training)
 
 
 def reordered(tensors: Mapping[str, Tensor], model: nn.Module, pairs: RopePairs) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from ..core.embed import Tokens
 from ..core.masks import causal
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .output import Last, pick_tokens
 from .parts import (
     BLOCKS,
     RENAMED,
@@ -202,14 +203,28 @@ class Seq2Seq(nn.Module):
         source_span: Span | None = None,
         span: Span | None = None,
         cache: Cache | None = None,
-        last: bool = False,
+        last: Last = False,
         probe: Probe = OFF,
     ) -> Float[Tensor, "B n V"]:
-        """Logits for every target token, or with `last` only for the last one.
+        """Logits for every target token, or with `last` only for the last one, or for one of each row.
 
         The source is given with the first call; a cache keeps its keys and values. Spans are needed where target or
         source have padding.
         """
+        x = self.hidden(tokens, source, source_span, span, cache, last, probe)
+        return probe.checked(probe("logits", self.logits(x)))
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "B T"],
+        source: Int[Tensor, "B s"] | None = None,
+        source_span: Span | None = None,
+        span: Span | None = None,
+        cache: Cache | None = None,
+        last: Last = False,
+        probe: Probe = OFF,
+    ) -> Float[Tensor, "B n D"]:
+        """The final states, divided by √D if the model does so, for `logits`; it takes what `forward` takes."""
         memory = None if cache is None else cache.memory
         if (memory is None) != (source is not None):
             raise ValueError("the source is read once: give it with the first tokens, and with no later ones")
@@ -230,11 +245,19 @@ class Seq2Seq(nn.Module):
         x = self.drop(probe("input", x))
         for i, block in enumerate(self.blocks):
             x = block(x, here, memory.layers[i], across, None if cache is None else cache[i], probe / f"blocks.{i}")
-        x = x[:, -1:] if last else x
+        x = pick_tokens(x, last)
         x = probe("norm", x if self.norm is None else self.norm(x))
-        x = x * self.config.width**-0.5 if self.config.scale_logits else x
+        return x * self.config.width**-0.5 if self.config.scale_logits else x
+
+    def logits(self, x: Float[Tensor, "B n D"]) -> Float[Tensor, "B n V"]:
+        """The output matrix: final states to logits."""
         z = self.tokens.logits(x) if self.head is None else self.head(x)
-        return probe.checked(probe("logits", z if self.head_bias is None else z + self.head_bias))
+        return z if self.head_bias is None else z + self.head_bias
+
+    @property
+    def output_matrix(self) -> tuple[Float[Tensor, "V D"], Float[Tensor, "V"] | None]:
+        """The matrix of `logits`, and its bias if it has one."""
+        return (self.tokens if self.head is None else self.head).weight, self.head_bias
 
 
 @torch.no_grad()

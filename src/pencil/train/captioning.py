@@ -24,7 +24,7 @@ from ..models.parts import normalize
 from ..progress import pollable
 from ..runs import Run
 from .image_task import ImageTask, reading_of
-from .losses import next_token
+from .losses import next_token, token_loss
 from .metrics import exact_match
 from .settings import TrainConfig
 from .task import Batch, Prepared, Preview, Request, check_vocab, random_of, round_up
@@ -114,7 +114,7 @@ class Captioning(ImageTask):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         pictures, inputs, targets = batch
-        return next_token(model(inputs, normalize(pictures)), targets)
+        return token_loss(model, targets, inputs, normalize(pictures))
 
     @torch.no_grad()
     def caption(self, model: nn.Module, pictures: np.ndarray) -> list[str]:

@@ -15,7 +15,7 @@ from ..inference.generation import Generation
 from ..inference.sampling import Sampling
 from ..progress import pollable, track
 from ..runs import Run
-from .losses import next_token
+from .losses import token_loss
 from .settings import TrainConfig
 from .task import Batch, Prepared, Preview, Request, check_unchanged, check_vocab, random_of
 from .validation import Amount
@@ -116,7 +116,7 @@ class LanguageModeling:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         tokens, targets = batch
-        return next_token(model(tokens), targets)
+        return token_loss(model, targets, tokens)
 
     def held_out_windows(self, batches: int | None) -> np.ndarray:
         """The starts of adjacent windows over the held-out text: all of them, or `batches` batches spread evenly."""

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..config import UserError
 from ..device import pick_device
+from ..inference.int8 import refuse_int8
 from ..runs import Run
 from .ema import ExponentialMovingAverage
 from .evaluation import Abandoned, Callback, Evaluating
@@ -71,6 +72,7 @@ class Trainer(Evaluating):
         self.model = task.build()
         if (start := getattr(task, "start", None)) is not None:
             start.load_into(self.model)
+        refuse_int8(self.model, "trained")
         self.model.to(self.device)
         freeze_parameters(self.model, config.freeze)
         if config.recompute == "blocks":

@@ -1,8 +1,14 @@
-"""Losses, computed from the logits a model returns."""
+"""Losses over a vocabulary: of the logits a model returns, or fused with its output matrix where that is faster."""
+
+from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+
+from .fused_loss import linear_cross_entropy
+
+LARGE = 1 << 26  # logits of a batch from which the fused loss is faster on CUDA
 
 
 def next_token(
@@ -13,3 +19,19 @@ def next_token(
     `smoothing` is the probability spread evenly over all tokens (label smoothing).
     """
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), label_smoothing=smoothing)
+
+
+def token_loss(
+    model: nn.Module, targets: Int[Tensor, "B T"], *inputs: Any, smoothing: float = 0.0
+) -> Float[Tensor, ""]:
+    """`next_token` of what the model returns for these inputs, without holding all its logits where they are many."""
+    if fuses(model, targets):
+        return linear_cross_entropy(model.hidden(*inputs), *model.output_matrix, targets, smoothing)  # pyright: ignore
+    return next_token(model(*inputs), targets, smoothing)
+
+
+def fuses(model: nn.Module, targets: Tensor) -> bool:
+    """Whether the loss is fused with the output matrix: on CUDA, for many logits, if the model has one."""
+    if not targets.is_cuda or not hasattr(type(model), "output_matrix"):
+        return False
+    return targets.numel() * len(model.output_matrix[0]) >= LARGE  # pyright: ignore

@@ -90,10 +90,6 @@ class MaskedLanguageModeling(LanguageModeling):
         tokens, _ = super().batch(step, micro)
         return self.mask_tokens(tokens, random_of(self.train.seed, step, micro + (1 << 22)))
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        tokens, targets = batch
-        return next_token(model(tokens), targets)
-
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
         """Loss, perplexity and accuracy on masked tokens of the held-out text; the same ones each time."""

@@ -23,7 +23,7 @@ from ..inference.attention_maps import source_attention
 from ..inference.text_batches import end_token, greedy_targets, pad, source_ids, target_ids
 from ..progress import track
 from ..runs import Run
-from .losses import next_token
+from .losses import token_loss
 from .metrics import character_error_rate, exact_match
 from .settings import TrainConfig
 from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, random_of, recorded, round_up
@@ -144,7 +144,7 @@ class Translation:
 
     def _loss(self, model: nn.Module, batch: Batch, smoothing: float) -> Tensor:
         source, places, inputs, targets = batch
-        return next_token(model(inputs, source, Span.at(places)), targets, smoothing)
+        return token_loss(model, targets, inputs, source, Span.at(places), smoothing=smoothing)
 
     def held_out(self, batches: int | None) -> Sequence[pairs.Pair]:
         """Held-out pairs, spread evenly: all of them, or as many as `batches` batches hold."""

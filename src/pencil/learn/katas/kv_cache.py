@@ -23,10 +23,10 @@ class Step(nn.Module):
         self, kept_have: Tensor, kept_give: Tensor, want: Tensor, have: Tensor, give: Tensor, probe: Probe = OFF
     ) -> Tensor:
         before, width = kept_have.shape[2:]
-        layer = Cache(1, 1, 1, before + 1, width, dtype=want.dtype)[0]
-        keys, values = layer.write(slice(0, before), kept_have, kept_give)
+        cache = Cache(1, 1, 1, before + 1, width, dtype=want.dtype)
+        keys, values = cache[0].write(cache.place(cache.next(before)), kept_have, kept_give)
         if self.keep:
-            keys, values = layer.write(slice(before, before + 1), have, give)
+            keys, values = cache[0].write(cache.place(cache.next(1)), have, give)
         return self.attention(want, keys, values, probe=probe)
 
 
@@ -70,7 +70,7 @@ def _step(kept_have: Rows, kept_give: Rows, want: Rows, have: Rows, give: Rows) 
 def _bytes(layers: int, kv_heads: int, context: int, head_width: int, value_bytes: int = 2) -> int:
     """The bytes of a real cache, made on the meta device."""
     dtype = {2: torch.bfloat16, 4: torch.float32}[value_bytes]
-    return Cache(layers, 1, kv_heads, context, head_width, device="meta", dtype=dtype).store.nbytes
+    return Cache(layers, 1, kv_heads, context, head_width, device="meta", dtype=dtype).nbytes
 
 
 def _cache_bytes(

@@ -37,8 +37,8 @@ def measure_cache(arm: str, seed: int, size: Size) -> Measured:
     if arm == "with":
         caches = [model.new_cache(1, n) for n in lengths]
         formula = [2 * n * size["width"] * len(model.blocks) * 4 for n in lengths]
-        found["bytes"] = max(cache.store.nbytes / expected for cache, expected in zip(caches, formula, strict=True))
-        found["bytes by length"] = points(lengths, [cache.store.nbytes / 1e6 for cache in caches])
+        found["bytes"] = max(cache.nbytes / expected for cache, expected in zip(caches, formula, strict=True))
+        found["bytes by length"] = points(lengths, [cache.nbytes / 1e6 for cache in caches])
     return found | {"time by length": points(lengths, taken)}
 
 

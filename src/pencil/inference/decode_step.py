@@ -1,0 +1,259 @@
+"""The decode step: the model on each row's newest token, then the choice of the next, in tensors that stay in place.
+
+A step with static shapes is captured in a CUDA graph, one for each number of key slots, and replayed without Python. It
+may be compiled before that.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..config import UserError
+from ..core.cache import Cache, Memory
+from ..core.masks import NOWHERE
+from ..core.span import Span
+from ..device import total_memory
+from .sampling import Sampling, choose
+
+CHUNK = 256  # random numbers drawn for a row at a time
+BEHIND = 8  # steps that the device may be ahead of the tokens read from it
+CAPTURE_FROM = 64  # steps from which capturing pays: it takes about as long as some ten eager steps
+COMPILE_FROM = 20_000  # steps from which compiling pays: it takes tens of seconds for each bucket
+SMALLEST = 128  # key slots of the smallest bucket
+KEPT = 1 / 8  # of the device's memory: the largest cache that stays allocated for a later generation
+NO_TOKEN = -1  # the choice of a row that has ended
+
+
+class DecodeState:
+    """What a step reads and writes. The tensors keep their addresses, so that a captured step finds them again."""
+
+    def __init__(
+        self,
+        batch: int,
+        sampling: Sampling,
+        *,
+        vocab: int,
+        context: int,
+        ends: Sequence[int] = (),
+        never: Sequence[int] = (),
+        device: torch.device | str = "cpu",
+    ):
+        # the seed is in the random numbers; without it, states of other seeds are alike
+        self.sampling, self.vocab, self.context = replace(sampling, seed=0), vocab, context
+        self.rules = (batch, self.sampling, vocab, context, tuple(ends), tuple(never), torch.device(device))
+        self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=device)  # the newest token of each row
+        self.lengths = torch.zeros(batch, dtype=torch.long, device=device)  # of the rows, with it
+        self.active = torch.ones(batch, dtype=torch.bool, device=device)
+        self.chosen = torch.zeros(
+            batch, dtype=torch.long, device=device
+        )  # as `tokens`; NO_TOKEN in a row that had ended
+        self.uniforms = torch.zeros(batch, CHUNK, dtype=torch.float64, device=device)
+        self.turn = torch.zeros(1, dtype=torch.long, device=device)  # the next column of them
+        self.ends = torch.tensor(list(ends), dtype=torch.long, device=device)
+        self.never = torch.tensor(list(never), dtype=torch.long, device=device)
+        penalized = sampling.repetition_penalty != 1
+        self.seen = torch.zeros(batch, vocab, dtype=torch.bool, device=device) if penalized else None
+
+    def begin(self, rows: Sequence[Sequence[int]], ended: Sequence[bool]) -> None:
+        """The rows before their next token."""
+        self.lengths.copy_(torch.tensor([len(row) for row in rows]))
+        self.active.copy_(~torch.tensor(ended))
+        if self.seen is not None:
+            seen = torch.zeros(self.seen.shape, dtype=torch.bool)
+            for i, row in enumerate(rows):
+                seen[i, row] = True
+            seen[:, self.ends.cpu()] = False  # the end token is no repetition
+            self.seen.copy_(seen)
+
+    def draw(self, random: Sequence[torch.Generator]) -> None:
+        """The next random numbers of each row; the same ones as drawn one at a time."""
+        drawn = torch.stack([torch.rand(CHUNK, generator=g, dtype=torch.float64) for g in random])
+        if self.uniforms.is_cuda:  # from pinned memory nothing waits for the device
+            drawn = drawn.pin_memory()
+        self.uniforms.copy_(drawn, non_blocking=True)
+        self.turn.zero_()
+
+    def allowed(self, logits: Float[Tensor, "... V"]) -> Float[Tensor, "... v"]:
+        """The logits of tokens that may be generated: a padded vocabulary has unused ids."""
+        logits = logits[..., : self.vocab]
+        return logits.index_fill(-1, self.never, -torch.inf) if len(self.never) else logits
+
+    def span(self) -> Span:
+        """Where the newest tokens are; that of a row that has ended is padding."""
+        return Span.at(torch.where(self.active, self.lengths - 1, NOWHERE)[:, None])
+
+    def take(self, logits: Float[Tensor, "B V"]) -> None:
+        """Choose the next token of each row."""
+        greedy = self.sampling.temperature == 0
+        uniforms = None if greedy else self.uniforms.index_select(1, self.turn)[:, 0]
+        token = choose(self.allowed(logits), self.sampling, uniforms, self.seen)
+        self.chosen.copy_(torch.where(self.active, token, NO_TOKEN))
+        self.tokens.copy_(token[:, None])
+        self.lengths.add_(self.active)
+        if not greedy:
+            self.turn.add_(1)
+        if self.seen is not None:
+            self.seen.scatter_(1, self.tokens, True)
+        self.active.logical_and_(self.lengths <= self.context)  # else the newest token has no place in the context
+        if len(self.ends):
+            self.active.logical_and_((self.tokens != self.ends).all(1))
+
+
+def decode(model: Any, state: DecodeState, cache: Cache) -> None:
+    """One step with static shapes: nothing in it depends on a number that the host has to know."""
+    state.take(model(state.tokens, span=state.span(), cache=cache, last=True)[:, -1])
+
+
+class StaticStep:
+    """The decode step with static shapes, of one batch size and one length of the cache.
+
+    On CUDA the first step of each bucket runs as it is, which compiles it or prepares the device's libraries; then it
+    is captured for the later ones. On other devices nothing is captured.
+    """
+
+    def __init__(self, state: DecodeState, cache: Cache, length: int, compiled: bool = False):
+        self.state, self.cache, self.length, self.compiled = state, cache, length, compiled
+        self.decode = torch.compile(decode, dynamic=False) if compiled else decode
+        self.memory: Memory | None = None
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.prepared: set[int] = set()
+        self.pool = torch.cuda.graph_pool_handle() if state.tokens.is_cuda else None
+        self.startup = 0.0  # seconds for compiling and capturing
+
+    def hold_memory(self) -> None:
+        """After a prefill: its source's keys and values, moved to where a captured step reads them, if they fit."""
+        new, old = self.cache.memory, self.memory
+        if new is not None and old is not None and _copied(new, old):
+            self.cache.memory = old
+        elif new is not old:
+            self.memory = new
+            self.graphs.clear()
+            self.prepared.clear()
+
+    def __call__(self, model: Any) -> None:
+        cache = self.cache
+        bucket = bucket_of(min(cache.filled + 1, cache.length), cache.length)
+        if cache.bucket != bucket:
+            cache.fix(bucket)
+        if cache.filled < cache.length:  # else only rows go on that are shorter than the fullest
+            cache.advance(1)
+        if bucket in self.graphs:
+            self.graphs[bucket].replay()
+            return
+        began = time.perf_counter()
+        if self.compiled:
+            import torch._dynamo.config as dynamo
+            from torch._dynamo.exc import TorchDynamoException
+
+            try:
+                with dynamo.patch(recompile_limit=64):  # one compilation for each bucket is meant
+                    self._prepare(model, bucket)
+            except TorchDynamoException as error:
+                raise UserError(
+                    f"the decode step cannot be compiled here: {str(error).strip().splitlines()[0]}; leave compile out"
+                ) from error
+        else:
+            self._prepare(model, bucket)
+        if bucket not in self.prepared:
+            self.prepared.add(bucket)
+            self.startup += time.perf_counter() - began
+
+    def _prepare(self, model: Any, bucket: int) -> None:
+        """Take the step, and on CUDA capture it for the next ones."""
+        if self.pool is None:
+            self.decode(model, self.state, self.cache)
+            return
+        here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            self.decode(model, self.state, self.cache)
+        here.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # other threads may go on using the device
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            self.decode(model, self.state, self.cache)
+        self.graphs[bucket] = graph
+
+
+def bucket_of(slots: int, most: int) -> int:
+    """The smallest bucket with so many key slots: a power of two, or the whole cache."""
+    return min(most, max(SMALLEST, 1 << (slots - 1).bit_length()))
+
+
+def _copied(new: Memory, old: Memory) -> bool:
+    """Copy a memory into another, where it has the same shapes and the same mask."""
+    pairs = [pair for both in zip(new.layers, old.layers, strict=True) for pair in zip(*both, strict=True)]
+    pairs += [
+        (getattr(new.span, name), getattr(old.span, name)) for name in ("index", "coords", "key_index", "key_coords")
+    ]
+    if new.span.start != old.span.start or any(a.shape != b.shape for a, b in pairs):
+        return False
+    for a, b in pairs:
+        b.copy_(a)
+    return True
+
+
+class Arriving:
+    """Tokens on their way from the device: read in order, each when it has arrived."""
+
+    def __init__(self):
+        self.steps: deque[tuple[Tensor, torch.cuda.Event] | list[int]] = deque()
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def push(self, chosen: Tensor) -> None:
+        if not chosen.is_cuda:
+            self.steps.append(chosen.tolist())
+            return
+        there, event = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True), torch.cuda.Event()
+        there.copy_(chosen, non_blocking=True)
+        event.record()
+        self.steps.append((there, event))
+
+    def pop(self) -> list[int]:
+        step = self.steps.popleft()
+        if isinstance(step, list):
+            return step
+        there, event = step
+        event.synchronize()
+        return there.tolist()
+
+
+# the latest step of each model, for a generation of the same sizes: it needs no start-up
+_kept: WeakKeyDictionary[Any, tuple[Any, StaticStep]] = WeakKeyDictionary()
+
+
+def borrow(model: Any, state: DecodeState, length: int, compiled: bool) -> StaticStep | None:
+    """The step that was kept, if it fits, for one user at a time; one that does not is forgotten.
+
+    `compiled`: it must be; else it may be.
+    """
+    key, step = _kept.pop(model, (None, None))
+    fits = step is not None and key == (_key(model, state), length) and step.compiled >= compiled
+    return step if fits else None
+
+
+def keep(model: Any, step: StaticStep) -> None:
+    """Keep a step until another generation of this model needs one; its cache stays allocated, unless it is large."""
+    if step.cache.nbytes > KEPT * total_memory(step.cache.store.device):
+        return
+    _kept[model] = (_key(model, step.state), step.length), step
+
+
+def kept_bytes(model: Any) -> int:
+    """The bytes of the cache that is kept."""
+    return _kept[model][1].cache.nbytes if model in _kept else 0
+
+
+def _key(model: Any, state: DecodeState) -> Any:
+    """What a captured step depends on: its sizes and rules, and where the weights are."""
+    weights = (*model.parameters(), *model.buffers())
+    return state.rules, tuple((one.data_ptr(), one.dtype) for one in weights)

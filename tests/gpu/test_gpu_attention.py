@@ -1,0 +1,49 @@
+"""Attention on a GPU: every mask's fused route against float64, with gradients and shared key-value heads."""
+
+import pytest
+import torch
+
+from conftest import unchecked
+from pencil.core.attention import attend
+from pencil.core.masks import causal, full, prefix, window
+from pencil.core.probe import Probe
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
+MASKS = {"full": full, "causal": causal, "prefix": prefix(97), "window": causal & window(61)}
+LENGTH = 251
+
+
+@pytest.fixture(autouse=True)
+def without_checks():
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    with unchecked():
+        yield
+
+
+def results(base, seen, dtype, *probe):
+    q, k, v = (t.to(dtype).detach().requires_grad_() for t in base[:3])
+    z = attend(q, k, v, seen, None, None, 0.0, *probe)
+    return [t.double() for t in (z, *torch.autograd.grad(z, (q, k, v), base[3].to(dtype)))]
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_fused_route_is_the_plain_one(name, groups):
+    base = [torch.randn(2, heads, LENGTH, 64, device="cuda") for heads in (6, 6 // groups, 6 // groups, 6)]
+    seen = MASKS[name].over(torch.arange(LENGTH, device="cuda")[None], start=0)
+    exact = results(base, seen, torch.float64, Probe())
+    # float32 products may be TF32, of ten bits; bfloat16 has seven
+    for dtype, bits in ((torch.float32, 10), (torch.bfloat16, 7)):
+        for found, expected in zip(results(base, seen, dtype), exact, strict=True):
+            assert (found - expected).norm() <= 2 * 2**-bits * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_query_whose_keys_are_all_masked_gives_zeros(dtype):
+    allowed = torch.rand(2, 6, 40, 50, device="cuda") < 0.4
+    allowed[:, :, 7] = False
+    q, k, v = (torch.randn(2, 6, n, 64, device="cuda", dtype=dtype, requires_grad=True) for n in (40, 50, 50))
+    z = attend(q, k, v, allowed)
+    assert (z[:, :, 7] == 0).all()
+    assert all(t.isfinite().all() for t in torch.autograd.grad(z.sum(), (q, k, v)))
