@@ -82,7 +82,9 @@ def test_a_captured_step_is_the_step_itself(kind, dtype, monkeypatch):
     generation = Generation(net, PROMPTS, 300, how, given=given, end=7, capture=True)
     captured = list(generation), generation.rows, generation.reasons
     step = decode_step._kept.pop(net)[1]
-    assert len(step.graphs) >= 2
+    assert len(step.graphs) >= (
+        2 if max(map(len, generation.rows)) > 130 else 1
+    )  # one for each bucket that was reached
     assert generation.startup > 0
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)  # nothing is captured then
     assert grow(net, PROMPTS, 300, how, given=given, end=7, capture=True) == captured

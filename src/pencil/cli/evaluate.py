@@ -13,8 +13,8 @@ from ..console import visible
 from .terminal import note, note_line
 
 DTYPE_HELP = (
-    "float32, bfloat16 or float16; int8 rounds the matrices and computes in bfloat16 on CUDA, elsewhere in float32; auto "
-    "is what the weights are stored in, on a CPU at least float32."
+    "float32, bfloat16 or float16; int8 rounds the matrices and computes in bfloat16 on CUDA, elsewhere in float32; "
+    "auto is what the weights are stored in, on a CPU at least float32."
 )
 
 

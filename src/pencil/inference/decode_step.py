@@ -6,7 +6,7 @@ may be compiled before that.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -115,12 +115,22 @@ class StaticStep:
     """The decode step with static shapes, of one batch size and one length of the cache.
 
     On CUDA the first step of each bucket runs as it is, which compiles it or prepares the device's libraries; then it
-    is captured for the later ones. On other devices nothing is captured.
+    is captured for the later ones. On other devices nothing is captured. `kernel`, if given, computes the logits in
+    place of the model.
     """
 
-    def __init__(self, state: DecodeState, cache: Cache, length: int, compiled: bool = False):
-        self.state, self.cache, self.length, self.compiled = state, cache, length, compiled
+    def __init__(
+        self,
+        state: DecodeState,
+        cache: Cache,
+        length: int,
+        compiled: bool = False,
+        kernel: Callable[[], Float[Tensor, "B V"]] | None = None,
+    ):
+        self.state, self.cache, self.length, self.compiled, self.kernel = state, cache, length, compiled, kernel
         self.decode = torch.compile(decode, dynamic=False) if compiled else decode
+        if kernel is not None:
+            self.decode = lambda model, state, cache: state.take(kernel())
         self.memory: Memory | None = None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.prepared: set[int] = set()
@@ -139,7 +149,8 @@ class StaticStep:
 
     def __call__(self, model: Any) -> None:
         cache = self.cache
-        bucket = bucket_of(min(cache.filled + 1, cache.length), cache.length)
+        # the kernel reads no slot beyond a row's last token
+        bucket = cache.length if self.kernel else bucket_of(min(cache.filled + 1, cache.length), cache.length)
         if cache.bucket != bucket:
             cache.fix(bucket)
         if cache.filled < cache.length:  # else only rows go on that are shorter than the fullest

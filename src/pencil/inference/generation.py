@@ -26,6 +26,7 @@ from .decode_step import (
     keep,
     kept_bytes,
 )
+from .persistent import persistent_step
 from .sampling import Sampling
 
 
@@ -213,7 +214,10 @@ class Generation:
             self.step = borrow(self.model, self.state, length, self.compile)
         if self.step is None:
             compiled = self.compile or (self._steps() >= COMPILE_FROM and find_spec("triton") is not None)
-            self.step = StaticStep(self.state, self.model.new_cache(len(self.rows), length), length, compiled)
+            cache, kernel = self.model.new_cache(len(self.rows), length), None
+            if not compiled:
+                kernel = persistent_step(self.model, cache, self.state.tokens, self.state.active, self.notify)
+            self.step = StaticStep(self.state, cache, length, compiled, kernel)
         self.state = self.step.state
         self.step.cache.reset()
         return self.step.cache

@@ -88,7 +88,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     if total.dtype == a.dtype:
         total.addmm_(a, b)
     elif total.is_cuda:
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+        total += torch.mm(a, b, out_dtype=total.dtype)
     else:
         total += a @ b
 

@@ -1,0 +1,163 @@
+"""Decoding with one kernel launch a token, for GPT-shaped models in bfloat16 on a Hopper GPU or a later one.
+
+The kernel is in `persistent.cu`. It computes what the model computes, on the cache the model uses; models that it does
+not take are decoded by the captured step.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..core.cache import Cache
+from ..core.layers import GatedMLP, RMSNorm
+from ..core.positions import Learned, Positions, Rope
+from ..models.gpt import GPT
+from .cuda_kernel import Kernel, NoKernel, addresses, compiled
+
+MOST_SEQUENCES = 8
+FEW_SEQUENCES, LARGE = 4, 1 << 30  # parameters from which the captured step is faster for more than a few sequences
+WARPS, DEEP = 15, 2
+CHUNK = 1600  # columns of a matrix that are copied at a time, about
+SPLITS, KEYS_A_SPLIT = 5, 128
+MOST_PARAMETERS = 32_000  # bytes of a kernel's arguments
+ACTIVATIONS = {"gelu": 0, "geglu": 0, "gelu-tanh": 1, "geglu-tanh": 1, "relu": 2, "silu": 3, "swiglu": 3}
+FIELDS = (
+    "attn_norm.weight", "attn_norm.bias", "attn.qkv.weight", "attn.qkv.bias", "attn.q_norm.weight",
+    "attn.k_norm.weight", "attn.out.weight", "attn.out.bias", "mlp_norm.weight", "mlp_norm.bias", "mlp.gate.weight",
+    "mlp.gate.bias", "mlp.up.weight", "mlp.up.bias", "mlp.down.weight", "mlp.down.bias",
+)  # fmt: skip
+
+
+def refusal(model: Any, batch: int) -> str | None:
+    """Why the kernel does not take this model; None if it does."""
+    if type(model) is not GPT:
+        return f"a {type(model).__name__} is not a GPT"
+    c, weight = model.config, model.tokens.weight
+    if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) < (9, 0):
+        return "it needs a CUDA GPU of compute capability 9.0 or higher"
+    if any(one.dtype != torch.bfloat16 for one in model.parameters()):
+        return "the weights are not in bfloat16"
+    if batch > MOST_SEQUENCES:
+        return f"it takes at most {MOST_SEQUENCES} sequences, not {batch}"
+    if batch > FEW_SEQUENCES and sum(one.numel() for one in model.parameters()) > LARGE:
+        return f"more than {FEW_SEQUENCES} sequences of a model this large are decoded faster by the captured step"
+    if c.head_width not in (32, 64, 128, 256):
+        return f"a head has {c.head_width} channels, not 32, 64, 128 or 256"
+    if any(size % 16 for size in (c.width, c.mlp_width)):
+        return "the width and the width of the MLP must be multiples of 16"
+    if type(model.positions) not in (Learned, Rope, Positions):
+        return f"the positions are {c.positions}, not learned, rope or none"
+    if c.depth * 8 * len(FIELDS) > MOST_PARAMETERS:
+        return f"{c.depth} blocks are too many"
+    if any(not one.is_contiguous() or one.data_ptr() % 16 for one in model.parameters()):
+        return "a weight is not contiguous"
+    return None
+
+
+class PersistentStep:
+    """The logits of each row's next token, by one launch; the cache gets the new keys and values."""
+
+    def __init__(self, model: GPT, cache: Cache, tokens: Tensor, active: Tensor):
+        c, batch, device = model.config, len(tokens), tokens.device
+        heads = c.kv_heads or c.heads
+        facts = torch.cuda.get_device_properties(device)
+        grid = facts.multi_processor_count
+        attended, qkv = c.heads * c.head_width, (c.heads + 2 * heads) * c.head_width
+        widest = max(c.width, attended, c.mlp_width)
+        chunk = _chunk(c.mlp_width)
+        owned = 2 * (-(-c.width // grid) // 2 + 1)
+        small = _up(3 * c.head_width + 2 * WARPS + WARPS * c.head_width, 4)
+        per_block = [_up(-(-rows // grid) + 17, 8) for rows in (qkv, c.width, c.mlp_width)]
+        given = 4 * c.width + per_block[0] + 2 * per_block[1] + 2 * per_block[2]
+        fixed = 2 * batch * (widest + 8) + 8 * WARPS * 16 * batch + 4 * small + 2 * given + 4 * batch * owned + 512
+        stage = 16 * (chunk + 8) + 16
+        stages = min(32, (facts.shared_memory_per_block_optin - fixed) // stage)
+        if stages < 3:
+            raise NoKernel("the shared memory of a multiprocessor is too small for this model")
+        # where a block of the model is larger than all rings together, requests would queue in the memory
+        block_bytes = sum(one.nbytes for one in model.blocks[0].parameters())
+        flight = 1 if block_bytes > grid * stages * stage else stages
+        rotation = _rotation(model, cache.length, device)
+        qkv_bias = c.bias if c.qkv_bias is None else c.qkv_bias
+        shifted = getattr(model.norm, "bias", None) is not None
+        macros = dict(
+            LAYERS=c.depth, D=c.width, HEADS=c.heads, KV_HEADS=heads, HEAD=c.head_width, HIDDEN=c.mlp_width,
+            VOCAB=c.vocab, B=batch, SLOTS=cache.length + 1, GATED=int(isinstance(model.blocks[0].mlp, GatedMLP)),
+            ACTIVATION=ACTIVATIONS[c.activation], RMS=int(isinstance(model.norm, RMSNorm)), EPS=f"{c.eps!r}f",
+            PAIRS=0 if rotation is None else rotation.shape[1], ADJACENT=int(c.rope_pairs == "adjacent"),
+            WINDOW=c.window or 0, SCALE=f"{c.head_width**-0.5!r}f", SPLITS=SPLITS, KEYS_A_SPLIT=KEYS_A_SPLIT,
+            WARPS=WARPS, STAGES=stages, FLIGHT=flight, DEEP=DEEP, CHUNK=chunk, WIDEST=widest, SMALL=small, OWNED=owned,
+            NORMED=1 << (batch - 1).bit_length(), GRID=grid, BIAS=int(c.bias), QKV_BIAS=int(qkv_bias),
+            SHIFTED=int(shifted),
+            QK_NORM=int(c.qk_norm), HEAD_BIAS=int(model.head is not None and model.head.bias is not None),
+            LEARNED=int(isinstance(model.positions, Learned)),
+        )  # fmt: skip
+        major, minor = torch.cuda.get_device_capability(device)
+        source = Path(__file__).with_suffix(".cu").read_text(encoding="utf-8")
+        code = compiled(source, macros, f"sm_{major}{minor}")
+        self.kernel = Kernel(code, "decode", grid, 32 * WARPS + 32, fixed + stages * stage)
+        self.logits = torch.empty(batch, c.vocab, device=device)
+        self.model, self.cache = model, cache
+
+        def exchanged(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.long, device=device)
+
+        self.scratch = [
+            exchanged(1), exchanged(batch, c.width), exchanged(batch, qkv),
+            exchanged(batch, c.heads, SPLITS, c.head_width), exchanged(batch, c.heads, SPLITS),
+            exchanged(batch, c.mlp_width // 2),
+        ]  # fmt: skip
+        weights = [_weight(block, name) for block in model.blocks for name in FIELDS]
+        table = model.positions.table if isinstance(model.positions, Learned) else None
+        head = model.tokens.weight if model.head is None else model.head.weight
+        weights += [model.tokens.weight, table, model.norm.weight, getattr(model.norm, "bias", None), head]
+        weights += [None if model.head is None else model.head.bias, rotation]
+        state = [tokens, active, cache.used, cache.store[0], cache.store[1], cache.index, cache.coords, self.logits]
+        self.held = (weights, state)  # their addresses are the kernel's arguments
+        self.arguments = (addresses(weights), addresses([*state, *self.scratch]))
+
+    def __call__(self) -> Float[Tensor, "B V"]:
+        self.kernel.launch(self.arguments)
+        return self.logits
+
+
+def _up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _chunk(columns: int) -> int:
+    """Columns copied at a time: equal parts of the MLP's width, in multiples of 64."""
+    return _up(-(-columns // -(-columns // CHUNK)), 64)
+
+
+def _weight(block: Any, name: str) -> Tensor | None:
+    for part in name.split("."):
+        block = getattr(block, part, None)
+    return block
+
+
+def _rotation(model: GPT, length: int, device: torch.device) -> Float[Tensor, "L p 2"] | None:
+    """The cosine and sine of every position and pair, as the model has them."""
+    angles = model.positions.angles(torch.arange(length + 1, device=device)[None, :, None])
+    if angles is None:
+        return None
+    turned = torch.stack((angles[0].cos(), angles[0].sin()), -1)
+    return (turned.float() * model.positions.strength).contiguous()
+
+
+def persistent_step(
+    model: Any, cache: Cache, tokens: Tensor, active: Tensor, notify: Callable[[str], None] | None = None
+) -> PersistentStep | None:
+    """The kernel for this model, if it takes it; where it cannot be compiled, a line says why."""
+    if refusal(model, len(tokens)) is not None:
+        return None
+    try:
+        return PersistentStep(model, cache, tokens, active)
+    except NoKernel as error:
+        if notify is not None:
+            notify(f"(decoding without the persistent kernel: {error})")
+        return None
