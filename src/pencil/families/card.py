@@ -19,6 +19,8 @@ LOADED_BY = {
 def usage(run: Run, path: Path | None = None) -> str:
     """The command that uses a run."""
     place = shlex.quote(str(path or run.path))
+    if "vocab" in run.config["model"] and not (run.path / "tokenizer.json").exists():
+        return f"pencil shapes {place}"
     if run.config["model"].get("head") in ("pool", "states"):
         return f'pencil embed {place} --prompt "a text"'
     return f"pencil sample {place}"

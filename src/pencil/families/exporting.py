@@ -12,7 +12,8 @@ from ..config import UserError
 from ..data.tokenizer_export import tokenizer_files
 from ..files import beside
 from ..tensors import write_tensors
-from ..weights.maps import Architecture, Unfit, skeleton, write
+from ..weights.fields import Unfit
+from ..weights.maps import Architecture, skeleton, write
 from .card import exported_card
 from .importing import stored_dtype
 from .loading import load_model, open_run

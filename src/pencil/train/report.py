@@ -238,7 +238,7 @@ def shown_progress(what: str, console: Console | None = None) -> Iterator[None]:
         if console.is_terminal:
             status.update(words)
             status.start()
-        elif counts.due:
+        elif done and counts.due:
             console.print(words, highlight=False, soft_wrap=True)
 
     try:

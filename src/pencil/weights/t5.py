@@ -9,7 +9,8 @@ from typing import Any
 
 from ..config import UserError
 from ..models.seq2seq import Seq2Seq, Seq2SeqConfig
-from .maps import Architecture, Fields, Rule, anything, joined, must_have, only, reshaped, same
+from .fields import Fields, must_have, only
+from .maps import Architecture, Rule, anything, joined, reshaped, same
 from .marian import ask_pair, pair_inputs
 from .transformers_fields import fields
 
