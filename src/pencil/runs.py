@@ -39,8 +39,15 @@ class Run(RunFiles):
         return run
 
     @staticmethod
-    def create(path: Path, config: Mapping[str, Any], tokenizer: Tokenizer | None, force: bool = False) -> "Run":
-        """A new folder for a run; one that holds anything is never written into without `force`."""
+    def create(
+        path: Path,
+        config: Mapping[str, Any],
+        tokenizer: Tokenizer | None,
+        force: bool = False,
+        others: Mapping[str, bytes] | None = None,
+    ) -> "Run":
+        """A new folder for a run, with other files in it; one that holds anything is never written into without
+        `force`."""
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file; --out is the folder of a run")
         if path.exists() and any(path.iterdir()):
@@ -48,16 +55,9 @@ class Run(RunFiles):
                 raise UserError(f"{path} already holds something that is not a run; choose another --out")
             if not force:
                 raise UserError(f"{path} already holds another run; choose another --out, or --force to replace it")
-            held = Run.open(path)
-            aside = beside(path)
-            with held.writing():
-                if not WINDOWS:
-                    path.rename(aside)
-            if WINDOWS:  # which renames no folder in which a file, the lock, is open
-                path.rename(aside)
-            shutil.rmtree(aside)
+            shutil.rmtree(Run.open(path).put_aside())
         number = uuid.uuid4().hex[:16]
-        contents = {} if tokenizer is None else {"tokenizer.json": tokenizer.to_json().encode()}
+        contents = {**(others or {}), **({} if tokenizer is None else {"tokenizer.json": tokenizer.to_json().encode()})}
         contents["config.toml"] = to_toml({**config, "run": {**config["run"], "id": number}}).encode()
         try:
             (path / "samples").mkdir(parents=True)
@@ -67,6 +67,16 @@ class Run(RunFiles):
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
         return Run(path)
+
+    def put_aside(self) -> Path:
+        """Give the folder a hidden name, for another of its name; refused while another process writes it."""
+        aside = beside(self._path)
+        with self.writing():
+            if not WINDOWS:
+                self._path.rename(aside)
+        if WINDOWS:  # which renames no folder in which a file, the lock, is open
+            self._path.rename(aside)
+        return aside
 
     @property
     def family(self) -> str:

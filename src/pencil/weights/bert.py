@@ -227,6 +227,7 @@ def _architecture(name: str, kind: str) -> Architecture:
                  r"LayerNorm\.beta$": "LayerNorm.bias"},
         written=lambda c: {} if c.output in ("words", "label") else {rf"^{kind}\.": ""},
         sizes=partial(_found, kind=kind),
+        dropout={"hidden_dropout_prob": ("dropout", 0.1), "attention_probs_dropout_prob": ("attention_dropout", 0.1)},
         inputs=_inputs,
         ask=_answer,
         outputs=partial(_outputs, kind=kind),

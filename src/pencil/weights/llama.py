@@ -180,6 +180,7 @@ def describe(c: GPTConfig, kind: str, name: str) -> dict[str, Any]:
 
 CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
            "qwen3": "Qwen3ForCausalLM"}  # fmt: skip
+OLDER = {"llama": ("LLaMAForCausalLM",)}  # names of the classes in files of before
 
 
 def rules(c: GPTConfig, pairs: RopePairs = "halves") -> Iterator[Rule]:
@@ -241,6 +242,8 @@ def _architecture(name: str, kind: str, **others: Use) -> Architecture:
         partial(settings, kind=kind), partial(describe, kind=kind, name=name), rules,
         tied=lambda c: {"lm_head.weight": "model.embed_tokens.weight"} if c.tie_embeddings else {},
         unused=lambda c: {r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq": other_frequencies},
+        classes=(CLASSES[kind], CLASSES[kind].replace("ForCausalLM", "Model"), *OLDER.get(kind, ())),
+        dropout={"attention_dropout": ("attention_dropout", 0.0)},
         renamed={r"^(?=(embed_tokens|layers|norm)\.)": "model."},
         inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
         ask=lambda original, given: original(input_ids=given[0]).logits,

@@ -103,6 +103,9 @@ class Architecture:
     marks: tuple[str, ...] = ()
     sizes: Callable[[Mapping[str, tuple[int, ...]]], dict[str, Any]] = lambda shapes: {}
     remarks: Callable[[Any], tuple[str, ...]] = lambda config: ()  # what a file leaves open, shown at import
+    classes: tuple[str, ...] = ()  # that a config may name in `architectures`, the one with a head first; () for any
+    # their fields of dropout: our setting of each, and the library's value where a config has none
+    dropout: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     # to hold the original beside ours: random inputs of ours, its answer to them, and modules of it whose outputs are
     # values of ours, by the names of our values
     inputs: Callable[[Any, torch.Generator], tuple[Tensor, ...]] = lambda config, generator: ()
@@ -119,7 +122,16 @@ class Architecture:
             shapes = source.shapes()
             theirs = self.sizes({name: shapes[place] for name, place in _placed(self, source).items()}) | theirs
         check_fields(theirs, self.fields, self.name)
+        self._check_classes(theirs.get("architectures") or ())
         return build(self.config, self.settings(Fields(theirs, self.name)), "model.")
+
+    def _check_classes(self, named: Any) -> None:
+        for name in [named] if isinstance(named, str) else named:
+            if self.classes and name not in self.classes:
+                raise UserError(
+                    f"this {self.name}'s architectures has {name!r}, which ours does not have: only "
+                    f"{' or '.join(self.classes)}"
+                )
 
     def _plain(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
         """The fields under their usual names."""

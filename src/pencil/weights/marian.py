@@ -169,6 +169,8 @@ MARIAN = Architecture(
     # files of the model without its head have no prefix
     renamed={r"^(?=(shared|encoder|decoder)\.)": "model."},
     aliases=SIZES,
+    classes=("MarianMTModel", "MarianModel"),
+    dropout={"dropout": ("dropout", 0.1), "attention_dropout": ("attention_dropout", 0.0)},
     inputs=pair_inputs,
     ask=ask_pair,
     outputs=lambda c: _blocks(c, "model.encoder.layers", "model.decoder.layers"),

@@ -150,6 +150,8 @@ T5 = Architecture(
     # in some older files, and never used
     unused=lambda c: {r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight": anything},
     aliases=SIZES,
+    classes=("T5ForConditionalGeneration", "T5Model", "T5WithLMHeadModel"),
+    dropout={"dropout_rate": ("dropout", 0.1)},
     inputs=pair_inputs,
     ask=ask_pair,
     outputs=_outputs,

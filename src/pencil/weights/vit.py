@@ -150,6 +150,7 @@ def _architecture(name: str, kind: str) -> Architecture:
         name, "transformers", (kind,), ViT, ViTConfig, FIELDS, partial(settings, kind=kind),
         partial(describe, kind=kind, name=name), partial(rules, kind=kind),
         renamed={old.replace("{kind}", kind): new.replace("{kind}", kind) for old, new in RENAMED.items()},
+        dropout={"hidden_dropout_prob": ("dropout", 0.0), "attention_probs_dropout_prob": ("attention_dropout", 0.0)},
         inputs=random_pictures,
         ask=lambda original, given: original(pixel_values=given[0]).logits,
         outputs=lambda c: {f"blocks.{i}.post": f"{kind}.layers.{i}" for i in range(c.depth)}
