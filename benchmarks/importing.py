@@ -3,7 +3,8 @@
     python benchmarks/importing.py [--depth 48]
 
 The weights are random and in half precision, in two shards. Every step is a process of its own, whose peak memory is the
-operating system's figure; memory-mapped pages of files count in it.
+operating system's figure; memory-mapped pages of files count in it. That figure never falls below what the parent held
+when it started the child, so the parent does not import torch.
 """
 
 import argparse
@@ -15,16 +16,16 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
 
-from pencil.models.gpt import PRESETS, GPTConfig
-from pencil.tensors import write_tensors
-from pencil.weights.gpt2 import GPT2
-from pencil.weights.maps import skeleton, write
+def make(folder: Path, depth: int) -> None:
+    """The folder of a checkpoint."""
+    import torch
 
+    from pencil.models.gpt import PRESETS, GPTConfig
+    from pencil.tensors import write_tensors
+    from pencil.weights.gpt2 import GPT2
+    from pencil.weights.maps import skeleton, write
 
-def make(folder: Path, depth: int) -> int:
-    """The folder of a checkpoint; the bytes of its weights."""
     config = GPTConfig(**{**PRESETS["gpt2-xl"], "depth": depth})
     assert GPT2.describe is not None
     (folder / "config.json").write_text(json.dumps(GPT2.describe(config)))
@@ -37,7 +38,6 @@ def make(folder: Path, depth: int) -> int:
         write_tensors(folder / file, {name: shapes[name] for name in names}, torch.bfloat16, tensors, {"format": "pt"})
         places |= dict.fromkeys(names, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def measured(*words: str) -> tuple[float, float]:
@@ -65,11 +65,16 @@ print(f"first token after {time.perf_counter() - began:.1f} s: {int(logits.argma
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--depth", type=int, default=48, help="blocks; 48 is GPT-2 XL")
-    depth = parser.parse_args().depth
+    parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    depth = given.depth
+    if given.make:
+        return make(given.make, depth)
     folder = Path(tempfile.mkdtemp())
     try:
         (folder / "model").mkdir()
-        size = make(folder / "model", depth)
+        measured(__file__, "--depth", str(depth), "--make", str(folder / "model"))
+        size = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
         base = measured("-c", "import pencil.families.importing")[1]
         run = folder / "run"
         print(f"{'step':28} {'seconds':>8} {'peak':>9} {'of the weights':>15}")

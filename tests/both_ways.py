@@ -1,11 +1,13 @@
-"""One checkpoint of another library taken in, compared, and given back."""
+"""One checkpoint of another library taken in, compared, and given back; and what is refused on either way."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from pencil.config import UserError
 from pencil.weights.maps import Architecture, Source, load, write
 from pencil.weights.parity import compare
 
@@ -53,3 +55,17 @@ def both_ways(
     for difference in compare(architecture, back, ours, seed=1):
         assert difference.relative <= CLOSE, difference
     return ours
+
+
+def check_refused(architecture: Architecture, theirs: Mapping[str, Any], values: Mapping[str, Any], words: str) -> None:
+    """A config of theirs is taken, and with these values refused in these words."""
+    architecture.configure(theirs)
+    with pytest.raises(UserError, match=words):
+        architecture.configure({**theirs, **values})
+
+
+def check_unwritten(architecture: Architecture, ours: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """With these values, settings of ours are not written as theirs, and the first of them is named."""
+    words = f"model.{next(iter(values))} is .*which a {architecture.name} does not have"
+    with pytest.raises(UserError, match=words):
+        architecture.describe(architecture.config(**{**ours, **values}))

@@ -13,6 +13,7 @@ SRC = Path(__file__).parents[1] / "src" / "pencil"
 LAYERS = (
     {"core", "config", "console", "files", "manifest", "progress", "tensors", "draw", "page", "examples"},
     {"data", "device"},
+    {"run_files"},
     {"models", "runs"},
     {"tracing", "inference", "cost"},
     {"weights", "train"},
@@ -23,12 +24,13 @@ LAYERS = (
 ORDER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # what a package does not import although it comes before it
 FORBIDDEN = {
-    "tracing": {"models", "data", "runs", "inference", "cost"},  # it works on any module
+    "tracing": {"models", "data", "run_files", "runs", "inference", "cost"},  # it works on any module
     "inference": {"cost", "tracing"},
-    "cost": {"tracing", "inference", "data", "runs"},
-    "weights": {"tracing", "inference", "cost", "train", "runs", "data"},
+    "cost": {"tracing", "inference", "data", "run_files", "runs"},
+    "weights": {"tracing", "inference", "cost", "train", "run_files", "runs", "data"},
     "train": {"tracing", "cost", "weights"},
-    "models": {"data", "runs", "device", "draw"},
+    "models": {"data", "run_files", "runs", "device", "draw"},
+    "run_files": {"device", "draw"},
     "runs": {"models", "device", "draw"},
 }
 FILES = sorted(SRC.rglob("*.py"))

@@ -1,10 +1,12 @@
 """Files written so that a crash never leaves half of one, and read with limits: plain ones, by size, before parsing."""
 
 import errno
+import glob
 import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import tomllib
 import uuid
@@ -18,6 +20,7 @@ from .config import UserError
 LARGEST_TEXT = 32_000_000  # the largest tokenizers in use have about that
 LARGEST_TOML = 1_000_000
 MOST_VALUES, MOST_SETTINGS, MOST_DOTS = 2_000_000, 100_000, 64
+LOCK = ".lock"  # the file that a writer of a folder holds
 WINDOWS = os.name == "nt"  # where nothing that is open, or mapped into memory, can be replaced or renamed
 
 
@@ -69,10 +72,20 @@ def sweep(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def sweep_folders(path: Path) -> None:
+    """Remove what killed writers of a folder left beside it under hidden names; one that is locked is in use."""
+    for folder in path.parent.glob(f".{glob.escape(path.name)}.*") if path.parent.is_dir() else ():
+        hidden = re.fullmatch(r"[0-9a-f]{8}", folder.name.removeprefix(f".{path.name}."))
+        if hidden is None or folder.is_symlink() or not folder.is_dir():
+            continue
+        with suppress(UserError, OSError), locked(folder, "in use"):
+            shutil.rmtree(folder)
+
+
 @contextmanager
 def locked(folder: Path, busy: str) -> Iterator[None]:
     """One writer of a folder at a time; a second one is refused with `busy`. The lock ends with the process."""
-    lock = _open_lock(folder / ".lock")
+    lock = _open_lock(folder / LOCK)
     try:
         try:
             _lock(lock)

@@ -11,7 +11,8 @@ from .config import UserError
 from .files import read_json, write_aside
 
 WEIGHTS = "model.safetensors"
-CONTENTS = ("config.toml", "tokenizer.json", WEIGHTS)
+ORIGINAL = "original.json"  # what an imported run keeps of the original's settings
+CONTENTS = ("config.toml", "tokenizer.json", ORIGINAL, WEIGHTS)
 
 
 class Fault(NamedTuple):

@@ -1,11 +1,9 @@
-"""A run folder: opened, named, written and verified. Files are written under another name, flushed, then renamed."""
+"""A run: made, opened, named; its tokenizer and its weights."""
 
 import os
 import shutil
-import stat
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,46 +13,17 @@ from safetensors.torch import save
 from torch import nn
 
 from .config import UserError, distance, to_toml
-from .data.cache import remembered_hash
 from .data.tokenizers import Tokenizer, read_json
-from .files import WINDOWS, beside, fingerprint, flush_folder, locked, matches, read_text, read_toml, sweep, write_aside
-from .manifest import CONTENTS, WEIGHTS, Fault, Manifest, entry_of
+from .files import WINDOWS, beside, fingerprint, flush_folder, read_text, write_aside
+from .manifest import WEIGHTS, Manifest, entry_of
+from .run_files import RunFiles
 from .tensors import check_bytes, check_tensors, read_tensors, write_tensors
-
-HASHED_AT_EVERY_LOAD = 1_000_000_000  # bytes; larger files are hashed when size or times changed, and by verify
 
 SHOWN = 5  # runs that an error names
 
 
-class Run:
+class Run(RunFiles):
     """One folder under runs/: its config, its tokenizer, its weights."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._held: int | None = None  # the open folder, while it is being written
-
-    @property
-    def path(self) -> Path:
-        """The folder. While it is being written it must stay the one that was opened, or a second one would grow."""
-        if self._held is not None:
-            self._check_place(self._held)
-        return self._path
-
-    def _check_place(self, held: int) -> None:
-        there = os.fstat(held)
-        try:
-            here = self._path.stat()
-        except OSError:
-            here = None
-        if here is not None and (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
-            return
-        name = Path(f"/proc/self/fd/{held}")
-        now = os.readlink(name) if there.st_nlink and name.is_symlink() else ""
-        where = f"it is {now} now; go on with: pencil resume {now}" if now else "resume it under its new name"
-        raise UserError(
-            f"{self._path} was renamed or removed while it was being written, so the writing stopped; what was saved "
-            f"before is in the renamed folder: {where}"
-        )
 
     @staticmethod
     def open(path: str | Path) -> "Run":
@@ -70,8 +39,15 @@ class Run:
         return run
 
     @staticmethod
-    def create(path: Path, config: Mapping[str, Any], tokenizer: Tokenizer | None, force: bool = False) -> "Run":
-        """A new folder for a run; one that holds anything is never written into without `force`."""
+    def create(
+        path: Path,
+        config: Mapping[str, Any],
+        tokenizer: Tokenizer | None,
+        force: bool = False,
+        others: Mapping[str, bytes] | None = None,
+    ) -> "Run":
+        """A new folder for a run, with other files in it; one that holds anything is never written into without
+        `force`."""
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file; --out is the folder of a run")
         if path.exists() and any(path.iterdir()):
@@ -79,16 +55,9 @@ class Run:
                 raise UserError(f"{path} already holds something that is not a run; choose another --out")
             if not force:
                 raise UserError(f"{path} already holds another run; choose another --out, or --force to replace it")
-            held = Run.open(path)
-            aside = beside(path)
-            with held.writing():
-                if not WINDOWS:
-                    path.rename(aside)
-            if WINDOWS:  # which renames no folder in which a file, the lock, is open
-                path.rename(aside)
-            shutil.rmtree(aside)
+            shutil.rmtree(Run.open(path).put_aside())
         number = uuid.uuid4().hex[:16]
-        contents = {} if tokenizer is None else {"tokenizer.json": tokenizer.to_json().encode()}
+        contents = {**(others or {}), **({} if tokenizer is None else {"tokenizer.json": tokenizer.to_json().encode()})}
         contents["config.toml"] = to_toml({**config, "run": {**config["run"], "id": number}}).encode()
         try:
             (path / "samples").mkdir(parents=True)
@@ -99,23 +68,19 @@ class Run:
             raise UserError(f"cannot write {path}: {error.strerror}") from None
         return Run(path)
 
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        path = self.path / "config.toml"
-        config = read_toml(path)
-        for section in ("run", "model", "train"):
-            if not isinstance(config.get(section), dict):
-                raise UserError(f"{path} has no [{section}]")
-        return config
+    def put_aside(self) -> Path:
+        """Give the folder a hidden name, for another of its name; refused while another process writes it."""
+        aside = beside(self._path)
+        with self.writing():
+            if not WINDOWS:
+                self._path.rename(aside)
+        if WINDOWS:  # which renames no folder in which a file, the lock, is open
+            self._path.rename(aside)
+        return aside
 
     @property
     def family(self) -> str:
         return str(self.config["run"].get("family"))
-
-    @property
-    def id(self) -> str | None:
-        """The random name that a run gets when it is made; None for one made by an older version."""
-        return self.config["run"].get("id")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -123,16 +88,6 @@ class Run:
         if not path.is_file():
             raise UserError(f"{self.path} has no tokenizer.json")
         return read_json(read_text(path), str(path), self.config.get("tokens"))
-
-    @property
-    def manifest(self) -> Manifest | None:
-        """What the files must be; None for a run of an older version that has no weights yet."""
-        found = Manifest.read(self.path)
-        if found is None and os.path.lexists(self.path / WEIGHTS):
-            raise UserError(f"{self.path} has weights but no manifest.json to check them by")
-        if found is None and self.id is not None:
-            raise UserError(f"{self.path / 'manifest.json'} is missing, so the run cannot be verified")
-        return found
 
     def write_weights(self, model: nn.Module, facts: Mapping[str, Any]) -> None:
         """Make these weights the run's own."""
@@ -156,44 +111,6 @@ class Run:
             raise
         flush_folder(self.path)
 
-    def write_config(self, config: Mapping[str, Any]) -> None:
-        self._replace("config.toml", to_toml(config).encode())
-        self.__dict__.pop("config", None)
-
-    def _replace(self, name: str, content: bytes) -> None:
-        """Replace a file of the manifest."""
-        self._list(name, entry_of(content), lambda: write_aside(self.path / name, content))
-
-    def _list(self, name: str, new: dict[str, Any], put: Callable[[], Any]) -> None:
-        """List a file that `put` puts in its place; till then either may be found, so the manifest allows both.
-
-        What the manifest has of the other files is carried forward: hashing them anew would accept any damage.
-        """
-        manifest = self.manifest
-        if manifest is None:  # of an older version, and without weights: there is nothing yet to carry forward
-            found = {n: [fingerprint(self.path / n)] for n in CONTENTS if (self.path / n).is_file()}
-            manifest = Manifest(None, found, None)
-        files = manifest.files
-        manifest._replace(files=files | {name: [new, *files.get(name, ())]}).write(self.path)
-        put()
-        manifest._replace(files=files | {name: [new]}).write(self.path)
-        if new["size"] > HASHED_AT_EVERY_LOAD:
-            remembered_hash(self.path / name, written=new["sha256"])
-
-    def mend_manifest(self) -> str | None:
-        """Write a manifest that is damaged or missing anew, of what lies there; what was wrong with it."""
-        try:
-            _ = self.manifest
-        except UserError as error:
-            found = {n: [fingerprint(self.path / n)] for n in CONTENTS if (self.path / n).is_file()}
-            Manifest(self.id, found, None).write(self.path)
-            return str(error)
-        return None
-
-    def accept(self, name: str) -> None:
-        """Take a changed file for the run's own."""
-        self._replace(name, (self.path / name).read_bytes())
-
     def drop_weights(self) -> None:
         """Remove damaged weights, so that the next evaluation writes others."""
         manifest = self.manifest
@@ -201,35 +118,6 @@ class Run:
             files = {name: entries for name, entries in manifest.files.items() if name != WEIGHTS}
             manifest._replace(files=files).write(self.path)
         (self.path / WEIGHTS).unlink(missing_ok=True)
-
-    def check_files(self, *names: str, anew: bool = True) -> Iterator[tuple[Path, Fault | None]]:
-        """Each file of the manifest (or only these) with what is wrong with it; a run without a manifest has none.
-
-        Without `anew` a large file whose size and times are those of its last hashing is not read.
-        """
-        manifest = self.manifest
-        for name in (names or CONTENTS) if manifest else ():
-            file, entries = self.path / name, manifest.files.get(name) if manifest else None
-            if os.path.lexists(file):
-                yield file, None if entries and _matches(file, entries, anew) else _not_as_listed(file, bool(entries))
-            elif entries or name == "config.toml" or (name == "tokenizer.json" and "tokenizer" in self._facts()):
-                yield file, Fault(file, "missing", "is missing")
-        if manifest and not names and manifest.run != self._facts().get("id", manifest.run):
-            file = self.path / "manifest.json"
-            yield file, Fault(file, "foreign", f"is of another run, {manifest.run}")
-
-    def _facts(self) -> dict[str, Any]:
-        """What config.toml records of the run; nothing if it cannot be read, which is reported elsewhere."""
-        try:
-            return self.config["run"]
-        except UserError:
-            return {}
-
-    def verify(self, *names: str) -> None:
-        """Refuse, by name, a file (or one of these) that does not match the manifest."""
-        for _, fault in self.check_files(*names, anew=False):
-            if fault is not None:
-                raise UserError(str(fault))
 
     @property
     def weights_step(self) -> int | None:
@@ -259,37 +147,6 @@ class Run:
             check_bytes(path, shapes)
         self.verify()
         model.load_state_dict(read_tensors(path, shapes, renamed, device, dtype), assign=True)
-
-    @contextmanager
-    def writing(self):
-        """One writer at a time: the lock ends with the process, however that ends."""
-        with locked(self._path, f"{self._path} is being written by another process"):
-            sweep(self._path)
-            sweep(self._path / "samples")
-            if not hasattr(os, "O_DIRECTORY"):
-                yield  # Windows opens no folder, and renames none in which a file is open
-                return
-            self._held = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                yield
-            finally:
-                held, self._held = self._held, None
-                os.close(held)
-
-
-def _matches(file: Path, entries: list[dict[str, Any]], anew: bool) -> bool:
-    if not file.exists() or not stat.S_ISREG((about := file.stat()).st_mode):
-        return False
-    if about.st_size <= HASHED_AT_EVERY_LOAD:
-        return matches(file, *entries)
-    same = [entry for entry in entries if entry.get("size") == about.st_size]
-    return bool(same) and remembered_hash(file, anew) in [entry.get("sha256") for entry in same]
-
-
-def _not_as_listed(file: Path, listed: bool) -> Fault:
-    if listed:
-        return Fault(file, "damaged", "is damaged or was changed: it does not match manifest.json")
-    return Fault(file, "foreign", "is no part of the run: manifest.json does not list it")
 
 
 def _known_runs(wanted: Path) -> str:

@@ -236,13 +236,16 @@ def test_a_checkpoint_of_nanogpt_is_read_from_its_file():
     assert "runs/nano has no tokenizer.json" in call("sample", "runs/nano", "--prompt", "a", code=2).stderr
 
 
-@pytest.mark.parametrize("words", [["eval", "runs/in"], ["resume", "runs/in"]])
-def test_an_imported_run_has_no_data_of_its_own(foreign, words):
+def test_an_imported_run_has_no_data_of_its_own(foreign):
     call("import", foreign("GPT-2"), "--name", "in")
-    refusal = call(*words, code=2).stderr
+    refusal = call("eval", "runs/in", code=2).stderr
     assert (
         "runs/in was imported, and has no data of its own: name some with --data, or train from it: pencil" in refusal
     )
+    for words in ([], ["--data", "notes.txt"]):
+        refusal = call("resume", "runs/in", *words, code=2).stderr
+        assert "there is no training to continue; train from it: pencil train gpt --from runs/in --data DATA" in refusal
+    assert "name some with --data, or a text with --prompt" in call("heads", "runs/in", code=2).stderr
 
 
 def test_a_run_that_a_library_cannot_express_is_refused_by_the_setting(notes):

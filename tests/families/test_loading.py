@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import pencil
 from conftest import call
-from pencil import runs
+from pencil import run_files
 from pencil.config import UserError
 from pencil.families import open_run
 
@@ -76,7 +76,7 @@ def test_every_verb_takes_a_run_in_half_precision(half):
 @pytest.fixture
 def large(run, tmp_path, monkeypatch):
     """A run whose weights count as large, its files two hours old; and how often they were hashed."""
-    monkeypatch.setattr(runs, "HASHED_AT_EVERY_LOAD", 1000)
+    monkeypatch.setattr(run_files, "HASHED_AT_EVERY_LOAD", 1000)
     monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
     copy, read = shutil.copytree(run, tmp_path / "run"), []
     from pencil import files

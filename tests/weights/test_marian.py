@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from both_ways import both_ways, randomise
+from both_ways import both_ways, check_refused, check_unwritten, randomise
 from pencil.config import UserError
 from pencil.models.seq2seq import Seq2SeqConfig
 from pencil.weights.maps import Source, load, read, write
@@ -149,9 +149,7 @@ def test_only_our_sinusoids_are_taken_for_positions(change, words):
     (dict(brand_new=1), "brand_new = 1"),
 ])  # fmt: skip
 def test_what_ours_cannot_do_is_refused_in_a_sentence(values, words):
-    MARIAN.configure(SIZES)
-    with pytest.raises(UserError, match=words):
-        MARIAN.configure({**SIZES, **values})
+    check_refused(MARIAN, SIZES, values, words)
 
 
 @pytest.mark.parametrize("values", [
@@ -162,8 +160,7 @@ def test_what_is_no_marian_is_not_written_as_one(values):
     kept = dict(width=42, heads=3, norm_position="post", positions="sinusoidal-halves", bias=True, head_bias=True,
                 activation="relu")  # fmt: skip
     assert MARIAN.describe(Seq2SeqConfig(**kept, source_context=97))["max_position_embeddings"] == 97
-    with pytest.raises(UserError, match=f"model.{next(iter(values))} is .*which a Marian does not have"):
-        MARIAN.describe(Seq2SeqConfig(**{**kept, **values}))
+    check_unwritten(MARIAN, kept, values)
     with pytest.raises(UserError, match="model.head_width is 17, which a Marian does not have"):
         MARIAN.describe(Seq2SeqConfig(**kept, head_dim=17))
 

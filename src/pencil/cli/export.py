@@ -32,7 +32,7 @@ def export(
     dtype
         float32, bfloat16 or float16; by default that of the run's weights.
     force
-        Replace a folder of that name.
+        Replace a former export of that name; a folder that holds anything else is refused.
     """
     from ..families.exporting import export_run
 

@@ -1,5 +1,6 @@
 """import: a checkpoint of another library becomes a run."""
 
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -43,9 +44,10 @@ def import_weights(
     tokenizer
         A tokenizer.json (or gpt2), where the checkpoint has none.
     parity
-        Compute one random input with the original library too, and show the largest error of every block.
+        Compute one random input with the original library too, and show the largest error of every block; exit
+        status 1 if one is above 1e-5 of the largest value. The run stays.
     force
-        Replace a run of that name.
+        Replace the run of that name.
     listed
         List the architectures that can be imported.
     """
@@ -86,17 +88,21 @@ def _list() -> int:
 
 def _parity(what: str, path: Path) -> int:
     """The table of errors; exit status 1 if one is too large."""
-    from ..families.parity import LARGEST, compared
+    from ..families.parity import compared
 
     table = Table(box=box.SIMPLE, pad_edge=False)
     for column in ("value", "largest error", "of the largest value"):
         table.add_column(column, justify="left" if column == "value" else "right")
-    rows = compared(what, path)
-    for row in rows:
+    found = compared(what, path)
+    for row in found.rows:
         table.add_row(row.name, f"{row.error:.1e}", f"{row.relative:.1e}")
     Console(soft_wrap=True).print(table)
-    worst = max(rows, key=lambda row: row.relative)
-    fits = worst.relative <= LARGEST
-    note(f"{'equal' if fits else 'NOT equal'}: the largest error is {worst.relative:.1e} of the largest value, in "
-         f"{worst.name} (float32)")  # fmt: skip
-    return 0 if fits else 1
+    kind = str(found.rounded).removeprefix("torch.")
+    before = "" if found.rounded is None else f", from the weights as they are before they are rounded to {kind}"
+    worst, how = found.worst, f"(computed in float32{before})"
+    if worst.relative == inf:
+        note(f"NOT equal: {worst.name} has NaN or infinity, which equals nothing {how}")
+    else:
+        note(f"{'equal' if found.equal else 'NOT equal'}: the largest error is {worst.relative:.1e} of the largest "
+             f"value, in {worst.name} {how}")  # fmt: skip
+    return 0 if found.equal else 1

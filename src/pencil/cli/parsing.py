@@ -17,7 +17,7 @@ from cyclopts import (
 )
 
 from ..config import UserError
-from .suggestions import command_meant
+from .suggestions import command_meant, option_meant
 
 
 def _value(kind: Any, tokens: Sequence[Token]) -> Any:
@@ -56,7 +56,10 @@ def sentence(error: CycloptsError, command: str, usage: str = "") -> str:
         commands = [name for name in (error.app or ()) if not name.startswith("-")]
         return f"{error.unused_tokens[0]} is not a command; {command_meant(error.unused_tokens[0], commands)}"
     if isinstance(error, UnknownOptionError):
-        return f"{verb} takes no {option_of(error)}; {see} lists its options"
+        known = [name for argument in error.argument_collection for name in argument.names if name.startswith("--")]
+        return (
+            f"{verb} takes no {option_of(error)}; {option_meant(option_of(error), known) or f'{see} lists its options'}"
+        )
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.keyword or error.argument.name
         if name.startswith("-"):

@@ -80,7 +80,9 @@ def find_model(what: str, changes: Mapping[str, Any] | None = None) -> "tuple[Fa
     if Path(what).is_dir():
         run = open_run(what)
         record = FAMILIES[run.family]
-        return record, record.read_config(run.config["model"]), run.config["train"]
+        # an imported run is trained with AdamW when another starts from it
+        training = {"optimizer": "adamw"} if "import" in run.config else run.config["train"]
+        return record, record.read_config(run.config["model"]), training
     if what in FAMILIES:
         raise UserError(f"{what} is a family; use one of {', '.join(f for f in presets if presets[f][0] == what)}")
     close = closest(what, [*presets, *(preset for _, preset in presets.values())])

@@ -2,6 +2,7 @@
 
 # the options of a command are those of its family, which is known when the command is made
 # pyright: reportInvalidTypeForm=false
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,17 @@ from ..config import UserError, build, overrides, setting_types
 from .suggestions import option_meant, setting_meant, undotted
 from .terminal import note, program
 
-OPTIONS = ("data", "preset", "config", "settings", "name", "out", "force")  # of train, for every family
+OPTIONS = (
+    "data",
+    "from",
+    "freeze",
+    "preset",
+    "config",
+    "settings",
+    "name",
+    "out",
+    "force",
+)  # of train, for every family
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 
 
@@ -60,8 +71,8 @@ def train_command(record: Any) -> Callable[..., int]:
             Parameter(
                 group=MODEL,
                 negative=(),
-                help="Do not train the parameters whose names match, such as 'blocks.[0-5].*' or tokens; may be "
-                "repeated. The same as --train.freeze.",
+                help="Do not train the parameters whose names match, such as 'blocks.[0-5].*' or tokens; "
+                "repeat it for several. The same as --train.freeze.",
             ),
         ] = None,
         preset: Annotated[
@@ -150,7 +161,8 @@ def _dotted(record: Any, words: tuple[str, ...]) -> list[str]:
     own = [f"--{name.replace('_', '-')}" for name in (*OPTIONS, *sections.pop("options"))]
     for name in undotted(words):
         if name.startswith("-"):
-            meant = setting_meant(name, sections) or option_meant(name, own)
+            swapped = [one for one in own if sorted(one) == sorted(name)]  # --form is --from before it is --model.norm
+            meant = option_meant(name, swapped) or setting_meant(name, sections) or option_meant(name, own)
             raise UserError(
                 f"a {record.name} takes no {name}; {meant or f'pencil train {record.name} --help lists its options'}"
             )
@@ -182,6 +194,12 @@ def resume(
     from ..train.identity import review
 
     opened = open_run(run)
+    if "import" in opened.config:
+        place = shlex.quote(str(run))
+        raise UserError(
+            f"{run} was imported, so there is no training to continue; train from it: pencil train {opened.family} "
+            f"--from {place} --data DATA"
+        )
     if allow_changes:
         with opened.writing():
             if fault := opened.mend_manifest():

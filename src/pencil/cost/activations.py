@@ -107,8 +107,9 @@ def adaln_block_group(c: Any, batch: int, groups: int, tokens: int, count: int, 
 def block_formulas(c: Any, blocks: str = "L", decoder: str = "L") -> dict[str, str]:
     """Formulas for the parameters of blocks, for display: how many there are, and of these in a decoder."""
     biases = " + biases" if getattr(c, "bias", True) else ""
+    of_qkv = " + biases of Q, K, V" if getattr(c, "qkv_bias", None) and not biases else biases
     return {
-        "attention": f"{blocks}·D·(2·h + 2·g)·d{biases}",
+        "attention": f"{blocks}·D·(2·h + 2·g)·d{of_qkv}",
         "cross-attention": f"{decoder}·D·(2·h + 2·g)·d{biases}",
         "MLP": f"{3 if is_gated(c) else 2}·{blocks}·D·F{biases}",
     }

@@ -1,5 +1,6 @@
 """The special tokens of a tokenizer: what begins and ends a text, pads it, masks a word of it, begins a target."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,7 @@ class SpecialTokens:
         return found
 
 
-class WithoutSpecialTokens:
+class WithoutSpecialTokens(ABC):
     """What a tokenizer of characters or bytes says of special tokens: it has none but an end token, perhaps."""
 
     end: int | None = None
@@ -87,11 +88,13 @@ class WithoutSpecialTokens:
     def ends(self) -> tuple[int, ...]:
         return () if self.end is None else (self.end,)
 
+    @abstractmethod
     def encode(self, text: str) -> Any:
-        raise NotImplementedError
+        """The ids of a text, as an array."""
 
+    @abstractmethod
     def decode(self, ids: Any) -> str:
-        raise NotImplementedError
+        """The text of ids."""
 
     def encode_with_special(self, text: str, pair: str | None = None) -> list[int]:
         """The ids of a text as a model reads it: without special tokens here."""

@@ -9,6 +9,7 @@ from .. import __version__
 from ..runs import Run
 from .record import Family
 
+EXPORTED = "exported by Pencil"  # the words of a card by which an export is known
 LOADED_BY = {
     "transformers": "from transformers import {kind}\nmodel = {kind}.from_pretrained({folder!r})",
     "timm": "import timm\nmodel = timm.create_model({local!r}, pretrained=True)",
@@ -19,6 +20,8 @@ LOADED_BY = {
 def usage(run: Run, path: Path | None = None) -> str:
     """The command that uses a run."""
     place = shlex.quote(str(path or run.path))
+    if "vocab" in run.config["model"] and not (run.path / "tokenizer.json").exists():
+        return f"pencil shapes {place}"
     if run.config["model"].get("head") in ("pool", "states"):
         return f'pencil embed {place} --prompt "a text"'
     return f"pencil sample {place}"
@@ -49,19 +52,19 @@ model, tokenizer, run = pencil.load("{path}")
 """
 
 
-def exported_card(path: Path, source: Path, library: str, kind: str, facts: Mapping[str, Any]) -> str:
-    """What the checkpoint is, and how the library loads it."""
+def exported_card(path: Path, source: Path, library: str, kind: str, origin: Mapping[str, Any]) -> str:
+    """What the checkpoint is, and how the library loads it; `origin` is what a run records of imported weights."""
     folder = str(path)
     loading = LOADED_BY[library].format(kind=kind, folder=folder, local=f"local-dir:{path}")
-    licence = facts.get("licence")
-    head = (
-        f"---\nlicense: {licence}\nlibrary_name: {library}\n---\n\n"
-        if licence
-        else f"---\nlibrary_name: {library}\n---\n\n"
-    )
-    return f"""{head}# {path.name}
+    head = {"license": origin.get("from_licence"), "base_model": origin.get("from_hub"), "library_name": library}
+    lines = "".join(f"{name}: {value}\n" for name, value in head.items() if value)
+    first = f" Its first weights are those of `{origin['from_origin']}`." if origin.get("from_origin") else ""
+    return f"""---
+{lines}---
 
-A model for {library}, exported by Pencil {__version__} from the run `{source}`.
+# {path.name}
+
+A model for {library}, {EXPORTED} {__version__} from the run `{source}`.{first}
 
 ```python
 {loading}

@@ -1,6 +1,5 @@
 """Runs as checkpoints of other libraries: exactly what the run computes, or refused by what does not fit."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,18 +8,27 @@ from typing import Any
 from torch import Tensor
 
 from ..config import UserError
-from ..data.tokenizer_export import tokenizer_files
-from ..files import beside
+from ..files import LOCK, beside, locked, read_text, sweep_folders
 from ..tensors import write_tensors
-from ..weights.maps import Architecture, Unfit, skeleton, write
-from .card import exported_card
+from ..weights.dropout import dropout_fields
+from ..weights.fields import Unfit
+from ..weights.maps import Architecture, skeleton, write
+from .card import EXPORTED, exported_card
+from .export_files import files_beside
 from .importing import stored_dtype
 from .loading import load_model, open_run
+from .original import origin_of
 from .record import Family
 from .registry import family
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "diffusers": "diffusers"}
 WEIGHTS = {"diffusers": "diffusion_pytorch_model.safetensors"}
+# every file and folder that an export writes
+WRITTEN = frozenset(
+    "README.md config.json model.safetensors diffusion_pytorch_model.safetensors tokenizer.json tokenizer_config.json "
+    "special_tokens_map.json generation_config.json preprocessor_config.json chat_template.jinja spiece.model "
+    "source.spm target.spm vocab.json modules.json 1_Pooling sentence_bert_config.json".split()
+)
 Notify = Callable[[str], None]
 
 
@@ -36,7 +44,7 @@ def expressed(record: Family, config: Any, library: str, first: str = "") -> tup
     for one in sorted(every, key=lambda one: one.name != first):
         assert one.describe is not None
         try:
-            return one, one.describe(config)
+            return one, one.describe(config) | dropout_fields(one, config)
         except Unfit as error:
             faults.setdefault(f"{error.setting}, and only {error.only} is there in", []).append(error.what)
         except UserError as error:
@@ -60,38 +68,31 @@ def export_run(
     record = family(run.family)
     config = record.read_config(run.config["model"])
     try:
-        first = run.config.get("import", {}).get("architecture", "")
-        architecture, described = expressed(record, config, library, first)
+        origin = origin_of(run)
+        architecture, described = expressed(record, config, library, origin["from_architecture"] or "")
     except UserError as error:
         raise UserError(f"{run.path} cannot be exported to {library}: {error}") from None
     folder = out or Path("exports") / f"{run.path.name}-{to}"
-    if folder.exists() and not force:
-        raise UserError(f"{folder} exists already; choose another --out, or --force to replace it")
-    contents, notes = {"config.json": described}, []
-    if record.exported is not None:
-        contents, notes = record.exported(run, config, library, described)
-    files = {name: json.dumps(content, indent=2, ensure_ascii=False).encode() for name, content in contents.items()}
-    if (run.path / "tokenizer.json").is_file():
-        files |= tokenizer_files(run.tokenizer, getattr(config, "context", None))
-        special = _special_ids(run.tokenizer, record.generates, bool(described.get("is_encoder_decoder")))
-        files["config.json"] = _json({**contents["config.json"], **special})
-        if record.generates and library == "transformers":
-            never = [[token] for token in run.tokenizer.never]
-            files["generation_config.json"] = _json(special | ({"bad_words_ids": never} if never else {}))
+    check_folder(folder, force)
+    files, notes = files_beside(run, record, config, architecture, described)
     model = load_model(run, dtype=chosen)
     kind = (described.get("architectures") or [described.get("_class_name", "")])[0]
-    files["README.md"] = exported_card(folder, run.path, library, kind, run.config.get("import", {})).encode()
+    files["README.md"] = exported_card(folder, run.path, library, kind, origin).encode()
+    sweep_folders(folder)
     aside = beside(folder)
     try:
         aside.mkdir(parents=True)
-        for name, content in files.items():
-            (aside / name).parent.mkdir(exist_ok=True)
-            (aside / name).write_bytes(content)
-        name = WEIGHTS.get(library, "model.safetensors")
-        _write_weights(aside / name, architecture, model.state_dict(), config)
-        if folder.exists():
-            shutil.rmtree(folder)
-        aside.rename(folder)
+        with locked(aside, f"{aside} is being written by another process"):
+            for name, content in files.items():
+                (aside / name).parent.mkdir(exist_ok=True)
+                (aside / name).write_bytes(content)
+            name = WEIGHTS.get(library, "model.safetensors")
+            _write_weights(aside / name, architecture, model.state_dict(), config)
+        (aside / LOCK).unlink(missing_ok=True)
+        put_folder(aside, folder)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise UserError(f"cannot write {folder}: {error.strerror or error}") from None
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -101,25 +102,39 @@ def export_run(
     return folder
 
 
+def check_folder(folder: Path, force: bool) -> None:
+    """Refuse a folder that is there; with `force`, one that holds anything but an export."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise UserError(f"{folder} is a {'link' if folder.is_symlink() else 'file'}; --out is the folder to write")
+    if not folder.exists():
+        return
+    if not force:
+        raise UserError(f"{folder} exists already; choose another --out, or --force to replace it")
+    held = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+    card = folder / "README.md"
+    others = [name for name in held if name not in WRITTEN]
+    if held and not (card.is_file() and EXPORTED in read_text(card)):
+        raise UserError(f"{folder} holds something that is not an exported checkpoint; choose another --out")
+    if others:
+        raise UserError(
+            f"{folder} also holds {others[0]}, which no export writes; move it away, or choose another --out"
+        )
+
+
+def put_folder(aside: Path, folder: Path) -> None:
+    """Give a folder that is whole its name; the former one of that name goes away."""
+    old = None
+    if folder.exists():
+        old = beside(folder)
+        folder.rename(old)
+    aside.rename(folder)
+    if old is not None:
+        shutil.rmtree(old)
+
+
 def _write_weights(path: Path, architecture: Architecture, tensors: dict[str, Tensor], config: Any) -> None:
     """Their tensors, one at a time."""
     empty = skeleton(architecture.model, config).state_dict()
     shapes = {name: tuple(t.shape) for name, t in write(architecture, empty, config)}
     dtype = next(iter(tensors.values())).dtype
     write_tensors(path, shapes, dtype, write(architecture, tensors, config), {"format": "pt"})
-
-
-def _special_ids(tokenizer: Any, generates: bool, targets: bool) -> dict[str, Any]:
-    """The special tokens as the fields of another library's config; what it has not is null there, not its default.
-
-    An encoder–decoder (`targets`) also has one that begins a target.
-    """
-    end = list(tokenizer.ends) if len(tokenizer.ends) > 1 else tokenizer.end
-    found = {"bos_token_id": tokenizer.begin, "eos_token_id": end, "pad_token_id": tokenizer.pad}
-    if targets:
-        found["decoder_start_token_id"] = tokenizer.end if tokenizer.start is None else tokenizer.start
-    return {name: value for name, value in found.items() if generates or value is not None}
-
-
-def _json(content: Any) -> bytes:
-    return json.dumps(content, indent=2, ensure_ascii=False).encode()

@@ -8,12 +8,13 @@ import torch
 
 from ..config import UserError, build
 from ..data.settings import DataConfig
-from ..manifest import WEIGHTS
+from ..manifest import ORIGINAL, WEIGHTS
 from ..train.frozen import frozen_names
 from ..train.settings import TrainConfig
 from ..train.start import Start
 from ..train.task import Prepared, Request
 from .loading import load_model, open_run
+from .original import origin_of
 from .record import Family
 
 # AdamW's peak rate for weights that were trained before, times the width: at 768 it is 6.5e-5, as others fine-tune
@@ -33,7 +34,7 @@ def open_start(record: Family, place: str | Path, weights: bool = True) -> Start
         )
     if not (run.path / WEIGHTS).exists():
         raise UserError(f"{place} has no weights yet, so nothing can start from them; pencil resume {place} trains it")
-    facts, imported = run.config["run"], run.config.get("import") or {}
+    facts = run.config["run"]
     has_text = (run.path / "tokenizer.json").is_file()
     return Start(
         str(place), record, record.read_config(run.config["model"]),
@@ -41,12 +42,12 @@ def open_start(record: Family, place: str | Path, weights: bool = True) -> Start
         run.tokenizer if has_text else None,
         tuple(map(str, facts.get("classes") or ())),
         build(DataConfig, run.config.get("data") or {}, "data."),
-        {"from": str(place), "from_id": run.id, "from_step": run.weights_step,
-         "from_licence": imported.get("licence", facts.get("from_licence"))},
+        {"from": str(place), "from_id": run.id, "from_step": run.weights_step, **origin_of(run)},
         run.config.get("tokens"),
         facts.get("vae"),
         facts.get("vae_hash"),
         facts.get("preset", record.default_preset),
+        {ORIGINAL: (run.path / ORIGINAL).read_bytes()} if weights and (run.path / ORIGINAL).is_file() else {},
     )  # fmt: skip
 
 

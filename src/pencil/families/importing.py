@@ -1,24 +1,28 @@
 """Checkpoints of other libraries as runs: everything is checked and converted before the run's folder has its name."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from .. import __version__
 from ..config import UserError, nearest
 from ..data.tokenizer_folders import find_tokenizer
 from ..data.tokenizers import Tokenizer, from_name
-from ..files import beside, write_aside
+from ..files import beside, sweep_folders, write_aside
 from ..progress import pollable
 from ..runs import Run, choose_path
 from ..train.task import check_vocab
 from ..weights.checkpoint_files import Checkpoint, open_checkpoint
+from ..weights.dropout import about_dropout
 from ..weights.maps import Architecture, read, renamed_names, skeleton
 from .card import imported_card
 from .loading import SETTINGS_VERSION
+from .original import kept_of
 from .record import Family
 from .registry import FAMILIES
 
@@ -42,7 +46,19 @@ def known() -> list[Known]:
 
 
 def find_architecture(found: Checkpoint) -> tuple[Known, Mapping[str, Any]]:
-    """The architecture of a checkpoint and its fields: by its config, by what its file holds, or by its tensors."""
+    """The architecture of a checkpoint and its fields; refused where its name says another library."""
+    one, theirs = _recognised(found)
+    library = one.architecture.library
+    if found.library not in ("", "hf", library):
+        raise UserError(
+            f"{found.where} is a {one.architecture.name} of {library}, and not of {found.library}: leave "
+            f"{found.library}: out"
+        )
+    return one, theirs
+
+
+def _recognised(found: Checkpoint) -> tuple[Known, Mapping[str, Any]]:
+    """By its config, by what its file holds, or by its tensors."""
     for library, key in NAMED_BY.items():
         if isinstance(kind := found.config.get(key), str):
             return _by_name(library, kind, found.where), found.config
@@ -80,14 +96,18 @@ def import_checkpoint(
     notify: Notify = lambda line: None,
 ) -> Run:
     """Make a run of a checkpoint: a folder, a file, or one of the hub; nothing is left behind unless all of it fits."""
-    chosen, path = stored_dtype(dtype), _place(what, name, out, force)
-    with open_checkpoint(what, notify) as found:
+    chosen, (path, taken) = stored_dtype(dtype), _place(what, name, out, force)
+    with open_checkpoint(what, notify) as found, _named(what):
+        if path.exists() and found.folder.resolve().is_relative_to(path.resolve()):
+            raise UserError(
+                f"{path} holds the checkpoint itself, and would be replaced: choose another --name or --out"
+            )
         (record, architecture), theirs = find_architecture(found)
         config = architecture.configure(theirs, found.source)
         kept, tokens = _tokenizer(found, config, tokenizer)
         tables = record.imported(found, config) if record.imported else {}
         origin = {"from": what, "architecture": architecture.name, "library": architecture.library}
-        origin |= {key: value for key in ("revision", "licence") if (value := getattr(found, key))}
+        origin |= {key: value for key in ("hub", "revision", "licence") if (value := getattr(found, key))}
         facts = {
             "family": record.name, "preset": "imported", "pencil": __version__, "settings": SETTINGS_VERSION,
             **tables.get("run", {}), **({"tokenizer": kept.kind} if kept else {}),
@@ -98,20 +118,35 @@ def import_checkpoint(
         count = record.parameters(config)
         notify(f"{what}: {architecture.name} of {architecture.library}, a {record.name} of {count:,} parameters in "
                f"{str(stored).removeprefix('torch.')}")  # fmt: skip
-        aside = beside(path)
+        sweep_folders(path)
+        aside, not_finite = beside(path), list[str]()
         try:
-            run = Run.create(aside, table, kept)
-            shapes = {key: tuple(t.shape) for key, t in skeleton(architecture.model, config).state_dict().items()}
-            tensors = pollable(read(architecture, found.source, config), len(shapes))
-            run.stream_weights(shapes, stored, tensors, {"family": record.name, "pencil": __version__, "step": 0})
-            write_aside(aside / "README.md", imported_card(path, record, count, run).encode())
+            run = Run.create(aside, table, kept, others=kept_of(found, architecture, tokenizer is None))
+            with run.writing():
+                shapes = {key: tuple(t.shape) for key, t in skeleton(architecture.model, config).state_dict().items()}
+                tensors = _finite(read(architecture, found.source, config), stored, not_finite)
+                facts = {"family": record.name, "pencil": __version__, "step": 0}
+                run.stream_weights(shapes, stored, pollable(tensors, len(shapes)), facts)
+                write_aside(aside / "README.md", imported_card(path, record, count, run).encode())
             _put(aside, path, force)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-    for note in (*tables.get("notes", ()), *architecture.remarks(config), *_without_tokenizer(config, kept)):
+    notes = (*taken, *tables.get("notes", ()), *architecture.remarks(config), *about_dropout(architecture, theirs))
+    for note in (*notes, *_about_values(not_finite), *_without_tokenizer(config, kept)):
         notify(note)
     return Run.open(path)
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """What is wrong with a config or a tensor, with the checkpoint's name before it."""
+    try:
+        yield
+    except UserError as error:
+        if not str(error).startswith(("this ", "the config of this ")):
+            raise
+        raise UserError(f"{what}: {error}") from None
 
 
 def stored_dtype(name: str | None) -> torch.dtype | None:
@@ -121,25 +156,49 @@ def stored_dtype(name: str | None) -> torch.dtype | None:
     return None if name is None else getattr(torch, name)
 
 
-def _place(what: str, name: str | None, out: Path | None, force: bool) -> Path:
-    """The folder of the run; one that is taken is refused before anything is read."""
+def _place(what: str, name: str | None, out: Path | None, force: bool) -> tuple[Path, list[str]]:
+    """The folder of the run, and a sentence about it; one that is taken is refused before anything is read.
+
+    Without a name of the user's it is that of the checkpoint, or else the next that is free.
+    """
     if name is not None and (out or not name.strip(".") or set(name) & set("/\\\n")):
         raise UserError("--name must be a plain name under runs/, without --out; use --out for a folder elsewhere")
     usual = what.partition("@")[0].rstrip("/").replace("\\", "/").rpartition("/")[2].rpartition(":")[2]
-    path = out or (Path("runs") / name if name else choose_path(Path(usual).stem if "." in usual[-12:] else usual))
+    wanted = out or Path("runs") / (name or (Path(usual).stem if "." in usual[-12:] else usual))
+    path = wanted if out or name or force else choose_path(wanted.name)
+    taken = [f"{wanted} exists already, so this run is {path}: --name names it, --force replaces {wanted}"]
     if path.exists() and not force:
         raise UserError(f"{path} exists already; choose another --name, or --force to replace it")
     if path.exists() and not (path / "config.toml").is_file():
         raise UserError(f"{path} holds something that is not a run; choose another --name")
-    return path
+    return path, [] if path == wanted else taken
+
+
+def _finite(
+    tensors: Iterable[tuple[str, Tensor]], stored: torch.dtype, not_finite: list[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors; those with NaN or infinity are listed, and one with values that the dtype cannot hold is refused."""
+    for name, tensor in tensors:
+        if tensor.numel():
+            least, most = tensor.aminmax()
+            if not (least.isfinite() and most.isfinite()):
+                not_finite.append(name)
+            elif not (least.to(stored).isfinite() and most.to(stored).isfinite()):
+                word, largest = str(stored).removeprefix("torch."), max(most.item(), -least.item())
+                raise UserError(
+                    f"{name} has a value of {largest:.3g}, which is too large for {word}: choose --dtype float32"
+                )
+        yield name, tensor
+
+
+def _about_values(names: list[str]) -> list[str]:
+    more = f", and so do {len(names) - 1} other tensors" if len(names) > 1 else ""
+    return [f"{names[0]} holds NaN or infinity{more}: what the model computes will be NaN, too"] if names else []
 
 
 def _put(aside: Path, path: Path, force: bool) -> None:
     """Give a run that is whole its name; the former one of that name goes away."""
-    old = None
-    if path.exists() and force:
-        old = beside(path)
-        path.rename(old)
+    old = Run.open(path).put_aside() if path.exists() and force else None
     aside.rename(path)
     if old is not None:
         shutil.rmtree(old)

@@ -3,13 +3,18 @@
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ..config import UserError
-from ..weights.checkpoint_files import open_checkpoint
+from ..manifest import WEIGHTS
+from ..runs import Loaded, Run
+from ..tensors import check_tensors, torch_dtypes
+from ..weights.checkpoint_files import Checkpoint, open_checkpoint
+from ..weights.maps import Architecture
+from ..weights.maps import load as whole
 from ..weights.parity import Difference, compare
 from .importing import find_architecture
 from .loading import load
@@ -17,32 +22,72 @@ from .loading import load
 LARGEST = 1e-5  # of the largest absolute value, in float32
 
 
-def compared(what: str, run: str | Path) -> list[Difference]:
-    """Every block's largest error for one random input; both models in float32."""
+class Compared(NamedTuple):
+    """A run beside the original."""
+
+    rows: list[Difference]
+    rounded: torch.dtype | None  # that of the run's weights, if they were more exact before: those are compared
+
+    @property
+    def worst(self) -> Difference:
+        return max(self.rows, key=lambda row: row.relative)
+
+    @property
+    def equal(self) -> bool:
+        return all(row.relative <= LARGEST for row in self.rows)
+
+
+def compared(what: str, run: str | Path) -> Compared:
+    """Every block's largest error for one random input; both models in float32.
+
+    Of a run whose weights were rounded at its import the unrounded ones are compared; its own must be those, rounded.
+    """
     loaded = load(run, dtype="float32")
     with open_checkpoint(what) as found:
         (_, architecture), theirs = find_architecture(found)
         builder = BUILDERS.get(architecture.library)
         if builder is None:
             raise UserError(f"{architecture.library} is not a package that could be asked: --parity has no original")
-        original = builder(theirs, found)
-        return compare(architecture, original.float().eval(), loaded.model)
+        original = builder(architecture, theirs, found).float().eval()
+        ours, rounded = loaded.model, _rounded(found, loaded.run)
+        if rounded is not None:
+            ours = whole(architecture, found.source, loaded.model.config).float()
+            _check_rounded(ours, loaded, rounded)
+        return Compared(compare(architecture, original, ours), rounded)
 
 
-def _transformers(theirs: Mapping[str, Any], found: Any) -> nn.Module:
+def _rounded(found: Checkpoint, run: Run) -> torch.dtype | None:
+    """The dtype of a run's weights, if those of the checkpoint are more exact."""
+    kinds = {torch_dtypes()[entry.dtype] for entry in check_tensors(run.path / WEIGHTS).tensors.values()}
+    least = max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point)
+    finer = [
+        kind for kind in found.source.dtypes().values() if kind.is_floating_point and torch.finfo(kind).eps < least
+    ]
+    return next(iter(kinds)) if finer else None
+
+
+def _check_rounded(ours: nn.Module, loaded: Loaded, kind: torch.dtype) -> None:
+    """Refuse a run whose weights are not these, rounded."""
+    held = loaded.model.state_dict()
+    for name, tensor in ours.state_dict().items():
+        if not torch.allclose(held[name], tensor.to(kind).float(), rtol=0, atol=0, equal_nan=True):
+            raise UserError(f"{name} of {loaded.run.path} is not that of the checkpoint, rounded")
+
+
+def _transformers(architecture: Architecture, theirs: Mapping[str, Any], found: Any) -> nn.Module:
     transformers = _package("transformers")
-    names = theirs.get("architectures") or [""]
-    kind = getattr(transformers, str(names[0]), None)
+    name = (architecture.classes or theirs.get("architectures") or ("",))[0]  # a file may name the one without a head
+    kind = getattr(transformers, str(name), None)
     if kind is None:
-        raise UserError(f"{found.where} names the class {names[0]!r}, which transformers does not have")
+        raise UserError(f"{found.where} names the class {name!r}, which transformers does not have")
     return kind.from_pretrained(found.folder, dtype=torch.float32, use_safetensors=True)
 
 
-def _timm(theirs: Mapping[str, Any], found: Any) -> nn.Module:
+def _timm(architecture: Architecture, theirs: Mapping[str, Any], found: Any) -> nn.Module:
     return _package("timm").create_model(f"local-dir:{found.folder}", pretrained=True)
 
 
-def _diffusers(theirs: Mapping[str, Any], found: Any) -> nn.Module:
+def _diffusers(architecture: Architecture, theirs: Mapping[str, Any], found: Any) -> nn.Module:
     kind = getattr(_package("diffusers"), str(theirs["_class_name"]))
     return kind.from_pretrained(found.folder, use_safetensors=True)
 

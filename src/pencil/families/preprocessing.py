@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config import UserError, build
 from ..data.settings import DataConfig, check_reading
-from ..weights.maps import MAPPED, NEUTRAL, Fields, Use, check_fields, only
+from ..weights.fields import MAPPED, NEUTRAL, Fields, Use, check_fields, only
 from ..weights.timm_vit import WHAT, pretrained
 
 # Pillow's numbers

@@ -144,7 +144,7 @@ def new_run(
         table["options"] = used  # so that --config can read the whole training
     if start is not None and start.tokens:
         table["tokens"] = start.tokens
-    run = Run.create(path, table, prepared.tokenizer, force)
+    run = Run.create(path, table, prepared.tokenizer, force, None if start is None else start.others)
     record_data(run, facts["data_path"], record.embedded, prepared.task)
     taken = not out and not run_name and path != usual
     writing = f"Writing {path}" + (f"; {usual} is an earlier run, and --name gives another name." if taken else ".")

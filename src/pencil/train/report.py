@@ -18,6 +18,7 @@ from ..progress import duration, watched
 from .loggers import Logger, numbers, open_logger
 
 FIRST_LINE, LINE_EVERY = 2.0, 30.0  # seconds, where there is no terminal to draw a bar in
+LEAST_DONE, LEAST_SPENT = 3, 3.0  # turns and seconds of a loop before the time that is left is shown
 NO_MEASURES = ("format", "family", "weights", "pencil", "step")  # of what the weights' file records
 
 
@@ -120,7 +121,8 @@ def model_card(
     if "from" in facts:
         step, licence = facts.get("from_step"), facts.get("from_licence")
         of, under = f" (step {step})" if step else "", f", whose licence is {licence}" if licence else ""
-        source = f"\nIt started from the weights of `{facts['from']}`{of}{under}.\n"
+        first = f", which come from `{facts['from_origin']}`" if facts.get("from_origin") else ""
+        source = f"\nIt started from the weights of `{facts['from']}`{of}{first}{under}.\n"
     frozen = f"; frozen: `{train['freeze']}`" if train.get("freeze") else ""
     budget = f" in a budget of {train['minutes']:g} minutes" if train.get("minutes") else ""
     which = f"the last: {why_last}" if why_last else "the best by validation"
@@ -207,7 +209,8 @@ class Countdown:
 
     def words(self, done: int, total: int) -> str:
         spent = time.monotonic() - self.started
-        left = f", {duration(spent / done * (total - done))} left" if done and spent > 1 else ""
+        known = done >= LEAST_DONE and spent > LEAST_SPENT
+        left = f", {duration(spent / done * (total - done))} left" if known else ""
         return f"{self.what} {done}/{total}{left}"
 
     @property
@@ -223,12 +226,12 @@ class Countdown:
 def shown_progress(what: str, console: Console | None = None) -> Iterator[None]:
     """Show how far the tracked loops inside are: a line that is overwritten in a terminal, elsewhere one at times."""
     console = console or Console(stderr=True)
-    status, counts = Status("", console=console), Countdown(what)
+    status, counts = Status("", console=console), None
     before = 0
 
     def watch(done: int, total: int) -> None:
         nonlocal counts, before
-        if done < before:  # the next loop
+        if counts is None or done < before:  # the first loop, or the next
             counts = Countdown(what)
         before = done
         if not total or done == total:
@@ -238,7 +241,7 @@ def shown_progress(what: str, console: Console | None = None) -> Iterator[None]:
         if console.is_terminal:
             status.update(words)
             status.start()
-        elif counts.due:
+        elif done and counts.due:
             console.print(words, highlight=False, soft_wrap=True)
 
     try:

@@ -12,7 +12,8 @@ from torch import nn
 
 from .. import __version__
 from ..files import write_aside
-from ..runs import WEIGHTS, Run
+from ..manifest import WEIGHTS
+from ..runs import Run
 from . import checkpoint
 from .ema import ExponentialMovingAverage
 from .identity import identity

@@ -31,6 +31,7 @@ class Start:
     vae: str | None = None  # its autoencoder
     vae_hash: str | None = None
     preset: str = ""
+    others: Mapping[str, bytes] = field(default_factory=dict)  # files that the new run keeps of it
     fresh: frozenset[str] = frozenset()  # tensors of the new model that are not taken from it
 
     @property

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..config import UserError
 from ..models.reader import Reader, ReaderConfig
-from .maps import Architecture, Fields, Rule, anything, joined, must_have, only, parts, same, token_ids
+from .fields import Fields, must_have, only, their_word
+from .maps import Architecture, Rule, anything, joined, parts, same, token_ids
 from .transformers_fields import fields
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
@@ -74,10 +75,9 @@ def settings(theirs: Fields, kind: str) -> dict[str, Any]:
         context=rows - offset,
         classes=_labels(theirs) if head == "label" else None,
         head=None if head in ("words", "label") else head,
-        width=theirs.size("hidden_size"),
-        depth=theirs.size("num_hidden_layers"),
-        heads=theirs.size("num_attention_heads"),
-        hidden=theirs.size("intermediate_size"),
+        **theirs.sizes(
+            width="hidden_size", depth="num_hidden_layers", heads="num_attention_heads", hidden="intermediate_size"
+        ),
         norm_position="post",
         embed_norm=True,
         eps=theirs.given("layer_norm_eps", 1e-12),
@@ -144,7 +144,7 @@ def describe(c: ReaderConfig, kind: str, name: str) -> dict[str, Any]:
         model_type=kind, architectures=[next(one for one, made in CLASSES[kind].items() if made == head)],
         vocab_size=c.vocab, max_position_embeddings=c.context + c.position_offset, hidden_size=c.width,
         num_hidden_layers=c.depth, num_attention_heads=c.heads, intermediate_size=c.mlp_width,
-        hidden_act=next(one for one, ours in ACTIVATIONS.items() if ours == c.activation), layer_norm_eps=c.eps,
+        hidden_act=their_word(ACTIVATIONS, c.activation), layer_norm_eps=c.eps,
         type_vocab_size=c.token_types,
     )  # fmt: skip
     if kind == "roberta":
@@ -227,6 +227,7 @@ def _architecture(name: str, kind: str) -> Architecture:
                  r"LayerNorm\.beta$": "LayerNorm.bias"},
         written=lambda c: {} if c.output in ("words", "label") else {rf"^{kind}\.": ""},
         sizes=partial(_found, kind=kind),
+        dropout={"hidden_dropout_prob": ("dropout", 0.1), "attention_probs_dropout_prob": ("attention_dropout", 0.1)},
         inputs=_inputs,
         ask=_answer,
         outputs=partial(_outputs, kind=kind),

@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..config import UserError, expand_path, nearest
+from ..config import UserError, closest, expand_path
 from ..files import check_regular, read_json
-from .hub import HUBS, PIPELINE, Fetched, fetch_checkpoint, licence_in
+from .hub import HUBS, PIPELINE, Fetched, fetch_checkpoint, licence_in, parse_name
 from .pickled import ENDINGS, unpickle
 from .source import FileSource
 
@@ -39,6 +39,7 @@ class Checkpoint:
     config: dict[str, Any]  # of config.json; empty where there is none
     revision: str | None = None
     licence: str | None = None
+    hub: str | None = None  # OWNER/NAME of the hub
 
     @property
     def values(self) -> dict[str, Any]:
@@ -75,7 +76,8 @@ def open_checkpoint(what: str | Path, notify: Notify = lambda line: None) -> Che
     pickled = files[0].suffix != ".safetensors"
     source = _unpickled(files, index, notify) if pickled else FileSource(files, index)
     licence = fetched.licence if fetched else licence_in(path if path.is_dir() else folder)
-    return Checkpoint(str(what), library, folder, files, source, config, fetched and fetched.revision, licence)
+    revision, hub = (fetched.revision, parse_name(str(what)).name) if fetched else (None, None)
+    return Checkpoint(str(what), library, folder, files, source, config, revision, licence, hub)
 
 
 def _located(what: str, notify: Notify) -> tuple[str, Path, Fetched | None]:
@@ -91,7 +93,9 @@ def _located(what: str, notify: Notify) -> tuple[str, Path, Fetched | None]:
         fetched = fetch_checkpoint(what, notify)
         return library, fetched.folder, fetched
     if library not in (*HUBS, *LOCAL):
-        raise UserError(f"{what} is not the name of a checkpoint: {library}: {nearest(library, (*HUBS, *LOCAL))}")
+        close = closest(library, (*HUBS, *LOCAL))
+        meant = f"did you mean {close}:{rest}?" if close else "it begins with hf:, timm:, diffusers: or nanogpt:"
+        raise UserError(f"{what} is neither a path nor the name of a checkpoint; {meant}")
     if not (path := expand_path(rest)).exists():
         raise UserError(f"there is no file or folder {rest}")
     return library, path, None
@@ -127,7 +131,9 @@ def weights_in(folder: Path) -> Weights:
         or _one(folder, PICKLED, ENDINGS)
     )
     if found is None:
-        raise UserError(f"{folder} holds no weights: neither .safetensors nor {', '.join(ENDINGS)} files")
+        inner = [path.parent for ending in (".safetensors", *ENDINGS) for path in sorted(folder.glob(f"*/*{ending}"))]
+        meant = f"; did you mean {inner[0]}?" if inner else ""
+        raise UserError(f"{folder} holds no weights: neither .safetensors nor {', '.join(ENDINGS)} files{meant}")
     return found
 
 
@@ -155,12 +161,24 @@ def _one(folder: Path, names: tuple[str, ...], endings: tuple[str, ...]) -> Weig
         if (folder / name).exists():
             return [inside(folder, name)], None
     found = sorted(path.name for path in folder.iterdir() if path.suffix in endings)
+    _check_shards(folder, found)
     if len(found) > 1:
         raise UserError(
             f"{folder} has {len(found)} files of weights and no index that says how they belong together: "
             f"{', '.join(found[:3])}, …; name one of them"
         )
     return ([inside(folder, found[0])], None) if found else None
+
+
+def _check_shards(folder: Path, found: list[str]) -> None:
+    """Refuse shards of which one is not there, by the numbers in their names: 00001-of-00002."""
+    for name in found:
+        if numbered := re.fullmatch(r"(.*-)(\d+)(-of-)(\d+)(\.\w+)", name):
+            first, number, of, total, ending = numbered.groups()
+            for i in range(1, min(int(total), 10_000) + 1):
+                wanted = f"{first}{i:0{len(number)}}{of}{total}{ending}"
+                if wanted not in found:
+                    raise UserError(f"{folder} has no {wanted}: the copy of this checkpoint is not whole")
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -15,7 +15,8 @@ from ..core.patches import grid_positions
 from ..core.positions import Sinusoidal
 from ..models.dit import DiT, DiTConfig
 from .dit_schedule import schedule_settings
-from .maps import MAPPED, NEUTRAL, Architecture, Fields, Rule, Tensors, Use, joined, must_have, only, parts, same
+from .fields import MAPPED, NEUTRAL, Fields, Use, must_have, only
+from .maps import Architecture, Rule, Tensors, joined, parts, same
 
 EPS = 1e-6  # of every norm but the one before the MLP, which is in their config
 OLDER = "Transformer2DModel"  # the class of several models, which files of a DiT name too

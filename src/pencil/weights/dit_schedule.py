@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import UserError
+from .fields import their_word
 
 STEPS, FIRST, LAST = 1000, 1e-4, 0.02
 SCHEDULES = {"linear": "linear", "squaredcos_cap_v2": "cosine"}
@@ -44,8 +45,8 @@ def describe_schedule(config: Any, latents: bool) -> dict[str, Any]:
     """Their scheduler_config.json for a model of ours; x₀ is clipped for images, not for latents, as we do."""
     if config.noise_schedule == "flow":
         return dict(_class_name=FLOW, num_train_timesteps=STEPS, shift=1.0)
-    beta_schedule = next(theirs for theirs, ours in SCHEDULES.items() if ours == config.noise_schedule)
-    prediction = next(theirs for theirs, ours in PREDICTIONS.items() if ours == config.prediction)
+    beta_schedule = their_word(SCHEDULES, config.noise_schedule)
+    prediction = their_word(PREDICTIONS, config.prediction)
     return dict(
         _class_name="DDIMScheduler", num_train_timesteps=STEPS, beta_schedule=beta_schedule, beta_start=FIRST,
         beta_end=LAST, prediction_type=prediction, clip_sample=not latents, set_alpha_to_one=True, steps_offset=0,

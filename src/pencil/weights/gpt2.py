@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ..models.gpt import GPT, GPTConfig
-from .maps import Architecture, Fields, Rule, must_have, only, parts, same, token_ids, transposed, zeros
+from .fields import Fields, must_have, only, their_word
+from .maps import Architecture, Rule, same, token_ids, transposed, with_bias
 from .transformers_fields import fields
 
 ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
@@ -26,11 +27,7 @@ FIELDS = fields(
 
 def settings(theirs: Fields) -> dict[str, Any]:
     return dict(
-        vocab=theirs.size("vocab_size"),
-        context=theirs.size("n_positions"),
-        width=theirs.size("n_embd"),
-        depth=theirs.size("n_layer"),
-        heads=theirs.size("n_head"),
+        **theirs.sizes(vocab="vocab_size", context="n_positions", width="n_embd", depth="n_layer", heads="n_head"),
         hidden=theirs.get("n_inner"),
         eps=theirs.given("layer_norm_epsilon", 1e-5),
         activation=theirs.one_of("activation_function", ACTIVATIONS, "gelu_new"),
@@ -45,11 +42,10 @@ def describe(c: GPTConfig) -> dict[str, Any]:
     must_have(c, "GPT-2", norm="layer", positions="learned", activation=tuple(ACTIVATIONS.values()),
               kv_heads=(None, c.heads), head_width=c.width // c.heads, qkv_bias=(None, c.bias), qk_norm=False,
               window=None, **no_head_bias(c))  # fmt: skip
-    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == c.activation)
     return dict(
         model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=c.vocab, n_positions=c.context,
         n_embd=c.width, n_layer=c.depth, n_head=c.heads, n_inner=c.mlp_width, layer_norm_epsilon=c.eps,
-        activation_function=activation, tie_word_embeddings=c.tie_embeddings,
+        activation_function=their_word(ACTIVATIONS, c.activation), tie_word_embeddings=c.tie_embeddings,
     )  # fmt: skip
 
 
@@ -62,8 +58,7 @@ def rules(c: GPTConfig, matrix: Callable[[str, str], Rule] = transposed, always_
     """The tensors of GPT-2, and of models with its names, whose matrices may be plain, and without biases."""
 
     def linear(theirs: str, ours: str, rows: int, matrix: Callable[[str, str], Rule] = matrix) -> list[Rule]:
-        bias = parts(same, theirs, ours, ["bias"]) if c.bias else [zeros(f"{theirs}.bias", (rows,))] * always_biased
-        return [matrix(f"{theirs}.weight", f"{ours}.weight"), *bias]
+        return with_bias(theirs, ours, c.bias, rows if always_biased else None, matrix)
 
     def norm(theirs: str, ours: str) -> list[Rule]:
         return linear(theirs, ours, c.width, same)
@@ -96,6 +91,8 @@ GPT2 = Architecture(
     # files of the model without its head have no prefix
     renamed={r"^(?=(wte|wpe|h|ln_f)\.)": "transformer."},
     aliases=SIZES,
+    classes=("GPT2LMHeadModel", "GPT2Model"),
+    dropout={"resid_pdrop": ("dropout", 0.1), "embd_pdrop": ("dropout", 0.1), "attn_pdrop": ("attention_dropout", 0.1)},
     inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
     ask=lambda original, given: original(input_ids=given[0]).logits,
     outputs=lambda c: {f"blocks.{i}.post": f"transformer.h.{i}" for i in range(c.depth)} | {"norm": "transformer.ln_f"},

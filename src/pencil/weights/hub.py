@@ -15,7 +15,7 @@ HUBS = ("hf", "timm", "diffusers")
 OTHERS = re.compile(
     r"(config|generation_config|preprocessor_config|processor_config|tokenizer|tokenizer_config|special_tokens_map"
     r"|added_tokens|vocab|modules|sentence_bert_config|config_sentence_transformers|model_index)\.json"
-    r"|vocab\.txt|merges\.txt|[\w-]+\.(model|spm)|1_Pooling/config\.json|README\.md|LICENSE[\w.]*"
+    r"|chat_template\.jinja|vocab\.txt|merges\.txt|[\w-]+\.(model|spm)|1_Pooling/config\.json|README\.md|LICENSE[\w.]*"
 )
 NAMES = "model|pytorch_model|diffusion_pytorch_model|open_clip_pytorch_model"
 ONE = rf"({NAMES})\.{{}}"

@@ -16,7 +16,8 @@ from ..config import UserError
 from ..models.gpt import GPT, GPTConfig
 from ..models.parts import RopePairs, rotary_width
 from ..models.rope_pairs import channel_order
-from .maps import Architecture, Fields, Rule, Use, check_fields, joined, must_have, only, same, token_ids
+from .fields import Fields, Use, check_fields, must_have, only
+from .maps import Architecture, Rule, joined, same, token_ids
 from .transformers_fields import fields
 
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu"}
@@ -68,14 +69,13 @@ def settings(theirs: Fields, kind: str) -> dict[str, Any]:
     if biased and kind != "llama":
         raise UserError(f"this {theirs.what}'s attention_bias is True, which ours does not have: only False")
     return dict(
-        vocab=theirs.size("vocab_size"),
-        context=theirs.size("max_position_embeddings"),
+        **theirs.sizes(
+            vocab="vocab_size", context="max_position_embeddings", depth="num_hidden_layers", hidden="intermediate_size"
+        ),
         width=width,
-        depth=theirs.size("num_hidden_layers"),
         heads=heads,
         kv_heads=theirs.get("num_key_value_heads"),
         head_dim=None if head_width in (None, width / heads) else head_width,
-        hidden=theirs.size("intermediate_size"),
         norm="rms",
         eps=theirs.given("rms_norm_eps", 1e-6),
         activation=theirs.one_of("hidden_act", ACTIVATIONS, "silu"),
@@ -180,6 +180,7 @@ def describe(c: GPTConfig, kind: str, name: str) -> dict[str, Any]:
 
 CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
            "qwen3": "Qwen3ForCausalLM"}  # fmt: skip
+OLDER = {"llama": ("LLaMAForCausalLM",)}  # names of the classes in files of before
 
 
 def rules(c: GPTConfig, pairs: RopePairs = "halves") -> Iterator[Rule]:
@@ -241,6 +242,8 @@ def _architecture(name: str, kind: str, **others: Use) -> Architecture:
         partial(settings, kind=kind), partial(describe, kind=kind, name=name), rules,
         tied=lambda c: {"lm_head.weight": "model.embed_tokens.weight"} if c.tie_embeddings else {},
         unused=lambda c: {r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq": other_frequencies},
+        classes=(CLASSES[kind], CLASSES[kind].replace("ForCausalLM", "Model"), *OLDER.get(kind, ())),
+        dropout={"attention_dropout": ("attention_dropout", 0.0)},
         renamed={r"^(?=(embed_tokens|layers|norm)\.)": "model."},
         inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
         ask=lambda original, given: original(input_ids=given[0]).logits,

@@ -11,7 +11,8 @@ from typing import Any
 from ..config import UserError
 from ..models.gpt import GPT, GPTConfig
 from . import llama
-from .maps import MAPPED, NEUTRAL, Architecture, Fields, Rule, Use, must_have, only, token_ids
+from .fields import MAPPED, NEUTRAL, Fields, Use, must_have, only
+from .maps import Architecture, Rule, token_ids
 
 NAME = "original LLaMA"
 # parts of the names in transformers, and here

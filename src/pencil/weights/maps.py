@@ -1,7 +1,8 @@
-"""What a map between another library's checkpoints and ours is made of: rules for tensors, uses of config fields.
+"""What a map between another library's checkpoints and ours is made of: rules for tensors, and what reads and writes by
+them.
 
 Every rule is read in both directions, so import and export cannot differ. Every tensor of a file is read by exactly one
-rule, or is named as unused and checked; every field of a config has a use, or the config is refused by its name.
+rule, or is named as unused and checked.
 """
 
 import re
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import UserError, build
+from .fields import Fields, Use, check_fields
 
 Tensors = Sequence[Tensor]
 
@@ -66,50 +68,13 @@ def parts(rule: Callable[[str, str], Rule], theirs: str, ours: str, kinds: Seque
     return [rule(f"{theirs}.{kind}", f"{ours}.{kind}") for kind in kinds]
 
 
-class Only(NamedTuple):
-    """A field that changes nothing at these values, and what we do not have at every other."""
-
-    values: tuple[Any, ...]
-
-
-def only(*values: Any) -> Only:
-    return Only(values)
-
-
-MAPPED = "mapped"  # read into our config
-NEUTRAL = "neutral"  # changes no output: names, training, generation, what is returned
-Use = str | Only
-
-
-class Fields(dict[str, Any]):
-    """The fields of another library's config; one that is needed and missing is refused by name."""
-
-    def __init__(self, theirs: Mapping[str, Any], what: str):
-        super().__init__(theirs)
-        self.what = what
-
-    def __missing__(self, name: str) -> Any:
-        raise UserError(f"the config of this {self.what} has no {name}")
-
-    def size(self, name: str, default: int | None = None) -> int:
-        """A field that is a whole number above zero."""
-        value = self[name] if default is None else self.get(name, default)
-        if type(value) is not int or value < 1:
-            raise UserError(f"this {self.what}'s {name} must be a whole number above 0, not {value!r}")
-        return value
-
-    def one_of(self, name: str, choices: Mapping[str, Any], default: str) -> Any:
-        """Our word for a field that is one of several."""
-        value = self.get(name) or default
-        if value not in choices:
-            raise UserError(
-                f"this {self.what}'s {name} is {value!r}, which ours does not have: only {_either(choices)}"
-            )
-        return choices[value]
-
-    def given(self, name: str, default: Any) -> Any:
-        """A field, or the library's default where a file leaves it out or has null."""
-        return default if self.get(name) is None else self[name]
+def with_bias(
+    theirs: str, ours: str, biased: bool, rows: int | None, matrix: Callable[[str, str], Rule] = same
+) -> list[Rule]:
+    """The weight and the bias of a layer; where ours has none, theirs is zeros in `rows` rows, or absent without."""
+    if biased:
+        return [matrix(f"{theirs}.weight", f"{ours}.weight"), same(f"{theirs}.bias", f"{ours}.bias")]
+    return [matrix(f"{theirs}.weight", f"{ours}.weight"), *([] if rows is None else [zeros(f"{theirs}.bias", (rows,))])]
 
 
 @dataclass(frozen=True)
@@ -138,6 +103,9 @@ class Architecture:
     marks: tuple[str, ...] = ()
     sizes: Callable[[Mapping[str, tuple[int, ...]]], dict[str, Any]] = lambda shapes: {}
     remarks: Callable[[Any], tuple[str, ...]] = lambda config: ()  # what a file leaves open, shown at import
+    classes: tuple[str, ...] = ()  # that a config may name in `architectures`, the one with a head first; () for any
+    # their fields of dropout: our setting of each, and the library's value where a config has none
+    dropout: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     # to hold the original beside ours: random inputs of ours, its answer to them, and modules of it whose outputs are
     # values of ours, by the names of our values
     inputs: Callable[[Any, torch.Generator], tuple[Tensor, ...]] = lambda config, generator: ()
@@ -154,7 +122,16 @@ class Architecture:
             shapes = source.shapes()
             theirs = self.sizes({name: shapes[place] for name, place in _placed(self, source).items()}) | theirs
         check_fields(theirs, self.fields, self.name)
+        self._check_classes(theirs.get("architectures") or ())
         return build(self.config, self.settings(Fields(theirs, self.name)), "model.")
+
+    def _check_classes(self, named: Any) -> None:
+        for name in [named] if isinstance(named, str) else named:
+            if self.classes and name not in self.classes:
+                raise UserError(
+                    f"this {self.name}'s architectures has {name!r}, which ours does not have: only "
+                    f"{' or '.join(self.classes)}"
+                )
 
     def _plain(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
         """The fields under their usual names."""
@@ -165,39 +142,6 @@ class Architecture:
                 raise UserError(f"this {self.name}'s config has two values of {usual}: {plain[usual]!r} and {value!r}")
             plain[usual] = value
         return plain
-
-
-def check_fields(theirs: Mapping[str, Any], uses: Mapping[str, Use], what: str) -> None:
-    """Refuse a config with a field that has no use here, or one set to what ours does not have."""
-    if theirs.get("quantization_config"):
-        raise UserError(f"this {what} is quantized (quantization_config), and only whole weights can be converted")
-    for name, value in theirs.items():
-        use = uses.get(name)
-        if use is None and value is not None:
-            raise UserError(f"this {what}'s config has {name} = {value!r}, which Pencil does not know")
-        if isinstance(use, Only) and value is not None and value not in use.values:
-            allowed = f": only {_either(use.values)}" if use.values else ""
-            raise UserError(f"this {what}'s {name} is {value!r}, which ours does not have{allowed}")
-
-
-def _either(values: Iterable[Any]) -> str:
-    return " or ".join(map(repr, values))
-
-
-class Unfit(UserError):
-    """A setting of ours that another architecture does not have."""
-
-    def __init__(self, name: str, value: Any, what: str, values: tuple[Any, ...]):
-        super().__init__(f"model.{name} is {value!r}, which a {what} does not have: only {_either(values)}")
-        self.setting, self.what, self.only = f"model.{name} is {value!r}", what, _either(values)
-
-
-def must_have(config: Any, what: str, **wanted: Any) -> None:
-    """Refuse a config of ours that another architecture cannot express, by the setting's name."""
-    for name, values in wanted.items():
-        values = values if isinstance(values, tuple) else (values,)
-        if getattr(config, name) not in values:
-            raise Unfit(name, getattr(config, name), what, values)
 
 
 class Source:

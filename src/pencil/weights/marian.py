@@ -12,7 +12,8 @@ from torch import Tensor
 from ..config import UserError
 from ..core.positions import Sinusoidal
 from ..models.seq2seq import Seq2Seq, Seq2SeqConfig
-from .maps import Architecture, Fields, Rule, joined, must_have, only, parts, reshaped, same, token_ids
+from .fields import Fields, must_have, only, their_word
+from .maps import Architecture, Rule, joined, parts, reshaped, same, token_ids
 from .transformers_fields import fields
 
 ACTIVATIONS = {
@@ -90,14 +91,13 @@ def describe(c: Seq2SeqConfig) -> dict[str, Any]:
               head_bias=True, activation=tuple(dict.fromkeys(ACTIVATIONS.values())), kv_heads=(None, c.heads),
               head_width=c.width // c.heads, scale_logits=False,
               **({"tie_embeddings": True} if c.share_embeddings else {}))  # fmt: skip
-    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == c.activation)
     return dict(
         model_type="marian", architectures=["MarianMTModel"], is_encoder_decoder=True,
         vocab_size=c.source_vocab or c.vocab, decoder_vocab_size=c.vocab,
         max_position_embeddings=max(c.context, c.source_context),  # one table for both, of any length
         d_model=c.width, encoder_layers=c.depth, decoder_layers=c.decoder_blocks, encoder_attention_heads=c.heads,
         decoder_attention_heads=c.heads, encoder_ffn_dim=c.mlp_width, decoder_ffn_dim=c.mlp_width,
-        activation_function=activation, scale_embedding=c.scale_embeddings,
+        activation_function=their_word(ACTIVATIONS, c.activation), scale_embedding=c.scale_embeddings,
         share_encoder_decoder_embeddings=c.share_embeddings, tie_word_embeddings=c.tie_embeddings,
         # the library's defaults are tokens of one vocabulary
         pad_token_id=None, forced_eos_token_id=None,
@@ -169,6 +169,8 @@ MARIAN = Architecture(
     # files of the model without its head have no prefix
     renamed={r"^(?=(shared|encoder|decoder)\.)": "model."},
     aliases=SIZES,
+    classes=("MarianMTModel", "MarianModel"),
+    dropout={"dropout": ("dropout", 0.1), "attention_dropout": ("attention_dropout", 0.0)},
     inputs=pair_inputs,
     ask=ask_pair,
     outputs=lambda c: _blocks(c, "model.encoder.layers", "model.decoder.layers"),

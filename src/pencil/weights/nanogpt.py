@@ -5,8 +5,9 @@ from functools import partial
 from typing import Any
 
 from ..models.gpt import GPT, GPTConfig
+from .fields import MAPPED, NEUTRAL, Fields, Use, only
 from .gpt2 import not_causal, rules
-from .maps import MAPPED, NEUTRAL, Architecture, Fields, Use, only, same, token_ids
+from .maps import Architecture, same, token_ids
 
 NAME = "nanoGPT"
 GPT2_VOCABULARIES = (50257, 50304)  # the second is the first, made a multiple of 64
@@ -21,11 +22,7 @@ FIELDS: dict[str, Use] = {
 
 def settings(theirs: Fields) -> dict[str, Any]:
     return dict(
-        vocab=theirs.size("vocab_size"),
-        context=theirs.size("block_size"),
-        width=theirs.size("n_embd"),
-        depth=theirs.size("n_layer"),
-        heads=theirs.size("n_head"),
+        **theirs.sizes(vocab="vocab_size", context="block_size", width="n_embd", depth="n_layer", heads="n_head"),
         bias=bool(theirs.given("bias", True)),
         positions="learned",
         # model_args name the bias since January 2023; before it, the GELU was the tanh form

@@ -3,7 +3,7 @@
 It is what our own presets of GPT with LayerNorm and rotations are. Its queries, keys and values are stored by head.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -11,9 +11,10 @@ from torch import Tensor
 from ..config import UserError
 from ..models.gpt import GPT, GPTConfig
 from ..models.parts import rotary_width
+from .fields import Fields, must_have, only, their_word
 from .gpt2 import no_head_bias, not_causal
 from .llama import other_frequencies
-from .maps import Architecture, Fields, Rule, must_have, only, parts, same, token_ids, zeros
+from .maps import Architecture, Rule, same, token_ids, with_bias, zeros
 from .transformers_fields import fields
 
 NAME = "GPT-NeoX"
@@ -50,12 +51,11 @@ def settings(theirs: Fields) -> dict[str, Any]:
     )
     tied = bool(theirs.given("tie_word_embeddings", False))
     return dict(
-        vocab=theirs.size("vocab_size"),
-        context=theirs.size("max_position_embeddings"),
+        **theirs.sizes(
+            vocab="vocab_size", context="max_position_embeddings", depth="num_hidden_layers", hidden="intermediate_size"
+        ),
         width=width,
-        depth=theirs.size("num_hidden_layers"),
         heads=heads,
-        hidden=theirs.size("intermediate_size"),
         eps=theirs.given("layer_norm_eps", 1e-5),
         activation=theirs.one_of("hidden_act", ACTIVATIONS, "gelu"),
         bias=True,
@@ -77,7 +77,7 @@ def describe(c: GPTConfig) -> dict[str, Any]:
         model_type="gpt_neox", architectures=["GPTNeoXForCausalLM"], vocab_size=c.vocab,
         max_position_embeddings=c.context, hidden_size=c.width, num_hidden_layers=c.depth, num_attention_heads=c.heads,
         intermediate_size=c.mlp_width, layer_norm_eps=c.eps, rope_parameters=rope, use_parallel_residual=False,
-        hidden_act=next(theirs for theirs, ours in ACTIVATIONS.items() if ours == c.activation), attention_bias=True,
+        hidden_act=their_word(ACTIVATIONS, c.activation), attention_bias=True,
         tie_word_embeddings=c.tie_embeddings,
     )  # fmt: skip
 
@@ -99,14 +99,6 @@ def rules(c: GPTConfig) -> Iterator[Rule]:
         yield same("lm_head.weight", "head.weight")
 
 
-def with_bias(
-    theirs: str, ours: str, biased: bool, rows: int, matrix: Callable[[str, str], Rule] = same
-) -> Sequence[Rule]:
-    """The weight and the bias of a layer that always has one there; ours may be without."""
-    weight = matrix(f"{theirs}.weight", f"{ours}.weight")
-    return [weight, *(parts(same, theirs, ours, ["bias"]) if biased else [zeros(f"{theirs}.bias", (rows,))])]
-
-
 def _by_head(theirs: str, ours: str, c: GPTConfig) -> Rule:
     """Query, key and value of each head after one another there; all queries, all keys, all values here."""
 
@@ -125,6 +117,8 @@ NEOX = Architecture(
     unused=lambda c: {r"gpt_neox\.layers\.\d+\.attention\.(masked_)?bias": not_causal,
                       r"gpt_neox\.layers\.\d+\.attention\.rotary_emb\.inv_freq": other_frequencies},
     renamed={r"^embed_out\.": "lm_head.", r"^(?=(embed_in|layers|final_layer_norm)\.)": "gpt_neox."},
+    classes=("GPTNeoXForCausalLM", "GPTNeoXModel"),
+    dropout={"hidden_dropout": ("dropout", 0.0), "attention_dropout": ("attention_dropout", 0.0)},
     inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
     ask=lambda original, given: original(input_ids=given[0]).logits,
     outputs=lambda c: {f"blocks.{i}.post": f"gpt_neox.layers.{i}" for i in range(c.depth)}

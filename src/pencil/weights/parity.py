@@ -1,5 +1,6 @@
 """The original beside ours: the same input through both, and the largest error of every block."""
 
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,9 @@ class Difference(NamedTuple):
 
     @property
     def relative(self) -> float:
+        """Of the largest value; infinite where a value is NaN or infinite in either model, since it equals nothing."""
+        if not isfinite(self.error) or not isfinite(self.largest):
+            return inf
         return self.error / self.largest if self.largest else self.error
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..config import UserError
 from ..models.seq2seq import Seq2Seq, Seq2SeqConfig
-from .maps import Architecture, Fields, Rule, anything, joined, must_have, only, reshaped, same
+from .fields import Fields, must_have, only
+from .maps import Architecture, Rule, anything, joined, reshaped, same
 from .marian import ask_pair, pair_inputs
 from .transformers_fields import fields
 
@@ -149,6 +150,8 @@ T5 = Architecture(
     # in some older files, and never used
     unused=lambda c: {r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight": anything},
     aliases=SIZES,
+    classes=("T5ForConditionalGeneration", "T5Model", "T5WithLMHeadModel"),
+    dropout={"dropout_rate": ("dropout", 0.1)},
     inputs=pair_inputs,
     ask=ask_pair,
     outputs=_outputs,

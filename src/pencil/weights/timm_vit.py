@@ -12,7 +12,8 @@ from typing import Any
 
 from ..config import UserError
 from ..models.vit import ViT, ViTConfig
-from .maps import MAPPED, NEUTRAL, Architecture, Fields, Rule, Use, check_fields, must_have, only, parts, reshaped, same
+from .fields import MAPPED, NEUTRAL, Fields, Use, check_fields, must_have, only, their_word
+from .maps import Architecture, Rule, parts, reshaped, same
 from .vit import patch_rules, random_pictures, sides
 
 # of timm's constructor, and distilled, which chooses between its two classes
@@ -146,7 +147,7 @@ def _described(c: ViTConfig) -> dict[str, Any]:
         pos_embed="learn" if c.positions == "learned" else "none", no_embed_class=not c.token_positions,
         reg_tokens=0 if c.distilled else c.registers, pre_norm=c.embed_norm, fc_norm=c.norm_pooled,
         global_pool="token" if c.pool == "class" else "avg", norm_layer=norm,
-        act_layer=next(theirs for theirs, ours in ACTIVATIONS.items() if ours == c.activation),
+        act_layer=their_word(ACTIVATIONS, c.activation),
     )  # fmt: skip
 
 

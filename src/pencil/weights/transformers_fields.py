@@ -1,6 +1,6 @@
 """Fields that every config of transformers may have and that change none of its outputs, today's and older ones."""
 
-from .maps import MAPPED, NEUTRAL, Use, only
+from .fields import MAPPED, NEUTRAL, Use, only
 
 _NEUTRAL = (
     # names and versions

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..config import UserError
 from ..models.vit import ViT, ViTConfig
-from .maps import Architecture, Fields, Rule, joined, must_have, parts, reshaped, same
+from .fields import Fields, must_have, their_word
+from .maps import Architecture, Rule, joined, parts, reshaped, same
 from .transformers_fields import fields
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
@@ -85,10 +86,9 @@ def settings(theirs: Fields, kind: str) -> dict[str, Any]:
         channels=theirs.size("num_channels"),
         patch=sides(theirs, "patch_size"),
         classes=theirs.size("num_labels", 2) if labels is None else len(labels),
-        width=theirs.size("hidden_size"),
-        depth=theirs.size("num_hidden_layers"),
-        heads=theirs.size("num_attention_heads"),
-        hidden=theirs.size("intermediate_size"),
+        **theirs.sizes(
+            width="hidden_size", depth="num_hidden_layers", heads="num_attention_heads", hidden="intermediate_size"
+        ),
         eps=theirs.given("layer_norm_eps", 1e-12),
         activation=theirs.one_of("hidden_act", ACTIVATIONS, "gelu"),
         qkv_bias=None if theirs.given("qkv_bias", True) else False,
@@ -105,7 +105,7 @@ def describe(c: ViTConfig, kind: str, name: str) -> dict[str, Any]:
         model_type=kind, architectures=[CLASSES[kind][c.distilled]], image_size=list(c.image_size),
         patch_size=list(c.patch), num_channels=c.channels, hidden_size=c.width, num_hidden_layers=c.depth,
         num_attention_heads=c.heads, intermediate_size=c.mlp_width, layer_norm_eps=c.eps,
-        hidden_act=next(theirs for theirs, ours in ACTIVATIONS.items() if ours == c.activation),
+        hidden_act=their_word(ACTIVATIONS, c.activation),
         qkv_bias=c.qkv_bias is not False, encoder_stride=c.patch[0],
         id2label={str(i): f"LABEL_{i}" for i in range(c.classes)},
         label2id={f"LABEL_{i}": i for i in range(c.classes)},
@@ -150,6 +150,7 @@ def _architecture(name: str, kind: str) -> Architecture:
         name, "transformers", (kind,), ViT, ViTConfig, FIELDS, partial(settings, kind=kind),
         partial(describe, kind=kind, name=name), partial(rules, kind=kind),
         renamed={old.replace("{kind}", kind): new.replace("{kind}", kind) for old, new in RENAMED.items()},
+        dropout={"hidden_dropout_prob": ("dropout", 0.0), "attention_probs_dropout_prob": ("attention_dropout", 0.0)},
         inputs=random_pictures,
         ask=lambda original, given: original(pixel_values=given[0]).logits,
         outputs=lambda c: {f"blocks.{i}.post": f"{kind}.layers.{i}" for i in range(c.depth)}

@@ -63,7 +63,7 @@ def _task(loaded: Loaded, profile: HeadProfile, data: str | None) -> Any:
     if data is not None:
         return task_on(run, config, data, lambda line: None)[0]
     if not run.config["run"].get("data_path") and "import" in run.config:
-        text = ", or a text with --text" if profile.from_text is not None else ""
+        text = ", or a text with --prompt" if profile.from_text is not None else ""
         raise UserError(f"{run.path} was imported, and has no data of its own: name some with --data{text}")
     try:
         return task_of(run, config)
