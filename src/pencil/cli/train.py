@@ -13,17 +13,8 @@ from ..config import UserError, build, overrides, setting_types
 from .suggestions import option_meant, setting_meant, undotted
 from .terminal import note, program
 
-OPTIONS = (
-    "data",
-    "from",
-    "freeze",
-    "preset",
-    "config",
-    "settings",
-    "name",
-    "out",
-    "force",
-)  # of train, for every family
+# of train, for every family
+OPTIONS = ("data", "from", "freeze", "preset", "config", "settings", "name", "out", "force")
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 
 
