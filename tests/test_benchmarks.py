@@ -18,6 +18,8 @@ SHORT = {
     "first_rate": "vit",
     "guard": "",
     "importing": "--depth 1",
+    "int8": "notes.txt --preset nanogpt --steps 3",
+    "loss": "--preset nano --batch 2 --vocab 331 --rounds 2 --chunks 16,64 --eager",
     "opening": "",
     "pairs": "run",
     "positions": "2 1 1 learned",
@@ -26,7 +28,7 @@ SHORT = {
     "startup": "",
     "steady": "digits 1 1",
 }
-NEED_GPU = {"cost"}
+NEED_GPU = {"cost", "step_profile"}
 WRITES_DOCS = {"lab"}
 
 
@@ -37,7 +39,7 @@ def test_every_benchmark_is_in_one_of_the_lists():
 @pytest.mark.long
 @pytest.mark.parametrize("name", SHORT)
 def test_a_benchmark_runs(name, tmp_path):
-    if name == "shakespeare":
+    if name in ("int8", "shakespeare"):
         (tmp_path / "notes.txt").write_text("".join(f"line {i} of a text to learn from\n" for i in range(400)))
     if name == "pairs":
         call("train", "seq2seq", "--out", str(tmp_path / "run"), "--train.steps", "2", "--train.warmup", "0")

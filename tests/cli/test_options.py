@@ -26,7 +26,7 @@ TRAIN = {
     "dit": {"--data": "digits", "--size": "", **TOKENIZER, "--vae": ""},
 }
 DECODING = {"--max-new-tokens": "256", "--count": "1", "--temperature": "0", "--top-k": "", "--top-p": "", "--min-p": "",
-            "--repetition-penalty": "1.0", "--stop": "", "--seed": "0"}  # fmt: skip
+            "--repetition-penalty": "1.0", "--stop": "", "--seed": "0", "--compile": ""}  # fmt: skip
 # by panel, in their order: each option with the default it shows
 SAMPLE = {
     "gpt": {"Input": {"--prompt": ""}, "Generation": DECODING | {"--temperature": "0.8", "--slide": ""},
@@ -39,7 +39,7 @@ SAMPLE = {
                 "Output": {"--attention": "", "--out": "", "--json": ""}},
     "reader": {"Input": {"--prompt": ""}, "Output": {"--out": "", "--json": ""}},
     "dit": {"Input": {"--label": "", "--prompt": ""},
-            "Sampling": {"--count": "1", "--guidance": "3", "--steps": "50", "--sampler": "", "--seed": "0", "--vae": ""},
+            "Sampling": {"--count": "1", "--guidance": "3", "--steps": "50", "--sampler": "", "--seed": "0", "--vae": "", "--compile": ""},
             "Output": {"--out": "RUN/sampled", "--json": ""}},
 }  # fmt: skip
 STEP = {"--label": "", "--prompt": "", "--step": "the middle one", "--steps": "50", "--seed": "0", "--guidance": "1"}

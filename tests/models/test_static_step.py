@@ -35,6 +35,7 @@ def graphs(backend, names):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_a_step_is_compiled_once_for_a_bucket():
     names = "gpt window", "captioner alibi, t5", "seq2seq learned"
     assert graphs("eager", names) == {name: 2 for name in names}  # two buckets
