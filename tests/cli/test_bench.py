@@ -58,7 +58,7 @@ def bench(type_in, tmp_path):
 
 
 def test_decode_beside_transformers(bench):
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers is not installed")
     words = "decode --quick --peers --batch 2 --tokens 3 --repeat 2 --device cpu".split()
     result, shown = bench(*words)
     assert result["command"] == "pencil bench decode --peers --quick --repeat 2 --batch 2 --tokens 3"
@@ -86,7 +86,7 @@ def test_decode_beside_transformers(bench):
 
 
 def test_a_peer_with_other_outputs_gets_no_ratio(bench, monkeypatch):
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers is not installed")
     real = Peers.transformers_gpt
 
     def other(self, ours):
@@ -328,7 +328,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch):
 
 
 def test_a_preset_that_a_peer_does_not_have_is_measured_alone(bench):
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers is not installed")
     result, shown = bench(*"decode --preset nano --quick --peers --batch 1 --tokens 2 --repeat 1 --device cpu".split())
     assert {row["who"] for row in result["rows"]} == {"pencil"}
     assert "transformers is left out: model.positions is 'rope'" in shown.err

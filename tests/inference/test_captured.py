@@ -99,4 +99,5 @@ def test_one_time_for_all_rows_is_as_the_time_of_each(prediction, dtype):
 
 def test_nothing_is_captured_on_a_cpu(monkeypatch):
     monkeypatch.setattr(image_sampling, "Captured", None)
-    sample_images(model(), make_process("flow", "eps"), (torch.arange(2),), 2, 2.0, steps=4)
+    images = sample_images(model(), make_process("flow", "eps"), (torch.arange(2),), 2, 2.0, steps=4)
+    assert len(images[-1]) == 2

@@ -17,7 +17,8 @@ from ..inference.attention_maps import caption_attention
 from ..inference.sampling import Sampling
 from ..inference.text_batches import vocabulary_labels
 from ..inference.text_stream import complete, stream
-from ..models.captioner import PRESETS, Captioner, CaptionerConfig
+from ..models.captioner import Captioner
+from ..models.captioner_config import PRESETS, CaptionerConfig
 from ..runs import Loaded
 from ..tracing.record import LiveTrace, trace
 from ..train.captioning import Captioning

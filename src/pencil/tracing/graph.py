@@ -17,6 +17,7 @@ A plan that is a bare ref or list of one cell only moves a value. Two more only 
     ("table", table, [node, …])               places in the sources laid end to end
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -84,7 +85,7 @@ class Node:
         return ROUNDING.get(self.dtype, 0.0)
 
 
-class Graph:
+class Graph(ABC):
     """Nodes and their values; any cell can be resolved to where its value came from, and computed again."""
 
     def __init__(self, nodes: Sequence[Node] = (), names: dict[str, int] | None = None):
@@ -92,9 +93,9 @@ class Graph:
         self.names: dict[str, int] = names or {}
         self.tables: dict[str, Array] = {}
 
+    @abstractmethod
     def stored(self, node: int) -> Array:
         """The recorded values of a node that does not only move."""
-        raise NotImplementedError
 
     def step(self, node: int, flat: Array) -> tuple[Array, Array]:
         """Cells of a moving node, one move back: the nodes and the places there."""
