@@ -39,9 +39,12 @@ class Settled(Graph):
 
     def __init__(self, graph: Graph):
         super().__init__(graph.nodes, graph.names)
-        self.source, self.tables, self.stored = graph, graph.tables, graph.stored
+        self.source, self.tables = graph, graph.tables
         self._known: dict[int, bool] = {}
         self.nodes = [self._settle(n) for n in graph.nodes]
+
+    def stored(self, node: int) -> Array:
+        return self.source.stored(node)
 
     def known(self, node: int) -> bool:
         """Whether it has no name and follows from constants alone: masks, positions, tables of angles."""
