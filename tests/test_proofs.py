@@ -64,6 +64,7 @@ PROOFS = {
     "declared names = fired names",
     "golden ten-step loss",
     "no operation without a receipt",
+    "the parts of an output sum to it, at every depth",
 }
 # an image, or a whole text, is read in one forward pass: there is nothing to cache
 WITHOUT = {"vit": {CACHED}, "reader": {CACHED}, "dit": {CACHED}}

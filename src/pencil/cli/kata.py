@@ -10,11 +10,12 @@ from cyclopts import App, Parameter
 
 from ..config import UserError
 from ..console import note
+from ..learn.katas.record import Record as Kept
 from .exercise_screen import Screen, ask
 from .kata_sheets import PLAIN, SHEET, Printing, grade, printed, printed_page
 
 if TYPE_CHECKING:
-    from ..learn.katas.progress import Outcome, Standing
+    from ..learn.katas.progress import Outcome
 
 app = App(name="kata", version_flags=())
 app.command(grade)
@@ -111,36 +112,15 @@ def _fit_together(given: dict[str, object]) -> None:
 # ---- progress
 
 
-class Record:
-    """The learner's progress, read at the start and written after every exercise."""
+class Record(Kept):
+    """The learner's progress in a terminal."""
 
     def __init__(self):
-        from ..learn.katas import progress
-
-        self.progress, self.path = progress, progress.file()
-        self.standings = self._read()
-
-    def _read(self) -> "dict[str, Standing]":
-        try:
-            return self.progress.read(self.path)
-        except self.progress.Damaged:
-            aside = self.progress.set_aside(self.path)
-            note(f"{self.path} was damaged: it is now {aside.name}, and your progress starts again")
-            return {}
-
-    def of(self, name: str) -> "Standing":
-        return self.standings.get(name) or self.progress.NEW
-
-    def add(self, name: str, outcome: "Outcome | None") -> None:
-        """Count one exercise, unless it was not answered."""
-        if outcome is not None:
-            self.standings = self._read()  # another terminal may have written to the file
-            self.standings[name] = self.progress.after(self.of(name), outcome, now())
-            self.progress.write(self.path, self.standings)
+        super().__init__(note, lambda: now())
 
     def show_next(self, name: str, outcome: "Outcome | None", screen: Screen) -> None:
         if outcome is not None:
-            when = self.progress.when(self.of(name), now().date())
+            when = self.when(name)
             when = "today, with fresh numbers" if when == "due" else when
             screen.write(f"{name} comes back {when}. Next: pencil kata", "dim")
 
@@ -155,10 +135,10 @@ def _names(topic: str | None) -> list[str]:
 def _next(topic: str | None, record: Record) -> str | None:
     """The exercise that is due or new; if there is none, None, and a message about the next one."""
     names = _names(topic)
-    chosen = record.progress.following(record.standings, names, now().date())
+    chosen = record.following(names)
     if chosen is None:
         soonest = min(names, key=lambda name: record.of(name).due or now().date())
-        when = record.progress.when(record.of(soonest), now().date())
+        when = record.when(soonest)
         screen = Screen()
         screen.write(f"Nothing is due today; {soonest} comes back {when}.")
         screen.write(f"To practise now: pencil kata {soonest} --new")
@@ -193,7 +173,7 @@ def _list(topic: str | None, record: Record) -> int:
     """All exercises by topic, with the learner's progress."""
     from ..learn.katas import KATAS
 
-    screen, today, last = Screen(), now().date(), None
+    screen, last = Screen(), None
     names = _names(topic)
     wide = max(map(len, names))
     for name in sorted(names, key=lambda name: [kata.topic for kata in KATAS.values()].index(KATAS[name].topic)):
@@ -204,8 +184,8 @@ def _list(topic: str | None, record: Record) -> int:
         score = f", {standing.solved} of {standing.attempts} solved" if standing.attempts else ""
         screen.write(f"{name:{wide}}  {kata.title}", indent=2)
         if standing.attempts:
-            screen.write(f"{'':{wide}}  {record.progress.when(standing, today)}{score}", "dim", indent=2)
+            screen.write(f"{'':{wide}}  {record.when(name)}{score}", "dim", indent=2)
     tried = [name for name in names if record.of(name).attempts]
-    due = [name for name in tried if record.progress.when(record.of(name), today) == "due"]
+    due = [name for name in tried if record.when(name) == "due"]
     screen.write(f"\n{len(names)} exercises: {len(names) - len(tried)} new, {len(due)} due.")
     return 0

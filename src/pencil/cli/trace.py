@@ -103,11 +103,33 @@ def why_command(record: Any) -> Callable[..., int]:
         *,
         given: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
         edit: Edits = None,
+        contributions: Annotated[
+            bool,
+            Parameter(
+                group="Output",
+                negative=(),
+                help="Instead: what each head, MLP, embedding and bias added to the number, largest first.",
+            ),
+        ] = False,
+        against: Annotated[
+            str | None,
+            Parameter(
+                group="Output",
+                allow_leading_hyphen=True,
+                help="With --contributions: to the difference from this label (or index) along the last axis.",
+            ),
+        ] = None,
         digits: Digits = 4,
     ) -> int:
+        from ..tracing.show import contributions as contribution_table
         from ..tracing.show import receipt
 
+        if against is not None and not contributions:
+            raise UserError("--against is what --contributions compares with: give --contributions too")
         opened = _open(what, record, given, edit)
+        if contributions:
+            contribution_table(opened.contributions(cell, against), result_console(), significant_digits(digits))
+            return 0
         found = opened[cell].why(significant_digits(digits))
         receipt(found, opened, result_console())
         return 0 if found.agrees else 1
@@ -258,6 +280,8 @@ def _about(what: str) -> str:
 
 def _open(what: str, record: Any, given: Any, edits: list[str] | None, double: bool = False) -> Any:
     """The trace that a word names: of a worked example, from a file, or of a run with its input."""
+    from ..tracing.edits import edited
+
     if what.startswith("example:"):
         from ..learn.examples import example
 
@@ -273,14 +297,4 @@ def _open(what: str, record: Any, given: Any, edits: list[str] | None, double: b
         if edits:
             raise UserError(f"{what} is a recorded trace: leave --edit out, or name its run")
         return read(what, note)
-    for one in edits or ():
-        where, equals, value = one.rpartition("=")
-        try:
-            found = found.edit(where, float(value))
-        except ValueError as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{one!r} is not an edit, such as 'blocks.0.attn.pattern[:,2]=0'") from None
-        if not equals:
-            raise UserError(f"{one!r} is not an edit, such as 'blocks.0.attn.pattern[:,2]=0'")
-    return found
+    return edited(found, edits or ())

@@ -18,6 +18,7 @@ from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .captioner_config import CaptionerConfig
 from .captioner_formulas import declare
+from .notebook import Shown
 from .output import Last, pick_tokens
 from .parts import (
     block_maker,
@@ -29,7 +30,7 @@ from .parts import (
 from .vit import check_shape
 
 
-class Captioner(nn.Module):
+class Captioner(Shown, nn.Module):
     """Image and text tokens to the logits of the text; the image comes first, so that all text attends to it."""
 
     NAMES = {

@@ -22,6 +22,7 @@ from ..core.patches import by, grid_of, grid_positions, join, patch_sizes
 from ..core.probe import OFF, Probe
 from ..core.span import Span
 from .dit_groups import declare_groups, groupings, symbols_of_groups
+from .notebook import Shown
 from .parts import (
     RENAMED,
     RENAMED_VALUES,
@@ -159,7 +160,7 @@ PRESETS: dict[str, dict] = {
 }
 
 
-class DiT(nn.Module):
+class DiT(Shown, nn.Module):
     """A noised image, the timestep and a condition to the prediction; the blocks run in the loop of `forward`."""
 
     NAMES = {

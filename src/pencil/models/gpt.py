@@ -13,6 +13,7 @@ from ..core.embed import Tokens
 from ..core.masks import causal, window
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .notebook import Shown
 from .output import Last, pick_tokens
 from .parts import (
     RENAMED,
@@ -127,7 +128,7 @@ PRESETS: dict[str, dict] = {
 }
 
 
-class GPT(nn.Module):
+class GPT(Shown, nn.Module):
     """Tokens to logits; the config chooses the parts, and the blocks run in the loop of `forward`."""
 
     NAMES = {

@@ -15,6 +15,7 @@ from ..core.masks import NOWHERE, full, padding
 from ..core.positions import Learned
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .notebook import Shown
 from .parts import (
     BLOCKS,
     RENAMED,
@@ -224,7 +225,7 @@ class WordHead(nn.Module):
         return probe("guess", self.norm(gelu(self.map(x))))
 
 
-class Reader(nn.Module):
+class Reader(Shown, nn.Module):
     """Tokens to the logits of the classes, or of the token at each position; without a head, to hidden states."""
 
     INPUTS = {"tokens": "t", "types": "type"}

@@ -15,6 +15,7 @@ from ..core.embed import Tokens
 from ..core.masks import causal
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .notebook import Shown
 from .output import Last, pick_tokens
 from .parts import (
     BLOCKS,
@@ -130,7 +131,7 @@ PRESETS: dict[str, dict] = {
 }
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(Shown, nn.Module):
     """Source and target tokens to the target's logits; every target token attends to the whole source."""
 
     NAMES = {

@@ -16,6 +16,7 @@ from ..core.patches import by, grid_of, grid_positions, patch_sizes
 from ..core.positions import Learned
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .notebook import Shown
 from .parts import (
     RENAMED,
     RENAMED_VALUES,
@@ -147,7 +148,7 @@ PRESETS: dict[str, dict] = {
 }
 
 
-class ViT(nn.Module):
+class ViT(Shown, nn.Module):
     """Patches to the logits of the classes; the blocks run in the loop of `forward`."""
 
     INPUTS = {"picture": "X_img"}

@@ -88,7 +88,7 @@ def pack(trace: RecordedTrace) -> tuple[dict[str, Any], dict[str, Array]]:
     nodes, arrays = [], {}
     for old in order:
         n = graph.nodes[old]
-        key = None if n.moves else f"{new[old]}:{n.name}"
+        key = None if n.moves or not graph.has(old) else f"{new[old]}:{n.name}"
         if key is not None:
             arrays[key] = graph.stored(old).reshape(n.shape)
         for table in tables(n.plan):

@@ -97,6 +97,10 @@ class Graph(ABC):
     def stored(self, node: int) -> Array:
         """The recorded values of a node that does not only move."""
 
+    def has(self, node: int) -> bool:
+        """Whether the values of a node are here; a part of a trace may lack them."""
+        return True
+
     def step(self, node: int, flat: Array) -> tuple[Array, Array]:
         """Cells of a moving node, one move back: the nodes and the places there."""
         plan, shape = self.nodes[node].plan, self.nodes[node].shape

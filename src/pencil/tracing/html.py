@@ -1,7 +1,8 @@
 """The page of a trace: one file that opens from disk, needs no network, and unfolds any cell into its receipt.
 
 The data it carries is plain: the graph as `file.pack` gives it, with the functions its plans are written in and where
-each array begins, then the arrays as little-endian bytes. A server may send the same two things to the same scripts.
+each array begins, then the arrays as little-endian bytes; and, as JSON, whatever was prepared of the other views. The
+script is the application of `pencil explore`, built from web/.
 """
 
 import base64
@@ -28,7 +29,6 @@ from .recorded import COUNTING, RecordedTrace, RecordedView
 
 HEAVY = 10_000_000  # bytes above which a page is no longer something to mail
 ABOUT = "Every number here was computed by the numbers before it. Choose one and its arithmetic unfolds."
-SCRIPTS = ("receipt.js", "simplify.js", "tensor.js", "slip.js", "app.js")
 Progress = Callable[[float], object]
 PACKED, PIECE = 0.2, 1 << 20  # the share of the time before gzip begins, and the bytes it takes at once
 MOST = 24  # rows and columns of a table without scripts
@@ -36,21 +36,24 @@ BLUE, RED = "38,103,178", "196,58,40"
 
 
 def page(
-    trace: RecordedTrace, title: str, about: str = ABOUT, start: str = "", progress: Progress = lambda share: None
+    trace: RecordedTrace,
+    title: str,
+    about: str = ABOUT,
+    start: str = "",
+    progress: Progress = lambda share: None,
+    views: Mapping[str, Any] | None = None,
 ) -> str:
     """A trace as one self-contained HTML page; `start` is the cell it opens on, such as "attn.scores[0,0,0,2]".
 
-    `progress` is called with the share done.
+    `progress` is called with the share done. `views` is what other views show (see web/src/lib/file.ts).
     """
     graph, body = data(trace)
     progress(PACKED)
     packed = base64.b64encode(_compressed(body, lambda share: progress(PACKED + (1 - PACKED) * share))).decode()
-    graph |= {"title": title, "start": start}
-    title, about = visible(title), visible(about)
-    script = "\n".join(_asset(name) for name in SCRIPTS)
-    style = _asset("app.css")
-    # nothing may be loaded, sent or embedded: only this very script and this very style run
-    allowed = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'"
+    graph |= {"title": title, "about": [about, COUNTING], "start": start}
+    script, style = _asset("app.js"), _asset("app.css")
+    # nothing may be loaded, sent or embedded: only this script and this style run; pictures are within
+    allowed = f"script-src 'sha256-{_digest(script)}'; style-src 'sha256-{_digest(style)}'; img-src data: blob:"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     return f"""<!doctype html>
 <html lang="en">
@@ -59,14 +62,14 @@ def page(
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
+<title>{escape(visible(title))}</title>
 <style>{style}</style>
 </head>
 <body>
-<header><h1>{escape(title)}</h1><p>{escape(about)}</p><p>{escape(COUNTING)}</p></header>
 <div id="app"><p class="wait">Unfolding…</p><noscript>Scripts are off, and this page needs its own.</noscript></div>
 <script type="application/json" id="graph">{_inert(graph)}</script>
 <script type="text/plain" id="arrays">{packed}</script>
+<script type="application/json" id="views">{_inert(views or {})}</script>
 <script>{script}</script>
 </body>
 </html>

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..config import UserError
-from . import file, html, xlsx
+from . import file, html, notebook, xlsx
 from .part import extract
 from .receipt import Receipt, receipt
 from .recorded import RecordedTrace, RecordedView
@@ -14,7 +15,10 @@ class View(RecordedView):
     """A tensor of a trace, or a part of it; `.why()` is the receipt of one cell."""
 
     def _repr_html_(self) -> str:
-        return html.table(self)
+        return notebook.view_html(self)
+
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        return notebook.view_in_treescope(self, path, subtree_renderer)
 
     def why(self, digits: int = 4) -> Receipt:
         """The receipt of this cell, written to this many significant digits."""
@@ -31,6 +35,20 @@ class Trace(RecordedTrace):
 
     def view(self, node: int) -> View:
         return View(self, node)
+
+    def _repr_html_(self) -> str:
+        return notebook.trace_html(self)
+
+    def explore(self, title: str = "trace", start: str = "", height: int = 720) -> notebook.Framed:
+        """The page of the trace, shown inside a notebook; `start` is the cell it opens on."""
+        return notebook.Framed(self, title, start, height)
+
+    def contributions(self, cell: str, against: str | int | None = None) -> Any:
+        """What each part of the model added to one number; a trace that was read from a file has no model for it."""
+        raise UserError(
+            "this trace was read from a file, and contributions need its model: trace the run again, "
+            "t = pencil.trace(run, …), or name the run instead of the file"
+        )
 
     def save(self, path: str | Path) -> None:
         """Write a trace file, to be opened without the model."""

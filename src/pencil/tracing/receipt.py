@@ -88,13 +88,15 @@ class Receipt:
         yield f"recorded {recorded} {'✓' if self.agrees else f'✗ ({off})'}"
 
     def _repr_html_(self) -> str:
+        """The receipt, and the values it was made of; of a long sum the later ones behind a fold."""
         from html import escape
 
-        rows = "".join(
-            f"<tr><td><code>{escape(t.where)}</code></td><td>{format_number(t.value)}</td></tr>"
-            for t in self.terms[:SHOWN]
-        )
-        return f"<pre>{escape(str(self))}</pre><table>{rows}</table>"
+        rows = [
+            f"<tr><td><code>{escape(t.where)}</code></td><td>{format_number(t.value)}</td></tr>" for t in self.terms
+        ]
+        more = "".join(rows[SHOWN:])
+        rest = f"<details><summary>{len(rows) - SHOWN} more</summary><table>{more}</table></details>" if more else ""
+        return f"<pre>{escape(str(self))}</pre><table>{''.join(rows[:SHOWN])}</table>{rest}"
 
 
 def agree(reworked: complex | float, recorded: complex | float, allowed: float) -> bool:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from .closed import BlockTape
+from .contributions import Contributions
+from .held import HeldModel
 from .opened import Trace, View
 from .recording import Recording
 from .tape import BUDGET, TooMuch
@@ -50,6 +52,7 @@ class LiveTrace(Trace):
     def __init__(self, recording: Recording, tape: BlockTape, labels: Any = None, facts: Any = None):
         super().__init__(tape, labels, facts)
         self.recording = recording
+        self.held_model: Callable[[], HeldModel | None] | None = None  # for contributions, while it is kept
 
     def find(self, name: str) -> int:
         tape = self.graph
@@ -103,6 +106,13 @@ class LiveTrace(Trace):
         except (IndexError, RuntimeError) as error:
             raise UserError(f"the model cannot run on from {where}: {str(error).splitlines()[0]}") from None
         return LiveTrace(again, tape, self.labels, self.facts)
+
+    def contributions(self, cell: str, against: str | int | None = None) -> Contributions:
+        """What each part of the model added to one number: `contributions("logits[0,a,seven]", against="eight")`.
+
+        `against` is another label or index along the last axis: then to the difference of the two.
+        """
+        return Contributions(self, cell, against)
 
     @property
     def output(self) -> Any:

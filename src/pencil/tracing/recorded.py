@@ -111,15 +111,6 @@ class RecordedTrace:
         view = self.view(self.find(name))
         return view[index] if index else view
 
-    def _repr_html_(self) -> str:
-        """The names, for a notebook."""
-        from html import escape
-
-        nodes = [self.graph.nodes[self.graph.names[name]] for name in self.names]
-        rows = ((n.symbol, n.name, "×".join(map(str, n.shape)), n.formula) for n in nodes)
-        lines = ("<tr>" + "".join(f"<td>{escape(part)}</td>" for part in row) + "</tr>" for row in rows)
-        return f"<table>{''.join(lines)}</table>"
-
     def __repr__(self) -> str:
         return f"<a trace of {len(self.graph.nodes)} tensors: t.names, t[name][index].why()>"
 

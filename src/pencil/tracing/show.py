@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.table import Table
@@ -13,6 +14,9 @@ from ..console import Console
 from .graph import Array, Node
 from .receipt import SHOWN, Receipt, format_number
 from .recorded import RecordedTrace, RecordedView
+
+if TYPE_CHECKING:  # it needs torch, which showing a trace file does not
+    from .contributions import Contributions
 
 ROWS, COLUMNS = 40, 16  # of a table in a terminal; more is cut, with a note
 PIPED = 512  # and of one in a file
@@ -146,6 +150,17 @@ def receipt(found: Receipt, trace: RecordedTrace, console: Console) -> None:
     console.print(table, highlight=False)
     if len(shown) < len(found.terms):
         console.print(f"… and {len(found.terms) - len(shown)} more", style="dim", highlight=False)
+
+
+def contributions(found: "Contributions", console: Console, digits: int = 4) -> None:
+    """The largest contributions to a number, what the others sum to, and what was held."""
+    console.print(found.title(digits), style="bold", highlight=False, markup=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for value, share, label, cell in found.rows(digits=digits):
+        table.add_row(Text(value, justify="right"), Text(share, justify="right"), Text(label), Text(cell, style="dim"))
+    console.print(table, highlight=False)
+    for line in found.held:
+        console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
