@@ -14,6 +14,7 @@ from conftest import call
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SHORT = {
     "afternoon": "--quick",
+    "explore": f"{FOLDER.parent}/tests/runs-0.6/gpt --clients 2 --seconds 2 --receipts 3 --depth 1 --width 48",
     "fine_tuning": "--source-steps 8 --steps 8 --bytes 3000",
     "first_rate": "vit",
     "guard": "",
@@ -24,6 +25,7 @@ SHORT = {
     "pairs": "run",
     "positions": "2 1 1 learned",
     "probes": "",
+    "screenshots": "--out pictures --only map",
     "shakespeare": "notes.txt --presets nanogpt --steps 3",
     "startup": "",
     "steady": "digits 1 1",

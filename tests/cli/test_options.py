@@ -117,7 +117,8 @@ def test_sample_lists_the_options_of_the_runs_family(help_of, run_of, name):
 @pytest.mark.parametrize("name", TRACE_INPUT)
 def test_trace_why_and_show_list_the_input_of_the_runs_family(help_of, run_of, name):
     for verb, usage, edit, output in (
-        ("trace", "WHAT", {"--edit": ""}, TRACE_OUTPUT), ("why", "WHAT CELL", {"--edit": ""}, {"--digits": "4"}),
+        ("trace", "WHAT", {"--edit": ""}, TRACE_OUTPUT), 
+        ("why", "WHAT CELL", {"--edit": ""}, {"--contributions": "", "--against": "", "--digits": "4"}),
         ("show", "WHAT [NAME]", {}, {"--digits": "4"}),
     ):  # fmt: skip
         text = help_of(verb, run_of(name))
@@ -134,7 +135,7 @@ def test_an_example_has_no_input_options(help_of):
 
 
 @pytest.mark.parametrize("verb", ["train", "resume", "verify", "sample", "eval", "trace", "why", "show", "diff", "heads", "shapes",
-                                  "cost", "kata", "check", "lab", "demo", "doctor"])  # fmt: skip
+                                  "cost", "kata", "check", "lab", "demo", "doctor", "explore"])  # fmt: skip
 def test_every_verb_has_a_help_page(help_of, verb):
     assert help_of(verb).startswith(f"Usage: pencil {verb}")
     assert re.search(rf"^│ {verb} ", help_of(), re.M)

@@ -18,6 +18,7 @@ from . import (
     doctor,
     embed,
     evaluate,
+    explore,
     export,
     figures,
     heads,
@@ -53,6 +54,7 @@ VERBS: tuple[tuple[Group, str, Callable | App, str], ...] = (
     (USE, "sample", sample.sample, "RUN [OPTIONS]"),
     (USE, "eval", evaluate.evaluate, "RUN [OPTIONS]"),
     (USE, "embed", embed.embed, "RUN [OPTIONS]"),
+    (INSIDE, "explore", explore.explore, explore.USAGE),
     (INSIDE, "trace", trace.trace, "WHAT [OPTIONS]"),
     (INSIDE, "why", trace.why, "WHAT CELL [OPTIONS]"),
     (INSIDE, "show", trace.show, "WHAT [NAME] [OPTIONS]"),
@@ -120,7 +122,8 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command line; every failure the user can fix is one sentence."""
     words = list(sys.argv[1:] if words is None else words)
     debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+    if words[:1] != ["explore"]:  # which shows failures while it goes on
+        words = [word for word in words if word != "--debug"]
     use_utf8()
     try:
         status = run(words)

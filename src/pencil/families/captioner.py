@@ -22,6 +22,8 @@ from ..models.captioner_config import PRESETS, CaptionerConfig
 from ..runs import Loaded
 from ..tracing.record import LiveTrace, trace
 from ..train.captioning import Captioning
+from .explore_inputs import example_pictures, picture_input, picture_of, text_of
+from .explore_profile import ExploreProfile, Given, Prompt, writing_controls
 from .head_inputs import held_out_images, row
 from .options import (
     INPUT,
@@ -140,15 +142,30 @@ def trace_image(loaded: Loaded, picture: np.ndarray, text: str | None = None) ->
         text = complete(model, tokenizer, [""], 64, Sampling(0.0), begin=tokenizer.end, given={"picture": x})[0]
     ids = [tokenizer.end, *tokenizer.encode(text).tolist()]
     check_context(ids, c.context, "caption with its first token")
-    words = ["begin", *(tokenizer.decode([i]).strip() or "␣" for i in ids[1:])]
-    patches = grid_labels("patch", c.grid)
-    before = ["[IMG]"] * c.begin_marks + patches + ["[/IMG]"] * c.end_marks
+    return _trace_ids(loaded, x, ids, text)
+
+
+def _trace_ids(loaded: Loaded, x: torch.Tensor, ids: Sequence[int], text: str) -> LiveTrace:
+    """The model on an image as it reads it, and on the tokens of its description."""
+    model, tokenizer, _ = loaded
+    c, patches = model.config, grid_labels("patch", model.config.grid)
+    before, words = _words(c, tokenizer, ids)
     labels = {
         "T": before + words, "S": before + words, "N": patches, "M": before, "t": words,
         "V": vocabulary_labels(tokenizer, c.vocab),
     }  # fmt: skip
-    facts = patch_facts(c.begin_marks, c.grid) | {"text": text, "first_word": len(before)}
-    return trace(model, torch.tensor([ids]), x, words=labels, facts=facts)
+    facts = _facts(c) | {"text": text}
+    return trace(model, torch.tensor([list(ids)]), x, words=labels, facts=facts)
+
+
+def _words(c: Any, tokenizer: Any, ids: Sequence[int]) -> tuple[list[str], list[str]]:
+    """The labels of the image's tokens, and of the text's."""
+    before = ["[IMG]"] * c.begin_marks + grid_labels("patch", c.grid) + ["[/IMG]"] * c.end_marks
+    return before, ["begin", *(tokenizer.decode([i]).strip() or "␣" for i in ids[1:])]
+
+
+def _facts(c: Any) -> dict[str, Any]:
+    return patch_facts(c.begin_marks, c.grid) | {"first_word": c.before}
 
 
 def _tokens(c: Any, length: int | None) -> int:
@@ -187,6 +204,39 @@ def _induction_start(model: Any, texts: Sequence[Inputs]) -> tuple[list[int], in
     return first, len(first) + model.config.before
 
 
+def _read(loaded: Loaded, given: Given) -> Prompt:
+    tokenizer, picture = loaded.tokenizer, picture_of(loaded, given)
+    ids = (tokenizer.end, *tokenizer.encode(text_of(given)).tolist())
+    check_context(ids, loaded.model.config.context, "beginning of the description with its first token")
+    return Prompt(ids, {"picture": picture_tensor(picture[None], loaded)}, picture)
+
+
+def _trace_answer(loaded: Loaded, prompt: Prompt, written: Sequence[int], options: Any) -> LiveTrace:
+    ids = (*prompt.ids, *written[:-1])
+    return _trace_ids(loaded, prompt.given["picture"], ids, loaded.tokenizer.decode(list(ids[1:])))
+
+
+def _layout(loaded: Loaded, prompt: Prompt, written: Sequence[int]) -> tuple[list[str], dict[str, Any]]:
+    c = loaded.model.config
+    before, words = _words(c, loaded.tokenizer, (*prompt.ids, *written[:-1]))
+    return before + words, _facts(c)
+
+
+EXPLORE = ExploreProfile(
+    takes=lambda loaded: {
+        **picture_input(loaded.model.config),
+        "text": {
+            "label": "How the description begins", "longest": loaded.model.config.context - 1, "optional": True
+        },
+    },
+    output=lambda loaded: "tokens",
+    read=_read,
+    trace=_trace_answer,
+    layout=_layout,
+    examples=example_pictures,
+    controls=lambda loaded: writing_controls(64, loaded.model.config.context, 0.0),
+    writes=True,
+)  # fmt: skip
 FAMILY = Family(
     name="captioner",
     summary="an image to its description",
@@ -208,6 +258,7 @@ FAMILY = Family(
     predict=predict,
     trace_options=TraceOptions,
     trace=trace_caption,
+    explore=EXPLORE,
     cost=CostProfile(
         tokens=_tokens,
         takes_length=True,

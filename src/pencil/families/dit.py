@@ -27,6 +27,7 @@ from ..weights.dit import DIT
 from ..weights.dit_original import DIT_ORIGINAL
 from .classifier import trained_classifier
 from .dit_condition import condition
+from .dit_explore import EXPLORE, GUIDANCE
 from .dit_imported import imported
 from .dit_trace import STEPS, TraceOptions, trace_step
 from .image_grid import ImageOutput, shown_steps, write_samples
@@ -55,7 +56,6 @@ TRAINING: dict[str, dict[str, Any]] = {
     "small": _SMALL | dict(steps=20_000, batch=128, eval_every=2000, save_every=2000),
     **{f"{n}/{p}": _PAPER for n in ("s", "b", "l", "xl") for p in (2, 4, 8)},
 }
-GUIDANCE = 3
 
 
 @dataclass(frozen=True)
@@ -226,6 +226,7 @@ FAMILY = Family(
     predict=predict,
     trace_options=TraceOptions,
     trace=trace_step,
+    explore=EXPLORE,
     evaluate=evaluate,
     cost=CostProfile(
         activations=_activations,

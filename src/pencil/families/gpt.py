@@ -23,6 +23,8 @@ from ..weights.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from ..weights.llama_original import LLAMA_ORIGINAL
 from ..weights.nanogpt import NANOGPT
 from ..weights.neox import NEOX
+from .explore_inputs import example_texts, named, text_of
+from .explore_profile import ExploreProfile, Given, Prompt, writing_controls
 from .head_inputs import windows
 from .options import (
     GENERATION,
@@ -158,9 +160,14 @@ def trace_text(loaded: Loaded, options: TextTraceInput, double: bool = False) ->
     if not ids:
         raise UserError("--input is empty: give at least one token")
     check_context(ids, model.config.context, "input")
-    words = [token_label(tokenizer, i) for i in ids]
+    return _trace_ids(loaded, ids, double)
+
+
+def _trace_ids(loaded: Loaded, ids: Sequence[int], double: bool = False) -> LiveTrace:
+    model, tokenizer, _ = loaded
+    words = _words(tokenizer, ids)
     labels = {"T": words, "S": words, "V": vocabulary_labels(tokenizer, model.config.vocab)}
-    return trace(model.double() if double else model, torch.tensor([ids]), words=labels)
+    return trace(model.double() if double else model, torch.tensor([list(ids)]), words=labels)
 
 
 def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
@@ -184,6 +191,30 @@ def induction_start(model: Any, texts: Sequence[Inputs]) -> tuple[list[int], int
     return [], 0
 
 
+def _words(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    return [token_label(tokenizer, i) for i in ids]
+
+
+def _read(loaded: Loaded, given: Given) -> Prompt:
+    tokenizer = loaded.tokenizer
+    text = text_of(given) or _beginning(tokenizer)
+    ids = (*_begin(tokenizer), *tokenizer.encode(text).tolist())
+    check_context(ids, loaded.model.config.context, "text")
+    return Prompt(ids)
+
+
+EXPLORE = ExploreProfile(
+    takes=lambda loaded: {
+        "text": {"label": "Text to continue", "longest": loaded.model.config.context, "optional": True}
+    },
+    output=lambda loaded: "tokens",
+    read=_read,
+    trace=lambda loaded, prompt, written, options: _trace_ids(loaded, (*prompt.ids, *written[:-1])),
+    layout=lambda loaded, prompt, written: (_words(loaded.tokenizer, (*prompt.ids, *written[:-1])), {}),
+    examples=lambda loaded: named([{"text": text} for text in example_texts(loaded)], "text"),
+    controls=lambda loaded: writing_controls(12, loaded.model.config.context, TEMPERATURE),
+    writes=True,
+)
 FAMILY = Family(
     name="gpt",
     summary="text to the next token",
@@ -203,6 +234,7 @@ FAMILY = Family(
     predict=predict,
     trace_options=TextTraceInput,
     trace=trace_text,
+    explore=EXPLORE,
     cost=CostProfile(
         tokens=text_length,
         takes_length=True,

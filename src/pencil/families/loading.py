@@ -1,6 +1,7 @@
 """Runs opened for use: settings of older versions read under today's names, and the model with its weights."""
 
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from ..config import UserError, nearest, upgraded
 from ..inference.int8 import to_int8
 from ..manifest import WEIGHTS
+from ..models.notebook import model_html
 from ..runs import Loaded, Run
 from ..tensors import check_tensors
 from ..train.settings import RENAMED_FOR_MASKS, TrainConfig
@@ -101,6 +103,14 @@ def _check_depth(run: Run, config: Any) -> None:
 
 class OpenedRun(Loaded):
     """A run opened for use: model, tokenizer, run. It predicts, and knows the names of its classes."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what the run is, and its model as a tree."""
+        facts, step = self.run.config["run"], self.run.weights_step
+        about = [f"a {self.run.family} ({family(self.run.family).summary})"]
+        about += [f"trained on {facts['data']}"] if facts.get("data") else []
+        about += [f"weights of step {step:,}"] if step is not None else []
+        return f"<p><code>{escape(str(self.run.path))}</code>: {escape(', '.join(about))}</p>{model_html(self.model)}"
 
     def predict(self, inputs: Any = None, **options: Any) -> Any:
         """What the model says of its inputs; see `pencil.predict`."""

@@ -27,6 +27,8 @@ from ..train.task import Prepared, Request
 from ..train.text_classification import TextClassification
 from ..weights.bert import BERT, ROBERTA
 from .embedding import check_padding, embed_texts
+from .explore_inputs import example_texts, named, text_of
+from .explore_profile import ExploreProfile, Given, Prompt
 from .head_inputs import spread, whole_texts, windows
 from .options import INPUT, REPEATABLE, TextOutput, Texts, TextTraceInput, TokenizerOptions
 from .output import Output
@@ -158,17 +160,20 @@ def _guesses(tokenizer: Any, ids: Sequence[int], likely: np.ndarray) -> list[Pre
 
 def trace_text(loaded: Loaded, options: TextTraceInput, double: bool = False) -> LiveTrace:
     """The model on one text."""
+    ids = token_ids(loaded.model, loaded.tokenizer, str(options.given))
+    return _trace_ids(loaded, ids, double)
+
+
+def _trace_ids(loaded: Loaded, ids: Sequence[int], double: bool = False) -> LiveTrace:
     model, tokenizer, run = loaded
     labelled = model.config.classes is not None
-    ids = token_ids(model, tokenizer, str(options.given))
-    words = ["[mask]" if i == mask_token(tokenizer) else token_label(tokenizer, i) for i in ids]
-    words[0] = "begin" if labelled and tokenizer.special is None else words[0]
+    words = _words(loaded, ids)
     labels = {"T": words, "S": words}
     if labelled:
         labels["K"] = run.config["run"].get("classes") or []
     elif model.config.output == "words":
         labels["V"] = vocabulary_labels(tokenizer, model.config.vocab)
-    return trace(model.double() if double else model, torch.tensor([ids]), words=labels)
+    return trace(model.double() if double else model, torch.tensor([list(ids)]), words=labels)
 
 
 def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
@@ -202,6 +207,50 @@ def _from_text(loaded: Loaded, text: str) -> list[Inputs]:
     return whole_texts([line for line in text.split("\n") if line.strip()], loaded.tokenizer, context)
 
 
+def _words(loaded: Loaded, ids: Sequence[int]) -> list[str]:
+    model, tokenizer, _ = loaded
+    words = ["[mask]" if i == mask_token(tokenizer) else token_label(tokenizer, i) for i in ids]
+    begun = model.config.classes is not None and tokenizer.special is None
+    return ["begin", *words[1:]] if begun else words
+
+
+def _read(loaded: Loaded, given: Given) -> Prompt:
+    """The first line is what the model reads; without a head its vector is compared with those of the other lines."""
+    model, tokenizer, _ = loaded
+    text = text_of(given)
+    if model.config.output not in ("words", "label"):
+        texts = tuple(line for line in text.split("\n") if line.strip()) or ("",)
+        return Prompt(tuple(token_ids(model, tokenizer, texts[0].strip())), texts=texts)
+    ids = token_ids(model, tokenizer, text)
+    masked = tuple(at for at, one in enumerate(ids) if one == mask_token(tokenizer))
+    if model.config.output == "words" and not masked:
+        raise UserError("this model predicts masked tokens: write [mask] where one is to be predicted")
+    return Prompt(tuple(ids), masked=masked if model.config.output == "words" else ())
+
+
+def _takes(loaded: Loaded) -> dict[str, Any]:
+    kind = loaded.model.config.output
+    label = {"words": "Text with [mask]", "label": "Text to classify"}.get(kind, "Text, one a line")
+    return {"text": {"label": label, "longest": loaded.model.config.context, "optional": False}}
+
+
+def _examples(loaded: Loaded) -> list[tuple[str, dict[str, Any]]]:
+    texts = example_texts(loaded)
+    if loaded.model.config.output == "words":
+        texts = [f"{text[: len(text) // 2]}[mask]{text[len(text) // 2 + 1 :]}" for text in texts]
+    elif loaded.model.config.output != "label":
+        texts = ["\n".join(texts), *texts]
+    return named([{"text": text} for text in texts], "text")
+
+
+EXPLORE = ExploreProfile(
+    takes=_takes,
+    output=lambda loaded: {"words": "tokens", "label": "classes"}.get(loaded.model.config.output, "vector"),
+    read=_read,
+    trace=lambda loaded, prompt, written, options: _trace_ids(loaded, prompt.ids),
+    layout=lambda loaded, prompt, written: (_words(loaded, prompt.ids), {}),
+    examples=_examples,
+)
 FAMILY = Family(
     name="reader",
     summary="a text to its class, or to its masked tokens",
@@ -224,6 +273,7 @@ FAMILY = Family(
     embed=embed_texts,
     trace_options=TextTraceInput,
     trace=trace_text,
+    explore=EXPLORE,
     cost=CostProfile(
         tokens=text_length,
         takes_length=True,

@@ -9,6 +9,7 @@ from ..cost.profile import CostProfile
 from ..inference.attention_layouts import HeadProfile
 from ..models.parts import parameters as count_parameters
 from ..weights.maps import Architecture
+from .explore_profile import ExploreProfile
 from .options import NoOptions
 
 
@@ -37,6 +38,7 @@ class Family:
     trace_options: type = NoOptions
     trace: Callable[..., Any] | None = None  # (loaded, options, double) -> LiveTrace
     cost: CostProfile = field(default_factory=CostProfile)
+    explore: ExploreProfile | None = None  # how `pencil explore` shows its models
     heads: HeadProfile | str = "its attention heads have no score here"  # or why its heads cannot be scored
     checkpoints: tuple[Architecture, ...] = ()  # of other libraries, that become its models
     imported: Callable[..., dict[str, Any]] | None = None  # (checkpoint, config) -> tables of the run, and notes

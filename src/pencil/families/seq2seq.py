@@ -17,17 +17,12 @@ from ..inference.attention_maps import source_attention
 from ..inference.beam import Hypothesis
 from ..inference.text_batches import (
     beam_targets,
-    greedy_targets,
     source_inputs,
     start_token,
-    target_ids,
-    token_label,
-    vocabulary_labels,
 )
 from ..inference.text_stream import stream
 from ..models.seq2seq import PRESETS, Seq2Seq, Seq2SeqConfig
 from ..runs import Loaded
-from ..tracing.record import LiveTrace, trace
 from ..train.schedule import published_peak
 from ..train.translation import Translation
 from ..weights.marian import MARIAN
@@ -41,7 +36,6 @@ from .options import (
     Decoding,
     TextOutput,
     Texts,
-    TextTraceInput,
     TokenizerOptions,
     at_least_one,
     default,
@@ -49,7 +43,7 @@ from .options import (
 from .output import Output, context_full, joined
 from .predictions import Text, check_texts, grouped
 from .record import Family
-from .trace_labels import check_context
+from .seq2seq_trace import EXPLORE, TraceOptions, trace_pair
 
 # of the 2017 paper, which does not clip; where width or warm-up are others, run_setup.py sets lr by the paper's formula
 _PAPER = dict(
@@ -122,16 +116,6 @@ class SampleOptions(TextOutput, AttentionOutput, Decoding):
             raise UserError("--repetition-penalty has no effect on a beam search: leave it or --beams out")
         if self.compile:
             raise UserError("--compile has no effect on a beam search: leave it or --beams out")
-
-
-@dataclass(frozen=True)
-class TraceOptions(TextTraceInput):
-    """What `pencil trace` reads."""
-
-    text: Annotated[
-        str | None,
-        Parameter(group=INPUT, help="The target. Default: the one the model generates.", allow_leading_hyphen=True),
-    ] = None
 
 
 def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
@@ -217,25 +201,6 @@ def _translate(
     )  # fmt: skip
 
 
-def trace_pair(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
-    """The model on a source and its target."""
-    model, tokenizer, _ = loaded
-    source = str(options.given)
-    model = model.double() if double else model
-    target = greedy_targets(model, tokenizer, [source])[0] if options.text is None else options.text
-    given = source_inputs(model, tokenizer, [source])["source"]
-    ids = target_ids(tokenizer, target)
-    if options.text is None:  # a text as long as the context may be read as more tokens than were generated
-        ids = ids[: model.config.context]
-    check_context(ids, model.config.context, "target with its first token")
-    words = ["begin", *(token_label(tokenizer, i) for i in ids[1:])]
-    labels = {
-        "T": words, "S": words, "s": [*(token_label(tokenizer, i) for i in given[0, :-1].tolist()), "end"],
-        "V": vocabulary_labels(tokenizer, model.config.vocab),
-    }  # fmt: skip
-    return trace(model, torch.tensor([ids]), given, words=labels, facts={"text": target, "first_word": 0})
-
-
 def _source_length(c: Any, length: int | None) -> int:
     return min(length or c.source_context, c.source_context)
 
@@ -301,6 +266,7 @@ FAMILY = Family(
     predict=predict,
     trace_options=TraceOptions,
     trace=trace_pair,
+    explore=EXPLORE,
     cost=CostProfile(
         tokens=_tokens,
         takes_length=True,

@@ -24,6 +24,8 @@ from ..tracing.record import LiveTrace, trace
 from ..train.image_classification import ImageClassification
 from ..weights.timm_vit import TIMM_VIT
 from ..weights.vit import DEIT, VIT
+from .explore_inputs import example_pictures, picture_input, picture_of
+from .explore_profile import ExploreProfile, Given, Prompt
 from .head_inputs import held_out_images
 from .options import OUTPUT, AttentionOutput, ImageInput, ImageSizeOptions, ImageTraceInput, TextOutput
 from .output import Output
@@ -101,13 +103,23 @@ def one_image(options: AttentionOutput, outputs: int) -> None:
 def trace_image(loaded: Loaded, options: ImageTraceInput, double: bool = False) -> LiveTrace:
     """The model on one image."""
     model = loaded.model.double() if double else loaded.model
-    patches = grid_labels("patch", model.config.grid)
-    first, registers = model.config.before, model.config.registers
-    tokens = ["class"] * (first > registers) + [f"register {i + 1}" for i in range(registers)] + patches
     x = image_tensor(model, read_image(loaded, str(options.given)), input_transform(loaded))
+    return _trace_tensor(loaded._replace(model=model), x)
+
+
+def _trace_tensor(loaded: Loaded, x: torch.Tensor) -> LiveTrace:
+    """The model on one image as it reads it."""
+    model = loaded.model
+    tokens, patches = _words(model.config), grid_labels("patch", model.config.grid)
     names = loaded.run.config["run"].get("classes") or []
     labels = {"T": tokens, "S": tokens, "N": patches, "K": names}
-    return trace(model, x, words=labels, facts=patch_facts(first, model.config.grid))
+    return trace(model, x, words=labels, facts=patch_facts(model.config.before, model.config.grid))
+
+
+def _words(c: Any) -> list[str]:
+    """The labels of the tokens: the class token, registers and patches."""
+    first = ["class"] * (c.before > c.registers) + [f"register {i + 1}" for i in range(c.registers)]
+    return first + grid_labels("patch", c.grid)
 
 
 def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
@@ -138,6 +150,22 @@ def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
     return [AttentionGroup("", SELF_ATTENTION, every(count, count, targets))]
 
 
+def _read(loaded: Loaded, given: Given) -> Prompt:
+    picture = picture_of(loaded, given)
+    return Prompt(given={"picture": picture_tensor(picture[None], loaded)}, picture=picture)
+
+
+EXPLORE = ExploreProfile(
+    takes=lambda loaded: picture_input(loaded.model.config),
+    output=lambda loaded: "classes",
+    read=_read,
+    trace=lambda loaded, prompt, written, options: _trace_tensor(loaded, prompt.given["picture"]),
+    layout=lambda loaded, prompt, written: (
+        _words(loaded.model.config),
+        patch_facts(loaded.model.config.before, loaded.model.config.grid),
+    ),
+    examples=example_pictures,
+)
 FAMILY = Family(
     name="vit",
     summary="an image to its class",
@@ -159,6 +187,7 @@ FAMILY = Family(
     predict=predict,
     trace_options=ImageTraceInput,
     trace=trace_image,
+    explore=EXPLORE,
     cost=CostProfile(
         activations=_activations, parameter_formulas=block_formulas, flop_formulas=lambda c: SELF_ATTENTION_FLOPS
     ),

@@ -1,0 +1,225 @@
+"""The queue before the models: one job computes at a time, and clients take turns.
+
+Jobs run in threads of the server's own process. Models and traces stay in memory, and a click reads them without being
+sent anything; a process would have to be given every trace, and killing it would lose them all. What a thread cannot do
+is to be stopped within one forward pass: a job is asked to stop between tokens, sampling steps and blocks.
+
+There are two lanes. Long jobs (answers, recordings) wait in one, quick ones (a receipt, a slice) in the other, and each
+lane has a thread, so that what torch keeps for each thread (inference mode, dispatch modes) is not mixed. Only one of
+the two runs at any time: a long job hands over to waiting quick ones whenever it asks whether it is to stop.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ..progress import watched
+from .errors import Refused
+
+MOST_WAITING = 32  # jobs of one client
+ENDS = ("done", "failed")  # the last event of every job is one of these
+Listener = Callable[[str, Any], None]
+
+
+class Cancelled(Exception):
+    """Nobody waits for the job any more."""
+
+
+class Job:
+    """Work for one client; `listener(event, data)` is called from the thread that does it."""
+
+    def __init__(
+        self, client: str, work: "Callable[[Job], Any]", listener: Listener, quick: bool = False, live: str = ""
+    ):
+        self.client, self.work, self.quick, self.live = client, work, quick, live
+        self._listener = listener
+        self._stop, self._ended = threading.Event(), threading.Event()
+        self._give_way: Callable[[], None] = lambda: None
+
+    def tell(self, event: str, data: Any) -> None:
+        """Send one event; none follows the last."""
+        if self._ended.is_set() or (self._stop.is_set() and event not in ENDS):
+            return
+        if event in ENDS:
+            self._ended.set()
+        self._listener(event, data)
+
+    def stopped(self) -> bool:
+        """Whether to stop. A long job calls this between steps: quick jobs that wait run meanwhile."""
+        if not self._stop.is_set():
+            self._give_way()
+        return self._stop.is_set()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._stop.is_set()
+
+    def _watch(self, done: int, total: int) -> None:
+        """Ends the loops of the library that can be stopped, where nothing else asks."""
+        if self._stop.is_set():
+            raise Cancelled
+
+
+class Lane:
+    """Waiting jobs: the first of each client in turn."""
+
+    def __init__(self):
+        self._clients: dict[str, deque[Job]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._clients.values()))
+
+    def add(self, job: Job) -> None:
+        waiting = self._clients.setdefault(job.client, deque())
+        if len(waiting) >= MOST_WAITING:
+            raise Refused(f"{MOST_WAITING} requests of this page already wait; try again when they are done", 429)
+        waiting.append(job)
+
+    def take(self) -> Job:
+        client = next(iter(self._clients))
+        waiting = self._clients.pop(client)
+        job = waiting.popleft()
+        if waiting:
+            self._clients[client] = waiting  # behind the other clients
+        return job
+
+    def remove(self, job: Job) -> bool:
+        waiting = self._clients.get(job.client, deque())
+        if job not in waiting:
+            return False
+        waiting.remove(job)
+        if not waiting:
+            del self._clients[job.client]
+        return True
+
+    def superseded_by(self, job: Job) -> list[Job]:
+        """The waiting jobs of the same client and live name, which nobody needs any more."""
+        return [one for one in self._clients.get(job.client, ()) if job.live and one.live == job.live]
+
+    def places(self) -> list[tuple[Job, int]]:
+        """Each job, and how many waiting ones run before it."""
+        queues = [list(waiting) for waiting in self._clients.values()]
+        order = []
+        for turn in range(max(map(len, queues), default=0)):
+            order += [queue[turn] for queue in queues if turn < len(queue)]
+        return [(job, place) for place, job in enumerate(order)]
+
+
+class Jobs:
+    """Runs jobs one at a time."""
+
+    def __init__(self):
+        self._turn = threading.Condition()
+        self._lanes = {quick: Lane() for quick in (False, True)}
+        self._now: Job | None = None  # the job that computes
+        self._long: Job | None = None  # the long job that was begun: it computes, or has handed over
+        self._quick_done = 0
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._serve, args=(quick,), daemon=True, name=f"pencil-{name}")
+            for quick, name in ((False, "model"), (True, "quick"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def add(self, job: Job) -> None:
+        """Put a job in the queue; a live one replaces those of its name that wait."""
+        lane = self._lanes[job.quick]
+        with self._turn:
+            if self._closed:
+                raise Refused("the server is stopping", 503)
+            dropped = [one for one in lane.superseded_by(job) if lane.remove(one)]
+            job._give_way = (lambda: None) if job.quick else (lambda: self._hand_over(job))
+            lane.add(job)
+            self._turn.notify_all()
+        for one in dropped:
+            one._stop.set()
+            one.tell("failed", Refused("a newer request replaces this one", 409))
+        self._tell_places(lane)
+
+    def cancel(self, job: Job) -> None:
+        """Nobody waits for the job: it leaves the queue, or is asked to stop."""
+        job._stop.set()
+        with self._turn:
+            waited = self._lanes[job.quick].remove(job)
+        if waited:
+            job.tell("failed", Cancelled())
+            self._tell_places(self._lanes[job.quick])
+
+    def close(self, seconds: float = 5.0) -> None:
+        """End everything, and wait a little for the job that runs."""
+        with self._turn:
+            self._closed = True
+            left = [job for lane in self._lanes.values() for job, _ in lane.places()]
+            running = [job for job in (self._now, self._long) if job is not None]
+            self._turn.notify_all()
+        for job in running:
+            job._stop.set()
+        for job in left:
+            self.cancel(job)
+        for thread in self._threads:
+            thread.join(seconds)
+
+    # ---- the two threads
+
+    def _may_run(self, quick: bool) -> bool:
+        if self._now is not None or not self._lanes[quick]:
+            return False
+        return quick or not self._lanes[True]  # quick ones first
+
+    def _serve(self, quick: bool) -> None:
+        lane = self._lanes[quick]
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._closed or self._may_run(quick))
+                if self._closed:
+                    return
+                job = self._now = lane.take()
+                if not quick:
+                    self._long = job
+            self._tell_places(lane)
+            self._run(job)
+            with self._turn:
+                self._now = None
+                if quick:
+                    self._quick_done += 1
+                else:
+                    self._long = None
+                self._turn.notify_all()
+
+    def _run(self, job: Job) -> None:
+        try:
+            if job.cancelled:
+                raise Cancelled
+            with watched(job._watch):
+                result = job.work(job)
+            if job.cancelled:
+                raise Cancelled
+        except Exception as error:
+            job.tell("failed", Cancelled() if job.cancelled else error)
+        else:
+            job.tell("done", result)
+
+    def _hand_over(self, job: Job) -> None:
+        """Let the quick jobs that wait now run, in their thread, and go on after them."""
+        with self._turn:
+            waiting = len(self._lanes[True])
+            if not waiting or self._closed:
+                return
+            until = self._quick_done + waiting
+            self._now = None
+            self._turn.notify_all()
+            self._turn.wait_for(
+                lambda: self._now is None and (self._quick_done >= until or not self._lanes[True] or self._closed)
+            )
+            self._now = job
+
+    def _tell_places(self, lane: Lane) -> None:
+        with self._turn:
+            busy = int((self._now if lane is self._lanes[True] else self._long) is not None)
+            places = lane.places()
+        for job, place in places:
+            if before := place + busy:
+                what = "request is" if before == 1 else "requests are"
+                job.tell("progress", {"done": 0, "total": 0, "text": f"waiting: {before} {what} before this one"})

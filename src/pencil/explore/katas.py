@@ -1,0 +1,132 @@
+"""The katas for a page: questions without their answers, graded here as in the terminal, in the same progress file."""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from ..console import note
+from ..learn.katas import KATAS, kata
+from ..learn.katas.answer_text import choices, digits, labels, shown, understood
+from ..learn.katas.exercise import Question, Table, tag_key
+from ..learn.katas.grader import grade
+from ..learn.katas.record import Record
+from .errors import Refused, Unknown
+
+TRIES = 3  # as in the terminal
+SEEDS = 10_000
+MOST_CLIENTS = 100  # pages whose attempts are remembered
+
+
+@dataclass
+class Attempt:
+    """A question that a page shows: its wrong answers, and whether it was counted."""
+
+    question: Question
+    wrong: int = 0
+    counted: bool = False
+
+    @property
+    def left(self) -> int:
+        return TRIES - self.wrong
+
+
+class Exercises:
+    """The exercises of one learner, who may have several pages open; each page works on one question at a time."""
+
+    def __init__(self):
+        self._attempts: dict[str, Attempt] = {}
+
+    def listed(self) -> dict[str, Any]:
+        """All exercises and their progress, and the one to do next."""
+        record = Record(note)
+        rows = [
+            {"name": one.name, "title": one.title, "topic": one.topic, "due": record.when(one.name),
+             **{key: getattr(record.of(one.name), key) for key in ("attempts", "solved", "seen", "wrong")}}
+            for one in KATAS.values()
+        ]  # fmt: skip
+        return {"katas": rows, "next": record.following(list(KATAS))}
+
+    def question(self, client: str, name: str, seed: int | str | None) -> dict[str, Any]:
+        """A new attempt: the document's numbers, those of a seed, or with the seed "new" fresh ones."""
+        _known(name)
+        number = random.SystemRandom().randrange(SEEDS) if seed == "new" else seed
+        question = kata(name).make(number)
+        self._leave(client)
+        self._attempts[client] = Attempt(question)
+        while len(self._attempts) > MOST_CLIENTS:
+            self._attempts.pop(next(iter(self._attempts)))
+        return {
+            "kata": name, "title": question.title, "topic": kata(name).topic, "seed": question.seed,
+            "page_words": question.page_words, "key": tag_key([question]),
+            "given": [_given(one) for one in question.given],
+            "ask": question.ask, "digits": digits(question), "choices": choices(question),
+            "blanks": [{"label": label, "decimals": blank.decimals, "words": blank.words}
+                       for label, blank in zip(labels(question), question.blanks, strict=True)],
+            "rows": [list(row) for row in question.rows], "across": list(question.across), "tries_left": TRIES,
+        }  # fmt: skip
+
+    def answered(self, client: str, name: str, seed: int | None, answers: list[str]) -> dict[str, Any]:
+        """Which answers are right, and the mistake that explains the others; what cannot be read does not count."""
+        attempt = self._attempt(client, name, seed)
+        question, words = attempt.question, choices(attempt.question)
+        if len(answers) != len(question.blanks):
+            raise Refused(f"{name} has {len(question.blanks)} blanks, and {len(answers)} answers were sent")
+        pairs = zip(answers, question.blanks, strict=True)
+        unread = [i for i, (answer, blank) in enumerate(pairs) if not understood(answer, blank, words)]
+        if unread:
+            right, solved, hint, outcome = [], False, None, None
+        else:
+            graded = grade(question, answers)
+            right, solved, hint = list(graded.right), graded.solved, graded.hint
+            outcome = self._count(name, attempt, solved)
+        return {
+            "right": right, "unread": unread, "solved": solved, "tries_left": attempt.left, "outcome": outcome,
+            "hint": None if hint is None else {"name": hint.name, "hint": hint.hint}, "due": Record(note).when(name),
+        }  # fmt: skip
+
+    def working(self, client: str, name: str, seed: int | None) -> dict[str, Any]:
+        """The answers and how they come about; asked for before an exercise is solved, it counts as seen."""
+        attempt = self._attempt(client, name, seed)
+        outcome = None if attempt.counted else "seen"
+        if outcome:
+            attempt.counted = True
+            Record(note).add(name, outcome)
+        answers = [f"{blank.label} = {blank.written}" for blank in attempt.question.blanks]
+        lines = [str(line) for line in attempt.question.working]
+        return {"answers": answers, "working": lines, "outcome": outcome, "due": Record(note).when(name)}
+
+    def _count(self, name: str, attempt: Attempt, solved: bool) -> str | None:
+        """Count the attempt when it ends: solved, or with the last try."""
+        if attempt.counted:
+            return None
+        attempt.wrong += not solved
+        if not solved and attempt.left:
+            return None
+        attempt.counted = True
+        outcome = "wrong" if not solved else "corrected" if attempt.wrong else "solved"
+        Record(note).add(name, outcome)
+        return outcome
+
+    def _attempt(self, client: str, name: str, seed: int | None) -> Attempt:
+        """The question that the page shows; a page that is older than the server begins a new attempt."""
+        _known(name)
+        attempt = self._attempts.get(client)
+        if attempt is None or (attempt.question.kata, attempt.question.seed) != (name, seed):
+            self.question(client, name, seed)
+        return self._attempts[client]
+
+    def _leave(self, client: str) -> None:
+        """A question that is left after a wrong answer was not solved, as where one quits in the terminal."""
+        attempt = self._attempts.pop(client, None)
+        if attempt is not None and attempt.wrong and not attempt.counted:
+            Record(note).add(attempt.question.kata, "wrong")
+
+
+def _known(name: str) -> None:
+    if name not in KATAS:
+        raise Unknown(f"there is no kata of that name; known: {', '.join(KATAS)}")
+
+
+def _given(table: Table) -> dict[str, Any]:
+    rows = [[shown(value) for value in row] for row in table.rows]
+    return {"name": table.name, "rows": rows, "across": table.across, "down": table.down}

@@ -1,0 +1,173 @@
+"""The outline of a trace: its tensors in order, where they belong in the model, and the map of its modules."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..core.attention import Attention
+from ..core.layers import MLP, GatedMLP
+from ..core.notation import Notation, stored
+from ..core.probe import LEGEND, declared, symbols
+from ..tracing.graph import Node
+from ..tracing.nested import tensors as nested_tensors
+from ..tracing.record import LiveTrace
+
+
+def outline(trace: LiveTrace, key: str, start: str) -> dict[str, Any]:
+    """What is in a trace, and the cell to open first."""
+    nodes = tensors(trace)
+    return {
+        "trace": key, "tensors": [_tensor(n) for n in nodes], "labels": trace.labels, "facts": trace.facts,
+        "map": module_map(trace.recording.model, nodes), "start": start, "legend": LEGEND,
+    }  # fmt: skip
+
+
+def tensors(trace: LiveTrace) -> list[Node]:
+    """The tensors in the order of computing; those of closed blocks as an opened block of their kind has them."""
+    graph = trace.graph
+    if not graph.blocks:
+        return [n for n in graph.nodes if n.kind]
+    likes = {path: (path.rpartition(".")[0], *_shapes(args)) for path, (_, args, _) in graph.blocks.items()}
+    models: dict[Any, str] = {}
+    for path, like in likes.items():
+        if like not in models:
+            trace.open(graph.results[path][0])
+            models[like] = path
+
+    def inside(path: str) -> list[Node]:
+        model = path if path in graph.opened else models[likes[path]]
+        first, last, _, _ = graph.opened[model]
+        return [replace(n, name=path + n.name.removeprefix(model)) for n in graph.nodes[first:last]]
+
+    skipped = {i for first, last, _, _ in graph.opened.values() for i in range(first, last)}
+    ends = {graph.results[path][0]: path for path in graph.blocks}
+    found: list[Node] = []
+    for i, n in enumerate(graph.nodes):
+        if i not in skipped:
+            found += [*(inside(ends[i]) if i in ends else []), n]
+    return _explained(trace, [n for n in found if n.kind])
+
+
+def _shapes(args: Any) -> Iterator[tuple[int, ...]]:
+    """The shapes of a block's inputs: blocks of other shapes have other tensors."""
+    return (tuple(one.shape) for _, one in nested_tensors(args, ""))
+
+
+def _explained(trace: LiveTrace, nodes: list[Node]) -> list[Node]:
+    """The nodes, those of closed blocks with the symbols and formulas of their own block."""
+    known = trace.graph.names
+    if all(n.name in known or not n.named for n in nodes):
+        return nodes
+    model, templates = trace.recording.model, declared(trace.recording.model)
+    about = Notation(model, (n.name for n in nodes if n.name in templates)).names
+    return [
+        replace(n, symbol=about[n.name].symbol, formula=about[n.name].formula)
+        if n.name not in known and n.name in about
+        else n
+        for n in nodes
+    ]
+
+
+def _tensor(n: Node) -> dict[str, Any]:
+    named = n.named or n.kind in ("input", "weight")
+    return {
+        "name": n.name, "symbol": n.symbol, "formula": n.formula, "shape": list(n.shape), "axes": n.axes.split(),
+        "kind": n.kind, "op": n.op, "dtype": n.dtype, "portions": n.portions, "path": _path(n), "named": named,
+    }  # fmt: skip
+
+
+def _path(n: Node) -> str:
+    """Where in the model a value is computed; an input belongs to the whole."""
+    head = n.name.partition(":")[0]
+    return "" if n.kind == "input" else head if head != n.name else n.name.rpartition(".")[0]
+
+
+def module_map(model: nn.Module, computed: Sequence[Node]) -> dict[str, Any]:
+    """The model as a tree of its parts, down to the matrices, each with the values computed there, in order."""
+    paths = {path for path, module in model.named_modules() if not isinstance(module, nn.Linear)}
+    values: dict[str, list[Node]] = {}
+    for n in computed:
+        if n.kind != "weight" and (n.named or n.kind == "input"):
+            # a norm has the name of its value
+            values.setdefault(n.name if n.name in paths and n.kind != "input" else _path(n), []).append(n)
+    return _module(Place(model, "", type(model).__name__), values, model, symbols(model))
+
+
+class Place(NamedTuple):
+    """A module, its path and what it is called."""
+
+    module: nn.Module
+    path: str
+    title: str
+
+
+def _module(
+    at: Place, values: Mapping[str, Sequence[Node]], model: nn.Module, learned: Mapping[str, str]
+) -> dict[str, Any]:
+    module, path, _ = at
+    children = [_matrix(path, name, p, model, learned) for name, p in module.named_parameters(recurse=False)]
+    for name, child in module.named_children():
+        inner = f"{path}.{name}" if path else name
+        if isinstance(child, nn.ModuleList):
+            each = [Place(one, f"{inner}.{i}", _numbered(name, int(i))) for i, one in child.named_children()]
+            children += [_module(one, values, model, learned) for one in each]
+        elif isinstance(child, nn.Linear):  # a linear map is its matrix, and its bias
+            children += [_matrix(inner, part, p, model, learned) for part, p in child.named_parameters()]
+        elif any(True for _ in child.parameters()) or values.get(inner):
+            place = Place(child, inner, TITLES.get(name, name.replace("_", " ")))
+            children.append(_module(place, values, model, learned))
+    mine = values.get(path, ())
+    formula = next((n.formula for n in reversed(mine) if n.formula), "")
+    return {
+        "path": path, "title": at.title, "kind": _kind(module, path),
+        "parameters": sum(p.numel() for p in module.parameters()), "tensors": [n.name for n in mine],
+        "children": children, **({"formula": formula} if formula else {}),
+    }  # fmt: skip
+
+
+def _matrix(path: str, name: str, p: Any, model: nn.Module, learned: Mapping[str, str]) -> dict[str, Any]:
+    name = f"{path}.{name}" if path else name
+    symbol = learned.get(name)
+    return {
+        "path": name, "title": symbol or name.rpartition(".")[2], "kind": "matrix" if p.ndim > 1 else "other",
+        "parameters": p.numel(), "shape": list(p.shape), "tensors": [name], "children": [],
+        **({"formula": stored(model, name, symbol)} if symbol else {}),
+    }  # fmt: skip
+
+
+TITLES = {
+    "attn": "attention",
+    "cross": "cross-attention",
+    "mlp": "MLP",
+    "attn_norm": "attention norm",
+    "cross_norm": "cross-attention norm",
+    "mlp_norm": "MLP norm",
+    "norm": "final norm",
+    "tokens": "token embedding",
+    "patches": "patch embedding",
+    "time": "timestep embedding",
+    "labels": "label embedding",
+}
+
+
+def _kind(module: nn.Module, path: str) -> str:
+    name = path.rpartition(".")[2]
+    if not path:
+        return "model"
+    if name.isdigit():
+        return "block"
+    if isinstance(module, Attention):
+        return "attention"
+    if isinstance(module, MLP | GatedMLP):
+        return "mlp"
+    if "Norm" in type(module).__name__:
+        return "norm"
+    if type(module).__module__.endswith((".embed", ".positions", ".biases")):
+        return "embedding"
+    return "head" if name == "head" else "other"
+
+
+def _numbered(name: str, i: int) -> str:
+    return f"{name.removesuffix('s').replace('_', ' ')} {i + 1}"

@@ -1,0 +1,182 @@
+"""Uploaded pictures, decoded in a process of their own: limited in bytes, pixels, kinds, memory and time.
+
+The process stays, since starting one for every stroke of a drawing would be slow. It is killed where it takes too long,
+and the next picture starts another. What it sends back is raw bytes: a PNG that it wrote, or a sentence.
+"""
+
+import asyncio
+import base64
+import binascii
+import io
+import json
+import os
+import sys
+from collections import OrderedDict
+from hashlib import sha256
+from typing import Any, BinaryIO
+
+from ..config import UserError
+from .errors import Refused
+
+MOST_BYTES = 10_000_000  # of one file
+SECONDS = 10.0
+MEMORY = 1_000_000_000  # for the process, beside what it has when it begins
+CPU_SECONDS = 3600  # of its whole life
+LARGE = 1_000_000  # pixels above which a picture is reduced to what the model can use
+RESULT = 32_000_000  # bytes of the largest PNG that is taken back
+KEPT, KEPT_BYTES = 32, 64_000_000  # pictures that are not decoded again
+BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"BM")
+NOT_A_PICTURE = "this file is not a picture that can be read here; save it as PNG, JPEG, WebP, GIF or BMP"
+WORKER = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pencil.explore import uploads; uploads.work()"
+)  # fmt: skip
+
+
+def uploaded(url: str) -> bytes:
+    """The bytes of a data URL, refused by their number and by what they begin with."""
+    head, comma, body = url.partition(",")
+    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
+        raise Refused(NOT_A_PICTURE, 415)
+    if len(body) > MOST_BYTES * 4 // 3 + 4:
+        raise Refused(f"the picture has more than {MOST_BYTES / 1e6:g} MB; make it smaller", 413)
+    try:
+        content = base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError):
+        raise Refused(NOT_A_PICTURE, 415) from None
+    if not (content.startswith(BEGINNINGS) or (content[:4] == b"RIFF" and content[8:12] == b"WEBP")):
+        raise Refused(NOT_A_PICTURE, 415)
+    return content
+
+
+class Pictures:
+    """Reads uploads by the process that decodes them, one at a time."""
+
+    def __init__(self, seconds: float = SECONDS):
+        self._seconds = seconds
+        self._lock = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._kept: OrderedDict[str, str] = OrderedDict()
+
+    async def read(self, url: str, size: tuple[int, int]) -> str:
+        """The picture as the data URL of a plain PNG; `size` is the model's height and width."""
+        content = uploaded(url)
+        name = sha256(repr(size).encode() + content).hexdigest()
+        if name not in self._kept:
+            async with self._lock:
+                png = await self._decode(content, size)
+            self._kept[name] = "data:image/png;base64," + base64.b64encode(png).decode()
+            while len(self._kept) > KEPT or sum(map(len, self._kept.values())) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+            return "data:image/png;base64," + base64.b64encode(png).decode()
+        self._kept.move_to_end(name)
+        return self._kept[name]
+
+    async def _decode(self, content: bytes, size: tuple[int, int]) -> bytes:
+        try:
+            async with asyncio.timeout(self._seconds):
+                process = await self._running()
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(_packed(json.dumps(size).encode()) + _packed(content))
+                await process.stdin.drain()
+                good = await process.stdout.readexactly(1) == b"+"
+                length = int.from_bytes(await process.stdout.readexactly(4), "big")
+                if length > RESULT:
+                    raise ValueError
+                answer = await process.stdout.readexactly(length)
+        except TimeoutError:
+            await self.close()
+            raise Refused(f"the picture could not be decoded in {self._seconds:g} seconds; make it smaller") from None
+        except (OSError, EOFError, ValueError):  # the process ended, or wrote what it should not
+            await self.close()
+            raise Refused("the picture could not be decoded; save it anew, or make it smaller") from None
+        except asyncio.CancelledError:  # half of an exchange is of no use to the next picture
+            await self.close()
+            raise
+        if not good:
+            raise Refused(f"the picture cannot be read: {answer.decode(errors='replace')[:500]}", 415)
+        return answer
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None or self._process.returncode is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", WORKER, json.dumps(sys.path), stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+                env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
+            )  # fmt: skip
+        return self._process
+
+    async def start(self) -> None:
+        """Start the process before the first picture comes."""
+        await self._running()
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _packed(content: bytes) -> bytes:
+    return len(content).to_bytes(4, "big") + content
+
+
+# ---- the other process
+
+
+def work() -> None:
+    """Decode pictures from standard input until it ends, each answered with a PNG or a sentence."""
+    from ..files import limit_process
+
+    asked, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # nothing that a library prints comes between
+    from ..data import decoding  # before the limits: it loads libraries
+
+    limit_process(MEMORY, CPU_SECONDS, 0)
+    while head := asked.read(4):
+        height, width = json.loads(asked.read(int.from_bytes(head, "big")))
+        content = asked.read(int.from_bytes(asked.read(4), "big"))
+        try:
+            mark, answer = b"+", plain_png(content, (height, width))
+        except MemoryError:
+            mark, answer = b"-", b"it needs too much memory"
+        except Exception as error:  # Pillow's readers raise many kinds
+            mark, answer = b"-", (str(error) if isinstance(error, UserError) else decoding.reason(error)).encode()
+        answers.write(mark + _packed(answer))
+        answers.flush()
+
+
+class _Content:
+    """Bytes that are opened as a file is."""
+
+    def __init__(self, content: bytes):
+        self._content = content
+
+    def open(self) -> BinaryIO:
+        return io.BytesIO(self._content)
+
+
+def plain_png(content: bytes, size: tuple[int, int]) -> bytes:
+    """The first frame as a PNG of 8 bits, upright, grey, in colours, or with its transparency.
+
+    A large picture is reduced by a whole factor to no less than twice what the model needs, transparency on white.
+    """
+    from ..data.augment import ImageTransform, reduced, upright
+    from ..data.decoding import open_header
+
+    with open_header(_Content(content)) as image:
+        mode = _mode(image)
+        if image.width * image.height <= LARGE:
+            picture: Any = upright(image, mode, "drop")
+        else:
+            picture = reduced(image, ImageTransform(size, 1 if mode == "L" else 3))
+    out = io.BytesIO()
+    picture.info = {}  # nothing of the file but its pixels
+    picture.save(out, "PNG", compress_level=1)
+    return out.getvalue()
+
+
+def _mode(image: Any) -> str:
+    if "A" in image.getbands() or "transparency" in image.info:
+        return "RGBA"
+    return "L" if image.mode in ("1", "L") or image.mode.startswith("I") else "RGB"

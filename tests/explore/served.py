@@ -1,0 +1,195 @@
+"""The explorer's server on a free port, asked by plain HTTP, with a model that only pretends."""
+
+import http.client
+import json
+import re
+import threading
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from pencil.explore.errors import Gone
+from pencil.explore.server import Explorer
+from pencil.explore.serving import bind, server_for
+
+KEY = "0123456789abcdef"
+COMMAND = 'pencil explore "runs/a"'
+PICTURE = {"height": 7, "width": 5, "channels": 3}
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        return self.data["error"]
+
+
+class Pretended:
+    """A subject without a model: it answers at once, or in steps that the test allows one by one."""
+
+    def __init__(self, id="a", name="pretended"):
+        self.id, self.name = id, name
+        self.asked = []
+        self.begun, self.ended = threading.Event(), threading.Event()
+        self.steps = threading.Semaphore(0)
+        self.stepwise = 0
+        self.fails = None
+        self.was_stopped = None
+
+    def about(self):
+        return {"id": self.id, "name": self.name, "input": {"text": {}, "picture": PICTURE}, "example": {"text": "x"}}
+
+    def answer(self, state, on_event, stopped):
+        self.asked.append(state)
+        if self.fails is not None:
+            raise self.fails
+        self.was_stopped = False
+        for step in range(self.stepwise):
+            self.begun.set()
+            on_event("token", {"text": f"word\n{step}"})
+            self.steps.acquire(timeout=20)
+            if stopped():
+                self.was_stopped = True
+                break
+        self.ended.set()
+        return {"state": state, "words": [state["input"].get("text", "")]}
+
+    def record(self, state, on_event=None, stopped=None):
+        self.asked.append(state)
+        return "a trace"
+
+    def key(self, state):
+        return KEY
+
+    def outline(self, key):
+        return {"trace": key, "tensors": []}
+
+    def trace(self, key):
+        return f"trace of {self.id}"
+
+    def slice(self, key, name, index, minus=None):
+        return {"name": name, "index": index, "minus": minus, "low": float("-inf"), "high": float("nan")}
+
+    def receipt(self, key, cell, digits):
+        if cell == "dropped":
+            raise Gone("this trace is no longer kept; open it again")
+        return {"cell": cell, "digits": digits, "thread": threading.current_thread().name}
+
+    def attention(self, key, scores=False):
+        return {"groups": [], "scores": scores}
+
+    def light(self, key, layer, head, how):
+        return {"layer": layer, "head": head, "how": how}
+
+    def contributions(self, key, cell, against=None, part=None):
+        return {"cell": cell, "against": against, "part": part}
+
+    def edit(self, state, edit):
+        return {"edit": edit, "before": state}
+
+    def export(self, state, view):
+        return f"<!doctype html><title>{view}</title>"
+
+
+class Served:
+    """A running server; `ask` sends one request, by default with everything that our own page sends."""
+
+    def __init__(self, explorer, port):
+        self.explorer, self.port = explorer, port
+        self.token = self.new_page()
+
+    def new_page(self):
+        page = self.ask("GET", "/", token=None).body.decode()
+        return re.search(r'<meta name="token" content="([^"]+)">', page)[1]
+
+    def connection(self):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+
+    def send(self, connection, method, path, body=None, token="own", host=None, **headers):
+        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        connection.putheader("Host", f"127.0.0.1:{self.port}" if host is None else host)
+        if token is not None:
+            connection.putheader("X-Pencil-Token", self.token if token == "own" else token)
+        content = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if content is not None and "Content-Length" not in headers and "Transfer-Encoding" not in headers:
+            headers["Content-Length"] = str(len(content))
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders(content)
+
+    def ask(self, method, path, body=None, **how):
+        connection = self.connection()
+        try:
+            self.send(connection, method, path, body, **how)
+            reply = connection.getresponse()
+            return Reply(reply.status, reply.headers, reply.read())
+        finally:
+            connection.close()
+
+    def get(self, path, **how):
+        return self.ask("GET", path, **how)
+
+    def post(self, path, body, **how):
+        return self.ask("POST", path, body, **how)
+
+    @contextmanager
+    def stream(self, path, body, **how):
+        """The events of a request, one by one as (name, data); a comment is ("", text)."""
+        connection = self.connection()
+        try:
+            self.send(connection, "POST", path, body, Accept="text/event-stream", **how)
+            reply = connection.getresponse()
+            assert reply.status == 200, reply.read()
+            assert reply.headers["Content-Type"].startswith("text/event-stream")
+            yield events(reply)
+        finally:
+            connection.close()
+            reply.close()
+
+
+def events(reply):
+    """Server-sent events as the standard reads them: lines until an empty one."""
+    name, data = "message", []
+    for line in reply:
+        line = line.decode().rstrip("\n")
+        if line.startswith(":"):
+            yield "", line[1:].strip()
+        elif line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            data.append(line.removeprefix("data: "))
+        elif not line and data:
+            yield name, json.loads("\n".join(data))
+            name, data = "message", []
+
+
+@contextmanager
+def serving(*subjects, debug=False):
+    found = bind(0)
+    port = found.getsockname()[1]
+    explorer = Explorer(subjects or [Pretended()], debug, COMMAND)
+    server = server_for(explorer, port, debug)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [found]})
+    thread.start()
+    try:
+        yield Served(explorer, port)
+    finally:
+        server.should_exit = True
+        for one in explorer.subjects.values():  # a job that still waits for the test
+            if isinstance(one, Pretended):
+                one.steps.release(100)
+        thread.join(30)
+        explorer.jobs.close()
+        found.close()
+        assert not thread.is_alive()
+
+
+def state(text="abc", model="a", **more):
+    return {"model": model, "input": {"text": text, **more}, "edits": []}

@@ -1,0 +1,353 @@
+"""The server of `pencil explore`: its page and requests, what it refuses, and that every refusal is a sentence."""
+
+import json
+import re
+import socket
+
+import pytest
+from served import KEY, Pretended, serving, state
+
+from pencil.config import UserError
+from pencil.explore import asked, security
+from pencil.explore.serving import bind
+
+
+@pytest.fixture(scope="module")
+def two():
+    with serving(Pretended("a", "one <script>"), Pretended("b", "two")) as served:
+        yield served
+
+
+@pytest.fixture
+def recorded(two):
+    assert two.post("/api/record", state()).data["trace"] == KEY
+    return two
+
+
+# ---- the page
+
+
+def test_the_page_escapes_names_and_asks_only_this_server(two):
+    page = two.get("/", token=None)
+    text = page.body.decode()
+    assert "<title>one &lt;script&gt; and two · Pencil</title>" in text
+    assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["data:,", "/app.css", "/app.js"]
+    assert '<meta name="command" content="pencil explore &quot;runs/a&quot;">' in text
+    assert "style=" not in text
+
+
+def test_every_reply_has_the_headers(two):
+    for reply in (two.get("/", token=None), two.get("/api/models"), two.get("/nothing"), two.get("/", host="evil")):
+        for name, value in security.HEADERS.items():
+            assert reply.headers.get_all(name) == [value], name
+        assert not any(name.lower().startswith("access-control") for name in reply.headers)
+        assert "server" not in reply.headers
+    policy = two.get("/").headers["Content-Security-Policy"]
+    for part in ("default-src 'none'", "script-src 'self'", "connect-src 'self'", "frame-ancestors 'none'"):
+        assert part in policy
+    assert "unsafe" not in policy
+
+
+def test_the_built_files_are_served_and_no_others(two):
+    assert two.get("/app.js", token=None).headers["Content-Type"].startswith("text/javascript")
+    assert two.get("/app.css", token=None).headers["Content-Type"].startswith("text/css")
+    for path in (
+        "/app.js.map",
+        "/../pyproject.toml",
+        "/%2e%2e/pyproject.toml",
+        "/page/app.js",
+        "//etc/passwd",
+        "/.git",
+    ):
+        assert two.get(path, token=None).status == 404, path
+
+
+def test_the_models_are_listed(two):
+    data = two.get("/api/models").data
+    assert [one["id"] for one in data["models"]] == ["a", "b"]
+    assert data["version"]
+
+
+# ---- who may ask
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", "127.0.0.1:{port}@evil", ""]
+)
+def test_another_host_is_refused(two, host):
+    reply = two.get("/", token=None, host=host.format(port=two.port))
+    assert reply.status == 400
+    assert two.token not in reply.body.decode()
+
+
+def test_our_own_hosts_are_answered(two):
+    for name in ("127.0.0.1", "localhost", "LOCALHOST"):
+        assert two.get("/api/models", host=f"{name}:{two.port}").status == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://localhost:1", ""]
+)
+def test_another_origin_is_refused(two, origin):
+    reply = two.post("/api/answer", state(), Origin=origin.format(port=two.port))
+    assert reply.status == 403
+    assert "another site" in reply.error
+
+
+def test_our_own_origin_is_answered(two):
+    assert two.post("/api/answer", state(), Origin=f"http://127.0.0.1:{two.port}").status == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_request_of_another_site_is_refused(two, site):
+    for path in ("/", "/app.js", "/api/models"):
+        assert two.get(path, Sec_Fetch_Site=site).status == 403, path
+    framed = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "iframe"}
+    assert two.get("/", **framed).status == 403
+    link = {**framed, "Sec_Fetch_Dest": "document"}
+    assert two.get("/", **link).status == 200  # a link that somebody sent
+    assert two.get("/api/models", **link).status == 403
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/models", "/api/katas", "/api/tours", f"/api/trace/{KEY}/attention", "/api/nothing"]
+)
+def test_everything_under_api_needs_the_token(two, path):
+    for token in (None, "", ".", "x", two.token[:-5], "a" + two.token, two.token.partition(".")[0], "é.x"):
+        reply = two.get(path, token=token and token.encode("utf-8").decode("latin-1"))
+        if token == two.token[:-5]:  # the name of a page may be any
+            continue
+        assert reply.status == 403, token
+        assert "reload" in reply.error
+
+
+@pytest.mark.parametrize(
+    "path", ["answer", "record", "compare", "edit", "export", "katas/softmax/answer", "katas/softmax/working"]
+)
+def test_every_post_needs_the_token(two, path):
+    assert two.post(f"/api/{path}", state(), token=None).status == 403
+    other = security.Tokens().new()
+    assert two.post(f"/api/{path}", state(), token=other).status == 403
+
+
+def test_the_token_is_compared_in_constant_time(monkeypatch):
+    compared = []
+    monkeypatch.setattr(security.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
+    tokens = security.Tokens()
+    assert tokens.client(tokens.new()) is not None
+    assert tokens.client("nothing") is None
+    assert len(compared) == 2
+
+
+def test_two_pages_have_two_names(two):
+    one, other = two.new_page(), two.new_page()
+    assert one.partition(".")[0] == other.partition(".")[0]
+    assert two.explorer.tokens.client(one) != two.explorer.tokens.client(other)
+
+
+def test_only_this_machine_can_connect():
+    found = bind(0)
+    assert found.getsockname()[0] == "127.0.0.1"
+    port = found.getsockname()[1]
+    with pytest.raises(UserError, match=f"port {port} cannot be used .*--port"):
+        bind(port)
+    found.close()
+    with pytest.raises(UserError, match="65535"):
+        bind(70000)
+
+
+# ---- what is asked
+
+
+def test_each_request_reaches_its_view(recorded):
+    trace = f"/api/trace/{KEY}"
+    get = recorded.get
+    assert get(f"{trace}/receipt?cell=logits%5B0,3%5D&digits=6").data["cell"] == "logits[0,3]"
+    assert get(f"{trace}/receipt?cell=x").data["digits"] == 4
+    found = get(f"{trace}/slice?name=q&index=0,2,:,:").data
+    assert found["index"] == [0, 2, None, None]
+    assert (found["low"], found["high"], found["minus"]) == ("-inf", "nan", None)
+    assert get(f"{trace}/slice?name=q&minus={KEY}").data["minus"] == "trace of a"
+    assert get(f"{trace}/attention?scores=true").data["scores"] is True
+    assert get(f"{trace}/light?layer=2&head=1&how=head").data == {"layer": 2, "head": 1, "how": "head"}
+    assert get(f"{trace}/light").data == {"layer": None, "head": None, "how": "mean"}
+    assert get(f"{trace}/contributions?cell=c&against=d&part=p").data == {"cell": "c", "against": "d", "part": "p"}
+    edited = recorded.post("/api/edit", {"state": state(), "edit": "blocks.0.attn.z[:,2]=0"}).data
+    assert edited["edit"] == "blocks.0.attn.z[:,2]=0"
+
+
+def test_an_export_is_a_file(two):
+    reply = two.post("/api/export", {"state": state(), "view": "answer"})
+    assert reply.headers["Content-Disposition"].startswith("attachment")
+    assert reply.body == b"<!doctype html><title>answer</title>"
+
+
+def test_two_traces_are_compared(two, monkeypatch):
+    seen = []
+    monkeypatch.setattr("pencil.explore.server.compare", lambda a, b: seen.append((a, b)) or {"tensors": []})
+    assert two.post("/api/compare", {"a": state(), "b": state(model="b")}).data == {"tensors": []}
+    assert seen == [("a trace", "a trace")]
+
+
+def test_a_trace_that_is_not_kept_is_said_to_be_gone(recorded):
+    assert recorded.get("/api/trace/ffffffffffffffff/receipt?cell=x").status == 410
+    reply = recorded.get(f"/api/trace/{KEY}/receipt?cell=dropped")
+    assert reply.status == 410
+    assert "no longer kept" in reply.error
+
+
+@pytest.mark.parametrize(
+    "key", ["..%2f..%2fetc%2fpasswd", "%2e%2e", "..", "C:%5Cx", "a%00b", "x" * 3000, "0123456789ABCDEF", "٠١٢٣٤٥٦٧٨٩"]
+)
+def test_a_path_is_never_more_than_a_name(two, key):
+    from urllib.parse import quote
+
+    key = quote(key, safe="%")
+    for path in (
+        f"/api/trace/{key}/receipt?cell=x",
+        f"/api/katas/{key}",
+        f"/api/tours/{key}",
+        f"/api/tours/{key}/figure",
+    ):
+        reply = two.get(path)
+        assert reply.status in (404, 410), (path, reply.body)
+        assert reply.error
+
+
+@pytest.mark.parametrize("index", ["-1", "0,", "0;1", "1e3", "9999999999", "0," * 50 + "0", "[0]", "٣"])
+def test_an_index_is_numbers_and_colons(recorded, index):
+    from urllib.parse import quote
+
+    assert recorded.get(f"/api/trace/{KEY}/slice?name=q&index={quote(index)}").status == 400
+
+
+def test_other_parts_of_an_address_are_checked(recorded):
+    trace = f"/api/trace/{KEY}"
+    for path in ("receipt", "receipt?cell=", "slice", "light?layer=-1", "light?head=x", "receipt?cell=x&digits=99"):
+        assert recorded.get(f"{trace}/{path}").status == 400, path
+    assert recorded.get(f"{trace}/receipt?cell={'x' * 1001}").status == 413
+    assert recorded.get(f"{trace}/nothing").status == 404
+    assert recorded.post("/api/models", {}).status == 405
+    assert recorded.get("/api/answer").status == 405
+
+
+# ---- bodies
+
+
+HOSTILE = {
+    "no JSON": b"{",
+    "no text": b"\xff\xfe\x00",
+    "a list": b"[]",
+    "a number": b"7",
+    "nothing": b"",
+    "deep": b'{"model":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "NaN": b'{"model":"a","input":{"options":{"temperature":NaN}}}',
+    "a huge number": b'{"model":"a","input":{"options":{"temperature":' + b"9" * 5000 + b"}}}",
+    "beyond a float": b'{"model":"a","input":{"options":{"temperature":' + b"9" * 400 + b"}}}",
+    "infinite": b'{"model":"a","input":{"options":{"temperature":1e999}}}',
+    "true": b'{"model":"a","input":{"options":{"temperature":true}}}',
+    "a word for a number": b'{"model":"a","input":{"options":{"temperature":"1"}}}',
+    "options": b'{"model":"a","input":{"options":[1]}}',
+    "an unknown input": b'{"model":"a","input":{"path":"/etc/passwd"}}',
+    "text": b'{"model":"a","input":{"text":{"$ne":1}}}',
+    "a lone surrogate": b'{"model":"a","input":{"text":"\\ud800"}}',
+    "input": b'{"model":"a","input":"text"}',
+    "edits": b'{"model":"a","input":{},"edits":"blocks.0=0"}',
+    "an edit": b'{"model":"a","input":{},"edits":[7]}',
+    "no model": b'{"input":{}}',
+    "a model of another type": b'{"model":["a"],"input":{}}',
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_json_is_refused_in_a_sentence(two, name):
+    for path in ("answer", "record"):
+        reply = two.post(f"/api/{path}", HOSTILE[name])
+        assert reply.status == 400, reply.body
+        assert 10 < len(reply.error) < 300
+    wrapped = b'{"state":' + HOSTILE[name] + b',"edit":"x=0","a":' + HOSTILE[name] + b"}"
+    for path in ("edit", "compare", "export"):
+        assert two.post(f"/api/{path}", wrapped).status == 400
+
+
+def test_too_much_of_anything_is_refused(two):
+    many = [
+        {"model": "a", "input": {"text": "x" * (asked.TEXT + 1)}},
+        {"model": "a", "input": {}, "edits": ["x=0"] * 65},
+        {"model": "a", "input": {}, "edits": ["x" * 2000]},
+        {"model": "a", "input": {"options": {f"o{i}": 1 for i in range(40)}}},
+    ]
+    for body in many:
+        assert two.post("/api/answer", body).status == 413
+    assert two.post("/api/answer", {"model": "x" * 500, "input": {}}).status == 404
+    assert "open: a, b" in two.post("/api/answer", {"model": "c", "input": {}}).error
+
+
+def test_a_long_body_is_refused_before_it_is_read(two):
+    connection = two.connection()
+    two.send(connection, "POST", "/api/answer", Content_Length=str(asked.STATE_BYTES + 1))
+    reply = connection.getresponse()  # although no byte of the body was sent
+    assert reply.status == 413
+    assert "MB" in json.loads(reply.read())["error"]
+    connection.close()
+    assert two.post("/api/katas/softmax/answer", b"x" * (asked.SMALL_BYTES + 1)).status == 413
+
+
+def test_a_body_without_a_length_is_counted_while_it_arrives(two, monkeypatch):
+    monkeypatch.setattr(asked, "STATE_BYTES", 5000)
+    chunk = b"3e8\r\n" + b"x" * 1000 + b"\r\n"
+    reply = two.post("/api/answer", chunk * 6 + b"0\r\n\r\n", Transfer_Encoding="chunked")
+    assert reply.status == 413
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(two, monkeypatch):
+    monkeypatch.setattr(asked, "SECONDS", 0.05)
+    connection = two.connection()
+    two.send(connection, "POST", "/api/answer", Content_Length="100")
+    assert connection.getresponse().status == 408
+    connection.close()
+
+
+def test_what_is_not_http_does_not_disturb(two):
+    for line in (b"\x16\x03\x01\x02\x00\n\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"GET /\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", two.port), 10) as other:
+            other.sendall(line)
+            assert b"200 OK" not in other.recv(100)
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Key": "x", "Sec_WebSocket_Version": "13"}
+    assert two.get("/api/nothing", **upgrade).status == 404
+    assert two.get("/api/models").status == 200
+
+
+# ---- failures
+
+
+def test_a_mistake_is_its_sentence_and_a_fault_is_named(capfd):
+    subject = Pretended()
+    for debug in (False, True):
+        with serving(subject, debug=debug) as served:
+            subject.fails = UserError("the text has 300 tokens, and the model reads 256")
+            reply = served.post("/api/answer", state())
+            assert (reply.status, reply.error) == (400, "the text has 300 tokens, and the model reads 256")
+            with served.stream("/api/answer", state()) as found:
+                assert list(found)[-1] == ("error", {"error": "the text has 300 tokens, and the model reads 256"})
+            subject.fails = KeyError("secret")
+            reply = served.post("/api/answer", state())
+            assert reply.status == 500
+            assert "KeyError" in reply.error
+            assert "secret" not in reply.error
+        assert ("Traceback" in capfd.readouterr().err) == debug
+
+
+def test_a_run_that_vanished_is_said_so(tmp_path):
+    from types import SimpleNamespace
+
+    subject = Pretended()
+    subject.loaded = SimpleNamespace(run=SimpleNamespace(path=tmp_path))
+    (tmp_path / "config.toml").touch()
+    with serving(subject) as served:
+        assert served.post("/api/answer", state()).status == 200
+        (tmp_path / "config.toml").unlink()
+        for path in ("answer", "record"):
+            reply = served.post(f"/api/{path}", state())
+            assert reply.status == 410
+            assert f"{tmp_path} is no longer there" in reply.error

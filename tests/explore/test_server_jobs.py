@@ -1,0 +1,353 @@
+"""The queue of the server: turns, cancelling, quick requests between the steps of a long one, and the events."""
+
+import asyncio
+import threading
+
+import pytest
+from served import KEY, Pretended, serving, state
+
+from pencil.explore import events as module
+from pencil.explore.errors import Refused
+from pencil.explore.jobs import MOST_WAITING, Cancelled, Job, Jobs, Lane
+
+WAIT = 20  # seconds until a test that hangs fails
+
+
+@pytest.fixture
+def jobs():
+    made = Jobs()
+    yield made
+    made.close()
+
+
+class Told:
+    """What a job tells, and when it ends."""
+
+    def __init__(self):
+        self.events, self.ended = [], threading.Event()
+
+    def __call__(self, event, data):
+        self.events.append((event, data))
+        if event in ("done", "failed"):
+            self.ended.set()
+
+    @property
+    def last(self):
+        assert self.ended.wait(WAIT)
+        return self.events[-1]
+
+
+def held(jobs, client="x"):
+    """A job that runs until it is released."""
+    begun, free, told = threading.Event(), threading.Event(), Told()
+
+    def work(job):
+        begun.set()
+        assert free.wait(WAIT)
+
+    jobs.add(Job(client, work, told))
+    assert begun.wait(WAIT)
+    return free, told
+
+
+def test_clients_take_turns(jobs):
+    free, _ = held(jobs)
+    order, last = [], Told()
+    for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
+        jobs.add(Job(name[0], lambda job, name=name: order.append(name), Told()))
+    jobs.add(Job("z", lambda job: order.append("z1"), last))
+    free.set()
+    assert last.last == ("done", None)
+    assert order[:4] == ["a1", "b1", "c1", "z1"]  # nobody waits behind the second request of another
+    end = Told()
+    jobs.add(Job("z", lambda job: None, end))
+    assert end.last[0] == "done"
+    assert order == ["a1", "b1", "c1", "z1", "a2", "b2", "a3"]
+
+
+def test_the_place_in_the_queue_is_told_as_it_changes(jobs):
+    free, _ = held(jobs)
+    second, third = Told(), Told()
+    jobs.add(Job("b", lambda job: None, second))
+    jobs.add(Job("c", lambda job: None, third))
+    assert [data["text"] for _, data in second.events][-1] == "waiting: 1 request is before this one"
+    assert [data["text"] for _, data in third.events] == ["waiting: 2 requests are before this one"]
+    free.set()
+    assert third.last[0] == "done"
+
+
+def test_a_job_that_is_cancelled_while_it_waits_never_runs(jobs):
+    free, _ = held(jobs)
+    ran, told = [], Told()
+    job = Job("b", lambda job: ran.append(1), told)
+    jobs.add(job)
+    jobs.cancel(job)
+    event, error = told.last
+    assert event == "failed"
+    assert isinstance(error, Cancelled)
+    free.set()
+    after = Told()
+    jobs.add(Job("b", lambda job: None, after))
+    assert after.last[0] == "done"
+    assert ran == []
+
+
+def test_a_running_job_stops_where_it_asks(jobs):
+    begun, told, asked = threading.Event(), Told(), []
+
+    def work(job):
+        begun.set()
+        while not job.stopped():
+            asked.append(1)
+        job.tell("token", {})  # nobody listens any more
+        return "whole"
+
+    job = Job("a", work, told)
+    jobs.add(job)
+    assert begun.wait(WAIT)
+    jobs.cancel(job)
+    assert told.last[0] == "failed"
+    assert [event for event, _ in told.events] == ["failed"]
+
+
+def test_a_loop_of_the_library_stops_too(jobs):
+    from pencil.progress import track
+
+    begun, told, turns = threading.Event(), Told(), []
+
+    def work(job):
+        for i in track(range(10**9)):
+            turns.append(i)
+            begun.set()
+
+    job = Job("a", work, told)
+    jobs.add(job)
+    assert begun.wait(WAIT)
+    jobs.cancel(job)
+    assert isinstance(told.last[1], Cancelled)
+
+
+def test_a_newer_live_request_drops_the_older_one_that_waits(jobs):
+    free, _ = held(jobs)
+    ran, told = [], {name: Told() for name in ("old", "new", "other name", "other page")}
+    for name, client, live in (
+        ("old", "b", "answer"), ("other name", "b", "attention"), ("other page", "c", "answer"), ("new", "b", "answer"),
+    ):  # fmt: skip
+        jobs.add(Job(client, lambda job, name=name: ran.append(name), told[name], live=live))
+    event, error = told["old"].last
+    assert event == "failed"
+    assert error.status == 409
+    free.set()
+    for name in ("new", "other name", "other page"):
+        assert told[name].last[0] == "done"
+    assert sorted(ran) == ["new", "other name", "other page"]
+
+
+def test_quick_jobs_run_between_the_steps_of_a_long_one_and_never_beside_it(jobs):
+    begun, stepped, told, inside = threading.Event(), threading.Event(), Told(), []
+    order = []
+
+    def long(job):
+        for step in range(3):
+            inside.append("long")
+            assert inside == ["long"]
+            order.append(f"step {step}")
+            begun.set()
+            if step == 0:
+                assert stepped.wait(WAIT)
+            inside.remove("long")
+            job.stopped()
+
+    def quick(job, name):
+        inside.append(name)
+        assert inside == [name]
+        order.append(name)
+        inside.remove(name)
+
+    jobs.add(Job("a", long, told))
+    assert begun.wait(WAIT)
+    ends = [Told(), Told()]
+    for name, end in zip(("receipt", "slice"), ends, strict=True):
+        jobs.add(Job("a", lambda job, name=name: quick(job, name), end, quick=True))
+    assert order == ["step 0"]
+    stepped.set()
+    assert told.last == ("done", None)
+    assert [end.last[0] for end in ends] == ["done", "done"]
+    assert order == ["step 0", "receipt", "slice", "step 1", "step 2"]
+
+
+def test_a_job_that_fails_leaves_the_next_one_alone(jobs):
+    told, after = Told(), Told()
+    jobs.add(Job("a", lambda job: 1 / 0, told))
+    jobs.add(Job("a", lambda job: 7, after))
+    assert isinstance(told.last[1], ZeroDivisionError)
+    assert after.last == ("done", 7)
+
+
+def test_a_page_cannot_fill_the_queue():
+    lane = Lane()
+    for _ in range(MOST_WAITING):
+        lane.add(Job("a", lambda job: None, Told()))
+    with pytest.raises(Refused, match="already wait") as error:
+        lane.add(Job("a", lambda job: None, Told()))
+    assert error.value.status == 429
+    lane.add(Job("b", lambda job: None, Told()))
+    assert len(lane) == MOST_WAITING + 1
+
+
+def test_closing_ends_everything():
+    jobs = Jobs()
+    begun, told, waiting = threading.Event(), Told(), Told()
+
+    def work(job):
+        begun.set()
+        while not job.stopped():
+            pass
+
+    jobs.add(Job("a", work, told))
+    assert begun.wait(WAIT)
+    jobs.add(Job("b", lambda job: None, waiting))
+    jobs.close()
+    assert isinstance(told.last[1], Cancelled)
+    assert isinstance(waiting.last[1], Cancelled)
+    with pytest.raises(Refused, match="stopping"):
+        jobs.add(Job("a", lambda job: None, Told()))
+
+
+# ---- over HTTP
+
+
+def until_stopped(subject):
+    """Allow steps one by one: each asks whether to stop, until the closed connection was noticed."""
+    for _ in range(2000):
+        subject.steps.release()
+        if subject.ended.wait(0.01):
+            return
+
+
+def test_events_arrive_one_by_one_and_text_cannot_break_them():
+    subject = Pretended()
+    subject.stepwise = 2
+    hostile = "a\r\n\r\nevent: error\ndata: {}\u2028"
+    with serving(subject) as served, served.stream("/api/answer", state(hostile)) as found:
+        assert next(found) == ("token", {"text": "word\n0"})  # before the answer is whole
+        subject.steps.release(2)
+        assert next(found) == ("token", {"text": "word\n1"})
+        name, answer = next(found)
+        assert (name, answer["words"]) == ("answer", [hostile])
+        assert next(found, None) is None
+
+
+def test_a_closed_connection_cancels_what_it_asked_for():
+    subject = Pretended()
+    subject.stepwise = 10**6
+    with serving(subject) as served:
+        with served.stream("/api/answer", state()) as found:
+            assert next(found)[0] == "token"
+        until_stopped(subject)
+        assert subject.was_stopped
+
+
+def test_a_plain_request_is_cancelled_too():
+    subject = Pretended()
+    subject.stepwise = 10**6
+    with serving(subject) as served:
+        connection = served.connection()
+        served.send(connection, "POST", "/api/answer", state())
+        assert subject.begun.wait(WAIT)
+        connection.close()
+        until_stopped(subject)
+        assert subject.was_stopped
+
+
+def test_a_receipt_does_not_wait_for_a_generation():
+    subject = Pretended()
+    with serving(subject) as served:
+        served.post("/api/record", state())
+        subject.stepwise = 3
+        with served.stream("/api/answer", state()) as found:
+            assert next(found)[0] == "token"
+            replies = []
+            other = threading.Thread(
+                target=lambda: replies.append(served.get(f"/api/trace/{KEY}/receipt?cell=x").data), daemon=True
+            )
+            other.start()
+            lane = served.explorer.jobs._lanes[True]
+            assert any(lane or threading.Event().wait(0.01) for _ in range(2000))  # it waits for the next step
+            subject.steps.release()
+            other.join(WAIT)
+            assert replies[0]["thread"] == "pencil-quick"
+            assert not subject.ended.is_set()
+            subject.steps.release(2)
+            assert list(found)[-1][0] == "answer"
+
+
+def test_two_pages_do_not_disturb_each_other():
+    subject = Pretended()
+    subject.stepwise = 1
+    with serving(subject) as served:
+        tokens = [served.token, served.new_page()]
+        with (
+            served.stream("/api/answer", state("one"), token=tokens[0]) as first,
+            served.stream("/api/answer", state("two"), token=tokens[1], X_Pencil_Live="answer") as second,
+        ):
+            assert next(first)[0] == "token"
+            assert next(second) == (
+                "progress",
+                {"done": 0, "total": 0, "text": "waiting: 1 request is before this one"},
+            )
+            subject.steps.release(2)
+            assert list(first)[-1][1]["words"] == ["one"]
+            assert list(second)[-1][1]["words"] == ["two"]
+
+
+def test_a_superseded_request_is_told_so():
+    subject = Pretended()
+    subject.stepwise = 1
+    with serving(subject) as served, served.stream("/api/answer", state("first")) as first:
+        assert next(first)[0] == "token"
+        live = {"X_Pencil_Live": "answer"}
+        with served.stream("/api/answer", state("old"), **live) as old:
+            assert next(old)[0] == "progress"
+            with served.stream("/api/answer", state("new"), **live) as new:
+                assert next(new)[0] == "progress"
+                assert list(old)[-1] == ("error", {"error": "a newer request replaces this one"})
+                subject.steps.release(2)
+                assert list(new)[-1][1]["words"] == ["new"]
+    assert [one["input"]["text"] for one in subject.asked] == ["first", "new"]
+
+
+def test_a_waiting_connection_is_kept_alive(monkeypatch):
+    monkeypatch.setattr(module, "BEAT", 0.01)
+    subject = Pretended()
+    subject.stepwise = 1
+    with serving(subject) as served, served.stream("/api/answer", state()) as found:
+        assert next(found)[0] == "token"
+        assert next(found) == ("", "waiting")
+        subject.steps.release()
+        assert list(found)[-1][0] == "answer"
+
+
+def test_a_result_that_is_no_json_is_an_error_and_not_silence():
+    subject = Pretended()
+    subject.answer = lambda state, on_event, stopped: {"value": object()}
+    with serving(subject) as served:
+        with served.stream("/api/answer", state()) as found:
+            assert [name for name, _ in found] == ["error"]
+        assert served.post("/api/answer", state()).status == 500
+
+
+def test_numbers_that_are_not_finite_are_words():
+    inf = float("inf")
+    assert module.to_json({"a": [inf, (-inf, 1.5)], "b": float("nan")}) == b'{"a":["inf",["-inf",1.5]],"b":"nan"}'
+
+
+def test_leaving_the_events_early_cancels_the_job(jobs):
+    async def leave():
+        job, queue = module.job_with_queue("a", lambda job: [job.tell("token", 1), job.stopped()])
+        events = module.follow(jobs, job, queue)
+        assert (await anext(events))[0] in ("token", "progress")
+        await events.aclose()
+        return job
+
+    assert asyncio.run(leave()).cancelled

@@ -1,0 +1,95 @@
+"""The server with real models: over HTTP everything is what the subject itself gives, and a browser finds no fault."""
+
+import base64
+import json
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from served import serving, state
+
+from conftest import HERE, unchecked
+from pencil.explore.subject import Subject
+
+
+@pytest.fixture(scope="module")
+def served():
+    with unchecked():
+        gpt = Subject.open(HERE / "runs-0.6" / "gpt", "a")
+        captioner = Subject.open(HERE / "runs-0.6" / "captioner", "b")
+        with serving(gpt, captioner) as found:
+            found.gpt, found.captioner = gpt, captioner
+            yield found
+
+
+def numbers(found):
+    return np.frombuffer(base64.b64decode(found["values"]), "<f8")
+
+
+def untimed(answer):
+    return {key: value for key, value in answer.items() if key != "milliseconds"}
+
+
+def test_the_events_are_the_answer_token_by_token(served):
+    with served.stream("/api/answer", state("The")) as found:
+        events = list(found)
+    name, answer = events[-1]
+    assert name == "answer"
+    tokens = [data for name, data in events if name == "token"]
+    assert tokens == answer["tokens"] != []
+    plain = json.loads(json.dumps(served.gpt.answer(state("The"))))
+    assert untimed(answer) == untimed(plain)
+    assert untimed(served.post("/api/answer", state("The")).data) == untimed(plain)
+
+
+def test_a_trace_is_read_as_the_subject_reads_it(served):
+    outline = served.post("/api/record", state("The")).data
+    key, cell = outline["trace"], quote(outline["start"])
+    assert served.get(f"/api/trace/{key}/receipt?cell={cell}").data == served.gpt.receipt(key, outline["start"])
+    found = served.get(f"/api/trace/{key}/slice?name=logits").data
+    assert found == served.gpt.slice(key, "logits")
+    assert served.get(f"/api/trace/{key}/receipt?cell=nothing%5B0%5D").status == 400
+    assert served.get(f"/api/trace/{key}/contributions?cell={cell}").data == served.gpt.contributions(
+        key, outline["start"]
+    )
+
+
+def test_a_slice_less_another_is_their_difference(served):
+    keys = [served.post("/api/record", state(text, options={"tokens": 1})).data["trace"] for text in ("The", "Tee")]
+    path = f"/api/trace/{keys[0]}/slice?name=logits&index=0,:,:"
+    one, other = (numbers(served.gpt.slice(key, "logits")) for key in keys)
+    assert (numbers(served.get(f"{path}&minus={keys[1]}").data) == one - other).all()
+    assert (one != other).any()
+
+
+def test_a_picture_of_the_page_is_the_one_that_the_model_reads(served):
+    example = served.captioner.about()["example"]
+    given = {"model": "b", "input": example, "edits": []}
+    over_http = served.post("/api/answer", given).data
+    direct = json.loads(json.dumps(served.captioner.answer(given)))
+    assert over_http["text"] == direct["text"]
+    assert over_http["tokens"] == direct["tokens"]
+
+
+def test_what_a_model_cannot_read_is_its_sentence(served):
+    reply = served.post("/api/answer", state("x" * 5000))
+    assert reply.status == 400
+    assert "context" in reply.error
+
+
+def test_the_page_works_under_its_policy_and_asks_nothing_of_others(served, browser):
+    page = browser.new_context().new_page()
+    faults, asked = [], []
+    page.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    address = f"http://127.0.0.1:{served.port}/"
+    with page.expect_response("**/api/answer") as answered:
+        page.goto(address)
+    assert answered.value.status == 200
+    assert answered.value.headers["content-type"].startswith("text/event-stream")
+    page.wait_for_load_state("networkidle")
+    assert page.locator("#app").inner_text().strip()
+    assert faults == []
+    assert all(one.startswith((address, "data:", "blob:")) for one in asked)
+    page.context.close()
