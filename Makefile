@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-all lint clean
+.PHONY: setup demo page test test-all lint clean
 .DELETE_ON_ERROR:
 
 .venv/bin/python:
@@ -29,6 +29,12 @@ setup: .venv/.dev
 
 demo: .venv/.ready
 	$(BIN)/pencil demo
+
+# The page of `pencil explore` and `pencil trace --html`, and the one in the docs. The built files are committed: only a
+# change in web/ needs this, and Node 20.19 or newer.
+page: .venv/.ready
+	cd web && npm ci --ignore-scripts && npm run check && npm run build
+	$(BIN)/pencil trace example:vit-4x4 --html docs/vit-4x4.html
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"

@@ -27,7 +27,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN_HERE = [page for page in PAGES if page.name != "extend.md"]  # whose commands need its code: tests/test_extend.py
 PROMPT = re.compile(r"^\S+ → \S+: (.*)\n", re.M)  # an answer typed in a transcript; over a pipe there are no prompts
 MARK = re.compile(r"#.*needs (a GPU|a network)")
-ALONE = {"pencil kata", "pencil lab", "pencil demo", "pencil doctor"}  # the other verbs need more words
+# the other verbs need more words
+ALONE = {"pencil kata", "pencil lab", "pencil demo", "pencil doctor", "pencil explore"}
 PLACEHOLDER = re.compile(r"…|\b[A-Z]{3,}\b")
 SLOW = re.compile(
     r"^pencil (lab|demo|bench|heads runs/twice|cost .*--measure)"
@@ -136,6 +137,13 @@ def mnist(folder: Path, rng: np.random.Generator) -> None:
         for name, array, axes in (("images-idx3", images, 3), ("labels-idx1", labels, 1)):
             head = bytes((0, 0, 8, axes)) + b"".join(n.to_bytes(4, "big") for n in array.shape)
             (folder / f"mnist-{split}-{name}-ubyte").write_bytes(head + array.tobytes())
+
+
+@pytest.fixture(autouse=True)
+def not_served(monkeypatch):
+    """`pencil explore` opens its models and prints an address, and does not serve until it is interrupted."""
+    monkeypatch.setattr("pencil.explore.serving.serve", lambda *given: given[-1]("http://127.0.0.1:8000/"))
+    monkeypatch.setattr("webbrowser.open", lambda address: True)
 
 
 def run(words: list[str], capsys) -> str:

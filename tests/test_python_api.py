@@ -27,7 +27,9 @@ def prints(source: str, names: dict) -> tuple[str, list[str]]:
     return out.getvalue(), said
 
 
-@pytest.mark.parametrize("page", ["python.md", "positions.md", "pictures.md", "texts.md", "look-inside.md"])
+@pytest.mark.parametrize(
+    "page", ["python.md", "positions.md", "pictures.md", "texts.md", "look-inside.md", "explore.md"]
+)
 def test_the_python_of_a_page_runs_and_prints_what_it_says(page, sandbox, capsys, monkeypatch):  # noqa: F811
     monkeypatch.chdir(sandbox)
     monkeypatch.setattr("pencil.train.loop.plot_losses", lambda run: None)

@@ -81,7 +81,7 @@ def test_no_text_of_a_trace_can_end_its_script():
     shown = "</script><script>alert(1)</script>"
     t = gpt()
     page = html.page(Trace(t.graph, {"T": [shown] * 11}), shown, shown)
-    assert page.count("</script>") == 3
+    assert page.count("</script>") == 4  # the graph, the arrays, the views, the application
     assert "alert(1)</script>" not in page
 
 
@@ -115,7 +115,9 @@ def test_a_page_too_large_to_mail_is_reported(tmp_path, monkeypatch):
 
 
 def test_the_example_is_small_enough_to_mail(tmp_path):
-    assert html.write(example("vit-4x4"), tmp_path / "vit-4x4.html") < 150_000
+    application = sum(len(html._asset(name).encode()) for name in ("app.js", "app.css"))
+    assert html.write(example("vit-4x4"), tmp_path / "vit-4x4.html") - application < 70_000
+    assert application < 350_000
 
 
 # ---- a table without scripts
@@ -185,7 +187,7 @@ def visit(browser, pages):
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda request: requested.append(request.url))
         page.goto(pages(name).as_uri() + where)
-        page.wait_for_selector("#receipt h3")
+        page.wait_for_selector("#receipt h3", state="attached")
         return page
 
     yield go
@@ -203,8 +205,7 @@ def here(page) -> str:
 def blank(browser):
     """A page with nothing but the scripts, to hand data to."""
     page = browser.new_page()
-    for script in ("receipt.js", "simplify.js"):
-        page.add_script_tag(content=html._asset(script))
+    page.add_script_tag(content=html._asset("app.js"))
     yield page
     page.close()
 
@@ -214,10 +215,10 @@ OPEN = """([meta, body]) => {
     const kinds = { u8: Uint8Array, i32: Int32Array, f32: Float32Array, f64: Float64Array };
     const arrays = {};
     for (const [key, [kind, at, count]] of Object.entries(meta.arrays)) arrays[key] = new kinds[kind](raw, at, count);
-    window.graph = new Graph(meta, arrays);
+    window.graph = new pencil.Graph(meta, arrays);
 }"""
 WORK = """(cells) => cells.map(([node, place]) => {
-    const r = receipt(graph, node, place);
+    const r = pencil.receipt(graph, node, place);
     const strings = (x) => (x === null ? null : [x].flat().map(String));
     const terms = r.terms.map((t) => [t.where, ...strings(t.value)]);
     return { lines: r.lines, where: r.where, terms, reworked: strings(r.reworked), allowed: String(r.allowed), agrees: r.agrees };
@@ -284,7 +285,7 @@ def test_a_number_that_does_not_follow_is_marked(blank):
 
 def test_every_function_has_its_twin(blank):
     rng = np.random.default_rng(5)
-    assert blank.evaluate("(names) => names.filter((name) => !(name in WORK))", list(FUNCTIONS)) == []
+    assert blank.evaluate("(names) => names.filter((name) => !(name in pencil.WORK))", list(FUNCTIONS)) == []
     complexes = {"complex", "real", "imag", "if"}
     for name, f in FUNCTIONS.items():
         if name in complexes:
@@ -296,7 +297,7 @@ def test_every_function_has_its_twin(blank):
             values = np.round(rng.normal(size=(40, f.text.count("{}"))) * 3, 1)
             values = np.abs(values) if name in ("sqrt", "log", "pow") else values
             args = (np.trunc(np.abs(values)) if name.startswith("bit") else values).tolist()
-        found = blank.evaluate("([name, args]) => args.map((a) => String(WORK[name](...a)))", [name, args])
+        found = blank.evaluate("([name, args]) => args.map((a) => String(pencil.WORK[name](...a)))", [name, args])
         for a, js in zip(args, found, strict=True):
             with np.errstate(all="ignore"):
                 ours = float(
@@ -333,13 +334,15 @@ def test_numbers_are_written_alike(blank):
     numbers += (np.round(rng.normal(size=4000), 4) + 5e-5).tolist()  # halves
     numbers += (rng.integers(-(10**6), 10**6, 4000) / 2.0 ** rng.integers(0, 12, 4000)).tolist()
     sent = [n if math.isfinite(n) else str(n).replace("inf", "Infinity") for n in numbers]
-    shown = blank.evaluate("(all) => all.map((n) => [4, 3, 2].map((digits) => formatNumber(Number(n), digits)))", sent)
+    shown = blank.evaluate(
+        "(all) => all.map((n) => [4, 3, 2].map((digits) => pencil.formatNumber(Number(n), digits)))", sent
+    )
     assert shown == [[format_number(n, digits) for digits in (4, 3, 2)] for n in numbers]
 
 
 def test_the_error_function_is_exact_to_a_few_units_in_the_last_place(blank):
     at = np.linspace(-7, 7, 3001).tolist()
-    found = blank.evaluate("(at) => at.map(erf)", at)
+    found = blank.evaluate("(at) => at.map(pencil.erf)", at)
     assert max(abs(a - math.erf(x)) for a, x in zip(found, at, strict=True)) < 1e-15
 
 
@@ -364,7 +367,7 @@ def test_a_cell_opens_and_its_operands_are_the_way_back(visit):
     assert page.inner_text("#receipt .formula").replace("\n", "") == "= (0.6·3 + 0.5·2)/√2"
     page.click("td[data-r='3'][data-c='1']")
     assert here(page) == "attn.scores[0,0,3,1]"
-    assert page.url.endswith("#attn.scores[0,0,3,1]")
+    assert page.url.endswith("#cell=attn.scores[0,0,3,1]")
     page.click("#receipt .chip >> nth=0")
     assert here(page) == "attn.q[0,0,3,0]"
     assert page.inner_text("#tensor h2 code") == "attn.q"
@@ -466,7 +469,8 @@ def test_no_width_scrolls_sideways(width, visit):
     for name in ("example", "long"):
         page = visit(name, viewport={"width": width, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.evaluate("here = located('blocks.0.mlp.pre[0,2,3]'); trail = [here]; render()")
+    page.evaluate("pencil.session.openCell('blocks.0.mlp.pre[0,2,3]')")
+    page.wait_for_function("document.querySelector('#tensor h2 code').textContent === 'blocks.0.mlp.pre'")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -495,9 +499,11 @@ def test_the_scale_of_attention_ends_at_the_largest_of_it(browser):
     page.set_content(html.page(even, "even"))
     page.wait_for_selector("#receipt h3")
     shown = page.evaluate(
-        "() => { const i = graph.nodes.findIndex((n, i) => isPattern(i)), s = scaleOf(i), v = graph.values(i); "
+        "async () => { const { session, scaleOf, heat } = pencil, { tensor, source } = session; "
+        "const slice = await source.slice('file', tensor.name, [0, 0, null, null]); "
+        "const s = scaleOf(slice.low, slice.high, tensor), v = source.graph.values(source.graph.names[tensor.name]); "
         "const top = Math.max(...v); return [s.top, top, heat(top, s).strength, "
-        "document.querySelector('.legend').textContent]; }"
+        "document.querySelector('.legend').textContent.trim()]; }"
     )
     assert shown[0] == shown[1] < 0.5
     assert shown[2] == 1

@@ -1,0 +1,104 @@
+"""The built page over replies made up by a test: the policy of the server, and no network at all."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+ORIGIN = "http://pencil.test"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="token" content="secret">
+<title>Pencil</title><link rel="icon" href="data:,"><link rel="stylesheet" href="/app.css"></head>
+<body><div id="app"></div><script type="module" src="/app.js"></script></body></html>"""
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
+
+Reply = Any | Callable[[Any], Any]  # JSON, or a function of the request
+
+
+class Status:
+    """A reply that is not 200: its status, and its sentence."""
+
+    def __init__(self, code: int, sentence: str):
+        self.code, self.sentence = code, sentence
+
+
+class Events:
+    """A reply by server-sent events: pairs of a name and its data."""
+
+    def __init__(self, *events: tuple[str, Any]):
+        self.text = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
+
+
+@contextmanager
+def mocked(
+    browser: Any, replies: Mapping[str, Reply], where: str = "", wrong: list[str] | None = None, **how: Any
+) -> Iterator[Any]:
+    """Open the page; `replies` has "GET models", "POST answer", "GET receipt" …, by the last word of the path.
+
+    "GET katas" is the list and "GET katas/NAME" one of them, where that key is there. Afterwards the console must be
+    empty, and nothing may have been requested from elsewhere; with `wrong` the messages are put there instead.
+    """
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **how})
+    said, foreign = wrong if wrong is not None else [], []
+    try:
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on(
+            "request", lambda request: request.url.startswith((ORIGIN, "data:", "blob:")) or foreign.append(request.url)
+        )
+        page.route("**/*", lambda route: _fulfil(route, replies))
+        page.goto(f"{ORIGIN}/{where}")
+        yield page
+    finally:
+        context.close()
+    assert foreign == []
+    if wrong is None:
+        assert said == []
+
+
+def _fulfil(route: Any, replies: Mapping[str, Reply]) -> None:
+    request = route.request
+    path = urlsplit(request.url).path
+    headers = {"Content-Security-Policy": POLICY}
+    if path == "/":
+        return route.fulfill(body=PAGE, content_type="text/html", headers=headers)
+    if path in ("/app.js", "/app.css"):
+        kind = "text/javascript" if path.endswith("js") else "text/css"
+        body = files("pencil").joinpath("page", path[1:]).read_text(encoding="utf-8")
+        return route.fulfill(body=body, content_type=kind, headers=headers)
+    words = path.removeprefix("/api/").split("/")
+    keys = [f"{request.method} {'/'.join(words)}", f"{request.method} {words[-1]}", f"{request.method} {words[0]}"]
+    found = next((key for key in keys if key in replies), None)
+    if found is None:
+        return route.fulfill(status=404, json={"error": f"nothing is prepared for {keys[0]}"})
+    reply = replies[found]
+    reply = reply(request) if callable(reply) else reply
+    if isinstance(reply, Status):
+        return route.fulfill(status=reply.code, json={"error": reply.sentence})
+    if isinstance(reply, Events):
+        return route.fulfill(body=reply.text, content_type="text/event-stream")
+    if reply is None:
+        return route.abort()
+    return route.fulfill(json=reply)
+
+
+def axe(page: Any) -> list[str]:
+    """What axe-core finds wrong with a page: one line a violation."""
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: npm ci in web/")
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
+    return [
+        f"{one['id']}: {node['html'][:200]} {node['failureSummary'][:200]}" for one in found for node in one["nodes"]
+    ]

@@ -1,0 +1,451 @@
+"""The views inside a model, in the built page over the real server: heads, why, change, compare, tours, katas, share."""
+
+import base64
+import json
+import os
+from contextlib import contextmanager
+from urllib.parse import quote, unquote
+
+import numpy as np
+import pytest
+
+from conftest import unchecked
+from explore.served import serving
+from explore.small_runs import write_run
+from page.mock import axe, mocked
+from pencil.explore.subject import Subject
+from pencil.learn.katas import kata, progress
+
+ATTENTION = "blocks.1.attn.pattern"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    """The models are proved elsewhere; here their shapes need no checking."""
+    with unchecked():
+        yield
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def runs(home, quickly):
+    (home / "runs").mkdir()
+    (home / "other").mkdir()
+    gpt = write_run("gpt", home / "runs", context=19, depth=2)
+    other = write_run("gpt", home / "other", seed=7, context=19, depth=2)
+    return {"gpt": gpt, "other": other, "captioner": write_run("captioner", home / "runs", depth=2)}
+
+
+@pytest.fixture(scope="module")
+def texts(runs, home):
+    before = os.environ.get("PENCIL_DATA")
+    os.environ["PENCIL_DATA"] = str(home / "data")
+    with serving(Subject.open(runs["gpt"]), Subject.open(runs["other"], "b")) as found:
+        yield found
+    os.environ.pop("PENCIL_DATA") if before is None else os.environ.update(PENCIL_DATA=before)
+
+
+@pytest.fixture(scope="module")
+def pictures(runs):
+    with serving(Subject.open(runs["captioner"])) as found:
+        yield found
+
+
+@contextmanager
+def opened(browser, served, where="", refused=False, **how):
+    """The page of a server; afterwards its console is empty unless a request was refused, and it asked nobody else."""
+    origin = f"http://127.0.0.1:{served.port}"
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **how})
+    said, foreign = [], []
+    try:
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda one: one.url.startswith((origin, "data:", "blob:")) or foreign.append(one.url))
+        page.goto(f"{origin}/{where}")
+        yield page
+    finally:
+        context.close()
+    assert foreign == []
+    assert refused or said == []
+
+
+def subject(served, id="a"):
+    return served.explorer.subjects[id]
+
+
+def asked(text="the cat", model="a", edits=(), tokens=3):
+    return {"model": model, "input": {"text": text, "options": {"tokens": tokens}}, "edits": list(edits)}
+
+
+def address(view, text="the cat", **more):
+    rest = "".join(f"&{name}={quote(str(value))}" for name, value in more.items())
+    return f"#view={view}&text={quote(text)}&o.tokens=3{rest}"
+
+
+def cell_of(page):
+    """The cell whose receipt is open, from the address."""
+    return unquote(page.url).rpartition("cell=")[2]
+
+
+# ---- heads
+
+
+def test_every_head_has_a_picture_and_one_opens_down_to_a_receipt(browser, texts):
+    with opened(browser, texts, address("heads")) as page:
+        page.wait_for_selector(".thumb canvas")
+        assert page.locator(".thumb").count() == 2 * 3
+        page.click(f'[data-head="{ATTENTION}:2"]')
+        page.wait_for_selector(".keys .key")
+        pattern = subject(texts).record(asked()).array(ATTENTION)[0, 2]
+        row = 3
+        page.locator(".words .word").nth(row).hover()
+        shown = [float(word) for word in page.locator(".keys .p").all_inner_texts()]
+        # a causal head: the fourth token sees four
+        np.testing.assert_allclose(shown[:4], np.sort(pattern[row])[::-1][:4], atol=6e-4)
+        page.locator(".keys .key").first.click()
+        page.wait_for_selector("#receipt h3")
+        assert cell_of(page) == f"{ATTENTION}[0,2,{row},{int(pattern[row].argmax())}]"
+
+
+def coloured(values):
+    return base64.b64encode(bytes(values)).decode()
+
+
+def heads_seen():
+    """Two heads: in the second all weights are half of the first's."""
+    thumbs = ([255, 0, 128, 127], [128, 0, 64, 64], [0, 0, 0, 0])
+    heads = [
+        {"head": i, "names": [], "score": score, "baseline": 0.25, "thumbnail": coloured(thumb)}
+        for i, (thumb, score) in enumerate(zip(thumbs, (0.3, 0.9, 0.6), strict=True))
+    ]
+    layers = [{"name": "blocks.0.attn.pattern", "layer": 0, "heads": heads, "thumb": [2, 2]}]
+    return {"groups": [{"name": "", "layers": layers, "queries": ["a", "b"], "keys": ["a", "b"]}]}
+
+
+def model_of(id="a"):
+    return {
+        "id": id, "name": "small", "family": "gpt", "summary": "", "parameters": 9, "step": None, "depth": 1, "heads": 3,
+        "live": True, "input": {"text": {"label": "Text", "longest": 9, "optional": False}}, "output": "tokens",
+        "controls": [], "example": {"text": "ab"}, "examples": [],
+    }  # fmt: skip
+
+
+def outline_of():
+    nothing = {"path": "", "title": "small", "kind": "model", "parameters": 9, "tensors": [], "children": []}
+    return {"trace": "0" * 24, "tensors": [], "labels": {}, "facts": {}, "map": nothing, "start": ""}
+
+
+def replies(**more):
+    answer = {"state": {}, "milliseconds": 1, "words": ["a", "b"], "text": "c", "tokens": [], "notes": []}
+    return {
+        "GET models": {"models": [model_of()], "version": "0"}, "POST answer": answer, "POST record": outline_of(),
+        "GET attention": heads_seen(), **more,
+    }  # fmt: skip
+
+
+def test_all_heads_have_one_scale_and_are_sorted_by_what_they_do_above_chance(browser):
+    first = "canvas => [...canvas.getContext('2d').getImageData(0, 0, 1, 1).data].slice(0, 3).join()"
+    with mocked(browser, replies(), "#view=heads") as page:
+        page.wait_for_selector(".thumb canvas")
+        colours = [page.locator(".thumb canvas").nth(i).evaluate(first) for i in range(3)]
+        assert len(set(colours)) == 3  # the largest weight of each head has a colour of its own
+        page.select_option(".controls select", "score")
+        order = page.locator(".thumb").evaluate_all("all => all.map(one => one.dataset.head.at(-1))")
+        assert order == ["1", "2", "0"]
+
+
+# ---- why
+
+
+def contributions(total, allowed=1e-6):
+    part = {"id": "x", "label": "block 1 · MLP", "kind": "mlp", "value": total, "share": 1.0, "cell": None, "parts": 0}
+    return {
+        "cell": "logits[0,1,2]", "against": None, "value": 2.5, "total": total, "allowed": allowed,
+        "held": ["Every norm's 1/σ is held."], "parts": [part],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("total", "sign"), [(2.5, "✓ within rounding"), (2.4, "✗ they differ by 0.10")])
+def test_a_sum_that_does_not_hold_is_said(browser, total, sign):
+    where = "#view=why&why=logits[0,1,2]"
+    with mocked(browser, replies(**{"GET contributions": contributions(total)}), where) as page:
+        assert sign in page.inner_text(".sum")
+        page.click("text=What was held")
+        assert "Every norm's 1/σ is held." in page.inner_text(".held")
+
+
+def test_from_the_answer_to_the_receipt_of_a_pixel_in_four_clicks(browser, pictures):
+    with opened(browser, pictures) as page:
+        clicks = []
+
+        def click(where):
+            page.locator(where).first.click()
+            clicks.append(where)
+
+        click("button.why")
+        page.wait_for_selector("[data-kind=patch]")
+        # any head, not only the one that is open
+        head = page.locator("[data-kind=head][aria-expanded=false]").first.get_attribute("data-part")
+        click(f'[data-part="{head}"]')
+        click(f'[data-kind=patch][data-part^="{head}/"]')
+        click(f'[data-kind=pixel][data-part^="{head}/"]')
+        page.wait_for_function("() => document.querySelector('#receipt h3 code, #receipt code')")
+        page.wait_for_function("() => location.hash.includes('cell=given.picture')")
+        assert len(clicks) <= 4
+        cell = cell_of(page)
+        one = subject(pictures)
+        state = {"model": "a", "input": one.about()["example"], "edits": []}
+        pixel = float(one.record(state)[cell].value)
+        page.wait_for_function("() => document.querySelector('#receipt').innerText.includes('given')")
+        assert f"{pixel:.4g}".rstrip("0").replace("-", "−")[:5] in page.inner_text("#receipt")
+
+
+def test_the_parts_on_screen_sum_to_the_logit_and_to_a_difference(browser, texts):
+    one = subject(texts)
+    answer = one.answer(asked())
+    token = answer["tokens"][0]
+    with opened(browser, texts, address("why", cell=token["cell"])) as page:
+
+        def summed():
+            page.wait_for_selector(".sum .right")
+            page.wait_for_selector(".why [aria-busy=false]")
+            top = page.locator('.why ul[aria-label^="Parts of “"]')
+            if top.locator("> li > .more").count():
+                top.locator("> li > .more").click()
+            values = top.locator("> li > .row .value").all_inner_texts()
+            return sum(float(value.replace("−", "-")) for value in values), len(values)
+
+        total, count = summed()
+        logit = float(one.record(asked())[token["cell"]].value)
+        assert abs(total - logit) < 0.006 * count
+        other = next(bar for bar in token["top"] if bar["id"] != token["id"])
+        page.select_option(".controls select", str(other["id"]))
+        page.wait_for_function("() => document.querySelector('.sum')?.innerText.includes('against')")
+        total, count = summed()
+        assert abs(total - (logit - other["logit"])) < 0.006 * count
+
+
+# ---- change
+
+
+def test_a_head_is_switched_off_and_on_and_the_address_reproduces_it(browser, texts):
+    edit = "blocks.0.attn.z[:,1]=0"
+    one = subject(texts)
+    before, after = one.answer(asked()), one.answer(asked(edits=[edit]))
+    with opened(browser, texts, address("change")) as page:
+        page.click("button[aria-label='head 2 of block 1 · attention off']")
+        page.wait_for_selector(".reply >> nth=1")
+        shown = page.locator(".reply .text").all_inner_texts()
+        assert shown == [before["text"], after["text"]]
+        assert page.locator(".edit code").all_inner_texts() == [edit]
+        page.wait_for_selector("text=/First:/")
+        assert page.inner_text(".first .link") == "blocks.0.attn.z"  # nothing before the edit differs
+        link = page.url
+        page.click("text=Undo")
+        assert page.locator(".edit").count() == 0
+        page.click("text=Redo")
+        assert page.locator(".edit").count() == 1
+        page.go_back()
+        page.go_back()
+        page.wait_for_selector(".edit")
+        page.click(f"button[aria-label='Remove {edit}']")
+        assert page.locator(".edit").count() == 0
+    with opened(browser, texts, "#" + link.partition("#")[2]) as page:
+        page.wait_for_selector(".reply >> nth=1")
+        assert page.locator(".edit code").all_inner_texts() == [edit]
+        assert page.locator(".reply .text").all_inner_texts() == shown
+
+
+def test_a_number_a_mask_and_an_input_are_set_from_a_cell(browser, texts):
+    with opened(browser, texts, address("change", cell=f"{ATTENTION}[0,1,3,2]")) as page:
+        page.fill("form input", "0,25")
+        page.click("text=Set this number")
+        page.click("button:has-text('mask:')")
+        page.wait_for_function("() => document.querySelectorAll('.edit').length === 2")
+        assert page.locator(".edit code").all_inner_texts() == [
+            f"{ATTENTION}[0,1,3,2]=0.25",
+            "blocks.1.attn.scores[:,:,3,2]=-inf",
+        ]
+        page.fill("form input", "three")
+        assert page.locator("text=Set this number").is_disabled()
+        assert "Write a number" in page.inner_text("[role=alert]")
+        page.wait_for_selector(".reply >> nth=1")
+    # a token of the input
+    tokens = subject(texts).record(asked()).array("tokens")
+    with opened(browser, texts, address("change", cell="tokens[0,4]")) as page:
+        page.fill("form input", str(int(tokens[0, 0])))
+        page.click("text=Set this number")
+        page.wait_for_selector(".first .link")
+        assert page.inner_text(".first .link") == "tokens"
+
+
+def test_an_edit_that_is_refused_can_be_taken_back(browser, texts):
+    with opened(browser, texts, address("change", edit="blocks.0.nothing=0"), refused=True) as page:
+        assert "blocks.0.nothing" in page.inner_text(".knobs [role=alert]")
+        page.click("button[aria-label='Remove blocks.0.nothing=0']")
+        page.wait_for_selector("text=Set this number")
+
+
+# ---- compare
+
+
+def test_two_models_differ_from_the_first_tensor_that_is_named(browser, texts):
+    one, other = subject(texts), subject(texts, "b")
+    lengths = {len(each.answer(asked(model=id))["tokens"]) for each, id in ((one, "a"), (other, "b"))}
+    tokens = 1 if len(lengths) > 1 else 3  # answers of two lengths are compared before their first token
+    a, b = (each.record(asked(model=id, tokens=tokens)) for each, id in ((one, "a"), (other, "b")))
+    with opened(browser, texts, address("compare", b="b")) as page:
+        page.wait_for_selector("section[aria-label='The difference of one tensor'] td")
+        first = page.inner_text(".first .link")
+        known = [name for name in a.names if name in b and np.shape(a.array(name)) == np.shape(b.array(name))]
+        assert first == next(name for name in known if not np.array_equal(a.array(name), b.array(name)))
+        page.click("text=/Show all/")
+        page.locator(".link:text-is('blocks.0.attn_norm')").first.click()
+        page.wait_for_selector("h3 code:text-is('blocks.0.attn_norm')")
+        shown = page.locator("section[aria-label='The difference of one tensor'] td[data-cell]").all_inner_texts()
+        expected = (a.array("blocks.0.attn_norm") - b.array("blocks.0.attn_norm"))[0].ravel()
+        numbers = [float(value.replace("−", "-")) for value in shown]
+        np.testing.assert_allclose(numbers, expected, atol=6e-3)
+
+
+def test_two_inputs_are_compared(browser, texts):
+    with opened(browser, texts, address("compare", b="a")) as page:
+        page.wait_for_selector("text=Both are the same now")
+        page.locator("details summary", has_text="Input: the same").click()
+        page.fill(".compare textarea", "the dog")
+        page.wait_for_selector("section[aria-label='The difference of one tensor'] td")
+        assert page.inner_text(".first .link") == "tokens"
+        assert [one.casefold() for one in page.locator(".reply h3").all_inner_texts()] == ["“the dog”", "“the cat”"]
+
+
+# ---- tours
+
+
+def test_a_tour_is_walked_by_the_arrow_keys_and_answers_come_after_a_prediction(browser, texts):
+    with opened(browser, texts, address("tours")) as page:
+        page.wait_for_selector(".list button")
+        assert page.locator(".list button").count() == 5
+        page.locator(".list button").nth(3).click()
+        page.wait_for_selector("article h3")
+        first = page.inner_text("article h3")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function("first => document.querySelector('article h3').innerText !== first", arg=first)
+        page.keyboard.press("ArrowLeft")
+        assert page.inner_text("article h3") == first
+        while not page.locator(".predict").count():
+            page.keyboard.press("ArrowRight")
+        assert page.locator(".predict pre").count() == 0
+        page.fill(".predict input", "0.5")
+        page.keyboard.press("ArrowRight")  # moves the cursor of the field, not the tour
+        page.click("text=Reveal")
+        assert "Your prediction: 0.5" in page.inner_text(".predict")
+        page.locator(".predict >> text=Open its receipt").first.click()
+        one = subject(texts)
+        cell = cell_of(page)
+        receipt = one.receipt(one.key(asked()), cell)
+        assert page.locator(".predict pre").first.inner_text().splitlines()[-1] == receipt["lines"][-1]
+
+
+# ---- katas
+
+
+def test_a_kata_is_checked_by_the_server_and_counts_as_in_the_terminal(browser, texts):
+    with opened(browser, texts, "#view=katas&kata=softmax&seed=5") as page:
+        seen = []
+        page.on("response", lambda one: "/api/katas" in one.url and seen.append(one))
+        page.wait_for_selector(".blanks input")
+        question = kata("softmax").make(5)
+        inputs = page.locator(".blanks input")
+        assert inputs.count() == len(question.blanks)
+        check = page.locator("button:text-is('Check')")
+        assert check.is_disabled()
+        mistake = question.mistakes[0]
+        for i, value in enumerate(mistake.values):
+            inputs.nth(i).fill(f"{value:.3f}")
+        check.click()
+        page.wait_for_selector(".said .wrong")
+        assert mistake.hint in page.inner_text(".said")
+        inputs.first.fill("")
+        assert check.is_disabled()
+        for i, blank in enumerate(question.blanks):
+            inputs.nth(i).fill(blank.written)
+        check.click()
+        page.wait_for_selector(".said .right")
+        assert progress.read(progress.file())["softmax"].solved == 1
+        assert not any(
+            blank.written in one.text() for one in seen if one.request.method == "GET" for blank in question.blanks
+        )
+        page.click("text=New numbers")
+        page.wait_for_function("() => !/seed=5(&|$)/.test(location.hash)")
+        assert page.locator(".blanks input").first.input_value() == ""
+        page.click("text=/Show the working/")
+        page.wait_for_selector(".said pre")
+        assert progress.read(progress.file())["softmax"].seen == 1
+        assert page.locator("button:text-is('Check')").is_disabled()
+
+
+# ---- share
+
+
+def test_a_view_is_downloaded_and_the_link_leads_back(browser):
+    sent = []
+
+    def export(request):
+        sent.append(json.loads(request.post_data))
+        return {"pretended": "file"}
+
+    where = "#view=share&of=heads&text=abc"
+    with mocked(browser, replies(**{"POST export": export}), where) as page:
+        with page.expect_download() as found:
+            page.click("text=Download the file")
+        assert found.value.suggested_filename == "small-heads.html"
+        assert sent == [{"state": {"model": "a", "input": {"text": "abc"}, "edits": []}, "view": "heads"}]
+        assert "katas, whose grader is the server's" in page.inner_text(".share")
+        page.click("text=Copy the link")
+        assert page.inner_text("section[aria-label='A link'] pre").endswith("#view=heads&text=abc")
+        page.select_option(".share select", "katas")
+        assert "opens on the answer instead" in page.inner_text(".share")
+
+
+VIEWS = {
+    "why": {}, "heads": {"head": f"{ATTENTION}:1"}, "change": {"edit": "blocks.0.attn.z[:,1]=0"}, "compare": {"b": "a", "edit": "blocks.0.mlp.out=0"},
+    "tours": {"tour": "003"}, "katas": {"kata": "softmax"}, "share": {},
+}  # fmt: skip
+READY = {
+    "why": ".sum", "heads": ".keys .key", "change": ".first", "compare": ".first", "tours": "article", "katas": ".blanks",
+    "share": ".card",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_is_accessible_and_fits_a_telephone(browser, texts, view):
+    with opened(browser, texts, address(view, **VIEWS[view])) as page:
+        page.wait_for_selector(READY[view])
+        page.locator("summary:text-is('Copy the Python')").last.click()
+        assert axe(page) == []
+        page.set_viewport_size({"width": 390, "height": 780})
+        page.emulate_media(color_scheme="dark")
+        page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
+        assert axe(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+SLOW = pytest.mark.long
+COPIED = [view if view in ("why", "katas") else pytest.param(view, marks=SLOW) for view in VIEWS]
+
+
+@pytest.mark.parametrize("view", COPIED)
+def test_the_python_of_a_view_runs(browser, texts, home, monkeypatch, capsys, view):
+    with opened(browser, texts, address(view, **VIEWS[view])) as page:
+        page.wait_for_selector(READY[view])
+        page.locator("summary:text-is('Copy the Python')").last.click()
+        code = page.locator(".copy pre").last.inner_text()
+    monkeypatch.chdir(home)
+    exec(compile(code, view, "exec"), {"__name__": "copied"})
+    assert capsys.readouterr().out.strip()

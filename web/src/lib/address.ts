@@ -1,0 +1,65 @@
+// The address of the page is its state: what follows the # reproduces what is on screen.
+
+import type { Input } from "./types";
+
+export type Address = {
+  model: string; // empty: the first
+  input: Input | null; // null: the model's own example
+  edits: string[];
+  view: string; // empty: the first
+  cell: string; // the cell whose receipt is open; empty: none
+  more: Record<string, string>; // what a view keeps for itself, such as the layer it shows
+};
+
+export const EMPTY: Address = { model: "", input: null, edits: [], view: "", cell: "", more: {} };
+
+export const INPUTS = ["text", "source", "picture", "label"] as const;
+const OPTION = "o.";
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+/** Only what would end or split the address is encoded, so that it can be read. */
+const encoded = (text: string) => encodeURIComponent(text).replace(/%(5B|5D|2C|3A|2F|3D|3B|2B|40)/g, (code) => decodeURIComponent(code));
+
+export function read(hash: string): Address {
+  const text = hash.replace(/^#/, "");
+  const address: Address = { ...EMPTY, edits: [], more: {} };
+  if (text && !/^[\w.]+=/.test(text)) return { ...address, cell: decoded(text) }; // a cell by itself
+  const input: Input = {};
+  let given = false;
+  for (const part of text.split("&").filter(Boolean)) {
+    const cut = part.indexOf("=");
+    const [name, value] = cut < 0 ? [part, ""] : [decoded(part.slice(0, cut)), decoded(part.slice(cut + 1))];
+    if (name === "model" || name === "view" || name === "cell") address[name] = value;
+    else if (name === "edit") address.edits.push(value);
+    else if (INPUTS.some((one) => one === name)) {
+      input[name as (typeof INPUTS)[number]] = value;
+      given = true;
+    } else if (name.startsWith(OPTION)) {
+      (input.options ??= {})[name.slice(OPTION.length)] = Number(value);
+      given = true;
+    } else address.more[name] = value;
+  }
+  return given ? { ...address, input } : address;
+}
+
+export function written(address: Address): string {
+  const { input } = address, parts: [string, string][] = [];
+  const put = (name: string, value: string) => value && parts.push([name, value]);
+  put("model", address.model);
+  put("view", address.view);
+  if (input) {
+    for (const name of INPUTS) if (input[name] !== undefined) parts.push([name, input[name]]);
+    for (const [name, value] of Object.entries(input.options ?? {})) parts.push([OPTION + name, String(value)]);
+  }
+  for (const edit of address.edits) parts.push(["edit", edit]);
+  for (const [name, value] of Object.entries(address.more)) put(name, value);
+  put("cell", address.cell);
+  return `#${parts.map(([name, value]) => `${encoded(name)}=${encoded(value)}`).join("&")}`;
+}

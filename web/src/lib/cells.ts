@@ -1,0 +1,61 @@
+// Addresses of cells, such as blocks.0.attn.scores[0,1,2,3], and the words along the axes of a tensor.
+
+import type { MapNode, Outline, Tensor } from "./types";
+
+export type Cell = { name: string; index: number[] };
+
+/** The parts of an address; null where it is none. */
+export function cellParts(address: string): Cell | null {
+  const found = /^([^[\]]+?)\s*(?:\[([\d,\s]*)\])?$/.exec(address.trim());
+  if (!found) return null;
+  return { name: found[1], index: (found[2] ?? "").split(",").filter((part) => part.trim()).map(Number) };
+}
+
+export const cellName = (name: string, index: (number | string)[]) => (index.length ? `${name}[${index.join(",")}]` : name);
+
+/** The labels along an axis: those of the nearest part of the trace; keys are labelled as the tokens are. */
+export function labelsAlong(labels: Record<string, string[]>, name: string, letter: string, count: number): string[] | null {
+  const path = name.split(".");
+  for (const one of letter === "S" ? ["S", "T"] : [letter]) {
+    for (let end = path.length - 1; end >= 0; end--) {
+      const found = labels[[...path.slice(0, end), one].join(".")];
+      if (found?.length === count) return found;
+    }
+  }
+  return null;
+}
+
+/** What the letters of axes mean, in words. */
+export const MEANS: Record<string, string> = {};
+
+export type Axis = { letter: string; count: number; means: string; words: string[] | null };
+
+export function axesOf(tensor: Tensor, labels: Record<string, string[]>): Axis[] {
+  return tensor.shape.map((count, d) => {
+    const letter = tensor.axes.length === tensor.shape.length ? tensor.axes[d] : "";
+    return { letter, count, means: MEANS[letter] ?? letter, words: letter ? labelsAlong(labels, tensor.name, letter, count) : null };
+  });
+}
+
+/** The way from the whole model to the part that has a tensor, or to the part of a path. */
+export function wayTo(map: MapNode, found: (node: MapNode) => boolean): MapNode[] {
+  for (const child of map.children) {
+    const way = wayTo(child, found);
+    if (way.length) return [map, ...way];
+  }
+  return found(map) ? [map] : [];
+}
+
+/** Where a cell is, in words: "block 2 · head 1 · pattern". */
+export function whereabouts(outline: Outline, cell: string): string {
+  const parts = cellParts(cell), tensor = parts && outline.tensors.find((one) => one.name === parts.name);
+  if (!parts || !tensor) return "";
+  const words = wayTo(outline.map, (node) => node.tensors.includes(tensor.name)).slice(1).map((node) => node.title);
+  const head = tensor.axes.indexOf("h");
+  if (head >= 0 && tensor.axes.length === tensor.shape.length && parts.index.length) {
+    if (words.at(-1) === "attention") words.pop();
+    words.push(`head ${parts.index[head] + 1}`); // names count from one, indices from zero
+  }
+  const last = tensor.name.split(/[.:]/).at(-1)!.replace(/_/g, " ");
+  return [...words, ...(words.at(-1) === last ? [] : [last])].join(" · ");
+}

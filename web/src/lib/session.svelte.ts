@@ -1,0 +1,318 @@
+// What the page shows now, and how it changes. The address is the only state; everything else follows from it.
+
+import { EMPTY, INPUTS, read, written, type Address } from "./address";
+import { axesOf, cellName, cellParts, MEANS, whereabouts, type Axis } from "./cells";
+import { Problem, type Progress, type Source, type Watch } from "./source";
+import type { Answer, Frame, Input, Model, Outline, OutToken, Receipt, Slice, State, Tensor } from "./types";
+
+type How = "push" | "replace" | "follow";
+export type Change = Partial<Omit<Address, "more">> & { more?: Record<string, string | null> };
+
+export class Session {
+  source = $state.raw<Source>(undefined as unknown as Source);
+  models = $state.raw<Model[]>([]);
+  address = $state.raw<Address>(EMPTY);
+  /** The cells followed to come to the present one, which is the last. */
+  trail = $state.raw<string[]>([]);
+
+  answer = $state.raw<Answer | null>(null);
+  answering = $state(false);
+  answerProblem = $state.raw<Problem | null>(null);
+  /** What has come of an answer that is still being computed. */
+  partial = $state.raw<{ tokens: OutToken[]; frames: Frame[] }>({ tokens: [], frames: [] });
+  progress = $state.raw<Progress | null>(null);
+
+  private answerKey = $state("");
+
+  outline = $state.raw<Outline | null>(null);
+  recording = $state(false);
+  recordProblem = $state.raw<Problem | null>(null);
+
+  receipt = $state.raw<Receipt | null>(null);
+  receiptProblem = $state.raw<Problem | null>(null);
+
+  /** Sentences to read, newest last. */
+  notices = $state.raw<{ id: number; text: string; retry?: () => void }[]>([]);
+  /** Operations of the library that have no name of ours are listed only when asked for. */
+  everything = $state(false);
+  /** Whether the next cell that is shown takes the focus: a link that was followed is gone. */
+  refocus = false;
+  /** Whether someone chose the present cell, as against the one a view begins with. */
+  byHand = false;
+  /** The end of the colour scale, where it is held fixed; null: each tensor's own. */
+  locked = $state<number | null>(null);
+
+  model = $derived(this.models.find((one) => one.id === this.address.model) ?? this.models[0]);
+  input: Input = $derived(this.model ? completed(this.address.input, this.model) : {});
+  state: State = $derived({ model: this.model?.id ?? "", input: this.input, edits: this.address.edits });
+  /** One text for one state: the same text, the same answer. */
+  key: string = $derived(JSON.stringify(this.state));
+  stale: boolean = $derived(this.answer !== null && this.answerKey !== this.key);
+  cell: string = $derived(this.address.cell);
+  where: string = $derived(this.outline && this.cell ? whereabouts(this.outline, this.cell) : "");
+  tensor: Tensor | null = $derived(this.tensorOf(this.cell));
+
+  private outlineKey = "";
+  private traceKept = "";
+  private outlineAsked: Promise<Outline> | null = null;
+  private answerStop: AbortController | null = null;
+  private recordStop: AbortController | null = null;
+  private cancelled = "";
+  private noticed = 0;
+  private depth = 0; // how many places of the history are before this one
+  private readonly slices = new Map<string, Promise<Slice>>();
+
+  // ---- the address
+
+  /** Begin with a source: read its models and the address. */
+  async open(source: Source): Promise<void> {
+    this.source = source;
+    this.models = await source.models();
+    this.recall(history.state);
+    this.remember("replaceState");
+    addEventListener("popstate", (event) => this.recall(event.state));
+  }
+
+  /**
+   * Change the address. "push" is a new place in the history, "replace" the same one (sliders, other slices),
+   * "follow" goes from a cell to one it was made of, and keeps the trail. In `more`, null removes a name.
+   */
+  go(change: Change, how: How = "push"): void {
+    const { more, ...rest } = change;
+    const kept = Object.entries({ ...this.address.more, ...more }).filter(([, value]) => value !== null) as [string, string][];
+    const next: Address = { ...this.address, ...rest, more: Object.fromEntries(kept) };
+    if (next.cell !== this.address.cell) {
+      this.byHand = how !== "replace";
+      const before = how === "follow" ? this.trail : how === "replace" ? this.trail.slice(0, -1) : [];
+      this.trail = next.cell ? [...before, next.cell] : [];
+    }
+    if (written(next) === written(this.address)) return;
+    this.address = next;
+    this.remember(how === "replace" ? "replaceState" : "pushState");
+  }
+
+  /** Open the receipt of a cell; `how` is "follow" where it is a term of the present one. */
+  openCell(cell: string, how: How = "push", change: Change = {}): void {
+    this.go({ ...change, cell }, how);
+  }
+
+  /** Open a tensor at its first cell, or at the one worth looking at. */
+  openTensor(name: string, change: Change = {}, how: How = "push"): void {
+    const tensor = this.tensorOf(name);
+    const index = this.source.striking?.(name) ?? tensor?.shape.map(() => 0) ?? [];
+    this.openCell(cellName(name, index), how, change);
+  }
+
+  /** Another input: the example's names are kept, the rest is replaced; a cell of the old trace stays where it is. */
+  setInput(change: Input, how: How = "replace"): void {
+    const options = { ...this.input.options, ...change.options };
+    const input: Input = { ...this.input, ...change, ...(Object.keys(options).length ? { options } : {}) };
+    this.go({ input }, how);
+  }
+
+  addEdit(edit: string): void {
+    this.go({ edits: [...this.address.edits, edit] });
+  }
+
+  back(): void {
+    if (this.depth > 0) history.back(); // the page before this one is not ours
+  }
+
+  /** A link that shows the same in another window. */
+  link(): string {
+    return location.href.split("#")[0] + written(this.address);
+  }
+
+  private remember(method: "pushState" | "replaceState"): void {
+    if (method === "pushState") this.depth++;
+    const kept = { address: $state.snapshot(this.address), trail: $state.snapshot(this.trail), depth: this.depth };
+    try {
+      history[method](kept, "", written(this.address));
+    } catch {
+      history[method](kept, ""); // a page inside a notebook has no address of its own
+    }
+  }
+
+  private recall(kept: { address?: Address; trail?: string[]; depth?: number } | null): void {
+    this.depth = kept?.depth ?? 0;
+    const hash = location.hash.slice(1), address = hash || !kept?.address ? read(hash) : kept.address;
+    this.address = address;
+    this.trail = kept?.trail?.at(-1) === address.cell ? kept!.trail! : address.cell ? [address.cell] : [];
+  }
+
+  // ---- answers and traces
+
+  /** Compute the answer of the present state, unless it is here; what was being computed before is dropped. */
+  async compute(again = false): Promise<void> {
+    const { key, state } = this;
+    if (!again && this.cancelled === key) return;
+    this.answerStop?.abort();
+    if (!again && this.answerKey === key) {
+      // back at the input of the answer that is here
+      this.answering = false;
+      this.answerProblem = this.progress = null;
+      return;
+    }
+    const stop = (this.answerStop = new AbortController());
+    this.answering = true;
+    this.cancelled = "";
+    this.answerProblem = null;
+    this.progress = null;
+    this.partial = { tokens: [], frames: [] };
+    try {
+      const answer = await this.source.answer(state, this.watch(stop));
+      if (stop.signal.aborted) return;
+      this.answer = answer;
+      this.answerKey = key;
+    } catch (error) {
+      if (!stop.signal.aborted) this.answerProblem = problem(error);
+    } finally {
+      if (this.answerStop === stop) {
+        this.answering = false;
+        this.progress = null;
+      }
+    }
+  }
+
+  /** Stop what is being computed; the answer from before stays. */
+  cancel(): void {
+    this.cancelled = this.key;
+    this.answerStop?.abort();
+    this.recordStop?.abort();
+    this.answering = this.recording = false;
+    this.progress = null;
+  }
+
+  /** The trace of the present state, recorded when it is first asked for. */
+  trace(again = false): Promise<Outline> {
+    const { key, state } = this;
+    if (!again && this.outlineAsked && this.outlineKey === key) return this.outlineAsked;
+    this.recordStop?.abort();
+    const stop = (this.recordStop = new AbortController());
+    this.outlineKey = key;
+    this.traceKept = "";
+    this.recording = true;
+    this.recordProblem = null;
+    const asked = this.source.record(state, this.watch(stop));
+    this.outlineAsked = asked;
+    asked.then(
+      (outline) => {
+        if (this.outlineAsked !== asked) return;
+        Object.assign(MEANS, outline.legend);
+        this.outline = outline;
+        this.traceKept = outline.trace;
+        this.recording = false;
+        this.progress = null;
+      },
+      (error) => {
+        if (this.outlineAsked !== asked) return;
+        this.outlineAsked = null;
+        this.recording = false;
+        this.progress = null;
+        if (!stop.signal.aborted) this.recordProblem = problem(error);
+      },
+    );
+    return asked;
+  }
+
+  /** Ask something of the present trace; one that is no longer kept is recorded again. */
+  async ask<T>(question: (trace: string) => Promise<T>): Promise<T> {
+    const { trace } = await this.trace();
+    try {
+      return await question(trace);
+    } catch (error) {
+      if (!(error instanceof Problem && error.gone)) throw error;
+      // of several questions that find it gone the first records it again, and the others wait for that
+      return question((await this.trace(this.traceKept === trace)).trace);
+    }
+  }
+
+  /** A matrix of the present trace; the last ones are kept. */
+  async slice(name: string, index: (number | null)[]): Promise<Slice> {
+    const { trace } = await this.trace(), key = JSON.stringify([trace, name, index]);
+    let found = this.slices.get(key);
+    this.slices.delete(key); // the one used last is the last to go
+    found ??= this.ask((now) => this.source.slice(now, name, index));
+    this.slices.set(key, found);
+    if (this.slices.size > SLICES) this.slices.delete(this.slices.keys().next().value!);
+    found.catch(() => this.slices.delete(key));
+    return found;
+  }
+
+  /** Ask for the receipt of the present cell. */
+  async unfold(): Promise<void> {
+    const { cell, key } = this;
+    if (!cell) {
+      this.receipt = this.receiptProblem = null;
+      return;
+    }
+    try {
+      const receipt = await this.ask((trace) => this.source.receipt(trace, cell));
+      if (this.cell !== cell || this.key !== key) return;
+      this.receipt = receipt;
+      this.receiptProblem = null;
+    } catch (error) {
+      if (this.cell !== cell || this.key !== key || aborted(error)) return;
+      this.receiptProblem = problem(error);
+    }
+  }
+
+  private watch(stop: AbortController): Watch {
+    return {
+      signal: stop.signal,
+      onEvent: (event) => {
+        if (stop.signal.aborted) return;
+        const { kind, ...data } = event;
+        if (kind === "progress") this.progress = data as Progress;
+        if (kind === "token") this.partial = { ...this.partial, tokens: [...this.partial.tokens, data as OutToken] };
+        if (kind === "frame") this.partial = { ...this.partial, frames: [...this.partial.frames, data as Frame] };
+      },
+    };
+  }
+
+  // ---- what is in the trace
+
+  tensorOf(cell: string): Tensor | null {
+    const parts = cellParts(cell);
+    return (parts && this.outline?.tensors.find((one) => one.name === parts.name)) ?? null;
+  }
+
+  axes(tensor: Tensor): Axis[] {
+    return axesOf(tensor, this.outline?.labels ?? {});
+  }
+
+  // ---- sentences
+
+  /** Show a sentence until it is closed; a Problem that may pass comes with a way to try again. */
+  notify(what: unknown, retry?: () => void): void {
+    if (aborted(what)) return;
+    const text = typeof what === "string" ? what : problem(what).message;
+    if (this.notices.some((one) => one.text === text)) return;
+    this.notices = [...this.notices.slice(-3), { id: ++this.noticed, text, retry }];
+  }
+
+  dismiss(id: number): void {
+    this.notices = this.notices.filter((one) => one.id !== id);
+  }
+}
+
+/** An input with what the address leaves out: options alone are of the example; a picture and a source are always needed. */
+function completed(given: Input | null, { example, input: takes }: Model): Input {
+  if (!given) return example;
+  const options = { ...example.options, ...given.options };
+  if (!INPUTS.some((name) => given[name] !== undefined)) return { ...example, options };
+  const found = { ...given };
+  for (const name of ["picture", "source"] as const) if (takes[name] && found[name] === undefined && example[name] !== undefined) found[name] = example[name];
+  return found;
+}
+
+const SLICES = 24; // matrices kept
+
+const aborted = (error: unknown) => error instanceof DOMException && error.name === "AbortError";
+
+export function problem(error: unknown): Problem {
+  if (error instanceof Problem) return error;
+  return new Problem(error instanceof Error ? error.message : String(error));
+}
+
+export const session = new Session();

@@ -1,0 +1,50 @@
+// How the page looks: kept by the browser where it keeps anything.
+
+type Theme = "system" | "light" | "dark";
+
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+
+function kept(name: string): string | null {
+  try {
+    return localStorage.getItem(`pencil.${name}`);
+  } catch {
+    return null; // a page inside a notebook may keep nothing
+  }
+}
+
+function keep(name: string, value: string): void {
+  try {
+    localStorage.setItem(`pencil.${name}`, value);
+  } catch {
+    // it holds until the page is closed
+  }
+}
+
+class Settings {
+  theme = $state<Theme>((kept("theme") as Theme | null) ?? "system");
+  large = $state(kept("large") === "yes");
+  private systemDark = $state(DARK.matches);
+  dark = $derived(this.theme === "dark" || (this.theme === "system" && this.systemDark));
+
+  constructor() {
+    DARK.addEventListener("change", () => (this.systemDark = DARK.matches));
+  }
+
+  /** The next theme: as the system has it, light, dark. */
+  turn(): void {
+    this.theme = { system: "light", light: "dark", dark: "system" }[this.theme] as Theme;
+    keep("theme", this.theme);
+  }
+
+  enlarge(): void {
+    this.large = !this.large;
+    keep("large", this.large ? "yes" : "no");
+  }
+
+  /** Whether movement is unwelcome. */
+  get still(): boolean {
+    return matchMedia("(prefers-reduced-motion: reduce)").matches;
+  }
+}
+
+export const settings = new Settings();

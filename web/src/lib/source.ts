@@ -1,0 +1,82 @@
+// Where the data comes from: the server of `pencil explore`, or a file that holds it.
+
+import type {
+  Answer, Attention, Changed, Contributions, Difference, Frame, How, Light, Model, Outline, OutToken, Receipt, Slice, State,
+} from "./types";
+
+/** Something the person can read and mend, in one sentence. */
+export class Problem extends Error {
+  constructor(
+    message: string,
+    readonly retry = false, // whether the same request may succeed later
+    readonly gone = false, // a trace that is no longer kept, and can be recorded again
+  ) {
+    super(message);
+  }
+}
+
+export type Progress = { done: number; total: number; text: string };
+
+export type Event =
+  | ({ kind: "progress" } & Progress)
+  | ({ kind: "token" } & OutToken)
+  | ({ kind: "frame" } & Frame);
+
+export type Watch = { signal?: AbortSignal; onEvent?: (event: Event) => void };
+
+export type Feature =
+  | "input" | "answer" | "record" | "attention" | "light" | "contributions" | "compare" | "edit" | "tours" | "katas" | "export" | "scores";
+
+/** One method a view. Every one may reject with a `Problem`. */
+export interface Source {
+  readonly kind: "server" | "file";
+  /** What a file is called, and a sentence about it; empty for a server. */
+  readonly title: string;
+  readonly about: string[];
+  /** The view it begins with; empty: the first there is. */
+  readonly first: string;
+  /** Sentences: what a file leaves out. */
+  readonly leftOut: string[];
+  /** Whether this source can do something at all; views hide what cannot be done, or say why. */
+  can(feature: Feature): boolean;
+  models(): Promise<Model[]>;
+  answer(state: State, watch?: Watch): Promise<Answer>;
+  record(state: State, watch?: Watch): Promise<Outline>;
+  /** A matrix of a tensor: `index` has a number for every axis that is fixed, null for those that are shown. */
+  slice(trace: string, name: string, index: (number | null)[], minus?: string): Promise<Slice>;
+  receipt(trace: string, cell: string, digits?: number): Promise<Receipt>;
+  /** The index of the cell of a tensor to look at first; the first one where a source has no better. */
+  striking?(name: string): number[];
+  /** Every head; with `scores` also what `pencil heads` measures, which takes a while. */
+  attention(trace: string, scores?: boolean): Promise<Attention>;
+  light(trace: string, layer: number | null, head: number | null, how: How): Promise<Light>;
+  contributions(trace: string, cell: string, against?: string | null, part?: string | null): Promise<Contributions>;
+  compare(a: State, b: State, watch?: Watch): Promise<Difference>;
+  edit(state: State, edit: string, watch?: Watch): Promise<Changed>;
+  tours(): Promise<unknown>;
+  /** With the numbers of a trace; without one, with those of the document. */
+  tour(number: string, trace: string | null): Promise<unknown>;
+  /** A figure of a section of a tour, as the address of a picture. */
+  figure(number: string, section: number, figure: number, trace: string | null): Promise<{ picture: string }>;
+  katas(): Promise<unknown>;
+  kata(name: string, seed: number | "new" | null): Promise<unknown>;
+  kataAnswer(name: string, seed: number | null, answers: string[]): Promise<unknown>;
+  kataWorking(name: string, seed: number | null): Promise<unknown>;
+  /** The current view as one HTML file. */
+  exported(state: State, view: string): Promise<Blob>;
+}
+
+export const WORDS: Record<Feature, string> = {
+  input: "another input",
+  answer: "the answer",
+  record: "the trace",
+  attention: "the attention of every head",
+  light: "the attention of this layer and head",
+  contributions: "the contributions to this number",
+  compare: "a comparison",
+  edit: "a change inside the model",
+  tours: "the tours",
+  katas: "the katas",
+  export: "the export to a file",
+  scores: "the scores of the heads",
+};

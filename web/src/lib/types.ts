@@ -1,0 +1,223 @@
+// The data of every view, as the Python package hands it out (src/pencil/explore).
+
+export type Input = {
+  text?: string;
+  source?: string;
+  picture?: string; // data:image/png;base64,…
+  label?: string;
+  options?: Record<string, number>;
+};
+
+/** What is being looked at: a model, what it is given, and what was changed inside it. */
+export type State = { model: string; input: Input; edits: string[] };
+
+export type Control = {
+  name: "temperature" | "top_k" | "top_p" | "min_p" | "seed" | "tokens" | "guidance" | "steps" | "step";
+  value: number;
+  least: number;
+  most: number;
+  whole: boolean;
+  help: string;
+};
+
+export type Model = {
+  id: string;
+  name: string;
+  path?: string; // the folder of the run; empty: the example that comes with Pencil
+  family: string;
+  summary: string;
+  parameters: number;
+  step: number | null;
+  depth: number;
+  heads: number;
+  live: boolean; // small enough to compute again at every change
+  input: {
+    text?: { label: string; longest: number; optional: boolean };
+    source?: { label: string; longest: number };
+    picture?: { height: number; width: number; channels: 1 | 3; frames?: number };
+    label?: { classes: string[] };
+  };
+  output: "tokens" | "classes" | "picture" | "vector";
+  controls: Control[];
+  example: Input;
+  examples: { name: string; input: Input }[];
+};
+
+export type Bar = { label: string; id: number; logit: number; probability: number; cell: string };
+
+export type ChosenRow = {
+  label: string;
+  id: number;
+  logit: number;
+  scaled: number; // divided by the temperature
+  probability: number; // before anything is cut
+  kept: boolean;
+  cut: "" | "top-k" | "top-p" | "min-p";
+  final: number; // after the cuts, summing to one again
+  from: number; // its interval of [0, 1)
+  to: number;
+  drawn: boolean;
+};
+
+export type Chosen = {
+  rows: ChosenRow[];
+  uniform: number | null; // the random number; null where the largest was taken
+  rest: number; // the probability of the rows that are not listed
+};
+
+export type OutToken = {
+  text: string;
+  id: number;
+  position: number;
+  cell: string;
+  probability: number;
+  top: Bar[];
+  chosen: Chosen;
+};
+
+export type Frame = { step: number; time: number; picture: string; clean?: string };
+
+export type Answer = {
+  state: State;
+  milliseconds: number;
+  words: string[];
+  text?: string;
+  tokens?: OutToken[];
+  classes?: Bar[];
+  vector?: number[];
+  nearest?: unknown;
+  picture?: string;
+  frames?: Frame[];
+  grid?: [number, number] | [number, number, number];
+  first_patch?: number;
+  first_word?: number;
+  notes: string[];
+};
+
+export type Tensor = {
+  name: string;
+  symbol: string;
+  formula: string;
+  shape: number[];
+  axes: string[];
+  kind: string;
+  op: string;
+  dtype: string;
+  portions: boolean; // shares of a whole: made by a softmax, or truth values
+  path: string;
+  named: boolean;
+};
+
+export type MapKind = "model" | "block" | "attention" | "mlp" | "norm" | "matrix" | "embedding" | "head" | "other";
+
+export type MapNode = {
+  path: string;
+  title: string;
+  kind: MapKind;
+  parameters: number;
+  shape?: number[];
+  formula?: string;
+  tensors: string[];
+  children: MapNode[];
+};
+
+export type Outline = {
+  trace: string;
+  tensors: Tensor[];
+  labels: Record<string, string[]>;
+  facts: Record<string, unknown>;
+  map: MapNode;
+  start: string;
+  legend?: Record<string, string>; // what the letters of axes mean
+};
+
+export type Slice = {
+  name: string;
+  index: (number | null)[];
+  shape: number[];
+  values: string | Float64Array; // base64 of little-endian float64, or the numbers themselves; see `numbersOf`
+  rows: string[];
+  columns: string[];
+  low: number;
+  high: number;
+};
+
+export type Term = { cell: string; label: string; value: number };
+
+export type Receipt = {
+  cell: string;
+  label: string;
+  name: string;
+  index: number[];
+  kind: string;
+  op: string;
+  formula: string;
+  meaning: string;
+  lines: string[];
+  steps: { word: string; formula: string; value: number }[];
+  terms: Term[];
+  leading: number[];
+  reworked: number | null;
+  recorded: number;
+  allowed: number;
+  agrees: boolean;
+  masked: boolean;
+  /** Made in the page only: formulas whose numbers are marked as links, and every term of a sum that was shortened. */
+  marked?: { formula: string; steps: string[] };
+  sums?: { title: string; rows: () => { formula: string; value: string }[] }[];
+};
+
+export type HeadSeen = { head: number; names: string[]; score: number | null; baseline: number | null; thumbnail: string };
+
+export type AttentionLayer = { name: string; layer: number; heads: HeadSeen[]; thumb: [number, number] };
+
+export type Attention = {
+  groups: { name: string; layers: AttentionLayer[]; queries: string[]; keys: string[] }[];
+};
+
+export type How = "head" | "mean" | "rollout";
+
+export type Light = {
+  words: string[];
+  patches: number;
+  rows: string; // base64 of little-endian float32, words × patches (or keys)
+  how: How;
+  layer: number | null;
+  head: number | null;
+  most: number;
+  leading?: [number, number][] | null; // for each word the layer and the head that attend most to the patches
+  keys?: string[]; // what the columns are, where they are neither patches nor the words of the sequence
+};
+
+export type PartKind =
+  | "block" | "head" | "mlp" | "token" | "patch" | "pixel" | "position" | "bias" | "norm" | "condition" | "embedding" | "rest";
+
+export type Part = {
+  id: string;
+  label: string;
+  kind: PartKind;
+  value: number;
+  share: number;
+  cell: string | null;
+  parts: number;
+};
+
+export type Contributions = {
+  cell: string;
+  against: string | null;
+  value: number;
+  total: number;
+  allowed: number;
+  held: string[];
+  parts: Part[];
+};
+
+export type Difference = {
+  tensors: { name: string; shape: number[]; most: number; relative: number; cell: string }[];
+  first: string | null;
+  only_a: string[];
+  only_b: string[];
+  notes: string[];
+};
+
+export type Changed = Difference & { before: Answer; after: Answer };

@@ -1,0 +1,33 @@
+// The page begins here: over the data inside it, or over the server it came from.
+
+import { mount } from "svelte";
+import App from "./App.svelte";
+import "./app.css";
+import { heat, scaleOf } from "./lib/colour";
+import { Graph } from "./lib/evaluate/graph";
+import { erf, formatNumber, WORK } from "./lib/evaluate/numbers";
+import { receipt } from "./lib/evaluate/receipt";
+import { FileSource } from "./lib/file";
+import { events, ServerSource } from "./lib/server";
+import { problem, session } from "./lib/session.svelte";
+
+// the arithmetic by itself, for tests and for the console
+Object.assign(globalThis, { pencil: { Graph, receipt, WORK, erf, formatNumber, heat, scaleOf, events, session } });
+
+async function begin(target: HTMLElement) {
+  try {
+    const inside = document.getElementById("graph") !== null;
+    await session.open(inside ? await FileSource.opened() : new ServerSource());
+  } catch (error) {
+    const sentence = document.createElement("p");
+    sentence.className = "wait";
+    const old = typeof DecompressionStream === "undefined";
+    sentence.textContent = old ? "This browser cannot open the numbers in this page; a newer one can." : problem(error).message;
+    return target.replaceChildren(sentence);
+  }
+  target.replaceChildren();
+  mount(App, { target });
+}
+
+const target = document.getElementById("app");
+if (target) void begin(target);

@@ -1,0 +1,57 @@
+// Numbers and words as the answer shows them.
+
+import { brief } from "../../lib/colour";
+
+/** A probability, three decimals; what would round to none of them says so. */
+export function probability(value: number): string {
+  if (Number.isNaN(value)) return "nan";
+  if (value > 0 && value < 0.0005) return "<0.001";
+  if (value < 1 && value > 0.9995) return ">0.999";
+  return value.toFixed(3);
+}
+
+/** A logit or another number in a short column. */
+export const short = (value: number) => brief(value, 2);
+
+/** A token in running text: a label marks a leading space as ␣ and a line end as ⏎. */
+export function visible(label: string): string {
+  const bare = label.replace(/^[␣\s]+(?=[^␣\s])/, "").trim();
+  return bare || "␣";
+}
+
+export type Spaced = { gap: boolean; word: string; breaks: boolean; special: boolean };
+
+/** Tokens as they stand in the text they make: with a space before them or not; special ones are not in it. */
+export function spaced(tokens: { text: string }[], text: string | undefined): Spaced[] {
+  let at = 0;
+  return tokens.map(({ text: label }, i) => {
+    const word = visible(label), bare = label.replace(/[␣⏎\s]/g, "");
+    const found = text === undefined || !bare ? -1 : text.indexOf(bare, at);
+    const between = found < 0 ? "" : text!.slice(at, found);
+    const near = found >= 0 && !between.trim();
+    if (near) at = found + bare.length;
+    const gap = i > 0 && (/^[␣\s]/.test(label) || (near && /\s/.test(between))) && word !== "␣";
+    return { gap, word, breaks: /[⏎\n]/.test(label), special: text !== undefined && bare !== "" && !near };
+  });
+}
+
+/** The token to begin with: the first word the model was not sure of; of sure ones the second, since the first says least. */
+export function unsure(tokens: { text: string; probability: number }[], text: string | undefined): number {
+  const words = spaced(tokens, text), order = tokens.map((_, i) => i).filter((i) => !words[i].special);
+  return order.find((i) => tokens[i].probability < 0.999) ?? order[1] ?? order[0] ?? 0;
+}
+
+/** The same cell with another last index: the logit of another token at the same position. */
+export function sibling(cell: string, last: number): string {
+  return cell.replace(/[^,[]*\]$/, `${last}]`);
+}
+
+/** How strongly a share is coloured: among many keys every share is small, and its root can still be seen. */
+export const strength = (share: number, most: number) => Math.sqrt(Math.min(1, Math.max(0, share / (most || 1))));
+
+/** The places of the largest values, largest first. */
+export function largest(values: ArrayLike<number>, count: number): number[] {
+  const order = Array.from({ length: values.length }, (_, i) => i);
+  order.sort((a, b) => values[b] - values[a] || a - b);
+  return order.slice(0, count);
+}

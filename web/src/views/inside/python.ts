@@ -1,0 +1,32 @@
+// The lines of Python that give what a view shows, after those that record the state.
+
+import { quoted, traced } from "../../lib/python";
+import type { Model, State } from "../../lib/types";
+
+/** One head's pattern, or that of a whole layer. */
+export function wallLines(pattern: string, head: number | null): string[] {
+  const index = head === null ? "" : `[0, ${head}]`;
+  return [`print(t[${quoted(pattern)}].value${index})  # ${head === null ? "batch, heads, queries, keys" : "queries, keys"}`];
+}
+
+export function whyLines(cell: string, against: string | null): string[] {
+  return [`why = t.contributions(${quoted(cell)}${against === null ? "" : `, against=${/^\d+$/.test(against) ? against : quoted(against)}`})`, "print(why)", "print(why.parts[0].parts)  # what the largest part is made of"];
+}
+
+/** The state on screen is `t`, with its edits; `other` is what it is compared with. */
+export function versusLines(model: Model, other: State): string[] {
+  const edits = other.edits.map((edit) => {
+    const cut = edit.lastIndexOf("=");
+    return `other = other.edit(${quoted(edit.slice(0, cut))}, ${edit.slice(cut + 1)})`;
+  });
+  return [`other = ${traced(model, other.input)}`, ...edits, "", "from pencil.tracing.show import differences", "", "for found in differences(other, t):", "    print(found)"];
+}
+
+export function tourLines(number: string, run: string): string[] {
+  return ["", "from pencil.learn.walks import Source, walk", "", `for section in walk(${quoted(number)}, Source(${quoted(run)}, t)).sections:`, "    print(section.title, [one.name for one in section.shown])"];
+}
+
+/** An exercise needs no trace. */
+export function kataProgram(name: string, seed: number | null): string {
+  return `from pencil.learn.katas import kata\n\nquestion = kata(${quoted(name)}).make(${seed ?? "None"})\nprint(question.ask)\n`;
+}
