@@ -249,7 +249,7 @@ def test_groups_are_labelled_by_their_patches(traced):
 def test_trace_writes_the_requested_files(type_in, run, tmp_path):
     type_in("trace", run("picture"), "--label", "seven", *AT, "--html", "a.html", "--xlsx", "a.xlsx", "--png", "a.png",
             "--query", "patch 2,2")  # fmt: skip
-    assert "<h1>picture: seven, step 3 of 5, seed 7</h1>" in (tmp_path / "a.html").read_text()
+    assert "<title>picture: seven, step 3 of 5, seed 7</title>" in (tmp_path / "a.html").read_text()
     assert is_png(tmp_path / "a.png")
     sheets = spreadsheet.read(tmp_path / "a.xlsx")
     at = {name: spreadsheet.located(sheets)[name] for name in ("picture", "output")}

@@ -125,16 +125,15 @@ OPEN = """([meta, bytes, cells]) => {
   const kinds = { u8: Uint8Array, i32: Int32Array, f32: Float32Array, f64: Float64Array };
   const raw = Uint8Array.from(atob(bytes), (c) => c.charCodeAt(0)).buffer, arrays = {};
   for (const [key, [kind, begin, count]] of Object.entries(meta.arrays)) arrays[key] = new kinds[kind](raw, begin, count);
-  const graph = new Graph(meta, arrays);
-  return cells.map(([node, place]) => receipt(graph, node, place).lines);
+  const graph = new pencil.Graph(meta, arrays);
+  return cells.map(([node, place]) => pencil.receipt(graph, node, place).lines);
 }"""
 
 
 def test_the_page_writes_the_same(browser):
     """The cells above, and masked and unmasked scores, in the browser."""
     page = browser.new_page()
-    for script in ("receipt.js", "simplify.js"):
-        page.add_script_tag(content=html._asset(script))
+    page.add_script_tag(content=html._asset("app.js"))
     scores = [("learned", f"blocks.0.attn.scores[0,1,{at}]", "") for at in ("3,2", "2,3")]
     for name in {name for name, _, _ in CELLS} | {"learned"}:
         t, wanted = made(name), [where for one, where, _ in (*CELLS, *scores) if one == name]

@@ -8,7 +8,9 @@ page has. Nothing here answers with CORS headers: other sites cannot read a repl
 import hmac
 import re
 import secrets
+from asyncio import timeout
 from collections.abc import Sequence
+from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +20,7 @@ from .events import to_json
 HOSTS = ("127.0.0.1", "localhost")
 TOKEN = "x-pencil-token"
 CLIENT = "pencil.client"  # in the scope: the page that asks
+SMALL, SECONDS = 1 << 16, 2.0  # of the body of a refused request that is read, and for how long
 PAGE = re.compile(r"[\w-]{1,32}", re.ASCII)
 OUR_PAGES = ("same-origin", "none")  # of Sec-Fetch-Site: our own page, or an address that was typed
 POLICY = (
@@ -75,6 +78,7 @@ class Guard:
         if refusal is None:
             return await self.app(scope, receive, send_guarded)
         status, sentence = refusal
+        await _leave_unread(receive)
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
         await send_guarded({"type": "http.response.start", "status": status, "headers": headers})
         await send_guarded({"type": "http.response.body", "body": to_json({"error": sentence})})
@@ -93,6 +97,18 @@ class Guard:
             if scope[CLIENT] is None:
                 return 403, "this page belongs to a server that has ended, or to none: reload it"
         return None
+
+
+async def _leave_unread(receive: Receive) -> None:
+    """Take a small body off the connection: closed with bytes unread, it would be reset, and the refusal lost."""
+    taken = 0
+    with suppress(TimeoutError):
+        async with timeout(SECONDS):
+            while taken < SMALL:
+                message = await receive()
+                taken += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
 
 
 def _is_one_of(values: Sequence[str], known: set[str]) -> bool:
