@@ -427,6 +427,7 @@ def test_a_receipts_terms_are_links_to_receipts(subjects):
     assert masked["recorded"] == "-inf"
 
 
+@pytest.mark.long
 def test_two_inputs_two_checkpoints_and_two_models_compared(subjects, runs, tmp_path):
     subject = subjects("gpt")
     one = subject.record({"input": {"text": "the cat sat", "options": {"tokens": 1}}})
@@ -580,6 +581,7 @@ def test_a_long_answer_stops_when_asked(subjects, name):
 # ---- runs at a checkpoint, the example
 
 
+@pytest.mark.long
 def test_a_run_at_a_checkpoint_has_its_weights(run):
     early, late = Subject.open(run, "a", 20), Subject.open(run, "b", 30)
     assert (early.about()["step"], late.about()["step"]) == (20, 30)

@@ -40,6 +40,7 @@ def test_a_probability_opens_the_receipt_of_its_logit(browser):
         assert f"receipt {cell}" in server.asked
 
 
+@pytest.mark.long
 def test_the_first_word_that_is_not_sure_is_chosen(browser):
     def answered(probabilities):
         def answer(state):
@@ -208,6 +209,7 @@ def test_text_is_answered_as_it_is_typed(browser):
         assert "text=two%20five%20nine" in page.url
 
 
+@pytest.mark.long
 def test_nothing_moves_while_an_answer_is_computed(browser):
     server = Server(data.gpt(live=False), data.continued)
     held: list[Any] = []
@@ -233,6 +235,7 @@ def test_nothing_moves_while_an_answer_is_computed(browser):
     assert len(held) == 1
 
 
+@pytest.mark.long
 def test_what_has_arrived_of_a_slow_answer_is_shown(browser):
     server = Server(data.model(live=False))
     with opened(browser, server) as page:
@@ -244,6 +247,7 @@ def test_what_has_arrived_of_a_slow_answer_is_shown(browser):
         assert page.locator(".tokens button").count() == 3
 
 
+@pytest.mark.long
 def test_a_server_that_stopped_can_be_asked_again(browser):
     server = Server()
     with opened(browser, server) as page:

@@ -163,6 +163,7 @@ def test_a_picture_comes_out_of_the_noise(browser):
         until(page, lambda: server.states[-1]["input"]["label"] == "dog")
 
 
+@pytest.mark.long
 def test_frames_play(browser):
     with opened(browser, Server(data.dit(), data.denoised)) as page:
         first = data.denoised({})["frames"][0]["picture"]

@@ -262,6 +262,7 @@ def test_a_head_is_switched_off_and_on_and_the_address_reproduces_it(browser, te
         assert page.locator(".reply .text").all_inner_texts() == shown
 
 
+@pytest.mark.long
 def test_a_number_a_mask_and_an_input_are_set_from_a_cell(browser, texts):
     with opened(browser, texts, address("change", cell=f"{ATTENTION}[0,1,3,2]")) as page:
         page.fill("form input", "0,25")
@@ -295,6 +296,7 @@ def test_an_edit_that_is_refused_can_be_taken_back(browser, texts):
 # ---- compare
 
 
+@pytest.mark.long
 def test_two_models_differ_from_the_first_tensor_that_is_named(browser, texts):
     one, other = subject(texts), subject(texts, "b")
     lengths = {len(each.answer(asked(model=id))["tokens"]) for each, id in ((one, "a"), (other, "b"))}
@@ -314,6 +316,7 @@ def test_two_models_differ_from_the_first_tensor_that_is_named(browser, texts):
         np.testing.assert_allclose(numbers, expected, atol=6e-3)
 
 
+@pytest.mark.long
 def test_two_inputs_are_compared(browser, texts):
     with opened(browser, texts, address("compare", b="a")) as page:
         page.wait_for_selector("text=Both are the same now")
@@ -440,6 +443,7 @@ SLOW = pytest.mark.long
 COPIED = [view if view in ("why", "katas") else pytest.param(view, marks=SLOW) for view in VIEWS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("view", COPIED)
 def test_the_python_of_a_view_runs(browser, texts, home, monkeypatch, capsys, view):
     with opened(browser, texts, address(view, **VIEWS[view])) as page:

@@ -102,6 +102,7 @@ def test_the_map_goes_from_the_model_to_a_number(visit):
     assert page.inner_text(".crumbs [aria-current]") == "block 2"
 
 
+@pytest.mark.long
 def test_a_matrix_in_the_map_opens_its_numbers(visit):
     page = visit("gpt", "#view=map&at=blocks.0.mlp")
     page.click(".box.matrix >> nth=0")
@@ -140,6 +141,7 @@ def test_search_by_slash_finds_tensors_parts_and_cells(visit):
     page.wait_for_selector("dialog", state="detached")
 
 
+@pytest.mark.long
 def test_keys_for_themes_type_views_and_help(visit):
     page = visit("vit", color_scheme="light")
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
@@ -378,6 +380,7 @@ def test_the_address_is_the_state(browser):
         assert page.evaluate("pencil.session.state") == {**state, "input": {**state["input"], "text": "x=y#z"}}
 
 
+@pytest.mark.long
 def test_numbers_that_are_not_finite_come_as_words(browser):
     with mocked(browser, Server().replies, "#view=numbers&cell=x[0,1]") as page:
         page.wait_for_selector("#receipt h3")
