@@ -4,7 +4,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config import UserError
 from ..tracing import html
@@ -17,9 +17,6 @@ from .contributed import contributed
 from .outline import module_map
 from .outline import tensors as all_tensors
 from .state import State
-
-if TYPE_CHECKING:
-    from .subject import Subject
 
 MOST = 5_000_000  # bytes of a file
 PREPARED = 1_600_000  # of them for views: answers, attention and contributions
@@ -49,7 +46,7 @@ class Lean(Graph):
         return self.whole.stored(node)
 
 
-def exported(subject: "Subject", state: State, view: str = "") -> str:
+def exported(subject: Any, state: State, view: str = "") -> str:
     """The page of a state, to be opened without a server; of at most so many bytes."""
     key, trace = subject.key(state), subject.record(state)
     outline = subject.outline(key)
@@ -73,13 +70,13 @@ def exported(subject: "Subject", state: State, view: str = "") -> str:
         room *= 0.8
 
 
-def _read(state: State, subject: "Subject") -> str:
+def _read(state: State, subject: Any) -> str:
     """What the model was given, in a few words."""
     texts = [state.input[name] for name in ("source", "text", "label") if state.input.get(name)]
     return texts[0] if texts else "a picture" if "picture" in state.input else subject.kind.summary
 
 
-def _views(subject: "Subject", key: str, state: State, outline: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _views(subject: Any, key: str, state: State, outline: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The views that need the model, as the page asks for them; and what had no room."""
     about, answer, left_out = subject.about(), subject.answer(state), list(LEFT_OUT)
     model = {**about, "path": "", "examples": about["examples"][:1]}  # a folder is of this machine alone
@@ -107,7 +104,7 @@ def _views(subject: "Subject", key: str, state: State, outline: dict[str, Any]) 
     return views, left_out
 
 
-def _lights(subject: "Subject", key: str, attention: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lights(subject: Any, key: str, attention: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where the words look: averaged, by rollout, then of every head."""
     group = next((one for one in attention["groups"] if one["name"] == "cross"), None) or attention["groups"][0]
     layers = [layer_of(one["name"]) for one in group["layers"]]
@@ -120,9 +117,7 @@ def _lights(subject: "Subject", key: str, attention: dict[str, Any]) -> Iterator
             yield f"head:{layer}:{head}", subject.light(key, layer, head, "head")
 
 
-def _contributions(
-    subject: "Subject", key: str, answer: dict[str, Any], start: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _contributions(subject: Any, key: str, answer: dict[str, Any], start: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Contributions to each output number, then the parts of these, the largest first."""
     cells = [one["cell"] for one in answer.get("tokens") or (answer.get("classes") or ())[:3]] or [start]
     levels: list[tuple[str, Any, Any]] = []

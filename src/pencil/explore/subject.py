@@ -23,6 +23,7 @@ from .checkpoints import at_step
 from .compare import compare
 from .contributed import contributed
 from .edited import Edit
+from .export import exported
 from .outline import outline
 from .plain import address
 from .state import State, read_state
@@ -233,8 +234,6 @@ class Subject:
 
     def export(self, raw: Any, view: str = "") -> str:
         """What is on the page as one file that needs no server; `view` is the one it opens on."""
-        from .export import exported
-
         return exported(self, self.state(raw), view)
 
     def edit(self, raw: Any, edit: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from .progress import Outcome, Standing
 
 
 class Record:
-    """The standing of every exercise; `notify` is told, in a sentence, where the file was damaged."""
+    """The progress in every exercise; `notify` is called with a sentence if the file was damaged."""
 
     def __init__(self, notify: Callable[[str], None], now: Callable[[], datetime] = datetime.now):
         self._notify, self.now = notify, now

@@ -3,7 +3,8 @@
 
 import { cellOf, unravel, type Graph, type GraphNode } from "./graph";
 import { formatNumber, size, WORK, type Num } from "./numbers";
-import { hides, unfolded, walk, type Tree } from "./tree";
+import type { Tree } from "./part";
+import { hides, unfolded, walk } from "./tree";
 import { agree, EXACT, slack, weigh } from "./weigh";
 import { bare, marked, Writer } from "./writing";
 

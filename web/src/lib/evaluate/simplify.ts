@@ -2,7 +2,7 @@
 // fewer signs; receipts are evaluated as recorded, and only written in this form.
 
 import type { About } from "./graph";
-import type { Rounding, Tree } from "./tree";
+import type { Rounding, Tree } from "./part";
 
 type Functions = Record<string, About>;
 

@@ -1,7 +1,7 @@
 // The value of a tree, and how far rounding may have moved what was recorded.
 
 import { finite, pairwise, same, size, unlike, WORK, type Num } from "./numbers";
-import type { Rounding, Tree, Weight } from "./tree";
+import type { Rounding, Tree, Weight } from "./part";
 import type { About } from "./graph";
 
 /** For the value alone, where its error is of no interest. */

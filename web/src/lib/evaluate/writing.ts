@@ -4,7 +4,7 @@
 import type { Graph } from "./graph";
 import { formatNumber, size, WORK, type Num } from "./numbers";
 import { is, Simplifier } from "./simplify";
-import type { Rounding, Tree } from "./tree";
+import type { Rounding, Tree } from "./part";
 import { EXACT, weigh } from "./weigh";
 
 const MARK = "\u0001", SHUT = "\u0002", END = "\u0003";
