@@ -5,7 +5,7 @@ import torch
 
 from conftest import unchecked
 from pencil.core.attention import attend
-from pencil.core.masks import causal, full, prefix, window
+from pencil.core.masks import NOWHERE, causal, full, prefix, window
 from pencil.core.probe import Probe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
@@ -47,3 +47,36 @@ def test_a_query_whose_keys_are_all_masked_gives_zeros(dtype):
     z = attend(q, k, v, allowed)
     assert (z[:, :, 7] == 0).all()
     assert all(t.isfinite().all() for t in torch.autograd.grad(z.sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "heads, groups, width, bounds",
+    [(5, 5, 64, (0, NOWHERE)), (6, 2, 24, (0, 17)), (7, 1, 80, (11, NOWHERE)), (48, 2, 128, (0, NOWHERE))],
+)
+def test_the_kernel_of_decode_steps_attends_to_the_filled_slots(heads, groups, width, bounds, dtype):
+    pytest.importorskip("triton", reason="triton is not installed")
+    from pencil.inference.decode_attention import attend_rows
+
+    batch, slots, most = 5, 331, 307
+    held = torch.tensor([1, 64, 307, 130, 203], device="cuda")
+    at = torch.arange(slots, device="cuda")[None]
+    key_index = torch.where(at < held[:, None], at, NOWHERE)[:, :most]
+    index = (held - 1)[:, None].clone()
+    # keys and values are parts of a larger store, and the queries of a joined product; what is not filled is no number
+    store = torch.randn(2, batch, groups, slots, width, device="cuda", dtype=dtype)
+    store.masked_fill_((at >= held[:, None])[:, None, :, None], torch.nan)
+    k, v = store[:, :, :, :most]
+    joined = torch.randn(batch, 1, (heads + 3) * width, device="cuda", dtype=dtype)
+    q = joined[..., : heads * width].unflatten(-1, (heads, width)).transpose(1, 2)
+    found = attend_rows(q, k, v, width**-0.5, index, key_index, held, *bounds)
+    near = (
+        (index - key_index < bounds[1])
+        & ((key_index <= index) | (key_index < bounds[0]))
+        & (at[:, :most] < held[:, None])
+    )
+    wide = [t.double().nan_to_num().repeat_interleave(heads // groups, 1) for t in (k, v)]
+    scores = (q.double() @ wide[0].mT * width**-0.5).masked_fill(~near[:, None, None], -torch.inf)
+    exact = scores.softmax(-1) @ wide[1]
+    bits = {torch.float32: 20, torch.float16: 10, torch.bfloat16: 7}[dtype]
+    assert (found.double() - exact).norm() <= 2 * 2**-bits * exact.norm()

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from conftest import unchecked
-from pencil.core.masks import NOWHERE
+from pencil.core.masks import NOWHERE, Mask, Rows, causal, padding, prefix, window
 from pencil.core.span import Span
 from static_steps import MODELS, VOCAB, decode, made, right_padded
 
@@ -26,6 +26,40 @@ def no_grad():
 def test_a_step_of_static_shapes_gives_what_the_whole_text_gives(name):
     with unchecked():
         decode(*made(name), None)
+
+
+@pytest.mark.parametrize("name", ["gpt rope", "gpt grouped", "gpt window", "captioner rope", "seq2seq learned"])
+def test_a_kernel_is_given_what_it_needs_to_attend_to_each_rows_own_keys(name):
+    calls = []
+
+    def attend(q, k, v, scale, index, key_index, held, first, within):
+        """Row by row over the filled slots alone, with the mask written out."""
+        calls.append(len(q))
+        z = torch.zeros_like(q)
+        for b, filled in enumerate(held.tolist()):
+            keys, values = (t[b, :, :filled].repeat_interleave(q.shape[1] // k.shape[1], 0) for t in (k, v))
+            there, here = key_index[b, :filled], int(index[b, 0])
+            seen = [(int(j) <= here or int(j) < first) and here - int(j) < within for j in there]
+            if any(seen):
+                scores = (q[b] @ keys.mT * scale)[..., seen]
+                z[b] = scores.softmax(-1) @ values[:, seen]
+        return z
+
+    with unchecked():
+        decode(*made(name), None, attend)
+    assert calls == [3] * 11
+
+
+def test_a_bias_or_another_mask_is_never_left_to_a_kernel():
+    def refused(*_, **__):
+        raise AssertionError("it knows no bias")
+
+    with unchecked():
+        decode(*made("gpt alibi"), None, refused)
+    rows = Rows(torch.tensor([3]), refused)
+    odd = causal & Mask("even", lambda q, k: k % 2 == 0)
+    for mask in (odd, padding, prefix(3) & window(2)):
+        assert mask.over(torch.tensor([[5]]), torch.arange(7)[None], rows=rows).attend is None
 
 
 def graphs(backend, names):

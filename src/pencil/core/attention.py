@@ -87,6 +87,8 @@ def _fused(q, k, v, seen: Seen | None, bias, scale: float, dropout: float):
         return F.scaled_dot_product_attention(
             q, k, v, is_causal=route == "causal", scale=scale, dropout_p=dropout, enable_gqa=grouped
         )
+    if seen is not None and seen.attend is not None and bias is None and not dropout:
+        return seen.attend(q, k, v, scale)
     if seen is not None and seen.first and bias is None:
         return _in_two(q, k, v, seen.first, scale, dropout, grouped)
     if seen is None or route == "all":

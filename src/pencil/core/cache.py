@@ -1,5 +1,6 @@
 """The KV cache: preallocated keys and values, with the index and coordinates of each slot. The caller owns it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
-from .masks import NOWHERE
+from .masks import NOWHERE, Rows
 from .span import Span
 
 
@@ -72,6 +73,7 @@ class Cache:
         self.filled = 0  # at least as many tokens as the fullest row has: known without waiting for the device
         self.even = True  # every row holds tokens 0 … filled−1: no padding anywhere
         self.bucket: int | None = None  # the number of key slots of every step, where shapes are static
+        self.attend: Callable[..., Tensor] | None = None  # a kernel for these steps, as `Rows` has it
 
     def __getitem__(self, layer: int) -> LayerCache:
         return self.layers[layer]
@@ -122,15 +124,18 @@ class Cache:
     def reset(self) -> None:
         """Forget everything: other sequences begin, in the same storage."""
         self.empty(self.rows[:, 0])
-        self.filled, self.even, self.bucket, self.memory = 0, True, None, None
+        self.filled, self.even, self.bucket, self.memory, self.attend = 0, True, None, None, None
 
-    def fix(self, bucket: int | None) -> None:
-        """Static shapes from here on, with the first `bucket` slots as keys; None: as many as are filled, as before."""
+    def fix(self, bucket: int | None, attend: Callable[..., Tensor] | None = None) -> None:
+        """Static shapes from here on, with the first `bucket` slots as keys; None: as many as are filled, as before.
+
+        `attend` is a kernel for steps of one token a row (see `Rows`).
+        """
         if bucket is not None and not self.filled <= bucket <= self.length:
             raise ValueError(
                 f"a bucket has {self.filled} to {self.length} slots here, those filled to all, not {bucket}"
             )
-        self.bucket, self.even = bucket, False
+        self.bucket, self.even, self.attend = bucket, False, attend
 
     def advance(self, count: int) -> None:
         """Announce the next `count` tokens of each row, before a step of static shapes, which counts on the device."""
@@ -181,4 +186,5 @@ class Cache:
             start=span.start if even else None,
             slots=slots,
             reach=reach,
+            rows=None if self.attend is None else Rows(self.used, self.attend),
         )

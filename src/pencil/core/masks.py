@@ -1,12 +1,13 @@
 """Attention masks: elementwise predicates of (query index, key index), combined by &.
 
 The same predicate serves the plain route, a dense mask and FlexAttention's mask_mod. `Mask.over` picks the cheapest
-exact form: no mask, the kernel's causal flag, a prefix in two calls, a block mask, or a dense matrix.
+exact form: no mask, the kernel's causal flag, a prefix in two calls, a block mask, the filled slots of a decode step,
+or a dense matrix.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -21,15 +22,28 @@ Indices = Int[Tensor, "..."]
 
 
 @dataclass(frozen=True)
+class Rows:
+    """How much each row of a cache holds, and a kernel that attends to so much of it: for steps of one token a row.
+
+    `attend(q, k, v, scale, index, key_index, held, first, within)`: a query attends to keys up to its index, or below
+    `first`, that are fewer than `within` steps away.
+    """
+
+    held: Int[Tensor, "B"]
+    attend: Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
 class Seen:
     """Which keys each query attends to, in the form the fused route takes."""
 
-    route: str  # "all", "causal", "prefix", "blocks" or "dense"
+    route: str  # "all", "causal", "prefix", "blocks", "rows" or "dense"
     matrix: Callable[[], Bool[Tensor, "#B #h #T S"]]
     allowed: Bool[Tensor, "#B #h #T S"] | None = None
     blind: Bool[Tensor, "#B #h #T 1"] | None = None
     blocks: Any = None
     first: int = 0  # the length of a prefix that attends in both directions; later tokens are causal
+    attend: Callable[..., Tensor] | None = None  # (q, k, v, scale): the kernel of a decode step
 
     @staticmethod
     def dense(allowed: Bool[Tensor, "#B #h #T S"]) -> "Seen":
@@ -44,7 +58,8 @@ class Mask:
 
     `kernel_form`: over tokens 0 … n−1 it equals "all", "causal", or neither (None). `behind`: each token attends to all
     before it. `always`: nothing is masked, not even padding. `first`: the length of a prefix that attends in both
-    directions, where all later tokens are causal.
+    directions, where all later tokens are causal. `bounds`: (first, within) of a mask that `Rows` describes. `within`:
+    a window, of so many steps.
     """
 
     name: str
@@ -53,6 +68,8 @@ class Mask:
     behind: bool = False
     always: bool = False
     first: int = 0
+    bounds: tuple[int, int] | None = None
+    within: int | None = None
     words: str = ""  # when query i attends to key j, as formulas write it
 
     def __call__(self, query: Indices, key: Indices) -> Bool[Tensor, "..."]:
@@ -69,13 +86,21 @@ class Mask:
             kernel_form,
             self.behind and other.behind,
             self.always and other.always,
+            bounds=_narrowed(self.bounds, other.within) or _narrowed(other.bounds, self.within),
             words=f"{self.words} and {other.words}",
         )
 
     def over(
-        self, index: Int[Tensor, "#B T"], key_index: Int[Tensor, "#B S"] | None = None, start: int | None = None
+        self,
+        index: Int[Tensor, "#B T"],
+        key_index: Int[Tensor, "#B S"] | None = None,
+        start: int | None = None,
+        rows: Rows | None = None,
     ) -> Seen:
-        """The cheapest exact form. `start` is given where in every row the queries are start … and the keys 0 …"""
+        """The cheapest exact form. `start` is given where in every row the queries are start … and the keys 0 …
+
+        `rows` is given in a step of static shapes that has a kernel.
+        """
         keys = index if key_index is None else key_index
         count, total = index.shape[1], keys.shape[1]
 
@@ -96,7 +121,16 @@ class Mask:
                 return Seen("blocks", matrix, blocks=_blocks(self, total, index.device), first=self.first)
             if start == 0 and self.first:
                 return Seen("prefix", matrix, first=self.first)
+        if rows is not None and self.bounds is not None and count == 1:
+            first, within = self.bounds
+            at = dict(index=index, key_index=keys, held=rows.held, first=first, within=within)
+            return Seen("rows", matrix, attend=partial(rows.attend, **at))
         return Seen.dense(matrix())
+
+
+def _narrowed(bounds: tuple[int, int] | None, within: int | None) -> tuple[int, int] | None:
+    """The bounds of a causal mask joined with a window."""
+    return None if bounds is None or bounds[0] or within is None else (0, min(bounds[1], within))
 
 
 @lru_cache(maxsize=32)
@@ -107,7 +141,7 @@ def _blocks(mask: Mask, total: int, device: torch.device) -> Any:
 
 
 full = Mask("full", lambda q, k: k == k, lambda n: "all", behind=True, always=True)
-causal = Mask("causal", lambda q, k: k <= q, lambda n: "causal", behind=True, words="j ≤ i")
+causal = Mask("causal", lambda q, k: k <= q, lambda n: "causal", behind=True, bounds=(0, NOWHERE), words="j ≤ i")
 padding = Mask("padding", lambda q, k: k < NOWHERE, lambda n: "all", behind=True, words="key j is not padding")
 
 
@@ -121,6 +155,7 @@ def prefix(count: int) -> Mask:
         lambda n: "all" if n and n <= count else few,
         behind=True,
         first=count,
+        bounds=(count, NOWHERE),
         words=f"j ≤ i or j < {count}",
     )
 
@@ -132,5 +167,6 @@ def window(count: int) -> Mask:
         f"window({count})",
         lambda q, k: (q - k).abs() < count,
         lambda n: "all" if n <= count else None,
+        within=count,
         words=f"|i − j| < {count}",
     )

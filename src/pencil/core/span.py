@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
-from .masks import NOWHERE, Mask, Seen
+from .masks import NOWHERE, Mask, Rows, Seen
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Span:
     start: int | None = None  # set where every row is start, start+1, … and its keys are 0, 1, …
     slots: Int[Tensor, "#B T"] | None = None  # of the cache, for these tokens
     reach: int = 0  # of the cache, the number of slots that are keys
+    rows: Rows | None = None  # of the cache, where it has a kernel for decode steps
     seen: Seen | None = None
     rotation: tuple[Float[Tensor, "#B 1 T p"], Float[Tensor, "#B 1 T p"]] | None = None  # of the queries
     key_rotation: tuple[Float[Tensor, "#B 1 n p"], Float[Tensor, "#B 1 n p"]] | None = None  # of this call's own keys
@@ -91,7 +92,8 @@ class Span:
         self, mask: Mask, bias: Callable[["Span"], Callable[[Tensor], Float[Tensor, "#B #h T S"]] | None] | None = None
     ) -> "Span":
         """The same span with the mask and a scheme's bias, computed once for all blocks."""
-        seen, added = mask.over(self.index, self.key_index, self.start), bias(self) if bias is not None else None
+        seen = mask.over(self.index, self.key_index, self.start, self.rows)
+        added = bias(self) if bias is not None else None
         # a bias is added to a dense mask, so that is computed here too, once
         if added is not None and seen.route not in ("all", "dense"):
             seen = Seen.dense(seen.matrix())

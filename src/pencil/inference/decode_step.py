@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,6 +29,7 @@ CAPTURE_FROM = 64  # steps from which capturing pays: it takes about as long as 
 COMPILE_FROM = 20_000  # steps from which compiling pays: it takes tens of seconds for each bucket
 SMALLEST = 128  # key slots of the smallest bucket
 KEPT = 1 / 8  # of the device's memory: the largest cache that stays allocated for a later generation
+WIDEST = 256  # channels of a head that the attention kernel takes
 NO_TOKEN = -1  # the choice of a row that has ended
 
 
@@ -131,6 +133,7 @@ class StaticStep:
         self.decode = torch.compile(decode, dynamic=False) if compiled else decode
         if kernel is not None:
             self.decode = lambda model, state, cache: state.take(kernel())
+        self.attend = _attention_kernel(cache.store)
         self.memory: Memory | None = None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.prepared: set[int] = set()
@@ -152,7 +155,7 @@ class StaticStep:
         # the kernel reads no slot beyond a row's last token
         bucket = cache.length if self.kernel else bucket_of(min(cache.filled + 1, cache.length), cache.length)
         if cache.bucket != bucket:
-            cache.fix(bucket)
+            cache.fix(bucket, self.attend)
         if cache.filled < cache.length:  # else only rows go on that are shorter than the fullest
             cache.advance(1)
         if bucket in self.graphs:
@@ -191,6 +194,16 @@ class StaticStep:
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             self.decode(model, self.state, self.cache)
         self.graphs[bucket] = graph
+
+
+def _attention_kernel(store: Tensor) -> Callable[..., Tensor] | None:
+    """The kernel that reads only the filled slots, where there is Triton and the cache has a dtype for it."""
+    known = torch.bfloat16, torch.float16, torch.float32
+    if not store.is_cuda or store.dtype not in known or store.shape[-1] > WIDEST or find_spec("triton") is None:
+        return None
+    from .decode_attention import attend_rows
+
+    return attend_rows
 
 
 def bucket_of(slots: int, most: int) -> int:
