@@ -73,13 +73,17 @@ def work_of(op: dict[str, Any], causal: bool, parameters: int) -> tuple[str, flo
     flat = [d for d in dims if d and all(isinstance(n, int) for n in d)]
     if name in ("aten::mm", "aten::addmm", "aten::bmm"):
         pair = [d for d in flat if len(d) == (3 if name == "aten::bmm" else 2)]
-        a, b = pair[:2] if name != "aten::addmm" or len(pair) == 2 else pair[1:3]
+        # a bias may come before the two matrices, and the output after them
+        a, b = next(both for both in zip(pair, pair[1:], strict=False) if both[0][-1] == both[1][-2])
         return f"{name[6:]} {'×'.join(map(str, a))} · {'×'.join(map(str, b))}", 2.0 * prod(a) * b[-1], 0.0
     if "attention" in name and (heads := next((d for d in flat if len(d) == 4), None)):
         length = max(heads[1:3])
         products = 2.5 if "backward" in name else 1.0
         flops = 4.0 * prod(heads) * length * products / (2 if causal else 1)
         return f"attention {'backward' if products > 1 else 'forward'} {'×'.join(map(str, heads))}", flops, 0.0
+    if name.endswith("linear_cross_entropy"):
+        rows, vocab = prod(flat[0][:-1]), flat[1][0]
+        return f"cross-entropy of {rows:,} × {vocab:,} logits, and its gradient", 0.0, 4.0 * rows * vocab
     if "fused_adam" in name:
         return f"AdamW of {parameters:,} parameters", 0.0, 28.0 * parameters
     return f"{name.removeprefix('aten::')}", 0.0, moved

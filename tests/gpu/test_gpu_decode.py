@@ -81,14 +81,14 @@ def test_a_captured_step_is_the_step_itself(kind, dtype, monkeypatch):
     how = Sampling(0.9, top_k=31, seed=3)
     generation = Generation(net, PROMPTS, 300, how, given=given, end=7, capture=True)
     captured = list(generation), generation.rows, generation.reasons
-    step = decode_step._kept.pop(net)[1]
+    step = decode_step._kept.pop(net)
     assert len(step.graphs) >= (
         2 if max(map(len, generation.rows)) > 130 else 1
     )  # one for each bucket that was reached
     assert generation.startup > 0
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)  # nothing is captured then
     assert grow(net, PROMPTS, 300, how, given=given, end=7, capture=True) == captured
-    assert not decode_step._kept[net][1].graphs
+    assert not decode_step._kept[net].graphs
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,16 +106,16 @@ def test_the_logits_of_captured_steps_are_those_of_whole_passes(kind, dtype, mon
     """Of given tokens, against float64 over each whole row alone."""
     net, given = made(kind, dtype)
     rows = [torch.randint(0, 211, (n,)).tolist() for n in (12, 10, 16)]
-    begun, real = [row[:-9] for row in rows], decode_step.DecodeState.take
+    begun, real = [row[:-9] for row in rows], decode_step.DecodeState.choose
     generation = Generation(net, begun, 20, Sampling(0), given=given, capture=True)
     first = generation.prefill()
     state, held = generation.state, torch.zeros_like(first)
 
-    def take(self, logits):
+    def choose(self, logits):
         held.copy_(logits)
-        real(self, logits)
+        return real(self, logits)
 
-    monkeypatch.setattr(decode_step.DecodeState, "take", take)
+    monkeypatch.setattr(decode_step.DecodeState, "choose", choose)
     state.begin(begun, [False] * 3)
     state.take(first)
     found = [held.double()]
@@ -249,7 +249,7 @@ for kind in ("learned", "rope", "t5", "shaw", "llama", "captioner", "seq2seq pad
     eager, lines = tests.grow(net, tests.PROMPTS, 100, Sampling(0.8, top_k=31), given=given, capture=False), []
     compiled = tests.grow(net, tests.PROMPTS, 100, Sampling(0.8, top_k=31), given=given, compile=True, notify=lines.append)
     assert compiled == eager, kind
-    assert decode_step._kept[net][1].compiled
+    assert decode_step._kept[net].compiled
     print(kind, "the same;", *lines)
 """
 

@@ -141,7 +141,7 @@ def test_a_large_vocabulary_is_trained_with_the_fused_loss_as_with_the_plain_one
         model = create("gpt", dict(width=56, heads=7, depth=2, vocab=VOCAB, context=31)).cuda()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
         tokens = torch.randint(97, (11, 32), device="cuda", generator=torch.Generator("cuda").manual_seed(0))
-        call = torch.compile(losses.token_loss, fullgraph=True) if compiled else losses.token_loss
+        call = torch.compile(losses.token_loss) if compiled else losses.token_loss
         found[large] = []
         for _ in range(20):
             with torch.autocast("cuda", torch.bfloat16):

@@ -80,12 +80,12 @@ def test_static_shapes_generate_the_same(name, net, given):
     if name in SCHEMES:
         return
     # the step is kept, and serves other prompts with other sources
-    kept, rows = decode_step._kept[net][1], torch.tensor([2, 0, 1])
+    kept, rows = decode_step._kept[net], torch.tensor([2, 0, 1])
     places = [k.data_ptr() for both in kept.memory.layers for k in both] if kept.memory else []
     other = {key: one.pick(rows) if isinstance(one, Span) else one[rows] for key, one in given.items()}
     plain = grow(net, prompts[::-1], 32, how, given=other, end=7)
     assert grow(net, prompts[::-1], 32, how, given=other, end=7, capture=True) == plain
-    assert decode_step._kept[net][1] is kept
+    assert decode_step._kept[net] is kept
     # a captured step reads the source where it was
     assert not places or places == [k.data_ptr() for both in kept.cache.memory.layers for k in both]
 
@@ -144,7 +144,7 @@ def test_a_row_ended_by_the_host_is_padding_on_the_device(net):
         if number == 4:
             generation.finish(1, "stop")
             held = int(generation.cache.used[1])
-    assert int(decode_step._kept[net][1].cache.used[1]) == held
+    assert int(decode_step._kept[net].cache.used[1]) == held
     assert generation.reasons == ["length", "stop"]
     assert len(generation.rows[1]) == 6
 
@@ -155,7 +155,7 @@ def test_rows_that_end_write_nothing_more(net):
     generation.behind = 8
     list(generation)
     assert set(generation.reasons) == {"end", "context"}
-    used = decode_step._kept[net][1].cache.used
+    used = decode_step._kept[net].cache.used
     # the newest token of a row is not read by the model
     assert used.tolist() == [len(row) - 1 for row in generation.rows]
 
@@ -186,17 +186,17 @@ def test_two_generations_at_once_do_not_share_a_step(net):
 def test_a_step_is_kept_for_the_same_sizes_and_weights_only(net):
     how = Sampling(0.8)
     grow(net, [[1]], 20, how, capture=True)
-    kept = decode_step._kept[net][1]
+    kept = decode_step._kept[net]
     grow(net, [[3, 4]], 20, Sampling(0.8, seed=9), capture=True)  # other tokens and another seed
-    assert decode_step._kept[net][1] is kept
+    assert decode_step._kept[net] is kept
     grow(net, [[1], [2]], 20, how, capture=True)
-    assert decode_step._kept[net][1] is not kept
-    kept = decode_step._kept[net][1]
+    assert decode_step._kept[net] is not kept
+    kept = decode_step._kept[net]
     weight = net.norm.weight
     try:
         net.norm.weight = torch.nn.Parameter(weight.detach() * -3)
         changed = grow(net, [[1], [2]], 20, how, capture=True)
-        assert decode_step._kept[net][1] is not kept
+        assert decode_step._kept[net] is not kept
         assert changed == grow(net, [[1], [2]], 20, how)
     finally:
         net.norm.weight = weight
@@ -276,8 +276,8 @@ def test_a_compiled_step_is_compiled_once_for_each_bucket(backend):
     """In a process of its own: what checks shapes cannot be compiled."""
     done = subprocess.run([sys.executable, "-c", COMPILED, backend], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    # 8, 16 and 29 key slots
-    assert done.stdout.splitlines() == ["3 (compiling the decoder; this takes a minute or more)", "3"]
+    # 8, 16 and 29 key slots, and what a choice does to the state
+    assert done.stdout.splitlines() == ["4 (compiling the decoder; this takes a minute or more)", "4"]
 
 
 def test_options_that_exclude_one_another_are_refused(net):

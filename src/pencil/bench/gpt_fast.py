@@ -1,6 +1,7 @@
 """Decoding with gpt-fast's model as its generate.py does: static cache, compiled decode step, tokens on the device."""
 
 from contextlib import nullcontext
+from inspect import signature
 from typing import Any
 
 import torch
@@ -11,11 +12,17 @@ from ..inference.sampling import Sampling
 from .plan import Plan
 
 
+def _sees(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return query >= key
+
+
 class FastDecoder:
     """gpt-fast's Transformer, and the loop around it."""
 
     def __init__(self, model: Any, plan: Plan):
         self.model, self.plan = model, plan
+        self.masked = "mask" in signature(model.forward).parameters  # as it is since 2024; before, it had its own
+        self.mask: Any = None
         self.step = torch.compile(self._next, mode="reduce-overhead", fullgraph=True) if plan.cuda else self._next
 
     def to(self, dtype: torch.dtype) -> None:
@@ -26,14 +33,29 @@ class FastDecoder:
         self.model.max_seq_length = self.model.max_batch_size = -1
         with self.plan.device:
             self.model.setup_caches(max_batch_size=batch, max_seq_length=length)
+        self.mask = self._causal(self.model.max_seq_length) if self.masked else None
+
+    def _causal(self, queries: int) -> Any:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        return create_block_mask(_sees, 1, 1, queries, self.model.max_seq_length, device=str(self.plan.device))
 
     def logits(self, tokens: Tensor) -> Tensor:
         self._room(*tokens.shape)
-        return self.model(tokens, torch.arange(tokens.shape[1], device=tokens.device))
+        return self._ask(tokens, torch.arange(tokens.shape[1], device=tokens.device))
+
+    def _ask(self, tokens: Tensor, position: Tensor) -> Tensor:
+        if not self.masked:
+            return self.model(tokens, position)
+        if len(position) > 1:
+            return self.model(self._causal(len(position)), tokens, position)
+        mask = self.mask[:, :, position // self.mask.BLOCK_SIZE[0]]
+        mask.mask_mod, mask.seq_lengths = self.mask.mask_mod, (1, self.model.max_seq_length)
+        return self.model(mask, tokens, position)
 
     def _next(self, tokens: Tensor, position: Tensor, temperature: Tensor | None, top_k: int | None) -> Tensor:
         """The next token of each row; without a temperature, the likeliest."""
-        logits = self.model(tokens, position)[:, -1]
+        logits = self._ask(tokens, position)[:, -1]
         if temperature is None:
             return logits.argmax(-1, keepdim=True)
         logits = logits / temperature

@@ -123,7 +123,9 @@ class Cache:
 
     def reset(self) -> None:
         """Forget everything: other sequences begin, in the same storage."""
-        self.empty(self.rows[:, 0])
+        self.store.zero_()
+        self.index.fill_(NOWHERE)
+        self.used.zero_()
         self.filled, self.even, self.bucket, self.memory, self.attend = 0, True, None, None, None
 
     def fix(self, bucket: int | None, attend: Callable[..., Tensor] | None = None) -> None:

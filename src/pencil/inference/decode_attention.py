@@ -33,7 +33,7 @@ def attend_rows(
         q, k, v, out, index, key_index, held, scale, first, within,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
         index.stride(0), key_index.stride(0), heads // groups, width,
-        max(16, triton.next_power_of_2(heads // groups)), max(16, triton.next_power_of_2(width)), SLOTS,
+        max(16, triton.next_power_of_2(heads // groups)), max(16, triton.next_power_of_2(width)), SLOTS, num_stages=2,
     )  # fmt: skip
     return out
 
@@ -63,7 +63,9 @@ def _rows(
         keys = tl.load(k + at[:, None] * k_slot + d[None], mask=loaded, other=0.0)
         values = tl.load(v + at[:, None] * v_slot + d[None], mask=loaded, other=0.0)
         seen = there & ((key <= query) | (key < first)) & (query - key < within)
-        scores = tl.dot(x, tl.trans(keys), input_precision="ieee") * scale
+        scores = (tl.dot(x, tl.trans(keys), input_precision="ieee") * scale).to(
+            tl.float32
+        )  # a compiled call's is double
         scores = tl.where(seen[None], scores, -1e30)
         most = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.where(seen[None], tl.exp(scores - most[:, None]), 0.0)

@@ -13,11 +13,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..config import UserError
 from ..core.cache import Cache, Memory
+from ..core.embed import Tokens
 from ..core.masks import NOWHERE
 from ..core.span import Span
 from ..device import total_memory
@@ -49,6 +50,7 @@ class DecodeState:
     ):
         # the seed is in the random numbers; without it, states of other seeds are alike
         self.sampling, self.vocab, self.context = replace(sampling, seed=0), vocab, context
+        self.greedy = sampling.temperature == 0
         self.rules = (batch, self.sampling, vocab, context, tuple(ends), tuple(never), torch.device(device))
         self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=device)  # the newest token of each row
         self.lengths = torch.zeros(batch, dtype=torch.long, device=device)  # of the rows, with it
@@ -93,13 +95,18 @@ class DecodeState:
 
     def take(self, logits: Float[Tensor, "B V"]) -> None:
         """Choose the next token of each row."""
-        greedy = self.sampling.temperature == 0
-        uniforms = None if greedy else self.uniforms.index_select(1, self.turn)[:, 0]
-        token = choose(self.allowed(logits), self.sampling, uniforms, self.seen)
+        self.accept(self.choose(logits))
+
+    def choose(self, logits: Float[Tensor, "B V"]) -> Int[Tensor, "B"]:
+        uniforms = None if self.greedy else self.uniforms.index_select(1, self.turn)[:, 0]
+        return choose(self.allowed(logits), self.sampling, uniforms, self.seen)
+
+    def accept(self, token: Int[Tensor, "B"]) -> None:
+        """Make these the newest tokens; a row may end with its own."""
         self.chosen.copy_(torch.where(self.active, token, NO_TOKEN))
         self.tokens.copy_(token[:, None])
         self.lengths.add_(self.active)
-        if not greedy:
+        if not self.greedy:
             self.turn.add_(1)
         if self.seen is not None:
             self.seen.scatter_(1, self.tokens, True)
@@ -108,9 +115,24 @@ class DecodeState:
             self.active.logical_and_((self.tokens != self.ends).all(1))
 
 
-def decode(model: Any, state: DecodeState, cache: Cache) -> None:
-    """One step with static shapes: nothing in it depends on a number that the host has to know."""
-    state.take(model(state.tokens, span=state.span(), cache=cache, last=True)[:, -1])
+def newest_logits(model: Any, state: DecodeState, cache: Cache) -> Float[Tensor, "B V"]:
+    """The model on the newest tokens: nothing in it depends on a number that the host has to know."""
+    given = dict(span=state.span(), cache=cache, last=True)
+    if not _transposed(model, state.tokens):
+        return model(state.tokens, **given)[:, -1]
+    return (model.tokens.weight @ model.hidden(state.tokens, **given)[:, -1].mT).mT.contiguous()
+
+
+def _transposed(model: Any, tokens: Tensor) -> bool:
+    """Whether the logits are computed with a row for each word of the vocabulary.
+
+    cuBLAS has only slow kernels for rows of odd length, such as those of GPT-2's logits; these are as long as the batch.
+    """
+    table = getattr(model, "tokens", None)
+    if not tokens.is_cuda or len(tokens) % 8 or type(table) is not Tokens or len(table.weight) % 8 == 0:
+        return False
+    weight, bias = model.output_matrix
+    return weight is table.weight and bias is None
 
 
 class StaticStep:
@@ -130,15 +152,18 @@ class StaticStep:
         kernel: Callable[[], Float[Tensor, "B V"]] | None = None,
     ):
         self.state, self.cache, self.length, self.compiled, self.kernel = state, cache, length, compiled, kernel
-        self.decode = torch.compile(decode, dynamic=False) if compiled else decode
+        # the choice is not compiled: a reduction over a vocabulary is then ten times slower than torch's own
+        self.logits = torch.compile(newest_logits, dynamic=False) if compiled else newest_logits
+        self.accept = torch.compile(DecodeState.accept, dynamic=False) if compiled else DecodeState.accept
         if kernel is not None:
-            self.decode = lambda model, state, cache: state.take(kernel())
+            self.logits = lambda model, state, cache: kernel()
         self.attend = _attention_kernel(cache.store)
         self.memory: Memory | None = None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.prepared: set[int] = set()
         self.pool = torch.cuda.graph_pool_handle() if state.tokens.is_cuda else None
         self.startup = 0.0  # seconds for compiling and capturing
+        self.key: Any = None  # what it was captured with, once it is kept
 
     def hold_memory(self) -> None:
         """After a prefill: its source's keys and values, moved to where a captured step reads them, if they fit."""
@@ -182,18 +207,21 @@ class StaticStep:
     def _prepare(self, model: Any, bucket: int) -> None:
         """Take the step, and on CUDA capture it for the next ones."""
         if self.pool is None:
-            self.decode(model, self.state, self.cache)
+            self._decode(model)
             return
         here, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(here)
         with torch.cuda.stream(side):
-            self.decode(model, self.state, self.cache)
+            self._decode(model)
         here.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # other threads may go on using the device
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            self.decode(model, self.state, self.cache)
+            self._decode(model)
         self.graphs[bucket] = graph
+
+    def _decode(self, model: Any) -> None:
+        self.accept(self.state, self.state.choose(self.logits(model, self.state, self.cache)))
 
 
 def _attention_kernel(store: Tensor) -> Callable[..., Tensor] | None:
@@ -252,7 +280,7 @@ class Arriving:
 
 
 # the latest step of each model, for a generation of the same sizes: it needs no start-up
-_kept: WeakKeyDictionary[Any, tuple[Any, StaticStep]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Any, StaticStep] = WeakKeyDictionary()
 
 
 def borrow(model: Any, state: DecodeState, length: int, compiled: bool) -> StaticStep | None:
@@ -260,21 +288,24 @@ def borrow(model: Any, state: DecodeState, length: int, compiled: bool) -> Stati
 
     `compiled`: it must be; else it may be.
     """
-    key, step = _kept.pop(model, (None, None))
-    fits = step is not None and key == (_key(model, state), length) and step.compiled >= compiled
-    return step if fits else None
+    step = _kept.pop(model, None)
+    if step is None or step.length != length or step.compiled < compiled or step.key != _key(model, state):
+        return None
+    return step
 
 
 def keep(model: Any, step: StaticStep) -> None:
     """Keep a step until another generation of this model needs one; its cache stays allocated, unless it is large."""
     if step.cache.nbytes > KEPT * total_memory(step.cache.store.device):
         return
-    _kept[model] = (_key(model, step.state), step.length), step
+    if step.key is None:
+        step.key = _key(model, step.state)
+    _kept[model] = step
 
 
 def kept_bytes(model: Any) -> int:
     """The bytes of the cache that is kept."""
-    return _kept[model][1].cache.nbytes if model in _kept else 0
+    return _kept[model].cache.nbytes if model in _kept else 0
 
 
 def _key(model: Any, state: DecodeState) -> Any:

@@ -8,9 +8,7 @@ from torch import Tensor, nn
 
 from .fused_loss import linear_cross_entropy
 
-LARGE: int | None = (
-    None  # logits of a batch from which the fused loss is faster on CUDA; not measured yet, so never used
-)
+LARGE = 1 << 28  # logits of a batch from which the fused loss is faster on CUDA, by benchmarks/loss.py
 
 
 def next_token(
@@ -34,6 +32,6 @@ def token_loss(
 
 def fuses(model: nn.Module, targets: Tensor) -> bool:
     """Whether the loss is fused with the output matrix: on CUDA, for many logits, if the model has one."""
-    if LARGE is None or not targets.is_cuda or not hasattr(type(model), "output_matrix"):
+    if not targets.is_cuda or not hasattr(type(model), "output_matrix"):
         return False
     return targets.numel() * len(model.output_matrix[0]) >= LARGE  # pyright: ignore
