@@ -17,6 +17,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def work_of(op: dict[str, Any], causal: bool, parameters: int) -> tuple[str, flo
     if name in ("aten::mm", "aten::addmm", "aten::bmm"):
         pair = [d for d in flat if len(d) == (3 if name == "aten::bmm" else 2)]
         # a bias may come before the two matrices, and the output after them
-        a, b = next(both for both in zip(pair, pair[1:], strict=False) if both[0][-1] == both[1][-2])
+        a, b = next(both for both in pairwise(pair) if both[0][-1] == both[1][-2])
         return f"{name[6:]} {'×'.join(map(str, a))} · {'×'.join(map(str, b))}", 2.0 * prod(a) * b[-1], 0.0
     if "attention" in name and (heads := next((d for d in flat if len(d) == 4), None)):
         length = max(heads[1:3])

@@ -97,7 +97,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"], probe: Probe = OFF) -> Float[Tensor, "B T D"]:
         if self._fuses(x, probe):
-            product = torch._addmm_activation(self.up.bias, x.flatten(0, -2), self.up.weight.mT, use_gelu=True)
+            product = torch.ops.aten._addmm_activation(self.up.bias, x.flatten(0, -2), self.up.weight.mT, use_gelu=True)
             return probe("out", self.down(product.unflatten(0, x.shape[:-1])))
         act = probe("act", self.activation(probe("pre", self.up(x))))
         return probe("out", self.down(act))

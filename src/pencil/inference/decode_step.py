@@ -27,7 +27,7 @@ from .sampling import Sampling, choose
 CHUNK = 256  # random numbers drawn for a row at a time
 BEHIND = 8  # steps that the device may be ahead of the tokens read from it
 CAPTURE_FROM = 64  # steps from which capturing pays: it takes about as long as some ten eager steps
-COMPILE_FROM = 20_000  # steps from which compiling pays: it takes tens of seconds for each bucket
+COMPILE_FROM = 150_000  # steps from which compiling pays: for GPT-2 and 32 rows it takes 21 s and saves 0.15 ms a step
 SMALLEST = 128  # key slots of the smallest bucket
 KEPT = 1 / 8  # of the device's memory: the largest cache that stays allocated for a later generation
 WIDEST = 256  # channels of a head that the attention kernel takes
@@ -126,7 +126,7 @@ def newest_logits(model: Any, state: DecodeState, cache: Cache) -> Float[Tensor,
 def _transposed(model: Any, tokens: Tensor) -> bool:
     """Whether the logits are computed with a row for each word of the vocabulary.
 
-    cuBLAS has only slow kernels for rows of odd length, such as those of GPT-2's logits; these are as long as the batch.
+    cuBLAS has only slow kernels for rows of odd length, such as those of GPT-2's logits; these have the batch's length.
     """
     table = getattr(model, "tokens", None)
     if not tokens.is_cuda or len(tokens) % 8 or type(table) is not Tokens or len(table.weight) % 8 == 0:
