@@ -5,8 +5,10 @@ import json
 import re
 import threading
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from pencil.data.augment import ImageTransform
 from pencil.explore.errors import Gone
 from pencil.explore.server import Explorer
 from pencil.explore.serving import bind, server_for
@@ -41,6 +43,7 @@ class Pretended:
         self.stepwise = 0
         self.fails = None
         self.was_stopped = None
+        self.transform = asdict(ImageTransform((PICTURE["height"], PICTURE["width"]), PICTURE["channels"]))
 
     def about(self):
         return {"id": self.id, "name": self.name, "input": {"text": {}, "picture": PICTURE}, "example": {"text": "x"}}
@@ -93,7 +96,8 @@ class Pretended:
     def edit(self, state, edit):
         return {"edit": edit, "before": state}
 
-    def export(self, state, view):
+    def export(self, state, view, on_event, stopped):
+        on_event("progress", {"done": 0, "total": 1, "text": "writing"})
         return f"<!doctype html><title>{view}</title>"
 
 
@@ -179,7 +183,9 @@ def serving(*subjects, debug=False):
     thread = threading.Thread(target=server.run, kwargs={"sockets": [found]})
     thread.start()
     try:
-        yield Served(explorer, port)
+        client = Served(explorer, port)
+        client.server = server
+        yield client
     finally:
         server.should_exit = True
         for one in explorer.subjects.values():  # a job that still waits for the test

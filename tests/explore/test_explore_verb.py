@@ -29,6 +29,7 @@ def opened(monkeypatch):
         ready("http://127.0.0.1:7/")
 
     monkeypatch.setattr(serving, "serve", serve)
+    monkeypatch.setattr(verb, "_end", lambda: None)  # which would end the tests
     monkeypatch.setattr(verb.webbrowser, "open", found["browser"].append)
     monkeypatch.setenv("DISPLAY", ":7")
     return found

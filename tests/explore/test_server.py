@@ -180,6 +180,10 @@ def test_an_export_is_a_file(two):
     reply = two.post("/api/export", {"state": state(), "view": "answer"})
     assert reply.headers["Content-Disposition"].startswith("attachment")
     assert reply.body == b"<!doctype html><title>answer</title>"
+    asked = two.post("/api/export", {"state": state(), "view": "answer"}, Accept="text/event-stream")
+    names = re.findall(r"^event: (\w+)$", asked.body.decode(), re.MULTILINE)
+    assert names == ["progress", "file"]
+    assert "<title>answer</title>" in asked.body.decode()
 
 
 def test_two_traces_are_compared(two, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from served import KEY, Pretended, serving, state
 
 from pencil.explore import events as module
+from pencil.explore import serving as serving_module
 from pencil.explore.errors import Refused
 from pencil.explore.jobs import MOST_WAITING, Cancelled, Job, Jobs, Lane
 
@@ -208,10 +209,24 @@ def test_closing_ends_everything():
     assert begun.wait(WAIT)
     jobs.add(Job("b", lambda job: None, waiting))
     jobs.close()
-    assert isinstance(told.last[1], Cancelled)
-    assert isinstance(waiting.last[1], Cancelled)
+    for one in (told, waiting):
+        assert "was stopped" in str(one.last[1])
     with pytest.raises(Refused, match="stopping"):
         jobs.add(Job("a", lambda job: None, Told()))
+
+
+def test_ctrl_c_stops_a_generation_at_its_next_step(monkeypatch):
+    monkeypatch.setattr(serving_module, "LAST_SECONDS", 600)  # that replies end by themselves is not waited for
+    subject = Pretended()
+    subject.stepwise = 1000
+    with serving(subject) as served, served.stream("/api/answer", state()) as events:
+        assert subject.begun.wait(WAIT)
+        served.server.should_exit = True
+        assert served.explorer.jobs.stopping.wait(WAIT)
+        subject.steps.release(1000)
+        *_, (name, data) = events
+        assert (name, data["error"]) == ("error", "the server was stopped: start it again")
+        assert subject.was_stopped
 
 
 # ---- over HTTP

@@ -8,16 +8,21 @@ import struct
 import subprocess
 import sys
 import zlib
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from PIL import Image
 from served import PICTURE, Pretended, serving, state
 
+from pencil.data.augment import ImageTransform
+from pencil.data.decoding import FITTED, open_image
 from pencil.explore import uploads
 from pencil.explore.errors import Refused
 
 SIZE = (PICTURE["height"], PICTURE["width"])
+TRANSFORM = asdict(ImageTransform(SIZE, 3))
+OTHER = asdict(ImageTransform((11, 13), 3))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +49,7 @@ def noise(height=11, width=13, channels=3, seed=0):
 
 def pixels(address):
     head, _, body = address.partition(",")
-    assert head == "data:image/png;base64"
+    assert f"{head}," == FITTED
     return Image.open(io.BytesIO(base64.b64decode(body)))
 
 
@@ -60,41 +65,50 @@ def bomb(width, height):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "BMP", "JPEG"])
-def test_pictures_arrive_as_their_pixels(served, kind):
-    image = Image.fromarray(noise())
-    content = encoded(image, kind, **({"lossless": True} if kind == "WEBP" else {}))
-    assert served.post("/api/answer", state(picture=url(content, "application/x-anything"))).status == 200
-    got = pixels(served.subject.asked[-1]["input"]["picture"])
-    assert got.mode == "RGB"
-    assert np.array_equal(np.asarray(got), np.asarray(Image.open(io.BytesIO(content)).convert("RGB")))
-
-
-def test_greys_transparency_orientation_and_sixteen_bits():
-    grey = uploads.plain_png(encoded(Image.fromarray(noise(channels=1)), "PNG"), SIZE)
-    assert Image.open(io.BytesIO(grey)).mode == "L"
-    clear = Image.fromarray(noise(channels=4))
-    again = Image.open(io.BytesIO(uploads.plain_png(encoded(clear, "PNG"), SIZE)))
-    assert again.mode == "RGBA"
-    assert np.array_equal(np.asarray(again), np.asarray(clear))
+def photographs():
+    """Files that a model's resize treats each in its own way: many pixels, greys, 16 bits, transparency, turned."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    turned = uploads.plain_png(encoded(Image.new("RGB", (13, 11)), "JPEG", exif=exif), SIZE)
-    assert Image.open(io.BytesIO(turned)).size == (11, 13)
-    deep = Image.fromarray(np.full((3, 5), 257 * 131, np.uint16))
-    assert set(np.asarray(Image.open(io.BytesIO(uploads.plain_png(encoded(deep, "PNG"), SIZE)))).flat) == {131}
+    large = np.repeat(np.repeat(noise(37, 31), 41, 0), 43, 1)
+    return {
+        "small.png": encoded(Image.fromarray(noise()), "PNG"),
+        "small.webp": encoded(Image.fromarray(noise()), "WEBP", lossless=True),
+        "small.gif": encoded(Image.fromarray(noise()), "GIF"),
+        "small.bmp": encoded(Image.fromarray(noise()), "BMP"),
+        "grey.png": encoded(Image.fromarray(noise(channels=1)), "PNG"),
+        "clear.png": encoded(Image.fromarray(noise(channels=4)), "PNG"),
+        "deep.png": encoded(Image.fromarray(np.full((3, 5), 257 * 131, np.uint16)), "PNG"),
+        "turned.jpeg": encoded(Image.fromarray(noise(53, 89)), "JPEG", exif=exif),
+        "large.png": encoded(Image.fromarray(large), "PNG", compress_level=1),
+        "large.jpeg": encoded(Image.fromarray(large), "JPEG"),
+    }
+
+
+@pytest.mark.parametrize("how", [{}, {"resize": (19, 19)}, {"fit": "pad"}, {"channels": 1, "transparency": "drop"}])
+def test_a_file_becomes_the_picture_that_sample_makes_of_it(tmp_path, how):
+    transform = ImageTransform(**{"size": (11, 7), "channels": 3, **how})
+    for name, content in photographs().items():
+        (tmp_path / name).write_bytes(content)
+        wanted = open_image(tmp_path / name, transform)
+        for _ in range(2):  # what was fitted before stays as it is
+            content = uploads.plain_png(content, asdict(transform), content.startswith(b"\x89PNG") and _ > 0)
+            got = np.asarray(Image.open(io.BytesIO(content)))
+            assert np.array_equal(got[None] if got.ndim == 2 else got.transpose(2, 0, 1), wanted), name
+
+
+def test_a_picture_reaches_the_model_whatever_its_kind_is_called(served):
+    for name, content in photographs().items():
+        assert served.post("/api/answer", state(picture=url(content, "application/x-anything"))).status == 200
+        sent = served.subject.asked[-1]["input"]["picture"]
+        assert sent == FITTED + base64.b64encode(uploads.plain_png(content, TRANSFORM)).decode(), name
+        assert served.post("/api/answer", state(picture=sent)).status == 200
+        assert served.subject.asked[-1]["input"]["picture"] == sent
 
 
 def test_nothing_but_pixels_is_kept():
     content = encoded(Image.new("L", (3, 5)), "PNG", icc_profile=b"private", dpi=(7, 7))
     assert set(Image.open(io.BytesIO(content)).info) >= {"icc_profile", "dpi"}
-    assert Image.open(io.BytesIO(uploads.plain_png(content, SIZE))).info == {}
-
-
-def test_a_large_picture_is_reduced_to_twice_what_the_model_reads():
-    image = Image.fromarray(np.repeat(np.repeat(noise(20, 30), 50, 0), 50, 1))
-    got = Image.open(io.BytesIO(uploads.plain_png(encoded(image, "PNG"), SIZE)))
-    assert 2 * max(SIZE) <= min(got.size) < min(image.size) / 10
+    assert Image.open(io.BytesIO(uploads.plain_png(content, TRANSFORM))).info == {}
 
 
 @pytest.mark.parametrize(
@@ -172,10 +186,10 @@ def test_a_picture_that_takes_too_long_ends_its_process_only():
             sys.executable, "-c", "import time; time.sleep(60)", stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         with pytest.raises(Refused, match=r"in 0\.2 seconds"):
-            await pictures.read(url(content), SIZE)
+            await pictures.read(url(content), OTHER)
         assert process.returncode is not None
         pictures._seconds = 60
-        found = await pictures.read(url(content), SIZE)
+        found = await pictures.read(url(content), OTHER)
         await pictures.close()
         return found
 
@@ -194,7 +208,7 @@ def test_a_process_that_ends_or_answers_nonsense_is_replaced(reply):
             sys.executable, "-c", code, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         with pytest.raises(Refused, match="could not be decoded;"):
-            await pictures.read(url(content), SIZE)
+            await pictures.read(url(content), OTHER)
         assert pictures._process is None
 
     asyncio.run(ask())
@@ -213,6 +227,7 @@ def test_the_process_has_limits(served):
 
 def test_a_model_without_pictures_refuses_one():
     subject = Pretended()
+    subject.transform = None
     subject.about = lambda: {"id": "a", "name": "x", "input": {"text": {}}, "example": {}}
     with serving(subject) as found:
         reply = found.post("/api/answer", state(picture=url(encoded(Image.new("L", (3, 5)), "PNG"))))

@@ -25,10 +25,12 @@ from small_runs import FIRST, RUNS, write_run
 
 from conftest import call
 from pencil.config import UserError
+from pencil.data.decoding import FITTED
 from pencil.explore.answers import Stopped
 from pencil.explore.attention_views import shrunk
 from pencil.explore.compare import compare
 from pencil.explore.subject import Subject
+from pencil.explore.uploads import plain_png
 from pencil.families import load, predict
 
 EVERY = [name if name in FIRST else pytest.param(name, marks=pytest.mark.long) for name in RUNS]
@@ -196,6 +198,13 @@ def test_a_description_and_a_translation_are_those_of_sample(subjects, runs, tmp
     found = subject.answer({"input": {**given, "options": {"tokens": 9}}})
     assert found["text"] == predict(runs("captioner"), path, max_new_tokens=9).new
     np.testing.assert_array_equal(pixels(found["picture"]), pixels(given["picture"]))
+    # a photo of more pixels than the model reads, as it comes by the server
+    photo = np.kron(np.random.default_rng(0).integers(256, size=(31, 37, 3)), np.ones((41, 43, 1))).astype(np.uint8)
+    path = tmp_path / "photo.jpeg"
+    Image.fromarray(photo).save(path)
+    sent = FITTED + base64.b64encode(plain_png(path.read_bytes(), subject.transform)).decode()
+    found = subject.answer({"input": {"picture": sent, "options": {"tokens": 9}}})
+    assert found["text"] == predict(runs("captioner"), path, max_new_tokens=9).new
     source = subjects("seq2seq").about()["example"]["source"]
     found = subjects("seq2seq").answer({"input": {"source": source, "options": {"temperature": 0.9, "seed": 3}}})
     assert found["text"] == predict(runs("seq2seq"), source, temperature=0.9, seed=3).new

@@ -35,6 +35,7 @@ from .picture_limits import check_head, check_image, limits
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 LOG = logging.getLogger("pencil")
 LARGE = 12_000_000  # pixels above which an image is reduced while it is converted, so that it is held once only
+FITTED = "data:image/png;fitted=1;base64,"  # how the address of a picture begins that has its model's size already
 
 
 @lru_cache
@@ -85,6 +86,14 @@ def decode(source: Any, transform: ImageTransform) -> Image.Image:
         if image.width * image.height <= LARGE:
             return upright(image, transform.mode, transform.transparency)
         return reduced(image, transform)
+
+
+def fitted(source: Any, transform: ImageTransform, before: bool = False) -> Image.Image:
+    """The image at the transform's size, not augmented; with `before` one that has this size stays as it is."""
+    with open_header(source) as image:
+        if before and image.size == transform.size[::-1]:
+            return upright(image, transform.mode, transform.transparency)
+    return prepare(decode(source, transform), transform)
 
 
 def to_arrays(

@@ -2,7 +2,7 @@
 
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ LIGHTS = 700_000  # of these for where the words look
 DIVIDED = 48  # parts of them that are divided further
 SHOWN = 12  # output numbers, and parts of each, whose contributions are in the file
 PACKED = 1.27  # letters in the file for each byte of an array, after gzip and base64
+Step = Callable[[int, int, str], None]  # how many of how many steps are done, and what comes next
 LEFT_OUT: tuple[str, ...] = (
     "Live input and edits: open the model with pencil explore to change something.",
     "Katas: their answers are graded by the server.",
@@ -46,11 +47,12 @@ class Lean(Graph):
         return self.whole.stored(node)
 
 
-def exported(subject: Any, state: State, view: str = "") -> str:
-    """The page of a state, to be opened without a server; of at most so many bytes."""
+def exported(subject: Any, state: State, view: str = "", step: Step = lambda done, total, text: None) -> str:
+    """The page of a state, to be opened without a server; of at most so many bytes. `step` is told how far it is."""
     key, trace = subject.key(state), subject.record(state)
     outline = subject.outline(key)
-    views, left_out = _views(subject, key, state, outline)
+    views, left_out = _views(subject, key, state, outline, step)
+    step(1, 1, "writing the file")
     named = sum(n.named for n in trace.graph.nodes)
 
     def page(kept: set[int], lacking: Sequence[str]) -> str:
@@ -76,7 +78,9 @@ def _read(state: State, subject: Any) -> str:
     return texts[0] if texts else "a picture" if "picture" in state.input else subject.kind.summary
 
 
-def _views(subject: Any, key: str, state: State, outline: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _views(
+    subject: Any, key: str, state: State, outline: dict[str, Any], step: Step
+) -> tuple[dict[str, Any], list[str]]:
     """The views that need the model, as the page asks for them; and what had no room."""
     about, answer, left_out = subject.about(), subject.answer(state), list(LEFT_OUT)
     model = {**about, "path": "", "examples": about["examples"][:1]}  # a folder is of this machine alone
@@ -87,13 +91,14 @@ def _views(subject: Any, key: str, state: State, outline: dict[str, Any]) -> tup
     }  # fmt: skip
     room = LIGHTS
     for name, light in _lights(subject, key, views["attention"]):
+        step(0, 1, "attention")
         room -= len(json.dumps(light))
         if room < 0:
             left_out.append("Where the words look, of some layers and heads.")
             break
         views["light"][name] = light
     room, whole = PREPARED - len(json.dumps(views)), True
-    for name, part in _contributions(subject, key, answer, outline["start"]):
+    for name, part in _contributions(subject, key, answer, outline["start"], step):
         room -= len(json.dumps(part))
         if room < 0:
             whole = False
@@ -117,11 +122,15 @@ def _lights(subject: Any, key: str, attention: dict[str, Any]) -> Iterator[tuple
             yield f"head:{layer}:{head}", subject.light(key, layer, head, "head")
 
 
-def _contributions(subject: Any, key: str, answer: dict[str, Any], start: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _contributions(
+    subject: Any, key: str, answer: dict[str, Any], start: str, step: Step
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Contributions to each output number, then the parts of these, the largest first."""
     cells = [one["cell"] for one in answer.get("tokens") or (answer.get("classes") or ())[:3]] or [start]
-    levels: list[tuple[str, Any, Any]] = []
-    for cell in cells[:SHOWN]:
+    cells, levels = cells[:SHOWN], list[tuple[str, Any, Any]]()
+    done, total = 0, len(cells) + DIVIDED
+    for done, cell in enumerate(cells):
+        step(done, total, f"contributions to {cell}")
         try:
             found = subject.contributed(key, cell)
         except UserError:
@@ -133,6 +142,8 @@ def _contributions(subject: Any, key: str, answer: dict[str, Any], start: str) -
     while levels and left:
         levels, deeper, left = levels[:left], [], max(0, left - len(levels))
         for cell, found, part in levels:
+            done += 1
+            step(done, total, f"the parts of {part.label}")
             yield f"{cell}||{part.id}", contributed(found, cell, None, part)
             deeper += [(cell, found, one) for one in part.parts[:2] if one.count]
         levels = deeper

@@ -10,6 +10,7 @@ the two runs at any time: a long job hands over to waiting quick ones whenever i
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -115,7 +116,7 @@ class Jobs:
         self._now: Job | None = None  # the job that computes
         self._long: Job | None = None  # the long job that was begun: it computes, or has handed over
         self._quick_done = 0
-        self._closed = False
+        self.stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._serve, args=(quick,), daemon=True, name=f"pencil-{name}")
             for quick, name in ((False, "model"), (True, "quick"))
@@ -127,7 +128,7 @@ class Jobs:
         """Put a job in the queue; a live one replaces those of its name that wait."""
         lane = self._lanes[job.quick]
         with self._turn:
-            if self._closed:
+            if self.stopping.is_set():
                 raise Refused("the server is stopping", 503)
             dropped = [one for one in lane.superseded_by(job) if lane.remove(one)]
             job._give_way = (lambda: None) if job.quick else (lambda: self._hand_over(job))
@@ -144,13 +145,13 @@ class Jobs:
         with self._turn:
             waited = self._lanes[job.quick].remove(job)
         if waited:
-            job.tell("failed", Cancelled())
+            job.tell("failed", self._cancelled())
             self._tell_places(self._lanes[job.quick])
 
-    def close(self, seconds: float = 5.0) -> None:
-        """End everything, and wait a little for the job that runs."""
+    def stop(self) -> None:
+        """End everything: waiting jobs at once, the one that runs at its next step. No other is taken."""
         with self._turn:
-            self._closed = True
+            self.stopping.set()
             left = [job for lane in self._lanes.values() for job, _ in lane.places()]
             running = [job for job in (self._now, self._long) if job is not None]
             self._turn.notify_all()
@@ -158,8 +159,13 @@ class Jobs:
             job._stop.set()
         for job in left:
             self.cancel(job)
+
+    def close(self, seconds: float = 1.0) -> None:
+        """End everything, and wait a little for the job that runs."""
+        self.stop()
+        until = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(seconds)
+            thread.join(max(0.0, until - time.monotonic()))
 
     # ---- the two threads
 
@@ -172,8 +178,8 @@ class Jobs:
         lane = self._lanes[quick]
         while True:
             with self._turn:
-                self._turn.wait_for(lambda: self._closed or self._may_run(quick))
-                if self._closed:
+                self._turn.wait_for(lambda: self.stopping.is_set() or self._may_run(quick))
+                if self.stopping.is_set():
                     return
                 job = self._now = lane.take()
                 if not quick:
@@ -197,23 +203,31 @@ class Jobs:
             if job.cancelled:
                 raise Cancelled
         except Exception as error:
-            job.tell("failed", Cancelled() if job.cancelled else error)
+            job.tell("failed", self._cancelled() if job.cancelled else error)
         else:
             job.tell("done", result)
+
+    def _cancelled(self) -> Exception:
+        return Refused("the server was stopped: start it again", 503) if self.stopping.is_set() else Cancelled()
 
     def _hand_over(self, job: Job) -> None:
         """Let the quick jobs that wait now run, in their thread, and go on after them."""
         with self._turn:
             waiting = len(self._lanes[True])
-            if not waiting or self._closed:
+            if not waiting or self.stopping.is_set():
                 return
             until = self._quick_done + waiting
             self._now = None
             self._turn.notify_all()
             self._turn.wait_for(
-                lambda: self._now is None and (self._quick_done >= until or not self._lanes[True] or self._closed)
+                lambda: (
+                    self._now is None and (self._quick_done >= until or not self._lanes[True] or self.stopping.is_set())
+                )
             )
             self._now = job
+
+    def _no_quick(self) -> bool:
+        return not self._lanes[True] or self.stopping.is_set()
 
     def _tell_places(self, lane: Lane) -> None:
         with self._turn:

@@ -30,11 +30,15 @@ class Replies:
 
     async def long(self, request: Request, last: str, work: Callable[[Job], Any]) -> Response:
         """The reply of work that may take long: events where the page wants them, else one JSON."""
-        if "text/event-stream" not in request.headers.get("accept", ""):
+        if not self.streamed(request):
             return reply(await self.result(request, work, quick=False))
         live = asked.text(request.headers.get("x-pencil-live", ""), "X-Pencil-Live", 100)
         job, queue = job_with_queue(request.scope[CLIENT], work, False, live)
         return EventStream(self.jobs, job, queue, last, self._problem)
+
+    def streamed(self, request: Request) -> bool:
+        """Whether the page wants events."""
+        return "text/event-stream" in request.headers.get("accept", "")
 
     async def quick(self, request: Request, work: Callable[[Job], Any]) -> Response:
         return reply(await self.result(request, work, quick=True))

@@ -33,7 +33,7 @@ class Explorer(Replies):
         super().__init__(debug)
         self.pictures, self.tokens = Pictures(), Tokens()
         self._models = [one.about() for one in subjects]
-        self._sizes = {one["id"]: one["input"].get("picture") for one in self._models}
+        self._transforms = {one.id: one.transform for one in subjects}
         self._traces: dict[str, str] = {}  # which model a trace is of
         self._command = command
         self._exercises, self._tours = Exercises(), Tours()
@@ -92,8 +92,14 @@ class Explorer(Replies):
         state = await self._state(body.get("state"), "state")
         view = asked.text(body.get("view", ""), "view")
         subject = self._present(state["model"])
-        html = await self.result(request, lambda job: subject.export(state, view), quick=False)
+
+        def work(job: Job) -> dict[str, str]:
+            return {"html": subject.export(state, view, job.tell, job.stopped)}
+
+        if self.streamed(request):
+            return await self.long(request, "file", work)
         headers = {"Content-Disposition": 'attachment; filename="pencil.html"'}
+        html = (await self.result(request, work, quick=False))["html"]
         return Response(html, media_type="text/html", headers=headers)
 
     # ---- what is read of a trace
@@ -171,12 +177,11 @@ class Explorer(Replies):
         """A state that is safe to compute with: its picture was decoded and written anew."""
         state = asked.state(value, name)
         self._subject(state["model"])
-        size = self._sizes[state["model"]]
+        transform = self._transforms[state["model"]]
         if "picture" in state["input"]:
-            if size is None:
+            if transform is None:
                 raise Refused("this model reads no picture")
-            url = state["input"]["picture"]
-            state["input"]["picture"] = await self.pictures.read(url, (size["height"], size["width"]))
+            state["input"]["picture"] = await self.pictures.read(state["input"]["picture"], transform)
         return state
 
     def _subject(self, model: str) -> Any:

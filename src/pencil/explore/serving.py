@@ -32,6 +32,18 @@ def bind(port: int = 0) -> socket.socket:
     return found
 
 
+class Server(uvicorn.Server):
+    """uvicorn that ends the jobs first: it waits for replies, and these wait for their jobs."""
+
+    def __init__(self, config: uvicorn.Config, explorer: Explorer):
+        super().__init__(config)
+        self._explorer = explorer
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._explorer.jobs.stop()
+        await super().shutdown(sockets)
+
+
 def server_for(explorer: Explorer, port: int, debug: bool = False) -> uvicorn.Server:
     """uvicorn with nothing that is not needed: no logs of requests, no headers of proxies, no websockets."""
     # what fails is a sentence in the page; uvicorn's own lines would only be noise in the terminal
@@ -40,7 +52,7 @@ def server_for(explorer: Explorer, port: int, debug: bool = False) -> uvicorn.Se
         application(explorer, port), http="h11", ws="none", loop="asyncio", lifespan="on", log_config=None,
         access_log=False, server_header=False, proxy_headers=False, timeout_graceful_shutdown=LAST_SECONDS,
     )  # fmt: skip
-    return uvicorn.Server(config)
+    return Server(config, explorer)
 
 
 def serve(

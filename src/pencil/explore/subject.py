@@ -6,17 +6,19 @@ remembered by its key.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ..config import UserError
 from ..families import family, load
+from ..families.predictions import input_transform
 from ..runs import Loaded
 from ..tracing.contributions import Contributions
 from ..tracing.edits import edited, parse_edit
 from ..tracing.record import LiveTrace
-from .answers import Found, Job, OnEvent, answer
+from .answers import Found, Job, OnEvent, Stopped, answer
 from .attention_views import Lights, Patterns, attention
 from .cells import receipt, sliced
 from .checkpoints import at_step
@@ -73,6 +75,11 @@ class Subject:
         found = cls(load(folder, dtype="auto"), id, "two digits, described")
         found.path = ""
         return found
+
+    @property
+    def transform(self) -> dict[str, Any] | None:
+        """How a picture is brought to the model's size, as plain data; None for a model that reads none."""
+        return asdict(input_transform(self.loaded)) if "picture" in self.takes else None
 
     # ---- what it is
 
@@ -232,9 +239,18 @@ class Subject:
             self._contributed.popitem(last=False)
         return self._contributed[asked]
 
-    def export(self, raw: Any, view: str = "") -> str:
+    def export(
+        self, raw: Any, view: str = "", on_event: OnEvent | None = None, stopped: Callable[[], bool] | None = None
+    ) -> str:
         """What is on the page as one file that needs no server; `view` is the one it opens on."""
-        return exported(self, self.state(raw), view)
+
+        def step(done: int, total: int, text: str) -> None:
+            if stopped is not None and stopped():
+                raise Stopped
+            if on_event is not None:
+                on_event("progress", {"done": done, "total": total, "text": text})
+
+        return exported(self, self.state(raw), view, step)
 
     def edit(self, raw: Any, edit: str) -> dict[str, Any]:
         """A state before and after one more edit: both answers, and the tensors that changed."""

@@ -1,7 +1,8 @@
 """Uploaded pictures, decoded in a process of their own: limited in bytes, pixels, kinds, memory and time.
 
 The process stays, since starting one for every stroke of a drawing would be slow. It is killed where it takes too long,
-and the next picture starts another. What it sends back is raw bytes: a PNG that it wrote, or a sentence.
+and the next picture starts another. What it sends back is raw bytes: a PNG that it wrote, or a sentence. The PNG is the
+picture as the model sees it, made of the whole file as `pencil sample` makes it.
 """
 
 import asyncio
@@ -12,17 +13,19 @@ import json
 import os
 import sys
 from collections import OrderedDict
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, BinaryIO
 
 from ..config import UserError
+from ..data import decoding
+from ..data.augment import ImageTransform
 from .errors import Refused
 
 MOST_BYTES = 10_000_000  # of one file
 SECONDS = 10.0
 MEMORY = 1_000_000_000  # for the process, beside what it has when it begins
 CPU_SECONDS = 3600  # of its whole life
-LARGE = 1_000_000  # pixels above which a picture is reduced to what the model can use
 RESULT = 32_000_000  # bytes of the largest PNG that is taken back
 KEPT, KEPT_BYTES = 32, 64_000_000  # pictures that are not decoded again
 BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"BM")
@@ -57,27 +60,28 @@ class Pictures:
         self._process: asyncio.subprocess.Process | None = None
         self._kept: OrderedDict[str, str] = OrderedDict()
 
-    async def read(self, url: str, size: tuple[int, int]) -> str:
-        """The picture as the data URL of a plain PNG; `size` is the model's height and width."""
+    async def read(self, url: str, transform: dict[str, Any]) -> str:
+        """The picture as the data URL of a plain PNG at the model's size, as its transform makes it."""
         content = uploaded(url)
-        name = sha256(repr(size).encode() + content).hexdigest()
+        how = json.dumps({"transform": transform, "fitted": url.startswith(decoding.FITTED)}).encode()
+        name = sha256(how + content).hexdigest()
         if name not in self._kept:
             async with self._lock:
-                png = await self._decode(content, size)
-            self._kept[name] = "data:image/png;base64," + base64.b64encode(png).decode()
+                png = await self._decode(content, how)
+            found = self._kept[name] = decoding.FITTED + base64.b64encode(png).decode()
             while len(self._kept) > KEPT or sum(map(len, self._kept.values())) > KEPT_BYTES:
                 self._kept.popitem(last=False)
-            return "data:image/png;base64," + base64.b64encode(png).decode()
+            return found
         self._kept.move_to_end(name)
         return self._kept[name]
 
-    async def _decode(self, content: bytes, size: tuple[int, int]) -> bytes:
+    async def _decode(self, content: bytes, how: bytes) -> bytes:
         try:
             async with asyncio.timeout(self._seconds):
                 process = await self._running()
                 assert process.stdin is not None
                 assert process.stdout is not None
-                process.stdin.write(_packed(json.dumps(size).encode()) + _packed(content))
+                process.stdin.write(_packed(how) + _packed(content))
                 await process.stdin.drain()
                 good = await process.stdout.readexactly(1) == b"+"
                 length = int.from_bytes(await process.stdout.readexactly(4), "big")
@@ -130,14 +134,12 @@ def work() -> None:
 
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # nothing that a library prints comes between
-    from ..data import decoding  # before the limits: it loads libraries
-
     limit_process(MEMORY, CPU_SECONDS, 0)
     while head := asked.read(4):
-        height, width = json.loads(asked.read(int.from_bytes(head, "big")))
+        how = json.loads(asked.read(int.from_bytes(head, "big")))
         content = asked.read(int.from_bytes(asked.read(4), "big"))
         try:
-            mark, answer = b"+", plain_png(content, (height, width))
+            mark, answer = b"+", plain_png(content, how["transform"], how["fitted"])
         except MemoryError:
             mark, answer = b"-", b"it needs too much memory"
         except Exception as error:  # Pillow's readers raise many kinds
@@ -156,27 +158,16 @@ class _Content:
         return io.BytesIO(self._content)
 
 
-def plain_png(content: bytes, size: tuple[int, int]) -> bytes:
-    """The first frame as a PNG of 8 bits, upright, grey, in colours, or with its transparency.
-
-    A large picture is reduced by a whole factor to no less than twice what the model needs, transparency on white.
-    """
-    from ..data.augment import ImageTransform, reduced, upright
-    from ..data.decoding import open_header
-
-    with open_header(_Content(content)) as image:
-        mode = _mode(image)
-        if image.width * image.height <= LARGE:
-            picture: Any = upright(image, mode, "drop")
-        else:
-            picture = reduced(image, ImageTransform(size, 1 if mode == "L" else 3))
+def plain_png(content: bytes, transform: Mapping[str, Any], fitted: bool = False) -> bytes:
+    """The first frame at the model's size and in its channels; one that was fitted to it before stays as it is."""
+    how = ImageTransform(**{name: _tuple(one) for name, one in transform.items()})
+    picture = decoding.fitted(_Content(content), how, fitted)
     out = io.BytesIO()
     picture.info = {}  # nothing of the file but its pixels
     picture.save(out, "PNG", compress_level=1)
     return out.getvalue()
 
 
-def _mode(image: Any) -> str:
-    if "A" in image.getbands() or "transparency" in image.info:
-        return "RGBA"
-    return "L" if image.mode in ("1", "L") or image.mode.startswith("I") else "RGB"
+def _tuple(one: Any) -> Any:
+    """JSON has lists only."""
+    return tuple(one) if isinstance(one, list) else one

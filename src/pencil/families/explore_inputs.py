@@ -11,7 +11,7 @@ import numpy as np
 from ..config import UserError
 from ..data.builtin import Scenes
 from ..data.dates import Dates
-from ..data.decoding import decode, reason, to_arrays
+from ..data.decoding import FITTED, fitted, reason
 from ..data.digits import digits
 from ..runs import Loaded
 from .explore_profile import Given
@@ -51,9 +51,9 @@ def picture_of(loaded: Loaded, given: Given) -> np.ndarray:
         raise UserError(f"the picture has more than {LARGEST * 3 // 4_000_000} MB: choose a smaller one")
     transform = input_transform(loaded)
     try:
-        content = base64.b64decode(body, validate=True)
-        image = decode(_InMemory(content), transform)
-        return np.array(next(iter(to_arrays([image], transform.without_augmentation, None))))
+        content = _InMemory(base64.b64decode(body, validate=True))
+        picture = np.array(fitted(content, transform, address.startswith(FITTED)))
+        return picture[None] if picture.ndim == 2 else np.ascontiguousarray(picture.transpose(2, 0, 1))
     except binascii.Error:
         raise UserError("the picture cannot be read: its data address is not base64") from None
     except UserError as error:

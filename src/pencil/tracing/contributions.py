@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from html import escape
+from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,23 +46,33 @@ def held_model(trace: Any) -> HeldModel:
 class LeafPart(Part):
     """The part of a leaf: its `weights` are how much the output changes with each of its cells."""
 
-    def __init__(self, tree: "Tree", prefix: str, leaf: Leaf, index: Index, weights: Tensor, parent: "LeafPart | None"):
+    def __init__(
+        self, tree: "Tree", leaf: Leaf, index: Index, weights: Tensor, parent: "LeafPart | None", value: float,
+        size: float, most: int,
+    ):  # fmt: skip
         self.tree, self.leaf, self.index, self.weights, self.parent = tree, leaf, index, weights, parent
+        self.size = size
         given = dict(zip(tree.labels.groups(leaf), index, strict=True))
-        self.at = at = tuple(given.get(axis, slice(None)) for axis in range(leaf.value.ndim))
-        products = weights[at] * leaf.value.detach()[at]
+        self.at = tuple(given.get(axis, slice(None)) for axis in range(leaf.value.ndim))
         key = f"{leaf.name}:{','.join(map(str, index))}" if index else leaf.name
         labels = tree.labels
-        most = iter(_most(products))
-        where = tuple(one if isinstance(one, int) else next(most) for one in at)
         super().__init__(
-            f"{prefix}/{key}" if prefix else key,
+            f"{parent.id}/{key}" if parent else key,
             labels.label(leaf, index),
             labels.kind(leaf, index),
-            float(products.sum()),
-            self._pattern() or labels.cell(leaf, where),
+            value,
+            self._pattern() or labels.cell(leaf, self._where(most)),
         )
-        self.size = float(products.abs().sum())
+
+    def _where(self, most: int) -> Index:
+        """The index of the cell that adds most; `most` counts the cells along the axes that are summed."""
+        found: list[int] = []
+        for axis in reversed(range(len(self.at))):
+            one = self.at[axis]
+            if isinstance(one, slice):
+                most, one = divmod(most, self.leaf.value.shape[axis])
+            found.append(one)
+        return tuple(reversed(found))
 
     def _pattern(self) -> str | None:
         """Of a token that a head read: the weight of attention, at the query that matters most."""
@@ -113,13 +125,19 @@ class Tree:
         self, of: Tensor, weights: Tensor, value: float, label: str, parent: LeafPart | None = None
     ) -> list[Part]:
         """The parts of Σ of·weights, largest first. They sum to it, or an error says that they do not."""
-        prefix, found = "" if parent is None else parent.id, list[LeafPart]()
+        found: list[LeafPart] = []
         for leaf, grad in self.model.gradients(of, weights):
             axes = self.labels.groups(leaf)
-            others = tuple(axis for axis in range(grad.ndim) if axis not in axes)
-            there = (grad != 0).any(others) if others and axes else (grad != 0)
-            places = torch.nonzero(there).tolist() if axes else [[]]
-            found += [LeafPart(self, prefix, leaf, tuple(one), grad, parent) for one in places]
+            others = [axis for axis in range(grad.ndim) if axis not in axes]
+            rows = [grad.shape[axis] for axis in axes]
+            # a row for each part, its cells along it
+            weighed = grad.permute(*axes, *others).reshape(prod(rows), -1)
+            products = weighed * leaf.value.detach().permute(*axes, *others).reshape(prod(rows), -1)
+            values, sizes = products.sum(1).tolist(), products.abs()
+            most, sizes = sizes.argmax(1).tolist(), sizes.sum(1).tolist()
+            for row in (weighed != 0).any(1).nonzero()[:, 0].tolist():
+                index = tuple(int(one) for one in np.unravel_index(row, rows)) if rows else ()
+                found.append(LeafPart(self, leaf, index, grad, parent, values[row], sizes[row], most[row]))
         total, size = sum(one.value for one in found), sum(one.size for one in found)
         if not abs(total - value) <= EXACT * max(size, abs(value)):
             raise UserError(
@@ -243,8 +261,3 @@ def _other(trace: RecordedTrace, name: str, index: Index, against: str | int) ->
     found = trace.indices(node, (*index[:-1], last[0]))
     trace.view(trace.find(name))[found]  # refuses an index that is outside
     return (*index[:-1], found[-1] % node.shape[-1])
-
-
-def _most(products: Tensor) -> list[int]:
-    """The index of the largest product."""
-    return [int(one) for one in torch.unravel_index(products.abs().argmax(), products.shape)] if products.ndim else []
