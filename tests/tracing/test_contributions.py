@@ -470,6 +470,7 @@ def test_every_part_has_a_number_with_a_receipt(name):
     for cell, _ in cells(t, 1):
         for one in everything(t.contributions(cell).largest(8), 2):
             assert one.cell, one.label
+            assert one.kind == "rest" or not re.search(r'_|[₀-₉"]', one.label), one.label  # words, not symbols
             found.setdefault((one.kind, one.cell.split("[")[0]), one)
     assert len({kind for kind, _ in found}) > 3
     for one in found.values():
@@ -486,7 +487,7 @@ def test_contributions_of_other_models_with_probes(name, cell):
     head = next(one for one in found.parts if one.kind == "head")
     assert sums(head.parts) == pytest.approx(head.value, rel=1e-12)
     if name == "kv-cache":
-        assert {one.label for one in head.parts} == {'"the"', '"cat"', '"sat"', '"on"'}
+        assert {one.label for one in head.parts} == {"“the”", "“cat”", "“sat”", "“on”"}
 
 
 def test_contributions_on_the_command_line():

@@ -14,6 +14,19 @@ from .recording import Recording
 Index = tuple[int, ...]
 PARTS = {"attn": "", "cross": "cross-attention"}
 GRID = re.compile(r"(patch|place|frames?) \d")  # what patches are called, in an image and in groups of patches
+# parameters that are added, by their symbols; one that is missing here keeps its symbol
+WORDS = {
+    "b_O": "bias of the attention's output", "b_V": "bias of the values", "b₁": "bias of the MLP's first layer",
+    "b₂": "bias of the MLP's second layer", "b_up": "bias of the MLP's first layer", "b_gate": "bias of the MLP's gate",
+    "b_down": "bias of the MLP's second layer", "b_patch": "bias of the patch embedding", "b_class": "bias of the classes",
+    "b_dist": "bias of the distilled classes", "b_vocab": "bias of the vocabulary", "b_out": "bias of the output",
+    "b_map": "bias of the head's first layer", "b_proj": "bias of the projection", "b_pool": "bias of the pooling",
+    "b_ada": "bias of the modulation", "b_last": "bias of the last modulation", "b_t1": "bias of the timestep's first layer",
+    "b_t2": "bias of the timestep's second layer", "T_img": "type embedding (image)", "T_txt": "type embedding (text)",
+    "T_type": "type embedding", "z_cls": "class token", "z_reg": "register token", "c_∅": "embedding of no text",
+    "[IMG]": "embedding of [IMG]", "[/IMG]": "embedding of [/IMG]",
+}  # fmt: skip
+NORMS = {"attn_norm": "attention", "cross_norm": "cross-attention", "mlp_norm": "MLP", "head.norm": "head"}
 INNER = re.compile(r"(?:^|\.)blocks\.\d+(?=\.|$)")
 
 
@@ -77,7 +90,7 @@ class Labels:
         if leaf.kind == "position":
             return "position"
         symbol = self.recording.symbols.get(f"{leaf.name.split('#')[0]}.weight", "E")
-        return "embedding" if symbol.startswith("E") else symbol
+        return "embedding" if symbol.startswith("E") else WORDS.get(symbol, symbol)
 
     def place(self, name: str) -> str:
         """Where a value is: block 2, encoder block 1, block 2 · cross-attention."""
@@ -115,11 +128,11 @@ class Labels:
             symbol = "b_V"  # q and k act on the pattern, which is held
         elif rows > 1:
             row = int(np.ravel_multi_index(index, leaf.value.shape[:-1]))
-            symbol = parts[row] if len(parts) == rows else f"{symbol} {row + 1}"
-        owner = path.rpartition(".")[2]
-        symbol = f"{symbol} of {owner}" if hasattr(self.recording.model.get_submodule(path), "SYMBOL") else symbol
+            symbol = parts[row] if len(parts) == rows else f"{WORDS.get(symbol, symbol)} {row + 1}"
+        norm = hasattr(self.recording.model.get_submodule(path), "SYMBOL")
+        what = f"{symbol} of {_norm(path)}" if norm else WORDS.get(symbol, symbol)
         place = self.place(leaf.name)
-        return f"{place} · {symbol}" if place else symbol
+        return f"{place} · {what}" if place else what
 
     def _letter(self, leaf: Leaf, axis: int) -> str:
         name = leaf.shown or leaf.name
@@ -135,11 +148,22 @@ class Labels:
         return labels[index] + occurrence(labels, index) if labels else ""
 
     def _word(self, leaf: Leaf, axis: int, index: int) -> str:
-        """A token by its label: a patch as it is called, a word in quotes."""
+        """A token by its label: a patch as it is called, a word in quotation marks."""
         word = self._axis(leaf, axis, index)
         if not word:
             return f"patch {index + 1}" if leaf.kind == "patch" else f"token {index + 1}"
-        return word if GRID.match(word) else f'"{word}"'
+        return word if GRID.match(word) else f"“{word}”"
+
+
+def _norm(path: str) -> str:
+    """A norm by what it is of; the last one of the model, or of its encoder, by its place."""
+    before, _, last = path.rpartition(".")
+    owner = NORMS.get(last) or NORMS.get(f"{before.rpartition('.')[2]}.{last}")
+    if owner:
+        return f"the {owner}'s norm"
+    if last == "norm":
+        return f"the {before}'s final norm" if before else "the final norm"
+    return "the " + last.replace("_", " ")
 
 
 def _address(name: str, index: Sequence[int]) -> str:
