@@ -5,7 +5,7 @@ import pytest
 import torch
 from shapes import CHOSEN, check
 
-from pencil.explore.chosen import bars, drawing, sampling_of
+from pencil.explore.chosen import bars, drawing, largest, ranked, sampling_of
 from pencil.inference.sampling import Sampling, choose, probabilities
 
 RULES = [
@@ -91,3 +91,10 @@ def test_options_that_are_off():
     off = {"temperature": 0.5, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 3}
     assert sampling_of(off) == Sampling(0.5, seed=3)
     assert sampling_of({**off, "top_k": 4, "top_p": 0.5, "min_p": 0.1}) == Sampling(0.5, 4, 0.5, 0.1, seed=3)
+
+
+def test_the_largest_are_the_first_of_the_order_also_among_equal_ones():
+    rng = np.random.default_rng(3)
+    for logits in (rng.integers(7, size=(31, 53)), rng.normal(size=(31, 53)), np.full((1, 53), -np.inf), np.full((1, 5), np.nan)):
+        for row in logits.astype(float):
+            assert largest(row, 11).tolist() == ranked(row)[:11].tolist()

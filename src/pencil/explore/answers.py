@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +23,11 @@ from .denoising import drawn
 from .edited import Edit, Edited, Watched
 from .plain import address, number
 from .state import State
+from .threads import one_thread
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 LARGEST_VECTOR = 8192  # numbers of a vector that is sent
+SHORT = 64  # tokens of a prompt that a small model reads on one thread
 
 
 class Stopped(Exception):
@@ -39,6 +42,7 @@ class Job:
     profile: ExploreProfile
     state: State
     edits: Sequence[Edit] = ()
+    live: bool = False  # a small model, whose answer is wanted at once
     on_event: OnEvent = lambda name, content: None
     stopped: Callable[[], bool] = lambda: False
 
@@ -68,11 +72,11 @@ def answer(job: Job) -> Found:
     if job.profile.draws:
         about = drawn(job.loaded, model, prompt, job.state.options, job.on_event, job.step)
     elif job.profile.writes:
-        about, written = _written(job, model, prompt)
-    elif prompt.texts:
-        about = _vector(job, model, prompt)
+        with ExitStack() as threads:
+            about, written = _written(job, model, prompt, threads)
     else:
-        about = _read(job, model, prompt)
+        with one_thread(job.live):
+            about = _vector(job, model, prompt) if prompt.texts else _read(job, model, prompt)
     if isinstance(model, Edited):
         model.check()
     words, facts = job.profile.layout(job.loaded, prompt, written)
@@ -87,8 +91,11 @@ def answer(job: Job) -> Found:
     return Found(found, prompt, written)
 
 
-def _written(job: Job, model: Any, prompt: Prompt) -> tuple[dict[str, Any], list[int]]:
-    """A text, token by token, each with the way it was drawn."""
+def _written(job: Job, model: Any, prompt: Prompt, threads: ExitStack) -> tuple[dict[str, Any], list[int]]:
+    """A text, token by token, each with the way it was drawn.
+
+    A small model writes on one thread; a long prompt is read on all of them.
+    """
     tokenizer, how = job.loaded.tokenizer, sampling_of(job.state.options)
     watched, most = Watched(model), int(job.state.options["tokens"])
     generation = Generation(
@@ -101,8 +108,12 @@ def _written(job: Job, model: Any, prompt: Prompt) -> tuple[dict[str, Any], list
     text, tokens, written = Detokenizer(tokenizer, prompt.ids), [], []
     pieces = []
     job.step(0, most, "reading")
+    if len(prompt.ids) < SHORT:
+        threads.enter_context(one_thread(job.live))
     for i, (token,) in enumerate(generation):
         assert token is not None
+        if i == 0:
+            threads.enter_context(one_thread(job.live))
         uniform = None if how.temperature == 0 else _uniform(generation)
         one = _token(job.loaded, watched.logits[0], generation.allowed(watched.logits)[0], how, uniform, token,
                      (0, first + i), before)  # fmt: skip
@@ -136,10 +147,7 @@ def _token(
             return "·"
         return "end" if i in tokenizer.ends else token_label(tokenizer, i)
 
-    top = bars(logits, label, where)
-    mine = next((one for one in top if one["id"] == token), None)
-    if mine is None:
-        mine = next(one for one in bars(logits, label, where, None) if one["id"] == token)
+    *top, mine = bars(logits, label, where, also=[token])
     return {
         "text": label(token), "id": token, "position": before + where[1], "cell": address("logits", (*where, token)),
         "probability": mine["probability"], "top": top, "chosen": drawing(allowed, how, uniform, token, label),

@@ -1,6 +1,6 @@
 """How a token is drawn: from its logits through temperature, top-k, top-p and min-p to an interval of [0, 1)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,15 @@ def sampling_of(options: Mapping[str, float]) -> Sampling:
 
 def ranked(logits: np.ndarray) -> np.ndarray:
     """The ids, the largest logit first; of equal ones the lower id first."""
-    return np.lexsort((np.arange(len(logits)), -logits))
+    return np.argsort(-logits, kind="stable")
+
+
+def largest(logits: np.ndarray, count: int) -> np.ndarray:
+    """The first ids of `ranked`, without sorting all of a vocabulary at every token."""
+    if count >= len(logits):
+        return ranked(logits)
+    some = np.flatnonzero(logits >= np.partition(logits, -count)[-count])
+    return some[ranked(logits[some])[:count]] if len(some) >= count else ranked(logits)[:count]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -36,16 +44,18 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return shifted / shifted.sum()
 
 
-def bars(logits: Tensor, label: Label, where: tuple[int, ...], count: int | None = BARS) -> list[dict[str, Any]]:
-    """The likeliest tokens or classes of one row of logits; `where` is the row's index."""
+def bars(
+    logits: Tensor, label: Label, where: tuple[int, ...], count: int | None = BARS, also: Sequence[int] = ()
+) -> list[dict[str, Any]]:
+    """The likeliest tokens or classes of one row of logits, then `also` those; `where` is the row's index."""
     z = logits.detach().double().cpu().numpy()
-    p, order = softmax(z), ranked(z)
+    p, order = softmax(z), largest(z, len(z) if count is None else count)
     return [
         {
             "label": label(int(i)), "id": int(i), "logit": number(z[i]), "probability": number(p[i]),
             "cell": address("logits", (*where, i)),
         }
-        for i in order[:count]
+        for i in (*order, *also)
     ]  # fmt: skip
 
 
@@ -55,7 +65,7 @@ def drawing(logits: Tensor, how: Sampling, uniform: float | None, drawn: int, la
     Intervals follow one another in the order of ids, as sampling itself lays them out.
     """
     z = logits.detach().double().cpu().numpy()
-    order = ranked(z)
+    order = largest(z, ROWS) if how.top_k is None and how.top_p is None else ranked(z)
     if how.temperature == 0:
         scaled, likely, keep = z, softmax(z), np.arange(len(z)) == drawn
         cuts, final = np.full(len(z), "", object), keep.astype(float)
@@ -83,6 +93,8 @@ def drawing(logits: Tensor, how: Sampling, uniform: float | None, drawn: int, la
 def _cuts(z: np.ndarray, order: np.ndarray, how: Sampling) -> np.ndarray:
     """For each id the rule that leaves it out, or nothing."""
     cuts = np.full(len(z), "", object)
+    if how.top_k is None and how.top_p is None:
+        order = np.arange(len(z))  # min-p needs no order
     within = order[: how.top_k]
     cuts[order[len(within) :]] = "top-k"
     # as the sampling rules do, in the same precision: probabilities among the tokens that top-k leaves

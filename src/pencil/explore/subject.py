@@ -29,6 +29,7 @@ from .export import exported
 from .outline import outline
 from .plain import address
 from .state import State, read_state
+from .threads import one_thread
 
 LIVE = 10_000_000  # parameters up to which every change is answered at once
 KEPT, BYTES = 6, 2_000_000_000  # traces kept, and the bytes they may have together
@@ -50,6 +51,8 @@ class Subject:
         self.path = str(loaded.run.path)  # the folder to open it from again; empty: the example
         self.step = getattr(loaded.run, "weights_step", None) if step is None else step
         self.takes, self.controls = self.profile.takes(loaded), tuple(self.profile.controls(loaded))
+        self.parameters = sum(p.numel() for p in loaded.model.parameters())
+        self.live = self.parameters <= LIVE
         loaded.model.eval()
         self._states: OrderedDict[str, State] = OrderedDict()
         self._answers: OrderedDict[str, Found] = OrderedDict()
@@ -86,12 +89,11 @@ class Subject:
     def about(self) -> dict[str, Any]:
         """The model in a few numbers, what it reads, and inputs to begin with."""
         c = self.loaded.model.config
-        parameters = sum(p.numel() for p in self.loaded.model.parameters())
         examples = [{"name": name, "input": given} for name, given in self.profile.examples(self.loaded)]
         return {
             "id": self.id, "name": self.name, "path": self.path, "family": self.kind.name, "summary": self.kind.summary,
-            "parameters": parameters, "step": self.step, "depth": c.depth, "heads": c.heads,
-            "live": parameters <= LIVE, "input": self.takes, "output": self.profile.output(self.loaded),
+            "parameters": self.parameters, "step": self.step, "depth": c.depth, "heads": c.heads,
+            "live": self.live, "input": self.takes, "output": self.profile.output(self.loaded),
             "controls": [one.as_json() for one in self.controls], "example": examples[0]["input"],
             "examples": examples,
         }  # fmt: skip
@@ -129,8 +131,8 @@ class Subject:
         key = self.key(state)
         if key not in self._answers or on_event is not None:
             job = Job(
-                self.loaded, self.profile, state, self._located(state), on_event or (lambda name, content: None),
-                stopped or (lambda: False),
+                self.loaded, self.profile, state, self._located(state), self.live,
+                on_event or (lambda name, content: None), stopped or (lambda: False),
             )  # fmt: skip
             self._answers[key] = answer(job)
         self._answers.move_to_end(key)
@@ -157,9 +159,10 @@ class Subject:
             found = self._answer(state, on_event, stopped)
             if on_event is not None:
                 on_event("progress", {"done": 0, "total": 1, "text": "recording"})
-            base = self.profile.trace(self.loaded, found.prompt, found.written, state.options)
-            written = [f"{address_of(one)}={one.value!r}" for one in self._located(state)]
-            self._traces[key] = edited(base, written)
+            with one_thread(self.live):  # as the answer was computed
+                base = self.profile.trace(self.loaded, found.prompt, found.written, state.options)
+                written = [f"{address_of(one)}={one.value!r}" for one in self._located(state)]
+                self._traces[key] = edited(base, written)
             self._lights.pop(key, None)
         self._traces.move_to_end(key)
         self._shed()

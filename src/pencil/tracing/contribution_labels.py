@@ -17,14 +17,16 @@ GRID = re.compile(r"(patch|place|frames?) \d")  # what patches are called, in an
 # parameters that are added, by their symbols; one that is missing here keeps its symbol
 WORDS = {
     "b_O": "bias of the attention's output", "b_V": "bias of the values", "b₁": "bias of the MLP's first layer",
-    "b₂": "bias of the MLP's second layer", "b_up": "bias of the MLP's first layer", "b_gate": "bias of the MLP's gate",
-    "b_down": "bias of the MLP's second layer", "b_patch": "bias of the patch embedding", "b_class": "bias of the classes",
+    "b₂": "bias of the MLP's second layer", "b_up": "bias of the MLP's first layer",
+    "b_gate": "bias of the MLP's gate", "b_down": "bias of the MLP's second layer",
+    "b_patch": "bias of the patch embedding", "b_class": "bias of the classes",
     "b_dist": "bias of the distilled classes", "b_vocab": "bias of the vocabulary", "b_out": "bias of the output",
     "b_map": "bias of the head's first layer", "b_proj": "bias of the projection", "b_pool": "bias of the pooling",
-    "b_ada": "bias of the modulation", "b_last": "bias of the last modulation", "b_t1": "bias of the timestep's first layer",
-    "b_t2": "bias of the timestep's second layer", "T_img": "type embedding (image)", "T_txt": "type embedding (text)",
-    "T_type": "type embedding", "z_cls": "class token", "z_reg": "register token", "c_∅": "embedding of no text",
-    "[IMG]": "embedding of [IMG]", "[/IMG]": "embedding of [/IMG]",
+    "b_ada": "bias of the modulation", "b_last": "bias of the last modulation",
+    "b_t1": "bias of the timestep's first layer", "b_t2": "bias of the timestep's second layer",
+    "T_img": "type embedding (image)", "T_txt": "type embedding (text)", "T_type": "type embedding",
+    "z_cls": "class token", "z_reg": "register token", "c_∅": "embedding of no text", "[IMG]": "embedding of [IMG]",
+    "[/IMG]": "embedding of [/IMG]",
 }  # fmt: skip
 NORMS = {"attn_norm": "attention", "cross_norm": "cross-attention", "mlp_norm": "MLP", "head.norm": "head"}
 INNER = re.compile(r"(?:^|\.)blocks\.\d+(?=\.|$)")
