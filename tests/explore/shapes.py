@@ -14,7 +14,7 @@ MODEL = {
     "heads": int, "live": bool,
     "input": {"text?": {"label": str, "longest": int, "optional": bool}, "source?": {"label": str, "longest": int},
               "picture?": {"height": int, "width": int, "channels": int, "frames?": int}, "label?": {"classes": [str]}},
-    "output": {"tokens", "classes", "picture", "vector"}, "controls": [CONTROL], "example": INPUT,
+    "output": {"tokens", "classes", "picture", "vector"}, "unmeasured": str, "controls": [CONTROL], "example": INPUT,
     "examples": [{"name": str, "input": INPUT}],
 }  # fmt: skip
 BAR = {"label": str, "id": int, "logit": NUMBER, "probability": NUMBER, "cell": CELL}
@@ -56,7 +56,7 @@ RECEIPT = {
     "terms": [{"cell": CELL, "label": str, "value": NUMBER}], "leading": [int], "reworked": (NUMBER, None),
     "recorded": NUMBER, "allowed": NUMBER, "agrees": bool, "masked": bool,
 }  # fmt: skip
-HEAD = {"head": int, "names": [str], "score": (float, None), "baseline": (float, None), "thumbnail": str}
+HEAD = {"head": int, "names": [str], "scored": str, "score": (float, None), "baseline": (float, None), "thumbnail": str}
 ATTENTION = {"groups": [{"name": {"", "encoder", "decoder", "cross", "text"},
                          "layers": [{"name": str, "layer": int, "heads": [HEAD], "thumb": [int]}],
                          "queries": [str], "keys": [str]}]}  # fmt: skip

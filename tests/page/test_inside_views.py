@@ -12,7 +12,7 @@ import pytest
 from conftest import unchecked
 from explore.served import serving
 from explore.small_runs import write_run
-from page.mock import axe, mocked
+from page.mock import Events, axe, mocked
 from pencil.explore.subject import Subject
 from pencil.learn.katas import kata, progress
 
@@ -121,7 +121,7 @@ def heads_seen():
     """Two heads: in the second all weights are half of the first's."""
     thumbs = ([255, 0, 128, 127], [128, 0, 64, 64], [0, 0, 0, 0])
     heads = [
-        {"head": i, "names": [], "score": score, "baseline": 0.25, "thumbnail": coloured(thumb)}
+        {"head": i, "names": [], "scored": "previous token", "score": score, "baseline": 0.25, "thumbnail": coloured(thumb)}
         for i, (thumb, score) in enumerate(zip(thumbs, (0.3, 0.9, 0.6), strict=True))
     ]
     layers = [{"name": "blocks.0.attn.pattern", "layer": 0, "heads": heads, "thumb": [2, 2]}]
@@ -401,7 +401,7 @@ def test_a_view_is_downloaded_and_the_link_leads_back(browser):
 
     def export(request):
         sent.append(json.loads(request.post_data))
-        return {"pretended": "file"}
+        return Events(("progress", {"done": 1, "total": 3, "text": "attention"}), ("file", {"html": "<!doctype html>"}))
 
     where = "#view=share&of=heads&text=abc"
     with mocked(browser, replies(**{"POST export": export}), where) as page:

@@ -77,8 +77,8 @@ def attention(patterns: Patterns, scores: dict[tuple[str, int, int], dict[str, A
                 known = (scores or {}).get((group, layer_of(name), head), {})
                 heads.append(
                     {
-                        "head": head, "names": list(known.get("names", ())), "score": known.get("score"),
-                        "baseline": known.get("baseline"),
+                        "head": head, "names": list(known.get("names", ())), "scored": known.get("scored", ""),
+                        "score": known.get("score"), "baseline": known.get("baseline"),
                         "thumbnail": packed(np.rint(255 * np.clip(np.nan_to_num(one), 0, 1)), "u1"),
                     }
                 )  # fmt: skip

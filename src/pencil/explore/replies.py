@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..config import UserError
+from ..tracing.recorded import LISTED
 from . import asked
 from .events import EventStream, finished, job_with_queue, to_json, unless_closed
 from .jobs import Cancelled, Job, Jobs
@@ -51,7 +52,8 @@ class Replies:
     def _problem(self, error: Exception) -> tuple[int, dict[str, Any]]:
         """The status and the sentence of a failure; one that is ours to mend is shown in the terminal, if asked for."""
         if isinstance(error, UserError):
-            return getattr(error, "status", 400), {"error": str(error)}
+            sentence = str(error).replace(LISTED, "press / to search the names")  # in a page, not in a terminal
+            return getattr(error, "status", 400), {"error": sentence}
         if isinstance(error, Cancelled):
             return 499, {"error": "the request was cancelled"}
         if isinstance(error, MemoryError):

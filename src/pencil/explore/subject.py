@@ -94,6 +94,7 @@ class Subject:
             "id": self.id, "name": self.name, "path": self.path, "family": self.kind.name, "summary": self.kind.summary,
             "parameters": self.parameters, "step": self.step, "depth": c.depth, "heads": c.heads,
             "live": self.live, "input": self.takes, "output": self.profile.output(self.loaded),
+            "unmeasured": self.kind.heads.partition(";")[0] if isinstance(self.kind.heads, str) else "",
             "controls": [one.as_json() for one in self.controls], "example": examples[0]["input"],
             "examples": examples,
         }  # fmt: skip

@@ -11,7 +11,7 @@ from .address import Label, parse
 from .file import refs
 from .graph import Array, Graph, Node, Plan, places
 from .ranges import used
-from .recorded import RecordedTrace, letter_of
+from .recorded import LISTED, RecordedTrace, letter_of
 
 AT_ONCE = 1 << 20  # places that are looked at together
 
@@ -96,7 +96,7 @@ def _near(name: str, names: Sequence[str]) -> str:
     split = [one.split(".") for one in names]
     known = {".".join((*one[:end], "*")) for one in split for end in range(1, len(one))}
     found = nearest(name, known | set(names))
-    return found if found.startswith("did you mean") else "see the names with: pencil show"
+    return found if found.startswith("did you mean") else LISTED
 
 
 def needed(graph: Graph, cells: Mapping[int, Array], known: Callable[[int], bool], most: int) -> dict[int, Array]:

@@ -10,6 +10,7 @@ from ..config import UserError, nearest
 from .address import Label, located, occurrence, parse
 from .graph import Array, Graph, Node
 
+LISTED = "see the names with: pencil show"
 COUNTING = "An index counts from 0; a name such as head 1 or patch 1 counts from 1."
 
 
@@ -138,9 +139,9 @@ def _index(one: Any) -> str:
 
 def _near(name: str, known: set[str]) -> str:
     if set("*?") & set(name):
-        return "a name is written whole, without * or ?; see the names with: pencil show"
+        return f"a name is written whole, without * or ?; {LISTED}"
     found = nearest(name, known)
-    return found if found.startswith("did you mean") else "see the names with: pencil show"
+    return found if found.startswith("did you mean") else LISTED
 
 
 class RecordedView:

@@ -49,7 +49,36 @@ export function read(hash: string): Address {
   return given ? { ...address, input } : address;
 }
 
-export function written(address: Address): string {
+/** A link of more letters does not open everywhere. */
+export const LONGEST = 300_000;
+/** A picture of more letters stands in the address as the model sees it, once that is known. */
+export const LARGE = 20_000;
+
+/** An address as text; `small` has smaller texts for the same pictures, and what is still too long is left out. */
+export function written(address: Address, small: Map<string, string> | null = null): string {
+  return put(address, small).text;
+}
+
+/** The names of what an address leaves out, since it is too long. */
+export const leftOut = (address: Address, small: Map<string, string>): string[] => put(address, small).lacking;
+
+function put(address: Address, small: Map<string, string> | null): { text: string; lacking: string[] } {
+  const lacking: string[] = [];
+  const texts = entries(address).map(([name, value]) => [name, shortened(value, small)] as const).filter(([name, value]) => {
+    if (small === null || value.length <= LONGEST) return true;
+    lacking.push(name);
+    return false;
+  });
+  return { text: `#${texts.map(([name, value]) => `${encoded(name)}=${encoded(value)}`).join("&")}`, lacking };
+}
+
+function shortened(value: string, small: Map<string, string> | null): string {
+  if (small === null || value.length <= LARGE) return value;
+  for (const [large, other] of small) value = value.replaceAll(large, other);
+  return value;
+}
+
+function entries(address: Address): [string, string][] {
   const { input } = address, parts: [string, string][] = [];
   const put = (name: string, value: string) => value && parts.push([name, value]);
   put("model", address.model);
@@ -61,5 +90,5 @@ export function written(address: Address): string {
   for (const edit of address.edits) parts.push(["edit", edit]);
   for (const [name, value] of Object.entries(address.more)) put(name, value);
   put("cell", address.cell);
-  return `#${parts.map(([name, value]) => `${encoded(name)}=${encoded(value)}`).join("&")}`;
+  return parts;
 }

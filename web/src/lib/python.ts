@@ -6,7 +6,14 @@ import type { Input, Model } from "./types";
 export const quoted = (text: string) => JSON.stringify(text);
 
 const PICTURE = "page-picture.png";
+export const OTHER_PICTURE = "other-picture.png";
 const SHORT = 8000; // letters of a picture that is written into the lines themselves
+
+/** The line that makes the file of a picture. */
+export function pictureLine(picture: string, file = PICTURE): string {
+  if (picture.length >= SHORT) return `# ${file}: the picture that was given to the page, under this name`;
+  return `Path(${quoted(file)}).write_bytes(b64decode(${quoted(picture.split(",")[1] ?? "")}))`;
+}
 
 /** The model on screen: a run by its folder, one at a checkpoint, or the example that comes with Pencil. */
 export function opened({ name, path, step }: Model): string {
@@ -16,10 +23,10 @@ export function opened({ name, path, step }: Model): string {
 }
 
 /** The call that records an input, as `pencil.trace` takes it; `written` is what the model wrote after it. */
-export function traced(model: Model, input: Input, written = ""): string {
+export function traced(model: Model, input: Input, written = "", file = PICTURE): string {
   const given = [opened(model)], text = written ? (input.text ?? "") + written : input.text;
   const put = (word: string, value: string | number | undefined) => value !== undefined && value !== "" && given.push(`${word}=${typeof value === "number" ? value : quoted(value)}`);
-  if (input.picture) given.push(quoted(PICTURE));
+  if (input.picture) given.push(quoted(file));
   else if (model.input.source) given.push(quoted(input.source ?? ""));
   if (model.output === "picture") {
     put("label", input.label);
@@ -36,10 +43,7 @@ export function python(session: Session, more: string[] = [], prompt = false): s
   const lines = source.kind === "file" ? [] : ["import pencil", ""];
   if (source.kind === "file") lines.push("from pencil.tracing.file import load", "", "t = load(\"trace.safetensors\")  # the file of pencil trace --out");
   else {
-    if (input.picture && input.picture.length < SHORT) {
-      lines.unshift("from base64 import b64decode", "from pathlib import Path", "");
-      lines.push(`Path(${quoted(PICTURE)}).write_bytes(b64decode(${quoted(input.picture.split(",")[1] ?? "")}))`);
-    } else if (input.picture) lines.push(`# ${PICTURE}: save the picture of the page under this name`);
+    if (input.picture) lines.push(pictureLine(input.picture));
     const writes = model.controls.some((one) => one.name === "temperature");
     lines.push(`t = ${traced(model, input, writes && !prompt && !stale ? answer?.text : "")}`);
   }
@@ -49,6 +53,7 @@ export function python(session: Session, more: string[] = [], prompt = false): s
   }
   if (more.length) lines.push(...more);
   else if (cell) lines.push(`print(t[${quoted(cell)}])`);
+  if (lines.some((line) => line.includes("b64decode"))) lines.unshift("from base64 import b64decode", "from pathlib import Path", "");
   if (lines.some((line) => line.includes("Subject."))) lines.splice(lines.indexOf("import pencil") + 1, 0, "from pencil.explore.subject import Subject");
   return `${lines.join("\n")}\n`;
 }

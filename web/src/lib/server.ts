@@ -98,8 +98,9 @@ export class ServerSource implements Source {
     return this.post(`katas/${encodeURIComponent(name)}/working`, { seed });
   }
 
-  async exported(state: State, view: string): Promise<Blob> {
-    return (await this.sent("export", { state, view })).blob();
+  async exported(state: State, view: string, watch: Watch = {}): Promise<Blob> {
+    const { html } = await this.stream<{ html: string }>("export", { state, view }, "file", watch);
+    return new Blob([html], { type: "text/html" });
   }
 
   private async get<T>(path: string, query: Record<string, string | number | null | undefined> = {}): Promise<T> {

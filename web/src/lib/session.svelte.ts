@@ -1,6 +1,6 @@
 // What the page shows now, and how it changes. The address is the only state; everything else follows from it.
 
-import { EMPTY, INPUTS, read, written, type Address } from "./address";
+import { EMPTY, INPUTS, LARGE, leftOut, read, written, type Address } from "./address";
 import { axesOf, cellName, cellParts, MEANS, whereabouts, type Axis } from "./cells";
 import { Problem, type Progress, type Source, type Watch } from "./source";
 import type { Answer, Frame, Input, Model, Outline, OutToken, Receipt, Slice, State, Tensor } from "./types";
@@ -60,6 +60,7 @@ export class Session {
   private cancelled = "";
   private noticed = 0;
   private depth = 0; // how many places of the history are before this one
+  private readonly small = new Map<string, string>(); // large pictures, and each as the model sees it
   private readonly slices = new Map<string, Promise<Slice>>();
 
   // ---- the address
@@ -118,24 +119,39 @@ export class Session {
     if (this.depth > 0) history.back(); // the page before this one is not ours
   }
 
-  /** A link that shows the same in another window. */
-  link(): string {
-    return location.href.split("#")[0] + written(this.address);
+  /** A link that shows the same in another window, and what of it had no room there. */
+  link(change: Partial<Address> = {}): { text: string; lacking: string[]; fitted: boolean } {
+    const address = { ...this.address, ...change }, text = written(address, this.small);
+    return { text: location.href.split("#")[0] + text, lacking: leftOut(address, this.small), fitted: text.includes("image/png;fitted") };
+  }
+
+  /** A large picture stands in the address as the model sees it, which the answer has: it gives the same answer. */
+  keepSmall(given: Input, seen: Input): void {
+    if (!given.picture || given.picture.length <= LARGE || !seen.picture || this.small.has(given.picture)) return;
+    this.small.set(given.picture, seen.picture);
+    if (this.small.size > PICTURES) this.small.delete(this.small.keys().next().value!);
+    this.remember("replaceState");
   }
 
   private remember(method: "pushState" | "replaceState"): void {
     if (method === "pushState") this.depth++;
-    const kept = { address: $state.snapshot(this.address), trail: $state.snapshot(this.trail), depth: this.depth };
-    try {
-      history[method](kept, "", written(this.address));
-    } catch {
-      history[method](kept, ""); // a page inside a notebook has no address of its own
+    const hash = written(this.address, this.small);
+    const kept = { address: $state.snapshot(this.address), hash, trail: $state.snapshot(this.trail), depth: this.depth };
+    // a page inside a notebook has no address of its own; a picture may be too large for the history
+    for (const [state, url] of [[kept, hash], [kept, undefined], [null, hash]] as const) {
+      try {
+        return history[method](state, "", url);
+      } catch {
+        continue;
+      }
     }
   }
 
-  private recall(kept: { address?: Address; trail?: string[]; depth?: number } | null): void {
+  private recall(kept: { address?: Address; hash?: string; trail?: string[]; depth?: number } | null): void {
     this.depth = kept?.depth ?? 0;
-    const hash = location.hash.slice(1), address = hash || !kept?.address ? read(hash) : kept.address;
+    const { hash } = location;
+    // the history has the whole picture, and the address a small one
+    const address = kept?.address && (!hash || hash === kept.hash) ? kept.address : read(hash);
     this.address = address;
     this.trail = kept?.trail?.at(-1) === address.cell ? kept!.trail! : address.cell ? [address.cell] : [];
   }
@@ -164,6 +180,7 @@ export class Session {
       if (stop.signal.aborted) return;
       this.answer = answer;
       this.answerKey = key;
+      this.keepSmall(state.input, answer.state.input);
     } catch (error) {
       if (!stop.signal.aborted) this.answerProblem = problem(error);
     } finally {
@@ -307,6 +324,7 @@ function completed(given: Input | null, { example, input: takes }: Model): Input
 }
 
 const SLICES = 24; // matrices kept
+const PICTURES = 8; // large pictures known in a small form
 
 const aborted = (error: unknown) => error instanceof DOMException && error.name === "AbortError";
 

@@ -63,7 +63,7 @@ export interface Source {
   kataAnswer(name: string, seed: number | null, answers: string[]): Promise<unknown>;
   kataWorking(name: string, seed: number | null): Promise<unknown>;
   /** The current view as one HTML file. */
-  exported(state: State, view: string): Promise<Blob>;
+  exported(state: State, view: string, watch?: Watch): Promise<Blob>;
 }
 
 export const WORDS: Record<Feature, string> = {

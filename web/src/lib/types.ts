@@ -38,6 +38,7 @@ export type Model = {
     label?: { classes: string[] };
   };
   output: "tokens" | "classes" | "picture" | "vector";
+  unmeasured?: string; // why no score says what a head does; empty where scores can be measured
   controls: Control[];
   example: Input;
   examples: { name: string; input: Input }[];
@@ -167,7 +168,8 @@ export type Receipt = {
   sums?: { title: string; rows: () => { formula: string; value: string }[] }[];
 };
 
-export type HeadSeen = { head: number; names: string[]; score: number | null; baseline: number | null; thumbnail: string };
+/** `names` are those it has earned; `scored` is what its highest score above chance measures. */
+export type HeadSeen = { head: number; names: string[]; scored?: string; score: number | null; baseline: number | null; thumbnail: string };
 
 export type AttentionLayer = { name: string; layer: number; heads: HeadSeen[]; thumb: [number, number] };
 

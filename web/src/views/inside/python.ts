@@ -1,7 +1,7 @@
 // The lines of Python that give what a view shows, after those that record the state.
 
-import { quoted, traced } from "../../lib/python";
-import type { Model, State } from "../../lib/types";
+import { OTHER_PICTURE, pictureLine, quoted, traced } from "../../lib/python";
+import type { Input, Model, State } from "../../lib/types";
 
 /** One head's pattern, or that of a whole layer. */
 export function wallLines(pattern: string, head: number | null): string[] {
@@ -13,13 +13,15 @@ export function whyLines(cell: string, against: string | null): string[] {
   return [`why = t.contributions(${quoted(cell)}${against === null ? "" : `, against=${/^\d+$/.test(against) ? against : quoted(against)}`})`, "print(why)", "print(why.parts[0].parts)  # what the largest part is made of"];
 }
 
-/** The state on screen is `t`, with its edits; `other` is what it is compared with. */
-export function versusLines(model: Model, other: State): string[] {
+/** The state on screen is `t`, with its edits, of the input `mine`; `other` is what it is compared with. */
+export function versusLines(model: Model, other: State, mine: Input): string[] {
+  const own = other.input.picture !== undefined && other.input.picture !== mine.picture;
+  const pictured = own ? [pictureLine(other.input.picture!, OTHER_PICTURE)] : [];
   const edits = other.edits.map((edit) => {
     const cut = edit.lastIndexOf("=");
     return `other = other.edit(${quoted(edit.slice(0, cut))}, ${edit.slice(cut + 1)})`;
   });
-  return [`other = ${traced(model, other.input)}`, ...edits, "", "from pencil.tracing.show import differences", "", "for found in differences(other, t):", "    print(found)"];
+  return [...pictured, `other = ${traced(model, other.input, "", own ? OTHER_PICTURE : undefined)}`, ...edits, "", "from pencil.tracing.show import differences", "", "for found in differences(other, t):", "    print(found)"];
 }
 
 export function tourLines(number: string, run: string): string[] {
