@@ -68,7 +68,8 @@ PART = {"id": str, "label": str, "kind": {"block", "head", "mlp", "token", "patc
 CONTRIBUTIONS = {"cell": CELL, "against": (str, None), "value": NUMBER, "total": NUMBER, "allowed": NUMBER, "held": [str],
                  "parts": [PART]}  # fmt: skip
 DIFFERENCE = {
-    "tensors": [{"name": str, "shape": [int], "most": NUMBER, "relative": NUMBER, "cell": CELL}], "first": (str, None),
+    "tensors": [{"name": str, "shape": [int], "most": NUMBER, "relative": NUMBER, "cell": CELL, "counted": bool}],
+    "first": (str, None),
     "only_a": [str], "only_b": [str], "notes": [str],
 }  # fmt: skip
 CHANGED = {**DIFFERENCE, "before": ANSWER, "after": ANSWER}

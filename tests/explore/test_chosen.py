@@ -95,6 +95,11 @@ def test_options_that_are_off():
 
 def test_the_largest_are_the_first_of_the_order_also_among_equal_ones():
     rng = np.random.default_rng(3)
-    for logits in (rng.integers(7, size=(31, 53)), rng.normal(size=(31, 53)), np.full((1, 53), -np.inf), np.full((1, 5), np.nan)):
+    for logits in (
+        rng.integers(7, size=(31, 53)),
+        rng.normal(size=(31, 53)),
+        np.full((1, 53), -np.inf),
+        np.full((1, 5), np.nan),
+    ):
         for row in logits.astype(float):
             assert largest(row, 11).tolist() == ranked(row)[:11].tolist()

@@ -155,7 +155,10 @@ def light(words: list[str], keys: list[str], how: str, layer: int | None, head: 
 
 def patterns() -> dict[str, Any]:
     def layer(i: int) -> dict[str, Any]:
-        heads = [{"head": h, "names": [], "scored": "", "score": None, "baseline": None, "thumbnail": ""} for h in range(HEADS)]
+        heads = [
+            {"head": h, "names": [], "scored": "", "score": None, "baseline": None, "thumbnail": ""}
+            for h in range(HEADS)
+        ]
         return {"name": f"blocks.{i}.attn.pattern", "layer": i, "heads": heads, "thumb": [0, 0]}
 
     return {"groups": [{"name": "", "layers": [layer(i) for i in range(DEPTH)], "queries": [], "keys": []}]}

@@ -3,11 +3,13 @@
 import base64
 import json
 import os
+import re
 from contextlib import contextmanager
 from urllib.parse import quote, unquote
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from conftest import unchecked
 from explore.served import serving
@@ -121,7 +123,14 @@ def heads_seen():
     """Two heads: in the second all weights are half of the first's."""
     thumbs = ([255, 0, 128, 127], [128, 0, 64, 64], [0, 0, 0, 0])
     heads = [
-        {"head": i, "names": [], "scored": "previous token", "score": score, "baseline": 0.25, "thumbnail": coloured(thumb)}
+        {
+            "head": i,
+            "names": [],
+            "scored": "previous token",
+            "score": score,
+            "baseline": 0.25,
+            "thumbnail": coloured(thumb),
+        }
         for i, (thumb, score) in enumerate(zip(thumbs, (0.3, 0.9, 0.6), strict=True))
     ]
     layers = [{"name": "blocks.0.attn.pattern", "layer": 0, "heads": heads, "thumb": [2, 2]}]
@@ -158,6 +167,10 @@ def test_all_heads_have_one_scale_and_are_sorted_by_what_they_do_above_chance(br
         page.select_option(".controls select", "score")
         order = page.locator(".thumb").evaluate_all("all => all.map(one => one.dataset.head.at(-1))")
         assert order == ["1", "2", "0"]
+        assert page.locator(".thumb .caption").first.inner_text().split("\n")[1:] == [
+            "previous token 90 %",
+            "chance 25 %",
+        ]
 
 
 # ---- why
@@ -246,6 +259,12 @@ def test_a_head_is_switched_off_and_on_and_the_address_reproduces_it(browser, te
         assert page.locator(".edit code").all_inner_texts() == [edit]
         page.wait_for_selector("text=/First:/")
         assert page.inner_text(".first .link") == "blocks.0.attn.z"  # nothing before the edit differs
+        # cell by cell, on the tokens that both answers have in common
+        page.wait_for_selector("section[aria-label='The difference of one tensor'] td")
+        same = next(
+            i for i, (x, y) in enumerate(zip(before["tokens"], after["tokens"], strict=False)) if x["id"] != y["id"]
+        )
+        assert f"up to where token {same + 1} is chosen" in page.inner_text(".knobs")
         link = page.url
         page.click("text=Undo")
         assert page.locator(".edit").count() == 0
@@ -414,6 +433,39 @@ def test_a_view_is_downloaded_and_the_link_leads_back(browser):
         assert page.inner_text("section[aria-label='A link'] pre").endswith("#view=heads&text=abc")
         page.select_option(".share select", "katas")
         assert "opens on the answer instead" in page.inner_text(".share")
+
+
+def test_a_large_picture_stands_in_the_link_as_the_model_sees_it(browser, pictures, tmp_path):
+    path = tmp_path / "photo.png"
+    Image.fromarray(np.random.default_rng(0).integers(256, size=(211, 199, 3), dtype=np.uint8)).save(path)
+    with opened(browser, pictures, "#o.tokens=3") as page:
+        page.set_input_files("input[type=file]", path)
+        page.wait_for_url(re.compile("fitted"))
+        assert len(page.url) < 20_000 < path.stat().st_size
+        text, link = page.inner_text(".tokens"), page.url
+        page.reload()
+        with page.expect_request("**/api/answer") as sent:
+            page.get_by_label("tokens to write").press("ArrowRight")
+        assert len(sent.value.post_data) > path.stat().st_size  # the page itself still has the whole picture
+        page.get_by_role("link", name="Share").click()
+        assert "as the model sees it" in page.inner_text("section[aria-label='A link']")
+    with opened(browser, pictures, "#" + link.partition("#")[2]) as page:
+        page.wait_for_selector(".tokens")
+        assert page.inner_text(".tokens") == text
+
+
+def test_two_pictures_make_two_files_in_the_python(browser, pictures):
+    model = subject(pictures).about()
+    one, other = (input["input"]["picture"] for input in model["examples"][:2])
+    rest = quote(json.dumps({"picture": other}))
+    with opened(browser, pictures, f"#view=compare&picture={quote(one)}&b.input={rest}&o.tokens=1") as page:
+        page.wait_for_selector(".first")
+        page.click("text=Copy the Python")
+        code = page.inner_text("pre")
+    assert one.partition(",")[2] in code
+    assert other.partition(",")[2] in code
+    assert code.index("other-picture.png") < code.index("other = ")
+    compile(code, "page", "exec")
 
 
 VIEWS = {

@@ -12,24 +12,28 @@ LISTED = 12  # tensors of different shapes that a note names
 
 
 def compare(a: LiveTrace, b: LiveTrace) -> dict[str, Any]:
-    """The tensors both have that differ: by how much at most, by how much of the largest value, and where."""
+    """The tensors both have that differ: by how much at most, by how much of the largest value, and where.
+
+    Of those that are `counted` (ids, masks): how many of them differ, and the share of these.
+    """
     found, notes, shapes = [], [], []
     for one in differences(a, b):
         if one.shapes:
             shapes.append((one.name, *("×".join(map(str, shape)) or "1" for shape in one.shapes)))
             continue
-        mine = np.asarray(a.array(one.name))
-        if mine.dtype.kind in "iub":  # by how much an id differs says nothing
-            count = int(np.sum(mine != np.asarray(b.array(one.name))))
-            notes.append(f"{one.name}: {count:,} of {mine.size:,} {'differs' if count == 1 else 'differ'}.")
-            continue
-        values = np.abs(mine)
-        largest = float(np.max(values[np.isfinite(values)], initial=0.0))
-        relative = one.most / largest if largest else np.inf
+        values = np.asarray(a.array(one.name))
+        counted = values.dtype.kind in "iub"  # of ids and masks: by how much they differ says nothing
+        if counted:
+            most = int(np.sum(values != np.asarray(b.array(one.name))))
+            relative = most / values.size
+        else:
+            most, sizes = one.most, np.abs(values)
+            largest = float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
+            relative = one.most / largest if largest else np.inf
         found.append(
             {
-                "name": one.name, "shape": list(values.shape), "most": number(one.most), "relative": number(relative),
-                "cell": address(one.name, one.index),
+                "name": one.name, "shape": list(values.shape), "most": number(most), "relative": number(relative),
+                "cell": address(one.name, one.index), "counted": counted,
             }
         )  # fmt: skip
     if shapes:

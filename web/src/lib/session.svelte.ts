@@ -60,7 +60,7 @@ export class Session {
   private cancelled = "";
   private noticed = 0;
   private depth = 0; // how many places of the history are before this one
-  private readonly small = new Map<string, string>(); // large pictures, and each as the model sees it
+  private small = $state.raw<Map<string, string>>(new Map()); // large pictures, and each as the model sees it
   private readonly slices = new Map<string, Promise<Slice>>();
 
   // ---- the address
@@ -128,8 +128,7 @@ export class Session {
   /** A large picture stands in the address as the model sees it, which the answer has: it gives the same answer. */
   keepSmall(given: Input, seen: Input): void {
     if (!given.picture || given.picture.length <= LARGE || !seen.picture || this.small.has(given.picture)) return;
-    this.small.set(given.picture, seen.picture);
-    if (this.small.size > PICTURES) this.small.delete(this.small.keys().next().value!);
+    this.small = new Map([...this.small, [given.picture, seen.picture] as const].slice(-PICTURES));
     this.remember("replaceState");
   }
 
@@ -180,7 +179,7 @@ export class Session {
       if (stop.signal.aborted) return;
       this.answer = answer;
       this.answerKey = key;
-      this.keepSmall(state.input, answer.state.input);
+      this.keepSmall(state.input, answer.state.input ?? {});
     } catch (error) {
       if (!stop.signal.aborted) this.answerProblem = problem(error);
     } finally {

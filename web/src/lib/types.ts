@@ -215,7 +215,8 @@ export type Contributions = {
 };
 
 export type Difference = {
-  tensors: { name: string; shape: number[]; most: number; relative: number; cell: string }[];
+  /** `counted`: of ids and masks `most` is how many differ, and `relative` their share. */
+  tensors: { name: string; shape: number[]; most: number; relative: number; cell: string; counted?: boolean }[];
   first: string | null;
   only_a: string[];
   only_b: string[];
