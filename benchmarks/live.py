@@ -30,7 +30,15 @@ WARM = 3  # answers before any is measured
 
 def trained(family: str, preset: str, folder: Path, steps: int) -> str:
     """A run of a preset; families of text get a text of a few thousand words."""
-    words = ["--preset", preset, f"--train.steps={steps}", "--train.warmup=0", "--out", str(folder / "run")]
+    words = [
+        "--preset",
+        preset,
+        f"--train.steps={steps}",
+        "--train.warmup=0",
+        "--train.batch=2",
+        "--out",
+        str(folder / "run"),
+    ]
     if family in ("gpt", "reader"):
         rng = random.Random(0)
         (folder / "notes.txt").write_text("\n".join(" ".join(rng.choices(WORDS, k=9)) for _ in range(900)))

@@ -168,8 +168,8 @@ def test_all_heads_have_one_scale_and_are_sorted_by_what_they_do_above_chance(br
         order = page.locator(".thumb").evaluate_all("all => all.map(one => one.dataset.head.at(-1))")
         assert order == ["1", "2", "0"]
         assert page.locator(".thumb .caption").first.inner_text().split("\n")[1:] == [
-            "previous token 90 %",
-            "chance 25 %",
+            "previous token 90\xa0%",
+            "chance 25\xa0%",
         ]
 
 
