@@ -454,6 +454,7 @@ def test_a_large_picture_stands_in_the_link_as_the_model_sees_it(browser, pictur
         assert page.inner_text(".tokens") == text
 
 
+@pytest.mark.long
 def test_two_pictures_make_two_files_in_the_python(browser, pictures):
     model = subject(pictures).about()
     one, other = (input["input"]["picture"] for input in model["examples"][:2])

@@ -196,7 +196,7 @@ DARK = {"color_scheme": "dark", "viewport": {"width": 390, "height": 800}}
         pytest.param("", DARK, marks=pytest.mark.long),
         pytest.param("#view=map", {}, marks=pytest.mark.long),
         ("#view=map", DARK),
-        ("#view=map&at=attn&cell=attn.scores[0,0,1,2]", {"color_scheme": "dark"}),
+        pytest.param("#view=map&at=attn&cell=attn.scores[0,0,1,2]", {"color_scheme": "dark"}, marks=pytest.mark.long),
     ],
 )
 def test_axe_finds_nothing_wrong_with_a_file(where, how, visit):

@@ -69,6 +69,7 @@ VARIANTS = {
     "dit windowed": ("dit", DIT | dict(attention="windowed", window=2, image_size=(8, 12), adaln="plain")),
     "dit variance": ("dit", DIT | dict(learned_variance=True, noise_schedule="linear", positions="none")),
 }  # fmt: skip
+QUICK = "gpt geglu", "reader tanh", "seq2seq t5", "dit text"  # beside one of each family; the others are long
 FAMILIES = "gpt llama", "vit class", "captioner prefix", "reader post", "seq2seq post", "dit"
 
 
@@ -131,7 +132,10 @@ def largest(parts):
 @pytest.mark.proof("the parts of an output sum to it, at every depth", "reader")
 @pytest.mark.proof("the parts of an output sum to it, at every depth", "seq2seq")
 @pytest.mark.proof("the parts of an output sum to it, at every depth", "dit")
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    [one if one in (*FAMILIES, *QUICK) else pytest.param(one, marks=pytest.mark.long) for one in VARIANTS],
+)
 def test_the_parts_sum_to_the_output_in_double_precision(name):
     """To 1e-12 of the largest term, and so do the parts of each part, three levels down."""
     t = traced(name)
