@@ -353,6 +353,9 @@ def test_a_tour_is_walked_by_the_arrow_keys_and_answers_come_after_a_prediction(
     with opened(browser, texts, address("tours")) as page:
         page.wait_for_selector(".list button")
         assert page.locator(".list button").count() == 5
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+        page.set_viewport_size({"width": 1280, "height": 900})
         page.locator(".list button").nth(3).click()
         page.wait_for_selector("article h3")
         first = page.inner_text("article h3")
