@@ -48,7 +48,7 @@ class Lean(Graph):
 
 
 def exported(subject: Any, state: State, view: str = "", step: Step = lambda done, total, text: None) -> str:
-    """The page of a state, to be opened without a server; of at most so many bytes. `step` is told how far it is."""
+    """The page of a state, to be opened without a server; of at most so many bytes. `step` hears of the progress."""
     key, trace = subject.key(state), subject.record(state)
     outline = subject.outline(key)
     views, left_out = _views(subject, key, state, outline, step)

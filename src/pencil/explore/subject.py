@@ -230,8 +230,9 @@ class Subject:
 
     def contributions(self, key: str, cell: str, against: str | None = None, part: str | None = None) -> dict[str, Any]:
         """What each part of the model added to one number; with `part` the parts of that one."""
-        found = self.contributed(key, cell, against)
-        return contributed(found, cell, against or None, found.part(part) if part else None)
+        with one_thread(self.live):
+            found = self.contributed(key, cell, against)
+            return contributed(found, cell, against or None, found.part(part) if part else None)
 
     def contributed(self, key: str, cell: str, against: str | None = None) -> Contributions:
         """The contributions to one number; the last few are kept, since their parts are asked for one by one."""
@@ -254,7 +255,8 @@ class Subject:
             if on_event is not None:
                 on_event("progress", {"done": done, "total": total, "text": text})
 
-        return exported(self, self.state(raw), view, step)
+        with one_thread(self.live):
+            return exported(self, self.state(raw), view, step)
 
     def edit(self, raw: Any, edit: str) -> dict[str, Any]:
         """A state before and after one more edit: both answers, and the tensors that changed."""
