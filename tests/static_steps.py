@@ -72,7 +72,7 @@ def right_padded(texts):
     return tokens, Span.at(torch.tensor(index)), torch.tensor([len(text) - 1 for text in texts])
 
 
-def decode(model, given, backend, attend=None):
+def decode(model, given, backend, *kernels):
     """The number of graphs compiled (without a backend none) in steps of rows of different lengths over two buckets, of which one ends early; each against the whole text."""
 
     def step(tokens, positions, active):
@@ -91,7 +91,7 @@ def decode(model, given, backend, attend=None):
     addresses = cache.store.data_ptr(), cache.index.data_ptr(), cache.used.data_ptr()
     active = torch.tensor([True, True, True])
     for bucket, steps in ((11, 4), (19, 7)):
-        cache.fix(before + bucket, attend)
+        cache.fix(before + bucket, *kernels)
         for _ in range(steps):
             for row, text in enumerate(texts):
                 if active[row]:

@@ -80,3 +80,21 @@ def test_the_kernel_of_decode_steps_attends_to_the_filled_slots(heads, groups, w
     exact = scores.softmax(-1) @ wide[1]
     bits = {torch.float32: 20, torch.float16: 10, torch.bfloat16: 7}[dtype]
     assert (found.double() - exact).norm() <= 2 * 2**-bits * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_of_decode_steps_writes_each_row_into_its_slot(dtype):
+    pytest.importorskip("triton", reason="triton is not installed")
+    from pencil.inference.decode_attention import write_rows
+
+    batch, groups, length, width = 5, 7, 31, 24
+    store = torch.randn(2, 3, batch, groups, length + 1, width, device="cuda", dtype=dtype)
+    expected = store.clone()
+    joined = torch.randn(batch, 1, 3 * groups * width, device="cuda", dtype=torch.float32)
+    k, v = (part.unflatten(-1, (groups, width)).transpose(1, 2) for part in joined.chunk(3, -1)[1:])
+    slots = torch.tensor([[0], [31], [17], [5], [30]], device="cuda")
+    write_rows(*store[:, 1], k, v, slots)
+    rows = torch.arange(batch, device="cuda")[:, None]
+    for held, new in zip(expected[:, 1], (k, v), strict=True):
+        held[rows, :, slots] = new.transpose(1, 2).to(dtype)
+    assert torch.equal(store, expected)

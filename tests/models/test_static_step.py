@@ -30,7 +30,7 @@ def test_a_step_of_static_shapes_gives_what_the_whole_text_gives(name):
 
 @pytest.mark.parametrize("name", ["gpt rope", "gpt grouped", "gpt window", "captioner rope", "seq2seq learned"])
 def test_a_kernel_is_given_what_it_needs_to_attend_to_each_rows_own_keys(name):
-    calls = []
+    calls, written = [], []
 
     def attend(q, k, v, scale, index, key_index, held, first, within):
         """Row by row over the filled slots alone, with the mask written out."""
@@ -45,9 +45,15 @@ def test_a_kernel_is_given_what_it_needs_to_attend_to_each_rows_own_keys(name):
                 z[b] = scores.softmax(-1) @ values[:, seen]
         return z
 
+    def write(keys, values, k, v, slots):
+        for b, (slot,) in enumerate(slots.tolist()):
+            keys[b, :, slot], values[b, :, slot] = k[b, :, 0], v[b, :, 0]
+            written.append(slot)
+
     with unchecked():
         decode(*made(name), None, attend)
-    assert calls == [3] * 11
+        decode(*made(name), None, attend, write)
+    assert calls == [3] * 22 and len(written) == 33
 
 
 def test_a_bias_or_another_mask_is_never_left_to_a_kernel():

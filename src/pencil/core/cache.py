@@ -24,6 +24,10 @@ class LayerCache:
         """Write k and v into the slots of a placed span; return all the keys and values it attends to."""
         if span.slots is None:
             raise ValueError("the span has no slots: cache.place(span) gives it some")
+        write = None if span.rows is None or k.shape[2] > 1 else span.rows.write
+        if write is not None and not torch.compiler.is_compiling():  # the compiler joins it with what comes before
+            write(self.keys, self.values, k, v, span.slots)
+            return self.keys[:, :, : span.reach], self.values[:, :, : span.reach]
         for held, new in ((self.keys, k), (self.values, v)):
             new = new.detach().to(held.dtype)  # the cache takes part in no backward pass
             if len(span.slots) == 1:  # the same in every row, and faster
@@ -73,7 +77,7 @@ class Cache:
         self.filled = 0  # at least as many tokens as the fullest row has: known without waiting for the device
         self.even = True  # every row holds tokens 0 … filled−1: no padding anywhere
         self.bucket: int | None = None  # the number of key slots of every step, where shapes are static
-        self.attend: Callable[..., Tensor] | None = None  # a kernel for these steps, as `Rows` has it
+        self.kernels: tuple[Callable[..., Tensor], Callable[..., None] | None] | None = None  # as `Rows` has them
 
     def __getitem__(self, layer: int) -> LayerCache:
         return self.layers[layer]
@@ -126,18 +130,23 @@ class Cache:
         self.store.zero_()
         self.index.fill_(NOWHERE)
         self.used.zero_()
-        self.filled, self.even, self.bucket, self.memory, self.attend = 0, True, None, None, None
+        self.filled, self.even, self.bucket, self.memory, self.kernels = 0, True, None, None, None
 
-    def fix(self, bucket: int | None, attend: Callable[..., Tensor] | None = None) -> None:
+    def fix(
+        self,
+        bucket: int | None,
+        attend: Callable[..., Tensor] | None = None,
+        write: Callable[..., None] | None = None,
+    ) -> None:
         """Static shapes from here on, with the first `bucket` slots as keys; None: as many as are filled, as before.
 
-        `attend` is a kernel for steps of one token a row (see `Rows`).
+        `attend` and `write` are kernels for steps of one token a row (see `Rows`).
         """
         if bucket is not None and not self.filled <= bucket <= self.length:
             raise ValueError(
                 f"a bucket has {self.filled} to {self.length} slots here, those filled to all, not {bucket}"
             )
-        self.bucket, self.even, self.attend = bucket, False, attend
+        self.bucket, self.even, self.kernels = bucket, False, None if attend is None else (attend, write)
 
     def advance(self, count: int) -> None:
         """Announce the next `count` tokens of each row, before a step of static shapes, which counts on the device."""
@@ -188,5 +197,5 @@ class Cache:
             start=span.start if even else None,
             slots=slots,
             reach=reach,
-            rows=None if self.attend is None else Rows(self.used, self.attend),
+            rows=None if self.kernels is None else Rows(self.used, *self.kernels),
         )

@@ -23,14 +23,15 @@ Indices = Int[Tensor, "..."]
 
 @dataclass(frozen=True)
 class Rows:
-    """How much each row of a cache holds, and a kernel that attends to so much of it: for steps of one token a row.
+    """How much each row of a cache holds, and kernels for steps of one token a row.
 
-    `attend(q, k, v, scale, index, key_index, held, first, within)`: a query attends to keys up to its index, or below
-    `first`, that are fewer than `within` steps away.
+    `write(keys, values, k, v, slots)` writes the tokens into the cache. `attend(q, k, v, scale, index, key_index, held,
+    first, within)`: a query attends to keys up to its index, or below `first`, that are fewer than `within` steps away.
     """
 
     held: Int[Tensor, "B"]
     attend: Callable[..., Tensor]
+    write: Callable[..., None] | None = None
 
 
 @dataclass(frozen=True)

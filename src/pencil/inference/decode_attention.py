@@ -1,4 +1,4 @@
-"""One new token a row attending to a cache, on CUDA: a Triton kernel that reads only the slots a row has filled."""
+"""One new token a row and its cache, on CUDA: Triton kernels that write it, and attend to the filled slots."""
 
 from inspect import unwrap
 
@@ -36,6 +36,37 @@ def attend_rows(
         max(16, triton.next_power_of_2(heads // groups)), max(16, triton.next_power_of_2(width)), SLOTS, num_stages=2,
     )  # fmt: skip
     return out
+
+
+def write_rows(
+    keys: Float[Tensor, "B g L d"],
+    values: Float[Tensor, "B g L d"],
+    k: Float[Tensor, "B g 1 d"],
+    v: Float[Tensor, "B g 1 d"],
+    slots: Int[Tensor, "B 1"],
+) -> None:
+    """Write each row's key and value into its slot, in one launch: two of torch's take three times as long."""
+    batch, groups, _, width = k.shape
+    _writing[(groups, batch)](  # pyright: ignore[reportIndexIssue]
+        keys, values, k, v, slots, keys.stride(0), keys.stride(1), keys.stride(2), values.stride(0), values.stride(1),
+        values.stride(2), k.stride(0), k.stride(1), v.stride(0), v.stride(1), slots.stride(0), width,
+        triton.next_power_of_2(width), num_warps=1,
+    )  # fmt: skip
+
+
+def _written(
+    keys, values, k, v, slots, key_row, key_head, key_slot, value_row, value_head, value_slot, k_row, k_head, v_row,
+    v_head, slots_row, WIDTH: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    group, row, d = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, D)
+    slot = tl.load(slots + row * slots_row)
+    inside = d < WIDTH
+    key = tl.load(k + row * k_row + group * k_head + d, mask=inside)
+    value = tl.load(v + row * v_row + group * v_head + d, mask=inside)
+    here = keys + row * key_row + group * key_head + slot * key_slot + d
+    tl.store(here, key.to(keys.dtype.element_ty), mask=inside)
+    there = values + row * value_row + group * value_head + slot * value_slot + d
+    tl.store(there, value.to(values.dtype.element_ty), mask=inside)
 
 
 def _rows(
@@ -79,4 +110,4 @@ def _rows(
 
 
 # the type checker of the tests wraps functions, and Triton reads the source
-_kernel = triton.jit(unwrap(_rows))
+_kernel, _writing = triton.jit(unwrap(_rows)), triton.jit(unwrap(_written))

@@ -157,7 +157,7 @@ class StaticStep:
         self.accept = torch.compile(DecodeState.accept, dynamic=False) if compiled else DecodeState.accept
         if kernel is not None:
             self.logits = lambda model, state, cache: kernel()
-        self.attend = _attention_kernel(cache.store)
+        self.kernels = _row_kernels(cache.store)
         self.memory: Memory | None = None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.prepared: set[int] = set()
@@ -180,7 +180,7 @@ class StaticStep:
         # the kernel reads no slot beyond a row's last token
         bucket = cache.length if self.kernel else bucket_of(min(cache.filled + 1, cache.length), cache.length)
         if cache.bucket != bucket:
-            cache.fix(bucket, self.attend)
+            cache.fix(bucket, *self.kernels)
         if cache.filled < cache.length:  # else only rows go on that are shorter than the fullest
             cache.advance(1)
         if bucket in self.graphs:
@@ -224,14 +224,14 @@ class StaticStep:
         self.accept(self.state, self.state.choose(self.logits(model, self.state, self.cache)))
 
 
-def _attention_kernel(store: Tensor) -> Callable[..., Tensor] | None:
-    """The kernel that reads only the filled slots, where there is Triton and the cache has a dtype for it."""
+def _row_kernels(store: Tensor) -> tuple[Callable[..., Any], ...]:
+    """The kernels that attend to the filled slots and write them, where there is Triton and the dtype is one for it."""
     known = torch.bfloat16, torch.float16, torch.float32
     if not store.is_cuda or store.dtype not in known or store.shape[-1] > WIDEST or find_spec("triton") is None:
-        return None
-    from .decode_attention import attend_rows
+        return ()
+    from .decode_attention import attend_rows, write_rows
 
-    return attend_rows
+    return attend_rows, write_rows
 
 
 def bucket_of(slots: int, most: int) -> int:
