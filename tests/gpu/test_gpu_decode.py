@@ -1,6 +1,7 @@
 """Decoding on a GPU: captured and compiled steps against eager ones, tokens read behind, tokens chosen as on the CPU."""
 
 import copy
+import gc
 import os
 import subprocess
 import sys
@@ -97,6 +98,51 @@ def test_captured_steps_generate_what_eager_ones_do(kind):
     for how in (Sampling(0), Sampling(0.9, top_k=31, seed=3)):
         eager = grow(net, PROMPTS, 280, how, given=given, capture=False)
         assert grow(net, PROMPTS, 280, how, given=given, capture=True) == eager
+
+
+@dtypes
+@pytest.mark.parametrize("kind", [*SCHEMES, "llama"])
+@torch.no_grad()
+def test_a_captured_prefill_reads_other_prompts(kind, dtype):
+    """Of other lengths and tokens than the captured one, against float64 over each prompt alone."""
+    net, _ = made(kind, dtype)
+    double = copy.deepcopy(net).double()
+    for turn, lengths in enumerate([(3, 1, 7), (16, 2, 5), (1, 1, 1), (13, 11, 9)]):
+        prompts = [torch.randint(0, 211, (n,)).tolist() for n in lengths]
+        generation = Generation(net, prompts, 20, Sampling(0), capture=True)
+        found = generation.prefill().double()
+        assert (generation.step.prefills[16].graph is not None) == (turn > 0)
+        assert generation.cache.filled == max(lengths)
+        assert generation.cache.used.tolist() == list(lengths)
+        for i, prompt in enumerate(prompts):
+            whole = double(torch.tensor([prompt], device=DEVICE))[0, -1]
+            assert (found[i] - whole).abs().max() / whole.std() < ROUNDINGS[dtype] * torch.finfo(dtype).eps
+        generation._give_back(True)
+
+
+@pytest.mark.parametrize("kind", [*SCHEMES, "llama"])
+def test_generations_after_a_captured_prefill_are_eager_ones(kind):
+    net, _ = made(kind)
+    for turn in range(4):
+        prompts = [[(token * 3 + turn) % 211 for token in row] + [turn] * turn for row in PROMPTS]
+        eager = grow(net, prompts, 70, Sampling(0), capture=False)
+        assert grow(net, prompts, 70, Sampling(0), capture=True) == eager
+
+
+def test_a_captured_graph_shares_no_workspace_with_one_that_is_gone():
+    """cuBLAS's is in the memory of a graph; when all workspaces are cleared it must not be freed under another's."""
+    first, _ = made("rope", torch.bfloat16)
+    net, _ = made("learned", torch.bfloat16)
+    for _ in range(3):
+        grow(first, PROMPTS, 70, Sampling(0), capture=True)
+    expected = [grow(net, PROMPTS, 70, Sampling(0), capture=True) for _ in range(3)][-1]
+    del first
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    filled = [torch.full((1 << 20,), torch.nan, device=DEVICE) for _ in range(64)]
+    assert grow(net, PROMPTS, 70, Sampling(0), capture=True) == expected
+    assert all(one.isnan().all() for one in filled)
 
 
 @dtypes

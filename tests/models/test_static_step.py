@@ -53,7 +53,8 @@ def test_a_kernel_is_given_what_it_needs_to_attend_to_each_rows_own_keys(name):
     with unchecked():
         decode(*made(name), None, attend)
         decode(*made(name), None, attend, write)
-    assert calls == [3] * 22 and len(written) == 33
+    assert calls == [3] * 22
+    assert len(written) == 33
 
 
 def test_a_bias_or_another_mask_is_never_left_to_a_kernel():

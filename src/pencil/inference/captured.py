@@ -1,37 +1,59 @@
-"""A denoiser captured in a CUDA graph: the kernels of one call, replayed for the later ones without Python."""
+"""A function of tensors captured in a CUDA graph: the kernels of one call, replayed by later ones without Python."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .diffusion_sampling import Denoiser
+
+@contextmanager
+def capture(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """Capture kernels into a graph, with a workspace of cuBLAS that no other graph has.
+
+    PyTorch keeps the workspace of a stream, and all captures share a stream: it would be in the memory of whichever
+    graph was captured first, and be freed with it.
+    """
+    _clear_workspaces()
+    # other threads may go on using the device
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        yield
+    _clear_workspaces()
+
+
+def _clear_workspaces() -> None:
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # PyTorch without CUDA has none
+    if clear is not None:
+        clear()
 
 
 class Captured:
-    """The same kernels in the same order as `denoise`, so the same numbers to the last bit.
+    """The same kernels in the same order as `function`, so the same numbers to the last bit.
 
     The first call runs as it is: it compiles what is compiled, and prepares the libraries of the device. The second is
     captured, and replayed from then on: later calls have the shapes of the first, and the weights stay where they are.
     """
 
-    def __init__(self, denoise: Denoiser):
-        self.denoise, self.calls = denoise, 0
+    def __init__(self, function: Callable[..., Tensor]):
+        self.function, self.calls = function, 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.x, self.timestep, self.output = (torch.empty(0) for _ in range(3))
+        self.inputs: list[Tensor] = []
+        self.output = torch.empty(0)
 
-    def __call__(self, x: Tensor, timestep: Tensor) -> Tensor:
+    def __call__(self, *inputs: Tensor) -> Tensor:
         self.calls += 1
         if self.calls == 1:
-            return self.denoise(x, timestep)
+            return self.function(*inputs)
         if self.graph is None:
-            self._capture(x, timestep)
+            self._capture(inputs)
         assert self.graph is not None
-        self.x.copy_(x)
-        self.timestep.copy_(timestep)
+        for held, new in zip(self.inputs, inputs, strict=True):
+            held.copy_(new)
         self.graph.replay()
         return self.output.clone()  # the next replay writes over it
 
-    def _capture(self, x: Tensor, timestep: Tensor) -> None:
-        self.x, self.timestep, self.graph = x.clone(), timestep.clone(), torch.cuda.CUDAGraph()
-        # other threads may go on using the device
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.output = self.denoise(self.x, self.timestep)
+    def _capture(self, inputs: tuple[Tensor, ...]) -> None:
+        self.inputs, self.graph = [one.clone() for one in inputs], torch.cuda.CUDAGraph()
+        with capture(self.graph):
+            self.output = self.function(*self.inputs)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +22,7 @@ from ..core.embed import Tokens
 from ..core.masks import NOWHERE
 from ..core.span import Span
 from ..device import total_memory
+from .captured import Captured, capture
 from .sampling import Sampling, choose
 
 CHUNK = 256  # random numbers drawn for a row at a time
@@ -30,6 +31,7 @@ CAPTURE_FROM = 64  # steps from which capturing pays: it takes about as long as 
 COMPILE_FROM = 150_000  # steps from which compiling pays: for GPT-2 and 32 rows it takes 21 s and saves 0.15 ms a step
 SMALLEST = 128  # key slots of the smallest bucket
 KEPT = 1 / 8  # of the device's memory: the largest cache that stays allocated for a later generation
+LONGEST_PROMPT = 64  # tokens; a longer prefill takes the device longer than Python takes to launch it
 WIDEST = 256  # channels of a head that the attention kernel takes
 NO_TOKEN = -1  # the choice of a row that has ended
 
@@ -160,10 +162,32 @@ class StaticStep:
         self.kernels = _row_kernels(cache.store)
         self.memory: Memory | None = None
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.prefills: dict[int, Captured] = {}  # by the length that prompts are padded to
         self.prepared: set[int] = set()
         self.pool = torch.cuda.graph_pool_handle() if state.tokens.is_cuda else None
         self.startup = 0.0  # seconds for compiling and capturing
         self.key: Any = None  # what it was captured with, once it is kept
+
+    def padded_length(self, longest: int) -> int | None:
+        """The length that prompts are padded to, so that their prefill is captured; None where it is not."""
+        length = max(16, 1 << (longest - 1).bit_length())
+        return length if self.cache.store.is_cuda and length <= min(LONGEST_PROMPT, self.cache.length) else None
+
+    def prefill(
+        self, model: Any, tokens: Int[Tensor, "B T"], index: Int[Tensor, "B T"], last: Int[Tensor, "B"], longest: int
+    ) -> Float[Tensor, "B V"]:
+        """The logits after prompts that are padded; captured at the second call of a length."""
+        length, of = tokens.shape[1], ref(model)  # a step does not keep its model alive
+        if length not in self.prefills:
+
+            def read(tokens: Tensor, index: Tensor, last: Tensor) -> Tensor:
+                made: Any = of()
+                return made(tokens, span=Span.at(index), cache=self.cache, last=last)[:, -1]
+
+            self.prefills[length] = Captured(read)
+        logits = self.prefills[length](tokens, index, last)
+        self.cache.filled, self.cache.even = longest, False  # a replay runs no Python
+        return logits
 
     def hold_memory(self) -> None:
         """After a prefill: its source's keys and values, moved to where a captured step reads them, if they fit."""
@@ -215,8 +239,7 @@ class StaticStep:
             self._decode(model)
         here.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # other threads may go on using the device
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        with capture(graph, self.pool):
             self._decode(model)
         self.graphs[bucket] = graph
 

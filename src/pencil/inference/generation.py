@@ -187,15 +187,20 @@ class Generation:
         """Read every row at once, shorter ones padded on the right."""
         rows = [row[-self.context :] for row in self.rows]
         longest = max(map(len, rows))
-        pads = [longest - len(row) for row in rows]
-        tokens = torch.tensor([row + [0] * pad for pad, row in zip(pads, rows, strict=True)], device=self.device)
-        span, last = None, True
-        if any(pads):
-            span = self._at([[*range(longest - pad), *[NOWHERE] * pad] for pad in pads])
-            last = torch.tensor([longest - pad - 1 for pad in pads], device=self.device)
         if self.cached:
             self.cache = self._new_cache(longest)
-        logits = self.model(tokens, span=span, cache=self.cache, last=last, **self.given)[:, -1]
+        padded = None if self.step is None or self.given else self.step.padded_length(longest)
+        length = padded or longest
+        pads = [length - len(row) for row in rows]
+        tokens = self._tensor([row + [0] * pad for pad, row in zip(pads, rows, strict=True)])
+        if not any(pads) and not padded:
+            logits = self.model(tokens, cache=self.cache, last=True, **self.given)[:, -1]
+        else:
+            index = self._tensor([[*range(length - pad), *[NOWHERE] * pad] for pad in pads])
+            last = self._tensor([length - pad - 1 for pad in pads])
+            if self.step is not None and padded:
+                return self.step.prefill(self.model, tokens, index, last, longest)
+            logits = self.model(tokens, span=Span.at(index), cache=self.cache, last=last, **self.given)[:, -1]
         if self.step is not None:
             self.step.hold_memory()
         return logits
@@ -257,5 +262,5 @@ class Generation:
             return
         self.cache, self.fresh = None, True
 
-    def _at(self, index: list[list[int]]) -> Span:
-        return Span.at(torch.tensor(index, device=self.device))
+    def _tensor(self, values: list[Any]) -> Tensor:
+        return torch.tensor(values, device=self.device)

@@ -101,7 +101,6 @@ class PersistentStep:
         code = compiled(source, macros, f"sm_{major}{minor}")
         self.kernel = Kernel(code, "decode", grid, 32 * WARPS + 32, fixed + stages * stage)
         self.logits = torch.empty(batch, c.vocab, device=device)
-        self.model, self.cache = model, cache
 
         def exchanged(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.long, device=device)
