@@ -99,16 +99,17 @@ def bench(
     )  # fmt: skip
     plan = Plan(place, libraries, **sizes, notify=note_line)
     console, rows = Console(highlight=False, soft_wrap=True), []
+    command = _command(job, peers, peer_path, scan, sizes)
     for one in jobs:
         for row in rows_of(one, plan, scan):
             if not rows:
                 _show_machine(console, machine(plan))
             _show(console, row, first=not rows or rows[-1]["case"] != row["case"])
             rows.append(row)
+            if out is not None:  # after each row, so that a run that is interrupted keeps those it has
+                result = {"machine": machine(plan), "command": command, "job": job or "all", "rows": rows}
+                files.write_aside(out, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     if out is not None:
-        command = _command(job, peers, peer_path, scan, sizes)
-        result = {"machine": machine(plan), "command": command, "job": job or "all", "rows": rows}
-        files.write_aside(out, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
         note_line(f"Results are in {out}")
     return 0
 
