@@ -61,7 +61,7 @@ _LAZY = {
     "predict": "families",
     "embed": "families",
     "train": "train",  # a package that can be called
-    "trace": "families",
+    "trace": "explore.traced",  # of a run, with the views of the explorer
     "Task": "train.own_task",
     "fit": "train.own_task",
 }

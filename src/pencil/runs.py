@@ -5,6 +5,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,25 @@ SHOWN = 5  # runs that an error names
 
 class Run(RunFiles):
     """One folder under runs/: its config, its tokenizer, its weights."""
+
+    def __repr__(self) -> str:
+        return f"Run({str(self._path)!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what the run is, and the settings of its model."""
+        if not (self._path / "config.toml").is_file():
+            return f"<p><code>{escape(str(self._path))}</code>: there is no run here any more</p>"
+        rows = [f"<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>" for k, v in self.config["model"].items()]
+        rest = f"<p>Its model: <code>{escape(f'pencil.load({str(self._path)!r})')}</code></p>"
+        return f"{self.about_html()}<table><tr><th>setting</th><th>value</th></tr>{''.join(rows)}</table>{rest}"
+
+    def about_html(self, summary: str = "") -> str:
+        """One line for a notebook: the folder, the family, the data and the step of the weights."""
+        facts, step = self.config["run"], self.weights_step
+        about = [f"a {self.family}{f' ({summary})' if summary else ''}"]
+        about += [f"trained on {facts['data']}"] if facts.get("data") else []
+        about += [f"weights of step {step:,}"] if step is not None else []
+        return f"<p><code>{escape(str(self._path))}</code>: {escape(', '.join(about))}</p>"
 
     @staticmethod
     def open(path: str | Path) -> "Run":

@@ -96,9 +96,9 @@ class Pretended:
     def edit(self, state, edit):
         return {"edit": edit, "before": state}
 
-    def export(self, state, view, on_event, stopped):
+    def export(self, state, shown, on_event, stopped):
         on_event("progress", {"done": 0, "total": 1, "text": "writing"})
-        return f"<!doctype html><title>{view}</title>"
+        return f"<!doctype html><title>{shown.view}</title>"
 
 
 class Served:

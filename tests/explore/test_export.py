@@ -8,7 +8,7 @@ from shapes import ANSWER, ATTENTION, CONTRIBUTIONS, LIGHT, MODEL, check
 from small_runs import FIRST, write_run
 
 from pencil.config import UserError
-from pencil.explore import export
+from pencil.explore import export, export_why
 from pencil.explore.subject import Subject
 from pencil.tracing.graph import Graph
 from pencil.tracing.recorded import RecordedTrace
@@ -41,7 +41,7 @@ def parts(page):
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_file_has_every_view(subject, name, monkeypatch):
-    monkeypatch.setattr(export, "DIVIDED", 12)
+    monkeypatch.setattr(export_why, "DIVIDED", 12)
     one = subject(name)
     graph, views = parts(one.export(first(one), "answer"))
     check(views["model"], MODEL)
@@ -67,7 +67,7 @@ def test_a_file_that_would_be_too_large_keeps_what_is_near_the_first_cell(subjec
     one = subject("gpt", width=96, hidden=384, context=61, depth=3)
     state = {"input": {"text": "the cat sat on the mat " * 2, "options": {"tokens": 2}}}
     monkeypatch.setattr(export, "PREPARED", 150_000)
-    monkeypatch.setattr(export, "DIVIDED", 3)
+    monkeypatch.setattr(export_why, "DIVIDED", 3)
     whole = len(one.export(state).encode())
     monkeypatch.setattr(export, "MOST", 2 * whole // 3)
     page = one.export(state)
@@ -79,7 +79,7 @@ def test_a_file_that_would_be_too_large_keeps_what_is_near_the_first_cell(subjec
     assert any(node["key"] is None and not node["plan"] for node in graph["nodes"])
     # what is kept unfolds to the same receipt as in the whole trace
     trace = one.record(state)
-    kept, _ = export._kept(trace, graph["start"], 600_000)
+    kept, _ = export._kept(trace, [graph["start"]], 600_000)
     lean = RecordedTrace(export.Lean(trace.graph, kept), trace.labels, trace.facts)
     from pencil.tracing.receipt import receipt
 

@@ -184,6 +184,10 @@ def test_an_export_is_a_file(two):
     names = re.findall(r"^event: (\w+)$", asked.body.decode(), re.MULTILINE)
     assert names == ["progress", "file"]
     assert "<title>answer</title>" in asked.body.decode()
+    for wrong in ({"open": "head"}, {"more": {"why": 3}}, {"cell": None}, [], {"open": ["x"] * 257}):
+        refused = two.post("/api/export", {"state": state(), "view": "answer", "shown": wrong})
+        assert 400 <= refused.status < 500
+        assert refused.error
 
 
 def test_two_traces_are_compared(two, monkeypatch):

@@ -149,7 +149,7 @@ def light(words: list[str], keys: list[str], how: str, layer: int | None, head: 
     rows = attention(len(words), len(keys), 100 * (layer or 0) + 10 * (head or 0) + len(how))
     return {
         "words": words, "patches": len(keys), "keys": keys, "rows": base64.b64encode(rows.tobytes()).decode(), "how": how, "layer": layer,
-        "head": head, "most": float(rows.max()),
+        "head": head,
     }  # fmt: skip
 
 

@@ -28,12 +28,13 @@ def test_a_word_lights_the_patches_it_attended_to(browser):
             )
             light = server.light()
             rows = rows_of(light)
-            assert np.allclose(lit(page), np.sqrt(rows[word] / light["most"]), atol=1e-5)  # one scale for all words
+            assert np.allclose(lit(page), np.sqrt(rows[word]), atol=1e-5)  # from 0 to 1, whatever the input
             named = page.locator("[role=gridcell]").nth(4).get_attribute("aria-label")
             text = server.answer(server.states[-1])["tokens"][word]["text"]
             assert named == f"patch, row 2, column 2: attention {shown(rows[word, 4])} from “{text}”"
         assert server.asked == ["record", "light mean"]  # once for all words
-        assert f"{light['most']:.3f}" in page.inner_text(".scale")
+        assert page.inner_text(".scale").split("\n")[:2] == ["0", "1"]
+        assert "square root" in page.inner_text(".scale")
 
 
 def test_the_attention_of_the_chosen_word_is_lit_on_opening(browser):
@@ -42,11 +43,11 @@ def test_the_attention_of_the_chosen_word_is_lit_on_opening(browser):
     with opened(browser, server, "#token=1") as page:
         page.wait_for_selector("[role=gridcell][aria-label*=attention]")
         light = server.light("head", 0, 1)  # the head that attends most to the patches from this word
-        assert np.allclose(lit(page), np.sqrt(rows_of(light)[1] / light["most"]), atol=1e-5)
+        assert np.allclose(lit(page), np.sqrt(rows_of(light)[1]), atol=1e-5)
         assert server.asked == ["record", "light mean", "light head"]
         assert page.get_by_label("one head").is_checked()
         page.locator(".tokens button").nth(0).click()
-        page.wait_for_selector(".attended :text('Recorded weights of layer 3, head 1')")
+        page.wait_for_selector(".attended :text('Recorded weights of block 3, head 1')")
 
 
 def test_a_large_model_is_recorded_only_when_something_is_pointed_at(browser):
@@ -80,7 +81,7 @@ def test_one_head_opens_its_weights_and_derived_ones_are_marked(browser):
         page.wait_for_selector(".attended :text('Derived: attention rollout')")
         page.locator("[role=gridcell]").nth(5).click()
         page.get_by_label("one head").check()
-        page.get_by_label("layer", exact=True).select_option(label="2")
+        page.get_by_label("block", exact=True).select_option(label="2")
         page.get_by_label("head", exact=True).select_option(label="2")
         until(page, lambda: server.asked[-1] == "light head")
         assert not any(asked.startswith("receipt") for asked in server.asked)
@@ -121,6 +122,38 @@ def test_words_light_words(browser):
         assert page.locator(".tokens .value").all_inner_texts() == [shown(v) for v in rows[:, 1]]
         page.locator(".words button").nth(1).click()
         assert receipt_of(page, "blocks.2.attn.pattern[0,0,2,1]")
+
+
+def test_equal_words_are_told_apart_and_one_head_is_remembered(browser):
+    server = Server(data.gpt(), data.continued)
+    with opened(browser, server, "#text=two%20two%20two&attention=head:1:1&token=0") as page:
+        page.wait_for_selector(".words button[aria-label*=attention]")
+        row = rows_of(server.light("head", 1, 1))[0]
+        words = data.continued(server.states[-1])["words"]
+        order = sorted(range(len(row)), key=lambda k: -row[k])[:3]
+        names = [f"“two” #{k + 1}" if words[k] == "two" else f"“{words[k]}”" for k in order]
+        said = ", ".join(f"{name} ({shown(row[k])})" for name, k in zip(names, order, strict=True))
+        assert page.inner_text(".attended .now").endswith(f"attends most to {said}")
+        for how in ("mean of a block", "rollout", "one head"):
+            page.get_by_label(how).check()
+        assert page.get_by_label("block", exact=True).input_value() == "1"
+        assert page.get_by_label("head", exact=True).input_value() == "1"
+        assert "layer" not in page.inner_text("main")
+
+
+def test_the_line_under_a_token_is_explained_and_nothing_is_sampled_where_places_are_filled(browser):
+    def filled(state):
+        found = data.continued({**state, "input": {"text": "one two"}})
+        for one in found["tokens"]:
+            one["chosen"]["uniform"] = None
+        return found
+
+    with opened(browser, Server(data.gpt(controls=[]), filled)) as page:
+        assert "as long as its probability" in page.inner_text(".result")
+        assert page.locator(".tokens button").first.get_attribute("title").startswith("probability 0.")
+        chosen = page.locator("section[aria-label*='was chosen']")
+        assert "Temperature" not in chosen.inner_text()
+        assert "sampled" not in page.inner_text("main")
 
 
 def test_the_classes_of_a_picture(browser):

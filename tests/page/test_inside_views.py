@@ -281,6 +281,73 @@ def test_a_head_is_switched_off_and_on_and_the_address_reproduces_it(browser, te
         assert page.locator(".reply .text").all_inner_texts() == shown
 
 
+def test_a_change_is_named_in_every_view_until_it_is_undone(browser, texts):
+    edit = "blocks.1.attn.z[:,2]=0"
+    with opened(browser, texts, address("answer")) as page:
+        page.wait_for_selector(".tokens button")
+        assert page.locator(".edited").count() == 0
+        page.click(".tabs >> text=Change")
+        page.click("button[aria-label='head 3 of block 2 · attention off']")
+        assert page.inner_text(".edit span").split(" blocks.")[0] == "block 2 · head 3 off"
+        assert page.locator(".edited").count() == 0  # the view has the list itself
+        for view in ("Answer", "Why", "Heads", "Map", "Numbers", "Compare", "Tours", "Katas", "Share"):
+            page.click(f".tabs >> text={view}")
+            assert page.inner_text(".edited p") == "The model is changed: block 2 · head 3 off"
+            assert page.get_attribute(".edited span", "title") == edit
+        page.click(".tabs >> text=Numbers")
+        page.wait_for_selector("#tensor td")
+        assert axe(page) == []
+        page.evaluate("scrollTo(0, 300)")
+        assert page.locator(".edited").bounding_box()["y"] >= 0  # it stays on screen
+        page.click(".edited >> text=Open Change")
+        assert page.locator(".edit code").all_inner_texts() == [edit]
+        page.click(".tabs >> text=Answer")
+        page.click(".edited >> text=Undo")
+        assert page.locator(".edited").count() == 0
+        assert "edit=" not in page.url
+
+
+SAID = {
+    "blocks.0.attn.z[:,1]=0": "block 1 · head 2 off",
+    "blocks.1.attn.scores[:,:,3,2]=-inf": "block 2 · attention: token 4 cannot see token 3",
+    "blocks.0.mlp.out=0": "all of block 1 · MLP · out set to 0",
+    "blocks.0.attn.pattern[0,1,2,1]=0.5": "block 1 · attention · pattern[0,1,2,1] set to 0.5",
+}
+
+
+def test_each_change_is_in_words_and_of_many_the_last_are_shown(browser):
+    edits = "".join(f"&edit={quote(one)}" for one in SAID)
+    with mocked(browser, replies(), f"#view=heads{edits}") as page:
+        words = list(SAID.values())
+        assert page.inner_text(".edited p") == f"The model is changed: {'; '.join(words[1:])}; and 1 more"
+        page.click(".edited >> text=Undo the last")
+        assert page.inner_text(".edited p") == f"The model is changed: {'; '.join(words[:3])}"
+        page.click(".edited >> text=Undo all")
+        assert page.locator(".edited").count() == 0
+
+
+def test_a_token_is_set_by_its_text_or_its_id(browser, texts):
+    one = subject(texts)
+    words = one.record(asked()).labels["V"]
+    at = next(i for i, word in enumerate(words) if len(word) == 1 and word.isalpha())
+    with opened(browser, texts, address("change", cell="tokens[0,3]")) as page:
+        page.fill("form input", words[at])
+        assert page.inner_text("form span.faint") == f"“{words[at]}”, id {at}"
+        page.click("text=Set this token")
+        assert page.locator(".edit code").all_inner_texts() == [f"tokens[0,3]={at}"]
+        page.wait_for_selector(".first .link")  # the edited trace is there
+        assert page.inner_text(".edit span").startswith(f"token 4 is “{words[at]}”")
+        page.fill("form input", "9999")
+        assert f"a whole number from 0 to {len(words) - 1}." in page.inner_text(".knobs [role=alert]")
+        assert page.locator("text=Set this token").is_disabled()
+    with opened(browser, texts, address("change", edit="tokens[0,3]=9999"), refused=True) as page:
+        said = page.inner_text(".knobs [role=alert]")
+        assert (
+            said.strip()
+            == f"tokens[0,3] is the id of a token: give a whole number from 0 to {len(words) - 1}, not 9999"
+        )
+
+
 @pytest.mark.long
 def test_a_number_a_mask_and_an_input_are_set_from_a_cell(browser, texts):
     with opened(browser, texts, address("change", cell=f"{ATTENTION}[0,1,3,2]")) as page:
@@ -300,7 +367,7 @@ def test_a_number_a_mask_and_an_input_are_set_from_a_cell(browser, texts):
     tokens = subject(texts).record(asked()).array("tokens")
     with opened(browser, texts, address("change", cell="tokens[0,4]")) as page:
         page.fill("form input", str(int(tokens[0, 0])))
-        page.click("text=Set this number")
+        page.click("text=Set this token")
         page.wait_for_selector(".first .link")
         assert page.inner_text(".first .link") == "tokens"
 
@@ -377,6 +444,22 @@ def test_a_tour_is_walked_by_the_arrow_keys_and_answers_come_after_a_prediction(
         assert page.locator(".predict pre").first.inner_text().splitlines()[-1] == receipt["lines"][-1]
 
 
+def test_a_tour_draws_its_symbols(browser):
+    empty = "shown unfolded compared corrections katas labs commands figures missing".split()
+    section = {
+        "title": "Why divide QK^T by √d_k?", "level": 2, "about": "", "text": "d_model is 8; the name `attn_norm` and w.d_k stay.",
+        "skipped": "", "lacking": "", **{name: [] for name in empty},
+        "claims": [{"line": 1, "text": "W_O mixes", "verdict": "right", "values": "", "note": "", "command": ""}],
+    }  # fmt: skip
+    tour = {"number": "1", "title": "One", "run": "", "sections": [section]}
+    more = {"GET tours": {"tours": [{"number": "1", "title": "One", "sections": 1}]}, "GET tours/1": tour}
+    with mocked(browser, replies(**more), "#view=tours&tour=1") as page:
+        page.wait_for_selector("article h3")
+        assert page.inner_html("article h3").replace("<!---->", "") == "Why divide QKᵀ by √d<sub>k</sub>?"
+        assert page.locator("article sub").all_inner_texts() == ["k", "model", "O"]
+        assert "attn_norm" in page.inner_text("article .text")
+
+
 # ---- katas
 
 
@@ -430,12 +513,19 @@ def test_a_view_is_downloaded_and_the_link_leads_back(browser):
         with page.expect_download() as found:
             page.click("text=Download the file")
         assert found.value.suggested_filename == "small-heads.html"
-        assert sent == [{"state": {"model": "a", "input": {"text": "abc"}, "edits": []}, "view": "heads"}]
+        shown = {"cell": "", "more": {}, "open": []}
+        assert sent == [
+            {"state": {"model": "a", "input": {"text": "abc"}, "edits": []}, "view": "heads", "shown": shown}
+        ]
         assert "katas, whose grader is the server's" in page.inner_text(".share")
         page.click("text=Copy the link")
         assert page.inner_text("section[aria-label='A link'] pre").endswith("#view=heads&text=abc")
-        page.select_option(".share select", "katas")
-        assert "opens on the answer instead" in page.inner_text(".share")
+        page.get_by_label("The link opens on").select_option("katas")
+        assert "Katas needs the server, so no file has it" in page.inner_text(".share")
+        assert page.inner_text("section[aria-label='A link'] pre").endswith("#view=katas&text=abc")
+        offered = page.get_by_label("The file opens on").locator("option").all_inner_texts()
+        assert offered == ["Answer", "Why", "Heads", "Map", "Numbers"]
+        assert page.get_by_label("The file opens on").input_value() == "answer"
 
 
 def test_a_large_picture_stands_in_the_link_as_the_model_sees_it(browser, pictures, tmp_path):

@@ -141,6 +141,43 @@ def test_search_by_slash_finds_tensors_parts_and_cells(visit):
     page.wait_for_selector("dialog", state="detached")
 
 
+def test_search_knows_the_places_that_the_page_prints(visit):
+    page = visit("gpt", "#view=numbers&cell=blocks.1.attn.pattern[0,2,3,1]")
+    where = page.locator(".where")
+    printed = where.inner_text().split("\n")[-1]
+    assert printed == "block 2 · head 3 · pattern"
+
+    def found(text: str) -> list[str]:
+        page.keyboard.press("/")
+        page.fill("[role=combobox]", text)
+        lines = [one.split("\n")[0] for one in page.locator("[role=option]").all_inner_texts()]
+        page.keyboard.press("Escape")
+        page.wait_for_selector("dialog", state="detached")
+        return lines
+
+    assert found(printed)[0] == found("BLOCK 2 head 3 pattern")[0] == printed
+    assert {"block 1 · head 1 · pattern", "block 2 · head 1 · pattern"} <= set(found("head 1 pattern"))
+    assert not any("head 2" in one or "head 3" in one for one in found("head 1"))
+    assert all(one.startswith("block 2 · head 1") for one in found("block 2 · head 1"))
+    assert found("block 2 · attention · pattern")[0] == "blocks.1.attn.pattern"
+    page.keyboard.press("/")
+    page.fill("[role=combobox]", "block 1 · head 2 · pattern")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelector('.where')?.textContent.includes('block 1 · head 2 · pattern')")
+
+
+def test_a_trace_of_another_version_is_a_sentence(browser):
+    made = html.page(gpt(), "another")
+    assert made.count('"format":"pencil trace 1"') == 1
+    page = browser.new_page()
+    page.set_content(made.replace('"format":"pencil trace 1"', '"format":"pencil trace 99"'))
+    said = page.locator(".wait")
+    said.filter(has_text="“pencil trace 99”").wait_for()
+    assert "Record it again with this version" in said.inner_text()
+    assert "“pencil trace 1”" in said.inner_text()
+    page.close()
+
+
 @pytest.mark.long
 def test_keys_for_themes_type_views_and_help(visit):
     page = visit("vit", color_scheme="light")
@@ -353,6 +390,20 @@ def test_a_file_has_the_views_that_were_prepared_for_it(browser):
     assert not {"Katas", "Change", "Compare", "Tours"} & set(tabs)
     said = page.evaluate("pencil.session.source.katas().catch((one) => one.message)")
     assert said == "This file does not hold the katas; open the model with pencil explore to see it."
+    assert page.locator(".edited").count() == 0
+    # a file that was made with an edit names it, in every view
+    answer["state"]["edits"] = ["blocks.1.attn.z[:,2]=0"]
+    changed = gpt().edit("blocks.1.attn.z[:,2]", 0)
+    for made, said in (
+        (html.page(changed, "changed", views={**views, "answer": answer}), "block 2 · head 3 off"),
+        (html.page(changed, "changed"), "block 2 · attention · z changed"),
+    ):
+        page.set_content(made)
+        page.wait_for_selector(".edited")
+        assert page.inner_text(".edited p") == f"This file was made with a changed model: {said}"
+        page.click(".tabs >> text=Map")
+        assert page.locator(".edited").count() == 1
+        assert page.locator(".edited button").count() == 0
     assert wrong == []
     page.close()
 

@@ -247,7 +247,9 @@ def test_a_header_that_lies(good):
     refused(good, joined({**header, "__metadata__": {"pencil": "[]"}}, body))
     other = {**meta, "format": "pencil trace 99"}
     refused(
-        good, joined({**header, "__metadata__": {"pencil": json.dumps(other)}}, body), match="a trace of another kind"
+        good,
+        joined({**header, "__metadata__": {"pencil": json.dumps(other)}}, body),
+        match="record it again with this version",
     )
     for missing in ("nodes", "names", "format"):
         less = {k: v for k, v in meta.items() if k != missing}

@@ -8,6 +8,7 @@ import pytest
 
 from pencil.config import UserError
 from pencil.families import load
+from pencil.runs import Run
 from pencil.tracing.record import trace
 from traced import ours, traced
 
@@ -69,6 +70,19 @@ def test_a_run_and_its_model_are_trees_of_their_parts(name):
     assert html in whole
     assert f"a {name}" in whole
     assert html.count("<details") == html.count("</details>")
+    folder = run.run._repr_html_()
+    assert all(part in folder for part in (str(OLD / name), f"a {name}", *map(str, run.run.config["model"])))
+    assert repr(run.run) == f"Run({str(OLD / name)!r})"
+
+
+def test_what_a_run_is_called_stays_text(tmp_path):
+    folder = tmp_path / "<b>"
+    folder.mkdir()
+    (folder / "config.toml").write_text('[run]\nfamily = "gpt"\ndata = "<script>"\n[model]\nwidth = "<i>"\n[train]\n')
+    shown = Run.open(folder)._repr_html_()
+    assert not any(tag in shown for tag in ("<b>", "<script>", "<i>"))
+    (folder / "config.toml").unlink()
+    assert "no run here any more" in Run(folder)._repr_html_()
 
 
 def test_in_treescope_tensors_have_our_letters_and_words_and_models_our_symbols():

@@ -150,7 +150,11 @@ def trace_command(record: Any) -> Callable[..., int]:
         edit: Edits = None,
         html: Annotated[
             Path | None,
-            Parameter(group="Output", help="One self-contained web page: click a number to see how it was computed."),
+            Parameter(
+                group="Output",
+                help="One self-contained web page: click a number to see how it was computed. Of a run: the views of "
+                "pencil explore, at most 5 MB; the page names what it leaves out.",
+            ),
         ] = None,
         xlsx: Annotated[
             Path | None, Parameter(group="Output", help="A spreadsheet with formulas, in double precision.")
@@ -197,6 +201,8 @@ def trace_command(record: Any) -> Callable[..., int]:
             raise UserError("--png draws one tensor: give --of once")
         found = _open(what, record, given, edit)
         some = _part(found, of) if of and (html or out) else found
+        if of:
+            some.alone = "they are of the whole model, and --of chose a part"
         if html:
             from ..tracing import html as page
 
@@ -286,11 +292,15 @@ def _open(what: str, record: Any, given: Any, edits: list[str] | None, double: b
         from ..learn.examples import example
 
         found: Any = example(what.removeprefix("example:"))
+        found.alone = "they need a model that answers, and this is a worked example"
     elif record is not None:
+        from ..explore.traced import shareable
         from ..families import load
 
         given.check()
-        found = record.trace(load(what, dtype="auto"), given, double)
+        loaded = load(what, dtype="auto")
+        found = record.trace(loaded, given, double)
+        found = found if double else shareable(found, loaded, given)
     else:
         from ..tracing.opened import read
 

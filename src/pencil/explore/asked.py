@@ -10,13 +10,14 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from .errors import Refused
+from .export import Shown
 from .jobs import Cancelled
 
 STATE_BYTES = 32_000_000  # a body with two pictures
 SMALL_BYTES = 100_000  # a body without
 SECONDS = 30  # for a body to arrive
 TEXT, WORD = 1_000_000, 1_000  # characters of a text, and of a name
-MOST_EDITS, MOST_OPTIONS = 64, 32
+MOST_EDITS, MOST_OPTIONS, MOST_OPEN = 64, 32, 256
 INDEX = re.compile(r"(?:(?::|\d{1,9})(?:,(?::|\d{1,9})){0,15})?", re.ASCII)
 INPUTS = ("text", "source", "picture", "label", "options")
 
@@ -112,6 +113,18 @@ def _input(value: Any) -> dict[str, Any]:
         entries(list(options), "options", MOST_OPTIONS)
         found["options"] = {text(key, "an option", 40): number(one, key[:40]) for key, one in options.items()}
     return found
+
+
+def shown(body: Mapping[str, Any]) -> Shown:
+    """What is open on the page, for a file that opens the same."""
+    at = table(body.get("shown", {}), "shown")
+    more = table(at.get("more", {}), "more")
+    entries(list(more), "more", MOST_OPTIONS)
+    return Shown(
+        text(body.get("view", ""), "view"), text(at.get("cell", ""), "cell"),
+        {text(name, "a name", 40): text(value, name) for name, value in more.items()},
+        [text(one, "a part") for one in entries(at.get("open", []), "open", MOST_OPEN)],
+    )  # fmt: skip
 
 
 # ---- the parts of an address

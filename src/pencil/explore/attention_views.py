@@ -138,20 +138,11 @@ class Lights:
             self.rows[np.arange(len(at)), at] = 1
         else:
             self.rows[0, self.columns] = 1 / len(self.columns)
-        self._most: float | None = None
         self._leading: list[list[int]] | None = None
         self.of_words = bool(tokens) or pooled == "class"
 
     def seen(self, matrix: Array) -> Array:
         return (self.rows @ matrix)[:, self.columns]
-
-    @property
-    def most(self) -> float:
-        """The largest weight of any head of any layer: one scale for all of them."""
-        if self._most is None:
-            each = (self.seen(one).max() for name in self.names for one in self.patterns[name])
-            self._most = float(max(each, default=1.0))
-        return self._most
 
     @property
     def leading(self) -> list[list[int]] | None:
@@ -173,9 +164,9 @@ class Lights:
         else:
             chosen = [name for name in self.names if layer is None or layer_of(name) == layer]
             if not chosen:
-                raise UserError(f"there is no layer {layer}: it is from 0 to {layer_of(self.names[-1])}")
+                raise UserError(f"there is no block {layer}: it is from 0 to {layer_of(self.names[-1])}")
             if how == "head" and (layer is None or head is None):
-                raise UserError("one head is chosen by its layer and its number: give both")
+                raise UserError("one head is chosen by its block and its number: give both")
             each = np.concatenate([self.patterns[name] for name in chosen])
             if how == "head":
                 assert head is not None
@@ -188,7 +179,7 @@ class Lights:
         return {
             "words": self.words, "patches": rows.shape[1], "keys": [self.keys[i] for i in self.columns],
             "rows": packed(rows, "f4"), "how": how, "layer": layer, "head": head,
-            "leading": self.leading, "most": max(self.most, float(rows.max())) if how == "rollout" else self.most,
+            "leading": self.leading,
         }  # fmt: skip
 
     def rolled(self) -> Array:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ..config import UserError
 from ..core.probe import Probe, declared, symbols
+from ..tracing.edits import cannot_run, cannot_set
+from ..tracing.record import LiveTrace
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,14 @@ class Edit:
     name: str
     index: tuple[int | slice, ...]
     value: float
+
+
+def check_token(trace: LiveTrace, name: str, where: str, value: float) -> None:
+    """Refuse an id that no token has, where the edited value is the id of one."""
+    node, words = trace.graph.nodes[trace.find(name)], trace.labels.get("V", ())
+    ids = node.kind == "input" and "int" in node.dtype and len(node.shape) == 2
+    if ids and words and not (value == value // 1 and 0 <= value < len(words)):
+        raise UserError(f"{where} is the id of a token: give a whole number from 0 to {len(words) - 1}, not {value:g}")
 
 
 class Watched:
@@ -85,7 +95,7 @@ class Edited:
         except ValueError as error:
             raise UserError(str(error)) from None
         except (IndexError, RuntimeError) as error:
-            raise UserError(f"the model cannot run with these edits: {str(error).splitlines()[0]}") from None
+            raise cannot_run(" and ".join(dict.fromkeys(one.name for one in self.edits)), error) from None
 
     @contextmanager
     def _other_weights(self) -> Iterator[None]:
@@ -112,8 +122,7 @@ class Edited:
             except IndexError:
                 continue
             except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-                where = f"{name} cannot be set to {one.value:g}"
-                raise UserError(f"{where}: {str(error).splitlines()[0]}") from None
+                raise cannot_set(name, one.value, new, error) from None
             self.applied.add(i)
         return new
 

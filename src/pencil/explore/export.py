@@ -2,8 +2,9 @@
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ..config import UserError
@@ -13,7 +14,7 @@ from ..tracing.graph import Array, Graph, Node
 from ..tracing.record import LiveTrace
 from ..tracing.recorded import RecordedTrace
 from .attention_views import layer_of
-from .contributed import contributed
+from .export_why import Asked, prepared
 from .outline import module_map
 from .outline import tensors as all_tensors
 from .state import State
@@ -21,8 +22,6 @@ from .state import State
 MOST = 5_000_000  # bytes of a file
 PREPARED = 1_600_000  # of them for views: answers, attention and contributions
 LIGHTS = 700_000  # of these for where the words look
-DIVIDED = 48  # parts of them that are divided further
-SHOWN = 12  # output numbers, and parts of each, whose contributions are in the file
 PACKED = 1.27  # letters in the file for each byte of an array, after gzip and base64
 Step = Callable[[int, int, str], None]  # how many of how many steps are done, and what comes next
 LEFT_OUT: tuple[str, ...] = (
@@ -30,6 +29,20 @@ LEFT_OUT: tuple[str, ...] = (
     "Katas: their answers are graded by the server.",
     "Tours, and comparisons with another model or input.",
 )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is open on the page: a view, a cell, what the views keep in the address, and the divided parts of Why."""
+
+    view: str = ""
+    cell: str = ""
+    more: Mapping[str, str] = field(default_factory=dict)
+    open: Sequence[str] = ()
+    title: str = ""  # empty: the model's name and its input
+
+    def as_json(self) -> dict[str, Any]:
+        return {"cell": self.cell, "more": dict(self.more), "open": list(self.open)}
 
 
 class Lean(Graph):
@@ -47,29 +60,44 @@ class Lean(Graph):
         return self.whole.stored(node)
 
 
-def exported(subject: Any, state: State, view: str = "", step: Step = lambda done, total, text: None) -> str:
+def exported(
+    subject: Any, state: State, shown: Shown | None = None, step: Step = lambda done, total, text: None
+) -> str:
     """The page of a state, to be opened without a server; of at most so many bytes. `step` hears of the progress."""
+    shown = shown or Shown()
     key, trace = subject.key(state), subject.record(state)
     outline = subject.outline(key)
-    views, left_out = _views(subject, key, state, outline, step)
+    views, left_out = _views(subject, key, state, outline, shown, step)
     step(1, 1, "writing the file")
     named = sum(n.named for n in trace.graph.nodes)
+    first = [outline["start"], *([shown.cell] if _is_cell(trace, shown.cell) else [])]
 
     def page(kept: set[int], lacking: Sequence[str]) -> str:
         absent = f"The values of {len(lacking)} of {named} tensors, which would make the file too large."
         return html.page(
             RecordedTrace(Lean(trace.graph, kept), trace.labels, trace.facts),
-            f"{subject.name}: {_read(state, subject)}",
+            shown.title or f"{subject.name}: {_read(state, subject)}",
             start=outline["start"],
-            views={**views, "view": view, "left_out": [*left_out, *([absent] if lacking else [])]},
-        )
+            views={
+                **views, "view": shown.view, "shown": shown.as_json(),
+                "left_out": [*left_out, *([absent] if lacking else [])],
+            },
+        )  # fmt: skip
 
     room = (MOST - len(page(set(), ()).encode())) / PACKED
     while True:
-        made = page(*_kept(trace, outline["start"], room))
+        made = page(*_kept(trace, first, room))
         if len(made.encode()) <= MOST or room < 1000:
             return made
         room *= 0.8
+
+
+def _is_cell(trace: LiveTrace, cell: str) -> bool:
+    """Whether a trace has a cell that the page names."""
+    try:
+        return bool(cell) and bool(trace.locate(cell)[0])
+    except UserError:
+        return False
 
 
 def _read(state: State, subject: Any) -> str:
@@ -79,84 +107,52 @@ def _read(state: State, subject: Any) -> str:
 
 
 def _views(
-    subject: Any, key: str, state: State, outline: dict[str, Any], step: Step
+    subject: Any, key: str, state: State, outline: dict[str, Any], shown: Shown, step: Step
 ) -> tuple[dict[str, Any], list[str]]:
     """The views that need the model, as the page asks for them; and what had no room."""
     about, answer, left_out = subject.about(), subject.answer(state), list(LEFT_OUT)
-    model = {**about, "path": "", "examples": about["examples"][:1]}  # a folder is of this machine alone
+    given = answer["state"]["input"]  # a file has the one input that it was made from
+    examples = [{"name": "the input of this file", "input": given}]
+    path = about["path"] and f"runs/{Path(about['path']).name}"  # the folders above it are of this machine alone
+    model = {**about, "path": path, "example": given, "examples": examples}
     trace = subject.trace(key)
     views: dict[str, Any] = {
         "model": model, "answer": answer, "outline": {"map": module_map(trace.recording.model, all_tensors(trace))},
         "attention": subject.attention(key), "light": {}, "contributions": {},
     }  # fmt: skip
-    room = LIGHTS
-    for name, light in _lights(subject, key, views["attention"]):
+    room, looked = LIGHTS, shown.more.get("attention", "")
+    for name, light in _lights(subject, key, views["attention"], looked):
         step(0, 1, "attention")
         room -= len(json.dumps(light))
         if room < 0:
-            left_out.append("Where the words look, of some layers and heads.")
+            left_out.append("Where the words look, of some blocks and heads.")
             break
         views["light"][name] = light
-    room, whole = PREPARED - len(json.dumps(views)), True
-    for name, part in _contributions(subject, key, answer, outline["start"], step):
-        room -= len(json.dumps(part))
-        if room < 0:
-            whole = False
-            break
-        views["contributions"][name] = part
-    if not whole:
-        left_out.append("Contributions below the largest parts.")
-    return views, left_out
+    asked = Asked(shown.more.get("why", ""), shown.more.get("against"), shown.open)
+    room = PREPARED - len(json.dumps(views))
+    views["contributions"], lacking = prepared(subject, key, answer, outline["start"], asked, room, step)
+    return views, [*left_out, *lacking]
 
 
-def _lights(subject: Any, key: str, attention: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where the words look: averaged, by rollout, then of every head."""
+def _lights(subject: Any, key: str, attention: dict[str, Any], first: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where the words look: what is on screen, then averaged, by rollout, and of every head."""
     group = next((one for one in attention["groups"] if one["name"] == "cross"), None) or attention["groups"][0]
     layers = [layer_of(one["name"]) for one in group["layers"]]
-    yield "mean::", subject.light(key)
-    yield "rollout::", subject.light(key, how="rollout")
-    for layer in layers:
-        yield f"mean:{layer}:", subject.light(key, layer)
+    looks: dict[str, tuple[Any, ...]] = {"mean::": (), "rollout::": (None, None, "rollout")}
+    looks |= {f"mean:{layer}:": (layer,) for layer in layers}
     for layer, one in zip(layers, group["layers"], strict=True):
-        for head in range(len(one["heads"])):
-            yield f"head:{layer}:{head}", subject.light(key, layer, head, "head")
+        looks |= {f"head:{layer}:{head}": (layer, head, "head") for head in range(len(one["heads"]))}
+    for name in sorted(looks, key=lambda name: name != first):
+        yield name, subject.light(key, *looks[name])
 
 
-def _contributions(
-    subject: Any, key: str, answer: dict[str, Any], start: str, step: Step
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Contributions to each output number, then the parts of these, the largest first."""
-    cells = [one["cell"] for one in answer.get("tokens") or (answer.get("classes") or ())[:3]] or [start]
-    cells, levels = cells[:SHOWN], list[tuple[str, Any, Any]]()
-    done, total = 0, len(cells) + DIVIDED
-    for done, cell in enumerate(cells):
-        step(done, total, f"contributions to {cell}")
-        try:
-            found = subject.contributed(key, cell)
-        except UserError:
-            continue
-        yield f"{cell}||", contributed(found, cell)
-        levels += [(cell, found, part) for part in found.parts[:SHOWN] if part.count]
-    levels.sort(key=lambda one: -abs(one[2].value))
-    left = DIVIDED
-    while levels and left:
-        levels, deeper, left = levels[:left], [], max(0, left - len(levels))
-        for cell, found, part in levels:
-            done += 1
-            step(done, total, f"the parts of {part.label}")
-            yield f"{cell}||{part.id}", contributed(found, cell, None, part)
-            deeper += [(cell, found, one) for one in part.parts[:2] if one.count]
-        levels = deeper
-
-
-def _kept(trace: LiveTrace, start: str, room: float) -> tuple[set[int], list[str]]:
-    """The nodes whose values fit: the cell to open first and what it was computed from, nearest first."""
+def _kept(trace: LiveTrace, cells: Sequence[str], room: float) -> tuple[set[int], list[str]]:
+    """The nodes whose values fit: the cells to open first and what they were computed from, nearest first."""
     graph = trace.graph
-    first = trace.find(trace.locate(start)[0])
+    first = dict.fromkeys(trace.find(trace.locate(cell)[0]) for cell in cells)
     given = ("input", "weight")
-    order = [first, *(i for i, n in enumerate(graph.nodes) if (n.named or n.kind in given) and i != first)]
-    todo, seen, kept, lacking = deque(order[:1]), set(order[:1]), set(), []
-    rest = iter(order[1:])
+    rest = (i for i, n in enumerate(graph.nodes) if (n.named or n.kind in given) and i not in first)
+    todo, seen, kept, lacking = deque(first), set(first), set(), []
     while todo or (todo := deque(_next(rest, seen))):
         node = todo.popleft()
         n = graph.nodes[node]

@@ -90,11 +90,11 @@ class Explorer(Replies):
     async def export(self, request: Request) -> Response:
         body = await asked.body_of(request, asked.STATE_BYTES)
         state = await self._state(body.get("state"), "state")
-        view = asked.text(body.get("view", ""), "view")
+        shown = asked.shown(body)
         subject = self._present(state["model"])
 
         def work(job: Job) -> dict[str, str]:
-            return {"html": subject.export(state, view, job.tell, job.stopped)}
+            return {"html": subject.export(state, shown, job.tell, job.stopped)}
 
         if self.streamed(request):
             return await self.long(request, "file", work)

@@ -24,8 +24,8 @@ from .cells import receipt, sliced
 from .checkpoints import at_step
 from .compare import compare
 from .contributed import contributed
-from .edited import Edit
-from .export import exported
+from .edited import Edit, check_token
+from .export import Shown, exported
 from .outline import outline
 from .plain import address
 from .state import State, read_state
@@ -146,7 +146,9 @@ class Subject:
         found = []
         for one in state.edits:
             where, value = parse_edit(one)
-            name, index = self.record(state.with_edits(())).locate(where)
+            plain = self.record(state.with_edits(()))
+            name, index = plain.locate(where)
+            check_token(plain, name, where, value)
             found.append(Edit(name, tuple(index), value))
         return found
 
@@ -245,9 +247,13 @@ class Subject:
         return self._contributed[asked]
 
     def export(
-        self, raw: Any, view: str = "", on_event: OnEvent | None = None, stopped: Callable[[], bool] | None = None
+        self,
+        raw: Any,
+        shown: Shown | str = "",
+        on_event: OnEvent | None = None,
+        stopped: Callable[[], bool] | None = None,
     ) -> str:
-        """What is on the page as one file that needs no server; `view` is the one it opens on."""
+        """What is on the page as one file that needs no server; `shown` is what it opens on: a view, or more."""
 
         def step(done: int, total: int, text: str) -> None:
             if stopped is not None and stopped():
@@ -256,7 +262,8 @@ class Subject:
                 on_event("progress", {"done": done, "total": total, "text": text})
 
         with one_thread(self.live):
-            return exported(self, self.state(raw), view, step)
+            opens = Shown(shown) if isinstance(shown, str) else shown
+            return exported(self, self.state(raw), opens, step)
 
     def edit(self, raw: Any, edit: str) -> dict[str, Any]:
         """A state before and after one more edit: both answers, and the tensors that changed."""

@@ -236,7 +236,7 @@ FAMILY = Family(
         ),
         parameter_formulas=block_formulas,
     ),
-    heads="its attention changes with every denoising step, so no single score describes it; "
+    heads="this model denoises in many steps, and a head attends differently at each, so no one score describes it; "
     "pencil trace --png draws the attention at one step",
     checkpoints=(DIT, DIT_ORIGINAL),
     imported=imported,

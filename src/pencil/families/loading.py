@@ -1,7 +1,6 @@
 """Runs opened for use: settings of older versions read under today's names, and the model with its weights."""
 
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +105,7 @@ class OpenedRun(Loaded):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what the run is, and its model as a tree."""
-        facts, step = self.run.config["run"], self.run.weights_step
-        about = [f"a {self.run.family} ({family(self.run.family).summary})"]
-        about += [f"trained on {facts['data']}"] if facts.get("data") else []
-        about += [f"weights of step {step:,}"] if step is not None else []
-        return f"<p><code>{escape(str(self.run.path))}</code>: {escape(', '.join(about))}</p>{model_html(self.model)}"
+        return f"{self.run.about_html(family(self.run.family).summary)}{model_html(self.model)}"
 
     def predict(self, inputs: Any = None, **options: Any) -> Any:
         """What the model says of its inputs; see `pencil.predict`."""

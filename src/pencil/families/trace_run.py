@@ -23,10 +23,22 @@ def trace(what: Any, *inputs: Any, **given: Any) -> record.LiveTrace:
     double precision. The axes have the labels of the command line. Or it is any nn.Module or function of tensors,
     and the inputs are its own (see `tracing.record.trace`).
     """
-    if not isinstance(what, str | Path | Loaded):
-        if isinstance(what, torch.nn.Module):
-            refuse_int8(what, "traced")
-        return record.trace(what, *inputs, **given)
+    if isinstance(what, str | Path | Loaded):
+        return trace_loaded(*prepared(what, inputs, given))
+    if isinstance(what, torch.nn.Module):
+        refuse_int8(what, "traced")
+    return record.trace(what, *inputs, **given)
+
+
+def trace_loaded(loaded: Loaded, options: Any, double: bool = False) -> record.LiveTrace:
+    """The trace of an opened run with its family's options."""
+    kind = family(loaded.run.family)
+    assert kind.trace is not None
+    return kind.trace(loaded, options, double)
+
+
+def prepared(what: Any, inputs: tuple[Any, ...], given: dict[str, Any]) -> tuple[Loaded, Any, bool]:
+    """A run opened, the options of its trace, and whether it is in double precision."""
     loaded = what if isinstance(what, Loaded) else load(what, dtype="auto")
     refuse_int8(loaded.model, "traced")
     kind = family(loaded.run.family)
@@ -39,7 +51,7 @@ def trace(what: Any, *inputs: Any, **given: Any) -> record.LiveTrace:
     if isinstance(what, Loaded) and (double or half or loaded.device.type != "cpu"):
         copy = deepcopy(loaded.model).cpu()  # the caller's stays as it is
         loaded = loaded._replace(model=copy.float() if half else copy)
-    return kind.trace(loaded, options, double)
+    return loaded, options, double
 
 
 def _options(kind: type, inputs: tuple[Any, ...], given: dict[str, Any]) -> Any:

@@ -203,7 +203,10 @@ def load(
     meta = parse_json(header.metadata["pencil"], str(path), KIND)
     try:
         if meta["format"] != FORMAT:
-            raise UserError(f"{path} is a trace of another kind ({str(meta['format'])[:40]})")
+            raise UserError(
+                f"{path} was written by another version of Pencil: it is {str(meta['format'])[:40]!r}, and this "
+                f"version reads {FORMAT!r}; record it again with this version, or read it with the one that wrote it"
+            )
         _check_digest(header, meta, body, path, warn)
         arrays = {
             key: np.frombuffer(memoryview(body)[one.begin : one.end], TYPES[one.dtype]).reshape(one.shape)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ..config import UserError
 from ..console import visible
 from ..files import write_aside
 from .file import pack
@@ -76,6 +77,24 @@ def page(
 """
 
 
+def explorer(
+    trace: RecordedTrace,
+    title: str,
+    about: str = ABOUT,
+    start: str = "",
+    progress: Progress = lambda share: None,
+) -> str:
+    """The page of a trace with all views, where its model can be asked; else with its numbers, and the reason."""
+    reason = trace.alone
+    if trace.shared is not None:
+        try:
+            return trace.shared(getattr(trace, "edits", ()), title, start, progress)
+        except UserError as error:
+            reason = str(error)
+    views = {"left_out": [f"Answer, Why and Heads: {reason}."]}
+    return page(trace, title or "trace", about, start, progress, views)
+
+
 def write(
     trace: RecordedTrace,
     path: str | Path,
@@ -87,7 +106,7 @@ def write(
 ) -> int:
     """Write a trace's page, and return its size in bytes; `warn` is called for one too large to mail."""
     path = Path(path)
-    content = page(trace, title or path.stem, about or ABOUT, start, progress).encode()
+    content = explorer(trace, title or path.stem, about or ABOUT, start, progress).encode()
     write_aside(path, content)
     if len(content) > HEAVY:
         size = f"{len(content) / 1e6:.0f} MB"
@@ -95,10 +114,11 @@ def write(
     return len(content)
 
 
-def frame(trace: RecordedTrace, title: str = "trace", about: str = ABOUT, start: str = "", height: int = 720) -> str:
+def frame(trace: RecordedTrace, title: str = "", about: str = ABOUT, start: str = "", height: int = 720) -> str:
     """The page inside a frame, for a notebook."""
-    inside = escape(page(trace, title, about, start))
-    about_it = f'sandbox="allow-scripts" title="{escape(title)}" style="width:100%;height:{height}px;border:0"'
+    inside = escape(explorer(trace, title, about, start))
+    named = escape(title or "trace")
+    about_it = f'sandbox="allow-scripts" title="{named}" style="width:100%;height:{height}px;border:0"'
     return f'<iframe srcdoc="{inside}" {about_it}></iframe>'
 
 

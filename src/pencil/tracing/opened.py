@@ -39,7 +39,7 @@ class Trace(RecordedTrace):
     def _repr_html_(self) -> str:
         return notebook.trace_html(self)
 
-    def explore(self, title: str = "trace", start: str = "", height: int = 720) -> notebook.Framed:
+    def explore(self, title: str = "", start: str = "", height: int = 720) -> notebook.Framed:
         """The page of the trace, shown inside a notebook; `start` is the cell it opens on."""
         return notebook.Framed(self, title, start, height)
 
@@ -55,7 +55,10 @@ class Trace(RecordedTrace):
         file.write(self, path)
 
     def to_html(self, path: str | Path, title: str = "", of: Sequence[str] = ()) -> None:
-        """Write one page that opens anywhere: click a number and its arithmetic unfolds. `of`: as for `to_xlsx`."""
+        """Write one page that opens anywhere: click a number and its arithmetic unfolds. `of`: as for `to_xlsx`.
+
+        Of a run it has the views of `pencil explore`, at most 5 MB, and names what it leaves out.
+        """
         html.write(extract(self, of)[0] if of else self, Path(path), title)
 
     def to_xlsx(self, path: str | Path, of: Sequence[str] = ()) -> None:
@@ -70,4 +73,6 @@ class Trace(RecordedTrace):
 def read(path: str | Path, warn: Callable[[str], None] | None = None) -> Trace:
     """Open a trace file; anything else is refused by name. `warn` is called with what cannot be checked."""
     graph, labels, facts = file.load(path, **({} if warn is None else {"warn": warn}))
-    return Trace(graph, labels, facts)
+    found = Trace(graph, labels, facts)
+    found.alone = "they need the model, and a trace file has its numbers alone; pencil trace RUN --html writes them"
+    return found

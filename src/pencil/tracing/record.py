@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..config import UserError
 from .closed import BlockTape
 from .contributions import Contributions
+from .edits import cannot_run, cannot_set
 from .held import HeldModel
 from .opened import Trace, View
 from .recording import Recording
@@ -53,6 +54,7 @@ class LiveTrace(Trace):
         super().__init__(tape, labels, facts)
         self.recording = recording
         self.held_model: Callable[[], HeldModel | None] | None = None  # for contributions, while it is kept
+        self.edits: tuple[str, ...] = ()  # as the command line writes them
 
     def find(self, name: str) -> int:
         tape = self.graph
@@ -93,9 +95,8 @@ class LiveTrace(Trace):
                 elif callable(value):
                     new = value(old[index])
                 old[index] = new
-            except (IndexError, RuntimeError, TypeError, ValueError) as error:
-                shape, why = "×".join(map(str, old.shape)), str(error).splitlines()[0]
-                raise UserError(f"{where} cannot be changed so: {why}; its shape is {shape}") from None
+            except (IndexError, RuntimeError, TypeError, ValueError, OverflowError) as error:
+                raise cannot_set(where, value, old, error) from None
             return old
 
         before = self.recording.edits
@@ -104,8 +105,14 @@ class LiveTrace(Trace):
         try:
             tape = again.run(lazy=bool(self.graph.blocks))
         except (IndexError, RuntimeError) as error:
-            raise UserError(f"the model cannot run on from {where}: {str(error).splitlines()[0]}") from None
-        return LiveTrace(again, tape, self.labels, self.facts)
+            raise cannot_run(where, error) from None
+        found = LiveTrace(again, tape, self.labels, self.facts)
+        if isinstance(value, int | float):
+            found.shared, found.alone = self.shared, self.alone
+            found.edits = (*self.edits, f"{where}={repr(value).removesuffix('.0')}")
+        else:
+            found.alone = "they need edits that are numbers, and this trace was changed by more than those"
+        return found
 
     def contributions(self, cell: str, against: str | int | None = None) -> Contributions:
         """What each part of the model added to one number: `contributions("logits[0,a,seven]", against="eight")`.

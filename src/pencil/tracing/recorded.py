@@ -1,6 +1,6 @@
 """A recorded trace: its tensors by name, and parts of them. Needs numpy alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -21,8 +21,12 @@ class RecordedTrace:
     ("next.T") they are those of that part of the trace alone. `facts` holds what else is known:
     "first_patch", the index of the first token that is a patch of an image; "grid", the number of patches down and
     across (of a video, along time first); "text", a text the model generated; "first_word", the index of its first
-    token.
+    token. `shared` makes the page with all views of the explorer, where the trace is of a model that it opens: from the
+    edits, a title, the cell to open, and what hears of the progress; else `alone` says why the page has numbers alone.
     """
+
+    shared: "Callable[[Sequence[str], str, str, Callable[[float], object]], str] | None" = None
+    alone: str = "they need a run, and this is the trace of a module"
 
     def __init__(
         self,

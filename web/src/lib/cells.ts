@@ -46,16 +46,25 @@ export function wayTo(map: MapNode, found: (node: MapNode) => boolean): MapNode[
   return found(map) ? [map] : [];
 }
 
+/** The axis of the heads of a tensor; -1 where it has none. */
+export const headAxis = (tensor: Tensor) => (tensor.axes.length === tensor.shape.length ? tensor.axes.indexOf("h") : -1);
+
+/** A part of the model, and a head of it: "block 2 · head 1". */
+export function headOf(place: string[], head: number): string[] {
+  return [...(place.at(-1) === "attention" ? place.slice(0, -1) : place), `head ${head + 1}`]; // names count from one, indices from zero
+}
+
+/** A tensor after the place it is in. */
+export function tensorAt(place: string[], name: string): string {
+  const last = name.split(/[.:]/).at(-1)!.replace(/_/g, " ");
+  return [...place, ...(place.at(-1) === last ? [] : [last])].join(" · ");
+}
+
 /** Where a cell is, in words: "block 2 · head 1 · pattern". */
 export function whereabouts(outline: Outline, cell: string): string {
   const parts = cellParts(cell), tensor = parts && outline.tensors.find((one) => one.name === parts.name);
   if (!parts || !tensor) return "";
   const words = wayTo(outline.map, (node) => node.tensors.includes(tensor.name)).slice(1).map((node) => node.title);
-  const head = tensor.axes.indexOf("h");
-  if (head >= 0 && tensor.axes.length === tensor.shape.length && parts.index.length) {
-    if (words.at(-1) === "attention") words.pop();
-    words.push(`head ${parts.index[head] + 1}`); // names count from one, indices from zero
-  }
-  const last = tensor.name.split(/[.:]/).at(-1)!.replace(/_/g, " ");
-  return [...words, ...(words.at(-1) === last ? [] : [last])].join(" · ");
+  const head = headAxis(tensor);
+  return tensorAt(head >= 0 && parts.index.length ? headOf(words, parts.index[head]) : words, tensor.name);
 }

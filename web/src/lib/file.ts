@@ -9,7 +9,7 @@ import { size } from "./evaluate/numbers";
 import { bare, marked, pieces } from "./evaluate/writing";
 import { mapOf, namesOf, tensorsOf } from "./outline";
 import { parsed } from "./server";
-import { Problem, WORDS, type Feature, type Source } from "./source";
+import { Problem, WORDS, type Feature, type Shown, type Source } from "./source";
 import type {
   Answer, Attention, Contributions, How, Light, Model, Outline, Receipt, Slice, State, Tensor,
 } from "./types";
@@ -24,12 +24,14 @@ export type Views = {
   contributions?: Record<string, Contributions>;
   python?: string;
   view?: string; // the one it begins with
+  shown?: Shown; // what was open on the page
   left_out?: string[];
 };
 
 export const lightKey = (layer: number | null, head: number | null, how: How) => `${how}:${layer ?? ""}:${head ?? ""}`;
 export const partKey = (cell: string, against?: string | null, part?: string | null) => `${cell}|${against ?? ""}|${part ?? ""}`;
 
+const FORMAT = "pencil trace 1"; // as src/pencil/tracing/file.py writes it
 const KINDS = { u8: Uint8Array, i32: Int32Array, f32: Float32Array, f64: Float64Array };
 const real = (value: Num) => (Array.isArray(value) ? size(value) : value);
 
@@ -39,6 +41,9 @@ export class FileSource implements Source {
   readonly about: string[];
   readonly first: string;
   readonly leftOut: string[];
+  readonly state?: State;
+  readonly shown?: Shown;
+  readonly edits: string[];
   private readonly names: string[];
   private readonly tensors: Tensor[];
   private readonly ranges = new Map<number, [number, number]>();
@@ -51,6 +56,9 @@ export class FileSource implements Source {
     this.about = graph.meta.about ?? [];
     this.first = views.view ?? (views.answer ? "" : "numbers");
     this.leftOut = views.left_out ?? [];
+    this.state = views.answer?.state;
+    this.shown = views.shown;
+    this.edits = views.answer?.state?.edits ?? graph.nodes.flatMap((n) => (n.kind === "edited" ? [n.name.replace(/:edit$/, "")] : []));
     Object.assign(MEANS, graph.meta.legend);
     this.names = namesOf(graph);
     this.tensors = tensorsOf(graph, this.names);
@@ -59,7 +67,12 @@ export class FileSource implements Source {
   /** Read the data that is inside this page. */
   static async opened(): Promise<FileSource> {
     const text = (id: string) => document.getElementById(id)?.textContent ?? "";
-    const meta: Meta = JSON.parse(text("graph")), raw = await unzipped(text("arrays"));
+    const meta: Meta = JSON.parse(text("graph"));
+    if (meta.format !== FORMAT) {
+      const found = typeof meta.format === "string" ? `“${meta.format.slice(0, 40)}”` : "of no known kind";
+      throw new Problem(`This page cannot read the trace in it: it is ${found}, and this version of Pencil reads “${FORMAT}”. Record it again with this version, or open the file as the version that wrote it made it.`);
+    }
+    const raw = await unzipped(text("arrays"));
     const arrays: Record<string, Typed> = {};
     for (const [key, [kind, begin, count]] of Object.entries(meta.arrays)) {
       arrays[key] = new KINDS[kind as keyof typeof KINDS](raw, begin, count);
@@ -138,7 +151,8 @@ export class FileSource implements Source {
   }
 
   async contributions(_: string, cell: string, against?: string | null, part?: string | null): Promise<Contributions> {
-    return this.views.contributions?.[partKey(cell, against, part)] ?? this.missing("contributions");
+    const found = this.views.contributions?.[partKey(cell, against, part)];
+    return found ?? this.missing("contributions", part ? "what this part is made of" : against ? "the contributions to this difference" : undefined);
   }
 
   compare = () => this.missing("compare");
@@ -152,8 +166,8 @@ export class FileSource implements Source {
   kataWorking = () => this.missing("katas");
   exported = () => this.missing("export");
 
-  private async missing(feature: Feature): Promise<never> {
-    throw new Problem(`This file does not hold ${WORDS[feature]}; open the model with pencil explore to see it.`);
+  private async missing(feature: Feature, what = WORDS[feature]): Promise<never> {
+    throw new Problem(`This file does not hold ${what}; open the model with pencil explore to see it.`);
   }
 
   /** What is computed from values that may have been left out of the file. */

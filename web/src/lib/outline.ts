@@ -88,6 +88,9 @@ export function mapOf(tensors: Tensor[], title: string): MapNode {
   return collapsed(root);
 }
 
+/** Where a tensor is, by its name alone. */
+export const placeOf = (name: string) => pathOf(name).map(titleOf);
+
 /** A part that only holds one other part is that part. */
 function collapsed(node: MapNode): MapNode {
   const children = node.children.map(collapsed).map((child) => {

@@ -16,10 +16,12 @@ export function pictureLine(picture: string, file = PICTURE): string {
 }
 
 /** The model on screen: a run by its folder, one at a checkpoint, or the example that comes with Pencil. */
-export function opened({ name, path, step }: Model): string {
-  if (path === "") return "Subject.of_example().loaded";
+export function opened({ name, path, step }: Model, subject = false): string {
+  const loaded = subject ? "" : ".loaded";
+  if (path === "") return `Subject.of_example()${loaded}`;
   const folder = quoted(path ?? `runs/${name.split("@")[0]}`);
-  return name.includes("@") && step !== null ? `Subject.open(${folder}, step=${step}).loaded` : folder;
+  if (name.includes("@") && step !== null) return `Subject.open(${folder}, step=${step})${loaded}`;
+  return subject ? `Subject.open(${folder})` : folder;
 }
 
 /** The call that records an input, as `pencil.trace` takes it; `written` is what the model wrote after it. */
@@ -39,24 +41,65 @@ export function traced(model: Model, input: Input, written = "", file = PICTURE)
 
 /** The lines of the present state and cell; a view adds its own with `more`. With `prompt` without what was written. */
 export function python(session: Session, more: string[] = [], prompt = false): string {
-  const { source, model, input, cell, address, answer, stale } = session;
-  const lines = source.kind === "file" ? [] : ["import pencil", ""];
-  if (source.kind === "file") lines.push("from pencil.tracing.file import load", "", "t = load(\"trace.safetensors\")  # the file of pencil trace --out");
+  const { source, model, input, cell, state, answer, stale } = session;
+  const alone = source.kind === "file" && !source.state; // a trace whose model is not known
+  const lines = alone ? [] : ["import pencil", ""];
+  if (alone) lines.push("from pencil.tracing.file import load", "", "t = load(\"trace.safetensors\")  # the file of pencil trace --out");
   else {
     if (input.picture) lines.push(pictureLine(input.picture));
     const writes = model.controls.some((one) => one.name === "temperature");
     lines.push(`t = ${traced(model, input, writes && !prompt && !stale ? answer?.text : "")}`);
   }
-  for (const edit of address.edits) {
+  for (const edit of state.edits) {
     const cut = edit.lastIndexOf("=");
     lines.push(`t = t.edit(${quoted(edit.slice(0, cut))}, ${edit.slice(cut + 1)})`);
   }
   if (more.length) lines.push(...more);
   else if (cell) lines.push(`print(t[${quoted(cell)}])`);
-  if (lines.some((line) => line.includes("b64decode"))) lines.unshift("from base64 import b64decode", "from pathlib import Path", "");
+  return program(lines);
+}
+
+/** Lines with the imports that they need. */
+function program(lines: string[]): string {
+  const coded = ["b64decode", "b64encode"].filter((name) => lines.some((line) => line.includes(`${name}(`)));
+  if (coded.length) lines.unshift(`from base64 import ${coded.join(", ")}`, "from pathlib import Path", "");
   if (lines.some((line) => line.includes("Subject."))) lines.splice(lines.indexOf("import pencil") + 1, 0, "from pencil.explore.subject import Subject");
   return `${lines.join("\n")}\n`;
 }
+
+/** The lines that give the answer of the present state, with its settings. */
+export function answered(session: Session): string {
+  const { model, input, state } = session, options = input.options ?? {};
+  const lines = ["import pencil", ""], file = quoted(PICTURE);
+  if (input.picture) lines.push(pictureLine(input.picture));
+  const writes = model.controls.some((one) => one.name === "temperature");
+  const begun = Boolean(input.text) && (model.input.picture || model.input.source) && model.output === "tokens";
+  const nothing = writes && !model.input.picture && !model.input.source && !input.text;
+  if (state.edits.length || begun || nothing || model.output === "vector") {
+    // what `pencil.predict` does not take: edits, how an answer begins, and the vector as the page shows it
+    const { picture, options: _options, ...texts } = input;
+    const given = Object.entries(texts).map(([name, value]) => `${quoted(name)}: ${quoted(value)}`);
+    if (picture) given.push(`"picture": "data:image/png;base64," + b64encode(Path(${file}).read_bytes()).decode()`);
+    given.push(`"options": {${Object.entries(options).map(([name, value]) => `${quoted(name)}: ${value}`).join(", ")}}`);
+    lines.push(`subject = ${opened(model, true)}`, `given = {${given.join(", ")}}`);
+    lines.push(`answer = subject.answer({"input": given, "edits": [${state.edits.map(quoted).join(", ")}]})`);
+    lines.push(model.output === "picture" ? `print(answer["picture"])  # as a data address` : model.output === "classes" ? `print(answer["classes"][0]["label"])` : `print(answer[${quoted(model.output === "vector" ? "vector" : "text")}])`);
+    return program(lines);
+  }
+  const what = input.picture ? file : quoted((model.input.source ? input.source : (input.text || input.label)) ?? "");
+  const settings = SETTINGS.flatMap(([name, word, off]) => (options[name] === undefined || options[name] === off ? [] : [`${word}=${options[name]}`]));
+  const call = `pencil.predict(${[opened(model), ...(model.output === "picture" && !input.text && !input.label ? [] : [what]), ...settings].join(", ")})`;
+  lines.push(`answer = ${call}`);
+  if (model.output === "picture") lines.push(`answer.save("drawn.png")`, `print("drawn.png", answer.size)`);
+  else lines.push(writes ? "print(answer.new)" : "print(answer)");
+  return program(lines);
+}
+
+/** Options of the page that `pencil.predict` has too, by its word, and the value at which each does nothing. */
+const SETTINGS: [string, string, number | null][] = [
+  ["tokens", "max_new_tokens", null], ["temperature", "temperature", null], ["top_k", "top_k", 0], ["top_p", "top_p", 1], ["min_p", "min_p", 0],
+  ["steps", "steps", null], ["guidance", "guidance", null], ["seed", "seed", null],
+];
 
 /** Put a text on the clipboard. */
 export async function copied(text: string): Promise<boolean> {

@@ -1,6 +1,6 @@
 // The source that asks the server of `pencil explore`.
 
-import { Problem, type Event, type Feature, type Source, type Watch } from "./source";
+import { Problem, type Event, type Feature, type Shown, type Source, type Watch } from "./source";
 import type {
   Answer, Attention, Changed, Contributions, Difference, How, Light, Model, Outline, Receipt, Slice, State,
 } from "./types";
@@ -98,8 +98,8 @@ export class ServerSource implements Source {
     return this.post(`katas/${encodeURIComponent(name)}/working`, { seed });
   }
 
-  async exported(state: State, view: string, watch: Watch = {}): Promise<Blob> {
-    const { html } = await this.stream<{ html: string }>("export", { state, view }, "file", watch);
+  async exported(state: State, view: string, shown: Shown, watch: Watch = {}): Promise<Blob> {
+    const { html } = await this.stream<{ html: string }>("export", { state, view, shown }, "file", watch);
     return new Blob([html], { type: "text/html" });
   }
 

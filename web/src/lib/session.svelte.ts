@@ -43,14 +43,20 @@ export class Session {
   locked = $state<number | null>(null);
 
   model = $derived(this.models.find((one) => one.id === this.address.model) ?? this.models[0]);
-  input: Input = $derived(this.model ? completed(this.address.input, this.model) : {});
-  state: State = $derived({ model: this.model?.id ?? "", input: this.input, edits: this.address.edits });
+  /** A file has one input and its edits, whatever the address says. */
+  input: Input = $derived(this.model ? (this.source.state?.input ?? completed(this.address.input, this.model)) : {});
+  state: State = $derived({ model: this.model?.id ?? "", input: this.input, edits: this.source?.state?.edits ?? this.address.edits });
+  /** The changes that are in what the page shows. */
+  edits: string[] = $derived(this.source?.edits ?? this.address.edits);
   /** One text for one state: the same text, the same answer. */
   key: string = $derived(JSON.stringify(this.state));
   stale: boolean = $derived(this.answer !== null && this.answerKey !== this.key);
   cell: string = $derived(this.address.cell);
   where: string = $derived(this.outline && this.cell ? whereabouts(this.outline, this.cell) : "");
   tensor: Tensor | null = $derived(this.tensorOf(this.cell));
+
+  /** The parts that are divided in Why, and the number they are parts of: `divisionOf` names it. */
+  divided: { of: string; open: string[] } = { of: "", open: [] };
 
   private outlineKey = "";
   private traceKept = "";
@@ -70,6 +76,7 @@ export class Session {
     this.source = source;
     this.models = await source.models();
     this.recall(history.state);
+    if (source.shown) this.divided = { of: this.divisionOf(source.shown.more.why ?? "", source.shown.more.against ?? null), open: source.shown.open };
     this.remember("replaceState");
     addEventListener("popstate", (event) => this.recall(event.state));
   }
@@ -82,6 +89,8 @@ export class Session {
     const { more, ...rest } = change;
     const kept = Object.entries({ ...this.address.more, ...more }).filter(([, value]) => value !== null) as [string, string][];
     const next: Address = { ...this.address, ...rest, more: Object.fromEntries(kept) };
+    // what is shared is the view one comes from
+    if (next.view === SHARE && this.address.view !== SHARE) next.more = { ...next.more, of: this.address.view || this.source.first || "answer" };
     if (next.cell !== this.address.cell) {
       this.byHand = how !== "replace";
       const before = how === "follow" ? this.trail : how === "replace" ? this.trail.slice(0, -1) : [];
@@ -109,6 +118,11 @@ export class Session {
     const options = { ...this.input.options, ...change.options };
     const input: Input = { ...this.input, ...change, ...(Object.keys(options).length ? { options } : {}) };
     this.go({ input }, how);
+  }
+
+  /** A name for a number that Why divides: of this state, a cell, and what it is compared with. */
+  divisionOf(cell: string, against: string | null): string {
+    return JSON.stringify([this.key, cell, against]);
   }
 
   addEdit(edit: string): void {
@@ -150,7 +164,8 @@ export class Session {
     this.depth = kept?.depth ?? 0;
     const { hash } = location;
     // the history has the whole picture, and the address a small one
-    const address = kept?.address && (!hash || hash === kept.hash) ? kept.address : read(hash);
+    const first = { ...EMPTY, cell: this.source.shown?.cell ?? "", more: this.source.shown?.more ?? {} };
+    const address = kept?.address && (!hash || hash === kept.hash) ? kept.address : hash ? read(hash) : first;
     this.address = address;
     this.trail = kept?.trail?.at(-1) === address.cell ? kept!.trail! : address.cell ? [address.cell] : [];
   }
@@ -322,6 +337,7 @@ function completed(given: Input | null, { example, input: takes }: Model): Input
   return found;
 }
 
+const SHARE = "share"; // the name of the view that shares the others
 const SLICES = 24; // matrices kept
 const PICTURES = 8; // large pictures known in a small form
 

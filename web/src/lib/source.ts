@@ -24,6 +24,9 @@ export type Event =
 
 export type Watch = { signal?: AbortSignal; onEvent?: (event: Event) => void };
 
+/** What is open: a cell, what the views keep in the address, and the divided parts of Why. */
+export type Shown = { cell: string; more: Record<string, string>; open: string[] };
+
 export type Feature =
   | "input" | "answer" | "record" | "attention" | "light" | "contributions" | "compare" | "edit" | "tours" | "katas" | "export" | "scores";
 
@@ -35,8 +38,13 @@ export interface Source {
   readonly about: string[];
   /** The view it begins with; empty: the first there is. */
   readonly first: string;
+  /** The one state of a file, and what was open on the page that it was made from. */
+  readonly state?: State;
+  readonly shown?: Shown;
   /** Sentences: what a file leaves out. */
   readonly leftOut: string[];
+  /** The edits a file was made with; of a server they are in the address. */
+  readonly edits?: string[];
   /** Whether this source can do something at all; views hide what cannot be done, or say why. */
   can(feature: Feature): boolean;
   models(): Promise<Model[]>;
@@ -63,7 +71,7 @@ export interface Source {
   kataAnswer(name: string, seed: number | null, answers: string[]): Promise<unknown>;
   kataWorking(name: string, seed: number | null): Promise<unknown>;
   /** The current view as one HTML file. */
-  exported(state: State, view: string, watch?: Watch): Promise<Blob>;
+  exported(state: State, view: string, shown: Shown, watch?: Watch): Promise<Blob>;
 }
 
 export const WORDS: Record<Feature, string> = {
@@ -71,7 +79,7 @@ export const WORDS: Record<Feature, string> = {
   answer: "the answer",
   record: "the trace",
   attention: "the attention of every head",
-  light: "the attention of this layer and head",
+  light: "the attention of this block and head",
   contributions: "the contributions to this number",
   compare: "a comparison",
   edit: "a change inside the model",

@@ -186,7 +186,6 @@ export type Light = {
   how: How;
   layer: number | null;
   head: number | null;
-  most: number;
   leading?: [number, number][] | null; // for each word the layer and the head that attend most to the patches
   keys?: string[]; // what the columns are, where they are neither patches nor the words of the sequence
 };

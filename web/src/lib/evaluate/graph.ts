@@ -32,6 +32,7 @@ export type GraphNode = {
 };
 
 export type Meta = {
+  format?: string;
   nodes: GraphNode[];
   names: Record<string, number>;
   labels: Record<string, string[]>;

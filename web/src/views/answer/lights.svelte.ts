@@ -7,9 +7,9 @@ import type { Attention, How, Light } from "../../lib/types";
 
 export type Look = { how: How; layer: number; head: number };
 
-/** A choice as it is written in the address: head:0:2, mean:1:, rollout::. */
+/** A choice as it is written in the address: head:0:2; of mean:0:2 and rollout:0:2 the rest is kept for the way back. */
 export function writtenLook({ how, layer, head }: Look): string {
-  return `${how}:${how === "rollout" ? "" : layer}:${how === "head" ? head : ""}`;
+  return `${how}:${layer}:${head}`;
 }
 
 export function readLook(text: string | undefined, depth: number, heads: number): Look {
@@ -25,7 +25,7 @@ export function readLook(text: string | undefined, depth: number, heads: number)
 
 export class Lights {
   light = $state.raw<Light | null>(null);
-  /** What is shown while nobody has chosen: one head where it shows more, else the mean of the last layer. */
+  /** What is shown while nobody has chosen: one head where it shows more, else the mean of the last block. */
   usual = $state.raw<Look | null>(null);
   busy = $state(false);
   problem = $state.raw<Problem | null>(null);
@@ -56,7 +56,7 @@ export class Lights {
     return session.ask((trace) => session.source.light(trace, how === "rollout" ? null : layer, how === "head" ? head : null, how));
   }
 
-  /** The head that attends most to the patches from this word, where the server names it; else the mean of the last layer. */
+  /** The head that attends most to the patches from this word, where the server names it; else the mean of the last block. */
   private async begin(word: number, present: () => boolean): Promise<Light> {
     let look = readLook(undefined, session.model.depth, session.model.heads);
     let light = await this.read(look);
@@ -90,7 +90,7 @@ export class Lights {
   }
 }
 
-/** The recorded pattern of a layer: of the source, where the model reads one. */
+/** The recorded pattern of a block: of the source, where the model reads one. */
 export function patternOf({ groups }: Attention, layer: number): string | null {
   const group = groups.find((one) => one.name === "cross") ?? groups.find((one) => one.name === "") ?? groups[0];
   return group?.layers.find((one) => one.layer === layer)?.name ?? null;

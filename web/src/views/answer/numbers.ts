@@ -19,6 +19,14 @@ export function visible(label: string): string {
   return bare || "␣";
 }
 
+/** One of several labels in running text: of equal ones with its number, "2 #3"; as it stands where only a space tells two apart. */
+export function numbered(labels: readonly string[], at: number, quotes = false): string {
+  const label = labels[at] ?? "", same = labels.flatMap((one, i) => (one === label ? [i] : []));
+  const alike = labels.some((one) => one !== label && visible(one) === visible(label));
+  const word = alike ? label : visible(label);
+  return `${quotes ? `“${word}”` : word}${same.length > 1 ? ` #${same.indexOf(at) + 1}` : ""}`;
+}
+
 export type Spaced = { gap: boolean; word: string; breaks: boolean; special: boolean };
 
 /** Tokens as they stand in the text they make: with a space before them or not; special ones are not in it. */
@@ -46,8 +54,8 @@ export function sibling(cell: string, last: number): string {
   return cell.replace(/[^,[]*\]$/, `${last}]`);
 }
 
-/** How strongly a share is coloured: among many keys every share is small, and its root can still be seen. */
-export const strength = (share: number, most: number) => Math.sqrt(Math.min(1, Math.max(0, share / (most || 1))));
+/** How strongly a share from 0 to 1 is coloured: among many keys every share is small, and its root can still be seen. */
+export const strength = (share: number) => Math.sqrt(Math.min(1, Math.max(0, share)));
 
 /** The places of the largest values, largest first. */
 export function largest(values: ArrayLike<number>, count: number): number[] {
@@ -55,3 +63,8 @@ export function largest(values: ArrayLike<number>, count: number): number[] {
   order.sort((a, b) => values[b] - values[a] || a - b);
   return order.slice(0, count);
 }
+
+/** Settings whose name on the page says more than their own. */
+export const CALLED: Record<string, string> = {
+  top_k: "top-k", top_p: "top-p", min_p: "min-p", tokens: "tokens to write", steps: "denoising steps", step: "recorded step",
+};

@@ -1,5 +1,10 @@
 // Edits as the command line writes them: "blocks.0.attn.z[:,2]=0".
 
+import { headOf, tensorAt, wayTo } from "../../lib/cells";
+import { placeOf } from "../../lib/outline";
+import type { Outline } from "../../lib/types";
+import { visible } from "../answer/numbers";
+
 export type Address = { name: string; index: (number | null)[] };
 
 /** An address with numbers, or with ":" for a whole axis; null if it is none. */
@@ -30,6 +35,39 @@ export function number(text: string): string | null {
 /** The list with one edit more; an edit of the same place is replaced. */
 export function withEdit(edits: string[], where: string, value: string): string[] {
   return [...edits.filter((one) => split(one).where !== where), `${where}=${value}`];
+}
+
+/** The vocabulary, where a tensor holds the ids of tokens. */
+export function ofTokens(name: string, outline: Outline | null): string[] | null {
+  // an input that was edited has its own name with "before"
+  const given = outline?.tensors.find((one) => one.kind === "input" && [name, `${name}:before`].includes(one.name));
+  return given && /int/.test(given.dtype) && given.shape.length === 2 ? (outline!.labels.V ?? null) : null;
+}
+
+/** The id of a token that is written as its text, or as its id; null if it is none. */
+export function tokenOf(text: string, vocabulary: string[]): string | null {
+  const plain = text.trim();
+  if (/^\d+$/.test(plain) && Number(plain) < vocabulary.length) return String(Number(plain));
+  const quoted = /^[“"](.*)[”"]$/.exec(plain)?.[1] ?? text;
+  for (const one of [quoted, quoted.replace(/^ /, "␣"), quoted.trim(), `␣${quoted.trim()}`]) {
+    const found = one ? vocabulary.indexOf(one) : -1;
+    if (found >= 0) return String(found);
+  }
+  return null;
+}
+
+/** An edit in words: "block 3 · head 3 off". */
+export function said(edit: string, outline: Outline | null): string {
+  const { where, value } = edit.includes("=") ? split(edit) : { where: edit, value: "" }, at = parsed(where);
+  if (!at) return edit;
+  const way = outline ? wayTo(outline.map, (node) => node.tensors.includes(at.name)).slice(1).map((node) => node.title) : [];
+  const place = way.length ? way : placeOf(at.name), fixed = at.index.filter((one) => one !== null);
+  if (at.name.endsWith(".z") && fixed.length === 1 && at.index[1] === fixed[0] && Number(value) === 0 && value) return `${headOf(place, fixed[0]!).join(" · ")} off`;
+  if (at.name.endsWith(".scores") && at.index.length === 4 && fixed.length === 2 && value === "-inf") return `${place.join(" · ")}: token ${at.index[2]! + 1} cannot see token ${at.index[3]! + 1}`;
+  const words = ofTokens(at.name, outline);
+  if (words && fixed.length === at.index.length && words[Number(value)] !== undefined) return `token ${fixed.at(-1)! + 1} is “${visible(words[Number(value)]!)}”`;
+  const whole = tensorAt(place, at.name), cell = fixed.length ? `${whole}[${at.index.map((one) => one ?? ":").join(",")}]` : `all of ${whole}`;
+  return value ? `${cell} set to ${value.replace("-", "−").replace("inf", "∞")}` : `${whole} changed`;
 }
 
 export type Knob = { label: string; where: string; value: string | null /* null: to be typed */ };

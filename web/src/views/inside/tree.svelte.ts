@@ -20,8 +20,8 @@ export class Tree {
     readonly open: (cell: string) => void,
   ) {}
 
-  /** The contributions to another number; its largest head is open, with the tokens it read. */
-  async of(cell: string, against: string | null): Promise<void> {
+  /** The contributions to another number; these parts are open, or else its largest head, with the tokens it read. */
+  async of(cell: string, against: string | null, open: string[] | null = null): Promise<void> {
     const turn = ++this.turn;
     this.busy = true;
     this.problem = "";
@@ -34,7 +34,10 @@ export class Tree {
       this.whole = whole;
       this.measure(whole.parts);
       const head = largest(whole.parts.filter((part) => part.kind === "head" && part.parts > 0));
-      if (head) await this.unfold(head);
+      if (open) {
+        for (const id of open) this.opened.set(id, true);
+        for (const id of open) await this.read(id);
+      } else if (head) await this.unfold(head);
     } catch (error) {
       if (turn !== this.turn) return;
       this.whole = null;
@@ -46,6 +49,11 @@ export class Tree {
 
   isOpen(id: string): boolean {
     return this.opened.has(id);
+  }
+
+  /** The parts that are open, and shown: not those inside a part that was closed. */
+  get shown(): string[] {
+    return [...this.opened.keys()].filter((id) => Array.isArray(this.insides.get(id)));
   }
 
   inside(id: string): Inside | undefined {
