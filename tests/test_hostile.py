@@ -59,7 +59,12 @@ def usual(tmp_path_factory):
     return call
 
 
-@pytest.mark.parametrize("name", MEASURED)
+SLOW = {"trace: a receipt without end", "trace: a graph of empty lists", "trace: a tensor of 10⁹ cells"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in MEASURED]
+)
 def test_a_refusal_takes_little_time_and_memory(name, tmp_path, usual):
     words = CASES[name](tmp_path)
     assert not faults(run_case(words, tmp_path), usual(words), tmp_path)

@@ -28,7 +28,15 @@ def prints(source: str, names: dict) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    "page", ["python.md", "positions.md", "pictures.md", "texts.md", "look-inside.md", "explore.md"]
+    "page",
+    [
+        pytest.param("python.md", marks=pytest.mark.long),
+        "positions.md",
+        "pictures.md",
+        "texts.md",
+        "look-inside.md",
+        "explore.md",
+    ],
 )
 def test_the_python_of_a_page_runs_and_prints_what_it_says(page, sandbox, capsys, monkeypatch):  # noqa: F811
     monkeypatch.chdir(sandbox)

@@ -272,6 +272,7 @@ def test_wide_tables_are_cut_and_narrow_ones_stand_side_by_side():
     ]
 
 
+@pytest.mark.long
 def test_over_a_pipe_nothing_but_text(tmp_path):
     done = pencil("kata", "softmax", stdin=f"\x1b[31m\n{'9e9' * 99}\n{RIGHT}\n", cwd=tmp_path)
     assert "✓ Right." in done.stdout

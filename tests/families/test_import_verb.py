@@ -108,6 +108,7 @@ importing.import_checkpoint("small", name="kk")
 """
 
 
+@pytest.mark.long
 def test_what_a_killed_import_left_is_removed_by_the_next(gpt2):
     source = {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, env=os.environ | source) as child:

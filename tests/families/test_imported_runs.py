@@ -248,6 +248,7 @@ def test_an_imported_run_has_no_data_of_its_own(foreign):
     assert "name some with --data, or a text with --prompt" in call("heads", "runs/in", code=2).stderr
 
 
+@pytest.mark.long
 def test_a_run_that_a_library_cannot_express_is_refused_by_the_setting(notes):
     call("train", "gpt", "--data", notes, *TINY, "--model.positions", "alibi", "--out", "own")
     refusal = call("export", "own", "--to", "hf", code=2).stderr

@@ -379,7 +379,7 @@ def test_what_cannot_be_measured_is_one_sentence(kept, tmp_path, capsys):
     dit = configure("dit", None, width=24, heads=3, depth=1, classes=3)
     run = Run.create(tmp_path / "dit", {"run": {"family": "dit"}, "model": dit, "train": {}}, None)
     run.write_weights(create("dit", dit), {})
-    assert "is a dit: its attention changes with every denoising step" in refused(run.path)
+    assert "is a dit: this model denoises in many steps, and a head attends differently at each" in refused(run.path)
     vit = configure("vit", None, width=24, heads=3, depth=1, classes=3)
     run = Run.create(tmp_path / "vit", {"run": {"family": "vit"}, "model": vit, "train": {}}, None)
     run.write_weights(create("vit", vit), {})

@@ -50,6 +50,11 @@ def offline(browser, made):
     return page
 
 
+def until_open(page, count):
+    """Parts are opened one after the other, each with what the server answers."""
+    page.wait_for_function("n => document.querySelectorAll('.why [aria-expanded=true]').length >= n", arg=count)
+
+
 def open_parts(page):
     page.wait_for_selector(".why .sum")
     return page.locator(".why [aria-expanded=true]").evaluate_all("them => them.map((one) => one.dataset.part)")
@@ -77,9 +82,11 @@ def test_the_file_of_why_opens_on_the_input_and_the_parts_that_were_on_screen(br
             page.click("text=Download the file")
         made = found.value.path().read_text(encoding="utf-8")
         page.get_by_role("link", name="Why", exact=True).click()
+        until_open(page, len(parts))
         assert open_parts(page) == parts  # and on the page they stayed open
     page = offline(browser, made)
     assert page.inner_text(".tabs [aria-current]") == "Why"
+    until_open(page, len(parts))
     assert open_parts(page) == parts
     assert page.inner_text(".why .sum") == seen
     assert MISSING not in page.inner_text("main")
