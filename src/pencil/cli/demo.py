@@ -74,6 +74,7 @@ def _unfold(loaded: Any, picture: Any, page: Path) -> None:
     cell, word = strongest_attention(trace)
     note(f"\nThe largest attention to one patch at the step that produced {word!r}, by hand:\n")
     receipt(trace[cell].why(), trace, Console(soft_wrap=True))
+    trace.alone = f"pencil explore {loaded.run.path} shows them"
     html.write(trace, page, trace.facts["text"], start=cell)
 
 

@@ -12,13 +12,13 @@ from ..config import UserError
 from ..core.masks import NOWHERE
 from ..core.span import Span
 from ..progress import duration
+from .arriving import Arriving
 from .cache_memory import check_cache
 from .decode_step import (
     BEHIND,
     CAPTURE_FROM,
     CHUNK,
     COMPILE_FROM,
-    Arriving,
     DecodeState,
     StaticStep,
     borrow,
