@@ -337,7 +337,10 @@ def test_a_waiting_connection_is_kept_alive(monkeypatch):
     subject = Pretended()
     subject.stepwise = 1
     with serving(subject) as served, served.stream("/api/answer", state()) as found:
-        assert next(found)[0] == "token"
+        names = [""]
+        while names[-1] != "token":  # a slow machine waits before the first token too
+            names.append(next(found)[0])
+        assert set(names) == {"", "token"}
         assert next(found) == ("", "waiting")
         subject.steps.release()
         assert list(found)[-1][0] == "answer"
