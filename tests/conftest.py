@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 settings.register_profile("suite", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("suite")
 
-pytest_plugins = ("commands",)
+pytest_plugins = ("commands", "several")
 
 HERE = Path(__file__).parent
 TEXT = "".join(

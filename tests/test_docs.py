@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 import sys
+import tarfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -120,7 +121,25 @@ def sandbox(tmp_path_factory):
     marked = [f'{i};"{"not bad; fine" if i % 2 else "so dull, dull"} {i}";{5 if i % 2 else 1}\n' for i in range(60)]
     (folder / "reviews.csv").write_text("id;review;stars\n" + "".join(marked))
     mnist(folder / "mnist", rng)
+    corpus_and_shards(folder, rng)
     return folder
+
+
+def corpus_and_shards(folder: Path, rng: np.random.Generator) -> None:
+    """Files of records, and pictures in tar files."""
+    for name in ("corpus", "shards"):
+        (folder / name).mkdir()
+    for k in range(2):
+        rows = [{"text": f"document {k} {i} of a cat on a mat, and of a lazy dog"} for i in range(200)]
+        (folder / "corpus" / f"part-{k:02}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with tarfile.open(folder / "shards" / f"part-{k:03}.tar", "w") as shard:
+            for i in range(9):
+                picture = io.BytesIO()
+                Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(picture, "PNG")
+                for ending, content in (("png", picture.getvalue()), ("cls", str(i % 2).encode())):
+                    about = tarfile.TarInfo(f"{i:04}.{ending}")
+                    about.size = len(content)
+                    shard.addfile(about, io.BytesIO(content))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,20 @@ SRC = Path(__file__).parents[1] / "src" / "pencil"
 
 # lowest first: a package may import those before it, and itself
 LAYERS = (
-    {"core", "config", "console", "files", "manifest", "progress", "tensors", "draw", "page", "examples"},
+    {
+        "core",
+        "config",
+        "console",
+        "files",
+        "manifest",
+        "processes",
+        "progress",
+        "tensors",
+        "torchrun",
+        "draw",
+        "page",
+        "examples",
+    },
     {"data", "device"},
     {"run_files"},
     {"models", "runs"},

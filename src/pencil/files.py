@@ -8,12 +8,13 @@ import os
 import re
 import shutil
 import stat
+import time
 import tomllib
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .config import UserError
 
@@ -58,6 +59,22 @@ def write_aside(path: Path, content: bytes) -> None:
     flush_folder(path.parent)
 
 
+@contextmanager
+def open_aside(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write piece by piece, which replaces this one when it is whole and on the disk, or never."""
+    aside = beside(path)
+    try:
+        with aside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    flush_folder(path.parent)
+
+
 def write_all(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     """Files of these names and contents in the folder; their paths."""
     for name, content in files.items():
@@ -94,6 +111,43 @@ def locked(folder: Path, busy: str) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+@contextmanager
+def one_at_a_time(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Processes take turns by the lock of this file, which the last one removes; `waiting` is called by one that waits.
+
+    A file system without locks, or that cannot be written, lets all of them in.
+    """
+    waits = False
+    while True:
+        try:
+            handle = _open_lock(path)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
+                raise
+            yield
+            return
+        try:
+            _lock(handle)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):
+                os.close(handle)
+                if not waits:
+                    waiting()
+                waits = True
+                time.sleep(0.2)
+                continue
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(handle), path.stat()):  # else its holder has removed it meanwhile
+                break
+        os.close(handle)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows does not remove what is open
+            path.unlink()
+        os.close(handle)
 
 
 def _lock(handle: int) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ from .files import read_json, write_aside
 
 WEIGHTS = "model.safetensors"
 ORIGINAL = "original.json"  # what an imported run keeps of the original's settings
+# a thread lists a checkpoint while another replaces the weights: both read the manifest, and write it anew
+CHANGING = threading.RLock()
 CONTENTS = ("config.toml", "tokenizer.json", ORIGINAL, WEIGHTS)
 
 
@@ -67,9 +70,10 @@ def _own_hash(table: Mapping[str, Any]) -> str:
 
 def list_checkpoints(folder: Path, kept: Mapping[int, str]) -> None:
     """Make these the checkpoints that a run's manifest lists."""
-    manifest = Manifest.read(folder)
-    if manifest is not None:
-        manifest._replace(checkpoints=dict(kept)).write(folder)
+    with CHANGING:
+        manifest = Manifest.read(folder)
+        if manifest is not None:
+            manifest._replace(checkpoints=dict(kept)).write(folder)
 
 
 def entry_of(content: bytes) -> dict[str, Any]:

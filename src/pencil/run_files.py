@@ -11,7 +11,7 @@ from typing import Any
 from .config import UserError, to_toml
 from .data.cache import remembered_hash
 from .files import fingerprint, locked, matches, read_toml, sweep, write_aside
-from .manifest import CONTENTS, WEIGHTS, Fault, Manifest, entry_of
+from .manifest import CHANGING, CONTENTS, WEIGHTS, Fault, Manifest, entry_of
 
 HASHED_AT_EVERY_LOAD = 1_000_000_000  # bytes; larger files are hashed when size or times changed, and by verify
 
@@ -132,14 +132,15 @@ class RunFiles:
 
         What the manifest has of the other files is carried forward: hashing them anew would accept any damage.
         """
-        manifest = self.manifest
-        if manifest is None:  # of an older version, and without weights: there is nothing yet to carry forward
-            found = {n: [fingerprint(self.path / n)] for n in CONTENTS if (self.path / n).is_file()}
-            manifest = Manifest(None, found, None)
-        files = manifest.files
-        manifest._replace(files=files | {name: [new, *files.get(name, ())]}).write(self.path)
-        put()
-        manifest._replace(files=files | {name: [new]}).write(self.path)
+        with CHANGING:
+            manifest = self.manifest
+            if manifest is None:  # of an older version, and without weights: there is nothing yet to carry forward
+                found = {n: [fingerprint(self.path / n)] for n in CONTENTS if (self.path / n).is_file()}
+                manifest = Manifest(None, found, None)
+            files = manifest.files
+            manifest._replace(files=files | {name: [new, *files.get(name, ())]}).write(self.path)
+            put()
+            manifest._replace(files=files | {name: [new]}).write(self.path)
         if new["size"] > HASHED_AT_EVERY_LOAD:
             remembered_hash(self.path / name, written=new["sha256"])
 

@@ -117,7 +117,7 @@ class Run(RunFiles):
     def stream_weights(
         self,
         shapes: Mapping[str, tuple[int, ...]],
-        dtype: torch.dtype,
+        dtype: torch.dtype | Mapping[str, torch.dtype],
         tensors: Iterable[tuple[str, torch.Tensor]],
         facts: Mapping[str, Any],
     ) -> None:

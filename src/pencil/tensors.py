@@ -26,6 +26,11 @@ BYTES = {
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 
+FILE_ORDER = (
+    "U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E8M0", "F8_E4M3", "F8_E5M2",
+    "I8", "U8", "BOOL",
+)  # fmt: skip
+
 
 class Entry(NamedTuple):
     """One tensor as the header describes it; its bytes are from `begin` to `end` after the header."""
@@ -150,6 +155,13 @@ def torch_dtypes() -> "dict[str, torch.dtype]":
         "C64": torch.complex64, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
         "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
     }  # fmt: skip
+
+
+def in_file_order(tensors: "Mapping[str, Tensor]") -> list[str]:
+    """The names in the order in which the safetensors library writes them: the widest dtypes first, then by name."""
+    dtypes = {dtype: at for at, dtype in enumerate(FILE_ORDER)}
+    names = {kind: dtypes[name] for name, kind in torch_dtypes().items()}
+    return sorted(tensors, key=lambda name: (names[tensors[name].dtype], name.encode()))
 
 
 def write_tensors(

@@ -259,6 +259,7 @@ def test_debug_shows_where():
         main(["sample", "nowhere", "--debug"])
 
 
+@pytest.mark.long
 def test_one_sentence_from_a_process_of_its_own(tmp_path):
     (tmp_path / "empty").mkdir()
     done = pencil("train", "gpt", "--data", "nowhere", *TINY, code=2, cwd=tmp_path / "empty")

@@ -85,6 +85,7 @@ def test_decode_beside_transformers(bench):
     assert "× as fast" in shown.out
 
 
+@pytest.mark.long
 def test_a_peer_with_other_outputs_gets_no_ratio(bench, monkeypatch):
     pytest.importorskip("transformers", reason="transformers is not installed")
     real = Peers.transformers_gpt
@@ -187,6 +188,7 @@ def test_every_other_job_runs(bench, timm, job):
     assert all(row["ratio"] > 0 for row in theirs)
 
 
+@pytest.mark.long
 def test_attention_is_compared_with_float64(bench):
     result, _ = bench(*"attention --quick --repeat 1 --device cpu".split())
     ours = [row for row in result["rows"] if row["who"] == "pencil"]

@@ -41,6 +41,7 @@ def test_train_sample_and_resume_a_dit_on_digits(type_in, tmp_path):
     assert "--label 0" in (tmp_path / run / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_a_video_is_sampled_as_an_animation(type_in, tmp_path):
     type_in("train", "dit", "--data", "moving-digits", "--model.attention", "windowed", "--model.window", 2, *SMALL)
     type_in("sample", "runs/moving-digits-dit", "--label", 3, "--steps", 2, "--out", "three.gif")

@@ -14,6 +14,7 @@ from pencil.families import load
 from pencil.train.report import Metrics
 
 
+@pytest.mark.long
 def test_train_evaluate_and_resume_a_vit_on_digits(type_in, tmp_path, request):
     shown = type_in("train", "vit", "--data", "digits", *SMALL)
     assert "the run is in runs/digits-vit" in shown.err

@@ -73,7 +73,7 @@ def panels(text):
 
 @pytest.fixture
 def help_of(type_in, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "240")
+    monkeypatch.setenv("COLUMNS", "400")
 
     def call(*words):
         text = type_in(*words, "--help").out
@@ -100,7 +100,7 @@ def test_train_lists_the_options_of_its_family(help_of, name):
     assert list(panels(text).items()) == [
         ("Data", TRAIN[name]),
         ("Model and training", {"--from": "", "--freeze": "", "--preset": "nano", "--config": "", "--settings": ""}),
-        ("Run", {"--name": f"DATA-{name}", "--out": "", "--force": ""}),
+        ("Run", {"--name": f"DATA-{name}", "--out": "", "--force": "", "--processes": "1"}),
     ]
     for preset in family(name).presets:
         assert re.search(rf"\b{re.escape(preset)}[,.]", text)

@@ -158,9 +158,9 @@ def test_a_long_text_names_a_range_of_lines():
 
 def test_the_documentation_of_another_python_is_named(fails, trained_here, tmp_path, monkeypatch):
     monkeypatch.setattr("pencil.data.builtin.TEXTS", {"pydoc": lambda: "the words of one Python\n" * 200})
-    monkeypatch.setattr("pencil.data.text.TEXTS", {"pydoc": lambda: "the words of one Python\n" * 200})
+    monkeypatch.setattr("pencil.data.corpus.TEXTS", {"pydoc": lambda: "the words of one Python\n" * 200})
     trained_here("gpt", "--data", "pydoc", "--model.context", 31)
-    monkeypatch.setattr("pencil.data.text.TEXTS", {"pydoc": lambda: "the words of the next Python\n" * 200})
+    monkeypatch.setattr("pencil.data.corpus.TEXTS", {"pydoc": lambda: "the words of the next Python\n" * 200})
     record = json.loads((tmp_path / "run" / "data.json").read_text())
     (tmp_path / "run" / "data.json").write_text(json.dumps({**record, "python": "3.99.1"}))
     sentence = fails("eval", "run")
@@ -184,6 +184,7 @@ def test_pairs_and_texts_with_labels_on_other_files(type_in, fails, seq2seq_run,
     assert "has the class soso, and" in fails("eval", classifier_run, "--data", "reviews.tsv", "--out", "b")
 
 
+@pytest.mark.long
 def test_masked_tokens_captions_and_diffusion_on_other_data(
     type_in, masked_run, captioner_run, dit_run, vit_run, tmp_path
 ):  # fmt: skip

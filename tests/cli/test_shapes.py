@@ -69,7 +69,7 @@ def test_a_setting_without_effect_is_said(type_in):
     (["gpt:nanogpt", "--model.heads", "one"], "model.heads must be a whole number, not 'one'"),
     (["gpt:nanogpt", "--model.positions", "sincos"], "model.positions sincos is now called sinusoidal"),
     (["gpt:nanogpt", "--model.heads"], "--model.heads needs a value"),
-    (["gpt:nanogpt", "--train.lr", "1"], "unknown option --train.lr: only --model settings can be changed here"),
+    (["gpt:nanogpt", "--data.lr", "1"], "unknown option --data.lr: only --model"),
     (["gpt:nanogpt", "--heads", "1"], "takes no --heads; did you mean --model.heads?"),
     (["gpt", "nanogpt", "--model.heads", "1"], "a family and its preset are one word: use gpt:nanogpt"),
     (["gpt2", "gpt2-xl"], "VERB takes one preset or run at a time, not gpt2 and gpt2-xl"),
@@ -78,6 +78,12 @@ def test_a_setting_without_effect_is_said(type_in):
 ])  # fmt: skip
 def test_what_cannot_be_is_one_sentence(fails, verb, words, sentence):
     assert sentence.replace("VERB", verb) in fails(verb, *words)
+
+
+def test_training_changes_no_shape(fails):
+    assert "unknown option --train.lr: only --model settings can be changed here" in fails(
+        "shapes", "gpt:nanogpt", "--train.lr", "1"
+    )
 
 
 @pytest.mark.parametrize("verb", ["shapes", "cost"])

@@ -97,6 +97,7 @@ def test_sampling_options(type_in, run, tmp_path):
     assert " " not in stopped
 
 
+@pytest.mark.long
 def test_text_streams_as_it_decodes(run):
     process = subprocess.Popen(
         [
@@ -161,6 +162,7 @@ def test_help_and_version(type_in):
     assert __version__ in type_in("--version").out
 
 
+@pytest.mark.long
 def test_the_demo(monkeypatch, type_in, tmp_path):
     from pencil.cli import demo
 

@@ -66,6 +66,7 @@ def found():
     return json.loads(counts.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["gpt", "vit", "captioner", "reader", "seq2seq", "dit"])
 def test_the_compiled_graph_is_that_of_a_model_without_probes(found, family):
     count, same_graph, same_values, ours_calls, copy_calls = found[family]

@@ -4,11 +4,14 @@ from functools import lru_cache
 
 import pytest
 import torch
+from torch.distributed._tools.mem_tracker import MemTracker
 
+from pencil.cost import loss
 from pencil.cost.count import count
 from pencil.cost.devices import DEVICES, Workload, device, workloads
 from pencil.cost.memory import kv_cache, kv_sharing, train_memory
 from pencil.families import configure, family
+from pencil.train import fused_loss, losses
 from pencil.train.optim import make_optimizers, state_tensors
 from pencil.train.settings import TrainConfig
 
@@ -123,6 +126,50 @@ def test_seed_002s_cache_in_its_true_units():
     weights = memory_of("gpt", config, 1, 4096).weights // 2
     assert weights == 2 * 68_976_648_192
     assert (round(weights / 2_621_440), round(weights / 327_680, -3)) == (52_625, 421_000)
+
+
+@pytest.mark.parametrize("length", [127, 61])
+def test_the_fused_loss_of_many_logits_saves_what_is_counted(monkeypatch, length):
+    """In float32 on a CPU, where the matrix is not padded; tokens are taken in chunks of equal size."""
+    assert (loss.LARGE, loss.CHUNK, loss.ALIGNED) == (losses.LARGE, fused_loss.CHUNK, fused_loss.ALIGNED)
+    rows, width, vocab, chunk = 3 * length, 352, 509, 128
+    monkeypatch.setattr(loss, "CHUNK", chunk)
+    monkeypatch.setattr(loss, "ALIGNED", 1)
+    monkeypatch.setattr(loss, "LARGE", rows * vocab)
+    hidden, weight = torch.zeros(rows, width, requires_grad=True), torch.zeros(vocab, width, requires_grad=True)
+    targets, saved, made = torch.zeros(rows, dtype=torch.long), [], MemTracker()
+    made.track_external(hidden, weight, targets)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        found = fused_loss.linear_cross_entropy(hidden, weight, None, targets, chunk=chunk)
+    with made, torch.no_grad():
+        fused_loss._summed._init_fn(hidden, weight, None, targets, 0.0, chunk, True, True, False)
+    counted = loss.loss_memory(rows * vocab, vocab, width, 4, True)
+    assert counted.fused
+    assert sum(t.nbytes for t in saved if t.ndim > 1) == counted.saved
+    peak = made.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    before = sum(t.nbytes for t in (hidden, weight, targets))
+    # the kernel of a GPU makes the gradient where the logits are; here there are log-probabilities for a moment
+    each = -(-rows // -(-rows // chunk)) * vocab * 4
+    assert counted.forward == pytest.approx(peak - before - each, rel=0.02)
+    assert found.requires_grad
+    assert not loss.loss_memory(rows * vocab - 1, vocab, width, 4, True).fused
+    assert not loss.loss_memory(rows * vocab, vocab, width, 4, False).fused
+
+
+def test_many_logits_on_cuda_need_less_memory_and_fsdp_no_copies_of_blocks():
+    config = configure("gpt", "gpt2")
+    counts = counts_of("gpt", config)
+    plain, fused, cut = (
+        train_memory(family("gpt").cost, config, counts, 8, cuda=cuda, sharded=sharded).activations
+        for cuda, sharded in ((False, False), (True, False), (True, True))
+    )
+    logits = 8 * 1024 * 50257
+    assert (plain.fused, fused.fused) == (False, True)
+    assert plain.loss == 12 * logits
+    assert 2 * logits < fused.loss < 4 * logits
+    assert plain.copies - fused.copies == 2 * 50257 * 768
+    assert fused.copies - cut.copies == 2 * counts.block_matrices == fused.peak - cut.peak
+    assert not train_memory(family("gpt").cost, config, counts, 5, cuda=True).activations.fused
 
 
 def test_recomputation_saves_where_blocks_are_many():

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -144,6 +145,27 @@ def test_files_that_have_just_changed_are_not_trusted_by_their_time(folder, tmp_
     path.write_bytes(b"abc")
     cache.hash_files(tmp_path, [path])
     assert not list(folder.glob("pictures-*"))
+
+
+def test_one_makes_a_cached_file_and_the_others_wait(folder, capsys):
+    folder.mkdir()
+    path, order, inside = folder / "tokens-a.uint16", [], threading.Event()
+
+    def second():
+        inside.wait(30)
+        with cache.making(path):
+            order.append("second")
+
+    other = threading.Thread(target=second)
+    other.start()
+    with cache.making(path):
+        inside.set()
+        other.join(1)
+        order.append("first")
+    other.join(30)
+    assert order == ["first", "second"]
+    assert "another process is making" in capsys.readouterr().err
+    assert not list(folder.iterdir())
 
 
 class Table:

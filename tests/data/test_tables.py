@@ -260,7 +260,6 @@ NOT_TEXT = {
     "a.pdf": (b"%PDF-1.4 words", "a PDF document; save its text as a .txt file in UTF-8"),
     "a.docx": (b"PK\x03\x04" + bytes(9), "a Word document; save its text"),
     "a.gz": (b"\x1f\x8b\x08words", "a gzip archive; unpack it first, with gunzip"),
-    "a.parquet": (b"PAR1words", "a Parquet table; save its column of text"),
     "a.rtf": (b"{\\rtf1 words}", "an RTF document; save its text"),
     "a.txt": ("words in UTF-16".encode("utf-16"), "UTF-16 text; save it as UTF-8"),
     "b.txt": ("words in UTF-16".encode("utf-16-be"), "UTF-16 text; save it as UTF-8"),

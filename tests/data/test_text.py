@@ -161,6 +161,7 @@ def test_an_interrupted_tokenization_leaves_nothing_behind(tmp_path, monkeypatch
     assert not list((tmp_path / "cache").iterdir())
 
 
+@pytest.mark.long
 def test_a_corpus_is_never_held_whole_in_memory(tmp_path):
     path = tmp_path / "large.txt"
     line = "the quick brown fox jumps over the lazy dog, again and again\n"

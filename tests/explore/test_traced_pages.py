@@ -45,6 +45,7 @@ def written(run, *options, folder):
     return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_a_text_is_written_as_share_writes_it(runs, tmp_path):
     page = written(runs("gpt"), "--input", "a dog", "--edit", "blocks.0.attn.z[:,1]=0", folder=tmp_path)
     views = views_of(page)

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from conftest import unchecked
 from pencil.families.run_setup import new_run, task_of
-from pencil.inference.diffusion import RectifiedFlow
 from pencil.runs import Run
 from pencil.train.loop import Trainer
 from pencil.train.task import Preview
@@ -39,23 +37,7 @@ def same_random_numbers():
     torch.cuda.empty_cache()
 
 
-def fixed_noise_loss(task):
-    """The loss of diffusion with the same noise each time: compiled code draws its numbers in another order."""
-    process, c = task.process, task.config
-    generator = torch.Generator("cuda").manual_seed(0)
-    noise = torch.randn(TRAIN["batch"], c.channels, *c.image_size, device="cuda", generator=generator)
-    t = torch.linspace(0.1, 0.9, TRAIN["batch"], device="cuda")
-    t = t if isinstance(process, RectifiedFlow) else (t * len(process)).long()
-
-    def loss(model, batch):
-        x = batch[0].float() / 127.5 - 1
-        output = model(process.add_noise(x, noise, t), process.timestep(t), batch[1]).float()
-        return F.mse_loss(output, process.target(x, noise, t))
-
-    return loss
-
-
-def trainer(name, folder, notes, fixed_noise=False, **settings):
+def trainer(name, folder, notes, **settings):
     data = {"gpt": str(notes), "reader": str(folder.parent / "rows.tsv")}.get(name)
     if name == "reader":
         rows = [f"{'so ' * (i % 23)}{i}\t{'good' if i % 2 else 'bad'}" for i in range(97)]
@@ -63,8 +45,6 @@ def trainer(name, folder, notes, fixed_noise=False, **settings):
     model = SIZES | ({"context": 31} if name == "gpt" else {})
     run, task, config = new_run(name, data, model=model, train={**TRAIN, **settings}, out=folder)
     task.preview = lambda model: Preview(".txt", b"")
-    if name == "dit" and fixed_noise:
-        task.loss = fixed_noise_loss(task)
     return Trainer(task, run, config)
 
 
@@ -79,8 +59,8 @@ def losses(made):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_compiled_training_follows_eager_training(tmp_path, notes, name, dtype):
-    eager = losses(trainer(name, tmp_path / "eager", notes, compile="off", dtype=dtype, fixed_noise=True))
-    compiled = losses(trainer(name, tmp_path / "compiled", notes, compile="on", dtype=dtype, fixed_noise=True))
+    eager = losses(trainer(name, tmp_path / "eager", notes, compile="off", dtype=dtype))
+    compiled = losses(trainer(name, tmp_path / "compiled", notes, compile="on", dtype=dtype))
     assert eager[-5:].mean() < eager[:5].mean(), "it should learn"
     torch.testing.assert_close(compiled, eager, rtol=0.03 if dtype == "bfloat16" else 0.01, atol=0.01)
 
@@ -91,6 +71,28 @@ def test_bfloat16_follows_float32(tmp_path, notes, name):
     half = losses(trainer(name, tmp_path / "b", notes, compile="off", dtype="bfloat16"))
     assert not torch.equal(whole, half)
     torch.testing.assert_close(half, whole, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype, compiled", [("float32", "off"), ("bfloat16", "on")])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_group_of_one_process_trains_as_without(tmp_path, notes, name, parallel, dtype, compiled):
+    given = dict(dtype=dtype, compile=compiled)
+    plain = losses(trainer(name, tmp_path / "plain", notes, **given))
+    made = trainer(name, tmp_path / parallel, notes, parallel=parallel, **given)
+    with made.group:
+        found = losses(made)
+    torch.testing.assert_close(found, plain, rtol=0.03 if dtype == "bfloat16" else 1e-3, atol=0.01)
+
+
+def test_fsdp_compiles_one_graph_for_all_blocks(tmp_path, notes):
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    made = trainer("gpt", tmp_path / "run", notes, parallel="fsdp", compile="on", dtype="bfloat16")
+    with made.group:
+        losses(made)
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize("name", FAMILIES)

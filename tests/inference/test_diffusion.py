@@ -432,12 +432,13 @@ def test_a_model_with_twice_the_channels_gives_a_variance():
 
 def test_training_times_are_uniform_or_logit_normal():
     torch.manual_seed(0)
-    t = make_process("linear", "eps").sample_times(20000)
+    drawn = torch.rand(20000), torch.randn(20000)
+    t = make_process("linear", "eps").training_times(*drawn)
     assert t.dtype == torch.long
     assert t.aminmax() == (0, 999)
     assert abs(float(t.double().mean()) - 499.5) < 10
     assert torch.equal(make_process("linear", "eps").timestep(t), t)
-    t = RectifiedFlow().sample_times(20000)
+    t = RectifiedFlow().training_times(*drawn)
     assert bool(((t > 0) & (t < 1)).all())
     odds = (t / (1 - t)).log()  # a normal curve
     assert abs(float(odds.mean())) < 0.05

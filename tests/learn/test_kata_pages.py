@@ -156,6 +156,7 @@ def test_sums_of_002_and_003_are_the_golden_ones(golden):
     np.testing.assert_allclose(np.reshape(values(moved), (3, 4)).round(2), outputs[[2, 0, 1]])
 
 
+@pytest.mark.long
 def test_pages_print_on_both_kinds_of_paper(browser, tmp_path):
     shown = browser.new_page()
     shown.emulate_media(media="print")

@@ -41,7 +41,8 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("half", [0, 1])
 def test_every_question_is_solvable_and_every_mistake_has_its_hint(half):
     names = list(KATAS)[half * 14 : None if half else 14]
     few = [] if half else ["--few", *list(KATAS)[14:]]

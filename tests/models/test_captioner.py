@@ -393,6 +393,7 @@ def grow(model, prompts, new, how=None, **options):
 @settings(max_examples=7)
 @given(lengths=st.lists(st.integers(1, 7), min_size=2, max_size=3), kind=st.sampled_from(sorted(KINDS)),
        temperature=st.sampled_from([0.0, 1.3]), end=st.sampled_from([None, 17]))  # fmt: skip
+@pytest.mark.long
 def test_prompts_of_different_lengths_and_pictures_grow_as_each_would_alone(lengths, kind, temperature, end):
     model, picture = tiny(**KINDS[kind]), pictures(len(lengths))
     prompts = [row[:n].tolist() for row, n in zip(tokens(len(lengths), 7), lengths, strict=True)]

@@ -98,7 +98,7 @@ def receipt_of(page: Any, cell: str) -> bool:
 
 def until(page: Any, true: Callable[[], bool]) -> None:
     """Wait for something the page does; what is waited for is its last word."""
-    for _ in range(200):
+    for _ in range(2400):
         if true():
             return
         page.wait_for_timeout(25)

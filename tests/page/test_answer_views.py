@@ -242,9 +242,9 @@ def test_what_has_arrived_of_a_slow_answer_is_shown(browser):
         token = {**data.captioned(server.states[0])["tokens"][0], "text": "first"}
         arrived = "t => Object.assign(pencil.session, { answering: true, partial: { tokens: [t], frames: [] } })"
         page.evaluate(arrived, token)
-        assert page.locator(".tokens button").all_inner_texts() == ["first"]
+        until(page, lambda: page.locator(".tokens button").all_inner_texts() == ["first"])
         page.evaluate("() => (pencil.session.answering = false)")
-        assert page.locator(".tokens button").count() == 3
+        until(page, lambda: page.locator(".tokens button").count() == 3)
 
 
 @pytest.mark.long

@@ -528,6 +528,7 @@ def test_a_view_is_downloaded_and_the_link_leads_back(browser):
         assert page.get_by_label("The file opens on").input_value() == "answer"
 
 
+@pytest.mark.long
 def test_a_large_picture_stands_in_the_link_as_the_model_sees_it(browser, pictures, tmp_path):
     path = tmp_path / "photo.png"
     Image.fromarray(np.random.default_rng(0).integers(256, size=(211, 199, 3), dtype=np.uint8)).save(path)

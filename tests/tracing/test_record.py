@@ -588,6 +588,7 @@ def test_what_is_kept_follows_from_the_budget(monkeypatch):
     assert "blocks.0.attn.pattern" in trace(model, *inputs, keep="all").graph.names
 
 
+@pytest.mark.long
 @unchecked()
 def test_every_example_can_be_edited():
     for name in EXAMPLES:

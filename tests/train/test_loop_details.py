@@ -143,12 +143,12 @@ def test_the_loss_is_compiled_where_it_was_requested(tmp_path, notes, monkeypatc
 
 
 def test_deterministic_kernels_are_chosen_by_a_setting(tmp_path, notes):
-    try:
-        for chosen in (False, True):
-            trainer(tmp_path / str(chosen), notes, deterministic=chosen, **SMALL)
+    torch.use_deterministic_algorithms(False)
+    for chosen in (False, True):
+        made = trainer(tmp_path / str(chosen), notes, deterministic=chosen, **SMALL)
+        with made.group:
             assert torch.are_deterministic_algorithms_enabled() == chosen
-    finally:
-        torch.use_deterministic_algorithms(False)
+        assert not torch.are_deterministic_algorithms_enabled()  # the rest of the program is as before
 
 
 def test_a_model_is_made_of_its_seed_alone(tmp_path, notes):

@@ -92,7 +92,7 @@ def diffusion(data, **options):
 
 
 def test_generated_videos_are_named_by_their_digit():
-    names, (_, labels) = named(diffusion("moving-digits"), 3, 1)
+    names, (_, labels, _) = named(diffusion("moving-digits"), 3, 1)
     assert names == [f"the generated video of {label}" for label in labels.tolist()]
 
 

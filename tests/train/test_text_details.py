@@ -197,15 +197,17 @@ def test_only_some_mistakes_of_a_classifier_are_listed(reviews, tmp_path, monkey
 
 def test_a_reader_is_evaluated_on_as_many_texts_as_requested(reviews, monkeypatch):
     seen = []
-    monkeypatch.setattr(TextClassification, "_predict", lambda self, model, rows: seen.append(rows) or [
-        (torch.zeros(len(rows), 2), torch.zeros(len(rows), dtype=torch.long))])  # fmt: skip
-    total = len(reviews.data.test)
-    found = reviews.evaluate(reviews.build())
-    assert set(found) == {"val_loss", "accuracy"}
-    reviews.evaluate(reviews.build(), 1)
-    reviews.evaluate(reviews.build(), 99)
-    assert [len(rows) for rows in seen] == [total, min(total, reviews.train.batch), total]
-    assert seen[0] == list(reviews.data.test)
+    monkeypatch.setattr(TextClassification, "_classify", lambda self, model, rows: seen.extend(rows) or (
+        torch.zeros(len(rows), 2), torch.zeros(len(rows), dtype=torch.long)))  # fmt: skip
+
+    def evaluated(*batches):
+        seen.clear()
+        assert set(reviews.evaluate(reviews.build(), *batches)) == {"val_loss", "accuracy"}
+        return list(seen)
+
+    everything = list(reviews.data.test)
+    assert evaluated() == evaluated(99) == everything
+    assert len(evaluated(1)) == min(len(everything), reviews.train.batch)
 
 
 def test_the_context_of_pairs_is_taken_from_the_data_unless_the_preset_has_one(reversing):

@@ -51,8 +51,8 @@ def image_classes(task, model, batch):
 
 def diffusion(task, model, batch):
     x = batch[0].float() / 127.5 - 1
-    t, noise = task.process.sample_times(len(x), x.device), torch.randn_like(x)
-    dropped = torch.rand(len(x)) < task.condition_dropout
+    t, noise, chance = task.noise(batch[-1], x)
+    dropped = chance < task.condition_dropout
     output = model(task.process.add_noise(x, noise, t), task.process.timestep(t), batch[1], None, dropped)
     return ((output - task.process.target(x, noise, t)) ** 2).flatten(1).mean(1).sum(), len(x)
 
@@ -145,7 +145,9 @@ def plain_loop(made, total, steps=STEPS):
     return dict(model.named_parameters()), average, norms
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in ("captioner", "vit") else name for name in CASES]
+)
 def test_twenty_updates_equal_a_plain_loop(tmp_path, notes, name):
     with unchecked():
         made = trainer(name, tmp_path, notes)

@@ -1,5 +1,6 @@
 """Contenders timed in turn: warm, each round in another order, so that other load on the machine affects all alike."""
 
+import gc
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -81,6 +82,7 @@ def run_case(
 
 
 def _warm_up(plan: Plan, one: Contender) -> None:
+    gc.collect()  # what an earlier case has left would be freed in this one, and make its memory too small
     before = torch.cuda.memory_allocated(plan.device) if plan.cuda else 0
     one.seconds = [timed(plan, one.call) for _ in range(WARM_UP.get(plan.device.type, 1))]
     one.kept = torch.cuda.memory_allocated(plan.device) - before if plan.cuda else 0

@@ -11,7 +11,7 @@ from ..console import Console
 if TYPE_CHECKING:
     from ..cost.count import Counts
     from ..cost.devices import Device, Workload
-    from ..cost.memory import TrainMemory
+    from ..cost.memory import ActivationMemory, TrainMemory
     from ..cost.profile import CostProfile
 
 Row = tuple[str, str, str]
@@ -96,15 +96,14 @@ def show(
     rows = [(name, f"{count:,}", formulas.get(name, "")) for name, count in report.counts.parameters.items()]
     trained = [("trained: P_trained", f"{report.trained:,}", "the others are frozen")]
     frozen = report.trained < report.parameters
-    _section(console, "Parameters", [*rows, ("total: P", f"{report.parameters:,}", ""), *trained * frozen])
-    _section(console, "FLOPs per token, forward (a multiplication and an addition are two)", _flops(report))
-    precision = "float32 weights, bf16 autocast" if report.dtype == "bf16" else "all in float32"
-    _section(console, f"Memory of a train step: {precision}", _train_memory(report))
+    section(console, "Parameters", [*rows, ("total: P", f"{report.parameters:,}", ""), *trained * frozen])
+    section(console, "FLOPs per token, forward (a multiplication and an addition are two)", _flops(report))
+    section(console, f"Memory of a train step: {precision(report)}", _train_memory(report))
     if report.memory.activations is None:
         console.print(Text(f"  {NO_ACTIVATIONS}", "yellow"))
     if report.kv_caches:
-        _section(console, f"Memory to decode: all in {report.dtype}", _decode_memory(report))
-    _section(console, "Arithmetic intensity (FLOP/byte), with the fewest bytes", _intensity(report))
+        section(console, f"Memory to decode: all in {report.dtype}", _decode_memory(report))
+    section(console, "Arithmetic intensity (FLOP/byte), with the fewest bytes", _intensity(report))
     if len(devices) > 2:
         _compare(console, report, devices)
         return
@@ -113,7 +112,7 @@ def show(
         _show_device(console, report, on, None if i else measured)
 
 
-def _section(console: Console, title: str, rows: list[Row]) -> None:
+def section(console: Console, title: str, rows: list[Row]) -> None:
     """A title, and rows in three columns: name, value, formula."""
     wide = max((len(value) for _, value, _ in rows), default=0)
     console.print(Text(f"\n{title}", "bold"))
@@ -127,12 +126,12 @@ def _symbols(report: CostReport) -> list[str]:
     """The sizes that the formulas name."""
     c, vocab = report.config, getattr(report.config, "vocab", None)
     sizes = [
-        f"L {_plural(c.depth, 'block')}", f"D {c.width:,} width", f"h {_plural(c.heads, 'head')}",
-        f"g {_plural(report.kv_heads, 'KV head')}", f"d {c.head_width} head width",
+        f"L {plural(c.depth, 'block')}", f"D {c.width:,} width", f"h {plural(c.heads, 'head')}",
+        f"g {plural(report.kv_heads, 'KV head')}", f"d {c.head_width} head width",
     ]  # fmt: skip
     rest = [
         f"F {c.mlp_width:,} MLP width", f"V {vocab:,} vocabulary" if vocab else "",
-        f"n {_plural(report.tokens // report.batch, 'token')}", f"B {report.batch:,} batch size",
+        f"n {plural(report.tokens // report.batch, 'token')}", f"B {report.batch:,} batch size",
     ]  # fmt: skip
     return [" · ".join(filter(None, line)) for line in (sizes, rest)]
 
@@ -140,15 +139,27 @@ def _symbols(report: CostReport) -> list[str]:
 def _flops(report: CostReport) -> list[Row]:
     formulas, tokens = report.profile.flop_formulas(report.config), report.tokens
     both = report.forward + report.backward
-    rows = [(name, f"{_si(n / tokens)}FLOP", formulas.get(name, "")) for name, n in report.by_group.items()]
-    again = [("train step, recomputed", f"{_si(report.recomputed)}FLOP", "blocks forward twice")] * report.recompute
+    rows = [(name, f"{si(n / tokens)}FLOP", formulas.get(name, "")) for name, n in report.by_group.items()]
+    again = [("train step, recomputed", f"{si(report.recomputed)}FLOP", "blocks forward twice")] * report.recompute
     return [
         *rows,
-        ("forward, per token", f"{_si(report.forward / tokens)}FLOP", "all n² scores, masked or not"),
-        ("and backward, per token", f"{_si(both / tokens)}FLOP", f"{both / report.forward:.2f} × forward"),
-        ("train step, the batch", f"{_si(both)}FLOP", _plural(tokens, "token")),
+        ("forward, per token", f"{si(report.forward / tokens)}FLOP", "all n² scores, masked or not"),
+        ("and backward, per token", f"{si(both / tokens)}FLOP", f"{both / report.forward:.2f} × forward"),
+        ("train step, the batch", f"{si(both)}FLOP", plural(tokens, "token")),
         *again,
     ]
+
+
+def precision(report: CostReport) -> str:
+    """The precision of a train step, and the loss that is counted where there are logits of a vocabulary."""
+    found = "float32 weights, bf16 autocast" if report.dtype == "bf16" else "all in float32"
+    held = report.memory.activations
+    return f"{found}, {'fused' if held.fused else 'plain'} loss" if held is not None and held.loss else found
+
+
+def loss_formula(held: "ActivationMemory") -> str:
+    """Where the bytes of the loss come from."""
+    return "some logits at a time" if held.fused else "12 bytes a logit"
 
 
 def _train_memory(report: CostReport) -> list[Row]:
@@ -163,7 +174,8 @@ def _train_memory(report: CostReport) -> list[Row]:
         rows.append(("total without activations", report.memory_of("train_step"), ""))
     else:
         as_is = [
-            ("activations, at the peak", held.peak, f"{_si(held.saved)}B saved"),
+            ("activations, at the peak", held.peak, f"{si(held.saved)}B saved"),
+            *([("  of them logits and loss", held.loss, loss_formula(held))] * (held.peak > held.in_blocks)),
             ("total", report.memory_of("train_step", False), ""),
         ]
         again = [
@@ -171,15 +183,15 @@ def _train_memory(report: CostReport) -> list[Row]:
             ("total, recompute blocks", report.memory_of("train_step", True), "train.recompute"),
         ]
         rows += again if report.recompute else [*as_is, *again]
-    return [(name, _bytes(size), formula) for name, size, formula in rows]
+    return [(name, show_bytes(size), formula) for name, size, formula in rows]
 
 
 def _decode_memory(report: CostReport) -> list[Row]:
     each, layers = report.bytes_each, getattr(report.config, "decoder_depth", None) or "L"
-    rows = [("weights", _bytes(each * report.parameters), f"{each}·P")]
+    rows = [("weights", show_bytes(each * report.parameters), f"{each}·P")]
     for name, (heads, size) in report.kv_caches.items():
         mark = ", this model" if heads == report.kv_heads else ""
-        rows.append((f"KV cache, {name}: g {heads}", _bytes(size), f"2·B·n·{layers}·g·d·{each}{mark}"))
+        rows.append((f"KV cache, {name}: g {heads}", show_bytes(size), f"2·B·n·{layers}·g·d·{each}{mark}"))
     return rows
 
 
@@ -217,7 +229,7 @@ def _compare(console: Console, report: CostReport, devices: "Sequence[Device]") 
         for name, work in report.workloads.items():
             fits = report.memory_of(name) <= on.memory
             marks = ("m" if work.bound(on, report.dtype) == "memory" else "") + ("" if fits else "*")
-            line += f"{_time(work.seconds(on, report.dtype)):>14} {marks:2}"
+            line += f"{show_time(work.seconds(on, report.dtype)):>14} {marks:2}"
         console.print(Text(line.rstrip()))
     console.print(Text("  m: memory-bound, otherwise compute-bound   *: does not fit into the memory", "dim"))
 
@@ -230,27 +242,29 @@ def _show_device(
     local, rows = measured is not None, []
     for name, work in report.workloads.items():
         least = work.seconds(on, report.dtype)
-        bound = f"{_time(least / work.tokens)} per token; {work.bound(on, report.dtype)}-bound"
-        rows.append((NAMES[name], _time(least), bound))
+        bound = f"{show_time(least / work.tokens)} per token; {work.bound(on, report.dtype)}-bound"
+        rows.append((NAMES[name], show_time(least), bound))
         if report.memory_of(name) > on.memory:
-            rows.append(("", "", f"does not fit: {_si(report.memory_of(name))}B into {_si(on.memory)}B"))
+            rows.append(("", "", f"does not fit: {si(report.memory_of(name))}B into {si(on.memory)}B"))
         got = None if measured is None else measured[name]
         if isinstance(got, float):
             how = "  measured, with AdamW" if name == "train_step" and report.optimizer == "muon" else "  measured"
-            rows.append((how, _time(got), f"{_time(got / work.tokens)} per token; {got / least:.1f} × the least"))
+            rows.append(
+                (how, show_time(got), f"{show_time(got / work.tokens)} per token; {got / least:.1f} × the least")
+            )
         elif got is not None:
             rows.append(("  measured", "–", got))
-    _section(console, f"Least time on {'this machine' if local else on.name}: {rates}", rows)
+    section(console, f"Least time on {'this machine' if local else on.name}: {rates}", rows)
     edge = on.rate(report.dtype) / on.bandwidth
     source = "rates measured just now" if local else "vendor peak figures, which no program reaches"
     console.print(Text(f"  {source}\n  memory-bound below {edge:,.3g} FLOP/byte", "dim"))
 
 
-def _plural(count: int, word: str) -> str:
+def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" + "s" * (count != 1)
 
 
-def _bytes(size: float) -> str:
+def show_bytes(size: float) -> str:
     """In powers of 1000 and of 1024, each with its own unit."""
     names = ("", "k", "M", "G", "T", "P", "E")
     power = min(len(names) - 1, (len(str(int(size))) - 1) // 3)
@@ -258,14 +272,14 @@ def _bytes(size: float) -> str:
     return f"{one} = {size / 1024**power:7,.2f} {'Ki' if power == 1 else names[power] + 'i' * (power > 1)}B"
 
 
-def _si(value: float) -> str:
+def si(value: float) -> str:
     for letter, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:,.2f} {letter}"
     return f"{value:.0f} "
 
 
-def _time(seconds: float) -> str:
+def show_time(seconds: float) -> str:
     for word, size in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {word}" if seconds < 1000 else f"{seconds:,.0f} s"

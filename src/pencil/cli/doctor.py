@@ -20,6 +20,10 @@ CACHED = {
     "bpe": "trained tokenizers",
     "latents": "encoded pictures",
     "pictures": "hashes of picture folders",
+    "shards": "indexes of picture shards",
+    "hub": "streamed texts of the hub",
+    "checked": "hashes of large texts",
+    "packed": "hashes of large compressed texts",
     "classifier": "classifiers for eval",
     "stdin": "unfinished copies of standard input",
 }
@@ -27,6 +31,7 @@ CACHED = {
 EXTRAS = {
     "gpt2-tokenizer": (["huggingface_hub"], "GPT-2's tokenizer from the hub"),
     "hub-data": (["datasets"], "--data hf:OWNER/NAME and Parquet tables"),
+    "shards": (["webdataset"], "--data of pictures in .tar files"),
     "loggers": (["tensorboard", "trackio", "wandb"], "--train.logger"),
     "latents": (["diffusers"], "--vae, diffusion on the latents of an autoencoder"),
     "compare": (["transformers", "timm", "diffusers", "sacrebleu"], "comparison with other libraries"),

@@ -8,7 +8,7 @@ from cyclopts import App, CycloptsError, Group
 
 from .. import __version__
 from ..config import UserError
-from ..train.settings import refuse_processes
+from ..processes import Ended, world
 from . import (
     bench,
     check,
@@ -25,6 +25,7 @@ from . import (
     import_weights,
     kata,
     lab,
+    resume,
     sample,
     shapes,
     trace,
@@ -33,6 +34,7 @@ from . import (
     walk,
 )
 from .dispatch import HELP, dispatch, missing, named_family, run_family, trace_family
+from .launch import Several, end_after_another, enter, launch, leave, say_failure, say_unexpected
 from .parsing import PARAMETERS, sentence
 from .terminal import note_line, use_utf8
 
@@ -47,7 +49,7 @@ VERBS: tuple[tuple[Group, str, Callable | App, str], ...] = (
     (START, "demo", demo.demo, "[OPTIONS]"),
     (START, "doctor", doctor.doctor, "[OPTIONS]"),
     (USE, "train", train.train, "FAMILY [OPTIONS]"),
-    (USE, "resume", train.resume, "RUN [OPTIONS] [--train.SETTING VALUE]"),
+    (USE, "resume", resume.resume, "RUN [OPTIONS] [--train.SETTING VALUE]"),
     (USE, "verify", verify.verify, "RUN"),
     (USE, "import", import_weights.import_weights, "WHAT [OPTIONS]"),
     (USE, "export", export.export, "RUN --to LIBRARY [OPTIONS]"),
@@ -103,8 +105,6 @@ BY_FAMILY: dict[str, tuple[Callable, Callable]] = {
 
 def run(words: Sequence[str]) -> int:
     """Run one command."""
-    if words and words[0] in ("train", "resume") and not set(words) & set(HELP):
-        refuse_processes()
     if list(words) == ["train"]:
         raise UserError(missing("train", USAGE["train"]))
     if len(words) > 1 and words[0] in BY_FAMILY and not set(words[1:]) <= set(HELP):
@@ -126,13 +126,21 @@ def main(words: Sequence[str] | None = None) -> None:
         words = [word for word in words if word != "--debug"]
     use_utf8()
     try:
+        if (ended := enter()) is not None:
+            sys.exit(ended)
         status = run(words)
         sys.stdout.flush()
         sys.exit(status)
+    except Several as asked:
+        sys.exit(launch(asked.count, words, debug))
+    except Ended:
+        end_after_another()
+        sys.exit(1)
     except UserError as error:
         if debug:
+            leave("failed")
             raise
-        note_line(f"pencil: {error}")
+        say_failure(error)
         sys.exit(2)
     except OSError as error:
         if debug:
@@ -142,8 +150,13 @@ def main(words: Sequence[str] | None = None) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
         where = f"{error.filename}: " if error.filename else ""
-        note_line(f"pencil: {where}{error.strerror or error}")
+        say_failure(f"{where}{error.strerror or error}")
         sys.exit(2)
     except KeyboardInterrupt:
         note_line("pencil: interrupted")
         sys.exit(130)
+    except Exception as error:
+        if debug or world().size == 1:
+            raise
+        say_unexpected(error)
+        sys.exit(1)

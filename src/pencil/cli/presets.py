@@ -17,6 +17,12 @@ Model = Annotated[str, Parameter(allow_leading_hyphen=True)]  # settings may com
 
 def model_settings(verb: str, words: Sequence[str]) -> tuple[str, dict[str, str]]:
     """A model's name and settings from `gpt:nano --model.heads 1 --model.width 64`; all else is refused."""
+    what, found = settings_of(verb, words, ("model",))
+    return what, found["model"]
+
+
+def settings_of(verb: str, words: Sequence[str], sections: Sequence[str]) -> tuple[str, dict[str, dict[str, str]]]:
+    """A model's name, and by section the settings from `gpt:nano --model.heads 1 --train.ema 0.99`."""
     dotted, plain, rest = [], [], list(words)
     while rest:
         word = rest.pop(0)
@@ -27,12 +33,12 @@ def model_settings(verb: str, words: Sequence[str]) -> tuple[str, dict[str, str]
         if "." not in name:
             raise UserError(f"{verb} takes no {name}; {_meant(name) or f'pencil {verb} --help lists its options'}")
         dotted += [word] if equals or not rest else [word, rest.pop(0)]
-    changes = overrides(dotted, ("model",))["model"]
+    found = overrides(dotted, sections)
     if not plain:
         raise UserError(f"WHAT is missing; usage: pencil {verb} WHAT [OPTIONS] [--model.SETTING VALUE]")
     if len(plain) > 1:
         raise UserError(_too_many(verb, *plain))
-    return plain[0], changes
+    return plain[0], found
 
 
 def _meant(option: str) -> str | None:

@@ -1,20 +1,21 @@
-"""train and resume."""
+"""train."""
 
 # the options of a command are those of its family, which is known when the command is made
 # pyright: reportInvalidTypeForm=false
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ..config import UserError, build, overrides, setting_types
+from ..config import UserError, overrides
+from ..processes import world
+from .launch import leave, start_several
 from .suggestions import option_meant, setting_meant, undotted
 from .terminal import note, program
 
 # of train, for every family
-OPTIONS = ("data", "from", "freeze", "preset", "config", "settings", "name", "out", "force")
+OPTIONS = ("data", "from", "freeze", "preset", "config", "settings", "name", "out", "force", "processes")
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 
 
@@ -100,9 +101,19 @@ def train_command(record: Any) -> Callable[..., int]:
             Path | None, Parameter(group=RUN, help="Folder of the run, instead of a name under runs/.")
         ] = None,
         force: Annotated[bool, Parameter(negative=(), group=RUN, help="Replace the run that is there.")] = False,
+        processes: Annotated[
+            int | None,
+            Parameter(
+                group=RUN,
+                help="Train in so many processes on this machine, one for each GPU: each takes its share of "
+                "--train.batch. One that ends is started again, from the last checkpoint.",
+                show_default=default("1"),
+            ),
+        ] = None,
     ) -> int:
         words = overrides(_dotted(record, settings), ("model", "train", "data"))
         from ..families.chosen import Chosen, given_options, read_config, with_image_size
+        from ..families.several import processes as join_others
         from ..families.train_run import merge, start_training
         from .settings_list import write_settings
 
@@ -116,7 +127,9 @@ def train_command(record: Any) -> Callable[..., int]:
         if settings_only:
             write_settings(chosen, out, force)
             return 0
-        return train_to_end(*start_training(chosen, name, out, force, note))
+        start_several(processes)
+        with join_others(chosen.train.get("device")):
+            return train_to_end(*start_training(chosen, name, out, force, note))
 
     command.__doc__ = f"""Train a {record.name}: {record.summary}. Ctrl-C saves and prints the command that continues.
 
@@ -162,126 +175,12 @@ def _dotted(record: Any, words: tuple[str, ...]) -> list[str]:
     return list(words)
 
 
-def resume(
-    run: Path,
-    /,
-    *settings: Settings,
-    data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
-    allow_changes: Annotated[bool, Parameter(negative=())] = False,
-) -> int:
-    """Continue a run from its newest whole checkpoint, to the same bits as if it had never stopped.
-
-    Parameters
-    ----------
-    run
-        The run's folder. Training settings can be changed: pencil resume RUN --train.steps 4000. A change that alters
-        the result, such as of train.lr, is announced and recorded in the run.
-    data
-        Where the data is, if it was moved; it must be the same, by its hash.
-    allow_changes
-        Go on although settings or files of the run were changed or damaged since it was saved.
-    """
-    from ..families import family, open_run
-    from ..train.identity import review
-
-    opened = open_run(run)
-    if "import" in opened.config:
-        place = shlex.quote(str(run))
-        raise UserError(
-            f"{run} was imported, so there is no training to continue; train from it: pencil train {opened.family} "
-            f"--from {place} --data DATA"
-        )
-    if allow_changes:
-        with opened.writing():
-            if fault := opened.mend_manifest():
-                note(f"{fault}; it is written anew, of the files as they are, which cannot be verified")
-    # before the data is read; the trainer reports it
-    changes, notes = review(opened, family(opened.family), allow_changes)
-    try:
-        return _continue(opened, settings, data, allow_changes)
-    except UserError as error:
-        if not changes:
-            raise
-        raise UserError(f"{error}; {notes[-1]}") from None
-
-
-def _continue(opened: Any, settings: tuple[str, ...], data: str | None, allow_changes: bool) -> int:
-    """Continue a run whose settings were reviewed."""
-    from ..device import pick_device
-    from ..families import family
-    from ..families.run_setup import check_memory, task_of
-    from ..train.settings import TrainConfig, check_patience, check_settings, fit_warmup
-    from ..train.task import why_last
-
-    for name in undotted(settings):
-        meant = setting_meant(name, {"train": setting_types(TrainConfig)}) or "pencil resume --help lists its options"
-        raise UserError(f"resume cannot use {name}; {meant}")
-    changed = overrides(list(settings), ("train",))["train"]
-    if "minutes" in changed and (decided := opened.config["train"].get("steps")):
-        raise UserError(f"{opened.path} is trained for {decided} steps: --train.steps sets another number")
-    if "steps" in changed and not opened.config["train"].get("steps"):  # a time budget that was not measured yet
-        undecided = {name: "250" for name in ("eval_every", "save_every") if not opened.config["train"].get(name)}
-        changed = {"minutes": "none", **undecided, **changed}
-    config = build(TrainConfig, {**opened.config["train"], **changed}, "train.")
-    check_settings(config, family(opened.family).train_settings, opened.family)
-    # a preset's inverse square root may warm up for longer than the run
-    fit_warmup(config, chosen="warmup" in changed or config.schedule != "inverse-sqrt")
-    if pick_device(config.device).type == "cpu":
-        record = family(opened.family)
-        check_memory(record, record.read_config(opened.config["model"]), config)
-    task = task_of(opened, config, data, note)
-    check_patience(config, why_last(task))
-    if data is not None:
-        _record_place(opened, data)
-    if not allow_changes and (line := _nothing_left(opened, config)):
-        note(line)
-        return 0
-    return train_to_end(opened, task, config, allow_changes)
-
-
-def _nothing_left(opened: Any, config: Any) -> str | None:
-    """Why a run that has ended does not go on, and what continues it; None where there is something left to do."""
-    from ..train import checkpoint
-    from ..train.identity import newest_state
-    from ..train.validation import Validation
-
-    steps, newest = checkpoint.saved(opened.path), newest_state(opened.path)
-    if not steps or newest is None or newest[1].get("evaluation_due"):
-        return None
-    validation = Validation.restored(newest[1].get("validation"), {})
-    if steps[-1] < config.steps and not validation.exhausted(config.patience):
-        return None
-    opened.verify("tokenizer.json", "model.safetensors")
-    kept, faults = checkpoint.latest(opened.path)
-    for line in faults:
-        note(line)
-    if kept is None or kept.step < min(steps[-1], config.steps):
-        return None
-    if kept.step < config.steps:
-        return (
-            f"{opened.path} stopped at step {kept.step} of {config.steps}: no better validation loss in "
-            f"{validation.without_better} evaluations; --train.patience 0 continues it"
-        )
-    made = f"{opened.path} has made {kept.step} steps and train.steps is {config.steps}"
-    return f"{made}; a larger --train.steps continues it"
-
-
-def _record_place(run: Any, data: str) -> None:
-    """Write into the run where its data is."""
-    from ..data.hub import current_form
-    from ..families import family
-    from ..families.run_setup import whole_path
-    from ..train.identity import Change, record_changes
-
-    was, now = run.config["run"]["data_path"], whole_path(data, family(run.family).embedded)
-    if current_form(was) != now:
-        with run.writing():
-            run.config["run"]["data_path"] = now
-            record_changes(run, 0, [Change("run.data_path", was, now)])
-
-
 def train_to_end(run: Any, task: Any, config: Any, allow_changes: bool = False) -> int:
     """Train to the last step, or to the interruption; the exit status."""
     from ..families.train_run import train_to_end
 
-    return 0 if train_to_end(run, task, config, allow_changes, program=program()).finished else 130
+    outcome = train_to_end(run, task, config, allow_changes, program=program())
+    if world().size > 1:
+        leave("reported")
+        return 0  # any other status would have torchrun start it again
+    return 0 if outcome.finished else 130

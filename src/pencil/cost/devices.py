@@ -11,30 +11,36 @@ from .profile import CostProfile
 
 @dataclass(frozen=True)
 class Device:
-    """Peak rates: FLOP/s of dense matrix products in each precision, bytes/s of its memory, and its size in bytes."""
+    """Peak rates: FLOP/s of dense matrix products in each precision, bytes/s of its memory, and its size in bytes.
+
+    `link` is the bytes/s that it sends to the others of its machine; 0 where no machine has several.
+    """
 
     name: str
     bf16: float
     fp32: float
     bandwidth: float
     memory: float
+    link: float = 0.0
+    cuda: bool = True  # a GPU that torch calls cuda, AMD's too
 
     def rate(self, dtype: str) -> float:
         return self.bf16 if dtype == "bf16" else self.fp32
 
 
-# vendor peak figures, without sparsity; an m1-max multiplies bfloat16 no faster than float32
+# vendor peak figures, without sparsity; an m1-max multiplies bfloat16 no faster than float32. Links: one way of
+# NVLink or Infinity Fabric, else PCIe 4.0 with 16 lanes
 DEVICES = {
     device.name: device
     for device in (
-        Device("h200", 989e12, 67e12, 4.8e12, 141e9),
-        Device("h100", 989e12, 67e12, 3.35e12, 80e9),
-        Device("a100", 312e12, 19.5e12, 2.039e12, 80e9),
-        Device("mi300x", 1307e12, 163.4e12, 5.3e12, 192e9),
-        Device("l4", 121e12, 30.3e12, 300e9, 24e9),
-        Device("rtx4090", 165e12, 82.6e12, 1.008e12, 24e9),
-        Device("rtx3090", 71e12, 35.6e12, 936e9, 24e9),
-        Device("m1-max", 10.4e12, 10.4e12, 400e9, 64e9),
+        Device("h200", 989e12, 67e12, 4.8e12, 141e9, 450e9),
+        Device("h100", 989e12, 67e12, 3.35e12, 80e9, 450e9),
+        Device("a100", 312e12, 19.5e12, 2.039e12, 80e9, 300e9),
+        Device("mi300x", 1307e12, 163.4e12, 5.3e12, 192e9, 448e9),
+        Device("l4", 121e12, 30.3e12, 300e9, 24e9, 32e9),
+        Device("rtx4090", 165e12, 82.6e12, 1.008e12, 24e9, 32e9),
+        Device("rtx3090", 71e12, 35.6e12, 936e9, 24e9, 32e9),
+        Device("m1-max", 10.4e12, 10.4e12, 400e9, 64e9, cuda=False),
     )
 }
 

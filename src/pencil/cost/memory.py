@@ -5,6 +5,7 @@ from typing import Any
 
 from .activations import FULL, Activations, kv_heads
 from .count import Counts
+from .loss import LossMemory, loss_memory
 from .profile import CostProfile
 
 BYTES = {"bf16": 2, "fp32": 4}
@@ -17,6 +18,13 @@ class ActivationMemory:
     saved: int  # for the backward pass
     peak: int  # what is saved, and the temporaries of the backward pass at its fullest
     peak_recomputed: int  # the peak with activation recomputation: only the inputs of blocks are saved
+    in_blocks: int  # the most while a block runs; the peak may be at the loss instead
+    in_blocks_recomputed: int
+    of_block: int  # what the backward pass gives back with each block
+    of_block_recomputed: int
+    copies: int  # of them autocast's half-precision copies of the matrices, held from forward to backward
+    loss: int  # of the peak at the loss: logits and what follows from them
+    fused: bool  # whether the loss is fused with the output matrix, so that it holds some of the logits at a time
 
 
 @dataclass(frozen=True)
@@ -40,21 +48,32 @@ class TrainMemory:
 
 
 def train_memory(
-    profile: CostProfile, config: Any, counts: Counts, batch: int, length: int | None = None, dtype: str = "bf16"
-) -> TrainMemory:
-    """What a train step needs."""
+    profile: CostProfile, config: Any, counts: Counts, batch: int, length: int | None = None, dtype: str = "bf16",
+    cuda: bool = False, sharded: bool = False,
+) -> TrainMemory:  # fmt: skip
+    """What a train step needs: on CUDA many logits have the fused loss; FSDP2 has blocks in the dtype (`sharded`)."""
     held, half = None, BYTES[dtype]
     if profile.activations is not None:
-        held = _activation_memory(profile.activations(config, batch, length, half), counts, half)
+        found = profile.activations(config, batch, length, half)
+        vocab = getattr(config, "vocab", None) or 1
+        loss = loss_memory(found.logits, vocab, config.width, half, cuda)
+        held = _activation_memory(found, counts, half, loss, half * vocab * config.width, sharded)
     trained, weights = counts.trained, FULL * counts.total_parameters
     gradients = FULL * trained.parameters
     return TrainMemory(weights, gradients, 2 * gradients, 2 * gradients - FULL * trained.block_matrices, held)
 
 
-def _activation_memory(found: Activations, counts: Counts, half: int) -> ActivationMemory:
-    # autocast keeps a half-precision copy of every matrix until the backward pass has used it
+def _activation_memory(
+    found: Activations, counts: Counts, half: int, loss: LossMemory, head: int, sharded: bool
+) -> ActivationMemory:
+    # autocast keeps a half-precision copy of every matrix until the backward pass has used it; but for the output
+    # matrix of the fused loss, and for blocks that FSDP2 gathers in half precision
     copied, inner = (half * counts.forward.matrices, half * counts.block_matrices) if half < FULL else (0, 0)
-    groups, before, after, logits = found.blocks, found.before, found.after, found.logits
+    if loss.fused and half < FULL:
+        copied -= head
+    if sharded:
+        copied, inner = copied - inner, 0
+    groups, before, after = found.blocks, found.before, found.after
     depth = sum(group.count for group in groups)
     # blocks that the backward pass does not come to keep nothing
     share = counts.trained.share
@@ -62,17 +81,19 @@ def _activation_memory(found: Activations, counts: Counts, half: int) -> Activat
     inner = round(share * inner)
     saved_by_blocks = round(share * sum(g.count * g.saved for g in groups))
     inputs = round(share * sum(g.count * g.inputs for g in groups))
-    # the loss goes back through log-probabilities, their gradient and the logits' gradient: three values a logit
-    loss = 3 * FULL * logits
-    saved = before + saved_by_blocks + after + copied + FULL * logits
-    peak = max(saved + loss - FULL * logits, before + saved_by_blocks + copied + max(g.backward for g in groups))
-    recomputed = before + inputs + max(
-        after + copied - inner + loss,
-        after + copied + ((half if half < FULL else 0) + 2 * FULL) * logits,
-        copied + max(g.forward for g in groups),
-        max(g.saved + g.backward for g in groups) + inner // depth,
+    kept = before + saved_by_blocks + after + copied
+    in_blocks = before + saved_by_blocks + copied + max(g.backward for g in groups)
+    most = max(loss.forward, loss.backward)
+    peak = max(kept + most, in_blocks)
+    in_blocks_recomputed = before + inputs + max(
+        copied + max(g.forward for g in groups), max(g.saved + g.backward for g in groups) + inner // depth
     )  # fmt: skip
-    return ActivationMemory(saved, peak, recomputed)
+    at_loss = after + copied + max(loss.backward - inner, loss.forward)
+    recomputed = max(before + inputs + at_loss, in_blocks_recomputed)
+    given_back = saved_by_blocks // depth, inputs // depth
+    return ActivationMemory(
+        kept + loss.saved, peak, recomputed, in_blocks, in_blocks_recomputed, *given_back, copied, most, loss.fused
+    )
 
 
 def kv_cache(c: Any, batch: int, tokens: int, dtype: str = "bf16", heads: int | None = None) -> int:

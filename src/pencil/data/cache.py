@@ -4,14 +4,16 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..config import UserError
 from ..console import note
-from ..files import fingerprint, matches, read_json, write_aside
+from ..files import fingerprint, matches, one_at_a_time, read_json, write_aside
 from ..manifest import entry_of
 
+LARGEST_RECORD = 1 << 16  # bytes of the record of one file
 SETTLED = 2_000_000_000  # nanoseconds; a file changed twice within the clock's step may look unchanged
 
 
@@ -44,7 +46,7 @@ def cache_fault(path: Path) -> str | None:
     if not record.exists():
         return f"cannot be verified: {record.name}, the record of its content, is missing"
     try:
-        known = read_json(record)
+        known = read_json(record, LARGEST_RECORD)
     except UserError as error:
         return f"cannot be verified: {error}"
     if known.get("file") != path.name or set(known) != {"file", "size", "sha256"}:
@@ -63,16 +65,41 @@ def usable(path: Path) -> bool:
     return path.exists()
 
 
+@contextmanager
+def making(path: Path) -> Iterator[None]:
+    """One process makes a cached file; the others that need it wait until it is there."""
+    with one_at_a_time(
+        path.with_name(f".{path.name}.lock"), lambda: note(f"another process is making {path}: this one waits for it")
+    ):
+        yield
+
+
+def _sha256(path: Path) -> str:
+    return fingerprint(path)["sha256"]
+
+
 def hash_files(
-    folder: Path, paths: Iterable[Path], kept_as: str = "", anew: bool = False, written: str | None = None
+    folder: Path,
+    paths: Iterable[Path],
+    kept_as: str = "",
+    anew: bool = False,
+    written: str | None = None,
+    digest: Callable[[Path], str] = _sha256,
 ) -> dict[Path, str]:
     """SHA-256 of each file, whole; what is known of a file that has the same times and size is not read again.
 
     It is `kept_as` a name in the cache, by default one of the folder's path. With `anew` every file is read. `written`
-    is the hash of a file that was just written here, to be kept.
+    is the hash of a file that was just written here, to be kept. `digest` reads a file.
     """
     known_as = kept_as or f"pictures-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]}"
     index = cache_folder() / f"{known_as}.json"
+    with making(index):
+        return _hash_files(folder, paths, index, anew, written, digest)
+
+
+def _hash_files(
+    folder: Path, paths: Iterable[Path], index: Path, anew: bool, written: str | None, digest: Callable[[Path], str]
+) -> dict[Path, str]:
     known = json.loads(index.read_bytes())["files"] if usable(index) else {}
     found, hashes, asked, now = {}, {}, set(), time.time_ns()
     for path in paths:
@@ -81,7 +108,7 @@ def hash_files(
         mark = [about.st_mtime_ns, about.st_ctime_ns, about.st_size]
         old = known.get(name)
         same = isinstance(old, list) and old[:3] == mark and not anew
-        hashes[path] = written or (str(old[3]) if old and same else fingerprint(path)["sha256"])
+        hashes[path] = written or (str(old[3]) if old and same else digest(path))
         if written or now - max(mark[:2]) > SETTLED:
             found[name] = [*mark, hashes[path]]
     # files that were not asked for now may be the next time
@@ -93,10 +120,16 @@ def hash_files(
     return hashes
 
 
-def remembered_hash(file: Path, anew: bool = False, written: str | None = None) -> str:
+def remembered_hash(
+    file: Path,
+    anew: bool = False,
+    written: str | None = None,
+    kind: str = "weights",
+    digest: Callable[[Path], str] = _sha256,
+) -> str:
     """SHA-256 of a large file; without `anew`, the one of its last hashing if its size and times are still the same."""
     try:
         about = file.stat()  # by its place on the disk: a run keeps it when its folder is renamed
-        return hash_files(file.parent, [file], f"weights-{about.st_dev}-{about.st_ino}", anew, written)[file]
+        return hash_files(file.parent, [file], f"{kind}-{about.st_dev}-{about.st_ino}", anew, written, digest)[file]
     except (UserError, OSError):  # the cache cannot be written
-        return written or fingerprint(file)["sha256"]
+        return written or digest(file)

@@ -152,11 +152,12 @@ class Header(NamedTuple):
     frames: bool = False  # whether it has more than the first, which is the one that is read
 
 
-def read_header(path: Path) -> Header:
-    """The header of an image file, or what is wrong with it; a truncated file is found only when it is decoded."""
+def read_header(path: Any) -> Header:
+    """The header of an image file, or of an object with `open()`; or what is wrong with it. A truncated file is found
+    only when it is decoded."""
     limits()  # a setting that is no number is refused, and not taken for a fault of the file
     try:
-        if path.is_file() and not path.stat().st_size:
+        if isinstance(path, Path) and path.is_file() and not path.stat().st_size:
             return Header("empty (0 bytes)")
         with open_header(path) as image:
             grey = image.mode in ("1", "L", "LA", "I") or image.mode.startswith("I;16")

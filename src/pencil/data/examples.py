@@ -18,6 +18,10 @@ Target = Any  # a class index, or a caption
 Skipped = list[tuple[str, str]]  # the name of each image left out, and why
 
 
+class SourceChanged(UserError):
+    """A file is not the one that was indexed: what would be read of it is nothing, or something else."""
+
+
 @runtime_checkable
 class Examples(Protocol):
     """A list of images with their targets."""
@@ -65,7 +69,9 @@ class FileExamples:
     """Images in files (or in a hub's table), decoded on request and cached, shrunk, up to CACHE_BYTES."""
 
     def __init__(self, sources: Sequence[Any], targets: Sequence[Target], skipped: Skipped):
-        self.sources, self.targets, self.skipped = list(sources), list(targets), skipped
+        # shards have millions of sources, which are made when they are asked for
+        self.sources = list(sources) if isinstance(sources, list) else sources
+        self.targets, self.skipped = list(targets), skipped
         self.cache: dict[tuple[int, ImageTransform, bool], Image.Image] = {}
         self.broken: set[int] = set()
         self.room, self.lock = CACHE_BYTES, threading.Lock()
@@ -106,6 +112,8 @@ class FileExamples:
         try:
             image = decode(source, transform.approximate if whole else transform)
             image = shrink(image, transform.size, transform.fit) if whole else prepare(image, transform)
+        except SourceChanged:
+            raise
         except Exception as error:  # Pillow's decoders raise many kinds
             with self.lock:
                 if i not in self.broken:

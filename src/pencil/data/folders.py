@@ -42,13 +42,13 @@ def from_folder(folder: Path, want: str, whole: bool = False) -> ImageData:
     if whole:
         checked = {"train": [], "test": everything}
     elif not split:
-        held, kept = _hold_out(everything, want)
+        held, kept = hold_out(everything, want)
         checked = {"train": kept, "test": held}
     for name, found in checked.items():
         if not found and not whole:
             use = "evaluate on" if name == "test" else "train on"
             raise UserError(f"{folder} has too few pictures: none is left to {use}")
-    notes += _not_evaluated(classes, checked) if not whole and not split else []
+    notes += not_evaluated(classes, checked) if not whole and not split else []
     absent = sorted(set(classes) - {str(target) for _, target in checked["train"]})
     if absent and not whole:
         raise UserError(f"{folder} has no training picture of {', '.join(absent[:3])}; each class needs at least two")
@@ -230,7 +230,7 @@ def _headers(paths: Sequence[Path]) -> Iterable[tuple[Path, Header]]:
     return zip(paths, pool().map(read_header, paths), strict=True)
 
 
-def _hold_out(rows: list[Any], want: str) -> tuple[list[Any], list[Any]]:
+def hold_out(rows: list[Any], want: str) -> tuple[list[Any], list[Any]]:
     """A random tenth of each class by a fixed seed, at least one; all captions of an image stay together."""
     groups: dict[Any, dict[Path, list[Any]]] = {}
     for row in rows:
@@ -245,7 +245,7 @@ def _hold_out(rows: list[Any], want: str) -> tuple[list[Any], list[Any]]:
     return held, kept
 
 
-def _not_evaluated(classes: Sequence[str], parts: Mapping[str, list[Any]]) -> list[str]:
+def not_evaluated(classes: Sequence[str], parts: Mapping[str, list[Any]]) -> list[str]:
     """A note of the classes without a held-out picture."""
     alone = sorted(set(classes) - {str(target) for _, target in parts["test"]})
     if not alone:

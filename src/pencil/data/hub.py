@@ -13,8 +13,9 @@ from ..files import check_regular
 from .cache import hash_files
 from .examples import FileExamples, Skipped, Target
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
+from .sources import PREFIX
 
-PREFIX, FORMER = "hf:", "hub:"  # the second is how versions before 0.8 wrote it
+FORMER = "hub:"  # how versions before 0.8 wrote the prefix
 
 
 def current_form(data: str) -> str:

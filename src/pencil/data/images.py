@@ -15,6 +15,7 @@ from .hub import PREFIX, current_form, from_hub
 from .idx import from_idx
 from .image_data import ImageData, all_held_out
 from .moving import CANVAS, FRAMES, MovingDigits
+from .shard_data import find_shards, from_shards
 
 EMBEDDED = {"label": ("digits", "moving-digits"), "caption": ("scenes", "scenes-hard"), "video": ("moving-digits",)}
 EMBEDDED_NAMES = frozenset(name for names in EMBEDDED.values() for name in names)
@@ -27,6 +28,8 @@ def load(data: str, want: str, whole: bool = False) -> ImageData:
     """
     data = current_form(data)
     path = expand_path(data) if data and not data.startswith(PREFIX) else None
+    if whole and data not in EMBEDDED_NAMES and (shards := find_shards(data)):
+        return from_shards(shards, want, whole)
     if whole and path is not None and path.is_dir() and data not in EMBEDDED_NAMES and not _idx_names(path):
         return from_folder(path, want, whole)
     return all_held_out(_load(data, want)) if whole else _load(data, want)
@@ -44,10 +47,12 @@ def _load(data: str, want: str) -> ImageData:
         return from_hub(data.removeprefix(PREFIX), want)
     if not data:
         raise UserError(f"--data is empty; give a folder or {' or '.join(EMBEDDED[want])}")
+    if shards := find_shards(data):
+        return from_shards(shards, want)
     path = expand_path(data)
     if path.is_file():
         size = "an empty file" if not path.stat().st_size else "a file"
-        raise UserError(f"{data} is {size}; pictures come in a folder")
+        raise UserError(f"{data} is {size}; pictures come in a folder, or in .tar files")
     if not path.is_dir():
         known = nearest(data, EMBEDDED[want])
         raise UserError(f"there is no folder {data}, and no embedded pictures of that name; {known}")

@@ -13,6 +13,7 @@ from .columns import LABELLED, PAIRS, Chosen, Kind, find_columns
 from .dates import CHARACTERS, VERSION, Dates
 from .pair_files import FORMER, MAX_FILE, Pair, Read, check_text, quote, read_pairs
 from .parquet import is_parquet, read_parquet
+from .sources import PREFIX, is_several
 from .tables import ANY, Format
 
 EMBEDDED = ("dates",)
@@ -64,6 +65,8 @@ TABLES = (".csv", ".tsv", ".tab", ".psv", ".jsonl", ".json", ".ndjson")  # endin
 
 def is_table(data: str) -> bool:
     """Whether a file is one of texts with labels, by the ending of its name; a folder, by its Parquet files."""
+    if is_several(data) or data.startswith(PREFIX):
+        return False
     path = Path(data).expanduser() if data not in ("", "-") else Path()
     return path.suffix.lower() in TABLES or (data not in ("", "-") and is_parquet(path))
 

@@ -21,11 +21,11 @@ def at_step(loaded: Loaded, step: int) -> Any:
     own = loaded.model.state_dict()
     found = {}
     for prefix in ("model.", "ema."):
-        for name, value in tensors.items():
-            if name.startswith(prefix):
-                name = name.removeprefix(prefix)
+        for stored in tensors:
+            if stored.startswith(prefix):
+                name = stored.removeprefix(prefix)
                 name = name if name in own else rename(name, renamed)
-                found[name] = value
+                found[name] = tensors[stored]
     if {name: value.shape for name, value in found.items()} != {name: value.shape for name, value in own.items()}:
         raise UserError(f"the checkpoint of step {step} of {folder} is of another model")
     loaded.model.load_state_dict({name: value.to(own[name].dtype) for name, value in found.items()})

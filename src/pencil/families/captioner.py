@@ -247,7 +247,8 @@ FAMILY = Family(
     task=Captioning,
     data="scenes",
     data_help="scenes or scenes-hard (built in), a folder of images with a metadata.jsonl (a line has file_name and "
-    "text), or hf:OWNER/NAME. --data.fit crop, pad or squash: what becomes of images of another shape.",
+    "text), .tar files of webdataset, or hf:OWNER/NAME. --data.fit crop, pad or squash: what becomes of images of "
+    "another shape.",
     embedded=EMBEDDED["caption"],
     eval_help="exact match, token accuracy, chrF and BLEU, the mistakes, and the attention at each word",
     train_settings=("flip", "crop", "augment_ops", "word_dropout"),

@@ -213,8 +213,8 @@ FAMILY = Family(
     task=Diffusion,
     data="digits",
     data_help="digits, scenes or moving-digits (built in); a folder with one subfolder a class, or of images with "
-    "metadata.jsonl, or of images alone; a folder of MNIST's idx files; or hf:OWNER/NAME. --data.fit crop, "
-    "pad or squash: what becomes of images of another shape.",
+    "metadata.jsonl, or of images alone; a folder of MNIST's idx files; .tar files of webdataset; or hf:OWNER/NAME. "
+    "--data.fit crop, pad or squash: what becomes of images of another shape.",
     embedded=(*EMBEDDED["label"], *EMBEDDED["caption"]),
     eval_help="loss; the share of samples that a classifier of the same images classifies as their label; of texts, "
     "samples to look at",

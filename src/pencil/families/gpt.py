@@ -224,9 +224,11 @@ FAMILY = Family(
     training=TRAINING,
     task=LanguageModeling,
     data="pydoc",
-    data_help="A text file, a folder of text files, - for standard input, or pydoc (built in).",
+    data_help="A text file, .jsonl or Parquet, a folder or a pattern of files, hf:OWNER/NAME, - for standard input, or "
+    "pydoc (built in).",
     data_decides=False,
     embedded=tuple(TEXTS),
+    data_settings=("text_column",),
     eval_help="loss, perplexity, bits per byte",
     train_options=TokenizerOptions,
     sample_options=SampleOptions,

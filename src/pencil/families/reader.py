@@ -261,7 +261,8 @@ FAMILY = Family(
     task=ReaderTask,
     data="pydoc",
     data_help="A table of texts with labels to classify (.csv, .tsv, .jsonl or .parquet); or text without labels, "
-    "whose masked tokens are predicted: a file, a folder, - for standard input, or pydoc (built in).",
+    "whose masked tokens are predicted: a file, a folder, a pattern of files, hf:OWNER/NAME, - for standard input, or "
+    "pydoc (built in).",
     embedded=tuple(TEXTS),
     eval_help="accuracy; with labels per class, the confusion matrix and mistakes; else loss and perplexity",
     train_settings=("mask_fraction",),

@@ -1,5 +1,6 @@
 """How a run starts, and how its task is found again: everything is checked before the first file is written."""
 
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -11,11 +12,21 @@ from ..config import UserError, build, fitted
 from ..data.builtin import TEXTS
 from ..data.hub import PREFIX, current_form, say_current_form
 from ..data.settings import DataConfig
+from ..data.sources import absolute, is_several
 from ..device import pick_device
 from ..files import memory
 from ..runs import Run, choose_path
+from ..torchrun import launch_name, world
 from ..train.schedule import published_peak
-from ..train.settings import TrainConfig, check_patience, check_settings, fit_warmup, idle_patience, with_budget
+from ..train.settings import (
+    TrainConfig,
+    check_patience,
+    check_processes,
+    check_settings,
+    fit_warmup,
+    idle_patience,
+    with_budget,
+)
 from ..train.start import Start
 from ..train.task import DataChanged, Request, check_unchanged, why_last
 from .data_record import record_data, what_changed
@@ -107,6 +118,7 @@ def new_run(
     data = record.data if data is None else data
     # refused before a large corpus is read; what only the data can settle is checked after
     config = train_config(record, preset, train, start)
+    check_processes(config, world().size)
     fitted(record.config, model, "model.")
     check_data_settings(record, data_settings or {})
     options = options if start is None else check_options(options or record.train_options(), start)
@@ -127,6 +139,7 @@ def new_run(
     if on_cpu:
         check_memory(record, prepared.model, settings)
     check_patience(settings, why_last(prepared.task))
+    check_processes(settings, world().size)
     usual = Path("runs") / f"{prepared.name}-{record.name}"
     path = out or (Path("runs") / run_name if run_name else choose_path(usual.name))
     begins = [] if start is None else begin_from(start, prepared, settings, path)
@@ -135,7 +148,7 @@ def new_run(
         "family": record.name, "preset": preset, "data": data,
         "data_path": getattr(getattr(prepared.task, "data", None), "pinned", "") or whole_path(data, record.embedded),
         "data_hash": prepared.hash, **prepared.facts, "pencil": __version__, "settings": SETTINGS_VERSION,
-        **({} if start is None else start.facts),
+        **({} if start is None else start.facts), **({} if launch_name() is None else {"launch": launch_name()}),
     }  # fmt: skip
     table = {"run": facts, "model": prepared.model, "train": settings}
     if prepared.data is not None and any(value is not None for value in asdict(prepared.data).values()):
@@ -177,7 +190,8 @@ def task_of(
             f"{run.path} does not record where its data is: it was made by Pencil {facts.get('pencil', '?')}"
         )
     source = facts["data_path"] if data is None else whole_path(data, record.embedded)
-    if data is None and source != "-" and Path(source).is_absolute() and not Path(source).exists():
+    one = source != "-" and not is_several(source)
+    if data is None and one and Path(source).is_absolute() and not Path(source).exists():
         raise UserError(
             f"{source}, the data of {run.path}, is not there; if it was moved: pencil resume {run.path} --data PATH"
         )
@@ -214,21 +228,27 @@ def whole_path(data: str, embedded: Sequence[str]) -> str:
     say_current_form(data)
     data = current_form(data)
     hub, bare = data.startswith(PREFIX), data.removeprefix(PREFIX)
+    if is_several(data):
+        return absolute(data)
     path = Path(bare).expanduser()
     return f"{PREFIX * hub}{path.resolve()}" if path.exists() and data not in embedded else data
 
 
 def check_memory(record: Family, config: Any, train: TrainConfig) -> None:
-    """Refuse what cannot fit: weights, gradients, two moments and the least a batch needs, against all memory."""
+    """Refuse what cannot fit: weights, gradients, two moments and the least a batch needs, against all memory.
+
+    Of several processes, those of this machine; with FSDP each has its part of the model.
+    """
     sizes = config.sizes
     tokens = sizes.get("T", 0)  # a family of one's own may have none
     words = sizes.get("t", tokens) * sizes.get("V", 0)
     # of a frozen part only the weights, and of recomputed blocks only what goes into them
     kept, each = (4, 0) if train.freeze else (16, 1 if train.recompute == "blocks" else 8)
+    size, local = world().size, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    copies = local / size if train.parallel == "fsdp" else local
     try:
-        needed = kept * record.parameters(config) + 4 * train.batch * (
-            words + each * tokens * config.width * config.depth
-        )
+        row = words + each * tokens * config.width * config.depth
+        needed = kept * copies * record.parameters(config) + 4 * train.batch * local / size * row
     except RuntimeError:  # so large that its bytes cannot be counted
         needed = 1 << 63
     available = memory()

@@ -1,22 +1,28 @@
 """`pencil.train`: what the verb does, from Python; and what both say while they do it."""
 
+import os
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..config import UserError
 from ..console import note, visible
 from ..device import pick_device
+from ..processes import lost_another, world
 from ..runs import Run
+from ..torchrun import launch_folder
 from ..train.loop import Outcome, Trainer
 from ..train.settings import TrainConfig
 from ..train.trained import Trained
 from .chosen import Chosen, check_data, read_config, resolve, with_image_size
 from .faster_preset import propose_shorter
 from .loading import load
+from .out_of_memory import out_of_memory
 from .registry import family as record_of
 from .run_setup import new_run
+from .several import check_same, make_once, processes
 from .what_trains import what_trains
 
 FILES_NAMED = 20  # unusable files reported one by one
@@ -66,8 +72,11 @@ def train(
     notify = (lambda line: None) if quiet else note
     if file is not None and config is not None:
         chosen = merge(chosen, file, config, notify)
-    run, task, settled = start_training(chosen, name, None if out is None else Path(out), force, notify)
-    outcome = train_to_end(run, task, settled, notify=notify, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation)
+    with processes(chosen.train.get("device")):
+        run, task, settled = start_training(chosen, name, None if out is None else Path(out), force, notify)
+        outcome = train_to_end(
+            run, task, settled, notify=notify, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation
+        )
     return Trained.of(run, outcome, load)
 
 
@@ -86,16 +95,33 @@ def start_training(
 ) -> tuple[Run, Any, TrainConfig]:
     """The run, its task and its training settings; everything is checked before the folder is made."""
     record = chosen.record
-    run, task, config = new_run(
-        record.name, chosen.data, preset=chosen.preset, model=chosen.model, train=chosen.train,
-        data_settings=chosen.data_settings, options=chosen.train_options(), run_name=name, out=out, force=force,
-        from_run=chosen.from_run, notify=notify,
-    )  # fmt: skip
+    check_same({"command": "train", **asdict(chosen), "name": name, "out": out, "force": force})
+
+    def make(again: Path | None) -> tuple[Run, Any, TrainConfig]:
+        """`again` is a run of this training that is made once more."""
+        return new_run(
+            record.name, chosen.data, preset=chosen.preset, model=chosen.model, train=chosen.train,
+            data_settings=chosen.data_settings, options=chosen.train_options(), run_name=None if again else name,
+            out=again or out, force=force or again is not None, from_run=chosen.from_run, notify=notify,
+        )  # fmt: skip
+
+    run, task, config = make_once(make, out, name, notify)
     count, device = record.parameters(task.config), pick_device(config.device).type
-    notify(f"A {record.name} of {count:,} parameters, from {task.about()}; on {device}.")
+    several = f", {world().size} processes" if world().size > 1 else ""
+    notify(f"A {record.name} of {count:,} parameters, from {task.about()}; on {device}{several}.")
     if chosen.from_run is not None or config.freeze is not None:
         notify(what_trains(record, task.config, config))
     return run, task, config
+
+
+def resume_command(program: str, path: Path) -> str:
+    """The command that goes on with a run, in as many processes as now."""
+    words, size = f"resume {shlex.quote(str(path))}", world().size
+    if size == 1 or launch_folder():
+        return f"{program} {words}" + f" --processes {size}" * (size > 1)
+    machines = int(os.environ.get("GROUP_WORLD_SIZE") or 1)
+    options = f"--nproc-per-node {size}" if machines == 1 else "…"  # as it was started
+    return f"torchrun {options} -m pencil {words}"
 
 
 def train_to_end(
@@ -123,19 +149,18 @@ def train_to_end(
         outcome = Trainer(task, run, config, allow_changes, **{"propose": shorter, **trainer}).train()
     except (RuntimeError, MemoryError) as error:
         # torch words it differently on each device
-        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+        if isinstance(error, RuntimeError) and ("memory" not in str(error).lower() or lost_another(error)):
             raise
-        raise UserError(
-            "out of memory; try a smaller --train.batch, --model.width or "
-            + ("--model.image_size" if hasattr(task.config, "image_size") else "--model.context")
-        ) from None
+        raise out_of_memory(task.family, task.config, config) from None
+    if not world().writer:
+        return outcome
     later = task.skipped()[len(skipped) :]
     report_skipped(later)
     if lost := len(skipped) + len(later):
         notify(f"{lost} file{'s' if lost > 1 else ''} of the data could not be used.")
     if not outcome.finished:
         done = f"Stopped after step {outcome.step}, and saved" if outcome.step else "Stopped before the first step"
-        notify(f"{done}. Continue with:\n  {program} resume {shlex.quote(str(run.path))}")
+        notify(f"{done}. Continue with:\n  {resume_command(program, run.path)}")
         return outcome
     best = outcome.best
     headline = "" if task.headline == "val_loss" else f"{task.headline} {best[task.headline]:.4f}, "

@@ -175,8 +175,8 @@ FAMILY = Family(
     training=TRAINING,
     task=ImageClassification,
     data="digits",
-    data_help="digits (built in), a folder with one subfolder for each class, a folder of MNIST's idx files, or "
-    "hf:OWNER/NAME. --data.fit crop, pad or squash: what becomes of images of another shape.",
+    data_help="digits (built in), a folder with one subfolder for each class, a folder of MNIST's idx files, .tar "
+    "files of webdataset, or hf:OWNER/NAME. --data.fit crop, pad or squash: what becomes of images of another shape.",
     embedded=EMBEDDED["label"],
     eval_help="accuracy over all and per class, the confusion matrix and the most confident mistakes",
     train_settings=("flip", "crop", "augment_ops", "mixup"),

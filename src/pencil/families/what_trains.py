@@ -24,8 +24,9 @@ def what_trains(record: Family, model: Any, config: TrainConfig) -> str:
         counts = replace(counts, trained=count_trained(whole, record.cost))
         if counts.trained.blocks > len(blocks_of(trained)):
             note = "; the backward pass goes through frozen blocks too, since parts before them train"
-    half = config.dtype == "bfloat16" or (config.dtype == "auto" and pick_device(config.device).type == "cuda")
-    memory = train_memory(record.cost, model, counts, config.batch, dtype="bf16" if half else "fp32")
+    cuda = pick_device(config.device).type == "cuda"
+    half = config.dtype == "bfloat16" or (config.dtype == "auto" and cuda)
+    memory = train_memory(record.cost, model, counts, config.batch, dtype="bf16" if half else "fp32", cuda=cuda)
     needed = memory.total(config.optimizer, config.recompute == "blocks") + memory.gradients * bool(config.ema)
     unknown = "" if memory.activations else ", without activations"
     return f"{what}; about {_short(needed, 'B')} of memory{unknown}{note}"

@@ -79,9 +79,9 @@ class GaussianDiffusion:
     def __len__(self) -> int:
         return len(self.alphas_cumprod)
 
-    def sample_times(self, count: int, device: torch.device | str | None = None) -> Tensor:
-        """Times to train at, uniformly distributed."""
-        return torch.randint(len(self), (count,), device=device)
+    def training_times(self, uniform: Tensor, normal: Tensor) -> Tensor:
+        """Times to train at, uniformly distributed, from a uniform and a normal number for each."""
+        return (uniform * len(self)).long()
 
     def timestep(self, t: Tensor) -> Tensor:
         """What the model reads at time t."""
@@ -200,9 +200,12 @@ class RectifiedFlow:
 
     prediction = "velocity"
 
-    def sample_times(self, count: int, device: torch.device | str | None = None) -> Tensor:
-        """Times to train at: logit-normal, most of them in the middle, where the velocity is hardest to predict."""
-        return torch.randn(count, device=device).sigmoid()
+    def training_times(self, uniform: Tensor, normal: Tensor) -> Tensor:
+        """Times to train at, from a uniform and a normal number for each.
+
+        Logit-normal: most of them are in the middle, where the velocity is hardest to predict.
+        """
+        return normal.sigmoid()
 
     def timestep(self, t: Tensor) -> Tensor:
         """What the model reads at time t."""

@@ -1,6 +1,6 @@
 """Image captioning: predict the words that describe an image."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -27,7 +27,8 @@ from .image_task import ImageTask, reading_of
 from .losses import next_token, token_loss
 from .metrics import exact_match
 from .settings import TrainConfig
-from .task import Batch, Prepared, Preview, Request, check_vocab, random_of, round_up
+from .sharing import added, shared
+from .task import ALL, Batch, Prepared, Preview, Request, check_vocab, random_of, round_up
 from .text_scores import corpus_scores
 from .validation import Amount
 
@@ -100,12 +101,13 @@ class Captioning(ImageTask):
         """What to know of the metrics."""
         return [f"{name}: {meaning}" for name, meaning in MEANINGS.items()]
 
-    def batch(self, step: int, micro: int = 0) -> Batch:
-        pictures, captions = self.examples(step, micro)
+    def batch(self, step: int, micro: int = 0, rows: slice = ALL) -> Batch:
+        pictures, captions = self.examples(step, micro, rows)
         inputs, targets = self.tokens(captions)
         if self.train.word_dropout:
             rng = random_of(self.train.seed, step, micro + (1 << 22))
-            dropped = torch.from_numpy(rng.random(tuple(inputs.shape)) < self.train.word_dropout)
+            chance = rng.random((self.train.batch, inputs.shape[1]))[rows]
+            dropped = torch.from_numpy(chance < self.train.word_dropout)
             inputs = inputs.masked_fill(dropped, self.end)
         return torch.from_numpy(np.ascontiguousarray(pictures)), inputs, targets
 
@@ -132,23 +134,33 @@ class Captioning(ImageTask):
     @torch.no_grad()
     def _predict(self, model: nn.Module, examples: Examples, batches: int | None) -> "Predicted":
         """The loss and the accuracy a token, every caption, and some images to show."""
-        device = next(model.parameters()).device
-        total, tokens, hits, first, wrong = 0.0, 0, 0, [], []
-        predictions, references = [], []
+        found, first, wrong = [], [], []
         for pictures, captions in self.held_out(examples, batches):
-            x, inputs, targets = (t.to(device) for t in (torch.from_numpy(pictures), *self.tokens(captions)))
-            logits, counted = model(inputs, normalize(x)), int((targets >= 0).sum())
-            total, tokens = total + float(next_token(logits, targets)) * counted, tokens + counted
-            hits += int((logits.argmax(-1) == targets).sum())
-            rows = list(zip(pictures, self.caption(model, pictures), (c.strip() for c in captions), strict=True))
-            predictions += [caption for _, caption, _ in rows]
-            references += [target for *_, target in rows]
+            found.append(self._scores(model, pictures, captions))
+            rows = list(zip(pictures, found[-1][3], found[-1][4], strict=True))
             first += rows[: 20 - len(first)]
             wrong += [row for row in rows if row[1] != row[2]][: MISTAKES - len(wrong)]
-        return Predicted(total / tokens, hits / tokens, predictions, references, first, wrong)
+        return Predicted.of(found, first, wrong)
 
+    def _scores(self, model: nn.Module, pictures: np.ndarray, captions: list[str]) -> "Scores":
+        """Of some images: the summed loss, tokens, those predicted right, the captions, and their references."""
+        if not len(pictures):
+            return 0.0, 0, 0, [], []
+        device = next(model.parameters()).device
+        x, inputs, targets = (t.to(device) for t in (torch.from_numpy(pictures), *self.tokens(captions)))
+        logits, counted = model(inputs, normalize(x)), int((targets >= 0).sum())
+        hits = int((logits.argmax(-1) == targets).sum())
+        loss = float(next_token(logits, targets)) * counted
+        return loss, counted, hits, self.caption(model, pictures), [caption.strip() for caption in captions]
+
+    @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
-        return self._predict(model, self.data.test, batches).metrics()
+        examples, plain = self.data.test, self.transform.without_augmentation
+        found = shared(
+            self.held_out_parts(examples, batches), lambda which: self._scores(model, *examples.take(which, plain))
+        )
+        self.decoded(sum(len(captions) for *_, captions in found))
+        return Predicted.of(found).metrics()
 
     def preview(self, model: nn.Module) -> Preview:
         return Preview(".png", _sheet(self._predict(model, self.data.test, 1).first, self.data.name))
@@ -170,6 +182,9 @@ class Captioning(ImageTask):
         return metrics, write_all(folder, files)
 
 
+Scores = tuple[float, int, int, list[str], list[str]]
+
+
 class Predicted(NamedTuple):
     """Captions of held-out images: the rows are (image, caption, target)."""
 
@@ -179,6 +194,13 @@ class Predicted(NamedTuple):
     references: list[str]
     first: list[Any]
     wrong: list[Any]
+
+    @classmethod
+    def of(cls, parts: Sequence[Scores], first: Sequence[Any] = (), wrong: Sequence[Any] = ()) -> "Predicted":
+        """Batches together."""
+        losses, tokens, hits, predictions, references = zip(*parts, strict=True)
+        count, (own, true) = sum(tokens), (list(chain.from_iterable(each)) for each in (predictions, references))
+        return cls(added(losses) / count, sum(hits) / count, own, true, list(first), list(wrong))
 
     def metrics(self) -> dict[str, float]:
         both = self.predictions, self.references

@@ -3,16 +3,18 @@
 import json
 import shutil
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors.torch import save
 from torch import Tensor
 
 from ..config import UserError
 from ..files import fingerprint, flush_folder, matches, parse_json, read_bytes, read_json, write_flushed
 from ..manifest import Fault, Manifest, entry_of, list_checkpoints
-from ..tensors import read_tensors
+from ..processes import World, world
+from .shards import Cut, Pieces, write_file
+from .together import on_all
 
 SHARD_BYTES = 2 << 30
 
@@ -31,37 +33,76 @@ class Checkpoint(NamedTuple):
 
     step: int
     folder: Path
-    tensors: dict[str, Tensor]
+    tensors: Pieces
     state: dict[str, Any]
+    sha256: str  # of the manifest
 
 
 def folder_of(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
 
 
-def write(run: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any], keep: int = 2) -> Path:
-    """Keep this step; the others are untouched until it stands, then all but the newest `keep` up to it go."""
-    final = folder_of(run, step)
+def write(
+    run: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    keep: int = 2,
+    cuts: Mapping[str, Cut] | None = None,
+    group: Any = None,
+) -> Path:
+    """Keep this step; the others are untouched until it stands, then all but the newest `keep` up to it go.
+
+    With several processes each gives its own tensors, with `cuts` where they are pieces, and writes them to a file of
+    its own. The writer adds the state and the manifest when all of them are flushed: without a manifest in its place
+    there is no checkpoint. `group` is the one by which they tell one another so.
+    """
+    final, here = folder_of(run, step), world()
     aside = final.with_name(f".tmp-{uuid.uuid4().hex}")
     try:
-        aside.mkdir(parents=True)
-        for number, shard in enumerate(_shards(tensors)):
-            content = save({n: t.detach().cpu().contiguous() for n, t in shard.items()}, {"format": "pt"})
-            write_flushed(aside / f"shard-{number:05d}.safetensors", content)
-        write_flushed(aside / "state.json", json.dumps({"step": step} | state, indent=1).encode())
-        files = {path.name: fingerprint(path) for path in sorted(aside.iterdir())}
-        write_flushed(aside / "manifest.json", json.dumps({"step": step, "files": files}, indent=1).encode())
-        flush_folder(aside)
-        if final.exists():
-            list_checkpoints(run, {n: sha for n, sha in _listed(run).items() if n != step})
-            _remove(final)
-        aside.rename(final)
-        flush_folder(final.parent)
+        name = on_all(lambda: _make(aside) if here.writer else None, group)[0]
+        files: dict[str, Any] = {}
+        for written in on_all(lambda: _write_shards(final.with_name(name), tensors, cuts, here), group):
+            files |= written
+        on_all(lambda: _commit(run, step, aside, files, state, keep) if here.writer else None, group)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        if here.writer:
+            shutil.rmtree(aside, ignore_errors=True)
         raise
-    _prune(run, step, keep)
     return final
+
+
+def _make(aside: Path) -> str:
+    aside.mkdir(parents=True)
+    return aside.name
+
+
+def _write_shards(
+    folder: Path, tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut] | None, here: World
+) -> dict[str, Any]:
+    """This process's files, flushed: size and SHA-256 of each by its name. One process cuts large ones by size."""
+    files, pieces = {}, cuts is not None
+    for number, shard in enumerate([tensors] if pieces else _shards(tensors)):
+        if shard or (here.writer and not pieces):
+            path = folder / f"shard-{here.rank if pieces else number:05d}.safetensors"
+            write_file(path, shard, cuts)
+            files[path.name] = fingerprint(path)
+    return files
+
+
+def _commit(run: Path, step: int, aside: Path, files: dict[str, Any], state: Mapping[str, Any], keep: int) -> None:
+    """Add the state, then the manifest, and give the folder its name."""
+    final, path = folder_of(run, step), aside / "state.json"
+    write_flushed(path, json.dumps({"step": step, **state}, indent=1).encode())
+    listed = dict(sorted({**files, path.name: fingerprint(path)}.items()))
+    write_flushed(aside / "manifest.json", json.dumps({"step": step, "files": listed}, indent=1).encode())
+    flush_folder(aside)
+    if final.exists():
+        list_checkpoints(run, {n: sha for n, sha in _listed(run).items() if n != step})
+        _remove(final)
+    aside.rename(final)
+    flush_folder(final.parent)
+    _prune(run, step, keep)
 
 
 def _prune(run: Path, step: int, keep: int) -> None:
@@ -92,7 +133,7 @@ def _listed(run: Path) -> dict[int, str]:
     return (manifest.checkpoints if manifest else None) or {}
 
 
-def _shards(tensors: dict[str, Tensor]):
+def _shards(tensors: Mapping[str, Tensor]):
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in tensors.items():
@@ -167,25 +208,25 @@ def state_of(found: Found) -> dict[str, Any] | None:
     return read_json(path)
 
 
-def read(run: Path, step: int) -> Checkpoint:
-    """One checkpoint, every file of it checked against its manifest first."""
+def read(run: Path, step: int, checked: str = "") -> Checkpoint:
+    """One checkpoint, every file of it checked against its manifest first.
+
+    Where another process has checked them, `checked` is the SHA-256 of the manifest that it read.
+    """
     for found in find(run)[0]:
-        if found.step == step:
-            return _read(found)
-    raise UserError(f"{run} has no checkpoint of step {step}")
+        if found.step == step and (not checked or found.sha256 == checked):
+            return _read(found, bool(checked))
+    raise UserError(f"{run} has no checkpoint of step {step}{' like that of rank 0' if checked else ''}")
 
 
-def _read(found: Found) -> Checkpoint:
-    for fault in faults_of(found):
+def _read(found: Found, checked: bool = False) -> Checkpoint:
+    for fault in () if checked else faults_of(found):
         raise UserError(str(fault))
     state = read_json(found.folder / "state.json")
     if state.get("step") != found.step:
         raise UserError(str(mixed(found, state)))
-    tensors: dict[str, Tensor] = {}
-    for name in sorted(found.files):
-        if name.endswith(".safetensors"):
-            tensors |= read_tensors(found.folder / name)
-    return Checkpoint(found.step, found.folder, tensors, state)
+    shards = [found.folder / name for name in sorted(found.files) if name.endswith(".safetensors")]
+    return Checkpoint(found.step, found.folder, Pieces(shards), state, found.sha256)
 
 
 def mixed(found: Found, state: dict[str, Any]) -> Fault:

@@ -34,8 +34,10 @@ from .captioning import longest_caption
 from .diffusion_data import DEFAULTS, annotations, check_fit, image_shape, labels_too
 from .image_task import ImageTask, reading_of
 from .latents import to_latents
+from .noise import normal, row_keys, uniform
 from .settings import TrainConfig
-from .task import Batch, Prepared, Preview, Request, random_of, round_up
+from .sharing import added, shared
+from .task import ALL, Batch, Prepared, Preview, Request, random_of, round_up
 from .validation import MOST_PASSES_NOISED, Amount
 
 BOUND_WEIGHT = 0.001  # of the variational bound in the loss, where the variance is learned
@@ -195,10 +197,11 @@ class Diffusion(ImageTask):
             return "--count 16"
         return f"--prompt {self.data.test.targets[0]!r}" if self.tokenizer else f"--label {self.data.classes[0]}"
 
-    def examples(self, step: int, micro: int) -> tuple[np.ndarray, list[Any]]:
+    def examples(self, step: int, micro: int, rows: slice = ALL) -> tuple[np.ndarray, list[Any]]:
         if isinstance(self.data.train, MovingDigits):
-            return self.data.train.draw(random_of(self.train.seed, step, micro), self.train.batch)
-        return super().examples(step, micro)
+            videos, labels = self.data.train.draw(random_of(self.train.seed, step, micro), self.train.batch)
+            return videos[rows], labels[rows]
+        return super().examples(step, micro, rows)
 
     def condition(self, targets: Sequence[Any]) -> tuple[Tensor, ...]:
         """The labels, or the texts' tokens and their places; or nothing."""
@@ -209,18 +212,27 @@ class Diffusion(ImageTask):
         whole = self.train.deterministic  # kernels, and so the last bits, depend on the shapes compiled
         return pad([[self.end, *self.encoded(str(text))] for text in targets], self.end, self.config.context, whole)
 
-    def batch(self, step: int, micro: int = 0) -> Batch:
-        pictures, targets = self.examples(step, micro)
-        return torch.from_numpy(np.ascontiguousarray(pictures)), *self.condition(targets)
+    def batch(self, step: int, micro: int = 0, rows: slice = ALL) -> Batch:
+        """Images, their conditions, and the key of each row's random numbers."""
+        pictures, targets = self.examples(step, micro, rows)
+        keys = row_keys(random_of(self.train.seed, step, micro + (1 << 23)), self.train.batch)[rows]
+        return torch.from_numpy(np.ascontiguousarray(pictures)), *self.condition(targets), keys
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean squared error of the prediction; times, noise and dropped conditions follow from torch's seed."""
-        pictures, *given = batch
-        return self._loss(model, as_floats(pictures), given, self.condition_dropout)
+        """The mean squared error of the prediction; times, noise and dropped conditions follow from each row's key."""
+        pictures, *given, keys = batch
+        return self._loss(model, as_floats(pictures), given, keys, self.condition_dropout)
 
-    def _loss(self, model: nn.Module, x: Tensor, given: Sequence[Tensor], condition_dropout: float) -> Tensor:
-        t, noise = self.process.sample_times(len(x), x.device), torch.randn_like(x)
-        dropped = torch.rand(len(x), device=x.device) < condition_dropout if condition_dropout else None
+    def noise(self, keys: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """For each row the time, the noise, and a uniform number by which its condition is dropped."""
+        t = self.process.training_times(uniform(keys, 0), normal(keys, (1,), 1)[:, 0])
+        return t, normal(keys, tuple(like.shape[1:]), 3).to(like.dtype), uniform(keys, 2)
+
+    def _loss(
+        self, model: nn.Module, x: Tensor, given: Sequence[Tensor], keys: Tensor, condition_dropout: float
+    ) -> Tensor:
+        t, noise, chance = self.noise(keys, x)
+        dropped = chance < condition_dropout if condition_dropout else None
         places = Span.at(given[1]) if len(given) > 1 else None
         noised = self.process.add_noise(x, noise, t)
         output = model(noised, self.process.timestep(t), given[0] if given else None, places, dropped).float()
@@ -236,14 +248,20 @@ class Diffusion(ImageTask):
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
         """The loss on held-out images, each time with the same noise."""
-        device, total, count = next(model.parameters()).device, 0.0, 0
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(0)
-            for pictures, targets in self.held_out(self.inputs.test, batches):
-                x = as_floats(torch.from_numpy(np.ascontiguousarray(pictures)).to(device))
-                given = [t.to(device) for t in self.condition(targets)]
-                total, count = total + float(self._loss(model, x, given, 0.0)) * len(x), count + len(x)
-        return {"val_loss": total / count}
+        device, examples = next(model.parameters()).device, self.inputs.test
+        keys = row_keys(random_of(0, 0, 1 << 23), len(examples))
+
+        def one(which: np.ndarray) -> tuple[float, int]:
+            pictures, targets = examples.take(which, self.transform.without_augmentation)
+            if not len(pictures):
+                return 0.0, 0
+            x = as_floats(torch.from_numpy(np.ascontiguousarray(pictures)).to(device))
+            given = [t.to(device) for t in self.condition(targets)]
+            own = keys[which][: len(x)].to(device)  # there are fewer where some cannot be decoded
+            return float(self._loss(model, x, given, own, 0.0)) * len(x), len(x)
+
+        losses, counts = zip(*shared(self.held_out_parts(examples, batches), one), strict=True)
+        return {"val_loss": added(losses) / self.decoded(sum(counts))}
 
     def preview(self, model: nn.Module) -> Preview:
         """A few samples for the first labels or texts, in a few steps."""

@@ -7,6 +7,7 @@ from ..config import UserError, coerce
 from ..data import images
 from ..data.folders import annotations_in, has_labels
 from ..data.image_data import ImageData
+from ..data.shard_data import annotations_of, find_shards
 from ..data.sizes import common_size, patch_for
 from .task import Request
 
@@ -59,11 +60,16 @@ def annotations(data: str, labels: bool = False) -> str:
     for want in ("video", "caption"):
         if data in images.EMBEDDED[want]:
             return want
-    found = annotations_in(path) if path.is_dir() else "label"
+    if shards := find_shards(data):
+        found = next((one for one in ("caption", "label") if one in annotations_of(shards)), "nothing")
+    else:
+        found = annotations_in(path) if path.is_dir() else "label"
     return "label" if labels and found == "caption" else found
 
 
 def labels_too(data: str) -> bool:
     """Whether images with captions have labels besides."""
+    if shards := find_shards(data):
+        return "label" in annotations_of(shards)
     path = Path(data).expanduser()
     return path.is_dir() and has_labels(path)

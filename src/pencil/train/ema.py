@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from .local import local
+
 
 class ExponentialMovingAverage:
     """Decays by `decay` at each step towards the model's weights; faster at the beginning."""
@@ -24,7 +26,7 @@ class ExponentialMovingAverage:
         # of tensors in one call the weight could only be a number, for which the host would wait
         weight = 1 - decay if skipped is None else (1 - decay) * (1 - skipped)
         for value, parameter in zip(self.values.values(), self.parameters.values(), strict=True):
-            value.lerp_(parameter, weight)
+            local(value).lerp_(local(parameter), weight)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -32,13 +34,13 @@ class ExponentialMovingAverage:
         with torch.no_grad():
             own = {name: p.detach().clone() for name, p in self.parameters.items()}
             for name, p in self.parameters.items():
-                p.copy_(self.values[name])
+                local(p).copy_(local(self.values[name]))
         try:
             yield
         finally:
             with torch.no_grad():
                 for name, p in self.parameters.items():
-                    p.copy_(own[name])
+                    local(p).copy_(local(own[name]))
 
     def restore(self, values: Mapping[str, Tensor]) -> None:
         """Restore a saved average; without one, start from the model's weights."""

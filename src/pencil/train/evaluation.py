@@ -9,21 +9,25 @@ from typing import Any
 
 from ..config import UserError
 from ..files import write_aside
+from ..processes import any_rank, world
 from ..progress import duration, watched
+from .gathering import serve_others
 from .pace import SAVE_WEIGHTS, Pace, time_updates
+from .parallel import Alone
 from .report import FIRST_LINE, Metrics, ProgressBar
 from .saving import Saving
+from .sharing import Agreed, agreed, sharing
 from .task import Preview
 from .validation import amount_of, overfitting
 
 Callback = Callable[[int, dict[str, float]], Any]
 
 
-class Abandoned(Exception):
+class Abandoned(Agreed):
     """An evaluation that is not finished: training is to stop, and a resumed one makes it again."""
 
 
-class TooLong(Exception):
+class TooLong(Agreed):
     """A first evaluation that takes long: the pace of training is measured and shown before it."""
 
 
@@ -34,11 +38,15 @@ class Evaluating(Saving):
     stopping: Event
     autocast: Callable[[], AbstractContextManager[Any]]
     on_evaluation: Callback | None
+    gradients: Alone
 
     def evaluate(self) -> dict[str, float]:
         self.model.eval()
-        with self.autocast(), self.averaged():
-            return self.task.evaluate(self.model, self.config.eval_batches)
+        with self.autocast(), self.averaged(), self.gradients.running(), sharing():
+            try:
+                return self.task.evaluate(self.model, self.config.eval_batches)
+            finally:
+                serve_others()
 
     def _evaluate(self, metrics: Metrics, bar: ProgressBar) -> None:
         """Metrics, the weights to be used and a preview; stops where the weights are good for nothing."""
@@ -93,9 +101,18 @@ class Evaluating(Saving):
         return results, self._preview()
 
     def _preview(self) -> Preview | None:
+        """Made by the writer alone."""
+        shown = None
+
+        def make() -> None:
+            nonlocal shown
+            if world().writer:
+                shown = self.task.preview(self.model)
+
         self.model.eval()
-        with self.averaged():
-            return self.task.preview(self.model)
+        with self.averaged(), self.gradients.running():
+            agreed(make)
+        return shown
 
     def _write_preview(self, shown: Preview) -> None:
         (self.run.path / "samples").mkdir(exist_ok=True)
@@ -109,11 +126,11 @@ class Evaluating(Saving):
         """Measure the pace before the first step."""
 
         def poll() -> None:
-            if self.stopping.is_set():
+            if any_rank(self.stopping.is_set())[0]:
                 raise Abandoned
 
         time_updates(self, self.pace, seconds, poll)
 
     def _call(self, callback: Callback | None, values: dict[str, float]) -> None:
-        if callback is not None and callback(self.step, values) is False:
+        if callback is not None and world().writer and callback(self.step, values) is False:
             self.stopping.set()

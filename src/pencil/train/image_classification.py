@@ -17,9 +17,17 @@ from ..files import write_all
 from ..models.parts import normalize
 from ..runs import Run
 from .image_task import ImageTask, reading_of
-from .metrics import accuracy_per_class, classification_metrics, confusion_matrix
+from .metrics import (
+    Scored,
+    accuracy_per_class,
+    classification_metrics,
+    confusion_matrix,
+    loss_and_accuracy,
+    scored,
+)
 from .settings import TrainConfig
-from .task import Batch, Prepared, Preview, Request, random_of
+from .sharing import shared
+from .task import ALL, Batch, Prepared, Preview, Request, random_of
 
 MISTAKES = 40  # on a sheet
 
@@ -56,22 +64,35 @@ class ImageClassification(ImageTask):
                 f"model.classes {config.classes} is fewer than the {len(data.classes)} classes of {data.name}"
             )
 
-    def batch(self, step: int, micro: int = 0) -> Batch:
-        pictures, labels = self.examples(step, micro)
-        batch = torch.from_numpy(np.ascontiguousarray(pictures)), torch.tensor(labels)
+    def batch(self, step: int, micro: int = 0, rows: slice = ALL) -> Batch:
+        """Images and labels; with mixup the share of each, and, of some rows alone, those they are blended with."""
+        batch = self._pictures(step, micro, rows)
         if not self.train.mixup:
             return batch
         rng = random_of(self.train.seed, step, micro + (1 << 22))
-        return *batch, torch.tensor(rng.beta(self.train.mixup, self.train.mixup), dtype=torch.float32)
+        share = torch.tensor(rng.beta(self.train.mixup, self.train.mixup), dtype=torch.float32)
+        if rows == ALL:
+            return *batch, share
+        size = self.train.batch
+        others = self._pictures(step, micro, slice(size - rows.stop, size - rows.start))  # row i with the i-th last
+        return *batch, share, *(part.flip(0) for part in others)
+
+    def _pictures(self, step: int, micro: int, rows: slice) -> tuple[Tensor, Tensor]:
+        pictures, labels = self.examples(step, micro, rows)
+        return torch.from_numpy(np.ascontiguousarray(pictures)), torch.tensor(labels)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         pictures, labels, *mixup = batch
         x = normalize(pictures, self.transform.mean, self.transform.std)
         if not mixup:
             return F.cross_entropy(model(x).float(), labels)
-        (share,) = mixup
-        logits = model(share * x + (1 - share) * x.flip(0)).float()
-        return share * F.cross_entropy(logits, labels) + (1 - share) * F.cross_entropy(logits, labels.flip(0))
+        share, *others = mixup
+        if others:
+            y, other_labels = normalize(others[0], self.transform.mean, self.transform.std), others[1]
+        else:
+            y, other_labels = x.flip(0), labels.flip(0)
+        logits = model(share * x + (1 - share) * y).float()
+        return share * F.cross_entropy(logits, labels) + (1 - share) * F.cross_entropy(logits, other_labels)
 
     @torch.no_grad()
     def _predict(self, model: nn.Module, batches: int | None) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
@@ -82,8 +103,20 @@ class ImageClassification(ImageTask):
             logits = model(x)
             yield logits.float().log_softmax(-1).cpu(), torch.tensor(targets), pictures
 
+    @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
-        return classification_metrics([part[:2] for part in self._predict(model, batches)])[0]
+        device, examples = next(model.parameters()).device, self.data.test
+
+        def one(which: np.ndarray) -> Scored:
+            pictures, targets = examples.take(which, self.transform.without_augmentation)
+            if not len(pictures):
+                return [], []
+            x = normalize(torch.from_numpy(pictures).to(device), self.transform.mean, self.transform.std)
+            return scored(model(x).float().log_softmax(-1).cpu(), torch.tensor(targets))
+
+        found = shared(self.held_out_parts(examples, batches), one)
+        self.decoded(sum(len(right) for _, right in found))
+        return loss_and_accuracy(found)
 
     def preview(self, model: nn.Module) -> Preview:
         predicted, labels, pictures = next(self._predict(model, 1))

@@ -21,7 +21,7 @@ from ..data.sizes import choose_fit
 from ..progress import track
 from ..runs import Run
 from .settings import TrainConfig
-from .task import Batch, Request, epoch_order, random_of
+from .task import ALL, Batch, Request, epoch_order, random_of
 from .validation import MOST_PASSES, MOST_PASSES_AUGMENTED, Amount
 
 EVAL_BATCH = 256  # images
@@ -148,14 +148,19 @@ class ImageTask:
     def targets(self, batch: Batch) -> int:
         return len(batch[0])
 
-    def examples(self, step: int, micro: int) -> tuple[np.ndarray, list[Any]]:
-        """The augmented images of a step and their targets."""
+    def examples(self, step: int, micro: int, rows: slice = ALL) -> tuple[np.ndarray, list[Any]]:
+        """The augmented images of a step and their targets: all of them, or some rows."""
         rng, size = random_of(self.train.seed, step, micro), self.train.batch
         data = self.inputs.train
+        if self.slow and rows != ALL:  # decoding is what takes long
+            rng.integers(1 << 62, size=rows.start)  # the seeds of the augmentation of the rows before (`to_arrays`)
+            return data.take(self._indices(step, micro)[rows], self.transform, rng)
         if isinstance(data, Scenes):
             drawn = data.draw(rng, size)
-            return ArrayExamples(*drawn).take(range(size), self.transform, rng)
-        return data.take(self._indices(step, micro), self.transform, rng)
+            pictures, targets = ArrayExamples(*drawn).take(range(size), self.transform, rng)
+        else:
+            pictures, targets = data.take(self._indices(step, micro), self.transform, rng)
+        return pictures[rows], targets[rows]
 
     def _indices(self, step: int, micro: int) -> list[int]:
         size = self.train.batch
@@ -175,18 +180,27 @@ class ImageTask:
             return [str(source if isinstance(source, Path) else source.name) for source in sources]
         return [f"image {i} of {self.data.name}" for i in which]
 
-    def held_out(self, examples: Examples, batches: int | None) -> Iterator[tuple[np.ndarray, list[Any]]]:
-        """Held-out images and their targets in batches: all of them, or as many as `batches` batches hold."""
+    def held_out_parts(self, examples: Examples, batches: int | None) -> list[np.ndarray]:
+        """Which held-out images, in batches: all of them, or as many as `batches` batches hold."""
         total = len(examples) if batches is None else min(len(examples), batches * self.train.batch)
         which = np.linspace(0, len(examples) - 1, total).astype(int)
-        found = False
-        for i in track(range(0, total, EVAL_BATCH)):
-            pictures, targets = examples.take(which[i : i + EVAL_BATCH], self.transform.without_augmentation)
+        return [which[i : i + EVAL_BATCH] for i in range(0, total, EVAL_BATCH)]
+
+    def held_out(self, examples: Examples, batches: int | None) -> Iterator[tuple[np.ndarray, list[Any]]]:
+        """Held-out images and their targets in batches."""
+        found = 0
+        for which in track(self.held_out_parts(examples, batches)):
+            pictures, targets = examples.take(which, self.transform.without_augmentation)
             if len(pictures):
-                found = True
+                found += len(pictures)
                 yield pictures, targets
-        if not found:
+        self.decoded(found)
+
+    def decoded(self, count: int) -> int:
+        """How many held-out images were decoded; none at all is refused."""
+        if not count:
             raise UserError(f"none of the held-out images of {self.data.name} can be decoded")
+        return count
 
 
 def reading_of(run: Run) -> DataConfig:

@@ -5,11 +5,20 @@ import threading
 from contextlib import contextmanager
 from typing import Any
 
+from ..torchrun import orphaned
+
+
+class Stopping(threading.Event):
+    """Set by a signal; also where the process that started this one is gone, which nobody else would tell."""
+
+    def is_set(self) -> bool:
+        return super().is_set() or orphaned()
+
 
 @contextmanager
 def interruptible():
     """Ctrl-C, SIGTERM and SIGHUP (a closed terminal) stop the loop after its step; a second Ctrl-C stops at once."""
-    stopping = threading.Event()
+    stopping = Stopping()
     if threading.current_thread() is not threading.main_thread():
         yield stopping
         return

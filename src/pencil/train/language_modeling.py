@@ -13,10 +13,11 @@ from ..config import UserError
 from ..data import text
 from ..inference.generation import Generation
 from ..inference.sampling import Sampling
-from ..progress import pollable, track
+from ..progress import pollable
 from ..runs import Run
 from .losses import token_loss
 from .settings import TrainConfig
+from .sharing import added, shared
 from .task import Batch, Prepared, Preview, Request, check_unchanged, check_vocab, random_of
 from .validation import Amount
 
@@ -44,20 +45,23 @@ class LanguageModeling:
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
         """Read the data."""
         usual = "gpt2" if request.preset.startswith("gpt2") else "char"
-        found = text.load(request.data, *request.tokenizer(usual))
+        found = text.load(request.data, *request.tokenizer(usual), request.reading.get("text_column"))
         config = request.configure(vocab=found.tokenizer.vocab)
         check_vocab(config, found.tokenizer)
         task = cls(request.family, found, config, train)
         facts = {"tokenizer": found.tokenizer.kind}
         return Prepared(
-            task, found.corpus.name, found.corpus.hash, config, train, found.tokenizer, facts, notes=found.corpus.notes
-        )
+            task, found.corpus.name, found.corpus.hash, config, train, found.tokenizer, facts, found.reading,
+            found.corpus.notes,
+        )  # fmt: skip
 
     @classmethod
     def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False) -> "LanguageModeling":
         """The task of a run, on the data it was trained on; or, `whole`, on all of other data."""
         kept = source == "-" and not whole
-        corpus = text.find(str(text.input_path(run.config["run"]["data_hash"])) if kept else source)
+        column = None if whole else (run.config.get("data") or {}).get("text_column")
+        path = str(text.input_path(run.config["run"]["data_hash"])) if kept else source
+        corpus = text.find(path, column, plain=column is None and not whole)
         if not whole:
             check_unchanged(run, corpus.hash, source)  # before a changed corpus is tokenized
         data = text.TextData(corpus, run.tokenizer, text.tokenize(corpus, run.tokenizer), whole)
@@ -130,11 +134,12 @@ class LanguageModeling:
         """Loss, perplexity and bits per byte on the held-out text."""
         ids, starts, size = self.data.val, self.held_out_windows(batches), self.train.batch
         device = next(model.parameters()).device
-        total = 0.0
-        for i in track(range(0, len(starts), size)):
+
+        def one(i: int) -> float:
             batch = tuple(t.to(device) for t in self._windows(ids, starts[i : i + size]))
-            total += float(self.loss(model, batch)) * len(batch[0])
-        loss = total / len(starts)
+            return float(self.loss(model, batch)) * len(batch[0])
+
+        loss = added(shared(range(0, len(starts), size), one)) / len(starts)
         metrics = {"val_loss": loss, "perplexity": math.exp(min(loss, 700))}
         if self.data.val_bytes is not None:
             metrics["bits_per_byte"] = loss / math.log(2) * len(ids) / max(1, self.data.val_bytes)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..config import UserError
 from ..data.augment import ImageTransform
-from ..data.cache import cache_folder, seal, usable
+from ..data.cache import cache_folder, making, seal, usable
 from ..data.examples import Examples
 from ..data.images import ImageData
 from ..files import beside, flush_folder
@@ -55,12 +55,12 @@ def to_latents(
             continue
         part = name if len(data.train) else "all"
         path = latents_path(data.hash, autoencoder.hash, transform.size, transform.channels, part, transform.fit)
-        if not usable(path) or path.stat().st_size != 2 * count * int(np.prod(sides)):
-            report(
-                f"Encoding {count:,} pictures of {data.name} at {transform.size[0]}×{transform.size[1]} ({name}), once."
-            )
-            _write(path, examples, autoencoder, transform, (count, *sides))
-            seal(path)
+        with making(path):  # the processes of a training need it at the same time
+            if not usable(path) or path.stat().st_size != 2 * count * int(np.prod(sides)):
+                at = f"{transform.size[0]}×{transform.size[1]}"
+                report(f"Encoding {count:,} pictures of {data.name} at {at} ({name}), once.")
+                _write(path, examples, autoencoder, transform, (count, *sides))
+                seal(path)
         kept = np.memmap(path, np.float16, "r", shape=(count, *sides))
         parts[name] = LatentExamples(kept, examples.targets)
         if not len(parts[name]):

@@ -1,38 +1,40 @@
 """The training loop: one for every family. `step` counts the updates; everything else is a function of it."""
 
-import math
 import os
 import time
-import warnings
 from collections.abc import Callable
-from contextlib import closing, nullcontext, suppress
-from dataclasses import asdict
+from contextlib import ExitStack, closing, nullcontext, suppress
+from dataclasses import asdict, astuple
 from functools import partial
 from threading import Event
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from ..config import UserError
 from ..device import pick_device
-from ..inference.int8 import refuse_int8
+from ..processes import any_rank, from_writer, joined, world
 from ..runs import Run
+from .background import Background
+from .building import build_model
 from .ema import ExponentialMovingAverage
 from .evaluation import Abandoned, Callback, Evaluating
-from .frozen import freeze_parameters
+from .exact import make_gradients
 from .interrupt import interruptible
 from .loggers import open_logger
 from .nonfinite import FiniteGuard, named
 from .optim import make_optimizers, step_unless
 from .pace import SLOW, Pace, fit_budget
+from .parallel import autocast_of, compiles, mode_of
 from .prefetch import Prefetch
-from .recompute import recompute_blocks
-from .report import FIRST_LINE, Metrics, ProgressBar, plot_losses
+from .report import FIRST_LINE, Metrics, NoMetrics, ProgressBar, plot_losses
 from .resume import restore
+from .rows import own_batch
 from .saving import DISK_FULL
 from .schedule import factor
-from .settings import TrainConfig, refuse_processes
+from .settings import TrainConfig, check_processes
+from .shards import HostCopy
 from .task import Batch, Task, random_of
 from .trained import Outcome
 from .validation import Validation, amount_of
@@ -62,36 +64,33 @@ class Trainer(Evaluating):
         quiet: bool = False,
     ):
         self.task, self.run, self.config, self.allow_changes = task, run, config, allow_changes
-        self.on_step, self.on_evaluation, self.propose, self.quiet = on_step, on_evaluation, propose, quiet
-        refuse_processes()
+        self.on_step, self.on_evaluation, self.propose = on_step, on_evaluation, propose
+        self.here = world()
+        check_processes(config, self.here.size)
+        self.quiet = quiet or not self.here.writer
+        self.mode = mode_of(config, self.here.size)
         self.device = pick_device(config.device)
+        if self.device.type == "cuda" and self.here.size > 1:
+            self.device = torch.device("cuda", self.here.local)
+        self.group = ExitStack()  # left at the end of the training
+        self.group.enter_context(joined(self.device, alone=self.mode in ("ddp", "fsdp")))
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            self.group.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
             torch.use_deterministic_algorithms(True)
         self._seed(0)
-        self.model = task.build()
-        if (start := getattr(task, "start", None)) is not None:
-            start.load_into(self.model)
-        refuse_int8(self.model, "trained")
-        self.model.to(self.device)
-        freeze_parameters(self.model, config.freeze)
-        if config.recompute == "blocks":
-            recompute_blocks(self.model)
+        self.model = build_model(task, config, self.mode, self.device, self.here)
         self.optimizers = make_optimizers(self.model, config)
-        half = config.dtype == "bfloat16" or (config.dtype == "auto" and self.device.type == "cuda")
-        self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16) if half else nullcontext
-        if half and self.device.type == "cpu":
-            # a CPU without bfloat16 units falls back to another kernel, with a page of warnings
-            warnings.filterwarnings("ignore", "mkldnn_matmul failed")
-        loss = partial(task.loss, self.model)
-        compiled = config.compile == "on" or (config.compile == "auto" and self.device.type == "cuda")
-        self.loss = torch.compile(loss) if compiled else loss
-        self.warms_up = compiled or self.device.type != "cpu"  # whether the first updates are slower than the others
+        self.autocast = autocast_of(config, self.device)
+        self.gradients = make_gradients(self.mode)(task, self.model, config, self.device, self.autocast, self.here)
+        # whether the first updates are slower than the others
+        self.warms_up = compiles(config, self.device) or self.device.type != "cpu"
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")
         # an accelerator should not wait for its next batch; on a CPU prefetching pays only where images are decoded
         prefetch = task.slow or self.device.type != "cpu"
-        self.batch = Prefetch(task.batch, config.accumulate, config.steps or 1 << 62) if prefetch else task.batch
+        batch = partial(own_batch, task, here=self.here)
+        self.batch = Prefetch(batch, config.accumulate, config.steps or 1 << 62) if prefetch else batch
         self.ema = ExponentialMovingAverage(self.model, config.ema) if config.ema else None
         self.step = 0
         self.seconds = 0.0
@@ -102,28 +101,29 @@ class Trainer(Evaluating):
         self.stopping = Event()
         self.guard = FiniteGuard(self.device, config.nonfinite == "stop")
         self.skipped = 0  # updates left out because they were not finite
+        self.background, self.host, self.saving = Background(), HostCopy(), 0
         self.pending: list[float] = []  # losses since the last line of metrics
 
-    def _seed(self, step: int) -> None:
-        """Dropout's random numbers, like the batch, follow from (seed, step): no state to save."""
-        torch.manual_seed(int(random_of(self.config.seed, step, 1 << 20).integers(1 << 62)))
+    def _seed(self, step: int, rank: int = 0) -> None:
+        """Dropout's random numbers, like the batch, follow from (seed, step, rank): no state to save."""
+        torch.manual_seed(int(random_of(self.config.seed, step, 1 << 20, rank).integers(1 << 62)))
+
+    @property
+    def loss(self) -> Callable[[Batch], Tensor]:
+        """The loss of a batch, compiled if it is to be."""
+        return self.gradients.loss
+
+    @loss.setter
+    def loss(self, loss: Callable[[Batch], Tensor]) -> None:
+        self.gradients.loss = loss
 
     def update(self) -> int:
         """One optimizer step, left out if its loss or gradient is not finite; how many units were in its batch."""
-        self._seed(self.step)
+        self._seed(self.step, self.here.rank)
         self.model.train()
         batches = [self.batch(self.step, micro) for micro in range(self.config.accumulate)]
-        weights = [self.task.targets(batch) for batch in batches]
-        losses = [torch.zeros((), device=self.device)]
-        for batch, weight in zip(batches, weights, strict=True):
-            if not weight:  # the mean over no targets is no number
-                continue
-            with self.autocast():
-                loss = self.loss(self._to_device(batch)) * (weight / sum(weights))
-            loss.backward()
-            losses.append(loss.detach())
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
-        left_out = self.guard.check(torch.stack(losses).sum(), norm.detach())
+        loss, norm, units = self.gradients(self.step, batches)
+        left_out = self.guard.check(loss, norm)
         now = factor(self.step, self.config)
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
@@ -133,12 +133,7 @@ class Trainer(Evaluating):
         self.step += 1
         if self.ema is not None:
             self.ema.update(self.step, left_out)
-        return sum(map(self.task.count, batches))
-
-    def _to_device(self, batch: Batch) -> Batch:
-        if self.device.type == "cuda":
-            batch = tuple(t.pin_memory() for t in batch)
-        return tuple(t.to(self.device, non_blocking=True) for t in batch)
+        return units
 
     def read_losses(self, metrics: Metrics, bar: ProgressBar) -> None:
         """Read the losses since the last time; report updates that were left out, and stop if they may not be."""
@@ -166,7 +161,8 @@ class Trainer(Evaluating):
 
     def train(self) -> Outcome:
         """Train to the last step, or until interrupted; everything in the run folder is written on the way."""
-        with self.run.writing(), closing(self.batch) if isinstance(self.batch, Prefetch) else nullcontext():
+        alone = self.run.writing() if self.here.writer else nullcontext()
+        with self.group, alone, closing(self.batch) if isinstance(self.batch, Prefetch) else nullcontext():
             try:
                 return self._train()
             except OSError as error:
@@ -186,9 +182,8 @@ class Trainer(Evaluating):
         bar = ProgressBar(self.config.steps, start, self.task.unit, quiet=self.quiet)
         for line in notes:
             bar.print(line)
-        logger = open_logger(self.config.logger, self.run.path, self.run.config)
-        metrics = Metrics(self.run.path, start, logger, not start or self.evaluated == start)
-        with closing(metrics), interruptible() as self.stopping, bar:
+        metrics = self._metrics(start)
+        with closing(metrics), interruptible() as self.stopping, bar, self.background:
             try:
                 if not self.config.steps:
                     self._fit_budget(metrics, bar, began)
@@ -196,14 +191,22 @@ class Trainer(Evaluating):
                 self._loop(metrics, bar)
             except Abandoned:  # before the first step: there is nothing to save
                 pass
-        if self.step or self.evaluated >= 0:  # otherwise nothing was measured
+        if self.here.writer and (self.step or self.evaluated >= 0):  # otherwise nothing was measured
             plot_losses(self.run.path)
-        self.write_card()
+        if self.here.writer:
+            self.write_card()
         return self._outcome()
+
+    def _metrics(self, start: int) -> Metrics:
+        """The file of metrics, which the writer writes."""
+        if not self.here.writer:
+            return NoMetrics()
+        logger = open_logger(self.config.logger, self.run.path, self.run.config)
+        return Metrics(self.run.path, start, logger, not start or self.evaluated == start)
 
     def _begin(self, bar: ProgressBar) -> None:
         """Write the settings if they are others than the run's; report data that is little for them."""
-        if asdict(self.config) != self.run.config["train"]:
+        if self.here.writer and asdict(self.config) != self.run.config["train"]:
             self.run.write_config({**self.run.config, "train": self.config})
         amount, embedded = amount_of(self.task), getattr(self.task.family, "embedded", ())
         own = not self.step and self.run.config["run"].get("data") not in embedded
@@ -217,7 +220,9 @@ class Trainer(Evaluating):
         budget = 60 * self.config.minutes
         self._measure_pace(min(3.0, budget / 20))
         self._evaluate(metrics, bar)
-        self.config, lines = fit_budget(self.config, self.pace, budget - (time.perf_counter() - began), self.run.path)
+        left, *pace = from_writer([budget - (time.perf_counter() - began), *astuple(self.pace)])
+        self.pace = Pace(*pace)
+        self.config, lines = fit_budget(self.config, self.pace, left, self.run.path)
         bar.total = self.config.steps
         bar.progress.update(bar.task, total=bar.total)
         if isinstance(self.batch, Prefetch):
@@ -229,19 +234,23 @@ class Trainer(Evaluating):
         config, stopping = self.config, self.stopping
         first, changed = self.step, False  # whether anything is to be saved
         seen, busy, trained = 0, 0.0, 0.0
+        stopped, due = any_rank(stopping.is_set(), False)
         while True:
+            self.report_saving(bar)
             if self.evaluation_due():
                 self.read_losses(metrics, bar)
                 with suppress(Abandoned):
                     self._evaluate(metrics, bar)
                     changed = True
-            ended, stopped = self._ended(), stopping.is_set()
+                (stopped,) = any_rank(stopping.is_set())
+            ended = self._ended()
             if self.step and changed and (ended or stopped):
                 self.read_losses(metrics, bar)
+                self.report_saving(bar, wait=True)
                 self.save()
             elif self.step and changed and self.step % config.save_every == 0:
                 self.read_losses(metrics, bar)
-                self.or_later(bar, "checkpoint", self.save)
+                self.save_later(bar)
             if stopped and not ended:
                 self.save_interrupted_weights()
             if ended or stopped:
@@ -250,7 +259,8 @@ class Trainer(Evaluating):
             units, changed = self.update(), True
             log = self.step % LOG_EVERY == 0 or self.step == config.steps
             begins = self.step == first + 1
-            show = log or bar.due(trained + time.perf_counter() - started)
+            # several processes read their losses at the same steps, since all may have to stop there
+            show = log or (due if self.here.size > 1 else bar.due(trained + time.perf_counter() - started))
             if show or begins or self.on_step is not None:
                 self.read_losses(metrics, bar)  # waits for the device
             spent = time.perf_counter() - started
@@ -268,6 +278,7 @@ class Trainer(Evaluating):
                 self.seconds += busy
                 self._log(metrics, bar, seen / busy)
                 self.pending, seen, busy = [], 0, 0.0
+            stopped, due = any_rank(stopping.is_set(), self.here.writer and bar.due(trained))
 
     def _ended(self) -> bool:
         """Whether the last step was made and evaluated, or no better one is expected."""
@@ -276,7 +287,8 @@ class Trainer(Evaluating):
 
     def _propose(self, bar: ProgressBar, first: int, trained: float) -> None:
         """Once, when the pace is known: what would take less time than a training of hours."""
-        if self.propose is None or first or self.config.minutes is not None or trained < FIRST_LINE:
+        early = first or self.config.minutes is not None or trained < FIRST_LINE
+        if self.propose is None or not self.here.writer or early:
             return
         propose, self.propose = self.propose, None
         whole = self.pace.left(0, self.config)

@@ -26,8 +26,22 @@ def token_loss(
 ) -> Float[Tensor, ""]:
     """`next_token` of what the model returns for these inputs, without holding all its logits where they are many."""
     if fuses(model, targets):
-        return linear_cross_entropy(model.hidden(*inputs), *model.output_matrix, targets, smoothing)  # pyright: ignore
+        hidden = _hidden(model, *inputs)
+        return linear_cross_entropy(hidden, *model.output_matrix, targets, smoothing)  # pyright: ignore
     return next_token(model(*inputs), targets, smoothing)
+
+
+def _hidden(model: Any, *inputs: Any) -> Tensor:
+    """The model's `hidden`; by a call of the model where that has hooks, as FSDP's, which gather its weights."""
+    if not model._forward_pre_hooks:
+        return model.hidden(*inputs)
+    forward, model.forward = vars(model).get("forward"), model.hidden
+    try:
+        return model(*inputs)
+    finally:
+        del model.forward
+        if forward is not None:
+            model.forward = forward
 
 
 def fuses(model: nn.Module, targets: Tensor) -> bool:

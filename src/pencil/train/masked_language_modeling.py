@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from ..config import UserError
 from ..data import text
 from ..inference.text_batches import mask_token
-from ..progress import track
 from ..runs import Run
 from .language_modeling import LanguageModeling
 from .losses import next_token
 from .settings import TrainConfig
+from .sharing import added, shared
 from .task import Batch, Prepared, Preview, Request, random_of
 
 MASK_FRACTION = 0.15  # unless set
@@ -28,11 +28,11 @@ class MaskedLanguageModeling(LanguageModeling):
 
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
-        for name in request.data_settings:
+        for name in (one for one in request.data_settings if one != "text_column"):
             raise UserError(
                 f"data.{name} is for a table of texts with labels, and {request.data} is none: leave it out"
             )
-        found = text.load(request.data, *request.tokenizer("char"))
+        found = text.load(request.data, *request.tokenizer("char"), request.reading.get("text_column"))
         needed = max(found.tokenizer.vocab, mask_token(found.tokenizer) + 1)
         config = request.configure(vocab=needed)
         if config.vocab < needed:
@@ -46,7 +46,8 @@ class MaskedLanguageModeling(LanguageModeling):
         task = cls(request.family, found, config, train)
         facts = {"tokenizer": found.tokenizer.kind}
         notes = [*found.corpus.notes, *filter(None, [text.labelled(found.corpus)])]
-        return Prepared(task, found.corpus.name, found.corpus.hash, config, train, found.tokenizer, facts, notes=notes)
+        name, sha, tokenizer = found.corpus.name, found.corpus.hash, found.tokenizer
+        return Prepared(task, name, sha, config, train, tokenizer, facts, found.reading, notes)
 
     def __init__(self, family: Any, data: text.TextData, config: Any, train: TrainConfig):
         super().__init__(family, data, config, train)
@@ -95,18 +96,21 @@ class MaskedLanguageModeling(LanguageModeling):
         """Loss, perplexity and accuracy on masked tokens of the held-out text; the same ones each time."""
         ids, starts, size = self.data.val, self.held_out_windows(batches), self.train.batch
         device = next(model.parameters()).device
-        total, right, count = 0.0, 0, 0
-        for i in track(range(0, len(starts), size)):
+
+        def one(i: int) -> tuple[float, int, int]:
             few = starts[i : i + size].tolist()
             # each window by itself, so that the batch size does not change which tokens are masked
             rows = [self.mask_tokens(self._windows(ids, [at])[0], random_of(0, at)) for at in few]
             inputs, targets = (torch.cat(part).to(device) for part in zip(*rows, strict=True))
             logits, masked = model(inputs).float(), targets >= 0
-            if masked.any():
-                total += float(next_token(logits, targets)) * int(masked.sum())
-                right += int((logits.argmax(-1) == targets)[masked].sum())
-                count += int(masked.sum())
-        loss = total / max(1, count)
+            if not masked.any():
+                return 0.0, 0, 0
+            count, right = int(masked.sum()), int((logits.argmax(-1) == targets)[masked].sum())
+            return float(next_token(logits, targets)) * count, right, count
+
+        losses, rights, counts = zip(*shared(range(0, len(starts), size), one), strict=True)
+        right, count = sum(rights), sum(counts)
+        loss = added(losses) / max(1, count)
         return {"val_loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": right / max(1, count)}
 
     @torch.no_grad()

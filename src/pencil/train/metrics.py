@@ -20,6 +20,23 @@ def classification_metrics(
     return {"val_loss": F.nll_loss(log_probabilities, labels).item(), "accuracy": accuracy}, predicted, labels
 
 
+Scored = tuple[list[float], list[bool]]  # log p of each label, and whether it is the class predicted
+
+
+def scored(log_probabilities: Tensor, labels: Int[Tensor, "n"]) -> Scored:
+    """What the loss and the accuracy of a batch are computed from."""
+    right = log_probabilities.argmax(-1) == labels
+    return log_probabilities.gather(1, labels[:, None])[:, 0].tolist(), right.tolist()
+
+
+def loss_and_accuracy(parts: Sequence[Scored]) -> dict[str, float]:
+    """Loss and accuracy of batches, as `classification_metrics` has them."""
+    values = torch.tensor([value for part, _ in parts for value in part])
+    right = torch.tensor([one for _, part in parts for one in part])
+    loss = F.nll_loss(values[:, None], torch.zeros(len(values), dtype=torch.long))
+    return {"val_loss": loss.item(), "accuracy": right.double().mean().item()}
+
+
 def accuracy_per_class(
     predicted: Int[Tensor, "n"], labels: Int[Tensor, "n"], classes: Sequence[str]
 ) -> dict[str, float]:

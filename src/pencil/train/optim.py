@@ -2,13 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..core.attention import Attention
+from .local import local
 from .settings import TrainConfig
+from .shared_muon import share_out
 
 
 class Muon(torch.optim.Optimizer):
@@ -37,6 +40,9 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         applied = 1.0 if self.found_inf is None else 1 - self.found_inf
         for group in self.param_groups:
+            if any(hasattr(p, "device_mesh") for p in group["params"]):
+                self._step_cut(group, applied)
+                continue
             same_shape: dict[tuple, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
             for p in group["params"]:
                 if p.grad is None:
@@ -60,6 +66,38 @@ class Muon(torch.optim.Optimizer):
                 rate = group["lr"] * max(1, rows / columns) ** 0.5 * applied
                 torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * applied)  # pyright: ignore
                 torch._foreach_sub_(weights, list(update * rate))  # pyright: ignore
+
+    def _step_cut(self, group: dict[str, Any], applied: Tensor | float) -> None:
+        """The same where each process has some rows of every matrix."""
+        parameters = [p for p in group["params"] if p.grad is not None]
+        if not parameters:
+            return
+        weights, gradients, momenta = [], [], []
+        for p in parameters:
+            if not self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+            gradient = local(p.grad)
+            gradients.append(gradient if self.found_inf is None else torch.where(self.found_inf > 0, 0.0, gradient))
+            weights.append(local(p))
+            momenta.append(local(self.state[p]["momentum"]))
+        share = (1 - group["momentum"]) * applied
+        torch._foreach_mul_(momenta, 1 - share)  # pyright: ignore
+        torch._foreach_add_(momenta, torch._foreach_mul(gradients, share))  # pyright: ignore
+        moved = [g.lerp(m, group["momentum"]) for g, m in zip(gradients, momenta, strict=True)]
+
+        def change(numbers: list[int], matrices: list[Tensor]) -> None:
+            same_shape: dict[tuple, list[Tensor]] = defaultdict(list)
+            for number, matrix in zip(numbers, matrices, strict=True):
+                for part in matrix.split(self.parts.get(parameters[number], [len(matrix)])):
+                    same_shape[tuple(part.shape)].append(part)
+            for (rows, columns), parts in same_shape.items():
+                rate = group["lr"] * max(1, rows / columns) ** 0.5 * applied
+                torch._foreach_copy_(parts, list(orthogonalise(torch.stack(parts)) * rate))  # pyright: ignore
+
+        shapes = [p.shape for p in parameters]
+        updates = share_out(moved, shapes, parameters[0].device_mesh.get_group(), change)
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * applied)  # pyright: ignore
+        torch._foreach_sub_(weights, updates)  # pyright: ignore
 
 
 def orthogonalise(matrices: Float[Tensor, "n r c"], steps: int = 5) -> Float[Tensor, "n r c"]:

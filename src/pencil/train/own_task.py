@@ -1,6 +1,7 @@
 """The training loop for a task of one's own: any nn.Module, any data, in a folder that can be resumed."""
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ from torch import Tensor, nn
 from .. import __version__
 from ..config import UserError, build
 from ..console import note
+from ..device import pick_device
+from ..processes import joined, only_writer_prints, world, writer_first
 from ..runs import Run
 from .loop import Trainer
 from .settings import OPTIONAL, TrainConfig, check_patience, fit_warmup, with_budget
+from .sharing import added, shared
 from .task import Batch, Preview, why_last
 from .trained import Trained
 
@@ -53,13 +57,14 @@ class Task:
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
         """Metrics, `val_loss` among them: the mean loss of the held-out batches, or of the first `batches` of them."""
-        device, total, count = next(model.parameters()).device, 0.0, 0
-        for number, batch in enumerate(self.held_out()):
-            if batches is not None and number == batches:
-                break
+        device = next(model.parameters()).device
+
+        def one(batch: Batch) -> tuple[float, int]:
             size = self.targets(batch)
-            total += float(self.loss(model, tuple(tensor.to(device) for tensor in batch))) * size
-            count += size
+            return float(self.loss(model, tuple(tensor.to(device) for tensor in batch))) * size, size
+
+        found = shared(islice(self.held_out(), batches), one)
+        total, count = added(loss for loss, _ in found), sum(size for _, size in found)
         if not count:
             raise UserError(f"the held-out data of {type(self).__name__} is empty")
         return {"val_loss": total / count}
@@ -118,17 +123,20 @@ def fit(
     else:
         run, config = None, build(TrainConfig, with_budget({**DEFAULTS, **settings}), "train.")
         config, notes = fit_warmup(config, "warmup" in settings)
-        for line in () if quiet else notes:
+        for line in () if quiet or not world().writer else notes:
             note(line)
     for one in OPTIONAL:
         if getattr(config, one) is not None:
             raise UserError(f"train.{one} has no effect on a task of your own: leave it out")
     check_patience(config, why_last(task))
     task.train = config
-    if run is None:
-        facts = {"family": name, "task": name, "data": task.about(), "pencil": __version__}
-        run = Run.create(path, {"run": facts, "model": {}, "train": config}, None, force)
-    outcome = Trainer(task, run, config, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation).train()
+    facts = {"family": name, "task": name, "data": task.about(), "pencil": __version__}
+    with only_writer_prints(), joined(pick_device(config.device)):
+        if run is None:
+            table = {"run": facts, "model": {}, "train": config}
+            writer_first(lambda: Run.create(path, table, None, force) if world().writer else None)
+            run = Run.open(path)
+        outcome = Trainer(task, run, config, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation).train()
 
     def opened(path: Path, device: str) -> nn.Module:
         model = task.build()

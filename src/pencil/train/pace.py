@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from ..config import UserError
+from ..processes import from_writer
 from ..progress import duration
 from .ema import ExponentialMovingAverage
+from .local import local
 from .nonfinite import FiniteGuard
 from .optim import make_optimizers
 from .settings import TrainConfig, fit_warmup
@@ -88,7 +90,7 @@ def time_updates(trainer: Any, pace: Pace, seconds: float, poll: Callable[[], No
     `poll` is called after each, and may stop it by raising.
     """
     model, device = trainer.model, trainer.device
-    before = {name: t.detach().to("cpu", copy=True) for name, t in model.state_dict().items()}
+    before = {name: local(t).detach().to("cpu", copy=True) for name, t in model.state_dict().items()}
     warm_up, units, made = 3 if trainer.warms_up else 1, 0, 0  # the first compile, and fill caches
     started = time.perf_counter()
     try:
@@ -99,11 +101,11 @@ def time_updates(trainer: Any, pace: Pace, seconds: float, poll: Callable[[], No
                 made += 1
             trainer.guard.read(trainer.step)  # waits for the device
             began = last = time.perf_counter()
-            if began - started > SLOW and not trainer.warms_up:
+            if from_writer(began - started) > SLOW and not trainer.warms_up:
                 pace.count(1, began - started, units)
                 return
             units = 0
-            while made == warm_up or last - began < seconds:
+            while made == warm_up or from_writer(last - began) < seconds:
                 units += trainer.update()
                 poll()
                 made += 1
@@ -111,7 +113,9 @@ def time_updates(trainer: Any, pace: Pace, seconds: float, poll: Callable[[], No
                 last = time.perf_counter()
             pace.count(made - warm_up, last - began, units)
     finally:
-        model.load_state_dict(before)
+        with torch.no_grad():
+            for name, tensor in model.state_dict().items():
+                local(tensor).copy_(before[name])
         trainer.step = 0
         trainer.optimizers = make_optimizers(model, trainer.config)
         trainer.guard = FiniteGuard(device, trainer.guard.stop)

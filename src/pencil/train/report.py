@@ -61,6 +61,19 @@ class Metrics:
         self.logger.close()
 
 
+class NoMetrics(Metrics):
+    """Of a process that writes none."""
+
+    def __init__(self):
+        pass
+
+    def write(self, **values: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def plot_losses(run: Path) -> Path:
     """loss.png: training and validation loss against the step."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

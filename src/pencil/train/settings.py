@@ -1,6 +1,5 @@
 """Training settings: one frozen dataclass for every family."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -43,6 +42,9 @@ class TrainConfig:
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # bfloat16 is autocast over float32 weights
     compile: Literal["auto", "on", "off"] = "auto"
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # of several processes: whole copies, or the model cut up (FSDP2)
+    exact: bool = False  # the same bits on 1, 2, 4, … processes: slots of the batch, summed in one order
+    slots: int = 0  # of a micro-batch if exact, a power of two; 0: 8, or as many as divide the batch
     deterministic: bool = False  # on CUDA: the same bits every time, at some cost in speed; a CPU always gives them
     logger: Literal["none", "tensorboard", "trackio", "wandb"] = "none"
     # settings of some families only; unset, the data decides
@@ -82,6 +84,11 @@ class TrainConfig:
             )
         if self.crop is not None and not 0 < self.crop <= 1:
             raise UserError(f"train.crop must be above 0 and at most 1 (the whole picture), not {self.crop}")
+        if self.exact:
+            object.__setattr__(self, "deterministic", True)
+            slots_of(self)
+        elif self.slots:
+            raise UserError("train.slots has no effect without --train.exact true: leave it out")
         if self.keep < 2:
             raise UserError(
                 f"train.keep must be at least 2, so that one good checkpoint always exists, not {self.keep}"
@@ -93,6 +100,39 @@ class TrainConfig:
         if values.get("schedule") != "inverse-sqrt" and "warmup" in values and "steps" in values:
             values = values | {"warmup": min(values["warmup"], values["steps"] // 5)}
         return values
+
+
+MOST_SLOTS = 8  # unless set
+
+
+def slots_of(config: TrainConfig) -> int:
+    """The slots of a micro-batch in exact mode: they follow from the settings, never from the number of processes."""
+    if not config.slots:
+        return min(MOST_SLOTS, config.batch & -config.batch)  # the largest power of two that divides the batch
+    if config.slots < 1 or config.slots & (config.slots - 1) or config.batch % config.slots:
+        raise UserError(
+            f"train.slots {config.slots} must be a power of two that divides train.batch {config.batch}: "
+            f"{config.batch & -config.batch} or a smaller one would"
+        )
+    return config.slots
+
+
+def check_processes(config: TrainConfig, size: int) -> None:
+    """Refuse a number of processes that the batch cannot be divided among."""
+    if config.batch % size:
+        below = config.batch // size * size
+        near = f"{below} or {below + size}" if below else str(size)
+        raise UserError(f"train.batch {config.batch} cannot be divided among {size} processes: {near} can")
+    if not config.exact:
+        return
+    if config.parallel == "fsdp":
+        raise UserError("train.exact sums whole gradients, and fsdp cuts them up: use --train.parallel ddp")
+    if size & (size - 1):
+        raise UserError(f"train.exact is for 1, 2, 4, 8, … processes, not {size}: start as many, or leave it out")
+    if size > (slots := slots_of(config)):
+        raise UserError(
+            f"train.exact has {slots} slots in a batch, fewer than the {size} processes: choose --train.slots {size}"
+        )
 
 
 OPTIONAL = (
@@ -110,16 +150,6 @@ def check_settings(config: TrainConfig, taken: tuple[str, ...], family: str) -> 
             if RENAMED_FOR_MASKS.get(name) in taken:
                 raise UserError(f"train.{name} is now called train.{RENAMED_FOR_MASKS[name]} for a {family}")
             raise UserError(f"train.{name} has no effect on a {family}: leave it out")
-
-
-def refuse_processes() -> None:
-    """Refuse to be one of several processes, each of which would train the same model and write the same run."""
-    count = os.environ.get("WORLD_SIZE", "1")
-    if count != "1":
-        raise UserError(
-            f"torchrun started {count} processes (WORLD_SIZE), and Pencil trains in one, on one device: start it "
-            "without torchrun"
-        )
 
 
 def with_budget(train: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,5 +188,6 @@ def fit_warmup(config: TrainConfig, chosen: bool) -> tuple[TrainConfig, list[str
     most = config.steps // 5
     if chosen or config.schedule == "inverse-sqrt" or config.warmup <= most:
         return config, []
-    note = f"warm-up shortened from {config.warmup} to {most} steps, a fifth of the run; --train.warmup sets another"
+    steps = f"{most} step" + "s" * (most != 1)
+    note = f"warm-up shortened from {config.warmup} to {steps}, a fifth of the run; --train.warmup sets another"
     return replace(config, warmup=most), [note]

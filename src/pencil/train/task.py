@@ -18,6 +18,7 @@ from .settings import TrainConfig
 from .start import Start
 
 Batch = tuple[Tensor, ...]
+ALL = slice(None)  # rows of a batch
 
 
 class Preview(NamedTuple):
@@ -45,7 +46,11 @@ class Task(Protocol):
     def build(self) -> nn.Module: ...
 
     def batch(self, step: int, micro: int = 0) -> Batch:
-        """The examples of a step; the same for the same (seed, step), whatever came before."""
+        """The examples of a step; the same for the same (seed, step), whatever came before.
+
+        One with a third parameter, `rows`, makes some of them alone, where several processes share a batch; without it
+        each of them makes the batch, and takes its rows of it.
+        """
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -154,9 +159,9 @@ class Prepared(NamedTuple):
     notes: Sequence[str] = ()  # what the user should know of the data before training
 
 
-def random_of(seed: int, step: int, micro: int = 0) -> np.random.Generator:
+def random_of(seed: int, step: int, micro: int = 0, slot: int = 0) -> np.random.Generator:
     """The random numbers of one step: keyed, not drawn from a state, so resuming is exact."""
-    return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, step, micro]))
+    return np.random.Generator(np.random.Philox(key=seed, counter=[0, slot, step, micro]))
 
 
 def epoch_order(seed: int, first: int, count: int, total: int) -> list[int]:

@@ -21,8 +21,9 @@ from ..files import write_all
 from ..inference.text_batches import pad, text_ids
 from ..progress import track
 from ..runs import Run
-from .metrics import accuracy_per_class, classification_metrics, confusion_matrix
+from .metrics import accuracy_per_class, classification_metrics, confusion_matrix, loss_and_accuracy, scored
 from .settings import TrainConfig
+from .sharing import shared
 from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, recorded, round_up
 from .validation import Amount
 
@@ -146,18 +147,23 @@ class TextClassification:
     @torch.no_grad()
     def _predict(self, model: nn.Module, rows: list[pairs.Pair]) -> list[tuple[Tensor, Tensor]]:
         """Log-probabilities and labels of held-out texts, a batch at a time."""
-        device, parts = next(model.parameters()).device, []
-        for i in track(range(0, len(rows), EVAL_BATCH)):
-            tokens, places, labels = self.tokens(rows[i : i + EVAL_BATCH])
-            logits = model(tokens.to(device), Span.at(places.to(device)))
-            parts.append((logits.float().log_softmax(-1).cpu(), labels))
-        return parts
+        return [
+            self._classify(model, rows[i : i + EVAL_BATCH]) for i in track(range(0, len(rows), EVAL_BATCH))
+        ]  # fmt: skip
+
+    @torch.no_grad()
+    def _classify(self, model: nn.Module, rows: list[pairs.Pair]) -> tuple[Tensor, Tensor]:
+        device = next(model.parameters()).device
+        tokens, places, labels = self.tokens(rows)
+        logits = model(tokens.to(device), Span.at(places.to(device)))
+        return logits.float().log_softmax(-1).cpu(), labels
 
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
         total = len(self.data.test)
         few = total if batches is None else min(total, batches * self.train.batch)
         rows = [self.data.test[i] for i in np.linspace(0, total - 1, few).astype(int)]
-        return classification_metrics(self._predict(model, rows))[0]
+        parts = shared(range(0, few, EVAL_BATCH), lambda i: scored(*self._classify(model, rows[i : i + EVAL_BATCH])))
+        return loss_and_accuracy(parts)
 
     def preview(self, model: nn.Module) -> Preview:
         return Preview(".txt", "\n".join([*self._lines(model, self.data.test[:20]), ""]).encode())

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +22,11 @@ from ..data.tokenizers import Tokenizer
 from ..files import write_all
 from ..inference.attention_maps import source_attention
 from ..inference.text_batches import end_token, greedy_targets, pad, source_ids, target_ids
-from ..progress import track
 from ..runs import Run
 from .losses import token_loss
 from .metrics import character_error_rate, exact_match
 from .settings import TrainConfig
+from .sharing import added, shared
 from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, random_of, recorded, round_up
 from .text_scores import corpus_scores
 from .validation import Amount
@@ -156,15 +157,18 @@ class Translation:
     def _predict(self, model: nn.Module, rows: Sequence[pairs.Pair], whole: bool = False) -> "Predicted":
         """The loss a token, and the greedy target of each source: to its end, or no longer than the references."""
         device = next(model.parameters()).device
-        total, tokens, predictions = 0.0, 0, []
-        for i in track(range(0, len(rows), EVAL_BATCH)):
+
+        def one(i: int) -> tuple[float, int, list[str]]:
             few = rows[i : i + EVAL_BATCH]
             batch = tuple(t.to(device) for t in self.tokens(few))
             counted = int((batch[3] >= 0).sum())
-            total, tokens = total + float(self._loss(model, batch, 0.0)) * counted, tokens + counted
+            loss = float(self._loss(model, batch, 0.0)) * counted
             limit = None if whole else max(len(self.target(target)) for _, target in few) - 1
-            predictions += greedy_targets(model, self.tokenizer, [source for source, _ in few], limit)
-        return Predicted(total / tokens, [source for source, _ in rows], predictions, [target for _, target in rows])
+            return loss, counted, greedy_targets(model, self.tokenizer, [source for source, _ in few], limit)
+
+        losses, tokens, texts = zip(*shared(range(0, len(rows), EVAL_BATCH), one), strict=True)
+        loss, predictions = added(losses) / sum(tokens), list(chain.from_iterable(texts))
+        return Predicted(loss, [source for source, _ in rows], predictions, [target for _, target in rows])
 
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
         predicted = self._predict(model, self.held_out(batches))

@@ -1,0 +1,169 @@
+"""resume."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from ..config import UserError, build, overrides, setting_types
+from ..processes import world, writer_first
+from .launch import start_several
+from .suggestions import setting_meant, undotted
+from .terminal import note
+from .train import Settings, train_to_end
+
+
+def resume(
+    run: Path,
+    /,
+    *settings: Settings,
+    data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    allow_changes: Annotated[bool, Parameter(negative=())] = False,
+    processes: int | None = None,
+) -> int:
+    """Continue a run from its newest whole checkpoint, to the same bits as if it had never stopped.
+
+    Parameters
+    ----------
+    run
+        The run's folder. Training settings can be changed: pencil resume RUN --train.steps 4000. A change that alters
+        the result, such as of train.lr, is announced and recorded in the run.
+    data
+        Where the data is, if it was moved; it must be the same, by its hash.
+    allow_changes
+        Go on although settings or files of the run were changed or damaged since it was saved.
+    processes
+        Train in so many processes on this machine; it need not be the number that the run began with.
+    """
+    from ..families import open_run
+    from ..families.several import as_writer, check_same
+    from ..families.several import processes as join_others
+
+    for name in undotted(settings):
+        from ..train.settings import TrainConfig
+
+        meant = setting_meant(name, {"train": setting_types(TrainConfig)}) or "pencil resume --help lists its options"
+        raise UserError(f"resume cannot use {name}; {meant}")
+    changed = overrides(list(settings), ("train",))["train"]
+    if world().writer:
+        open_run(run)  # before the processes are started
+    start_several(processes)
+    with join_others(changed.get("device") or _device(run)):
+        check_same(
+            {"command": "resume", "run": run.name, "train": changed, "data": data, "allow_changes": allow_changes}
+        )
+        found = writer_first(lambda: as_writer(lambda: _prepared(run, changed, data, allow_changes), run))
+        return 0 if found is None else train_to_end(*found, allow_changes)
+
+
+def _device(run: Path) -> str | None:
+    """The device that a run was trained on; None where it cannot be read, which is reported later."""
+    from ..families import open_run
+
+    try:
+        return open_run(run).config["train"].get("device")
+    except (UserError, OSError):
+        return None
+
+
+def _prepared(run: Path, changed: dict[str, Any], data: str | None, allow_changes: bool) -> tuple[Any, Any, Any] | None:
+    """The run, its task and its settings; None where there is nothing left to do."""
+    from ..families import family, open_run
+    from ..families.several import say_restart
+    from ..train.identity import review
+
+    opened = open_run(run)
+    if "import" in opened.config:
+        place = shlex.quote(str(run))
+        raise UserError(
+            f"{run} was imported, so there is no training to continue; train from it: pencil train {opened.family} "
+            f"--from {place} --data DATA"
+        )
+    if allow_changes and world().writer:
+        with opened.writing():
+            if fault := opened.mend_manifest():
+                note(f"{fault}; it is written anew, of the files as they are, which cannot be verified")
+    # before the data is read; the trainer reports it
+    changes, notes = review(opened, family(opened.family), allow_changes)
+    say_restart(opened, note)
+    try:
+        return _continue(opened, changed, data, allow_changes)
+    except UserError as error:
+        if not changes:
+            raise
+        raise UserError(f"{error}; {notes[-1]}") from None
+
+
+def _continue(
+    opened: Any, changed: dict[str, Any], data: str | None, allow_changes: bool
+) -> tuple[Any, Any, Any] | None:
+    """Prepare a run whose settings were reviewed."""
+    from ..device import pick_device
+    from ..families import family
+    from ..families.run_setup import check_memory, task_of
+    from ..train.settings import TrainConfig, check_patience, check_processes, check_settings, fit_warmup
+    from ..train.task import why_last
+
+    if "minutes" in changed and (decided := opened.config["train"].get("steps")):
+        raise UserError(f"{opened.path} is trained for {decided} steps: --train.steps sets another number")
+    if "steps" in changed and not opened.config["train"].get("steps"):  # a time budget that was not measured yet
+        undecided = {name: "250" for name in ("eval_every", "save_every") if not opened.config["train"].get(name)}
+        changed = {"minutes": "none", **undecided, **changed}
+    config = build(TrainConfig, {**opened.config["train"], **changed}, "train.")
+    check_settings(config, family(opened.family).train_settings, opened.family)
+    check_processes(config, world().size)
+    # a preset's inverse square root may warm up for longer than the run
+    fit_warmup(config, chosen="warmup" in changed or config.schedule != "inverse-sqrt")
+    if pick_device(config.device).type == "cpu":
+        record = family(opened.family)
+        check_memory(record, record.read_config(opened.config["model"]), config)
+    task = task_of(opened, config, data, note)
+    check_patience(config, why_last(task))
+    if data is not None and world().writer:
+        _record_place(opened, data)
+    if not allow_changes and (line := _nothing_left(opened, config)):
+        note(line)
+        return None
+    return opened, task, config
+
+
+def _nothing_left(opened: Any, config: Any) -> str | None:
+    """Why a run that has ended does not go on, and what continues it; None where there is something left to do."""
+    from ..train import checkpoint
+    from ..train.identity import newest_state
+    from ..train.validation import Validation
+
+    steps, newest = checkpoint.saved(opened.path), newest_state(opened.path)
+    if not steps or newest is None or newest[1].get("evaluation_due"):
+        return None
+    validation = Validation.restored(newest[1].get("validation"), {})
+    if steps[-1] < config.steps and not validation.exhausted(config.patience):
+        return None
+    opened.verify("tokenizer.json", "model.safetensors")
+    kept, faults = checkpoint.latest(opened.path)
+    for line in faults:
+        note(line)
+    if kept is None or kept.step < min(steps[-1], config.steps):
+        return None
+    if kept.step < config.steps:
+        return (
+            f"{opened.path} stopped at step {kept.step} of {config.steps}: no better validation loss in "
+            f"{validation.without_better} evaluations; --train.patience 0 continues it"
+        )
+    made = f"{opened.path} has made {kept.step} steps and train.steps is {config.steps}"
+    return f"{made}; a larger --train.steps continues it"
+
+
+def _record_place(run: Any, data: str) -> None:
+    """Write into the run where its data is."""
+    from ..data.hub import current_form
+    from ..families import family
+    from ..families.run_setup import whole_path
+    from ..train.identity import Change, record_changes
+
+    was, now = run.config["run"]["data_path"], whole_path(data, family(run.family).embedded)
+    if current_form(was) != now:
+        with run.writing():
+            run.config["run"]["data_path"] = now
+            record_changes(run, 0, [Change("run.data_path", was, now)])

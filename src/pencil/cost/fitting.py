@@ -1,0 +1,69 @@
+"""Which batch, accumulation and recomputation would fit into a device's memory."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from .count import Counts, count
+from .memory import train_memory
+from .parallel import Plan, device_memory, units_of
+from .profile import CostProfile, on_meta
+
+USABLE = 0.92  # of a device's memory; the rest is the driver's, the kernels' work space, and gaps between tensors
+
+
+class Fit(NamedTuple):
+    """Settings of the same update that fit, and the bytes they need on each device."""
+
+    batch: int  # rows of a micro-batch, of all devices together
+    accumulate: int
+    recompute: str
+    parallel: str
+    bytes: int
+
+    def words(self, than: Any, parallel: str = "ddp") -> str:
+        """As on the command line; what is as it was is left out."""
+        found = {"batch": self.batch, "accumulate": self.accumulate, "recompute": self.recompute}
+        changed = [f"--train.{name} {value}" for name, value in found.items() if value != getattr(than, name)]
+        return " ".join([*changed, *([f"--train.parallel {self.parallel}"] * (self.parallel != parallel))])
+
+
+def fitting(
+    build: Callable[[Any], nn.Module], profile: CostProfile, config: Any, train: Any, memory: float,
+    devices: int = 1, parallel: str = "ddp", dtype: str = "bf16", cuda: bool = True,
+) -> Fit | None:  # fmt: skip
+    """The largest micro-batch that fits into `memory` bytes of each device, with as many rows in an update as before.
+
+    Settings that need less than the present ones, which did not fit. Recomputation, which costs time, only where no
+    batch fits without it, and FSDP2 instead of DDP only where nothing else fits. None: nothing fits, or the family has
+    no formulas.
+    """
+    if profile.activations is None:
+        return None
+    counts, units = count(build, profile, config), units_of(on_meta(build, config))
+    rows = train.batch * train.accumulate
+
+    def need(kind: str, batch: int, recompute: str) -> int:
+        plan = Plan(kind, devices, rows // batch, train.optimizer, bool(train.ema), dtype)
+        needed = train_memory(profile, config, counts, batch // devices, None, dtype, cuda, plan.sharded)
+        return device_memory(units, plan, needed.activations, recompute == "blocks").total
+
+    most = min(USABLE * memory, need(parallel, train.batch, train.recompute) - 1)
+    for batch, recompute, kind in _choices(train, devices, parallel, counts):
+        needed = need(kind, batch, recompute)
+        if needed <= most:
+            return Fit(batch, rows // batch, recompute, kind, needed)
+    return None
+
+
+def _choices(train: Any, devices: int, parallel: str, counts: Counts) -> Iterator[tuple[int, str, str]]:
+    """Batches that divide the rows of an update and are divided by the devices, the largest first."""
+    rows = train.batch * train.accumulate
+    batches = [n for n in range(train.batch, 0, -1) if rows % n == 0 and n % devices == 0]
+    again = ("blocks",) if train.recompute == "blocks" or not counts.trained.all_blocks else ("none", "blocks")
+    other = ("fsdp",) if devices > 1 and not train.exact else ()  # exact mode has no fsdp
+    for kind in dict.fromkeys((parallel, *other)):
+        for recompute in again:
+            for batch in batches:
+                yield batch, recompute, kind

@@ -1,0 +1,66 @@
+"""What --data names besides one path: several paths with commas between them, patterns (*, ?, [..]) and {000..099}."""
+
+import glob
+import os
+import re
+from pathlib import Path
+
+from ..config import UserError, expand_path
+
+PREFIX = "hf:"  # of a data set of the hub
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_CHOICE = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_COMMA = re.compile(r",(?![^{]*\})")  # not between braces
+MOST = 1_000_000  # names that braces may stand for
+
+
+def is_several(data: str) -> bool:
+    """Whether --data is a list or a pattern; a name that is there as it is written is neither."""
+    if not data or data == "-" or data.startswith(PREFIX) or expand_path(data).exists():
+        return False
+    return bool(set("*?[,") & set(data)) or bool(_RANGE.search(data))
+
+
+def expand(data: str) -> list[tuple[Path, bool]]:
+    """The paths that a list or a pattern names, in order, each once; and whether each was named without a pattern."""
+    found: dict[Path, bool] = {}
+    for part in filter(None, (one.strip() for one in _COMMA.split(data))):
+        names = [str(expand_path(name)) for name in _braces(part)]
+        matched = [(name, sorted(glob.glob(name, recursive=True)) if glob.has_magic(name) else None) for name in names]
+        if all(one == [] for _, one in matched):
+            raise UserError(f"no file matches {part}")
+        for name, paths in matched:
+            for path in [name] if paths is None else paths:
+                if not os.path.exists(path):
+                    raise UserError(f"there is no file or folder {path}, which --data {data} names")
+                found.setdefault(Path(path), paths is None)
+    if not found:
+        raise UserError(f"--data {data} names no file")
+    return list(found.items())
+
+
+def _braces(part: str) -> list[str]:
+    """A name with its braces written out: {7..12} counts, with the zeros it is written with; {a,b} is one or other."""
+    found = _RANGE.search(part) or _CHOICE.search(part)
+    if found is None:
+        return [part]
+    if found.re is _CHOICE:
+        values = found[1].split(",")
+    else:
+        first, last = int(found[1]), int(found[2])
+        if not 0 <= last - first < MOST:
+            raise UserError(f"{found[0]} in --data should count up, to at most {MOST:,} names")
+        values = [f"{number:0{len(found[1])}}" for number in range(first, last + 1)]
+    return [name for value in values for name in _braces(part[: found.start()] + value + part[found.end() :])]
+
+
+def absolute(data: str) -> str:
+    """A list or a pattern that means the same from any working folder."""
+    parts = (one.strip() for one in _COMMA.split(data))
+    return ",".join(os.path.abspath(expand_path(part)) for part in parts if part)
+
+
+def common_name(paths: list[Path]) -> str:
+    """A name for several files: that of the folder they are in, or of the first."""
+    folders = {path.resolve().parent for path in paths}
+    return (folders.pop().name if len(folders) == 1 else paths[0].stem.partition(".")[0]) or "root"

@@ -1,0 +1,222 @@
+"""Several files as one corpus: lists, patterns and folders, plain texts, JSON lines, compressed ones, and Parquet."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from pencil.config import UserError
+from pencil.data import corpus, records, sources, text
+from pencil.data.tokenizers import ByteTokenizer
+from pencil.train.language_modeling import LanguageModeling
+
+ROWS = [{"id": i, "text": f"document {i}, été\n" * (1 + i % 3)} for i in range(13)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def lines(rows=ROWS):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def texts(found):
+    return ["".join(document) for document in found.documents()]
+
+
+WHOLE = [row["text"] for row in ROWS]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "ndjson", "jsonl.gz", "jsonl.zst", "parquet"])
+def test_each_record_is_a_document(tmp_path, kind):
+    path = tmp_path / f"tales.{kind}"
+    if kind.endswith("gz"):
+        path.write_bytes(gzip.compress(lines().encode()))
+    elif kind == "parquet":
+        arrow = pytest.importorskip("pyarrow", reason="pyarrow (of the extra datasets) is not installed")
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(arrow.Table.from_pylist(ROWS), path, row_group_size=5)
+    elif kind.endswith("zst"):
+        arrow = pytest.importorskip("pyarrow", reason="pyarrow (of the extra datasets) is not installed")
+        with arrow.CompressedOutputStream(str(path), "zstd") as file:
+            file.write(lines().encode())
+    else:
+        path.write_text(lines())
+    data = text.load(str(path), "byte")
+    assert texts(data.corpus) == WHOLE
+    assert bytes(data.ids.astype(np.uint8)).decode() == "".join(one + "\n" for one in WHOLE)
+    assert data.corpus.name == "tales"
+    assert data.corpus.notes == [f"tales.{kind}: one document a record, its text from text"]
+    made = [part for unit in units(data.corpus) for part in unit]
+    assert np.array_equal(np.concatenate(made), data.ids)
+
+
+def units(found):
+    from pencil.data.units import closing, encode_unit, units_of
+
+    tokenizer = ByteTokenizer()
+    for unit in units_of(found, True, 97):
+        yield encode_unit(unit, tokenizer, closing(found, tokenizer))
+
+
+def test_a_folder_mixes_texts_and_records(tmp_path):
+    (folder := tmp_path / "set").mkdir()
+    (folder / "b.jsonl").write_text("\ufeff" + lines(ROWS[:3]) + "\n\n" + lines(ROWS[3:4]))
+    (folder / "a.txt").write_text("plain")
+    (folder / "c.md").write_text("end")
+    data = text.load(str(folder), "byte")
+    assert texts(data.corpus) == ["plain", *WHOLE[:4], "end"]
+    assert text.find(str(folder), plain=True).hash != data.corpus.hash  # other documents, other tokens
+    (folder / "b.jsonl").unlink()
+    assert text.find(str(folder)).hash != data.corpus.hash
+
+
+def test_lists_patterns_and_braces(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a-07", "a-08", "a-09", "a-10", "b"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "c.txt").write_text("c")
+    (tmp_path / "odd,name*.txt").write_text("odd")
+    for data, found in {
+        "b.txt,a-10.txt": ["b", "a-10"],
+        "a-*.txt": ["a-07", "a-08", "a-09", "a-10"],
+        "a-{08..10}.txt": ["a-08", "a-09", "a-10"],
+        "{b,a-07}.txt, deep": ["b", "a-07", "c"],
+        "**/c.txt,b.txt,b.txt": ["c", "b"],
+        "odd,name*.txt": ["odd"],
+    }.items():
+        assert texts(text.find(data)) == found, data
+        if sources.is_several(data):
+            whole = sources.absolute(data)
+            monkeypatch.chdir("/")
+            assert text.find(whole).hash == text.find(whole).hash
+            assert texts(text.find(whole)) == found
+            monkeypatch.chdir(tmp_path)
+    for data, why in {
+        "b.txt,no.txt": r"there is no file or folder no\.txt, which --data b\.txt,no\.txt names",
+        "x-*.txt": r"no file matches x-\*\.txt",
+        "a-{9..2}.txt": r"\{9\.\.2\} in --data should count up",
+    }.items():
+        with pytest.raises(UserError, match=why):
+            text.find(data)
+    (tmp_path / "a-11.txt").write_bytes(b"\x89PNG\r\n")
+    assert [path.name for path, _ in text.find("a-*.txt").skipped] == ["a-11.txt"]
+    with pytest.raises(UserError, match=r"a-11\.txt cannot be trained on: a picture"):
+        text.find("b.txt,a-11.txt")
+
+
+def test_the_column_of_the_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"title": "t", "body": "b"}\n')
+    assert text.find(str(path)).column is None  # read as plain text, as before
+    assert "JSON by the name, read as plain text" in text.find(str(path)).notes[0]
+    assert texts(text.find(str(path), "body")) == ["b"]
+    with pytest.raises(UserError, match=r"a\.jsonl has title, body, and not words: name the column"):
+        text.find(str(path), "words")
+    path.write_text('{"body": "b", "n": 7}\n')
+    assert texts(text.find(str(path))) == ["b"]
+    (tmp_path / "b.txt").write_text("words")
+    with pytest.raises(UserError, match=r"data\.text_column is for \.jsonl and Parquet files"):
+        text.find(str(tmp_path / "b.txt"), "text")
+    with pytest.raises(UserError, match=r"data\.text_column is for \.jsonl and Parquet files"):
+        text.find("pydoc", "text")
+
+
+@pytest.mark.parametrize(
+    "line, why",
+    [
+        ("[1]", "not a JSON object"),
+        ('{"text"', "not JSON"),
+        ('{"text": null}', "text is no text"),
+        ('{"word": "a"}', r"text is not there \(it has word\)"),
+        ('{"text": "\\ud800"}', "text is not text that can be written as UTF-8"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_named_by_its_line(tmp_path, line, why):
+    path = tmp_path / "a.jsonl"
+    path.write_text(lines() + line + "\n" + lines())
+    with pytest.raises(UserError, match=rf"a\.jsonl, line 14: {why}") as error:
+        text.load(str(path), "byte")
+    assert "\n" not in str(error.value)
+
+
+def test_compressed_records_that_are_damaged(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl.gz"
+    whole = gzip.compress(lines([{"text": f"{i * 7919} words"} for i in range(9973)]).encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"a\.jsonl\.gz cannot be read: Compressed file ended"):
+        text.load(str(path), "byte")
+    path.write_bytes(b"no gzip")
+    with pytest.raises(UserError, match=r"a\.jsonl\.gz cannot be read: Not a gzipped file"):
+        text.load(str(path), "byte")
+    monkeypatch.setattr(records, "MAX_LINE", 1000)
+    path.write_bytes(gzip.compress(json.dumps({"text": "a" * 2000}).encode()))
+    with pytest.raises(UserError, match="line 1: longer than 1,000 bytes"):
+        text.load(str(path), "byte")
+
+
+def test_a_large_file_is_checked_once_while_it_stays_the_same(tmp_path, monkeypatch):
+    from pencil.data import cache
+
+    monkeypatch.setattr(cache, "SETTLED", -(1 << 62))  # as if the files had been there for long
+    monkeypatch.setattr(corpus, "LARGE", 1)
+    path = tmp_path / "a.txt"
+    path.write_text("words " * 99)
+    read, plain = [], corpus._read
+    monkeypatch.setattr(corpus, "_read", lambda path: read.append(path.name) or plain(path))
+    first = text.find(str(path)).hash
+    assert text.find(str(path)).hash == first
+    assert read == ["a.txt"]
+    path.write_text("wordy " * 99)
+    assert text.find(str(path)).hash != first
+    assert len(read) == 2
+    path.write_bytes(b"words\0")
+    for _ in range(2):
+        with pytest.raises(UserError, match="binary data"):
+            text.find(str(path))
+
+
+GPT = ["--model.context", "8", "--model.width", "12", "--model.heads", "2", "--model.depth", "1", "--train.batch", "3",
+       "--train.steps", "2", "--train.eval_batches", "1", "--train.warmup", "0", "--tokenizer", "byte"]  # fmt: skip
+
+
+@pytest.mark.usefixtures("light")
+def test_a_run_reads_its_records_again_as_it_did(type_in, fails, tmp_path):
+    (tmp_path / "one").mkdir()
+    for k in range(3):
+        (tmp_path / "one" / f"{k}.jsonl").write_text(lines(ROWS[4 * k : 4 * k + 4]))
+    shown = type_in("train", "gpt", "--data", "one/{0..2}.jsonl", "--out", "run", *GPT)
+    assert "0.jsonl and 2 more: one document a record, its text from text" in shown.err.replace("\n", " ")
+    assert 'text_column = "text"' in (tmp_path / "run" / "config.toml").read_text()
+    assert f'data_path = "{tmp_path}/one/{{0..2}}.jsonl"' in (tmp_path / "run" / "config.toml").read_text()
+    type_in("resume", "run", "--train.steps", "3")
+    (tmp_path / "one" / "1.jsonl").write_text(lines(ROWS[3:]))
+    assert "has changed since run was trained on it" in fails("eval", "run")
+
+
+class OldRun:
+    """What a run recorded before Pencil read records: no column."""
+
+    tokenizer = ByteTokenizer()
+
+    def __init__(self, data):
+        self.config = {"run": {"data_hash": data, "data": "a.jsonl"}, "model": {}}
+
+
+class Sizes:
+    def read_config(self, model):
+        return type("Config", (), {"context": 8})
+
+
+def test_a_run_of_before_reads_plain_text(tmp_path):
+    for name in ("a.jsonl", "a.txt"):
+        (tmp_path / name).write_text(lines())
+    run = OldRun(text.find(str(tmp_path / "a.txt")).hash)
+    task = LanguageModeling.reopen(Sizes(), run, str(tmp_path / "a.jsonl"), None)
+    assert bytes(task.data.ids.astype(np.uint8)).decode() == lines()

@@ -1,0 +1,345 @@
+"""Several processes as a user meets them: one writer, one sentence for a failure, signals, restarts."""
+
+import re
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import TEXT
+from pencil.cli.launch import _without_option, enter, launch, leave
+from pencil.processes import RankError, World, _difference, world
+
+SMALL = ["--data", "notes.txt", "--out", "run", "--model.width", "12", "--model.depth", "1", "--model.heads", "3",
+         "--model.context", "13", "--train.batch", "6", "--train.eval_batches", "1", "--train.warmup", "1",
+         "--train.steps", "7"]  # fmt: skip
+# a command in which one rank does something else at a step
+AT_STEP = """
+import os, signal, sys, torch
+from pencil.cli.main import main
+from pencil.config import UserError
+from pencil.processes import world
+from pencil.train.loop import Trainer
+
+usual = Trainer.update
+
+def update(self):
+    if world().rank == int(sys.argv[1]) and self.step == int(sys.argv[2]):
+        {what}
+    return usual(self)
+
+Trainer.update = update
+main(sys.argv[3:])
+"""
+
+
+@pytest.fixture(autouse=True)
+def notes_here(tmp_path):
+    (tmp_path / "notes.txt").write_text(TEXT[:3001])
+
+
+def lines(ended):
+    """All that the processes printed on standard error."""
+    return "".join(one.err for one in ended).splitlines()
+
+
+def state(folder):
+    """All bits of a run's last weights and moments."""
+    found = {"": load_file(folder / "model.safetensors")}
+    for path in sorted((folder / "checkpoints").glob("step-00000007/*.safetensors")):
+        found[path.name] = load_file(path)
+    assert len(found) > 1
+    return {(file, name): t.numpy().tobytes() for file, tensors in found.items() for name, t in tensors.items()}
+
+
+# ---- what the processes tell one another
+
+
+def test_values_go_from_the_writer_and_from_all(together):
+    script = """
+import torch
+from pencil.processes import *
+assert world().writer == (world().rank == 0)
+with joined(torch.device("cpu")) as here:
+    assert here == world() and here.size == 3
+    assert any_rank(*(here.rank == one for one in (0, 1, 2, 3))) == (True, True, True, False)
+    assert from_writer({"é": [here.rank, None]}) == {"é": [0, None]}
+    assert from_writer("x" * 997 if here.writer else None) == "x" * 997
+    assert from_all("y" * here.rank) == ["", "y", "yy"]
+    assert total(torch.tensor([1.0, here.rank])).tolist() == [3, 3]
+    same_everywhere({"a": {"b": 1}}, "settings")
+    try:
+        same_everywhere({"a": {"b": 1, "lr": here.rank // 2}}, "settings")
+        raise SystemExit(1)
+    except RankError as error:
+        print(error)
+"""
+    for ended in together(3, script):
+        assert ended.out == (
+            "rank 2: its settings differ from those of rank 0: a.lr is 1 here and 0 there; "
+            "start all with the same command\n"
+        )
+
+
+def test_the_others_wait_for_what_the_writer_makes(together, tmp_path):
+    script = """
+import time, torch
+from pathlib import Path
+from pencil.processes import *
+def make():
+    if world().writer:
+        time.sleep(0.3)
+        Path("cache").write_text("once")
+    return Path("cache").read_text()
+with joined(torch.device("cpu")):
+    print(writer_first(make))
+"""
+    assert [ended.out for ended in together(3, script)] == ["once\n"] * 3
+    failing = script.replace("print(writer_first(make))", "writer_first(lambda: 1 / 0 if world().writer else print(7))")
+    ended = together(2, failing, code=1)
+    assert "ZeroDivisionError" in ended[0].err
+    assert "Ended" in ended[1].err.splitlines()[-1]
+    assert ended[1].out == ""
+
+
+def test_a_restart_does_not_find_the_addresses_of_the_processes_before_it(together):
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True)
+    script = "import torch\nfrom pencil.processes import *\nwith joined(torch.device('cpu')): print(*any_rank(False))"
+    agent = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for restart in range(3):
+        found = together(2, script, env={**agent, "TORCHELASTIC_RESTART_COUNT": str(restart)}, timeout=30)
+        assert [one.out for one in found] == ["False\n"] * 2
+
+
+def test_nothing_listens_to_other_machines(together):
+    script = """
+import os, torch
+from pencil.processes import *
+with joined(torch.device("cpu")):
+    own = {os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")}
+    rows = [line.split() for file in ("tcp", "tcp6") for line in open(f"/proc/net/{file}").readlines()[1:]]
+    print(*{row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own})
+"""
+    for ended in together(2, script):
+        assert ended.out == "0100007F\n"
+
+
+def test_the_environment_of_torchrun_is_checked(monkeypatch, fails):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert world() == World(0, 1, 0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert world() == World(1, 2, 1)
+    assert not world().writer
+    monkeypatch.setenv("RANK", "2")
+    assert "RANK, WORLD_SIZE and LOCAL_RANK" in fails("train", "gpt")
+
+
+def test_a_difference_is_shown_where_it_is():
+    assert _difference({"a": 1}, {"a": 1, "b": "x" * 99}) == f"b is {'x' * 60}… here and not given there"
+    assert _difference([1], [2]) == "it is [2] here and [1] there"
+
+
+# ---- a training of several processes
+
+
+def test_only_the_writer_prints_and_makes_the_run(together, tmp_path):
+    first, second = together(2, words=["train", "gpt", *SMALL])
+    assert second.out + second.err == ""
+    assert "; on cpu, 2 processes." in first.err
+    assert "Trained 7 steps" in first.err
+    assert "Warning" not in first.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".printed", "notes.txt", "run"]
+    resumed = together(1, words=["resume", "run", "--train.steps", "9"])[0].err
+    assert "Trained 9 steps" in resumed
+    more, silent = together(2, words=["resume", "run", "--train.steps", "10"])
+    assert "Trained 10 steps" in more.err
+    assert silent.out + silent.err == ""
+
+
+def test_a_task_of_ones_own_trains_in_several_processes(together, tmp_path):
+    script = """
+import sys, torch
+from torch import nn
+import pencil
+
+class Line(pencil.Task):
+    def build(self): return nn.Linear(3, 1)
+    def batch(self, step, micro=0):
+        x = torch.randn(self.train.batch, 3, generator=torch.Generator().manual_seed(step))
+        return x, x.sum(1, keepdim=True)
+    def loss(self, model, batch): return (model(batch[0]) - batch[1]).square().mean()
+    def held_out(self): return [self.batch(1000)]
+
+print(pencil.fit(Line(), sys.argv[1], steps=5, batch=6, lr=0.1).best["val_loss"])
+"""
+    one = together(1, script, arguments=["alone"])[0]
+    first, second = together(2, script, arguments=["both"])
+    assert abs(float(first.out) / float(one.out) - 1) < 1e-5
+    assert second.out == first.out
+    assert second.err == ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failure_of_one_rank_is_one_sentence(together, rank):
+    sentence = "the lake is dry: fill it"
+    failing = AT_STEP.replace("{what}", f"raise UserError({sentence!r})")
+    ended = together(2, failing, arguments=[rank, 3, "train", "gpt", *SMALL], code=None)
+    assert ended[rank].code == 2
+    assert ended[1 - rank].code == 1
+    assert [line for line in lines(ended) if "pencil: " in line] == [f"pencil: {'rank 1: ' * rank}{sentence}"]
+    assert "Traceback" not in "".join(lines(ended))
+
+
+def test_an_error_of_the_program_is_one_sentence_with_its_rank(together):
+    failing = AT_STEP.replace("{what}", "raise KeyError('blocks')")
+    ended = together(2, failing, arguments=[1, 3, "train", "gpt", *SMALL], code=1)
+    found = "pencil: rank 1: KeyError: 'blocks'; --debug shows where it came from"
+    assert [line for line in lines(ended) if "pencil: " in line] == [found]
+    assert "Traceback" not in "".join(lines(ended))
+
+
+def test_too_little_memory_names_settings_that_fit(together):
+    failing = AT_STEP.replace("{what}", "raise torch.OutOfMemoryError('CUDA out of memory')")
+    ended = together(2, failing, arguments=[1, 3, "train", "gpt", *SMALL], code=None)
+    (sentence,) = [line for line in lines(ended) if "pencil: " in line]
+    assert re.fullmatch(
+        r"pencil: rank 1: out of memory with --train\.batch 6; --train\.batch 2 --train\.accumulate 3 would fit, .*",
+        sentence,
+    )
+
+
+def test_what_the_processes_cannot_share_is_refused_before_a_folder_is_made(together, tmp_path):
+    ended = together(2, words=["train", "gpt", *SMALL, "--train.batch", "5"], code=None)
+    assert lines(ended) == ["pencil: train.batch 5 cannot be divided among 2 processes: 4 or 6 can"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_with_other_settings_are_refused(together, tmp_path):
+    script = """
+import sys
+from pencil.cli.main import main
+from pencil.processes import world
+main([*sys.argv[1:], "--train.lr", ("0.5", "0.25")[world().rank]])
+"""
+    ended = together(2, script, arguments=["train", "gpt", *SMALL], code=None)
+    assert lines(ended) == [
+        "pencil: rank 1: its settings differ from those of rank 0: train.lr is 0.25 here and 0.5 there; start all with the same command"
+    ]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_that_cannot_see_the_run_folder_says_so(together, tmp_path):
+    script = """
+import sys
+from pathlib import Path
+from pencil.cli.main import main
+from pencil.families import several
+from pencil.processes import world
+usual = several.open_run
+several.open_run = lambda path: usual(Path("elsewhere", path.name) if world().rank else path)
+main(sys.argv[1:])
+"""
+    script = script.replace("path.name", "Path(path).name")
+    ended = together(2, script, arguments=["train", "gpt", *SMALL], code=None)
+    (sentence,) = [line for line in lines(ended) if "pencil: " in line]
+    assert sentence.startswith(f"pencil: rank 1: it cannot see the run folder {tmp_path / 'run'} that rank 0 has made")
+    assert not (tmp_path / "run").exists()  # a second try finds nothing in its way
+
+
+COMMAND = "  torchrun --nproc-per-node 2 -m pencil resume run"
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "SIGTERM"), (1, "SIGINT")])
+def test_a_signal_on_any_rank_stops_all_of_them_with_a_checkpoint(together, tmp_path, rank, name):
+    stopped = AT_STEP.replace("{what}", f"os.kill(os.getpid(), signal.{name})")
+    ended = together(2, stopped, arguments=[rank, 3, "train", "gpt", *SMALL])
+    assert lines(ended)[-2:] == ["Stopped after step 4, and saved. Continue with:", COMMAND]
+    assert (tmp_path / "run" / "checkpoints" / "step-00000004" / "manifest.json").is_file()
+
+
+# ---- restarts
+
+
+def test_a_restarted_training_goes_on_with_its_own_run_to_the_same_weights(together, tmp_path):
+    words = ["train", "gpt", *SMALL, "--train.save_every", "2"]
+    together(2, words=words)
+    whole = state(tmp_path / "run")
+    words[words.index("--out") + 1] = "again"
+    torchrun = {"TORCHELASTIC_RUN_ID": "tuesday", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    killed = AT_STEP.replace("{what}", "os.kill(os.getpid(), signal.SIGKILL)")
+    for restart, (step, count) in enumerate([(1, 0), (5, 4)]):  # before the first checkpoint, and after two of them
+        at = {**torchrun, "TORCHELASTIC_RESTART_COUNT": str(restart)}
+        ended = together(2, killed, arguments=[1, step, *words], code=None, env=at)
+        assert [one.code for one in ended] == [1, -signal.SIGKILL]
+        assert "pencil: " not in "".join(lines(ended))  # torchrun starts them again
+        assert len(list((tmp_path / "again").glob("checkpoints/*"))) == count // 2
+    ended = together(2, words=words, env={**torchrun, "TORCHELASTIC_RESTART_COUNT": "2"})
+    assert "A process had ended: restart 2, on with again from step 4" in lines(ended)
+    assert state(tmp_path / "again") == whole
+
+
+def test_another_training_of_the_same_name_is_not_taken_for_a_restart(together, tmp_path):
+    at = {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RESTART_COUNT": "1"}
+    together(1, words=["train", "gpt", *SMALL], env={**at, "TORCHELASTIC_RUN_ID": "tuesday"})
+    ended = together(1, words=["train", "gpt", *SMALL], env={**at, "TORCHELASTIC_RUN_ID": "friday"}, code=2)
+    assert "run already holds another run" in ended[0].err
+
+
+# ---- the launcher
+
+
+def test_a_command_runs_in_several_processes(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert launch(2, ["--version"]) == 0
+    assert len(capfd.readouterr().out.split()) == 2
+    assert launch(2, ["trian", "gpt"]) == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err == "pencil: trian is not a command; did you mean train?\n"
+
+
+def test_the_launching_process_and_its_processes_leave_word(monkeypatch, tmp_path):
+    monkeypatch.delenv("PENCIL_LAUNCH", raising=False)
+    assert enter() is None
+    assert leave("reported")
+    monkeypatch.setenv("PENCIL_LAUNCH", str(tmp_path))
+    assert enter() is None
+    assert (tmp_path / "process-0").is_file()
+    for word in ("failed", "stopped"):
+        assert leave(word)
+        assert not leave(word)
+        assert enter() == 0
+        (tmp_path / word).unlink()
+
+
+def test_the_option_is_not_given_on():
+    words = ["train", "gpt", "--processes", "2", "--train.steps", "--processes=3", "5"]
+    assert _without_option(words) == ["train", "gpt", "--train.steps", "5"]
+
+
+def test_numbers_of_processes_that_make_no_sense_are_refused(fails, monkeypatch, tmp_path):
+    (tmp_path / "notes.txt").write_text(TEXT)
+    monkeypatch.setattr("pencil.cli.launch._cores", lambda: 2)
+    for count in (0, 17):
+        found = f"--processes {count} is not from 1 to 16, the most for the 2 cores here"
+        assert found in fails("train", "gpt", *SMALL, "--processes", count)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "01"[name == "WORLD_SIZE"])
+    assert "leave --processes out" in fails("train", "gpt", *SMALL, "--processes", "2")
+
+
+def test_a_rank_is_in_its_sentence():
+    assert str(RankError(3, "the lake is dry")) == "rank 3: the lake is dry"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_gpus_cuda_is_refused(together):
+    assert "cuda is not available" in "".join(
+        lines(together(2, words=["train", "gpt", *SMALL, "--train.device", "cuda"], code=None))
+    )
