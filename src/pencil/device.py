@@ -5,6 +5,8 @@ import torch
 from .config import UserError
 from .files import memory
 
+ROOM = 0.1  # of a device's memory, that a whole gradient may take while it accumulates
+
 
 def pick_device(name: str) -> torch.device:
     """CUDA, then Apple's MPS, then the CPU, unless one is named."""
@@ -30,3 +32,13 @@ def free_memory(device: torch.device) -> int:
         return memory()
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def sync_of(setting: str, trained: int, memory: float) -> str:
+    """What `train.sync` is on a device of this memory: how often FSDP sums the gradient of so many values, if auto.
+
+    Once an update sends the least, but the device then holds the whole gradient while it accumulates.
+    """
+    if setting != "auto":
+        return setting
+    return "update" if 4 * trained <= ROOM * memory else "batch"

@@ -18,6 +18,7 @@ from pencil.cost.memory import train_memory
 from pencil.cost.parallel import Plan, device_memory, handed, sent, units_of
 from pencil.cost.profile import CostProfile, on_meta
 from pencil.cost.scaling import COMPUTE, NETWORK, scale
+from pencil.device import sync_of
 from pencil.families import FAMILIES, configure, family
 from pencil.train.building import shard
 from pencil.train.frozen import frozen_model
@@ -83,11 +84,13 @@ def test_bytes_are_those_that_fsdp2_hands_to_its_collectives(name, devices):
     assert counted.found["reduce-scatter"] == 3 * 4 * (padded(blocks) + padded(rest))
 
 
-@pytest.mark.parametrize("rows, recompute, devices", [
-    (1, False, 1024), pytest.param(1, False, 1, marks=pytest.mark.long), pytest.param(3, False, 2, marks=pytest.mark.long),
-    pytest.param(3, True, 13, marks=pytest.mark.long), pytest.param(3, True, 1, marks=pytest.mark.long),
+@pytest.mark.parametrize("rows, recompute, devices, accumulate, sync", [
+    (1, False, 1024, 1, "batch"), *(pytest.param(*case, marks=pytest.mark.long) for case in (
+        (1, False, 1, 1, "batch"), (3, False, 2, 1, "batch"), (3, True, 13, 1, "batch"), (3, True, 1, 1, "batch"),
+        (1, False, 1024, 3, "update"), (3, True, 13, 2, "update"), (3, False, 2, 3, "batch"),
+    ))
 ])  # fmt: skip
-def test_memory_is_what_torchs_tracker_finds(rows, recompute, devices):
+def test_memory_is_what_torchs_tracker_finds(rows, recompute, devices, accumulate, sync):
     record, config, counts, units = gpt()
     with among(devices):
         model = record.create(config)
@@ -97,8 +100,12 @@ def test_memory_is_what_torchs_tracker_finds(rows, recompute, devices):
         optimizer = torch.optim.AdamW(model.parameters())
         tokens = torch.zeros(rows, 127, dtype=torch.long)
 
-        def step():
-            F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        def step(tracker=None):
+            for micro in range(accumulate):
+                model.set_requires_gradient_sync(sync == "batch" or micro == accumulate - 1)
+                if tracker is not None:
+                    tracker.reset_mod_stats()  # it asks for it before each pass; the peak stays
+                F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -106,10 +113,11 @@ def test_memory_is_what_torchs_tracker_finds(rows, recompute, devices):
         tracker = FSDPMemTracker(model, optimizer)
         tracker.track_external(tokens)
         with tracker:
-            step()
+            step(tracker)
         found = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
     held = train_memory(record.cost, config, counts, rows, dtype="fp32").activations
-    counted = device_memory(units, Plan("fsdp", devices, dtype="fp32"), held, recompute)
+    plan = Plan("fsdp", devices, accumulate, dtype="fp32", sync=sync)
+    counted = device_memory(units, plan, held, recompute)
     assert counted.total == pytest.approx(found, rel=0.06)
 
 
@@ -140,6 +148,21 @@ def test_pieces_shrink_with_the_devices_and_so_do_accumulated_gradients():
     assert device_memory(units, Plan("fsdp", 2048), held).weights == 4 * sum(
         unit.times * sum(p.shape[1] if len(p.shape) > 1 else 1 for p in unit.parameters) for unit in units
     )
+
+
+def test_gradients_are_summed_once_an_update_where_whole_ones_have_room():
+    record, config, counts, units = gpt()
+    trained = sum(p.numel() for p in record.create(config).parameters())
+    assert sync_of("auto", trained, 40 * trained) == "update"
+    assert sync_of("auto", trained, 40 * trained - 1) == "batch"
+    assert sync_of("update", trained, 1) == "update"
+    held = train_memory(record.cost, config, counts, 3).activations
+    often, once = (Plan("fsdp", 16, accumulate=5, sync=sync) for sync in ("batch", "update"))
+    assert handed(units, often)["reduce-scatter"] == 5 * handed(units, once)["reduce-scatter"]
+    assert handed(units, often)["all-gather"] == handed(units, once)["all-gather"]
+    assert device_memory(units, once, held).gradients == 4 * trained
+    more = device_memory(units, once, held).total - device_memory(units, often, held).total
+    assert 0.5 * 4 * trained < more < 4 * trained
 
 
 def test_muon_has_one_moment_and_sends_its_matrices_there_and_back():
@@ -199,12 +222,14 @@ def once(monkeypatch):
 
 def fit(memory, devices=1, parallel="ddp", **train):
     record, config, counts, units = gpt()
-    found = fitting(record.create, record.cost, config, TrainConfig(**train), memory, devices, parallel)
+    train = TrainConfig(parallel=parallel, **train)
+    found = fitting(record.create, record.cost, config, train, memory, devices, parallel)
     if found is not None:
-        plan = Plan(found.parallel, devices, found.accumulate, TrainConfig(**train).optimizer)
+        sync = sync_of(found.sync, counts.trained.parameters, memory)
+        plan = Plan(found.parallel, devices, found.accumulate, train.optimizer, sync=sync)
         held = train_memory(record.cost, config, counts, found.batch // devices, sharded=plan.sharded).activations
         assert device_memory(units, plan, held, found.recompute == "blocks").total == found.bytes <= USABLE * memory
-        assert found.batch * found.accumulate == TrainConfig(**train).batch * TrainConfig(**train).accumulate
+        assert found.batch * found.accumulate == train.batch * train.accumulate
         assert found.batch % devices == 0
     return found
 
@@ -235,6 +260,8 @@ def test_several_devices_divide_the_batch_and_may_need_fsdp():
     assert least.parallel == "fsdp"
     assert least.words(TrainConfig(batch=4, recompute="blocks")) == "--train.parallel fsdp"
     assert least.bytes < fit(1e15, devices=4, batch=4).bytes
+    whole = dict(parallel="fsdp", sync="update", batch=4, accumulate=3, recompute="blocks")
+    assert fit(1e15, devices=4, **whole).words(TrainConfig(**whole), "fsdp") == "--train.sync batch"
 
 
 def test_a_family_without_formulas_proposes_nothing():

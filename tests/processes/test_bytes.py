@@ -20,7 +20,8 @@ def counted(self):
         units = update(self)
     config = self.config
     dtype = "bf16" if config.dtype == "bfloat16" else "fp32"
-    plan = Plan(self.mode, self.here.size, config.accumulate, config.optimizer, dtype=dtype)
+    sync = getattr(self.gradients, "sync", "")
+    plan = Plan(self.mode, self.here.size, config.accumulate, config.optimizer, dtype=dtype, sync=sync)
     expected = handed(units_of(on_meta(self.task.family.create, self.task.config)), plan)
     counts.append({{"found": bytes.found, "few": sum(bytes.few.values()), "expected": expected}})
     return units
@@ -37,17 +38,18 @@ SMALL = ["--model.width", 44, "--model.heads", 11, "--model.depth", 3, "--model.
          "--train.batch", 8, "--train.accumulate", 3]  # fmt: skip
 
 
-@pytest.mark.parametrize("size, parallel, optimizer, dtype", [
-    (2, "ddp", "muon", "float32"), (2, "fsdp", "adamw", "float32"),
-    pytest.param(4, "ddp", "adamw", "bfloat16", marks=pytest.mark.long),
-    pytest.param(4, "fsdp", "muon", "bfloat16", marks=pytest.mark.long),
+@pytest.mark.parametrize("size, parallel, optimizer, dtype, sync", [
+    (2, "ddp", "muon", "float32", "auto"), (2, "fsdp", "adamw", "float32", "auto"),
+    pytest.param(4, "ddp", "adamw", "bfloat16", "auto", marks=pytest.mark.long),
+    pytest.param(4, "fsdp", "muon", "bfloat16", "batch", marks=pytest.mark.long),
 ])  # fmt: skip
-def test_collectives_are_handed_what_cost_counts(together, tmp_path, request, size, parallel, optimizer, dtype):
+def test_collectives_are_handed_what_cost_counts(together, tmp_path, request, size, parallel, optimizer, dtype, sync):
     (tmp_path / "notes.txt").write_text("".join(f"the cat sat on mat {i}.\n" for i in range(200)))
     script = SCRIPT.format(tests=str(request.config.rootpath / "tests"))
     words = ["train", "gpt", "--data", "notes.txt", "--out", "run", *SMALL]
     together(size, script, arguments=[
-        *words, "--train.parallel", parallel, "--train.optimizer", optimizer, "--train.dtype", dtype
+        *words, "--train.parallel", parallel, "--train.optimizer", optimizer, "--train.dtype", dtype,
+        "--train.sync", sync,
     ])  # fmt: skip
     counted = [json.loads((tmp_path / f"counted-{rank}.json").read_text()) for rank in range(size)]
     for step in zip(*counted, strict=True):

@@ -58,7 +58,7 @@ def assert_close(found, expected):
 
 def compare(on_processes, cases):
     for case, found in zip(cases, on_processes(2, cases), strict=True):
-        alone = {name: value for name, value in case.items() if name != "parallel"}
+        alone = {name: value for name, value in case.items() if name not in ("parallel", "sync")}
         assert_close(found, train(**alone))
 
 
@@ -105,7 +105,7 @@ def test_all_families_train_on_two_processes_as_on_one(on_processes, notes, name
         dict(name=name, text=str(notes), optimizer=optimizer, parallel=parallel, accumulate=accumulate, recompute=how)
         for parallel in ("ddp", "fsdp")
         for accumulate, how in ((2, "none"), (1, "blocks"))
-    ])  # fmt: skip
+    ] + [dict(name=name, text=str(notes), optimizer=optimizer, parallel="fsdp", accumulate=2, sync="batch")])  # fmt: skip
 
 
 @pytest.mark.long

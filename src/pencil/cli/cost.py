@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..families.record import Family
 
 # the training settings that a cost depends on
-TRAINING = ("accumulate", "optimizer", "recompute", "ema", "freeze")
+TRAINING = ("accumulate", "optimizer", "recompute", "sync", "ema", "freeze")
 DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32"}
 
 
@@ -38,7 +38,7 @@ def cost(
     """Show what a model costs: parameters, FLOPs, memory, and the least time on a device.
 
     Any setting of a preset can be changed: pencil cost gpt2 --model.kv_heads 4. pencil train FAMILY --settings lists
-    those of a family. Of training: --train.accumulate, optimizer, recompute, ema and freeze.
+    those of a family. Of training: --train.accumulate, optimizer, recompute, sync, ema and freeze.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def cost(
         place = pick_device("auto")
     usual = "fp32" if place is not None and place.type != "cuda" else "bf16"
     record, config, training = find_model(what, changes)
-    chosen_training = _training(found["train"])
+    chosen_training = _training(found["train"], parallel or "auto")
     training = {**training, **chosen_training}
     chosen = DTYPES[dtype.lower()] if dtype else usual
     # what is measured has the plain loss
@@ -96,9 +96,8 @@ def cost(
         from .cost_scaling import scaling_json, show_scaling, up_to
 
         on = find_device(device or "h200")
-        each = chosen_training.get("accumulate", 1)
         speed = bandwidth and 1e9 * bandwidth
-        scales = up_to(gpus, parallel or "ddp", each, report, record, training.get("freeze"), on, speed)
+        scales = up_to(gpus, parallel or "ddp", chosen_training, report, record, training.get("freeze"), on, speed)
         if json_output:
             print(visible(json.dumps(scaling_json(report, scales, on), ensure_ascii=False)))
         else:
@@ -137,7 +136,7 @@ def _check_several(gpus: int | None, parallel: str | None, bandwidth: float | No
         raise UserError("--measure is of this machine: leave it or --gpus out")
 
 
-def _training(given: Mapping[str, str]) -> dict[str, Any]:
+def _training(given: Mapping[str, str], parallel: str) -> dict[str, Any]:
     """The training settings of the command line, as their types; those that cost nothing are refused."""
     from ..config import fitted
     from ..train.settings import TrainConfig
@@ -148,7 +147,7 @@ def _training(given: Mapping[str, str]) -> dict[str, Any]:
             raise UserError("train.batch is of all devices together: --batch says how many rows one device takes")
         if name not in TRAINING:
             raise UserError(f"train.{name} does not change a cost: leave it out")
-    TrainConfig(**values)  # refuses values out of range
+    TrainConfig(**{**values, "parallel": parallel})  # refuses values out of range
     return values
 
 

@@ -1,6 +1,6 @@
 """What `pencil cost --gpus` shows: memory and communication of one device among several, and a table up to 1,024."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +19,22 @@ OPTIMIZERS = {"muon": "Muon and AdamW", "adamw": "AdamW"}
 
 
 def up_to(
-    gpus: int, parallel: str, accumulate: int, report: CostReport, record: "Family", freeze: str | None, on: "Device",
-    bandwidth: float | None,
+    gpus: int, parallel: str, training: Mapping[str, Any], report: CostReport, record: "Family", freeze: str | None,
+    on: "Device", bandwidth: float | None,
 ) -> "list[Scale]":  # fmt: skip
-    """The costs for 1 to 1,024 devices, and for as many as were asked for."""
+    """The costs for 1 to 1,024 devices, and for as many as were asked for, with these settings of training."""
     from ..cost.parallel import Plan, units_of
     from ..cost.profile import on_meta
     from ..cost.scaling import table
+    from ..device import sync_of
 
     build = record.create
     if freeze:
         from ..train.frozen import frozen_model
 
         build = frozen_model(build, freeze)
-    plan = Plan(parallel, gpus, accumulate, report.optimizer, report.ema, report.dtype)
+    sync = sync_of(training.get("sync", "auto"), report.trained, on.memory)
+    plan = Plan(parallel, gpus, training.get("accumulate", 1), report.optimizer, report.ema, report.dtype, sync)
     units, held = units_of(on_meta(build, report.config)), report.memory.activations
     return table(units, plan, report.counts, held, report.batch, on, report.recompute, bandwidth)
 
@@ -94,11 +96,12 @@ def _memory(report: CostReport, one: "Scale") -> list[tuple[str, int, int, str]]
     """Name, bytes without and with recomputation, and where they come from."""
     memory, again, plan = one.memory, one.recomputed, one.plan
     share = f" / {plan.pieces:,}" if plan.pieces > 1 else ""
+    held_whole = ", whole while they accumulate" * plan.holds_whole
     trained = "P" if report.trained == report.parameters else "P_trained"
     state = f"8·{trained}" if plan.optimizer == "adamw" else f"4·{trained} in blocks, else 8"
     rows = [
         ("weights", memory.weights, again.weights, f"4·P{share}"),
-        ("gradients", memory.gradients, again.gradients, f"4·{trained}{share}"),
+        ("gradients", memory.gradients, again.gradients, f"4·{trained}{held_whole or share}"),
         (OPTIMIZERS[plan.optimizer], memory.optimizer, again.optimizer, f"{state}{share}"),
     ]
     if plan.ema:

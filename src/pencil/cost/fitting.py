@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ..device import sync_of
 from .count import Counts, count
 from .memory import train_memory
 from .parallel import Plan, device_memory, units_of
@@ -21,10 +22,11 @@ class Fit(NamedTuple):
     recompute: str
     parallel: str
     bytes: int
+    sync: str  # as it was, unless gradients must be summed more often to fit
 
     def words(self, than: Any, parallel: str = "ddp") -> str:
         """As on the command line; what is as it was is left out."""
-        found = {"batch": self.batch, "accumulate": self.accumulate, "recompute": self.recompute}
+        found = {"batch": self.batch, "accumulate": self.accumulate, "recompute": self.recompute, "sync": self.sync}
         changed = [f"--train.{name} {value}" for name, value in found.items() if value != getattr(than, name)]
         return " ".join([*changed, *([f"--train.parallel {self.parallel}"] * (self.parallel != parallel))])
 
@@ -44,26 +46,27 @@ def fitting(
     counts, units = count(build, profile, config), units_of(on_meta(build, config))
     rows = train.batch * train.accumulate
 
-    def need(kind: str, batch: int, recompute: str) -> int:
-        plan = Plan(kind, devices, rows // batch, train.optimizer, bool(train.ema), dtype)
+    def need(kind: str, sync: str, batch: int, recompute: str) -> int:
+        sync = sync_of(sync, counts.trained.parameters, memory)
+        plan = Plan(kind, devices, rows // batch, train.optimizer, bool(train.ema), dtype, sync)
         needed = train_memory(profile, config, counts, batch // devices, None, dtype, cuda, plan.sharded)
         return device_memory(units, plan, needed.activations, recompute == "blocks").total
 
-    most = min(USABLE * memory, need(parallel, train.batch, train.recompute) - 1)
-    for batch, recompute, kind in _choices(train, devices, parallel, counts):
-        needed = need(kind, batch, recompute)
+    most = min(USABLE * memory, need(parallel, train.sync, train.batch, train.recompute) - 1)
+    for batch, recompute, kind, sync in _choices(train, devices, parallel, counts):
+        needed = need(kind, sync, batch, recompute)
         if needed <= most:
-            return Fit(batch, rows // batch, recompute, kind, needed)
+            return Fit(batch, rows // batch, recompute, kind, needed, sync)
     return None
 
 
-def _choices(train: Any, devices: int, parallel: str, counts: Counts) -> Iterator[tuple[int, str, str]]:
+def _choices(train: Any, devices: int, parallel: str, counts: Counts) -> Iterator[tuple[int, str, str, str]]:
     """Batches that divide the rows of an update and are divided by the devices, the largest first."""
     rows = train.batch * train.accumulate
     batches = [n for n in range(train.batch, 0, -1) if rows % n == 0 and n % devices == 0]
     again = ("blocks",) if train.recompute == "blocks" or not counts.trained.all_blocks else ("none", "blocks")
-    other = ("fsdp",) if devices > 1 and not train.exact else ()  # exact mode has no fsdp
-    for kind in dict.fromkeys((parallel, *other)):
+    others = (("fsdp", train.sync), ("fsdp", "batch")) if devices > 1 and not train.exact else ()  # exact has no fsdp
+    for kind, sync in dict.fromkeys(((parallel, train.sync), *others)):
         for recompute in again:
             for batch in batches:
-                yield batch, recompute, kind
+                yield batch, recompute, kind, sync

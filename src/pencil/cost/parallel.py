@@ -81,6 +81,7 @@ class Plan:
     optimizer: str = "adamw"
     ema: bool = False
     dtype: str = "bf16"
+    sync: str = "batch"  # how often FSDP2 reduces gradients: once an update, or with each micro-batch
 
     @property
     def pieces(self) -> int:
@@ -90,6 +91,11 @@ class Plan:
     @property
     def sharded(self) -> bool:
         return self.parallel == "fsdp"
+
+    @property
+    def holds_whole(self) -> bool:
+        """Whether FSDP2 holds the whole gradient while it accumulates."""
+        return self.sharded and self.sync == "update" and self.accumulate > 1
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,8 @@ def device_memory(
     elif held is not None:
         peak, in_blocks, of_block = held.peak, held.in_blocks, held.of_block
     accumulated = gradients if plan.accumulate > 1 else 0
+    if plan.holds_whole:
+        accumulated = summed(trained=True, pieces=1)
     outside = FULL * units[0].pieces(1, trained=True)
     blocks = sum(unit.times for unit in units if unit.gathers == 2)
     in_last = max(0, in_blocks - max(0, blocks - 1) * of_block)
@@ -136,22 +144,26 @@ def device_memory(
         moments = [(early, 0, peak), (max(early, outside), 0, in_blocks), (gradients, 0, in_last)]
     else:
         whole, moving = FULL * units[0].whole(plan.devices), _moving(units[1:], plan, of_block)
-        moving += whole + outside
+        moving += whole + outside * (not plan.holds_whole)
         rest = gradients - FULL * max((u.pieces(plan.devices, trained=True) for u in units), default=0)
         moments = [
             (accumulated, whole, peak), (accumulated, moving, in_blocks), (max(rest, accumulated), moving, in_last),
             (gradients, whole + outside + FULL * units[0].whole(plan.devices, trained=True), 0),
         ]  # fmt: skip
     at_once, always = max(moments, key=sum), weights + state + average
-    return DeviceMemory(weights, gradients, state, average, at_once[1], max(peak, in_blocks), always + sum(at_once))
+    gradients, activations = max(gradients, accumulated), max(peak, in_blocks)
+    return DeviceMemory(weights, gradients, state, average, at_once[1], activations, always + sum(at_once))
 
 
 def _moving(blocks: list[Unit], plan: Plan, of_block: int) -> int:
     """Of blocks in FSDP2's backward pass: the parameters of one, those of the next, which are gathered meanwhile, its
-    gradient, and the gradient of the one before, which is sent; that one has given back its activations."""
+    gradient, and the gradient of the one before, which is sent; that one has given back its activations.
+
+    To a whole gradient that is held, another in the same dtype is added where it lies."""
     each, devices = BYTES[plan.dtype], plan.devices
     parameters = max((each * u.whole(devices) for u in blocks), default=0)
-    gradient = max((each * u.pieces(1, trained=True) for u in blocks), default=0)
+    in_place = plan.holds_whole and each == FULL
+    gradient = 0 if in_place else max((each * u.pieces(1, trained=True) for u in blocks), default=0)
     on_its_way = max((FULL * u.whole(devices, trained=True) for u in blocks), default=0)
     return parameters * min(devices, 2) + gradient + max(0, on_its_way - of_block)
 
@@ -173,7 +185,8 @@ def handed(units: list[Unit], plan: Plan, share: float = 1.0) -> dict[str, int]:
         for u in units
     )
     reduced = FULL * sum(u.times * u.whole(plan.devices, trained=True) for u in units)
-    found = {ALL_GATHER: plan.accumulate * gathered, REDUCE_SCATTER: plan.accumulate * reduced}
+    reduces = plan.accumulate if plan.sync == "batch" else 1
+    found = {ALL_GATHER: plan.accumulate * gathered, REDUCE_SCATTER: reduces * reduced}
     if plan.optimizer == "muon":
         # each matrix goes whole to the device that works it, and its update comes back in pieces
         matrices = FULL * sum(u.times * u.pieces(1, matrix=True) for u in units)

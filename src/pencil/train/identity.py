@@ -14,7 +14,7 @@ from .settings import TrainConfig
 # where a run goes on, how long, and how often it is looked at: these may change freely
 FREE = frozenset((
     "steps", "minutes", "patience", "device", "compile", "deterministic", "eval_every", "eval_batches", "save_every",
-    "keep", "logger", "max_skipped", "recompute", "parallel",
+    "keep", "logger", "max_skipped", "recompute", "parallel", "sync",
 ))  # fmt: skip
 UNCOMPARED = ("run.settings", "run.changes")
 NAMED = 3  # changes in one sentence

@@ -15,7 +15,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..processes import World, total
+from ..device import sync_of, total_memory
+from ..processes import World, from_writer, total
 from .gathering import Gathering
 from .local import local
 from .rows import own_batch
@@ -97,7 +98,7 @@ class Alone:
         return tuple(t.to(self.device, non_blocking=True) for t in batch)
 
     def summing(self, last: bool) -> AbstractContextManager[Any]:
-        """With DDP, gradients are summed over the processes at the last micro-batch, and added up here until then."""
+        """Where whole gradients are added up here, they are summed over the processes at the last micro-batch."""
         return nullcontext()
 
     def finish(self, loss: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,12 +148,16 @@ class Replicated(Alone):
 class Sharded(Alone):
     """Each process has a part of every parameter (FSDP2); a block's are gathered while it runs.
 
-    Gradients are summed and cut at every micro-batch, so that no process ever has all of them.
+    Gradients are summed over the processes and cut up once an update, if there is room for whole ones until then;
+    otherwise at every micro-batch.
     """
 
     model: Any
 
     def make_loss(self) -> Callable[[Batch], Tensor]:
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        self.sync = from_writer(sync_of(self.config.sync, trained, total_memory(self.device)))
+
         def loss(batch: Batch) -> Tensor:
             return self.task.loss(self.model, batch)
 
@@ -169,6 +174,10 @@ class Sharded(Alone):
         from torch.distributed.fsdp import FSDPModule
 
         return [part for part in self.model.modules() if isinstance(part, FSDPModule)]
+
+    def summing(self, last: bool) -> AbstractContextManager[Any]:
+        self.model.set_requires_gradient_sync(last or self.sync == "batch")
+        return nullcontext()
 
     def finish(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """As in one process; loss and norm are summed in one message."""

@@ -43,6 +43,7 @@ class TrainConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # bfloat16 is autocast over float32 weights
     compile: Literal["auto", "on", "off"] = "auto"
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # of several processes: whole copies, or the model cut up (FSDP2)
+    sync: Literal["auto", "update", "batch"] = "auto"  # fsdp: sum gradients over devices once an update, or each batch
     exact: bool = False  # the same bits on 1, 2, 4, … processes: slots of the batch, summed in one order
     slots: int = 0  # of a micro-batch if exact, a power of two; 0: 8, or as many as divide the batch
     deterministic: bool = False  # on CUDA: the same bits every time, at some cost in speed; a CPU always gives them
@@ -84,6 +85,10 @@ class TrainConfig:
             )
         if self.crop is not None and not 0 < self.crop <= 1:
             raise UserError(f"train.crop must be above 0 and at most 1 (the whole picture), not {self.crop}")
+        if self.sync != "auto" and (self.parallel != "fsdp" or self.accumulate == 1):
+            raise UserError(
+                f"train.sync {self.sync} has no effect without fsdp and a --train.accumulate above 1: leave it out"
+            )
         if self.exact:
             object.__setattr__(self, "deterministic", True)
             slots_of(self)
