@@ -5,6 +5,8 @@ Rank 0 is the writer: only it prints and writes files.
 
 import json
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -12,7 +14,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .config import UserError
-from .torchrun import World, meeting, restarts, world
+from .progress import watched
+from .torchrun import World, meeting, orphaned, restarts, world
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LONG = timedelta(days=7)  # how long the others wait for the writer to prepare the data
 PATIENCE = 2  # seconds that the others leave the writer to say what has failed
+SOON = 30  # seconds after which a process says that it waits for the others
 SHOWN = 60  # characters of a value that differs
 
 
@@ -58,9 +62,11 @@ def joined(device: "torch.device", alone: bool = False) -> Iterator[World]:
 
     _check_device(device, here)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    store = meeting(here)
+    with _waiting(here):
+        store = meeting(here)
     try:
-        dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size)
+        with _waiting(here):
+            dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size)
         # kept to the end: if DDP were the last to hold it, freeing it would wait for a thread that waits for Python
         _groups.append(dist.group.WORLD)
         yield here
@@ -74,6 +80,21 @@ def joined(device: "torch.device", alone: bool = False) -> Iterator[World]:
 
 
 _groups: list[Any] = []
+
+
+@contextmanager
+def _waiting(here: World) -> Iterator[None]:
+    """Where the others do not come soon, one process of each machine says that it waits for them."""
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    line = f"rank {here.rank} waits for the other processes, {here.size - 1} of them, at {where}"
+    timer = threading.Timer(SOON, lambda: print(line, file=sys.__stderr__, flush=True))
+    timer.daemon = True
+    if here.size > 1 and not here.local:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _check_device(device: "torch.device", here: World) -> None:
@@ -240,11 +261,18 @@ def writer_first(make: Callable[[], T]) -> T:
         return make()
     done = "failed"
     try:
-        made = make()
+        with watched(_go_on):
+            made = make()
         done = "whole"
     finally:
         store.set(key, done)
     return made
+
+
+def _go_on(done: int, total: int) -> None:
+    """End long work for a training that is gone: torchrun was killed."""
+    if orphaned():
+        raise Ended
 
 
 _made = 0

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save
 from torch import nn
 
 from .config import UserError, distance, to_toml
@@ -18,7 +17,7 @@ from .data.tokenizers import Tokenizer, read_json
 from .files import WINDOWS, beside, fingerprint, flush_folder, read_text, write_aside
 from .manifest import WEIGHTS, Manifest, entry_of
 from .run_files import RunFiles
-from .tensors import check_bytes, check_tensors, read_tensors, write_tensors
+from .tensors import check_bytes, check_tensors, in_file_order, read_tensors, write_tensors
 
 SHOWN = 5  # runs that an error names
 
@@ -111,8 +110,10 @@ class Run(RunFiles):
 
     def write_weights(self, model: nn.Module, facts: Mapping[str, Any]) -> None:
         """Make these weights the run's own."""
-        tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-        self._replace(WEIGHTS, save(tensors, {"format": "pt"} | {key: str(value) for key, value in facts.items()}))
+        tensors = model.state_dict()
+        shapes = {name: tuple(tensors[name].shape) for name in in_file_order(tensors)}
+        dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+        self.stream_weights(shapes, dtypes, tensors.items(), facts)
 
     def stream_weights(
         self,

@@ -145,6 +145,41 @@ def test_a_difference_is_shown_where_it_is():
     assert _difference([1], [2]) == "it is [2] here and [1] there"
 
 
+def test_a_process_that_waits_for_long_says_where(together, tmp_path):
+    script = """
+import sys, time, torch
+from pathlib import Path
+from pencil import processes
+processes.SOON = 0.01
+if processes.world().writer:
+    sys.__stderr__ = open("waits", "w")
+while not processes.world().writer and not (Path("waits").exists() and Path("waits").read_text()):
+    time.sleep(0.01)
+with processes.joined(torch.device("cpu")): pass
+"""
+    assert together(2, script)[1].err == ""
+    assert "rank 0 waits for the other processes, 1 of them, at 127.0.0.1:" in (tmp_path / "waits").read_text()
+
+
+def test_what_is_no_training_runs_in_one_process(together):
+    first = together(2, words=["eval", "run"], env={"TORCHELASTIC_RUN_ID": "tuesday"}, code=2)[0]
+    assert first.err == "pencil: pencil eval runs in one process: start it without torchrun\n"
+
+
+def test_what_is_made_for_a_training_that_is_gone_ends(together):
+    script = """
+import torch
+from pencil import processes, torchrun
+from pencil.progress import pollable
+with processes.joined(torch.device("cpu")):
+    torchrun.PARENT = -1
+    processes.writer_first(lambda: [print(n) for n in pollable([2, 3])])
+"""
+    first, second = together(2, script, env={"TORCHELASTIC_RUN_ID": "tuesday"}, code=1)
+    assert first.out + second.out == ""
+    assert "Ended" in first.err.splitlines()[-1]
+
+
 # ---- a training of several processes
 
 

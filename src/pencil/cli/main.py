@@ -93,6 +93,7 @@ for i, (group, verb, function, usage) in enumerate(VERBS):
 for flag in ("--help", "--version"):
     app[flag].group = OTHER
 
+TRAINING = ("train", "resume")  # verbs that several processes can share
 # verbs whose options depend on the family that their first word names
 BY_FAMILY: dict[str, tuple[Callable, Callable]] = {
     "train": (named_family, train.train_command),
@@ -105,6 +106,9 @@ BY_FAMILY: dict[str, tuple[Callable, Callable]] = {
 
 def run(words: Sequence[str]) -> int:
     """Run one command."""
+    alone = bool(words) and words[0] in USAGE and words[0] not in TRAINING
+    if alone and "TORCHELASTIC_RUN_ID" in os.environ and world().size > 1:
+        raise UserError(f"pencil {words[0]} runs in one process: start it without torchrun")
     if list(words) == ["train"]:
         raise UserError(missing("train", USAGE["train"]))
     if len(words) > 1 and words[0] in BY_FAMILY and not set(words[1:]) <= set(HELP):

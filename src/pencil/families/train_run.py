@@ -12,7 +12,7 @@ from ..console import note, visible
 from ..device import pick_device
 from ..processes import lost_another, world
 from ..runs import Run
-from ..torchrun import launch_folder
+from ..torchrun import launch_folder, restarts
 from ..train.loop import Outcome, Trainer
 from ..train.settings import TrainConfig
 from ..train.trained import Trained
@@ -108,6 +108,8 @@ def start_training(
     run, task, config = make_once(make, out, name, notify)
     count, device = record.parameters(task.config), pick_device(config.device).type
     several = f", {world().size} processes" if world().size > 1 else ""
+    if restarts():
+        return run, task, config
     notify(f"A {record.name} of {count:,} parameters, from {task.about()}; on {device}{several}.")
     if chosen.from_run is not None or config.freeze is not None:
         notify(what_trains(record, task.config, config))
