@@ -317,6 +317,8 @@ def test_a_restarted_training_goes_on_with_its_own_run_to_the_same_weights(toget
     ended = together(2, words=words, env={**torchrun, "TORCHELASTIC_RESTART_COUNT": "2"})
     assert "A process had ended: restart 2, on with again from step 4" in lines(ended)
     assert state(tmp_path / "again") == whole
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "again")]
+    assert files[0] == files[1]
 
 
 def test_another_training_of_the_same_name_is_not_taken_for_a_restart(together, tmp_path):
