@@ -15,7 +15,8 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        if name != "cuda" or not torch.cuda.is_available():  # each process of a training takes another one
+            torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
         raise UserError(f"device {name} is not available on this machine; try auto or cpu") from None
     return device

@@ -25,6 +25,7 @@ T = TypeVar("T")
 LONG = timedelta(days=7)  # how long the others wait for the writer to prepare the data
 PATIENCE = 2  # seconds that the others leave the writer to say what has failed
 SOON = 30  # seconds after which a process says that it waits for the others
+GONE = ("closed by peer", "reset by peer", "Broken pipe", "Socket closed", "remote process exited", "ncclRemoteError")
 SHOWN = 60  # characters of a value that differs
 
 
@@ -61,21 +62,25 @@ def joined(device: "torch.device", alone: bool = False) -> Iterator[World]:
     import torch.distributed as dist
 
     _check_device(device, here)
+    begun = ended = False
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with _waiting(here):
         store = meeting(here)
     try:
         with _waiting(here):
             dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size)
+        begun = True
         # kept to the end: if DDP were the last to hold it, freeing it would wait for a thread that waits for Python
         _groups.append(dist.group.WORLD)
         yield here
         wait_for_all()  # the writer's store must not go first
+        ended = True
     except Exception as error:
-        raise _own_failure(error, store, here) from error
+        raise _own_failure(error, store, here, begun and lost_another(error)) from error
     finally:
-        with suppress(RuntimeError):  # the others may be gone
-            if grouped():
+        # after a failure NCCL would wait for the others, and the error would never be shown
+        if grouped() and (ended or here.size == 1 or device.type == "cpu"):
+            with suppress(RuntimeError):  # the others may be gone
                 dist.destroy_process_group()
 
 
@@ -101,7 +106,9 @@ def _check_device(device: "torch.device", here: World) -> None:
     """Give each process of a machine its own GPU."""
     import torch
 
-    if device.type != "cuda":
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"several processes, ddp and fsdp train on cpu or cuda, not {device}: use --train.device cpu")
+    if device.type == "cpu":
         return
     if here.size == 1:
         torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device.index)
@@ -117,10 +124,10 @@ def _check_device(device: "torch.device", here: World) -> None:
     torch.cuda.set_device(here.local)
 
 
-def _own_failure(error: Exception, store: Any, here: World) -> Exception:
+def _own_failure(error: Exception, store: Any, here: World, lost: bool) -> Exception:
     """The error to raise here for one that was raised here: one process says what has failed, the others only end.
 
-    The writer speaks first, since most errors are the same everywhere.
+    The writer speaks first, since most errors are the same everywhere. `lost`: it only says that another is gone.
     """
     try:
         if isinstance(error, Ended):  # the one that has failed reports it, as long as the writer's store is there
@@ -131,7 +138,6 @@ def _own_failure(error: Exception, store: Any, here: World) -> Exception:
         until = time.monotonic() + (0 if here.writer or isinstance(error, RankError) else PATIENCE)
         while not store.check(["failed"]) and time.monotonic() < until:
             time.sleep(0.05)
-        lost = lost_another(error)
         if store.check(["failed"]) or (lost and restarts() < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS") or 0)):
             return Ended()
         if lost and here.writer and not os.environ.get("TORCHELASTIC_RUN_ID"):
@@ -241,6 +247,28 @@ def wait_for_all() -> None:
         any_rank(False)
 
 
+def wait_long() -> None:
+    """Go on when every rank has come to this line, however long one of them prepares its data."""
+    if world().size == 1:
+        return
+    store, key = _numbered("come")
+    if store.add(key, 1) == world().size:
+        store.set(f"{key}: all", "")
+    store.wait([f"{key}: all"], LONG)
+
+
+def _numbered(word: str) -> tuple[Any, str]:
+    """The store of the processes, and a key that is the same on every rank and was not used before."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    global _keys
+    _keys += 1
+    return _get_default_store(), f"{word} {_keys}"
+
+
+_keys = 0
+
+
 def writer_first(make: Callable[[], T]) -> T:
     """What `make` makes: by the writer, while the others wait as long as it takes, and then by them.
 
@@ -249,11 +277,7 @@ def writer_first(make: Callable[[], T]) -> T:
     here = world()
     if here.size == 1:
         return make()
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    global _made
-    _made += 1
-    store, key = _get_default_store(), f"made {_made}"
+    store, key = _numbered("made")
     if not here.writer:
         store.wait([key], LONG)
         if store.get(key) != b"whole":
@@ -275,16 +299,12 @@ def _go_on(done: int, total: int) -> None:
         raise Ended
 
 
-_made = 0
-
-
 def lost_another(error: BaseException) -> bool:
     """Whether an error only says that another process is gone."""
-    from torch.distributed import DistError
+    from torch.distributed import DistNetworkError, DistStoreError
 
-    words = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "TCPStore")
-    return isinstance(error, (Ended, DistError)) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return isinstance(error, (Ended, DistNetworkError, DistStoreError)) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in GONE)
     )
 
 

@@ -46,10 +46,26 @@ def restarts() -> int:
 
 def launch_name() -> str | None:
     """The name of this start of the processes, the same after a restart; None where nobody would restart them."""
-    if not int(os.environ.get("TORCHELASTIC_MAX_RESTARTS") or 0):
+    if not int(os.environ.get("TORCHELASTIC_MAX_RESTARTS") or 0) and not several_machines():
         return None
     name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    return f"{socket.gethostname()}-{os.getppid()}" if name == "none" else name
+    return agent_name() if name == "none" else name
+
+
+def agent_name() -> str:
+    """The torchrun that has started this process."""
+    return f"{socket.gethostname()}-{os.getppid()}"
+
+
+def launched() -> dict[str, str]:
+    """What a run records of its start, to be found again after a restart."""
+    name = launch_name()
+    return {} if name is None else {"launch": name, "agent": agent_name()}
+
+
+def several_machines() -> bool:
+    """Whether torchrun has started processes on several machines; their restarts are not all counted."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
 
 
 def launch_folder() -> Path | None:
@@ -64,16 +80,30 @@ def orphaned() -> bool:
 
 
 def meeting(here: World) -> Any:
-    """The store by which the processes find each other's addresses.
+    """The store by which the processes find each other's addresses, of this training among those of this process.
 
     torchrun may give a restarted process the store of the ones before it, which still has their addresses; on one
     machine the number of the restart sets them apart. There nothing listens to other machines.
     """
-    from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
-    from torch.distributed.rendezvous import rendezvous
+    from torch._C._distributed_c10d import HashStore, PrefixStore
 
+    global _store, _meetings
     if here.size == 1:
         return HashStore()
+    _meetings += 1
+    _store = _store or _opened(here)  # its port is taken as long as this process lives
+    return PrefixStore(f"training {_meetings}", _store)
+
+
+_store: Any = None
+_meetings = 0
+
+
+def _opened(here: World) -> Any:
+    """The store of all processes."""
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+    from torch.distributed.rendezvous import rendezvous
+
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
         raise UserError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing in the environment, where the "

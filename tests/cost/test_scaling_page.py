@@ -35,10 +35,10 @@ def test_the_script_is_bash_and_the_devices_divide_the_batch():
     assert int(re.search(r"--gpus-per-node=(\d+)", script)[1]) == each
     assert tomllib.loads((SLURM / "big.toml").read_text())["train"]["batch"] % (nodes * each) == 0
     # time to save: torchrun waits for its processes no longer than SLURM waits for it
-    waits = [int(re.search(pattern, script)[1]) for pattern in (r"--shutdown-timeout (\d+)", r"TERM@(\d+)")]
+    waits = [int(re.search(pattern, script)[1]) for pattern in (r"SHUTDOWN_TIMEOUT=(\d+)", r"TERM@(\d+)")]
     assert waits[0] < waits[1]
     from torch.distributed.run import get_args_parser
 
-    words = script[script.index("srun torchrun") :].replace("\\\n", " ").split()[2:]
+    words = script[script.index(" torchrun \\") :].replace("\\\n", " ").split()[1:]
     parsed = get_args_parser().parse_args([word.strip('"') for word in words])
     assert parsed.training_script == "pencil"

@@ -220,3 +220,43 @@ def test_a_run_of_before_reads_plain_text(tmp_path):
     run = OldRun(text.find(str(tmp_path / "a.txt")).hash)
     task = LanguageModeling.reopen(Sizes(), run, str(tmp_path / "a.jsonl"), None)
     assert bytes(task.data.ids.astype(np.uint8)).decode() == lines()
+
+
+def test_what_lies_in_a_folder_that_is_named_comes_once(tmp_path):
+    (tmp_path / "c" / "a").mkdir(parents=True)
+    (tmp_path / "c" / "x.txt").write_text("x\n")
+    (tmp_path / "c" / "a" / "y.txt").write_text("y\n")
+    c = tmp_path / "c"
+    for data in (f"{c}/**", f"{c}/**/*", f"{c},{c}/x.txt", f"{c}/x.txt,{c}/a/y.txt,{c}/x.txt", f"{c}/*,{c}/a/*"):
+        assert sorted(texts(text.find(data))) == ["x\n", "y\n"], data
+
+
+def test_a_file_that_becomes_records_makes_another_corpus(tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "a.jsonl").write_text(lines())
+    (tmp_path / "c" / "b.txt").write_text(lines())
+    before = text.find(str(tmp_path / "c"))
+    (tmp_path / "c" / "b.txt").rename(tmp_path / "c" / "b.jsonl")
+    after = text.find(str(tmp_path / "c"))
+    assert (before.column, after.column) == ("text", "text")
+    assert before.hashes == after.hashes
+    assert before.hash != after.hash
+
+
+def test_a_long_list_is_a_list(tmp_path):
+    (tmp_path / "x.txt").write_text("x\n")
+    assert len(text.find(",".join([f"{tmp_path}/x.txt"] * 997)).files) == 1
+
+
+@pytest.mark.usefixtures("light")
+def test_other_records_are_evaluated_by_the_column_of_the_run(type_in, tmp_path):
+    rows = [{"title": f"title {i}", "body": f"the body of {i}\n" * 9} for i in range(31)]
+    (tmp_path / "a.jsonl").write_text(lines(rows))
+    settings = tmp_path / "run.toml"
+    settings.write_text(f'[run]\nfamily = "gpt"\ndata = "{tmp_path}/a.js*"\n[data]\ntext_column = "body"\n')
+    small = ["--model.width", "8", "--model.depth", "1", "--model.heads", "2", "--model.context", "16"]
+    type_in("train", "--config", settings, "--out", tmp_path / "run", *small, "--train.steps", "1", "--train.warmup", "0",
+            "--train.eval_batches", "1")  # fmt: skip
+    (tmp_path / "b.jsonl").write_text(lines([{**row, "text": "not this"} for row in rows]))
+    shown = type_in("eval", tmp_path / "run", "--data", tmp_path / "b.jsonl")
+    assert "b.jsonl: one document a record, its text from body" in shown.err

@@ -154,8 +154,89 @@ def test_an_index_is_made_once_and_belongs_to_its_content(three, folder, monkeyp
 def test_a_shard_that_changes_while_training_is_refused(three):
     data = images.load(str(three), "label")
     os.utime(three / "part-001.tar", ns=(1, 1))
-    with pytest.raises(UserError, match=r"part-001\.tar has changed since the training began"):
+    with pytest.raises(UserError, match=r"part-001\.tar has changed since it was read first"):
         data.train.take(range(len(data.train)), TRANSFORM, np.random.default_rng(0))
+    (three / "part-001.tar").unlink()
+    with pytest.raises(UserError, match=r"part-001\.tar cannot be read any more: No such file"):
+        data.train.take(range(len(data.train)), TRANSFORM, np.random.default_rng(0))
+
+
+def test_names_say_which_part_a_shard_is_of(tmp_path):
+    for name in ("imagenet-train-000", "imagenet-val-000"):
+        write(tmp_path / f"{name}.tar", labelled(hash(name) % 1000, 7))
+    data = images.load(str(tmp_path), "label")
+    assert (len(data.train), len(data.test)) == (7, 7)
+    write(tmp_path / "more-000.tar", labelled(2000, 7))
+    with pytest.raises(
+        UserError, match=r"imagenet-val-000\.tar is named as one to evaluate on, and more-000\.tar names no"
+    ):
+        images.load(str(tmp_path), "label")
+    (tmp_path / "imagenet-val-000.tar").unlink()
+    data = images.load(str(tmp_path), "label")
+    assert (len(data.train) + len(data.test), len(data.test) < 7) == (14, True)
+
+
+def test_a_limit_that_is_raised_is_used(tmp_path, monkeypatch):
+    path = write(tmp_path / "x.tar", [*labelled(0, 13), {"__key__": "large", "png": png(1, (211, 199)), "cls": b"1"}])
+    monkeypatch.setenv("PENCIL_MAX_MEGAPIXELS", "0.01")
+    assert [name for name, _ in images.load(str(path), "label").skipped] == ["x.tar/large.png"]
+    monkeypatch.setenv("PENCIL_MAX_MEGAPIXELS", "1")
+    assert images.load(str(path), "label").skipped == []
+
+
+def test_what_is_not_read_is_named(tmp_path):
+    path = write(tmp_path / "x.tar", labelled(0, 13))
+    with tarfile.open(path, "a") as out:
+        for name, content in (
+            ("b.png", tarfile.SYMTYPE), ("b.cls", b"1"), ("c.png", tarfile.LNKTYPE), ("d.avif", b"a picture"),
+            ("d.cls", b"1"), ("e.png", bytes(997)),
+        ):  # fmt: skip
+            about = tarfile.TarInfo(name)
+            if content in (tarfile.SYMTYPE, tarfile.LNKTYPE) and name.endswith("png"):
+                about.type, about.linkname = content, "a/0000.png"
+            else:
+                about.size = len(content)
+            out.addfile(about, io.BytesIO(content))
+    data = images.load(str(path), "label")
+    assert len(data.train) + len(data.test) == 13
+    assert [name for name, _ in data.skipped] == [f"x.tar/{name}" for name in ("b.png", "c.png", "d.avif", "e.png")]
+    assert {fault for _, fault in data.skipped[:3]} == {"no picture that is read: a link, or a file of another kind"}
+
+
+def header(name, size, kind=b"0"):
+    """A header of a member, with any size."""
+    about = tarfile.TarInfo(name)
+    about.type = kind
+    content = bytearray(about.tobuf(tarfile.GNU_FORMAT))
+    content[124:136] = (
+        bytes([128]) + size.to_bytes(11, "big") if size >= 0 else b"\xff" * 1 + size.to_bytes(11, "big", signed=True)
+    )
+    content[148:156] = b" " * 8
+    content[148:156] = f"{sum(content):06o}\0 ".encode()
+    return bytes(content)
+
+
+def test_hostile_tar_files_are_one_sentence(tmp_path):
+    for name, content in {
+        "back": header("a.png", 0) + header("b.png", 0) + header("c.png", -1024),
+        "long": header("a.png", 1 << 40, b"L"),
+        "longer": header("a.png", 1 << 70, b"L"),
+        "about": header("a.png", 1 << 40, b"x"),
+        "chain": header("a.png", 1, b"L") + bytes(512),
+    }.items():
+        content = content * 3001 if name == "chain" else content
+        (tmp_path / f"{name}.tar").write_bytes(content + bytes(1024))
+        with pytest.raises(UserError, match=f"{name}.tar (is not a whole tar file|is damaged)") as error:
+            images.load(str(tmp_path / f"{name}.tar"), "label")
+        assert "\n" not in str(error.value)
+
+
+def test_a_picture_of_very_many_bytes_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "MAX_PICTURE", 997)
+    rows = labelled(0, 13)
+    rows[4]["png"] = png(4, (97, 89))
+    data = images.load(str(write(tmp_path / "x.tar", rows)), "label")
+    assert data.skipped == [("x.tar/a/0004.png", "a file of more than 997 bytes")]
 
 
 def test_broken_tar_files_are_one_sentence(tmp_path):

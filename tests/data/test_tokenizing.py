@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import json
+import os
 import random
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 import small_tokenizers
 from pencil.config import UserError
-from pencil.data import corpus, text, token_workers, tokenizing, units
+from pencil.data import cache, corpus, text, token_workers, tokenizing, units
 from pencil.data.library_tokenizer import LibraryTokenizer
 from pencil.data.tokenizers import ByteTokenizer, train_bpe
 
@@ -112,7 +113,7 @@ def test_a_killed_tokenization_goes_on_with_the_parts_that_are_whole(tmp_path, f
     path.write_text(prose(5, 9000))
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], capture_output=True)
     assert done.returncode == -9, done.stderr
-    parts = sorted(folder.glob("tokens-*-part-???????"))
+    parts = sorted(folder.glob("tokens-*-part-???????-????????????????"))
     assert len(parts) >= 5
     (folder / f".{parts[0].name}.0123abcd").write_bytes(
         b"half"
@@ -266,3 +267,74 @@ def test_processes_that_need_one_corpus_take_turns(tmp_path, folder):
     assert not [err for _, err in shown if b"made again" in err]
     assert len(list(folder.glob("tokens-*.uint16"))) == 1
     assert not list(folder.glob(".*"))
+
+
+def test_parts_of_other_bytes_are_not_taken_for_those_of_the_corpus(tmp_path, folder, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text(prose(13, 5000))
+    content, found = path.read_bytes(), text.find(str(path))
+    path.write_bytes(b"?" + content[1:])
+    with monkeypatch.context() as patch:  # a run that was killed before it came to the end of the file
+        patch.setattr(units, "check_same", lambda *given: None)
+        patch.setattr(tokenizing, "_join", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            text.tokenize(found, ByteTokenizer())
+    assert len(list(folder.glob("*-part-*.json"))) > 2
+    path.write_bytes(content)
+    assert bytes(text.tokenize(text.find(str(path)), ByteTokenizer()).astype(np.uint8)) == content
+    assert not list(folder.glob("*-part-*"))
+
+
+def test_a_small_or_compressed_file_that_changes_is_refused(tmp_path, folder, monkeypatch):
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(b"".join(json.dumps({"text": prose(i, 1)}).encode() + b"\n" for i in range(7))))
+    (unit,) = units.units_of(text.find(str(packed)), True)
+    assert list(units.encode_unit(unit, ByteTokenizer(), np.zeros(0, int)))
+    packed.write_bytes(packed.read_bytes())  # written again
+    os.utime(packed, ns=(1, 1))
+    with pytest.raises(UserError, match="has changed while it was read"):
+        list(units.encode_unit(unit, ByteTokenizer(), np.zeros(0, int)))
+    monkeypatch.setattr(tokenizing, "LARGE", 1 << 30)
+    path = tmp_path / "b.txt"
+    path.write_text("one text\n")
+    found = text.find(str(path))
+    path.write_text("two text\n")
+    with pytest.raises(UserError, match="has changed while it was read"):
+        text.tokenize(found, ByteTokenizer())
+    assert not list(folder.glob("tokens-*"))
+
+
+def test_parts_stay_until_the_whole_is_sealed(tmp_path, folder, monkeypatch, capsys):
+    path = tmp_path / "a.txt"
+    path.write_text(prose(17, 5000))
+    found = text.find(str(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizing, "seal", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            text.tokenize(found, ByteTokenizer())
+    assert list(folder.glob("*-part-*"))
+    (folder / f".{text.tokens_path(found.hash, ByteTokenizer())[0].name}.0123abcd").write_bytes(b"half")
+    assert bytes(text.tokenize(found, ByteTokenizer()).astype(np.uint8)) == path.read_bytes()
+    assert "parts were there from an earlier run" in capsys.readouterr().err
+    assert len(list(folder.glob("*"))) == 2
+
+
+def test_one_process_of_a_training_reads_a_large_file_of_the_cache(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cache, "LARGE", 1 << 14)
+    path = tmp_path / "a.txt"
+    path.write_text(prose(19, 3000))
+    found = text.find(str(path))
+    text.tokenize(found, ByteTokenizer())
+    kept, read = text.tokens_path(found.hash, ByteTokenizer())[0], []
+    plain = cache.fingerprint
+    monkeypatch.setattr(cache, "fingerprint", lambda path: read.append(path) or plain(path))
+    monkeypatch.setattr(cache, "SETTLED", -1)  # a file that was just written is remembered, too
+    for rank, times in ((None, 1), ("0", 2), ("1", 2), ("7", 2)):
+        monkeypatch.setenv("RANK", rank) if rank else monkeypatch.delenv("RANK", raising=False)
+        assert cache.usable(kept)
+        assert read == [kept] * times
+    content = bytearray(kept.read_bytes())
+    content[-1] ^= 1
+    kept.write_bytes(content)
+    assert not cache.usable(kept)
+    assert "is damaged" in capsys.readouterr().err

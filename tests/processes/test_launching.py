@@ -2,6 +2,7 @@
 
 import re
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ from safetensors.torch import load_file
 
 from conftest import TEXT
 from pencil.cli.launch import _without_option, enter, launch, leave
-from pencil.processes import RankError, World, _difference, world
+from pencil.config import UserError
+from pencil.families.several import _count_restart, _made_before
+from pencil.processes import RankError, World, _check_device, _difference, lost_another, world
+from pencil.torchrun import agent_name
 
 SMALL = ["--data", "notes.txt", "--out", "run", "--model.width", "12", "--model.depth", "1", "--model.heads", "3",
          "--model.context", "13", "--train.batch", "6", "--train.eval_batches", "1", "--train.warmup", "1",
@@ -180,6 +184,30 @@ with processes.joined(torch.device("cpu")):
     assert "Ended" in first.err.splitlines()[-1]
 
 
+def test_a_second_training_of_the_same_processes_meets_again(together):
+    script = """
+import torch
+from pencil.processes import *
+for turn in range(3):
+    with joined(torch.device("cpu")) as here:
+        print(*from_all(10 * turn + here.rank), *any_rank(turn == here.rank))
+"""
+    for ended in together(2, script):
+        assert ended.out == "0 1 True\n10 11 True\n20 21 False\n"
+
+
+def test_devices_that_processes_cannot_share_are_refused():
+    with pytest.raises(UserError, match="train on cpu or cuda, not mps: use --train.device cpu"):
+        _check_device(torch.device("mps"), World(0, 2, 0))
+
+
+def test_errors_of_the_network_are_not_all_taken_for_the_end_of_another():
+    assert lost_another(RuntimeError("[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:17"))
+    assert lost_another(torch.distributed.DistNetworkError("failed to recv, got 0 bytes"))
+    assert not lost_another(torch.distributed.DistBackendError("NCCL error: unhandled system error, /dev/shm is full"))
+    assert not lost_another(RuntimeError("[/gloo/transport/tcp/device.cc:84] rv != -1: unable to resolve host"))
+
+
 # ---- a training of several processes
 
 
@@ -326,6 +354,31 @@ def test_another_training_of_the_same_name_is_not_taken_for_a_restart(together, 
     together(1, words=["train", "gpt", *SMALL], env={**at, "TORCHELASTIC_RUN_ID": "tuesday"})
     ended = together(1, words=["train", "gpt", *SMALL], env={**at, "TORCHELASTIC_RUN_ID": "friday"}, code=2)
     assert "run already holds another run" in ended[0].err
+
+
+def test_a_training_that_never_begins_is_given_up(monkeypatch, tmp_path):
+    monkeypatch.setenv("PENCIL_LAUNCH", str(tmp_path))
+    for _ in range(3):
+        _count_restart(0, "before training began")
+    with pytest.raises(
+        UserError, match="^3 restarts in a row ended before training began, so the training is given up$"
+    ):
+        _count_restart(0, "before training began")
+
+
+def test_on_several_machines_a_restart_that_is_not_counted_finds_its_run(together, tmp_path, monkeypatch):
+    torchrun = {"TORCHELASTIC_RUN_ID": "tuesday", "TORCHELASTIC_MAX_RESTARTS": "3", "GROUP_WORLD_SIZE": "2"}
+    together(1, words=["train", "gpt", *SMALL], env=torchrun)
+    monkeypatch.chdir(tmp_path)
+    config = (tmp_path / "run" / "config.toml").read_text()
+    agent = re.search('agent = "(.*)"', config)[1]
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    assert _made_before(Path("run"), None) is None  # another torchrun, with the same name
+    (tmp_path / "run" / "config.toml").write_text(config.replace(agent, agent_name()))
+    assert _made_before(Path("run"), None).path == Path("run")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+    assert _made_before(Path("run"), None) is None
 
 
 # ---- the launcher

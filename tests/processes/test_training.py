@@ -18,7 +18,7 @@ from pencil.families.run_setup import train_config
 from pencil.processes import World
 from pencil.train.cut_build import build_cut
 from pencil.train.exact import Tree, tree_sum
-from pencil.train.rows import cut, own_batch
+from pencil.train.rows import cut, own_batch, own_rows
 from pencil.train.settings import TrainConfig, check_processes, slots_of
 from pencil.train.task import Request
 
@@ -211,6 +211,31 @@ def test_a_model_initialised_in_another_way_is_built_whole():
     model, values = build_cut(Build(), World(0, 2, 0))
     assert values is None
     assert torch.equal(model.weight, expected.weight)
+
+
+@pytest.mark.parametrize(
+    "line", ["linear.weight.sum().item()", "linear.register_buffer('b', torch.empty(7).normal_())"]
+)
+def test_a_model_that_looks_at_its_values_is_built_whole(line):
+    class Build:
+        def build(self):
+            linear = torch.nn.Linear(5, 3)
+            exec(line)
+            return linear
+
+    model, values = build_cut(Build(), World(0, 2, 0))
+    assert values is None
+    assert not model.weight.is_meta
+
+
+def test_slots_of_a_blended_batch_are_blended_as_the_whole(tmp_path):
+    folder = photos(tmp_path / "photos", {"cat": 11, "dog": 13})
+    task = image_task("vit", folder, mixup=0.3, exact=True)
+    whole, size = task.batch(3, 1), task.train.batch
+    for rank in range(4):
+        rows = own_rows(size, World(rank, 4, rank))
+        for found, expected in zip(task.batch(3, 1, rows), cut(whole, rows, size), strict=True):
+            assert torch.equal(found, expected)
 
 
 def image_task(name, folder, **train):

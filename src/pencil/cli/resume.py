@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ..config import UserError, build, overrides, setting_types
-from ..processes import world, writer_first
+from ..processes import wait_long, world, writer_first
 from .launch import start_several
 from .suggestions import setting_meant, undotted
 from .terminal import note
@@ -54,6 +54,7 @@ def resume(
             {"command": "resume", "run": run.name, "train": changed, "data": data, "allow_changes": allow_changes}
         )
         found = writer_first(lambda: as_writer(lambda: _prepared(run, changed, data, allow_changes), run))
+        wait_long()
         return 0 if found is None else train_to_end(*found, allow_changes)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ..config import UserError, overrides
-from ..processes import world
+from ..processes import only_writer_prints, world
 from .launch import leave, start_several
 from .suggestions import option_meant, setting_meant, undotted
 from .terminal import note, program
@@ -122,12 +122,14 @@ def train_command(record: Any) -> Callable[..., int]:
             raise UserError("--freeze is the same as --train.freeze: give one of the two")
         training = words["train"] | ({"freeze": ",".join(freeze)} if freeze else {})
         chosen = Chosen(record.name, data, preset, given, sizes, training, words["data"], from_run)
+        if not settings_only:
+            start_several(processes)
         if config is not None:
-            chosen = merge(chosen, read_config(config), config, note)
+            with only_writer_prints():
+                chosen = merge(chosen, read_config(config), config, note)
         if settings_only:
             write_settings(chosen, out, force)
             return 0
-        start_several(processes)
         with join_others(chosen.train.get("device")):
             return train_to_end(*start_training(chosen, name, out, force, note))
 

@@ -13,6 +13,7 @@ from ..console import note
 from ..files import fingerprint, matches, one_at_a_time, read_json, write_aside
 from ..manifest import entry_of
 
+LARGE = 1 << 26  # bytes of a file that not every process of a training reads whole
 LARGEST_RECORD = 1 << 16  # bytes of the record of one file
 SETTLED = 2_000_000_000  # nanoseconds; a file changed twice within the clock's step may look unchanged
 
@@ -28,6 +29,11 @@ def cache_folder() -> Path:
     return folder
 
 
+def mark_of(about: os.stat_result) -> tuple[int, int]:
+    """What shows that a file is still the same."""
+    return about.st_size, about.st_mtime_ns
+
+
 def record_of(path: Path) -> Path:
     """The file beside a cached one that has its size and hash."""
     return path.with_name(f"{path.name}.json")
@@ -38,8 +44,11 @@ def seal(path: Path) -> None:
     write_aside(record_of(path), json.dumps({"file": path.name, **fingerprint(path)}, indent=1).encode())
 
 
-def cache_fault(path: Path) -> str | None:
-    """What is wrong with a cached file; None if it is whole, or was never made."""
+def cache_fault(path: Path, verified: bool = False) -> str | None:
+    """What is wrong with a cached file; None if it is whole, or was never made.
+
+    With `verified` it is not read again if another process has read it whole, and it was not written since.
+    """
     record = record_of(path)
     if not path.exists():
         return f"is missing, and {record.name} is there" if record.exists() else None
@@ -51,12 +60,20 @@ def cache_fault(path: Path) -> str | None:
         return f"cannot be verified: {error}"
     if known.get("file") != path.name or set(known) != {"file", "size", "sha256"}:
         return f"cannot be verified: {record} is of another file, or is damaged"
-    return None if path.is_file() and matches(path, known) else f"is damaged: it does not match {record.name}"
+    whole = path.is_file() and path.stat().st_size == known["size"]
+    if whole and path.stat().st_size < LARGE:
+        whole = matches(path, known)
+    elif whole:
+        whole = remembered_hash(path, anew=not verified, kind="cache") == known["sha256"]
+    return None if whole else f"is damaged: it does not match {record.name}"
 
 
 def usable(path: Path) -> bool:
-    """Whether a cached file is there and whole; a damaged one is announced and removed, to be made again."""
-    fault = cache_fault(path)
+    """Whether a cached file is there and whole; a damaged one is announced and removed, to be made again.
+
+    Of the processes of a training the first verifies it, and the others only where they see another file.
+    """
+    fault = cache_fault(path, verified=os.environ.get("RANK", "0") != "0")
     if fault is not None:
         note(f"{path} {fault}: it is made again")
         for file in (path, record_of(path)):

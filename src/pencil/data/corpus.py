@@ -7,10 +7,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..config import UserError, expand_path, nearest
+from ..console import note
 from .builtin import TEXTS
 from .cache import cache_folder, remembered_hash
 from .file_kinds import WRITTEN_AS, not_text, to_utf8
@@ -181,6 +183,18 @@ def find(data: str, column: str | None = None, plain: bool = False) -> Corpus:
     raise UserError(f"there is no file or folder {data}, and no embedded text of that name; {nearest(data, TEXTS)}")
 
 
+def find_like(data: str, column: str | None) -> Corpus:
+    """Other data than that of a run: the text is in the column of the run's, if all records have it. How files are read
+    is reported."""
+    corpus = find(data)
+    if column is not None and any(map(kind_of, corpus.files)) and corpus.column != column:
+        with suppress(UserError):
+            corpus = find(data, column)
+    for line in corpus.notes:
+        note(line)
+    return corpus
+
+
 def _add(corpus: Corpus, path: Path, plain: bool, refuse: bool = False) -> None:
     """Put a file into the corpus, or among those that were skipped; one that the user named is refused."""
     try:
@@ -223,8 +237,10 @@ def _finished(corpus: Corpus, data: str, column: str | None, plain: bool, one: b
         corpus.hash = corpus.hashes[0]
         return corpus
     sha = hashlib.sha256(b"" if corpus.column is None else f"records {corpus.column}\n".encode())
-    for digest in corpus.hashes:
+    for path, digest in zip(corpus.files, corpus.hashes, strict=True):
         sha.update(bytes.fromhex(digest))
+        if corpus.column is not None:
+            sha.update(b"records" if corpus.recorded(path) else b"plain")
     corpus.hash = sha.hexdigest()
     return corpus
 

@@ -143,6 +143,10 @@ def reason(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
+class SourceChanged(UserError):
+    """A file is not the one that was indexed: what would be read of it is nothing, or something else."""
+
+
 class Header(NamedTuple):
     """What the header of an image file says."""
 
@@ -162,6 +166,8 @@ def read_header(path: Any) -> Header:
         with open_header(path) as image:
             grey = image.mode in ("1", "L", "LA", "I") or image.mode.startswith("I;16")
             return Header(None, upright_shape(image), grey, _has_frames(image))
+    except (SourceChanged, MemoryError):  # no fault of the picture
+        raise
     except Exception as error:  # Pillow's header readers raise many kinds
         return Header(reason(error))
 

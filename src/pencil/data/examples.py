@@ -10,16 +10,12 @@ from PIL import Image
 
 from ..config import UserError
 from .augment import ImageTransform, prepare, random_affine, shrink
-from .decoding import decode, pool, reason, to_arrays
+from .decoding import SourceChanged, decode, pool, reason, to_arrays
 
 CACHE_BYTES = 1 << 29  # of decoded images for each split, so that most data sets are decoded once
 
 Target = Any  # a class index, or a caption
 Skipped = list[tuple[str, str]]  # the name of each image left out, and why
-
-
-class SourceChanged(UserError):
-    """A file is not the one that was indexed: what would be read of it is nothing, or something else."""
 
 
 @runtime_checkable

@@ -140,9 +140,12 @@ def _stream(name: str, revision: str | None, column: str, listing: Path) -> int:
 
 
 def _texts(rows: Any, name: str, column: str, skip: int) -> Iterator[str]:
-    """The texts of a stream after the first `skip` rows; an empty one is kept, so that rows are counted right."""
+    """The texts of a stream after the first `skip` rows; a missing one is empty, so that rows are counted right."""
     for number, row in enumerate(rows.skip(skip) if skip else rows, skip + 1):
-        if not isinstance(text := row.get(column), str):
+        text = row.get(column)
+        if text is None and column in row:
+            text = ""
+        if not isinstance(text, str):
             has = "is no text" if column in row else f"is not there (it has {', '.join(row)})"
             raise UserError(f"hf:{name}, row {number}: {column} {has}; name another --data.text_column")
         yield text

@@ -25,7 +25,7 @@ NEEDS = {
 
 
 def find_shards(data: str) -> list[Path]:
-    """The tar files that --data names: one, several, or a folder that has such files and no pictures; else none."""
+    """The tar files that --data names: one, several, or a folder that has such files and no pictures, nor idx files."""
     if not data or data.startswith(PREFIX):
         return []
     if is_several(data):
@@ -42,7 +42,7 @@ def find_shards(data: str) -> list[Path]:
     for root, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         endings = {Path(name).suffix.lower() for name in names if not name.startswith(".")}
-        if endings & ENDINGS:
+        if endings & ENDINGS or any("idx3" in name for name in names):
             return []
         found += [Path(root) / name for name in sorted(names) if name.lower().endswith(".tar") and name[0] != "."]
     return found
@@ -64,8 +64,8 @@ def annotations_of(shards: Sequence[Path]) -> set[str]:
 def from_shards(shards: Sequence[Path], want: str, whole: bool = False) -> ImageData:
     """The data set in tar files; broken pictures are left out and recorded in `skipped`.
 
-    Shards whose names, or folders, begin with train and with test or val are the two parts; else a tenth of the samples
-    is held out. With `whole` nothing is trained on.
+    Shards that have train, and test or val, as a word of their names or as their folder are the two parts; else a tenth
+    of the samples is held out. With `whole` nothing is trained on.
     """
     if want == "video":
         raise UserError(f"{shards[0]} has pictures, and videos are needed")
@@ -130,8 +130,8 @@ def from_shards(shards: Sequence[Path], want: str, whole: bool = False) -> Image
 
 
 def _part(shard: Path) -> str:
-    """The word that says which part a shard is of, at the beginning of its name or as its folder; or nothing."""
-    words = (re.split(r"[^a-z]", shard.name.lower())[0], shard.resolve().parent.name.lower())
+    """The word that says which part a shard is of, in its name or as its folder; or nothing."""
+    words = (*re.split(r"[^a-z]+", shard.stem.lower()), shard.resolve().parent.name.lower())
     return next((word for word in words if word in SPLITS), "")
 
 
@@ -139,6 +139,12 @@ def _parts(shards: Sequence[Path], whole: bool) -> tuple[dict[str, list[Path]], 
     """The shards to train on and to evaluate on, if all are named so; else all of them together."""
     words = {shard: _part(shard) for shard in shards}
     kinds = {SPLITS.get(word, "") for word in words.values()}
+    if not whole and {"test", ""} <= kinds:
+        held, other = (next(s for s, word in words.items() if SPLITS.get(word, "") == kind) for kind in ("test", ""))
+        raise UserError(
+            f"{held.name} is named as one to evaluate on, and {other.name} names no part: put train or test into the "
+            "name of each shard, or give only those to train on"
+        )
     if whole or kinds != {"train", "test"}:
         return {"all": list(shards)}, []
     # test is held out if it is there, else val under one of its names
@@ -159,7 +165,7 @@ def _target(sample: Sample, want: str) -> Target:
 
 
 def _check_annotations(shard: Path, samples: Sequence[Sample], want: str) -> None:
-    without = [one for one in samples if want in NEEDS and _target(one, want) is None]
+    without = [one for one in samples if want in NEEDS and not one.fault and _target(one, want) is None]
     if without:
         names = ", ".join(one.name for one in without[:3]) + (", …" if len(without) > 3 else "")
         many = count_of(without, "picture")
@@ -173,4 +179,4 @@ def _classes(rows: Sequence[Row], name: str, whole: bool) -> tuple[str, ...]:
         check_classes([str(one) for one in found], name)
     if all(isinstance(one, int) for one in found):
         return tuple(map(str, sorted(found)))
-    return tuple(sorted(map(str, found)))
+    return tuple(sorted({str(one) for one in found}))

@@ -19,13 +19,15 @@ import numpy as np
 
 from ..config import UserError, install
 from ..files import check_regular, write_aside
-from .cache import cache_folder, making, seal, usable
-from .decoding import pool, read_header
-from .examples import SourceChanged
+from .cache import cache_folder, making, mark_of, seal, usable
+from .decoding import Header, SourceChanged, pool, read_header
 from .folder_layout import ENDINGS
+from .picture_limits import limits
 
 FORMAT = 1  # of the index
 MAX_ANNOTATION = 1 << 20  # bytes of a .cls, .txt or .json member
+MAX_PICTURE = 1 << 28  # bytes of a picture's file
+NOT_READ = -1  # the size of a member that is not read
 META = ("__", "__")  # how the name of a member begins and ends that is about the shard
 
 
@@ -53,16 +55,16 @@ class Member(NamedTuple):
     name: str
 
     def open(self) -> io.BytesIO:
-        with self.shard.open("rb") as file:
-            if mark_of(os.fstat(file.fileno())) != self.mark:
-                raise SourceChanged(f"{self.shard} has changed since the training began: put it back, or start again")
-            file.seek(self.offset)
-            return io.BytesIO(file.read(self.size))
-
-
-def mark_of(about: os.stat_result) -> tuple[int, int]:
-    """What shows that a file is still the same."""
-    return about.st_size, about.st_mtime_ns
+        try:
+            with self.shard.open("rb") as file:
+                if mark_of(os.fstat(file.fileno())) != self.mark:
+                    raise SourceChanged(
+                        f"{self.shard} has changed since it was read first: put it back, or start again"
+                    )
+                file.seek(self.offset)
+                return io.BytesIO(file.read(self.size))
+        except OSError as error:
+            raise SourceChanged(f"{self.shard} cannot be read any more: {error.strerror}") from None
 
 
 class Members(Sequence[Member]):
@@ -85,8 +87,8 @@ class Members(Sequence[Member]):
 
 
 def index_path(sha: str) -> Path:
-    """Where the index of a shard with this SHA-256 is cached."""
-    return cache_folder() / f"shards-{FORMAT}-{sha[:32]}.json"
+    """Where the index of a shard with this SHA-256 is cached: which pictures are too large depends on a setting."""
+    return cache_folder() / f"shards-{FORMAT}-{sha[:32]}-{limits()[0]}.json"
 
 
 def read_index(path: Path, sha: str) -> list[Sample]:
@@ -111,11 +113,19 @@ def _samples(path: Path) -> Iterator[Sample]:
         raise
     except ValueError as error:
         raise UserError(f"{path} has two members of one name: {error.args[0].partition(':')[0]}") from None
-    rows = [row for group in groups if (row := _row(path, group)) is not None]
-    headers = pool().map(read_header, [member for member, _, _ in rows])
+    rows = [_row(path, group) for group in groups]
+    headers = pool().map(_header, [member for member, _, _ in rows])
     for (member, label, caption), header in zip(rows, headers, strict=True):
         yield Sample(member.name, member.offset, member.size, label, caption, header.shape, header.grey, header.frames,
                      header.fault)  # fmt: skip
+
+
+def _header(member: Member) -> Header:
+    if member.size == NOT_READ:
+        return Header("no picture that is read: a link, or a file of another kind")
+    if member.size > MAX_PICTURE:
+        return Header(f"a file of more than {MAX_PICTURE:,} bytes")
+    return read_header(member)
 
 
 def _package(path: Path) -> Any:
@@ -133,14 +143,20 @@ def _members(path: Path, mark: tuple[int, int]) -> Iterator[Member]:
             raise UserError(f"{path} is compressed, and members are read by their offsets: unpack it with gunzip")
     try:
         with tarfile.open(path, "r:") as archive:
+            end = -1
             while (one := archive.next()) is not None:
+                if one.size < 0 or archive.offset <= end:
+                    raise tarfile.ReadError(f"a header at byte {one.offset:,} leads back")
+                end = archive.offset
                 # else every header stays in memory
                 archive.members = []  # pyright: ignore[reportAttributeAccessIssue]
                 about = one.name.startswith(META[0]) and one.name.endswith(META[1])
                 if one.isreg() and not one.issparse() and not about:
                     yield Member(path, mark, one.offset_data, one.size, one.name)
+                elif not one.isdir() and not about:
+                    yield Member(path, mark, 0, NOT_READ, one.name)
             end = archive.offset
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise UserError(f"{path} is not a whole tar file: {why}; copy or make it again") from None
     # the package takes a damaged header for the end
@@ -150,15 +166,16 @@ def _members(path: Path, mark: tuple[int, int]) -> Iterator[Member]:
             raise UserError(f"{path} is damaged at byte {end:,}, or cut short: copy or make it again")
 
 
-def _row(path: Path, group: dict[str, Any]) -> tuple[Member, str | int | None, str | None] | None:
-    """The picture of a sample with its label and its caption; None for a sample without a picture."""
+def _row(path: Path, group: dict[str, Any]) -> tuple[Member, str | int | None, str | None]:
+    """The picture of a sample with its label and its caption; of a sample without one, some member that is not read."""
     key = group["__key__"]
     pictures = [kind for kind in group if f".{kind.rpartition('.')[2]}" in ENDINGS]
     plain = [kind for kind in pictures if "." not in kind] or pictures
     if len(plain) > 1:
         raise UserError(f"{path}: {key} has several pictures ({', '.join(plain)}); a sample has one")
     if not plain:
-        return None
+        member = next(value for value in group.values() if isinstance(value, Member))
+        return member._replace(size=NOT_READ), None, None
     table = _annotation(path, group, "json")
     if table is not None and not isinstance(table, dict):
         raise UserError(f"{path}: {key}.json is not a JSON object")
@@ -173,7 +190,7 @@ def _row(path: Path, group: dict[str, Any]) -> tuple[Member, str | int | None, s
 def _annotation(path: Path, group: dict[str, Any], kind: str) -> Any:
     """What a .cls, .txt or .json member says; a class that is no number is its name."""
     member = group.get(kind)
-    if member is None:
+    if member is None or member.size == NOT_READ:
         return None
     from webdataset.autodecode import decoders
 

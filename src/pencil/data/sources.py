@@ -16,13 +16,16 @@ MOST = 1_000_000  # names that braces may stand for
 
 def is_several(data: str) -> bool:
     """Whether --data is a list or a pattern; a name that is there as it is written is neither."""
-    if not data or data == "-" or data.startswith(PREFIX) or expand_path(data).exists():
+    if not data or data == "-" or data.startswith(PREFIX) or os.path.exists(expand_path(data)):
         return False
     return bool(set("*?[,") & set(data)) or bool(_RANGE.search(data))
 
 
 def expand(data: str) -> list[tuple[Path, bool]]:
-    """The paths that a list or a pattern names, in order, each once; and whether each was named without a pattern."""
+    """The paths that a list or a pattern names, in order, each once; and whether each was named without a pattern.
+
+    What lies in a folder that it names, too, comes with the folder.
+    """
     found: dict[Path, bool] = {}
     for part in filter(None, (one.strip() for one in _COMMA.split(data))):
         names = [str(expand_path(name)) for name in _braces(part)]
@@ -36,7 +39,14 @@ def expand(data: str) -> list[tuple[Path, bool]]:
                 found.setdefault(Path(path), paths is None)
     if not found:
         raise UserError(f"--data {data} names no file")
-    return list(found.items())
+    places = {path: path.resolve() for path in found}
+    folders = {place for place in places.values() if place.is_dir()}
+    first = {place: path for path, place in reversed(places.items())}
+    return [
+        (path, named)
+        for path, named in found.items()
+        if first[places[path]] == path and not folders.intersection(places[path].parents)
+    ]
 
 
 def _braces(part: str) -> list[str]:

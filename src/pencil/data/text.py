@@ -10,15 +10,17 @@ import numpy as np
 from ..files import write_aside
 from .builtin import TEXTS
 from .cache import cache_folder, making, seal, usable
-from .corpus import CHUNK, Corpus, find, input_path
+from .corpus import CHUNK, Corpus, find, find_like, input_path
 from .settings import DataConfig
 from .tokenizers import Tokenizer, learn, read_json, train_bpe
 from .tokenizing import FORMAT, tokenize, tokens_path
 
 __all__ = [
-    "CHUNK", "FORMAT", "TEXTS", "Corpus", "TextData", "cache_folder", "find", "input_path", "labelled", "load",
-    "make_tokenizer", "tokenize", "tokenizer_path", "tokens_path",
+    "CHUNK", "FORMAT", "TEXTS", "Corpus", "TextData", "cache_folder", "find", "find_like", "input_path", "labelled",
+    "load", "make_tokenizer", "tokenize", "tokenizer_path", "tokens_path",
 ]  # fmt: skip
+
+LONG_LINE = 10_000  # characters; a label is far shorter
 
 
 def labelled(corpus: Corpus) -> str | None:
@@ -26,7 +28,7 @@ def labelled(corpus: Corpus) -> str | None:
     if len(corpus.files) != 1 or corpus.several:
         return None
     with corpus.files[0].open(encoding="utf-8-sig") as file:
-        lines = [line.rstrip("\n") for line in islice(file, 500)]
+        lines = [line.rstrip("\n") for line in islice(iter(lambda: file.readline(LONG_LINE), ""), 500)]
     if len(lines) < 2 or any(line.count("\t") != 1 for line in lines):
         return None
     if len({line.partition("\t")[2] for line in lines}) * 2 > len(lines):

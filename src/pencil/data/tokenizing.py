@@ -2,6 +2,7 @@
 later run takes up where a killed one stopped."""
 
 import hashlib
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from .cache import LARGEST_RECORD, cache_folder, making, record_of, seal, usable
 from .corpus import Corpus
 from .token_workers import Workers, write_ids
 from .tokenizers import Tokenizer, digest
-from .units import closing, encoded, units_of
+from .units import Unit, check_same, closing, encoded, units_of
 
 FORMAT = 1  # of the cache: raised by any change of tokenization
 LARGE = 1 << 26  # bytes of a corpus that is tokenized in parts
@@ -36,29 +37,40 @@ def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
             if corpus.files and corpus.size >= LARGE:
                 _tokenize_parts(corpus, tokenizer, kept, dtype)
             else:
-                write_ids(kept, encoded(corpus, tokenizer), dtype)
-            seal(kept)
+                write_ids(kept, _ids(corpus, tokenizer), dtype)
+                seal(kept)
+        for part in kept.parent.glob(f"{kept.name}-part-*"):  # joined, or of other bytes that a killed run has read
+            part.unlink(missing_ok=True)
         if not kept.stat().st_size:
             return np.zeros(0, dtype)
         return np.memmap(kept, dtype=dtype, mode="r")
 
 
-def part_path(kept: Path, number: int) -> Path:
-    """Where a part of the ids is, until all parts are joined."""
-    return kept.with_name(f"{kept.name}-part-{number:07}")
+def _ids(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    """The ids of a corpus, of which no file has changed since it was hashed."""
+    yield from encoded(corpus, tokenizer)
+    for path, sha in zip(corpus.files, corpus.hashes, strict=True):
+        check_same(path, sha)
+
+
+def part_path(kept: Path, number: int, unit: Unit) -> Path:
+    """Where the ids of a unit are, until all parts are joined: by its content, since a killed run may have read other
+    bytes than the next one."""
+    return kept.with_name(f"{kept.name}-part-{number:07}-{unit.content}")
 
 
 def _tokenize_parts(corpus: Corpus, tokenizer: Tokenizer, kept: Path, dtype: np.dtype) -> None:
     """The ids of each unit in a file of its own, then all of them in one; parts that are there and whole are kept."""
-    for left in kept.parent.glob(f".{kept.name}-part-*"):  # what a killed process had not finished
-        left.unlink(missing_ok=True)
-    count, done, running = 0, 0, dict[Future[None], int]()
+    for left in (*kept.parent.glob(f".{kept.name}-part-*"), *kept.parent.glob(f".{kept.name}.{'[0-9a-f]' * 8}")):
+        left.unlink(missing_ok=True)  # what a killed process had not finished
+    parts, done, running = list[Path](), 0, dict[Future[None], int]()
     with (
         Workers(tokenizer, dtype, closing(corpus, tokenizer), corpus.size) as workers,
         _Bar(corpus, workers.count) as bar,
     ):
         for unit in pollable(units_of(corpus, tokenizer.cuttable)):
-            path, count = part_path(kept, count), count + 1
+            path = part_path(kept, len(parts), unit)
+            parts.append(path)
             if usable(path):
                 done += 1
                 bar.advance(unit.size)
@@ -69,8 +81,8 @@ def _tokenize_parts(corpus: Corpus, tokenizer: Tokenizer, kept: Path, dtype: np.
         while running:
             _collect(running, bar)
     if done:
-        note(f"{done:,} of the {count:,} parts were there from an earlier run")
-    _join([part_path(kept, number) for number in range(count)], kept)
+        note(f"{done:,} of the {len(parts):,} parts were there from an earlier run")
+    _join(parts, kept)
 
 
 def _collect(running: dict[Future[None], int], bar: "_Bar") -> None:
@@ -82,7 +94,7 @@ def _collect(running: dict[Future[None], int], bar: "_Bar") -> None:
 
 
 def _join(parts: list[Path], kept: Path) -> None:
-    """One file of all parts, each compared with its record while it is copied; then they are removed."""
+    """One file of all parts, each compared with its record while it is copied; they stay until it is sealed."""
     with open_aside(kept) as out:
         for part in parts:
             sha = hashlib.sha256()
@@ -93,9 +105,7 @@ def _join(parts: list[Path], kept: Path) -> None:
             if sha.hexdigest() != read_json(record_of(part), LARGEST_RECORD)["sha256"]:
                 part.unlink()
                 raise UserError(f"{part} was damaged on the disk: run the command again, which makes it again")
-    for part in parts:
-        part.unlink(missing_ok=True)
-        record_of(part).unlink(missing_ok=True)
+    seal(kept)
 
 
 class _Bar:

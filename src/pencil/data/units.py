@@ -2,6 +2,7 @@
 
 import codecs
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 
 from ..config import UserError
 from ..files import memory
+from .cache import mark_of
 from .corpus import CHUNK, Corpus, blocks_of
 from .library_tokenizer import pieces
 from .records import Part, kind_of, lines_of, parquet, texts_of
@@ -31,6 +33,13 @@ class Unit(NamedTuple):
     line: int = 1  # of JSON lines, the number of the first
     group: int | None = None  # of a Parquet file
     column: str | None = None  # of records
+    whole: str = ""  # SHA-256 of the whole file, where a part of it has none
+    mark: tuple[int, int] | None = None  # its size and time when that was found
+
+    @property
+    def content(self) -> str:
+        """A name for what it holds, wherever the file lies and whenever it was written."""
+        return hashlib.sha256(repr(self._replace(path="", mark=None)).encode()).hexdigest()[:16]
 
 
 def closing(corpus: Corpus, tokenizer: Tokenizer) -> np.ndarray:
@@ -58,18 +67,25 @@ def units_of(corpus: Corpus, cuttable: bool, size: int = UNIT) -> Iterator[Unit]
         elif kind_of(path) == "lines":
             yield from _lines(path, sha, corpus.column, size)
         else:
-            _same(path, sha, None)
+            mark = mark_of(path.stat())
+            check_same(path, sha)
             groups = range(parquet(path).num_row_groups) if kind_of(path) == "parquet" else [None]
             share = path.stat().st_size // max(1, len(groups))
-            yield from (Unit(str(path), share, group=group, column=corpus.column) for group in groups)
+            for group in groups:
+                yield Unit(str(path), share, group=group, column=corpus.column, whole=sha, mark=mark)
 
 
-def _same(path: Path, known: str, found: Any) -> None:
+def check_same(path: Path, known: str, found: Any = None) -> None:
+    """Refuse a file that has another SHA-256 than when the corpus was found."""
     if found is None:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256")
     if found.hexdigest() != known:
-        raise UserError(f"{path} has changed while it was read: leave it as it is, and run the command again")
+        raise _changed(path)
+
+
+def _changed(path: str | Path) -> UserError:
+    return UserError(f"{path} has changed while it was read: leave it as it is, and run the command again")
 
 
 def _plain(path: Path, known: str, most: int) -> Iterator[Unit]:
@@ -86,7 +102,7 @@ def _plain(path: Path, known: str, most: int) -> Iterator[Unit]:
         lengths.append(len(content))
         sha.update(content)
         whole.update(content)
-    _same(path, known, whole)
+    check_same(path, known, whole)
     yield Unit(str(path), sum(lengths), sha.hexdigest(), start, tuple(lengths))
 
 
@@ -94,7 +110,7 @@ def _blocks(path: Path) -> Iterator[str]:
     try:
         yield from blocks_of(path)
     except (UnicodeDecodeError, OSError):
-        raise UserError(f"{path} has changed while it was read: leave it as it is, and run the command again") from None
+        raise _changed(path) from None
 
 
 def _document(path: Path, sha: str) -> Iterator[Unit]:
@@ -104,7 +120,7 @@ def _document(path: Path, sha: str) -> Iterator[Unit]:
             f"{path} has {size / 1e9:,.1f} GB, and this tokenizer encodes a document whole, which needs more memory "
             "than there is: divide it into several files, or write one document a line as .jsonl"
         )
-    _same(path, sha, None)
+    check_same(path, sha)
     yield Unit(str(path), size, sha, pieces=(size,))
 
 
@@ -117,7 +133,7 @@ def _lines(path: Path, known: str, column: str | None, most: int) -> Iterator[Un
         size += len(line)
         sha.update(line)
         whole.update(line)
-    _same(path, known, whole)
+    check_same(path, known, whole)
     yield Unit(str(path), size, sha.hexdigest(), start, line=first, column=column)
 
 
@@ -138,10 +154,18 @@ def encode_unit(unit: Unit, tokenizer: Tokenizer, close: np.ndarray) -> Iterator
         for piece in pieces([text], CHUNK) if tokenizer.cuttable else [text]:
             yield tokenizer.encode(piece)
         yield close
+    _check_mark(unit)
+
+
+def _check_mark(unit: Unit) -> None:
+    """Refuse a file that was written since its hash was found."""
+    if unit.mark is not None and mark_of(os.stat(unit.path)) != tuple(unit.mark):
+        raise _changed(unit.path)
 
 
 def _check(unit: Unit) -> None:
     """Refuse bytes that are others than when the units were made."""
+    _check_mark(unit)
     if not unit.hash:
         return
     sha, left = hashlib.sha256(), unit.size
@@ -151,4 +175,4 @@ def _check(unit: Unit) -> None:
             sha.update(block)
             left -= len(block)
     if sha.hexdigest() != unit.hash:
-        raise UserError(f"{unit.path} has changed while it was read: leave it as it is, and run the command again")
+        raise _changed(unit.path)

@@ -8,6 +8,7 @@ from typing import Any
 from ..config import UserError, build, fitted, nearest, setting_types
 from ..data.hub import FORMER, PREFIX
 from ..data.settings import DataConfig
+from ..data.sources import is_several
 from ..files import read_toml
 from ..train.settings import OPTIONAL, UNDECIDED, TrainConfig
 from .loading import current_names
@@ -212,6 +213,6 @@ def check_data(chosen: Chosen, path: str | Path) -> None:
     data = chosen.data
     if data is None or data in chosen.record.embedded or data == "-" or data.startswith((PREFIX, FORMER)):
         return
-    if not Path(data).expanduser().exists():
+    if not is_several(data) and not Path(data).expanduser().exists():
         where = "" if Path(data).is_absolute() else " (a relative path is looked for in the working folder)"
         raise UserError(f"{path} names the data {data}, which is not there{where}; --data names another")

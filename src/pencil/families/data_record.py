@@ -12,6 +12,7 @@ from ..config import UserError
 from ..data.builtin import TEXTS
 from ..data.cache import hash_files
 from ..data.hub import PREFIX, current_form
+from ..data.sources import is_several
 from ..files import read_json, write_aside
 from ..runs import Run
 
@@ -46,7 +47,7 @@ def _contents(source: str, embedded: Sequence[str], lines_a_block: int | None = 
     """The hash of each file of a folder, or of each block of lines of a file; of other data only Python's version."""
     table: dict[str, Any] = {"python": platform.python_version()}
     path = Path(current_form(source).removeprefix(PREFIX))
-    if source in embedded or not source or not path.is_absolute():
+    if source in embedded or not source or not path.is_absolute() or is_several(source):
         return table
     if path.is_dir():
         files = _files(path)

@@ -16,7 +16,7 @@ from ..data.sources import absolute, is_several
 from ..device import pick_device
 from ..files import memory
 from ..runs import Run, choose_path
-from ..torchrun import launch_name, world
+from ..torchrun import launched, world
 from ..train.schedule import published_peak
 from ..train.settings import (
     TrainConfig,
@@ -148,7 +148,7 @@ def new_run(
         "family": record.name, "preset": preset, "data": data,
         "data_path": getattr(getattr(prepared.task, "data", None), "pinned", "") or whole_path(data, record.embedded),
         "data_hash": prepared.hash, **prepared.facts, "pencil": __version__, "settings": SETTINGS_VERSION,
-        **({} if start is None else start.facts), **({} if launch_name() is None else {"launch": launch_name()}),
+        **({} if start is None else start.facts), **launched(),
     }  # fmt: skip
     table = {"run": facts, "model": prepared.model, "train": settings}
     if prepared.data is not None and any(value is not None for value in asdict(prepared.data).values()):

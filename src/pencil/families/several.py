@@ -24,7 +24,7 @@ from ..processes import (
     writer_first,
 )
 from ..runs import Run
-from ..torchrun import launch_folder, launch_name, restarts
+from ..torchrun import agent_name, launch_folder, launch_name, restarts, several_machines
 from ..train import checkpoint
 from ..train.settings import TrainConfig
 from ..train.together import on_all
@@ -66,6 +66,8 @@ def make_once(make: Callable[[Path | None], Made], out: Path | None, name: str |
         earlier = _made_before(out, name)
         if earlier is not None:
             say_restart(earlier, notify)
+        elif restarts():
+            _count_restart(0, "before training began")
         new.append(earlier is None)
         if earlier is None or not checkpoint.saved(earlier.path):
             made.append(make(None if earlier is None else earlier.path))
@@ -80,7 +82,7 @@ def make_once(make: Callable[[Path | None], Made], out: Path | None, name: str |
             made.append(as_writer(lambda: _opened(_seen(*place[:2])), place[0]))
 
     try:
-        on_all(by_others)
+        on_all(by_others, patient=True)  # where they do not share the writer's cache
     except Exception:
         if world().writer and place[2]:  # nobody is to find half a run
             shutil.rmtree(place[0], ignore_errors=True)
@@ -106,8 +108,15 @@ def say_restart(run: Run, notify: Notify) -> None:
     """Report that a restarted training goes on; refuse to, where several restarts in a row came no further."""
     if not restarts() or not world().writer:
         return
-    step, folder = max(checkpoint.saved(run.path), default=0), launch_folder()
+    step = max(checkpoint.saved(run.path), default=0)
     notify(f"A process had ended: restart {restarts()}, on with {run.path} from step {step}")
+    every = run.config["train"].get("save_every")
+    _count_restart(step, f"no further than step {step}", f"; --train.save_every below {every} saves more often")
+
+
+def _count_restart(step: int, where: str, mend: str = "") -> None:
+    """Give up where several restarts in a row ended at the same step."""
+    folder = launch_folder()
     if folder is None:
         return
     with open(folder / "restarts", "a+", encoding="utf-8") as file:
@@ -116,8 +125,7 @@ def say_restart(run: Run, notify: Notify) -> None:
         steps = file.read().split()
     if len(steps) > TRIES and len(set(steps[-TRIES - 1 :])) == 1:
         raise UserError(
-            f"{TRIES} restarts in a row came no further than step {step}, so the training is given up; "
-            f"--train.save_every below {run.config['train'].get('save_every')} saves more often"
+            f"{TRIES} restarts in a row {'came' if mend else 'ended'} {where}, so the training is given up{mend}"
         )
 
 
@@ -141,14 +149,15 @@ def _seen(place: str, number: str | None) -> Run:
 
 
 def _made_before(out: Path | None, name: str | None) -> Run | None:
-    """The run that this training made before it was restarted."""
-    if not restarts():
+    """The run that this training made before it was restarted. On several machines not every restart is counted."""
+    if not restarts() and not several_machines():
         return None
     usual = sorted(Path("runs").glob("*/config.toml"), key=os.path.getmtime, reverse=True)
     for path in [out] if out else [Path("runs", name)] if name else [config.parent for config in usual]:
         try:
             run = open_run(path)
-            if run.config["run"].get("launch") == launch_name():
+            made = run.config["run"]
+            if made.get("launch") == launch_name() and (restarts() or made.get("agent") == agent_name()):
                 return run
         except (UserError, OSError):
             continue

@@ -10,7 +10,7 @@ from typing import Any
 from ..config import UserError
 from ..console import note, visible
 from ..device import pick_device
-from ..processes import lost_another, world
+from ..processes import from_all, grouped, lost_another, world
 from ..runs import Run
 from ..torchrun import launch_folder, restarts
 from ..train.loop import Outcome, Trainer
@@ -151,12 +151,15 @@ def train_to_end(
         outcome = Trainer(task, run, config, allow_changes, **{"propose": shorter, **trainer}).train()
     except (RuntimeError, MemoryError) as error:
         # torch words it differently on each device
-        if isinstance(error, RuntimeError) and ("memory" not in str(error).lower() or lost_another(error)):
+        words, text = ("out of memory", "allocate memory", "not enough memory"), str(error).lower()
+        if isinstance(error, RuntimeError) and (lost_another(error) or not any(word in text for word in words)):
             raise
         raise out_of_memory(task.family, task.config, config) from None
+    several = from_all(task.skipped()) if grouped() else [task.skipped()]  # each process has read its own pictures
     if not world().writer:
         return outcome
-    later = task.skipped()[len(skipped) :]
+    everywhere = dict.fromkeys((name, fault) for one in several for name, fault in one)
+    later = [found for found in everywhere if found not in skipped]
     report_skipped(later)
     if lost := len(skipped) + len(later):
         notify(f"{lost} file{'s' if lost > 1 else ''} of the data could not be used.")
@@ -175,7 +178,7 @@ def train_to_end(
                "steps, or with a smaller --train.lr")  # fmt: skip
     if outcome.early:
         notify(f"It stopped before step {config.steps or run.config['train']['steps']}: {outcome.early}. Go on with:\n"
-               f"  {program} resume {shlex.quote(str(run.path))} --train.patience 0")  # fmt: skip
+               f"  {resume_command(program, run.path)} --train.patience 0")  # fmt: skip
     elif outcome.overfits:
         notify(outcome.overfits)
     return outcome

@@ -65,6 +65,8 @@ class CutBuild(TorchDispatchMode):
 
     def values(self, model: nn.Module) -> dict[str, Tensor]:
         """The rows of this process of every parameter."""
+        if empty := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
+            raise NotFollowed(empty[0])
         found = {}
         for name, parameter in model.named_parameters():
             value = parameter.detach()
@@ -84,7 +86,7 @@ def build_cut(task: Any, here: World) -> tuple[nn.Module, dict[str, Tensor] | No
         with cut:
             model = task.build()
         return model, cut.values(model)
-    except (NotFollowed, NotImplementedError, KeyError):
+    except (NotFollowed, RuntimeError, KeyError):  # a value of a tensor without memory was read, or it was copied
         torch.set_rng_state(state)
         return task.build(), None
 

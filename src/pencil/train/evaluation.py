@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config import UserError
 from ..files import write_aside
-from ..processes import any_rank, world
+from ..processes import any_rank, from_writer, world
 from ..progress import duration, watched
 from .gathering import serve_others
 from .pace import SAVE_WEIGHTS, Pace, time_updates
@@ -44,9 +44,13 @@ class Evaluating(Saving):
         self.model.eval()
         with self.autocast(), self.averaged(), self.gradients.running(), sharing():
             try:
-                return self.task.evaluate(self.model, self.config.eval_batches)
+                results = self.task.evaluate(self.model, self.config.eval_batches)
             finally:
                 serve_others()
+        if world().size == 1:
+            return results
+        # what follows is decided by them, on all processes alike
+        return from_writer({name: float(value) for name, value in results.items()})
 
     def _evaluate(self, metrics: Metrics, bar: ProgressBar) -> None:
         """Metrics, the weights to be used and a preview; stops where the weights are good for nothing."""

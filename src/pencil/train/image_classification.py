@@ -71,8 +71,8 @@ class ImageClassification(ImageTask):
             return batch
         rng = random_of(self.train.seed, step, micro + (1 << 22))
         share = torch.tensor(rng.beta(self.train.mixup, self.train.mixup), dtype=torch.float32)
-        if rows == ALL:
-            return *batch, share
+        if rows == ALL:  # slots are cut of it, whose rows are blended as in the whole
+            return *batch, share, *(part.flip(0) for part in batch if self.train.exact)
         size = self.train.batch
         others = self._pictures(step, micro, slice(size - rows.stop, size - rows.start))  # row i with the i-th last
         return *batch, share, *(part.flip(0) for part in others)

@@ -59,9 +59,9 @@ class LanguageModeling:
     def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False) -> "LanguageModeling":
         """The task of a run, on the data it was trained on; or, `whole`, on all of other data."""
         kept = source == "-" and not whole
-        column = None if whole else (run.config.get("data") or {}).get("text_column")
+        column = (run.config.get("data") or {}).get("text_column")
         path = str(text.input_path(run.config["run"]["data_hash"])) if kept else source
-        corpus = text.find(path, column, plain=column is None and not whole)
+        corpus = text.find_like(path, column) if whole else text.find(path, column, plain=column is None)
         if not whole:
             check_unchanged(run, corpus.hash, source)  # before a changed corpus is tokenized
         data = text.TextData(corpus, run.tokenizer, text.tokenize(corpus, run.tokenizer), whole)

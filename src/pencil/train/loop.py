@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..config import UserError
 from ..device import pick_device
-from ..processes import any_rank, from_writer, joined, world
+from ..processes import any_rank, from_writer, joined, wait_long, world
 from ..runs import Run
 from .background import Background
 from .building import build_model
@@ -80,6 +80,8 @@ class Trainer(Evaluating):
             torch.use_deterministic_algorithms(True)
         self._seed(0)
         self.model = build_model(task, config, self.mode, self.device, self.here)
+        wait_long()  # for data that is encoded before
+        (self.reads_each,) = any_rank(on_step is not None)
         self.optimizers = make_optimizers(self.model, config)
         self.autocast = autocast_of(config, self.device)
         self.gradients = make_gradients(self.mode)(task, self.model, config, self.device, self.autocast, self.here)
@@ -261,7 +263,7 @@ class Trainer(Evaluating):
             begins = self.step == first + 1
             # several processes read their losses at the same steps, since all may have to stop there
             show = log or (due if self.here.size > 1 else bar.due(trained + time.perf_counter() - started))
-            if show or begins or self.on_step is not None:
+            if show or begins or self.reads_each:
                 self.read_losses(metrics, bar)  # waits for the device
             spent = time.perf_counter() - started
             seen, busy = seen + units, busy + spent

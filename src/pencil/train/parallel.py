@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..device import sync_of, total_memory
-from ..processes import World, from_writer, total
+from ..processes import World, any_rank, from_writer, total
 from .gathering import Gathering
 from .local import local
 from .rows import own_batch
@@ -134,7 +134,7 @@ class Replicated(Alone):
         # buffers are constants, the same on every process
         names = [name for name, _ in module.named_buffers()]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
-        unused = has_unused(self.model, module(batch))
+        (unused,) = any_rank(has_unused(self.model, module(batch)))
         self.ddp = DistributedDataParallel(module, gradient_as_bucket_view=True, find_unused_parameters=unused)
         return torch.compile(self.ddp) if compiles(self.config, self.device) else self.ddp
 

@@ -87,13 +87,13 @@ class TrainConfig:
             raise UserError(f"train.crop must be above 0 and at most 1 (the whole picture), not {self.crop}")
         if self.sync != "auto" and (self.parallel != "fsdp" or self.accumulate == 1):
             raise UserError(
-                f"train.sync {self.sync} has no effect without fsdp and a --train.accumulate above 1: leave it out"
+                f"train.sync {self.sync} has no effect without fsdp and a --train.accumulate above 1: use auto"
             )
         if self.exact:
             object.__setattr__(self, "deterministic", True)
             slots_of(self)
         elif self.slots:
-            raise UserError("train.slots has no effect without --train.exact true: leave it out")
+            raise UserError("train.slots has no effect without --train.exact true: leave it out, or 0")
         if self.keep < 2:
             raise UserError(
                 f"train.keep must be at least 2, so that one good checkpoint always exists, not {self.keep}"

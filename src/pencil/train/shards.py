@@ -84,17 +84,17 @@ class HostCopy:
 
     def take(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], None]]:
         """Copies of the tensors, and a function that waits until they are whole."""
-        copies, on_cuda = {}, False
+        copies, gpu = {}, None
         for name, tensor in tensors.items():
             if tensor.device.type == "cuda":
-                on_cuda = True
+                gpu = tensor.device
                 copies[name] = self._pinned(name, tensor).copy_(tensor, non_blocking=True)
             else:
                 copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
-        if not on_cuda:
+        if gpu is None:
             return copies, lambda: None
         copied = torch.cuda.Event()
-        copied.record()
+        copied.record(torch.cuda.current_stream(gpu))  # which need not be the current GPU
         return copies, copied.synchronize
 
     def _pinned(self, name: str, tensor: Tensor) -> Tensor:

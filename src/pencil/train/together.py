@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ..config import UserError
-from ..processes import Ended, RankError, from_all, world
+from ..processes import Ended, RankError, from_all, wait_long, world
 
 
-def on_all(work: Callable[[], Any], group: Any = None) -> list[Any]:
+def on_all(work: Callable[[], Any], group: Any = None, patient: bool = False) -> list[Any]:
     """What `work` returns on each rank, which JSON can express, by rank; if it fails on one, all of them raise.
 
     An error of the system, such as a full disk, is raised as it is on every rank, since all go on after it or none.
-    Any other is raised on its own rank, and the others only end.
+    Any other is raised on its own rank, and the others only end. `patient`: it may take some of them hours.
     """
     here = world()
     if here.size == 1:
@@ -23,6 +23,8 @@ def on_all(work: Callable[[], Any], group: Any = None) -> list[Any]:
         own, answer["error"] = error, [error.errno, error.strerror, str(error.filename or "")]
     except Exception as error:
         own, answer["error"] = error, None
+    if patient:
+        wait_long()
     answers = from_all(answer, group)
     failed = next((rank for rank, one in enumerate(answers) if "error" in one), None)
     if failed is None:
