@@ -362,6 +362,7 @@ def test_a_run_renamed_while_training_does_not_grow_a_second_folder(copy, tmp_pa
     def renaming():
         seen = update()
         if made.step == 38:
+            made.background.settle()
             copy.rename(away)
             if taken:
                 copy.mkdir()
@@ -375,6 +376,24 @@ def test_a_run_renamed_while_training_does_not_grow_a_second_folder(copy, tmp_pa
     assert checkpoint.saved(away) == [32, 36]
     whole = trainer(away, steps=42)
     assert whole.train().finished
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_run_renamed_while_a_checkpoint_is_written_is_one_sentence(copy, tmp_path, monkeypatch, taken):
+    made, away = trainer(copy, steps=60, save_every=4), tmp_path / "renamed"
+    before, write = checkpoint.saved(copy), checkpoint._write_shards
+
+    def renaming(*given):
+        copy.rename(away)
+        if taken:
+            copy.mkdir()
+        return write(*given)
+
+    monkeypatch.setattr(checkpoint, "_write_shards", renaming)
+    with pytest.raises(UserError, match="was renamed or removed while it was being written"):
+        made.train()
+    assert list(copy.iterdir()) == [] if taken else not copy.exists()
+    assert checkpoint.saved(away) == before
 
 
 # data

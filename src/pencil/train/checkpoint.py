@@ -73,7 +73,8 @@ def write(
 
 
 def _make(aside: Path) -> str:
-    aside.mkdir(parents=True)
+    aside.parent.mkdir(exist_ok=True)  # never the run itself, which may have been renamed
+    aside.mkdir()
     return aside.name
 
 

@@ -81,7 +81,6 @@ class Trainer(Evaluating):
         self._seed(0)
         self.model = build_model(task, config, self.mode, self.device, self.here)
         wait_long()  # for data that is encoded before
-        (self.reads_each,) = any_rank(on_step is not None)
         self.optimizers = make_optimizers(self.model, config)
         self.autocast = autocast_of(config, self.device)
         self.gradients = make_gradients(self.mode)(task, self.model, config, self.device, self.autocast, self.here)
@@ -236,7 +235,7 @@ class Trainer(Evaluating):
         config, stopping = self.config, self.stopping
         first, changed = self.step, False  # whether anything is to be saved
         seen, busy, trained = 0, 0.0, 0.0
-        stopped, due = any_rank(stopping.is_set(), False)
+        stopped, due, each = any_rank(stopping.is_set(), False, self.on_step is not None)
         while True:
             self.report_saving(bar)
             if self.evaluation_due():
@@ -263,7 +262,7 @@ class Trainer(Evaluating):
             begins = self.step == first + 1
             # several processes read their losses at the same steps, since all may have to stop there
             show = log or (due if self.here.size > 1 else bar.due(trained + time.perf_counter() - started))
-            if show or begins or self.reads_each:
+            if show or begins or each:
                 self.read_losses(metrics, bar)  # waits for the device
             spent = time.perf_counter() - started
             seen, busy = seen + units, busy + spent

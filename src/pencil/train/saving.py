@@ -149,7 +149,11 @@ class Saving:
 
         def write() -> None:
             copied()
-            checkpoint.write(run.path, step, copies, state, keep, cuts if several else None, group)
+            try:
+                checkpoint.write(run.path, step, copies, state, keep, cuts if several else None, group)
+            except OSError:
+                _ = run.path  # refused if it was renamed meanwhile
+                raise
 
         self.saving = step
         self.background.start(write)
