@@ -50,6 +50,7 @@ with joined(torch.device("cpu")) as here:
         cuts = {n: p.cut for n, p in pieces.items() if p.cut}
         spread = here.size > 1 and kind == "fsdp"
         group = torch.distributed.new_group(backend="gloo") if here.size > 1 else None
+        run.mkdir(exist_ok=True)
         checkpoint.write(run, step, copies, {"best": {}}, 2, cuts if spread else None, group)
     else:
         kept = checkpoint.read(run, step)
@@ -256,6 +257,7 @@ with joined(torch.device("cpu")) as here:
         except (OSError, KeyError, Ended) as error:
             print(type(error).__name__, getattr(error, "errno", None))
 """
+    (tmp_path / "run").mkdir()
     shown = [one.out.splitlines() for one in together(2, script)]
     assert shown == [["OSError 28", "Ended None"], ["OSError 28", "KeyError None"]]
     assert not list((tmp_path / "run" / "checkpoints").iterdir())

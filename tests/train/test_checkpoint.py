@@ -145,6 +145,7 @@ def test_what_is_listed_is_carried_forward_and_never_hashed_anew(tmp_path):
     listed(tmp_path)
     folder = write(tmp_path, 10)
     shutil.rmtree(folder)
+    (tmp_path / "other").mkdir()
     checkpoint.write(tmp_path / "other", 10, tensors(11), {"best": {}}).rename(folder)
     write(tmp_path, 20)
     assert [str(fault.path) for fault in checkpoint.compare_with_run(tmp_path, checkpoint.find(tmp_path)[0])] == [
