@@ -1,7 +1,6 @@
 """Images as latents of an autoencoder: encoded once, before training, and cached on disk."""
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from ..data.augment import ImageTransform
 from ..data.cache import cache_folder, making, seal, usable
 from ..data.examples import Examples
 from ..data.images import ImageData
-from ..files import beside, flush_folder
+from ..files import open_aside
 from ..inference.autoencoder import BATCH, Autoencoder
 
 
@@ -72,24 +71,16 @@ def _write(
     path: Path, examples: Examples, autoencoder: Autoencoder, transform: ImageTransform, shape: tuple[int, ...]
 ) -> None:
     """The latents of every image, in order; images that cannot be decoded are stored as NaN. Whole, or not at all."""
-    aside = beside(path)
-    try:
-        out = np.memmap(aside, np.float16, "w+", shape=shape)
+    with open_aside(path) as file:
         for first in range(0, shape[0], BATCH):
             rows = range(first, min(first + BATCH, shape[0]))
             images, _ = examples.take(rows, transform)
             if len(images) == len(rows):
-                out[first : rows.stop] = autoencoder.encode(images).cpu().numpy()
-                continue
-            for row in rows:
-                alone, _ = examples.take([row], transform)
-                out[row] = autoencoder.encode(alone).cpu().numpy() if len(alone) else np.nan
-        out.flush()
-        del out  # what is mapped cannot be renamed on Windows
-        with aside.open("r+b") as file:
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    flush_folder(path.parent)
+                out = autoencoder.encode(images).cpu().numpy()
+            else:
+                out = np.full((len(rows), *shape[1:]), np.nan)
+                for i, row in enumerate(rows):
+                    alone, _ = examples.take([row], transform)
+                    if len(alone):
+                        out[i] = autoencoder.encode(alone).cpu().numpy()
+            file.write(out.astype(np.float16).tobytes())
