@@ -33,7 +33,7 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
     ranks = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")},
-        "PYTHONPATH": str(SRC),
+        "PYTHONPATH": os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "OMP_NUM_THREADS": "1",
         "TORCH_CPP_LOG_LEVEL": "FATAL",  # as the command line sets it, before it loads torch
         "MASTER_ADDR": "127.0.0.1",

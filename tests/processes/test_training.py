@@ -110,8 +110,9 @@ def test_all_families_train_on_two_processes_as_on_one(on_processes, notes, name
 
 @pytest.mark.long
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_compiled_model_trains_on_two_processes_as_on_one(on_processes, notes, parallel):
-    case = dict(name="gpt", text=str(notes), optimizer="muon", parallel=parallel, recompute="blocks")
+@pytest.mark.parametrize("which", FAMILIES)
+def test_a_compiled_model_trains_on_two_processes_as_on_one(on_processes, notes, which, parallel):
+    case = dict(name=which, text=str(notes), optimizer="muon", parallel=parallel, recompute="blocks")
     (found,) = on_processes(2, [{**case, "compile": "on"}])
     expected = train(**{**case, "parallel": "auto"})
     for own, facts in found:

@@ -27,6 +27,13 @@ def test_the_bits_are_those_of_splitmix64():
     assert torch.equal(random_bits(keys, 2, 3), random_bits(keys, 5)[:, 3:])
 
 
+def test_compiled_bits_are_the_same():
+    keys = torch.tensor([1234567, (1 << 62) - 3, 0])
+    torch.compiler.reset()
+    found = torch.compile(random_bits, dynamic=False)(keys, 11, 3)
+    assert torch.equal(found, random_bits(keys, 11, 3))
+
+
 def test_numbers_of_a_row_do_not_depend_on_the_other_rows():
     keys = torch.tensor([7, 11, 1 << 61])
     whole = normal(keys, (3, 5), 2)
