@@ -10,19 +10,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .config import UserError
 from .progress import watched
-from .torchrun import World, meeting, orphaned, restarts, world
+from .torchrun import World, meeting, orphaned, restarts, wait_for, world
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 T = TypeVar("T")
-LONG = timedelta(days=7)  # how long the others wait for the writer to prepare the data
 PATIENCE = 2  # seconds that the others leave the writer to say what has failed
 SOON = 30  # seconds after which a process says that it waits for the others
 GONE = ("closed by peer", "reset by peer", "Broken pipe", "Socket closed", "remote process exited", "ncclRemoteError")
@@ -71,7 +69,7 @@ def joined(device: "torch.device", alone: bool = False) -> Iterator[World]:
             dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size)
         begun = True
         # kept to the end: if DDP were the last to hold it, freeing it would wait for a thread that waits for Python
-        _groups.append(dist.group.WORLD)
+        _groups.append((dist.group.WORLD, store))
         yield here
         wait_for_all()  # the writer's store must not go first
         ended = True
@@ -254,16 +252,15 @@ def wait_long() -> None:
     store, key = _numbered("come")
     if store.add(key, 1) == world().size:
         store.set(f"{key}: all", "")
-    store.wait([f"{key}: all"], LONG)
+    if not wait_for(store, f"{key}: all", "failed"):
+        raise Ended
 
 
 def _numbered(word: str) -> tuple[Any, str]:
     """The store of the processes, and a key that is the same on every rank and was not used before."""
-    from torch.distributed.distributed_c10d import _get_default_store
-
     global _keys
     _keys += 1
-    return _get_default_store(), f"{word} {_keys}"
+    return _groups[-1][1], f"{word} {_keys}"
 
 
 _keys = 0
@@ -279,8 +276,7 @@ def writer_first(make: Callable[[], T]) -> T:
         return make()
     store, key = _numbered("made")
     if not here.writer:
-        store.wait([key], LONG)
-        if store.get(key) != b"whole":
+        if not wait_for(store, key, "failed") or store.get(key) != b"whole":
             raise Ended
         return make()
     done = "failed"

@@ -2,12 +2,14 @@
 
 import os
 import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .config import UserError
 
 LOOPBACK = "127.0.0.1"
+LOOK = timedelta(seconds=1)  # between two looks at what has become of the other processes
 PARENT = os.getppid()
 
 
@@ -97,6 +99,19 @@ def meeting(here: World) -> Any:
 
 _store: Any = None
 _meetings = 0
+
+
+def wait_for(store: Any, key: str, failure: str) -> bool:
+    """Wait until a process sets a key of the store, however long it takes; False where one sets `failure` before."""
+    from torch.distributed import DistStoreError
+
+    while True:
+        try:
+            store.wait([key], LOOK)
+            return True
+        except DistStoreError:  # not yet
+            if store.check([failure]):
+                return False
 
 
 def _opened(here: World) -> Any:

@@ -56,20 +56,19 @@ def command(name, out, *more):
 
 def share(size, folder, *commands, stop=-1):
     """Run commands on so many processes of the one GPU; a signal comes before step `stop`."""
-    port = free_port()
+    words, port = [sys.executable, "-c", SHARED, str(stop), json.dumps(commands)], free_port()
+    given = {"cwd": folder, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", SHARED, str(stop), json.dumps(commands)],
-            cwd=folder, env=environment(rank, size, port), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
+        subprocess.Popen(words, env={**environment(rank, size, port), "LOCAL_RANK": "0"}, **given)
         for rank in range(size)
-    ]  # fmt: skip
+    ]
     printed = [one.communicate(timeout=300) for one in started]
     assert [one.returncode for one in started] == [0] * size, "\n".join(err[-3000:] for _, err in printed)
 
 
 def torchrun(folder, *words, restarts=0, **given):
-    several = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--max-restarts", str(restarts)]
+    several = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    several += ["--max-restarts", str(restarts)]
     env = {**environment(0, 1, 0), "LOGLEVEL": "ERROR"}
     return subprocess.run([*several, *words], cwd=folder, env=env, text=True, capture_output=True, timeout=300, **given)
 

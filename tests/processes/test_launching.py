@@ -267,6 +267,31 @@ def test_an_error_of_the_program_is_one_sentence_with_its_rank(together):
     assert "Traceback" not in "".join(lines(ended))
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_model_that_one_rank_cannot_build_ends_the_others(together, rank):
+    """They wait for it, as long as it takes to prepare its data."""
+    failing = """
+import sys
+from pencil.cli.main import main
+from pencil.config import UserError
+from pencil.processes import world
+from pencil.train import loop
+
+usual = loop.build_model
+
+def build(*given):
+    if world().rank == int(sys.argv[1]):
+        raise UserError("there is no room")
+    return usual(*given)
+
+loop.build_model = build
+main(sys.argv[2:])
+"""
+    ended = together(2, failing, arguments=[rank, "train", "gpt", *SMALL], code=None)
+    own = "pencil: there is no room" if rank == 0 else "pencil: rank 1: there is no room"
+    assert [line for line in lines(ended) if "pencil: " in line] == [own]
+
+
 def test_too_little_memory_names_settings_that_fit(together):
     failing = AT_STEP.replace("{what}", "raise torch.OutOfMemoryError('CUDA out of memory')")
     ended = together(2, failing, arguments=[1, 3, "train", "gpt", *SMALL], code=None)

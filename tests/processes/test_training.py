@@ -113,7 +113,7 @@ def test_all_families_train_on_two_processes_as_on_one(on_processes, notes, name
 @pytest.mark.parametrize("which", FAMILIES)
 def test_a_compiled_model_trains_on_two_processes_as_on_one(on_processes, notes, which, parallel):
     case = dict(name=which, text=str(notes), optimizer="muon", parallel=parallel, recompute="blocks")
-    (found,) = on_processes(2, [{**case, "compile": "on"}])
+    (found,) = on_processes(2, [{**case, "compile": "on", "preview": True}])
     expected = train(**{**case, "parallel": "auto"})
     for own, facts in found:
         assert facts["losses"] == pytest.approx(expected[1]["losses"], rel=1e-4)

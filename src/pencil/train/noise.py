@@ -20,8 +20,8 @@ def row_keys(rng: np.random.Generator, count: int) -> Int[Tensor, "B"]:
 
 def random_bits(keys: Int[Tensor, "B"], count: int, first: int = 0) -> Int[Tensor, "B n"]:
     """`count` numbers of 64 random bits for each key, from number `first` on."""
-    # a compiler takes products of an arange for indices, which do not wrap around; the mask, which changes nothing, makes
-    # them numbers
+    # a compiler takes products of an arange for indices, which do not wrap around; the mask, which changes nothing,
+    # makes them numbers
     numbers = torch.arange(first + 1, first + count + 1, device=keys.device) & ((1 << 62) - 1)
     z = keys[:, None] + numbers * GAMMA
     z = (z ^ _right(z, 30)) * FIRST

@@ -191,7 +191,9 @@ class Sharded(Alone):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        with self.autocast(), self.gathering(self.here.size):  # blocks are gathered in its dtype
+        # compiled blocks would be compiled again for other shapes, and with what asks for a cross-attention's weights;
+        # blocks are gathered in the dtype of autocast
+        with torch.compiler.set_stance("force_eager"), self.autocast(), self.gathering(self.here.size):
             yield
 
 
