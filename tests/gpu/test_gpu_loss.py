@@ -20,6 +20,7 @@ def as_before():
     with unchecked():
         yield
     torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
     torch.cuda.set_sync_debug_mode("default")
     torch.cuda.empty_cache()
 

@@ -33,6 +33,7 @@ def same_random_numbers():
         yield
     config.fallback_random = before
     torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
     torch.cuda.set_sync_debug_mode("default")
     torch.cuda.empty_cache()
 

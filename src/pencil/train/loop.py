@@ -87,6 +87,7 @@ class Trainer(Evaluating):
         # whether the first updates are slower than the others
         self.warms_up = compiles(config, self.device) or self.device.type != "cpu"
         if self.device.type == "cuda":
+            self.group.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
             torch.set_float32_matmul_precision("high")
         # an accelerator should not wait for its next batch; on a CPU prefetching pays only where images are decoded
         prefetch = task.slow or self.device.type != "cpu"
