@@ -21,6 +21,7 @@ from pencil.cost.count import count
 from pencil.cost.memory import train_memory
 from pencil.cost.parallel import Plan, device_memory, units_of
 from pencil.cost.profile import on_meta
+from pencil.device import sync_of, total_memory
 from pencil.families import family
 from pencil.families.from_run import prepare
 from pencil.families.run_setup import train_config
@@ -68,8 +69,9 @@ def measured(text: Path, parallel: str, args: argparse.Namespace) -> tuple[float
     gc.collect()
     if CUDA:
         torch.cuda.empty_cache()
-    plan = Plan("fsdp" if parallel == "fsdp" else "ddp", 1, args.accumulate, args.optimizer, dtype=dtype)
     counts = count(record.create, record.cost, config)
+    sync = sync_of("auto", sum(counts.parameters.values()), total_memory(torch.device("cuda" if CUDA else "cpu")))
+    plan = Plan("fsdp" if parallel == "fsdp" else "ddp", 1, args.accumulate, args.optimizer, dtype=dtype, sync=sync)
     held = train_memory(record.cost, config, counts, args.batch, None, dtype, CUDA, plan.sharded)
     units = units_of(on_meta(record.create, config))
     return took, peak, device_memory(units, plan, held.activations, args.recompute == "blocks").total

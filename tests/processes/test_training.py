@@ -1,6 +1,7 @@
 """Training on several processes: what one process computes, within rounding; in exact mode to the bit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from training_cases import SCRIPT, train
 
 from albums import album, photos
 from pencil.config import UserError, build
+from pencil.cost.parallel import Plan, device_memory, units_of
 from pencil.data import decoding
 from pencil.families import family
 from pencil.families.from_run import prepare
@@ -126,6 +128,34 @@ def test_one_process_with_fsdp_or_ddp_is_one_without(notes):
     expected = train("gpt", notes, optimizer="muon", accumulate=2)
     for parallel in ("ddp", "fsdp"):
         assert_close([train("gpt", notes, optimizer="muon", accumulate=2, parallel=parallel)], expected)
+
+
+def test_ddp_holds_what_it_accumulates_beside_its_own_gradients(notes):
+    made, seen = training_cases.make("gpt", notes, parallel="ddp", accumulate=2), []
+    summing, finish = made.gradients.summing, made.gradients.finish
+
+    def look():
+        stored = [p.grad.untyped_storage() for p in made.model.parameters() if p.grad is not None]
+        seen.append({storage.data_ptr(): storage.nbytes() for storage in stored})
+
+    def summed(last):
+        look()
+        return summing(last)
+
+    def finished(loss):
+        look()
+        return finish(loss)
+
+    made.gradients.summing, made.gradients.finish = summed, finished
+    with made.group:
+        made.update()
+    before, accumulated, held = seen
+    assert not before
+    assert not accumulated.keys() & held.keys()
+    assert sum(accumulated.values()) == sum(held.values())
+    units, plan = units_of(made.model), Plan("ddp", 2)
+    once, twice = (device_memory(units, replace(plan, accumulate=n), None).total for n in (1, 2))
+    assert twice - once == sum(accumulated.values())
 
 
 def same_bits(on_processes, case):

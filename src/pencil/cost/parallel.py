@@ -116,8 +116,9 @@ def device_memory(
 ) -> DeviceMemory:
     """What each device needs; `held` is of the micro-batch of one device.
 
-    DDP holds gradients all the time. Otherwise they come during the backward pass, unless some were accumulated before.
-    An evaluation needs less than a step: FSDP2 gathers block by block for it, too.
+    DDP holds gradients all the time, and those that were accumulated before beside them. Otherwise gradients come
+    during the backward pass, unless some were accumulated before. An evaluation needs less than a step: FSDP2 gathers
+    block by block for it, too.
     """
 
     def summed(trained: bool = False, matrix: bool = False, pieces: int = plan.pieces) -> int:
@@ -140,7 +141,7 @@ def device_memory(
     # gradients, what is gathered, and activations: at the loss, in the first and the last block of the backward pass,
     # and at its end
     if plan.parallel == "ddp":
-        early = max(accumulated, gradients if plan.devices > 1 else 0)
+        early = accumulated + (gradients if plan.devices > 1 else 0)
         moments = [(early, 0, peak), (max(early, outside), 0, in_blocks), (gradients, 0, in_last)]
     else:
         whole, moving = FULL * units[0].whole(plan.devices), _moving(units[1:], plan, of_block)
