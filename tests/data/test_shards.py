@@ -304,6 +304,15 @@ def test_the_package_that_is_missing_is_named(tmp_path, monkeypatch):
         images.load(str(path), "label")
 
 
+def test_shards_on_two_drives_are_one_sentence(three, monkeypatch):
+    with monkeypatch.context() as patch:  # as on Windows
+        patch.setattr(shard_data.os.path, "commonpath", lambda paths: (_ for _ in ()).throw(ValueError("two drives")))
+        with pytest.raises(
+            UserError, match=r"part-000\.tar and .*part-002\.tar are on two drives: put all shards on one"
+        ):
+            shard_data.from_shards(sorted(three.glob("*.tar")), "label")
+
+
 def test_tar_files_beside_pictures_are_no_shards(tmp_path):
     for kind in ("cat", "dog"):
         for i in range(3):

@@ -69,7 +69,10 @@ def from_shards(shards: Sequence[Path], want: str, whole: bool = False) -> Image
     """
     if want == "video":
         raise UserError(f"{shards[0]} has pictures, and videos are needed")
-    root = Path(os.path.commonpath([shard.resolve().parent for shard in shards]))
+    try:
+        root = Path(os.path.commonpath([shard.resolve().parent for shard in shards]))
+    except ValueError:  # on Windows
+        raise UserError(f"{shards[0]} and {shards[-1]} are on two drives: put all shards on one") from None
     name = common_name(list(shards)) if len(shards) > 1 else shards[0].stem
     hashes = hash_files(root, [shard.resolve() for shard in shards])
     new = [shard for shard in shards if not index_path(hashes[shard.resolve()]).exists()]
