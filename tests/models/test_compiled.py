@@ -1,4 +1,4 @@
-"""Every family compiles to one graph, whatever its kind. One process compiles them all: shape checking is off there."""
+"""Every family compiles to one graph, whatever its kind. They are compiled in another process: shape checking is off there."""
 
 import json
 import subprocess
@@ -111,7 +111,7 @@ def compiled(tables):
 
 @pytest.fixture(scope="module")
 def graphs():
-    return compiled(KINDS)
+    return compiled({name: kinds for name, kinds in KINDS.items() if name != "gpt"})
 
 
 def whole(graphs, family):
@@ -119,30 +119,35 @@ def whole(graphs, family):
 
 
 @pytest.mark.proof("one compiled graph, no breaks", "gpt")
-def test_a_gpt_compiles_to_one_graph(graphs):
-    assert whole(graphs, "gpt")
+def test_a_gpt_compiles_to_one_graph():
+    assert whole(compiled({"gpt": KINDS["gpt"]}), "gpt")
 
 
+@pytest.mark.long
 @pytest.mark.proof("one compiled graph, no breaks", "vit")
 def test_a_vit_compiles_to_one_graph(graphs):
     assert whole(graphs, "vit")
 
 
+@pytest.mark.long
 @pytest.mark.proof("one compiled graph, no breaks", "captioner")
 def test_a_captioner_compiles_to_one_graph(graphs):
     assert whole(graphs, "captioner")
 
 
+@pytest.mark.long
 @pytest.mark.proof("one compiled graph, no breaks", "reader")
 def test_a_reader_compiles_to_one_graph(graphs):
     assert whole(graphs, "reader")
 
 
+@pytest.mark.long
 @pytest.mark.proof("one compiled graph, no breaks", "seq2seq")
 def test_an_encoder_and_decoder_compile_to_one_graph(graphs):
     assert whole(graphs, "seq2seq")
 
 
+@pytest.mark.long
 @pytest.mark.proof("one compiled graph, no breaks", "dit")
 def test_a_dit_compiles_to_one_graph(graphs):
     """A video in groups, with a text or without."""

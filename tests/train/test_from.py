@@ -74,7 +74,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("family", CASES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(one, marks=pytest.mark.long) if one in ("captioner", "seq2seq") else one for one in CASES]
+)
 def test_every_family_starts_with_the_weights(family, data, tmp_path):
     source, other, sizes = CASES[family]
     a = trained(family, data / source, tmp_path / "a", **TINY, **sizes)
