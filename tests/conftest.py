@@ -53,6 +53,20 @@ def short_previews():
     return usual
 
 
+@pytest.fixture
+def usual_seconds():
+    """Progress is shown after as many seconds as usual: for tests with a clock of their own."""
+
+
+@pytest.fixture(autouse=True)
+def no_matter_how_slow(request, monkeypatch):
+    """Work that takes long shows its progress, and a training measures its pace first; a busy machine changes nothing."""
+    if "usual_seconds" not in request.fixturenames:
+        for module in ("train.report", "train.evaluation", "train.loop"):
+            monkeypatch.setattr(f"pencil.{module}.FIRST_LINE", 1e9)
+        monkeypatch.setattr("pencil.cli.terminal.QUIET", 1e9)
+
+
 @contextmanager
 def unchecked():
     """Shape checking off, which can make small models several times slower."""

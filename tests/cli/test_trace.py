@@ -4,6 +4,9 @@ import io
 import json
 import re
 import shutil
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -389,9 +392,13 @@ def test_heads_are_drawn_side_by_side(type_in, tmp_path):
         assert image.size[0] > 2 * image.size[1]  # four heads side by side
 
 
+@pytest.mark.usefixtures("usual_seconds")
 def test_long_work_shows_its_progress_over_a_pipe_and_short_work_nothing(type_in, monkeypatch):
-    assert type_in("trace", "example:vit-4x4", "--xlsx", "a.xlsx").err == "a.xlsx\n"
-    monkeypatch.setattr("pencil.cli.terminal.QUIET", 0)
-    first, *rest = type_in("trace", "example:vit-4x4", "--xlsx", "a.xlsx").err.splitlines()
-    assert re.fullmatch(r"a\.xlsx: \d+% after 0 s", first)
-    assert rest == ["a.xlsx"]
+    for second, lines in ((0.0, []), (1.0, [2, 12])):
+        clock = SimpleNamespace(monotonic=partial(next, count(100.0, second)))  # moves when it is looked at
+        monkeypatch.setattr("pencil.cli.terminal.time", clock)
+        *shown, last = type_in("trace", "example:vit-4x4", "--xlsx", "a.xlsx").err.splitlines()
+        found = [re.fullmatch(r"a\.xlsx: (\d+)% after (\d+) s", line) for line in shown]
+        assert [int(line[2]) for line in found][:2] == lines
+        assert all(0 < int(line[1]) < 100 for line in found)
+        assert last == "a.xlsx"

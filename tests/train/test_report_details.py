@@ -13,7 +13,7 @@ from pencil.train.report import ProgressBar, plot_losses
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(monkeypatch, usual_seconds):
     """The time as the progress bar reads it."""
     now = [100.0]
     monkeypatch.setattr(report.time, "monotonic", lambda: now[0])

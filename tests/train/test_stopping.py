@@ -113,6 +113,7 @@ class Tick:
         return self.now
 
 
+@pytest.mark.usefixtures("usual_seconds")
 def test_the_pace_is_shown_before_a_first_evaluation_that_takes_long(tmp_path, notes, whole, monkeypatch, capsys):
     monkeypatch.setattr(evaluation.time, "monotonic", Tick(0.9))
     assert trainer(tmp_path / "a", notes, **PACE).train().finished
@@ -124,8 +125,10 @@ def test_the_pace_is_shown_before_a_first_evaluation_that_takes_long(tmp_path, n
     assert bits(tmp_path / "a", 12) == whole
 
 
+@pytest.mark.usefixtures("usual_seconds")
 def test_the_rate_is_shown_after_two_seconds_of_steps(tmp_path, notes, whole, monkeypatch, capsys):
     asked = []
+    monkeypatch.setattr(loop.time, "monotonic", lambda: 1000.0)
     monkeypatch.setattr(loop.time, "perf_counter", Tick(0.7))  # which is looked at three times in a step
     made = trainer(tmp_path / "a", notes, **PACE)
     made.propose = lambda seconds: asked.append(seconds)
@@ -137,9 +140,10 @@ def test_the_rate_is_shown_after_two_seconds_of_steps(tmp_path, notes, whole, mo
     assert bits(tmp_path / "a", 12) == whole
 
 
-@pytest.mark.usefixtures("fast_training")
+@pytest.mark.usefixtures("fast_training", "usual_seconds")
 def test_a_training_of_hours_is_said_once_to_take_hours(tmp_path, notes, monkeypatch, capsys):
     asked = []
+    monkeypatch.setattr(loop.time, "monotonic", lambda: 1000.0)
     monkeypatch.setattr(loop.time, "perf_counter", Tick(1000.0))
     made = trainer(tmp_path / "a", notes, **PACE)
     made.propose = lambda seconds: asked.append(seconds) or "try something smaller"
