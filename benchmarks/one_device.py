@@ -4,12 +4,16 @@ python benchmarks/one_device.py [--preset gpt2] [--batch 64] [--accumulate 1] [-
                                 [--compile auto] [--steps 10] [--rounds 5]
 
 Each round trains with each in turn, in another order; a ratio is the median of the rounds' own ratios. With a small
-batch the GPU waits for Python, which has more to do with DDP and FSDP2: the ratio is then not theirs.
+batch the GPU waits for Python, which has more to do with DDP and FSDP2: the ratio is then not theirs. Memory is that of
+a process of its own, so that nothing of another training is in it.
 """
 
 import argparse
 import gc
+import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,6 +34,7 @@ from pencil.train.task import Request
 
 TEXT = "".join(f"line {i}: the pencil draws {i * 7 % 13} strips of {i * 5 % 11}.\n" for i in range(40_000))
 CUDA = torch.cuda.is_available()
+KINDS = ["auto", "ddp", "fsdp"]
 WARM = 3  # updates before the clock starts
 
 
@@ -47,34 +52,54 @@ def trainer(text: Path, parallel: str, args: argparse.Namespace) -> Trainer:
     return Trainer(task, None, task.train)  # pyright: ignore[reportArgumentType]
 
 
-def measured(text: Path, parallel: str, args: argparse.Namespace) -> tuple[float, int, int]:
-    """Seconds of an update, bytes at the peak, and the bytes that are counted."""
+def seconds(text: Path, parallel: str, args: argparse.Namespace) -> float:
+    """Of an update."""
     made = trainer(text, parallel, args)
     with made.group:
         for _ in range(WARM):
             made.update()
         if CUDA:
             torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
         begun = time.perf_counter()
         for _ in range(args.steps):
             made.update()
         if CUDA:
             torch.cuda.synchronize()
         took = (time.perf_counter() - begun) / args.steps
-        peak = torch.cuda.max_memory_allocated() if CUDA else 0
-    task: Any = made.task
-    record, config, dtype = family("gpt"), task.config, "bf16" if CUDA else "fp32"
-    del made, task
+    del made
     gc.collect()
     if CUDA:
         torch.cuda.empty_cache()
+    return took
+
+
+def memory(text: Path, parallel: str, args: argparse.Namespace) -> dict[str, int]:
+    """Bytes at the peak of an update, and those that are counted."""
+    made = trainer(text, parallel, args)
+    with made.group:
+        for _ in range(WARM):
+            made.update()
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(3):
+            made.update()
+        peak = torch.cuda.max_memory_allocated()
+    task: Any = made.task
+    record, config = family("gpt"), task.config
     counts = count(record.create, record.cost, config)
-    sync = sync_of("auto", sum(counts.parameters.values()), total_memory(torch.device("cuda" if CUDA else "cpu")))
-    plan = Plan("fsdp" if parallel == "fsdp" else "ddp", 1, args.accumulate, args.optimizer, dtype=dtype, sync=sync)
-    held = train_memory(record.cost, config, counts, args.batch, None, dtype, CUDA, plan.sharded)
+    sync = sync_of("auto", sum(counts.parameters.values()), total_memory(torch.device("cuda")))
+    # one process has the gradients of DDP, too, as each of several has them
+    kind, devices = {"auto": ("ddp", 1), "ddp": ("ddp", 2), "fsdp": ("fsdp", 1)}[parallel]
+    plan = Plan(kind, devices, args.accumulate, args.optimizer, dtype="bf16", sync=sync)
+    held = train_memory(record.cost, config, counts, args.batch, None, "bf16", True, plan.sharded)
     units = units_of(on_meta(record.create, config))
-    return took, peak, device_memory(units, plan, held.activations, args.recompute == "blocks").total
+    counted = device_memory(units, plan, held.activations, args.recompute == "blocks").total
+    return {"peak": peak, "counted": counted}
+
+
+def memory_alone(parallel: str) -> dict[str, int]:
+    """`memory` in a process of its own, with this one's options."""
+    words = [sys.executable, __file__, *sys.argv[1:], "--memory", parallel]
+    return json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def main() -> None:
@@ -87,22 +112,30 @@ def main() -> None:
     parser.add_argument("--compile", default="auto", choices=("auto", "on", "off"))
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory", choices=KINDS, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    kinds, found = ["auto", "ddp", "fsdp"], []
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
         text.write_text(TEXT)
-        for number in range(args.rounds):
-            found.append({kind: measured(text, kind, args) for kind in kinds[:: 1 if number % 2 else -1]})
+        if args.memory:
+            print(json.dumps(memory(text, args.memory, args)))
+            return
+        bytes_of = {kind: memory_alone(kind) for kind in KINDS} if CUDA else {}
+        rounds = [
+            {kind: seconds(text, kind, args) for kind in KINDS[:: 1 if number % 2 else -1]}
+            for number in range(args.rounds)
+        ]
     print(f"gpt {args.preset}, batch {args.batch} × {args.accumulate}, {args.optimizer}, recompute {args.recompute}, "
           f"compile {args.compile}, {torch.cuda.get_device_name() if CUDA else 'CPU'}, torch {torch.__version__}\n")  # fmt: skip
     print("| one process | ms an update | beside none | peak | counted | ratio |\n|---|---:|---:|---:|---:|---:|")
-    for kind in kinds:
-        seconds = statistics.median(one[kind][0] for one in found)
-        ratio = statistics.median(one[kind][0] / one["auto"][0] for one in found)
-        peak, counted = (max(one[kind][i] for one in found) for i in (1, 2))
-        memory = f"{peak / 1e9:.3f} GB | {counted / 1e9:.3f} GB | {counted / peak:.3f}" if peak else "– | – | –"
-        print(f"| {'none' if kind == 'auto' else kind} | {1000 * seconds:.2f} | {ratio:.3f} | {memory} |")
+    for kind in KINDS:
+        middle = statistics.median(one[kind] for one in rounds)
+        ratio = statistics.median(one[kind] / one["auto"] for one in rounds)
+        shown = "– | – | –"
+        if kind in bytes_of:
+            peak, counted = bytes_of[kind]["peak"], bytes_of[kind]["counted"]
+            shown = f"{peak / 1e9:.3f} GB | {counted / 1e9:.3f} GB | {counted / peak:.3f}"
+        print(f"| {'none' if kind == 'auto' else kind} | {1000 * middle:.2f} | {ratio:.3f} | {shown} |")
 
 
 if __name__ == "__main__":
