@@ -17,6 +17,7 @@ from conftest import TEXT, call
 from conftest import pencil as pencil_command
 from pencil.families.run_setup import new_run
 from pencil.runs import Run
+from pencil.train import checkpoint
 
 pytestmark = pytest.mark.usefixtures("fast_training")
 SHORT = {"steps": 2, "eval_every": 2, "save_every": 1, "batch": 3, "eval_batches": 1, "warmup": 0}
@@ -223,6 +224,29 @@ def test_stopped_before_the_first_save_it_resumes_without_the_source(run, notes,
     shutil.rmtree(source)
     call("resume", out)
     same_weights(whole, out, 3)
+
+
+def test_the_weights_it_began_with_stay_its_own_while_they_are_best(run, notes, tmp_path):
+    """Interrupted and resumed; also by a version that put later weights in their place when it was interrupted."""
+    settings = SHORT | {"steps": 5, "lr": 3.0, "muon_lr": 3.0}
+    out, source = tmp_path / "out", load_file(run / "model.safetensors")
+    pencil.train("gpt", notes, out=out, from_run=run, quiet=True, on_step=lambda step, _: step < 3, **settings)
+    assert Run.open(out).weights_step == 0
+    old = tmp_path / "old"
+    shutil.copytree(out, old)
+    other = pencil.load(run).model.requires_grad_(False)
+    other.norm.weight.mul_(3)
+    Run.open(old).write_weights(other, {**Run.open(old).weights_facts, "step": 3})
+    call("resume", out)
+    for name, tensor in load_file(out / "model.safetensors").items():
+        assert torch.equal(tensor, source[name]), name
+    assert Run.open(out).weights_step == 0
+    said = call("resume", old).stderr
+    assert "the weights that the run began with, its best, were replaced when it was interrupted, and the weights of " \
+           "step 3 take its place" in said  # fmt: skip
+    kept = checkpoint.read(old, Run.open(old).weights_step).tensors
+    for name, tensor in load_file(old / "model.safetensors").items():
+        assert torch.equal(tensor, kept[f"model.{name}"]), name
 
 
 def test_killed_before_its_weights_are_kept_it_is_trained_anew(run, notes, tmp_path):

@@ -42,7 +42,7 @@ def restore(trainer: Any) -> list[str]:
         on_writer(lambda: record_changes(run, trainer.step, written, trainer.config))
         run.__dict__.pop("config", None)
     if lost is not None:
-        notes.append(f"{lost}; it was removed, and the weights of step {trainer.step} take its place")
+        notes.append(f"{lost}, and the weights of step {trainer.step} take its place")
         trainer.best = {}
         if trainer.step:
             trainer.keep_best(trainer.evaluate())
@@ -69,9 +69,14 @@ def _verify(trainer: Any, written: list[Change]) -> dict[str, Any]:
     chosen = chosen_changes(run, trainer.config)
     notes += [f"{one.name} is {one.now} from step {kept.step if kept else 0} on; it was {one.was}" for one in chosen]
     written += [*(c for c in changes if not c.free), *chosen]
-    found = {"notes": notes, "lost": lost and str(lost), "changed": bool(changes or chosen), "step": None}
-    if kept is not None:
-        found |= {"step": kept.step, "sha256": kept.sha256, "first": _first_are_best(trainer, kept)}
+    found = {"notes": notes, "lost": lost and f"{lost}; it was removed", "changed": bool(changes or chosen)}
+    if kept is None:
+        return {**found, "step": None}
+    found |= {"step": kept.step, "sha256": kept.sha256, "first": _first_are_best(trainer, kept)}
+    if found["first"] and "from" in run.config["run"]:
+        # of a version that took them for untrained ones; they cannot be made again
+        again = "the weights that the run began with, its best, were replaced when it was interrupted"
+        found |= {"first": False, "lost": found["lost"] or again}
     return found
 
 

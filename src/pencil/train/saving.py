@@ -66,8 +66,9 @@ class Saving:
             self.best = best
 
     def save_interrupted_weights(self) -> None:
-        """An interrupted run is used with its last weights, unless better ones were kept."""
-        last = not self.task.select_best or not self.best.get("step")
+        """An interrupted run is used with its last weights, unless better ones were kept; random ones are not."""
+        kept = self.best.get("step") or (self.best and "from" in self.run.config["run"])
+        last = not self.task.select_best or not kept
         if self.step and last and self.step != on_writer(lambda: self.run.weights_step):
             self.write_weights({"step": self.step})
 
