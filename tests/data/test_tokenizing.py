@@ -169,8 +169,11 @@ def test_what_a_process_refuses_is_one_sentence(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_process_that_dies_is_said_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_workers, "WORKER", "import sys; sys.stdin.readline(); sys.exit(3)")
+@pytest.mark.parametrize("code", ["import sys; sys.stdin.readline(); sys.exit(3)", "import os; os._exit(3)"])
+def test_a_process_that_dies_is_said_so(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(token_workers, "WORKER", code)
+    # more than a pipe holds: it is not read before the process ends
+    monkeypatch.setattr(token_workers.Workers, "_about", lambda self: b"x" * 1_000_003 + b"\n")
     path = tmp_path / "a.txt"
     path.write_text(prose(9, 3000))
     with pytest.raises(UserError, match=r"ended \(exit status 3\).*run the command again, which keeps what is done"):

@@ -80,11 +80,14 @@ class Workers:
             write_ids(path, encode_unit(unit, self.tokenizer, self.close), self.dtype)
             seal(path)
             return
-        process = getattr(self.own, "process", None) or self._start()
+        first, process = b"", getattr(self.own, "process", None)
+        if process is None:
+            first, process = self._about(), self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         answer = b""
         try:
+            process.stdin.write(first)
             process.stdin.write(json.dumps([unit._asdict(), str(path)]).encode() + b"\n")
             process.stdin.flush()
             answer = process.stdout.readline()
@@ -105,13 +108,14 @@ class Workers:
         )  # fmt: skip
         with self.lock:
             self.started.append(process)
-        special = self.tokenizer.special
-        about = [self.tokenizer.to_json(), None if special is None else special.table, self.dtype.name,
-                 self.close.tolist()]  # fmt: skip
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(about).encode() + b"\n")
         self.own.process = process
         return process
+
+    def _about(self) -> bytes:
+        """What a process needs before its first unit."""
+        special = None if self.tokenizer.special is None else self.tokenizer.special.table
+        about = self.tokenizer.to_json(), special, self.dtype.name, self.close.tolist()
+        return json.dumps(about).encode() + b"\n"
 
 
 def _portable(tokenizer: Tokenizer) -> bool:
