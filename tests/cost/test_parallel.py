@@ -1,6 +1,7 @@
 """Several devices against FSDP2's own code: it runs here on torch's fake process group, whose others are not there."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -263,6 +264,20 @@ def test_several_devices_divide_the_batch_and_may_need_fsdp():
     assert least.bytes < fit(1e15, devices=4, batch=4).bytes
     whole = dict(parallel="fsdp", sync="update", batch=4, accumulate=3, recompute="blocks")
     assert fit(1e15, devices=4, **whole).words(TrainConfig(**whole), "fsdp") == "--train.sync batch"
+
+
+def test_in_exact_mode_a_batch_that_cannot_be_cut_into_the_slots_is_not_proposed():
+    record, config, counts, units = gpt()
+    train, room = TrainConfig(batch=48, exact=True, slots=8), 1e15
+    slots = lambda batch: 0 if batch % 8 else 8  # noqa: E731
+    found = fitting(record.create, record.cost, config, train, room, 2, slots=slots)
+    assert (found.batch, found.accumulate) == (24, 2)
+    # each runs four of the eight slots, three rows at a time, and holds up to three sums beside the gradient
+    held = train_memory(record.cost, config, counts, 3, cuda=True).activations
+    gradient = 4 * counts.trained.parameters
+    assert found.bytes == device_memory(units, Plan("ddp", 1, 2, train.optimizer), held).total + 3 * gradient
+    assert fitting(record.create, record.cost, config, replace(train, batch=8), room, 2, slots=slots).batch == 8
+    assert fitting(record.create, record.cost, config, replace(train, batch=8), room, 16, slots=slots) is None
 
 
 def test_a_family_without_formulas_proposes_nothing():

@@ -132,6 +132,15 @@ def test_a_bad_update_is_left_out_without_waiting_for_the_gpu(tmp_path, notes, o
     assert [found.step for found in made.guard.read(made.step)[1]] == [6]
 
 
+def test_an_update_without_targets_changes_nothing(tmp_path, notes):
+    made = trainer("gpt", tmp_path / "a", notes, compile="off")
+    before = {n: p.detach().clone() for n, p in made.model.named_parameters()}
+    made.task.targets = lambda batch: 0
+    made.update()
+    assert made.guard.read(made.step) == ([0.0], [])
+    assert all(torch.equal(p, before[n]) for n, p in made.model.named_parameters())
+
+
 CASES = ["gpt2, batch 1", "vit b/16", "dit b/2", "bert-base", "seq2seq base", "captioner base"]
 
 

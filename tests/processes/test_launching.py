@@ -1,5 +1,6 @@
 """Several processes as a user meets them: one writer, one sentence for a failure, signals, restarts."""
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -20,7 +21,7 @@ SMALL = ["--data", "notes.txt", "--out", "run", "--model.width", "12", "--model.
          "--train.steps", "7"]  # fmt: skip
 # a command in which one rank does something else at a step
 AT_STEP = """
-import os, signal, sys, torch
+import os, signal, sys, time, torch
 from pencil.cli.main import main
 from pencil.config import UserError
 from pencil.processes import world
@@ -343,6 +344,13 @@ main(sys.argv[1:])
 COMMAND = "  torchrun --nproc-per-node 2 -m pencil resume run"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_before_training_begins_it_does_not_end_with_success(monkeypatch, capsys, number):
+    monkeypatch.setattr("pencil.cli.launch._run", lambda *given: os.kill(os.getpid(), number) or 0)
+    assert launch(2, ["train", "gpt"]) == 128 + number
+    assert capsys.readouterr().err == "Stopped before training began; the same command starts it again.\n"
+
+
 @pytest.mark.parametrize(("rank", "name"), [(0, "SIGTERM"), (1, "SIGINT")])
 def test_a_signal_on_any_rank_stops_all_of_them_with_a_checkpoint(together, tmp_path, rank, name):
     stopped = AT_STEP.replace("{what}", f"os.kill(os.getpid(), signal.{name})")
@@ -360,7 +368,10 @@ def test_a_restarted_training_goes_on_with_its_own_run_to_the_same_weights(toget
     whole = state(tmp_path / "run")
     words[words.index("--out") + 1] = "again"
     torchrun = {"TORCHELASTIC_RUN_ID": "tuesday", "TORCHELASTIC_MAX_RESTARTS": "3"}
-    killed = AT_STEP.replace("{what}", "os.kill(os.getpid(), signal.SIGKILL)")
+    # not before the second checkpoint stands, which is written while training goes on
+    second = "os.path.exists('again/checkpoints/step-00000004/manifest.json')"
+    wait = f"while self.step == 5 and not {second}: time.sleep(0.01)"
+    killed = AT_STEP.replace("{what}", f"{wait}\n        os.kill(os.getpid(), signal.SIGKILL)")
     for restart, (step, count) in enumerate([(1, 0), (5, 4)]):  # before the first checkpoint, and after two of them
         at = {**torchrun, "TORCHELASTIC_RESTART_COUNT": str(restart)}
         ended = together(2, killed, arguments=[1, step, *words], code=None, env=at)

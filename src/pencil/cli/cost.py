@@ -145,6 +145,8 @@ def _training(given: Mapping[str, str], parallel: str) -> dict[str, Any]:
     for name in values:
         if name == "batch":
             raise UserError("train.batch is of all devices together: --batch says how many rows one device takes")
+        if name in ("exact", "slots"):
+            raise UserError(f"train.{name}: what exact mode holds besides is not counted: leave it out")
         if name not in TRAINING:
             raise UserError(f"train.{name} does not change a cost: leave it out")
     TrainConfig(**{**values, "parallel": parallel})  # refuses values out of range

@@ -124,7 +124,8 @@ def launch(count: int, words: Sequence[str], debug: bool = False) -> int:
         if (folder / "failed").exists():
             return 2
         if (folder / "stopped").exists() and not (folder / "reported").exists():
-            note("Stopped before training began.")
+            note("Stopped before training began; the same command starts it again.")
+            return 128 + int((folder / "stopped").read_text())
         return status
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -203,7 +204,8 @@ def _signals(folder: Path) -> Iterator[None]:
             shutil.rmtree(folder, ignore_errors=True)
             os.write(2, b"pencil: interrupted\n")
             os._exit(130)
-        (folder / "stopped").touch()
+        if not (folder / "stopped").exists():
+            (folder / "stopped").write_text(str(int(number)))
         send(signal.SIGTERM)
 
     names = ("SIGINT", "SIGTERM", "SIGHUP")

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..device import sync_of
+from .activations import FULL
 from .count import Counts, count
 from .memory import train_memory
 from .parallel import Plan, device_memory, units_of
@@ -34,12 +35,14 @@ class Fit(NamedTuple):
 def fitting(
     build: Callable[[Any], nn.Module], profile: CostProfile, config: Any, train: Any, memory: float,
     devices: int = 1, parallel: str = "ddp", dtype: str = "bf16", cuda: bool = True,
+    slots: Callable[[int], int] | None = None,
 ) -> Fit | None:  # fmt: skip
     """The largest micro-batch that fits into `memory` bytes of each device, with as many rows in an update as before.
 
     Settings that need less than the present ones, which did not fit. Recomputation, which costs time, only where no
-    batch fits without it, and FSDP2 instead of DDP only where nothing else fits. None: nothing fits, or the family has
-    no formulas.
+    batch fits without it, and FSDP2 instead of DDP only where nothing else fits. In exact mode `slots` has those of a
+    batch, 0 where it cannot be cut; they run one after the other, and sums of their gradients are held. None: nothing
+    fits, or the family has no formulas.
     """
     if profile.activations is None:
         return None
@@ -48,24 +51,30 @@ def fitting(
 
     def need(kind: str, sync: str, batch: int, recompute: str) -> int:
         sync = sync_of(sync, counts.trained.parameters, memory)
-        plan = Plan(kind, devices, rows // batch, train.optimizer, bool(train.ema), dtype, sync)
-        needed = train_memory(profile, config, counts, batch // devices, None, dtype, cuda, plan.sharded)
-        return device_memory(units, plan, needed.activations, recompute == "blocks").total
+        plan = Plan(kind, 1 if slots else devices, rows // batch, train.optimizer, bool(train.ema), dtype, sync)
+        parts = slots(batch) if slots else devices
+        needed = train_memory(profile, config, counts, batch // parts, None, dtype, cuda, plan.sharded)
+        sums = FULL * counts.trained.parameters * (parts // devices).bit_length() if slots else 0
+        return device_memory(units, plan, needed.activations, recompute == "blocks").total + sums
 
     most = min(USABLE * memory, need(parallel, train.sync, train.batch, train.recompute) - 1)
-    for batch, recompute, kind, sync in _choices(train, devices, parallel, counts):
+    for batch, recompute, kind, sync in _choices(train, devices, parallel, counts, slots):
         needed = need(kind, sync, batch, recompute)
         if needed <= most:
             return Fit(batch, rows // batch, recompute, kind, needed, sync)
     return None
 
 
-def _choices(train: Any, devices: int, parallel: str, counts: Counts) -> Iterator[tuple[int, str, str, str]]:
+def _choices(
+    train: Any, devices: int, parallel: str, counts: Counts, slots: Callable[[int], int] | None
+) -> Iterator[tuple[int, str, str, str]]:
     """Batches that divide the rows of an update and are divided by the devices, the largest first."""
     rows = train.batch * train.accumulate
     batches = [n for n in range(train.batch, 0, -1) if rows % n == 0 and n % devices == 0]
+    if slots:
+        batches = [n for n in batches if slots(n) and slots(n) % devices == 0]
     again = ("blocks",) if train.recompute == "blocks" or not counts.trained.all_blocks else ("none", "blocks")
-    others = (("fsdp", train.sync), ("fsdp", "batch")) if devices > 1 and not train.exact else ()  # exact has no fsdp
+    others = (("fsdp", train.sync), ("fsdp", "batch")) if devices > 1 and not slots else ()  # exact mode has no fsdp
     for kind, sync in dict.fromkeys(((parallel, train.sync), *others)):
         for recompute in again:
             for batch in batches:

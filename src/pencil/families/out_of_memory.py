@@ -1,13 +1,14 @@
 """What to say where a training does not fit into memory: settings that would, by what `pencil cost` counts."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from ..config import UserError
 from ..cost.fitting import fitting
 from ..device import pick_device, total_memory
 from ..processes import RankError, world
-from ..train.settings import TrainConfig
+from ..train.settings import TrainConfig, slots_of
 from .record import Family
 
 
@@ -30,10 +31,17 @@ def _fit(record: Family, model: Any, train: TrainConfig) -> str:
     if device.type != "cuda":  # the processes of a machine share it
         memory //= int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     parallel = "ddp" if train.parallel == "auto" else train.parallel
+
+    def slots(batch: int) -> int:
+        try:
+            return slots_of(replace(train, batch=batch))
+        except UserError:
+            return 0
+
     try:
         found = fitting(
             record.create, record.cost, model, train, memory, here.size, parallel, "bf16" if half else "fp32",
-            device.type == "cuda",
+            device.type == "cuda", slots if train.exact else None,
         )  # fmt: skip
     except (RuntimeError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
         return ""  # a family of one's own may have a profile that cannot be counted

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ..config import UserError
 from ..core.attention import Attention
@@ -31,6 +32,8 @@ def build_model(task: Any, config: TrainConfig, mode: Mode, device: torch.device
     if start is not None:
         start.load_into(model)
     refuse_int8(model, "trained")
+    if mode != "alone":
+        refuse_statistics(model)
     if not cut:
         model.to(device)
     freeze_parameters(model, config.freeze)
@@ -43,6 +46,16 @@ def build_model(task: Any, config: TrainConfig, mode: Mode, device: torch.device
     if values is not None:
         fill(model, values, device)
     return model
+
+
+def refuse_statistics(model: nn.Module) -> None:
+    """Refuse what changes while it trains and is no parameter: each process would have its own."""
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats and not isinstance(module, nn.SyncBatchNorm):
+            raise UserError(
+                f"{name} is a {type(module).__name__}, whose running statistics the processes would not share: use "
+                "nn.GroupNorm or nn.LayerNorm, or one process without --train.exact"
+            )
 
 
 def shard(model: nn.Module, device: torch.device, size: int, half: bool = False) -> nn.Module:

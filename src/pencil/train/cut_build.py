@@ -70,6 +70,8 @@ class CutBuild(TorchDispatchMode):
         found = {}
         for name, parameter in model.named_parameters():
             value = parameter.detach()
+            if not value.ndim:
+                raise NotFollowed(name)
             found[name] = self.kept[_memory(value)] if value.is_meta else value[self.rows(len(value))].clone()
         return found
 

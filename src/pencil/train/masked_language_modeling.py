@@ -110,8 +110,13 @@ class MaskedLanguageModeling(LanguageModeling):
 
         losses, rights, counts = zip(*shared(range(0, len(starts), size), one), strict=True)
         right, count = sum(rights), sum(counts)
-        loss = added(losses) / max(1, count)
-        return {"val_loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": right / max(1, count)}
+        if not count:
+            raise UserError(
+                f"with train.mask_fraction {self.fraction:g} no token of the {len(starts)} held-out windows is masked: "
+                "use a larger --train.mask_fraction"
+            )
+        loss = added(losses) / count
+        return {"val_loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": right / count}
 
     @torch.no_grad()
     def preview(self, model: nn.Module) -> Preview:

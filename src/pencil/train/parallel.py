@@ -9,14 +9,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import count
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ..config import UserError
 from ..device import sync_of, total_memory
-from ..processes import World, any_rank, from_writer, total
+from ..processes import RankError, World, any_rank, from_writer, total
 from .gathering import Gathering
 from .local import local
 from .rows import own_batch
@@ -24,6 +24,7 @@ from .settings import TrainConfig
 from .task import Batch, Task
 
 Mode = Literal["alone", "ddp", "fsdp", "exact"]
+SEARCHED = 1000  # batches, for one with targets
 
 
 def mode_of(config: TrainConfig, size: int) -> Mode:
@@ -89,8 +90,12 @@ class Alone:
 
     def filler(self, step: int) -> Batch:
         """A batch with targets, which weighs nothing: this process has none, and the others wait for its part."""
-        found = (own_batch(self.task, at, 0, self.here) for at in count(step + 1))
-        return next(batch for batch in found if self.task.targets(batch))
+        found = (own_batch(self.task, at, 0, self.here) for at in range(step + 1, step + 1 + SEARCHED))
+        batch = next((batch for batch in found if self.task.targets(batch)), None)
+        if batch is None:
+            sentence = f"its rows of {SEARCHED:,} batches have no targets: a larger --train.batch may help"
+            raise RankError(self.here.rank, sentence) if self.here.size > 1 else UserError(sentence)
+        return batch
 
     def to_device(self, batch: Batch) -> Batch:
         if self.device.type == "cuda":
@@ -104,7 +109,7 @@ class Alone:
     def finish(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of all processes, and the norm of the gradient, which is clipped."""
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
-        return loss, norm.detach()
+        return loss, norm.detach().to(loss.device)  # where there are no gradients it is on the CPU
 
     def running(self) -> AbstractContextManager[Any]:
         """A context in which this process runs the model as it likes, whatever the others do."""
@@ -134,7 +139,9 @@ class Replicated(Alone):
         # buffers are constants, the same on every process
         names = [name for name, _ in module.named_buffers()]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
-        (unused,) = any_rank(has_unused(self.model, module(batch)))
+        # a task of one's own may use other parameters for other rows
+        (unused,) = any_rank(self.task.family is None or has_unused(self.model, module(batch)))
+        warnings.filterwarnings("ignore", "Warning: find_unused_parameters=True")  # that none was unused
         self.ddp = DistributedDataParallel(module, gradient_as_bucket_view=True, find_unused_parameters=unused)
         return torch.compile(self.ddp) if compiles(self.config, self.device) else self.ddp
 
@@ -181,6 +188,8 @@ class Sharded(Alone):
 
     def finish(self, loss: Tensor) -> tuple[Tensor, Tensor]:
         """As in one process; loss and norm are summed in one message."""
+        if self.task.family is None:
+            self.check_same_used()
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
         norms = torch._foreach_norm(gradients) if gradients else [torch.zeros_like(loss)]  # pyright: ignore
         both = total(torch.stack([loss.double(), torch.stack(list(norms)).double().square().sum()]))
@@ -188,6 +197,17 @@ class Sharded(Alone):
         if gradients:
             torch._foreach_mul_(gradients, ((self.config.clip or math.inf) / (norm + 1e-6)).clamp(max=1.0))  # pyright: ignore
         return loss, norm
+
+    def check_same_used(self) -> None:
+        """Refuse parameters that only some processes have used: their gradients are summed with those of others."""
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        used = [p.grad is not None for p in self.model.parameters() if p.requires_grad]
+        counts = total(torch.tensor(used, dtype=torch.int64, device=self.device)).tolist()
+        if odd := [name for name, many in zip(names, counts, strict=True) if many % self.here.size]:
+            raise UserError(
+                f"{odd[0]} has a gradient on some processes only, and fsdp sums the same ones on all: use "
+                "--train.parallel ddp"
+            )
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..config import UserError
 from ..files import beside
@@ -30,7 +31,7 @@ def restore(trainer: Any) -> list[str]:
     """
     run, written = trainer.run, []
     check_shared(run.path)
-    found = on_writer(lambda: _verify(trainer, written))
+    found = on_writer(lambda: _verify(trainer, written), patient=True)  # a large checkpoint is read whole
     notes, lost = found["notes"], found["lost"]
     if found["step"] is not None:
         kept = _opened(run, found)
@@ -176,11 +177,18 @@ def _elsewhere(trainer: Any, kept: checkpoint.Checkpoint) -> list[str]:
     was = {"processes": 1, **kept.state}
     if not trainer.config.exact:
         here["processes"] = world().size
-    return [
-        f"{key} was {was[key]} and is {value} now: the result may differ in its last bits"
-        for key, value in here.items()
-        if was.get(key, value) != value
-    ]
+    changed = {key: value for key, value in here.items() if was.get(key, value) != value}
+    effect = dict.fromkeys(changed, "the result may differ in its last bits")
+    if "processes" in changed and _drops(trainer.model):
+        effect["processes"] = "dropout draws other numbers, and the result differs (--train.exact true has the same)"
+    return [f"{key} was {was[key]} and is {value} now: {effect[key]}" for key, value in changed.items()]
+
+
+def _drops(model: nn.Module) -> bool:
+    """Whether a model has dropout, torch's or our own."""
+    settings = (("dropout" if isinstance(m, nn.Dropout) and k == "p" else k, v)
+                for m in model.modules() for k, v in vars(m).items())  # fmt: skip
+    return any("dropout" in key and isinstance(value, float) and value > 0 for key, value in settings)
 
 
 def _current_names(trainer: Any, kept: checkpoint.Checkpoint) -> Pieces:

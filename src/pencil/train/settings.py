@@ -76,6 +76,8 @@ class TrainConfig:
         for name in ("ema", "beta1", "beta2", "word_dropout", "mask_fraction", "condition_dropout", "label_smoothing"):
             if not 0 <= (getattr(self, name) or 0) < 1:
                 raise UserError(f"train.{name} must be at least 0 and under 1, not {getattr(self, name)}")
+        if self.mask_fraction == 0:
+            raise UserError("train.mask_fraction 0 masks nothing, so there is nothing to predict: 0.15 is usual")
         if not self.eps > 0:
             raise UserError(f"train.eps must be above 0, not {self.eps}")
         if not 0 <= self.final_lr_fraction <= 1:

@@ -40,6 +40,6 @@ def on_all(work: Callable[[], Any], group: Any = None, patient: bool = False) ->
     raise own
 
 
-def on_writer(work: Callable[[], Any]) -> Any:
+def on_writer(work: Callable[[], Any], patient: bool = False) -> Any:
     """What `work` returns on the writer, on every rank; the others wait for it."""
-    return on_all(lambda: work() if world().writer else None)[0]
+    return on_all(lambda: work() if world().writer else None, patient=patient)[0]
