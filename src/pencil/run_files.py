@@ -16,6 +16,14 @@ from .manifest import CHANGING, CONTENTS, WEIGHTS, Fault, Manifest, entry_of
 HASHED_AT_EVERY_LOAD = 1_000_000_000  # bytes; larger files are hashed when size or times changed, and by verify
 
 
+def not_a_run(path: Path) -> UserError:
+    """The error of a folder that is no run; one with a checkpoint of another library can become one."""
+    foreign = any((path / name).is_file() for name in ("config.json", "model_index.json", "adapter_config.json"))
+    foreign = foreign or any(path.glob("*.safetensors"))
+    mend = f"; it looks like a checkpoint of another library: pencil import {path} makes a run of it" if foreign else ""
+    return UserError(f"{path} is not a run: it has no config.toml{mend}")
+
+
 class RunFiles:
     """A run's folder as files, whatever they are for: replaced only together with their entry in the manifest."""
 

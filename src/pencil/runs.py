@@ -16,7 +16,7 @@ from .config import UserError, distance, to_toml
 from .data.tokenizers import Tokenizer, read_json
 from .files import WINDOWS, beside, fingerprint, flush_folder, read_text, write_aside
 from .manifest import WEIGHTS, Manifest, entry_of
-from .run_files import RunFiles
+from .run_files import RunFiles, not_a_run
 from .tensors import check_bytes, check_tensors, in_file_order, read_tensors, write_tensors
 
 SHOWN = 5  # runs that an error names
@@ -54,7 +54,7 @@ class Run(RunFiles):
             raise UserError(f"{what}{hint or f'; {_known_runs(path)}'}")
         run = Run(path)
         if not (path / "config.toml").is_file():
-            raise UserError(f"{path} is not a run: it has no config.toml")
+            raise not_a_run(path)
         return run
 
     @staticmethod
@@ -105,8 +105,12 @@ class Run(RunFiles):
     def tokenizer(self) -> Tokenizer:
         path = self.path / "tokenizer.json"
         if not path.is_file():
-            raise UserError(f"{self.path} has no tokenizer.json")
+            raise self.no_tokenizer()
         return read_json(read_text(path), str(path), self.config.get("tokens"))
+
+    def no_tokenizer(self) -> UserError:
+        again = "import it again with --tokenizer FILE" if "import" in self.config else "put it back, from a copy"
+        return UserError(f"{self.path} has no tokenizer.json: {again}")
 
     def write_weights(self, model: nn.Module, facts: Mapping[str, Any]) -> None:
         """Make these weights the run's own."""

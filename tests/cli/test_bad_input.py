@@ -120,7 +120,10 @@ def test_folders_that_are_not_runs(fails, tmp_path):
     (tmp_path / "bare").mkdir()
     for verb in ("sample", "eval", "resume"):
         assert "there is no run nowhere" in fails(verb, "nowhere")
-        assert "bare is not a run: it has no config.toml" in fails(verb, "bare")
+        assert fails(verb, "bare").endswith("bare is not a run: it has no config.toml")
+    (tmp_path / "bare" / "config.json").touch()
+    for verb in ("sample", "why"):
+        assert "another library: pencil import bare makes a run of it" in fails(verb, "bare")
 
 
 def test_a_run_without_weights(fails, copy):
@@ -587,7 +590,7 @@ def test_every_line_of_metadata_is_one_line(type_in, tmp_path):
     ("a\tb\nc\td\n".encode("utf-16"), "mine.tsv is UTF-16 text; save it as UTF-8"),
     (b"a\tb\nc\0\td\n", "mine.tsv, line 2: binary data"),
     (b"", "mine.tsv is empty; write one pair a line"),
-    (b"a\tb\n", "mine.tsv has one pair; at least two are needed"),
+    (b"a\tb\n", "; at least two are needed, one to train on and one to evaluate on"),
     (None, "there is no file mine.tsv"),
 ])  # fmt: skip
 def test_tables_that_cannot_be_used(fails, tmp_path, family, content, sentence):

@@ -233,7 +233,10 @@ def test_a_checkpoint_of_nanogpt_is_read_from_its_file():
     assert "nanoGPT keeps its characters in meta.pkl, which is not read, since a pickle can run code" in printed
     taken = load_file("runs/nano/model.safetensors")
     assert all(torch.equal(tensor, ours.state_dict()[name]) for name, tensor in taken.items())
-    assert "runs/nano has no tokenizer.json" in call("sample", "runs/nano", "--prompt", "a", code=2).stderr
+    assert (
+        "runs/nano has no tokenizer.json: import it again with --tokenizer FILE"
+        in call("sample", "runs/nano", "--prompt", "a", code=2).stderr
+    )
 
 
 def test_an_imported_run_has_no_data_of_its_own(foreign):
@@ -255,7 +258,7 @@ def test_a_run_that_a_library_cannot_express_is_refused_by_the_setting(notes):
     assert (
         "own cannot be exported to transformers: model.positions is 'alibi', and only 'learned' is there in" in refusal
     )
-    assert "a gpt has no counterpart in timm" in call("export", "own", "--to", "timm", code=2).stderr
+    assert "a gpt has no counterpart in timm: use --to hf\n" in call("export", "own", "--to", "timm", code=2).stderr
     assert "--to is one of hf, timm, diffusers, not onnx" in call("export", "own", "--to", "onnx", code=2).stderr
     assert not Path("exports").exists()
 

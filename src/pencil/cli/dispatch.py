@@ -37,7 +37,9 @@ def trace_family(target: str) -> "Family | None":
     """The family of a run; none for a worked example or a trace file, which have their own input."""
     if Path(target).is_dir() and not target.startswith("example:"):
         if not (Path(target) / "config.toml").is_file():  # before torch is imported
-            raise UserError(f"{target} is not a run: it has no config.toml")
+            from ..run_files import not_a_run
+
+            raise not_a_run(Path(target))
         return run_family(target)
     if not (target.startswith("example:") or target.endswith(TRACE_FILE) or Path(target).exists()):
         from ..learn.examples import EXAMPLES

@@ -66,7 +66,7 @@ def embed(
     vectors_of = embedder(opened.family, opened.path)
     loaded = load(run, pick_device(device), "auto")
     if loaded.tokenizer is None:
-        raise UserError(f"{opened.path} has no tokenizer.json, so it cannot read texts")
+        raise opened.no_tokenizer()
     with progress_bar("embedding") as show, watched(lambda done, total: show(done / max(1, total))):
         vectors = vectors_of(loaded, texts, settings_of(loaded, pool, normalize), note_line)
     # nine digits give a number of 32 bits back exactly

@@ -134,10 +134,8 @@ def _from_file(data: str, kind: Kind, whole: bool, reading: Reading) -> PairData
     if whole and pairs:
         return PairData(path.stem, sha, [], pairs, False, classes)
     if len(pairs) < 2:
-        raise UserError(
-            f"{data} has {'one pair' if pairs else 'no pair'}; at least two are needed, one to train on and one to "
-            "evaluate on"
-        )
+        many = f"{'one' if pairs else 'no'} {'labelled text' if labelled else 'pair'}"
+        raise UserError(f"{data} has {many}; at least two are needed, one to train on and one to evaluate on")
     if len(classes) == 1:
         raise UserError(f"{data} has only one class, {quote(classes[0])}; a classifier needs at least two")
     if len({source for source, _ in pairs}) == 1:

@@ -2,12 +2,14 @@
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..runs import Run
 from .record import Family
+from .registry import family
 
 EXPORTED = "exported by Pencil"  # the words of a card by which an export is known
 LOADED_BY = {
@@ -24,6 +26,13 @@ def usage(run: Run, path: Path | None = None) -> str:
         return f"pencil shapes {place}"
     if run.config["model"].get("head") in ("pool", "states"):
         return f'pencil embed {place} --prompt "a text"'
+    options = {field.name for field in fields(family(run.family).sample_options)}
+    for name, value in (("image", "picture.png"), ("source", '"a text"')):
+        if name in options:
+            return f"pencil sample {place} --{name} {value}"
+    if "prompt" in options and not options & {"max_new_tokens", "label"}:  # it begins with nothing of its own
+        text = '"a text"' if run.config["model"].get("classes") else '"a [mask]"'
+        return f"pencil sample {place} --prompt {text}"
     return f"pencil sample {place}"
 
 

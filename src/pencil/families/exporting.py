@@ -39,7 +39,9 @@ def expressed(record: Family, config: Any, library: str, first: str = "") -> tup
     """
     every = [one for one in record.checkpoints if one.library == library and one.describe is not None]
     if not every:
-        raise UserError(f"a {record.name} has no counterpart in {library}")
+        there = {one.library for one in record.checkpoints if one.describe is not None}
+        others = " or ".join(f"--to {to}" for to, name in LIBRARIES.items() if name in there)
+        raise UserError(f"a {record.name} has no counterpart in {library}{f': use {others}' if others else ''}")
     faults: dict[str, list[str]] = {}  # by the setting: the architectures that do not have it
     for one in sorted(every, key=lambda one: one.name != first):
         assert one.describe is not None

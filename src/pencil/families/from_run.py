@@ -87,8 +87,9 @@ def prepare(request: Request, config: TrainConfig) -> Prepared:
     except UserError as error:
         if request.start is None or "is not among the" not in str(error):
             raise
+        unknown = str(error).partition(";")[0]  # the rest is of a training that chooses its tokenizer
         raise UserError(
-            f"{error}: {request.start.place} has a tokenizer of characters; leave that character out of the data, or "
+            f"{unknown}: {request.start.place} has a tokenizer of characters; leave that character out of the data, or "
             "start from a run with --tokenizer byte or bpe"
         ) from None
 

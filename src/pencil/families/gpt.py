@@ -96,7 +96,7 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     """Continue each prompt."""
     model, tokenizer, run = loaded
     if tokenizer is None:
-        raise UserError(f"{run.path} has no tokenizer.json")
+        raise run.no_tokenizer()
     begun, reasons = options.prompt or [_beginning(tokenizer)], []
     prompts, pieces = _continue(loaded, begun, options, reasons, output.note)
     shown = prompts if options.prompt else [""] * len(prompts)

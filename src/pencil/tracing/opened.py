@@ -25,7 +25,8 @@ class View(RecordedView):
         if self.flat.size != 1:
             raise UserError(
                 f"a receipt is of one cell, and {self.node.name} here has {self.flat.size}; "
-                f"its shape is {'×'.join(map(str, self.node.shape))}"
+                f"its shape is {'×'.join(map(str, self.node.shape))}: choose one, as {self.node.name}"
+                f"[{','.join('0' * len(self.node.shape))}]"
             )
         return receipt(self.trace, self.id, int(self.flat.reshape(-1)[0]), digits)
 

@@ -34,7 +34,7 @@ def head_inputs(loaded: Loaded, text: str | None = None, data: str | None = None
             "are scored on its held-out data"
         )
     elif loaded.tokenizer is None:
-        raise UserError(f"{run.path} has no tokenizer.json")
+        raise run.no_tokenizer()
     else:
         found = profile.from_text(loaded, text)
     return on_device(loaded.model, found)
