@@ -56,6 +56,7 @@ def test_a_benchmark_runs(name, tmp_path):
     assert any(character.isdigit() for character in result.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(NEED_GPU))
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run the benchmark itself")
 def test_a_benchmark_that_needs_a_gpu_refuses_without_one(name):

@@ -135,6 +135,8 @@ def _opened(here: World) -> Any:
         try:
             listening = socket.create_server((host, port)).detach()
         except OSError as error:
+            if launch_folder() is not None:  # it was free when it was chosen; started again, they get another
+                raise RuntimeError(f"port {port}, where the processes meet, was taken meanwhile") from None
             raise UserError(
                 f"the processes cannot meet at {host}:{port}: {error.strerror}; use another MASTER_PORT"
             ) from None

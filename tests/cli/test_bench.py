@@ -57,6 +57,7 @@ def bench(type_in, tmp_path):
     return call
 
 
+@pytest.mark.long
 def test_decode_beside_transformers(bench):
     pytest.importorskip("transformers", reason="transformers is not installed")
     words = "decode --quick --peers --batch 2 --tokens 3 --repeat 2 --device cpu".split()

@@ -225,7 +225,9 @@ def test_the_verb_names_what_could_not_be_measured(tmp_path, capsys, monkeypatch
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="only Linux says whose child a process is")
-@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, *(pytest.param(one, marks=pytest.mark.long) for one in (signal.SIGTERM, signal.SIGKILL))]
+)
 def test_an_interrupted_lab_leaves_no_process_and_no_traceback(tmp_path, how):
     words = [sys.executable, "-m", "pencil", "lab", "residual", "--quick", "--seeds", "3", "--out", "out"]
     lab = subprocess.Popen(

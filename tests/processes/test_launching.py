@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from pencil.cli.launch import _without_option, enter, launch, leave
 from pencil.config import UserError
 from pencil.families.several import _count_restart, _made_before
 from pencil.processes import RankError, World, _check_device, _difference, lost_another, world
-from pencil.torchrun import agent_name
+from pencil.torchrun import _opened, agent_name
 
 SMALL = ["--data", "notes.txt", "--out", "run", "--model.width", "12", "--model.depth", "1", "--model.heads", "3",
          "--model.context", "13", "--train.batch", "6", "--train.eval_batches", "1", "--train.warmup", "1",
@@ -383,6 +384,18 @@ def test_a_restarted_training_goes_on_with_its_own_run_to_the_same_weights(toget
     assert state(tmp_path / "again") == whole
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "again")]
     assert files[0] == files[1]
+
+
+def test_a_port_that_was_taken_meanwhile_is_another_after_a_restart(monkeypatch, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1]), "LOCAL_WORLD_SIZE": "2"}
+        for name, value in at.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match="the processes cannot meet at 127.0.0.1:.*; use another MASTER_PORT"):
+            _opened(World(0, 2, 0))
+        monkeypatch.setenv("PENCIL_LAUNCH", str(tmp_path))  # whose ports torchrun chooses
+        with pytest.raises(RuntimeError, match="where the processes meet, was taken meanwhile"):
+            _opened(World(0, 2, 0))
 
 
 def test_another_training_of_the_same_name_is_not_taken_for_a_restart(together, tmp_path):

@@ -76,7 +76,8 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(one, marks=pytest.mark.long) if one in ("captioner", "seq2seq") else one for one in CASES]
+    "family",
+    [pytest.param(one, marks=pytest.mark.long) if one in ("captioner", "seq2seq", "dit") else one for one in CASES],
 )
 def test_every_family_starts_with_the_weights(family, data, tmp_path):
     source, other, sizes = CASES[family]
