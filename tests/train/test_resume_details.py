@@ -5,10 +5,11 @@ import shutil
 import pytest
 import torch
 
-from pencil.families import family
+from pencil.families import configure, create, family
 from pencil.runs import Run
 from pencil.train import checkpoint
 from pencil.train.identity import Change, differences
+from pencil.train.resume import _drops
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,12 @@ def test_a_setting_that_was_not_recorded_had_its_default(vit_run):
     assert differences({"of": of}, run, record) == []
     of["train"]["eps"] = 1e-6
     assert differences({"of": of}, run, record) == [Change("train.eps", 1e-6, 1e-8)]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.13])
+def test_dropout_is_found_in_models_of_both_kinds(dropout):
+    for model in (
+        create("gpt", configure("gpt", width=22, heads=11, depth=1, dropout=dropout)),
+        torch.nn.Dropout(dropout),
+    ):
+        assert _drops(torch.nn.Sequential(model)) == (dropout > 0)
