@@ -106,6 +106,7 @@ def test_a_peer_with_other_outputs_gets_no_ratio(bench, monkeypatch):
     assert "as fast" not in shown.out
 
 
+@pytest.mark.long
 def test_train_beside_nanogpt_of_a_folder(bench, tmp_path, monkeypatch):
     """A model.py with nanoGPT's names, written here: plain matrices, exact GELU, tied output."""
     monkeypatch.setattr("pencil.bench.train.UPDATES", 3)
@@ -203,6 +204,7 @@ def test_the_exponent_of_exact_powers(power):
     assert fit_exponent(sizes, 0.013 * sizes**power) == pytest.approx(power, abs=1e-12)
 
 
+@pytest.mark.long
 def test_a_scan_ends_with_the_exponents(bench, monkeypatch):
     monkeypatch.setattr("pencil.bench.scan.VALUES", {"depth": ([1, 2, 4], [])})
     result, shown = bench(*"decode --scan depth --quick --repeat 1 --device cpu".split())
@@ -330,6 +332,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch):
     assert said[0].startswith("timm is left out: ")
 
 
+@pytest.mark.long
 def test_a_preset_that_a_peer_does_not_have_is_measured_alone(bench):
     pytest.importorskip("transformers", reason="transformers is not installed")
     result, shown = bench(*"decode --preset nano --quick --peers --batch 1 --tokens 2 --repeat 1 --device cpu".split())

@@ -237,10 +237,7 @@ def alike(a: complex, b: complex, relative: float = 1e-12) -> bool:
 LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize(
-    "make",
-    [gpt, pytest.param(vit, marks=LONG), pytest.param(captioner, marks=LONG), pytest.param(gpt2, marks=LONG), rotation],
-)
+@pytest.mark.parametrize("make", [gpt, *(pytest.param(one, marks=LONG) for one in (vit, captioner, gpt2, rotation))])
 @unchecked()
 def test_the_page_works_as_python_does(make, blank):
     t = make()
@@ -464,7 +461,7 @@ def test_a_large_tensor_is_a_picture_with_a_lens(visit):
     assert page.locator(".picture canvas").evaluate(painted) > 20
 
 
-@pytest.mark.parametrize("width", [400, pytest.param(800, marks=LONG), 1400])
+@pytest.mark.parametrize("width", [400, pytest.param(800, marks=LONG), pytest.param(1400, marks=LONG)])
 def test_no_width_scrolls_sideways(width, visit):
     for name in ("example", "long"):
         page = visit(name, viewport={"width": width, "height": 800})

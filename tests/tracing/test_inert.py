@@ -41,7 +41,7 @@ def hostile(words, **more):
     return t
 
 
-@pytest.mark.parametrize("policy", [True, False])
+@pytest.mark.parametrize("policy", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_nothing_in_a_page_runs(browser, tmp_path, policy):
     """The policy of the page would stop most of it: what is shown is inert without the policy, too."""
     made = html.page(hostile(ATTACKS), ATTACKS[0], ATTACKS[1], start=ATTACKS[2])

@@ -142,7 +142,7 @@ def test_every_operation_of_a_reader_without_logits_has_a_receipt(kind):
 
 
 @pytest.mark.proof("no operation without a receipt", "dit")
-@pytest.mark.parametrize("given", ["label", "text"])
+@pytest.mark.parametrize("given", [pytest.param("label", marks=pytest.mark.long), "text"])
 @pytest.mark.parametrize("ada", ["zero", pytest.param("plain", marks=pytest.mark.long)])
 @pytest.mark.parametrize("attention, positions", [
     ("full", "sinusoidal"), ("full", "rope"), ("factored", "learned"), ("factored", "t5"), ("windowed", "shaw"),

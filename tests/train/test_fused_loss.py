@@ -46,6 +46,7 @@ def test_loss_and_gradients_are_those_of_the_plain_loss(bias, smoothing, chunk):
     torch.testing.assert_close(gradients(loss, half), exact, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_the_gradient_is_that_of_small_differences():
     given, targets = made()
     assert torch.autograd.gradcheck(lambda *g: linear_cross_entropy(*g, targets, 0.1, 6), given)

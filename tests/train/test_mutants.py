@@ -123,6 +123,7 @@ def hunt(*words, cwd=None):
     return done
 
 
+@pytest.mark.long
 def test_a_fault_of_a_toy_is_caught_and_an_equivalent_one_survives(tmp_path):
     toy = tmp_path / "project"
     (toy / "src" / "toy").mkdir(parents=True)
