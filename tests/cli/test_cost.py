@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.parametrize("words", [
     ("gpt2-xl", "--context", "1024", "--batch", "8", "--dtype", "bf16"), ("llama2-70b", "--context", "131072"),
-    ("vit:b/16", "--device", "a100", "--batch", "64"), ("dit:xl/2",), ("seq2seq:base", "--device", "l4"), ("bert-base",),
+    ("vit:b/16", "--device", "a100", "--batch", "64"), ("dit:xl/2",), pytest.param(("seq2seq:base", "--device", "l4"), marks=pytest.mark.long), ("bert-base",),
     ("captioner:nano", "--dtype", "float32"),
 ], ids=lambda words: words[0])  # fmt: skip
 def test_a_report_fits_into_eighty_columns(type_in, words):

@@ -31,7 +31,13 @@ MADE = [
 ]
 
 
-@pytest.mark.parametrize("name, preset, sizes", MADE, ids=[f"{name} {preset}" for name, preset, _ in MADE])
+LONG = ("captioner seed", "gpt shakespeare", "seq2seq small")
+
+
+@pytest.mark.parametrize("name, preset, sizes", [
+    pytest.param(*made, id=label, marks=[pytest.mark.long] if label in LONG else [])
+    for made in MADE for label in [f"{made[0]} {made[1]}"]
+])  # fmt: skip
 def test_shapes_and_cost_of_a_run_are_those_of_its_weights(name, preset, sizes, tmp_path):
     record = family(name)
     assert preset != record.default_preset

@@ -52,7 +52,9 @@ def flat(text):
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("number", DOCUMENTS)
+@pytest.mark.parametrize(
+    "number", [pytest.param(one, marks=pytest.mark.long) if one == "002" else one for one in DOCUMENTS]
+)
 def test_over_a_pipe_all_of_it_in_order_within_60_columns(number, type_in):
     printed = type_in("walk", number).out
     assert max(map(cell_len, printed.split("\n"))) <= 60

@@ -469,7 +469,7 @@ def test_two_inputs_two_checkpoints_and_two_models_compared(subjects, runs, tmp_
         long("gpt", "blocks.0.attn.pattern[0,1,6,:4]=0.25"), ("gpt", "logits[0,5,9]=50"), long("gpt", "blocks.0.attn.w_q[1]=0"),
         ("captioner", "given.picture[0,0,3:9,4]=1"), ("captioner", "blocks.1.mlp.out[0,patch 2,3]=0"),
         long("captioner", "blocks.0.attn.mask[0,0,18:,1:17]=-1e9"),
-        ("seq2seq", "blocks.0.cross.z[:,1]=0"), long("seq2seq", "encoder.blocks.1.post[0,2]=1"),
+        long("seq2seq", "blocks.0.cross.z[:,1]=0"), long("seq2seq", "encoder.blocks.1.post[0,2]=1"),
         long("vit", "blocks.0.attn.z[:,2]=0"), ("vit", "picture[0,0,2,3]=1"), ("vit", "head.bias[3]=9"),
         ("reader", "encoder.blocks.0.attn.z[:,2]=0"), long("reader-label", "encoder.blocks.0.attn.z[:,2]=0"),
     ],

@@ -118,6 +118,7 @@ def whole(graphs, family):
     return [graphs[f"{family} {kind}"] for kind in KINDS[family]] == [[1, True]] * len(KINDS[family])
 
 
+@pytest.mark.long
 @pytest.mark.proof("one compiled graph, no breaks", "gpt")
 def test_a_gpt_compiles_to_one_graph():
     assert whole(compiled({"gpt": KINDS["gpt"]}), "gpt")

@@ -571,9 +571,10 @@ READY = {
     "why": ".sum", "heads": ".keys .key", "change": ".first", "compare": ".first", "tours": "article", "katas": ".blanks",
     "share": ".card",
 }  # fmt: skip
+SLOW, BRIEF = pytest.mark.long, ("why", "heads", "katas")
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", [view if view in BRIEF else pytest.param(view, marks=SLOW) for view in VIEWS])
 def test_every_view_is_accessible_and_fits_a_telephone(browser, texts, view):
     with opened(browser, texts, address(view, **VIEWS[view])) as page:
         page.wait_for_selector(READY[view])
@@ -586,12 +587,8 @@ def test_every_view_is_accessible_and_fits_a_telephone(browser, texts, view):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-SLOW = pytest.mark.long
-COPIED = [view if view in ("why", "katas") else pytest.param(view, marks=SLOW) for view in VIEWS]
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("view", COPIED)
+@pytest.mark.parametrize("view", VIEWS)
 def test_the_python_of_a_view_runs(browser, texts, home, monkeypatch, capsys, view):
     with opened(browser, texts, address(view, **VIEWS[view])) as page:
         page.wait_for_selector(READY[view])

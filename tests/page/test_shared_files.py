@@ -141,7 +141,7 @@ def test_a_file_of_a_label_shows_it(browser, runs):
     page.close()
 
 
-@pytest.mark.parametrize("view", ["heads", "map", "change"])
+@pytest.mark.parametrize("view", ["heads", *(pytest.param(one, marks=pytest.mark.long) for one in ("map", "change"))])
 def test_share_takes_the_view_one_comes_from(browser, texts, view):
     with opened(browser, texts, address(view)) as page:
         page.get_by_role("link", name="Share").click()
@@ -179,10 +179,7 @@ GIVEN = {
 }
 
 
-FIRST = ("gpt", "captioner, begun")
-
-
-@pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.long) for n in GIVEN])
+@pytest.mark.parametrize("name", [n if n == "gpt" else pytest.param(n, marks=pytest.mark.long) for n in GIVEN])
 def test_the_python_of_an_answer_prints_the_same(browser, runs, name, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     with serving(Subject.open(runs(name.partition(",")[0]))) as served, opened(browser, served, GIVEN[name]) as page:

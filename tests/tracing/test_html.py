@@ -478,6 +478,7 @@ def test_a_chosen_cell_is_in_sight(visit):
     assert cell["x"] + cell["width"] <= box["x"] + box["width"]
 
 
+@pytest.mark.long
 def test_dark_and_light(visit):
     grounds = []
     for scheme in ("light", "dark"):

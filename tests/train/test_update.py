@@ -146,7 +146,8 @@ def plain_loop(made, total, steps=STEPS):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in ("captioner", "vit") else name for name in CASES]
+    "name",
+    [pytest.param(name, marks=pytest.mark.long) if name in ("captioner", "vit", "reader") else name for name in CASES],
 )
 def test_twenty_updates_equal_a_plain_loop(tmp_path, notes, name):
     with unchecked():
