@@ -186,6 +186,19 @@ def test_exact_mode_of_other_families(on_processes, notes, name, optimizer):
     )
 
 
+def test_exact_mode_has_the_same_bits_with_any_number_of_threads(notes):
+    """A process alone has all the cores of a machine, each of several its share."""
+    case = dict(name="gpt", text=str(notes), exact=True, model=dict(width=192, context=61), steps=1)
+    expected, _ = train(**case)
+    torch.set_num_threads(2)
+    try:
+        found, _ = train(**case)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
 def test_exact_mode_computes_the_gradients_of_the_batch(notes):
     """Without dropout it differs from the usual training only by the order of sums."""
     assert_close([train("gpt", notes, exact=True)], train("gpt", notes))

@@ -1,7 +1,9 @@
 """The model of a training, on its device; for FSDP, cut among the processes."""
 
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -46,6 +48,22 @@ def build_model(task: Any, config: TrainConfig, mode: Mode, device: torch.device
     if values is not None:
         fill(model, values, device)
     return model
+
+
+@contextmanager
+def same_bits_again(one_thread: bool) -> Iterator[None]:
+    """Kernels that add in one order. Threads divide sums, and one process has more of them than each of several."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    if one_thread:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        if one_thread:
+            torch.set_num_threads(threads)
 
 
 def refuse_statistics(model: nn.Module) -> None:

@@ -1,6 +1,5 @@
 """The training loop: one for every family. `step` counts the updates; everything else is a function of it."""
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext, suppress
@@ -17,7 +16,7 @@ from ..device import pick_device
 from ..processes import any_rank, from_writer, joined, wait_long, world
 from ..runs import Run
 from .background import Background
-from .building import build_model
+from .building import build_model, same_bits_again
 from .ema import ExponentialMovingAverage
 from .evaluation import Abandoned, Callback, Evaluating
 from .exact import make_gradients
@@ -75,9 +74,7 @@ class Trainer(Evaluating):
         self.group = ExitStack()  # left at the end of the training
         self.group.enter_context(joined(self.device, alone=self.mode in ("ddp", "fsdp")))
         if config.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            self.group.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
-            torch.use_deterministic_algorithms(True)
+            self.group.enter_context(same_bits_again(config.exact and self.device.type == "cpu"))
         self._seed(0)
         self.model = build_model(task, config, self.mode, self.device, self.here)
         wait_long()  # for data that is encoded before
