@@ -33,7 +33,7 @@ SHORT = {
     "startup": "",
     "steady": "digits 1 1",
 }
-NEED_GPU = {"cost", "step_profile"}
+NEED_GPU = {"cost", "decode_flight", "step_profile"}
 WRITES_DOCS = {"lab"}
 
 

@@ -100,6 +100,24 @@ def test_captured_steps_generate_what_eager_ones_do(kind):
         assert grow(net, PROMPTS, 280, how, given=given, capture=True) == eager
 
 
+def test_an_older_graph_that_is_garbage_does_not_end_a_capture():
+    """Python collects garbage at any allocation; CUDA destroys no graph while a stream is capturing."""
+    from pencil.inference.captured import Captured
+
+    def function(x):
+        for _ in range(100_000):  # enough cycles of references for the collector to start many times
+            cycle = []
+            cycle.append(cycle)
+        return x * 3
+
+    x, older = torch.arange(7.0, device=DEVICE), [Captured(lambda x: x + 1)]
+    older[0](x), older[0](x)
+    older.append(older)  # only the collector can free it
+    del older
+    captured = Captured(function)
+    assert [captured(x).tolist() for _ in range(3)] == [(x * 3).tolist()] * 3
+
+
 @dtypes
 @pytest.mark.parametrize("kind", [*SCHEMES, "llama"])
 @torch.no_grad()

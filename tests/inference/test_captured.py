@@ -1,5 +1,6 @@
 """The sampler of images with a captured model, against the plain one; the real capture is tested on a GPU."""
 
+import gc
 from contextlib import contextmanager
 
 import pytest
@@ -46,6 +47,28 @@ def held(denoise):
 
     made._capture = capture
     return made
+
+
+def test_no_garbage_is_collected_during_a_capture(on_cpu):
+    """It could destroy an older graph, which CUDA does not permit then; after the capture, or its failure, it goes on."""
+    collected = []
+
+    def denoise(x):
+        collected.append(gc.isenabled())
+        if x.isnan().any():
+            raise RuntimeError("cannot be captured")
+        return x + 1
+
+    made = held(denoise)
+    for _ in range(3):
+        made(torch.ones(3))
+    assert collected[:2] == [True, False]  # as it is, then captured
+    assert gc.isenabled()
+    made = held(denoise)
+    made(torch.ones(3))
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        made(torch.tensor([torch.nan]))
+    assert gc.isenabled()
 
 
 def model():

@@ -26,6 +26,21 @@ def test_columns_are_copied_in_equal_parts_of_whole_lines(columns, chunk):
     assert chunk % 64 == 0  # a row of the ring and the next one then lie in different banks
 
 
+@pytest.mark.parametrize(
+    "gated, rings, stages, fastest",
+    [
+        (False, 0.54, 8, {6, 8}),  # GPT-2 124M
+        (False, 2.58, 7, {1, 2}),  # GPT-2 XL
+        (True, 2.46, 8, {2, 3, 8}),  # LLaMA's blocks of that size
+        (False, 7.19, 7, {2, 3}),
+        (False, 20.57, 6, {3}),
+        (True, 21.39, 6, {3, 4}),  # llama3-8b
+    ],
+)
+def test_copies_in_flight_are_among_the_fastest_that_were_measured(gated, rings, stages, fastest):
+    assert persistent.copies_in_flight(gated, rings, stages) in fastest
+
+
 def test_every_size_the_kernel_names_is_given_to_it():
     source = Path(persistent.__file__).with_suffix(".cu").read_text()
     source = re.sub(r"//.*|\".*?\"", "", source)

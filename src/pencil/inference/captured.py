@@ -1,5 +1,6 @@
 """A function of tensors captured in a CUDA graph: the kernels of one call, replayed by later ones without Python."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,11 +15,20 @@ def capture(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
 
     PyTorch keeps the workspace of a stream, and all captures share a stream: it would be in the memory of whichever
     graph was captured first, and be freed with it.
+
+    Python's garbage collector may start at any allocation and destroy an older graph, which CUDA does not permit while
+    a stream is capturing: nothing is collected until the capture has ended.
     """
     _clear_workspaces()
-    # other threads may go on using the device
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        yield
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        # other threads may go on using the device
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if collects:
+            gc.enable()
     _clear_workspaces()
 
 

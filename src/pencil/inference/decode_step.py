@@ -176,12 +176,13 @@ class StaticStep:
         self, model: Any, tokens: Int[Tensor, "B T"], index: Int[Tensor, "B T"], last: Int[Tensor, "B"], longest: int
     ) -> Float[Tensor, "B V"]:
         """The logits after prompts that are padded; captured at the second call of a length."""
-        length, of = tokens.shape[1], ref(model)  # a step does not keep its model alive
+        # a step does not keep its model alive, nor itself: its graphs are freed with the last reference to it
+        length, of, cache = tokens.shape[1], ref(model), self.cache
         if length not in self.prefills:
 
             def read(tokens: Tensor, index: Tensor, last: Tensor) -> Tensor:
                 made: Any = of()
-                return made(tokens, span=Span.at(index), cache=self.cache, last=last)[:, -1]
+                return made(tokens, span=Span.at(index), cache=cache, last=last)[:, -1]
 
             self.prefills[length] = Captured(read)
         logits = self.prefills[length](tokens, index, last)

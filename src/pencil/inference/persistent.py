@@ -23,6 +23,7 @@ FEW_SEQUENCES, LARGE = 4, 1 << 30  # parameters from which the captured step is 
 WARPS, DEEP = 15, 2
 CHUNK = 1600  # columns of a matrix that are copied at a time, about
 SPLITS, KEYS_A_SPLIT = 5, 128
+FEW_RINGS = 4  # measured: up to 3.0 (GPT-2 XL) one copy in flight is best, from 7.2 on (2.7 B parameters) more are
 MOST_PARAMETERS = 32_000  # bytes of a kernel's arguments
 ACTIVATIONS = {"gelu": 0, "geglu": 0, "gelu-tanh": 1, "geglu-tanh": 1, "relu": 2, "silu": 3, "swiglu": 3}
 FIELDS = (
@@ -58,10 +59,26 @@ def refusal(model: Any, batch: int) -> str | None:
     return None
 
 
-class PersistentStep:
-    """The logits of each row's next token, by one launch; the cache gets the new keys and values."""
+def copies_in_flight(gated: bool, rings: float, stages: int) -> int:
+    """How many copies of weights each multiprocessor keeps in flight; `rings`: a block's bytes over those of all rings.
 
-    def __init__(self, model: GPT, cache: Cache, tokens: Tensor, active: Tensor):
+    Chosen by what `benchmarks/decode_flight.py` measured on an H200. A block that fits into the rings is copied as fast
+    as there is room. For a larger one three copies saturate the memory; more only queue there, and the vectors that the
+    multiprocessors exchange wait behind them. Where those exchanges are a large part of the time, in blocks of a few
+    rings without a gated MLP, one is best.
+    """
+    if rings <= 1:
+        return stages
+    return 1 if not gated and rings < FEW_RINGS else min(3, stages)
+
+
+class PersistentStep:
+    """The logits of each row's next token, by one launch; the cache gets the new keys and values.
+
+    `flight` sets the number of copies in flight, for measuring; else it is chosen.
+    """
+
+    def __init__(self, model: GPT, cache: Cache, tokens: Tensor, active: Tensor, flight: int | None = None):
         c, batch, device = model.config, len(tokens), tokens.device
         heads = c.kv_heads or c.heads
         facts = torch.cuda.get_device_properties(device)
@@ -78,20 +95,22 @@ class PersistentStep:
         stages = min(32, (facts.shared_memory_per_block_optin - fixed) // stage)
         if stages < 3:
             raise NoKernel("the shared memory of a multiprocessor is too small for this model")
-        # where a block of the model is larger than all rings together, requests would queue in the memory
         block_bytes = sum(one.nbytes for one in model.blocks[0].parameters())
-        flight = 1 if block_bytes > grid * stages * stage else stages
+        gated = isinstance(model.blocks[0].mlp, GatedMLP)
+        if flight is None:
+            flight = copies_in_flight(gated, block_bytes / (grid * stages * stage), stages)
+        self.flight, self.stages = min(flight, stages), stages
         rotation = _rotation(model, cache.length, device)
         qkv_bias = c.bias if c.qkv_bias is None else c.qkv_bias
         shifted = getattr(model.norm, "bias", None) is not None
         macros = dict(
             LAYERS=c.depth, D=c.width, HEADS=c.heads, KV_HEADS=heads, HEAD=c.head_width, HIDDEN=c.mlp_width,
-            VOCAB=c.vocab, B=batch, SLOTS=cache.length + 1, GATED=int(isinstance(model.blocks[0].mlp, GatedMLP)),
+            VOCAB=c.vocab, B=batch, SLOTS=cache.length + 1, GATED=int(gated),
             ACTIVATION=ACTIVATIONS[c.activation], RMS=int(isinstance(model.norm, RMSNorm)), EPS=f"{c.eps!r}f",
             PAIRS=0 if rotation is None else rotation.shape[1], ADJACENT=int(c.rope_pairs == "adjacent"),
             WINDOW=c.window or 0, SCALE=f"{c.head_width**-0.5!r}f", SPLITS=SPLITS, KEYS_A_SPLIT=KEYS_A_SPLIT,
-            WARPS=WARPS, STAGES=stages, FLIGHT=flight, DEEP=DEEP, CHUNK=chunk, WIDEST=widest, SMALL=small, OWNED=owned,
-            NORMED=1 << (batch - 1).bit_length(), GRID=grid, BIAS=int(c.bias), QKV_BIAS=int(qkv_bias),
+            WARPS=WARPS, STAGES=stages, FLIGHT=self.flight, DEEP=DEEP, CHUNK=chunk, WIDEST=widest, SMALL=small,
+            OWNED=owned, NORMED=1 << (batch - 1).bit_length(), GRID=grid, BIAS=int(c.bias), QKV_BIAS=int(qkv_bias),
             SHIFTED=int(shifted),
             QK_NORM=int(c.qk_norm), HEAD_BIAS=int(model.head is not None and model.head.bias is not None),
             LEARNED=int(isinstance(model.positions, Learned)),
