@@ -39,7 +39,7 @@ class ImageClassification(ImageTask):
 
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
-        data = images.load(request.data, cls.want)
+        data = images.load(request.data, cls.want, split=request.split)
         if request.start is not None and (order := request.start.in_order(data.classes)):
             data = with_order(data, order)
         train = cls.settings(request, data, train)

@@ -53,7 +53,7 @@ class TextClassification:
         config = request.configure(**found)
         task = cls(request.family, data, config, train, tokenizer)
         facts = {"tokenizer": tokenizer.kind, "classes": data.classes}
-        reading, notes = DataConfig(**data.reading), [data.note] if data.note else []
+        reading, notes = DataConfig(**data.reading), [*([data.note] if data.note else []), *data.unevaluated]
         return Prepared(task, data.name, data.hash, config, train, tokenizer, facts, reading, notes)
 
     @classmethod
