@@ -58,8 +58,8 @@ class Task(Protocol):
         """The mean over the targets of a batch."""
         ...
 
-    def targets(self, batch: Batch) -> int:
-        """How many targets the loss is a mean over: the weight of a micro-batch in its update."""
+    def targets(self, batch: Batch) -> float:
+        """How many targets the loss is a mean over, or the sum of their weights: what a micro-batch counts for."""
         ...
 
     def sample_ids(self, step: int, micro: int = 0) -> list[str]:
