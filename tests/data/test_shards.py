@@ -359,3 +359,24 @@ def test_a_family_trains_on_shards(type_in, fails, tmp_path, family):
     type_in("resume", "run", "--train.steps", "3")
     write(tmp_path / "set" / "part-1.tar", rows(300, 11))
     assert "has changed since run was trained on it" in fails("resume", "run", "--train.steps", "4")
+
+
+def test_copies_of_a_picture_are_on_one_side_of_a_split(tmp_path):
+    """Nine pictures, each five times and in several shards; one of them also under another label."""
+    for k in range(3):
+        samples = [
+            {"__key__": f"{k}-{i:02}", "png": png(i % 9), "cls": str(i % 9 % 2).encode()}
+            for i in range(15 * k, 15 * k + 15)
+        ]
+        write(tmp_path / "set" / f"part-{k}.tar", samples)
+    data = images.load(str(tmp_path / "set"), "label")
+    train, test = ({member.open().getvalue() for member in part.sources} for part in (data.train, data.test))
+    assert not train & test
+    assert (len(train), len(test), sorted(set(data.test.targets))) == (7, 2, [0, 1])
+    assert data.notes == ["3 shards with 45 pictures"]
+    former = images.load(str(tmp_path / "set"), "label", split=1)
+    train, test = ({member.open().getvalue() for member in part.sources} for part in (former.train, former.test))
+    assert train & test
+    write(tmp_path / "set" / "part-3.tar", [{"__key__": "again", "png": png(4), "cls": b"1"}])
+    note = images.load(str(tmp_path / "set"), "label").notes[1]
+    assert note.startswith("part-0.tar/0-04.png (0) and part-3.tar/again.png (1) are the same picture")

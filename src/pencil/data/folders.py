@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..config import UserError
 from ..files import check_regular
 from .cache import hash_files
@@ -16,20 +14,21 @@ from .decoding import Header, pool, read_header
 from .examples import FileExamples, Skipped, Target
 from .folder_layout import ENDINGS, count_of, find_splits, frame_notes, layout_notes, names_of
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
+from .split import SPLIT, Picture, hold_out, in_both_parts, in_two_classes, not_evaluated
 
 MAX_TABLE, MAX_LINE = 500_000_000, 1 << 20  # bytes of a metadata.jsonl, and of one of its lines
 
 
-def from_folder(folder: Path, want: str, whole: bool = False) -> ImageData:
+def from_folder(folder: Path, want: str, whole: bool = False, split: int = SPLIT) -> ImageData:
     """The data set in a folder; broken images are left out and recorded in `skipped`.
 
-    With `whole` nothing is trained on: all of it is held out, however little it is.
+    With `whole` nothing is trained on: all of it is held out, however little it is. `split` is the rule of splitting.
     """
-    split, notes = find_splits(folder, whole)
-    for path in split.values():
+    given, notes = find_splits(folder, whole)
+    for path in given.values():
         check_inside(path, folder)
     skipped: Skipped = []
-    rows = {name: _rows(path, want) for name, path in (split or {"all": folder}).items()}
+    rows = {name: _rows(path, want) for name, path in (given or {"all": folder}).items()}
     headers = {path: header for found in rows.values() for path, header in _headers([path for path, _ in found])}
     skipped += [(str(path), header.fault) for path, header in headers.items() if header.fault]
     checked = {name: [row for row in found if not headers[row[0]].fault] for name, found in rows.items()}
@@ -39,16 +38,24 @@ def from_folder(folder: Path, want: str, whole: bool = False) -> ImageData:
     everything = [row for found in checked.values() for row in found]
     labels = [str(target) for _, target in everything] if want == "label" else []
     classes = tuple(sorted(set(labels))) if whole or not labels else check_classes(labels, str(folder))
+    hashes = hash_files(folder, dict.fromkeys(path for path, _ in everything))
     if whole:
         checked = {"train": [], "test": everything}
-    elif not split:
-        held, kept = hold_out(everything, want)
+    elif not given:
+        held, kept = hold_out(everything, want, [hashes[path] for path, _ in everything], split)
         checked = {"train": kept, "test": held}
     for name, found in checked.items():
         if not found and not whole:
             use = "evaluate on" if name == "test" else "train on"
             raise UserError(f"{folder} has too few pictures: none is left to {use}")
-    notes += not_evaluated(classes, checked) if not whole and not split else []
+    if not whole and not given:
+        notes += not_evaluated(classes, {str(target) for _, target in checked["test"]}, "pictures")
+    parts = {
+        name: [Picture(path.relative_to(folder).as_posix(), str(target), hashes[path]) for path, target in found]
+        for name, found in checked.items()
+    }
+    notes += in_two_classes([*parts["train"], *parts["test"]]) if classes else []
+    notes += in_both_parts(parts["train"], parts["test"]) if given else []
     absent = sorted(set(classes) - {str(target) for _, target in checked["train"]})
     if absent and not whole:
         raise UserError(f"{folder} has no training picture of {', '.join(absent[:3])}; each class needs at least two")
@@ -61,7 +68,6 @@ def from_folder(folder: Path, want: str, whole: bool = False) -> ImageData:
 
     grey = all(headers[path].grey for path, _ in everything)
     notes += frame_notes([path for path, _ in everything if headers[path].frames])
-    hashes = hash_files(folder, dict.fromkeys(path for path, _ in everything))
     return ImageData(
         folder.resolve().name or "root",
         _hash(folder, everything, hashes),
@@ -71,11 +77,12 @@ def from_folder(folder: Path, want: str, whole: bool = False) -> ImageData:
         dict(image_size=(64, 64), channels=1 if grey else 3, patch=(8, 8)),
         PHOTO_AUGMENTATION if want == "label" else CAPTIONED_AUGMENTATION,
         skipped=skipped,
-        select_best=not any(path.name.lower().startswith("test") for path in split.values()),
+        select_best=not any(path.name.lower().startswith("test") for path in given.values()),
         former_hash=lambda: _hash_of_heads(folder, everything),
         shapes=[headers[path].shape for path, _ in everything],
         hashes=hashes,
-        notes=notes + [note for path in split.values() or [folder] for note in layout_notes(path, want)],
+        notes=notes + [note for path in given.values() or [folder] for note in layout_notes(path, want)],
+        split=1 if given else split,
     )
 
 
@@ -228,31 +235,6 @@ def _check_text(text: str, where: object) -> None:
 
 def _headers(paths: Sequence[Path]) -> Iterable[tuple[Path, Header]]:
     return zip(paths, pool().map(read_header, paths), strict=True)
-
-
-def hold_out(rows: list[Any], want: str) -> tuple[list[Any], list[Any]]:
-    """A random tenth of each class by a fixed seed, at least one; all captions of an image stay together."""
-    groups: dict[Any, dict[Path, list[Any]]] = {}
-    for row in rows:
-        groups.setdefault(row[1] if want == "label" else None, {}).setdefault(row[0], []).append(row)
-    held, kept = [], []
-    for group in groups.values():
-        paths = list(group)
-        order = np.random.Generator(np.random.Philox(key=0)).permutation(len(paths)).tolist()
-        count = max(1, round(len(paths) / 10)) if len(paths) > 1 else 0
-        held += [row for i in sorted(order[:count]) for row in group[paths[i]]]
-        kept += [row for i in sorted(order[count:]) for row in group[paths[i]]]
-    return held, kept
-
-
-def not_evaluated(classes: Sequence[str], parts: Mapping[str, list[Any]]) -> list[str]:
-    """A note of the classes without a held-out picture."""
-    alone = sorted(set(classes) - {str(target) for _, target in parts["test"]})
-    if not alone:
-        return []
-    have, they = ("has", "it is") if len(alone) == 1 else ("have", "they are")
-    return [f"{', '.join(alone[:3])}{', …' if len(alone) > 3 else ''} {have} a single picture: {they} trained on, and "
-            "not evaluated"]  # fmt: skip
 
 
 def _hash(folder: Path, rows: list[Any], hashes: Mapping[Path, str]) -> str:

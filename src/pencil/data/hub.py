@@ -14,6 +14,7 @@ from .cache import hash_files
 from .examples import FileExamples, Skipped, Target
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
 from .sources import PREFIX
+from .split import SPLIT, Picture, hold_out, in_two_classes, not_evaluated
 
 FORMER = "hub:"  # how versions before 0.8 wrote the prefix
 
@@ -45,8 +46,11 @@ class Cell:
         return path.open("rb")
 
 
-def from_hub(source: str, want: str) -> ImageData:
-    """What follows hf: (OWNER/NAME, with @REVISION or the newest), or a folder of parquet files for `datasets`."""
+def from_hub(source: str, want: str, split: int = SPLIT) -> ImageData:
+    """What follows hf: (OWNER/NAME, with @REVISION or the newest), or a folder of parquet files for `datasets`.
+
+    `split` is the rule by which a part is held out, where the data set has none.
+    """
     name, _, revision = (source, "", "") if Path(source).is_dir() else source.partition("@")
     try:
         import datasets
@@ -69,14 +73,31 @@ def from_hub(source: str, want: str) -> ImageData:
     column, target = pictures[0], targets[0]
     names = tuple(map(str, features[target].names)) if want == "label" else ()
     skipped: Skipped = []
+    notes: list[str] = []
+
+    def cells(part: str, table: Any) -> list[Cell]:
+        bare = table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+        return [Cell(bare, i, column, f"{part} row {i}") for i in range(len(table))]
 
     def examples(part: str, table: Any) -> FileExamples:
         values: list[Target] = list(table[target])
         without = sum(value in (None, "", -1) for value in values)
         if without:
             raise UserError(f"the {part} part of hf:{name} has {without} pictures without a {want}")
-        bare = table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-        return FileExamples([Cell(bare, i, column, f"{part} row {i}") for i in range(len(table))], values, skipped)
+        return FileExamples(cells(part, table), values, skipped)
+
+    def divided(part: str, table: Any) -> dict[str, Any]:
+        """The rows to train on and those held out of a data set without parts."""
+        if split == 1:
+            return dict(table.train_test_split(test_size=0.1, seed=0))
+        contents = [_content(cell) for cell in cells(part, table)]
+        rows = list(enumerate(table[target]))
+        held, kept = hold_out(rows, want, contents, split)
+        if want == "label":
+            classes = {i: names[label] for i, label in rows if label not in (None, -1)}
+            notes.extend(not_evaluated(list(classes.values()), {classes.get(i, "") for i, _ in held}, "pictures"))
+            notes.extend(in_two_classes([Picture(f"row {i}", one, contents[i]) for i, one in classes.items()]))
+        return {"train": table.select([i for i, _ in kept]), "test": table.select([i for i, _ in held])}
 
     # some test splits are published without labels, as -1
     held_out = [key for key in ("test", "validation", "valid", "val") if key in found and "train" in found]
@@ -84,7 +105,7 @@ def from_hub(source: str, want: str) -> ImageData:
     if held_out:
         parts = {"train": found["train"], held_out[0]: found[held_out[0]]}
     else:
-        parts = dict(next(iter(found.values())).train_test_split(test_size=0.1, seed=0))
+        parts = divided(*next(iter(found.items())))
     train, test = (examples(str(part), table) for part, table in parts.items())
     if want == "label":
         check_classes([str(names[i]) for i in set(train.targets)], f"hf:{name}")
@@ -101,7 +122,17 @@ def from_hub(source: str, want: str) -> ImageData:
         select_best="test" not in held_out[:1],
         pinned=f"hf:{name}@{version}" if isinstance(version, str) else "",
         former_hash=lambda: hashlib.sha256(repr(targets).encode()).hexdigest(),
+        notes=notes,
+        split=1 if held_out else split,
     )
+
+
+def _content(cell: Cell) -> str:
+    """A hash of a picture's bytes; of one that cannot be read, which is left out when it is decoded, its own name."""
+    try:
+        return hashlib.sha256(cell.open().read()).hexdigest()
+    except Exception:  # a path that is missing, or none
+        return cell.name
 
 
 def _version(folder: Path, found: Any) -> str | list[tuple[str, str]] | None:

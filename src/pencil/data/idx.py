@@ -13,7 +13,9 @@ from ..config import UserError
 from ..files import check_regular
 from .examples import ArrayExamples
 from .image_data import ImageData, check_classes
+from .split import Picture, in_both_parts
 
+SPLITS = ("train", "t10k")
 MAX_BYTES = 1 << 32  # of one file, decompressed
 MAX_RATIO = 100  # of its size decompressed to its size: MNIST's is 5, a bomb's 1,000
 ALWAYS_READ = 1 << 24  # bytes, decompressed, that a file may have whatever the ratio
@@ -24,7 +26,7 @@ def from_idx(folder: Path, names: list[str], want: str) -> ImageData:
     if want != "label":
         raise UserError(f"{folder} holds idx files, which have labels; a captioner needs a folder with metadata.jsonl")
     parts, sha = [], hashlib.sha256()
-    for split in ("train", "t10k"):
+    for split in SPLITS:
         arrays = []
         for what, axes in (("images-idx3", 3), ("labels-idx1", 1)):
             found = [name for name in names if split in name and what in name]
@@ -37,6 +39,10 @@ def from_idx(folder: Path, names: list[str], want: str) -> ImageData:
             raise UserError(f"{folder} has {len(pictures)} {split} pictures and {len(labels)} labels")
         parts.append(ArrayExamples(pictures[:, None], labels.astype(np.int64).tolist()))
     side = parts[0].pictures.shape[2:]
+    train, test = (
+        [Picture(f"{split} picture {i}", "", hashlib.sha256(row).hexdigest()) for i, row in enumerate(part.pictures)]
+        for split, part in zip(SPLITS, parts, strict=True)
+    )
     count = 1 + max(max(part.targets) for part in parts)
     patch = next(p for p in (4, 7, 5, 3, 2, 1) if not side[0] % p and not side[1] % p)
     check_classes([str(t) for t in parts[0].targets], str(folder))
@@ -49,6 +55,7 @@ def from_idx(folder: Path, names: list[str], want: str) -> ImageData:
         dict(image_size=side, channels=1, patch=(patch, patch)),
         dict(augment_ops=1),
         select_best=False,
+        notes=in_both_parts(train, test),
     )
 
 

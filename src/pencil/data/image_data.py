@@ -35,6 +35,7 @@ class ImageData:
     shapes: list[tuple[int, int]] = field(default_factory=list)  # heights and widths of images in a folder
     hashes: Mapping[Any, str] = field(default_factory=dict)  # of the files in a folder
     notes: list[str] = field(default_factory=list)  # how a folder is read, where that may not be what it looks like
+    split: int = 1  # the rule by which a part was held out here (`split.py`)
 
     def captions(self) -> Iterable[str]:
         """Texts to learn a tokenizer from."""

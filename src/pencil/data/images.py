@@ -16,26 +16,28 @@ from .idx import from_idx
 from .image_data import ImageData, all_held_out
 from .moving import CANVAS, FRAMES, MovingDigits
 from .shard_data import find_shards, from_shards
+from .split import SPLIT
 
 EMBEDDED = {"label": ("digits", "moving-digits"), "caption": ("scenes", "scenes-hard"), "video": ("moving-digits",)}
 EMBEDDED_NAMES = frozenset(name for names in EMBEDDED.values() for name in names)
 
 
-def load(data: str, want: str, whole: bool = False) -> ImageData:
+def load(data: str, want: str, whole: bool = False, split: int = SPLIT) -> ImageData:
     """The data set that --data names, with the wanted targets: a label, a caption, a video's label, or nothing.
 
-    With `whole` all of it is held out, and nothing trained on; of generated data, what it holds out anyway.
+    With `whole` all of it is held out, and nothing trained on; of generated data, what it holds out anyway. `split` is
+    the rule by which a part is held out of data that has none.
     """
     data = current_form(data)
     path = expand_path(data) if data and not data.startswith(PREFIX) else None
     if whole and data not in EMBEDDED_NAMES and (shards := find_shards(data)):
-        return from_shards(shards, want, whole)
+        return from_shards(shards, want, whole, split)
     if whole and path is not None and path.is_dir() and data not in EMBEDDED_NAMES and not _idx_names(path):
-        return from_folder(path, want, whole)
-    return all_held_out(_load(data, want)) if whole else _load(data, want)
+        return from_folder(path, want, whole, split)
+    return all_held_out(_load(data, want, split)) if whole else _load(data, want, split)
 
 
-def _load(data: str, want: str) -> ImageData:
+def _load(data: str, want: str, split: int) -> ImageData:
     if data in EMBEDDED_NAMES:
         if data not in EMBEDDED[want]:
             has = "labels" if data in EMBEDDED["label"] else "captions"
@@ -44,11 +46,11 @@ def _load(data: str, want: str) -> ImageData:
             return _moving_digits(want)
         return _digits() if data == "digits" else _scenes(data)
     if data.startswith(PREFIX):
-        return from_hub(data.removeprefix(PREFIX), want)
+        return from_hub(data.removeprefix(PREFIX), want, split)
     if not data:
         raise UserError(f"--data is empty; give a folder or {' or '.join(EMBEDDED[want])}")
     if shards := find_shards(data):
-        return from_shards(shards, want)
+        return from_shards(shards, want, split=split)
     path = expand_path(data)
     if path.is_file():
         size = "an empty file" if not path.stat().st_size else "a file"
@@ -57,7 +59,7 @@ def _load(data: str, want: str) -> ImageData:
         known = nearest(data, EMBEDDED[want])
         raise UserError(f"there is no folder {data}, and no embedded pictures of that name; {known}")
     names = _idx_names(path)
-    return from_idx(path, names, want) if names else from_folder(path, want)
+    return from_idx(path, names, want) if names else from_folder(path, want, split=split)
 
 
 def _idx_names(folder: Path) -> list[str]:

@@ -14,6 +14,7 @@ from .dates import CHARACTERS, VERSION, Dates
 from .pair_files import FORMER, MAX_FILE, Pair, Read, check_text, quote, read_pairs
 from .parquet import is_parquet, read_parquet
 from .sources import PREFIX, is_several
+from .split import SPLIT, hold_out_texts, not_evaluated
 from .tables import ANY, Format
 
 EMBEDDED = ("dates",)
@@ -34,6 +35,8 @@ class PairData:
     training_defaults: dict[str, int] = field(default_factory=dict)
     reading: dict[str, Any] = field(default_factory=dict)  # how the file is read, as settings of data
     note: str = ""  # the same in a sentence
+    unevaluated: list[str] = field(default_factory=list)  # a sentence about classes of which nothing is held out
+    split: int = 1  # the rule by which a part was held out here (`split.py`)
 
     @property
     def last_because(self) -> str:
@@ -72,10 +75,11 @@ def is_table(data: str) -> bool:
 
 
 class Recorded(NamedTuple):
-    """What a run recorded of its data: the hash, and how it was read."""
+    """What a run recorded of its data: the hash, how it was read, and the rule by which a part was held out."""
 
     hash: str
     reading: Mapping[str, Any]
+    split: int = 1
 
 
 Reading = Mapping[str, Any] | Recorded  # settings of data that the user chose, or those of a run
@@ -143,14 +147,19 @@ def _from_file(data: str, kind: Kind, whole: bool, reading: Reading) -> PairData
             f"{data} has the same {first}, {quote(pairs[0][0])}, in all its {len(pairs)} lines, so none can be held "
             "out to evaluate on; give at least two different ones"
         )
-    held = _held_out(pairs, labelled)
+    split = reading.split if isinstance(reading, Recorded) else SPLIT
+    held = hold_out_texts(pairs, labelled, split)
     if not held:
         raise UserError(
             f"{data} has a single text of each class, so none can be held out to evaluate on; give more of them"
         )
     train, test = ([pair for pair in pairs if (pair[0] in held) == part] for part in (False, True))
     select_best = len(test) >= MIN_TO_SELECT_BEST
-    return PairData(path.stem, sha, train, test, select_best, classes, reading=found.facts, note=note)
+    unevaluated = not_evaluated(classes, {label for _, label in test}, "texts")
+    return PairData(
+        path.stem, sha, train, test, select_best, classes, reading=found.facts, note=note, unevaluated=unevaluated,
+        split=split if labelled else 1,
+    )  # fmt: skip
 
 
 def _read(content: bytes, data: str, suffix: str, kind: Kind, reading: Reading, sha: str) -> Read:
@@ -185,31 +194,3 @@ def _from_parquet(path: Path, data: str, kind: Kind, reading: Reading) -> tuple[
         rows.append(both)
     columns = ", ".join(f"{name.removesuffix('_column')} from column {column}" for name, column in facts.items())
     return Read(rows, facts, f"a Parquet table; {columns}"), sha
-
-
-def _held_out(pairs: list[Pair], labelled: bool) -> set[str]:
-    """The held-out sources: about a tenth, each by its own hash, so that adding lines does not move the others.
-
-    A class (without labels, all pairs are one class) that would have no source left to train on gets its sources back.
-    If then none is held out, the source with the smallest hash is that leaves its classes another one; none if there is
-    no such source.
-    """
-    sources: dict[str, set[str]] = {}  # of each class
-    classes: dict[str, set[str]] = {}  # of each source
-    for source, target in pairs:
-        kind = target if labelled else ""
-        sources.setdefault(kind, set()).add(source)
-        classes.setdefault(source, set()).add(kind)
-    rank = {source: _rank(source) for source in classes}
-    held = {source for source in classes if rank[source] < 0.1}
-    for own in [own for own in sources.values() if own <= held]:
-        held -= own
-    if not held:
-        spare = [s for s in classes if all(len(sources[kind]) > 1 for kind in classes[s])]
-        held = {min(spare, key=rank.__getitem__)} if spare else set()
-    return held
-
-
-def _rank(source: str) -> float:
-    """A hash of a text as a value in [0, 1), equal on every machine."""
-    return int.from_bytes(hashlib.blake2b(source.encode(), digest_size=8, key=b"held out").digest()) / 2**64

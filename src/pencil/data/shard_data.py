@@ -11,10 +11,10 @@ from ..console import note
 from .cache import hash_files
 from .examples import FileExamples, Skipped, Target
 from .folder_layout import ENDINGS, SPLITS, count_of
-from .folders import hold_out, not_evaluated
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
 from .shards import Members, Sample, index_path, read_index
 from .sources import PREFIX, common_name, expand, is_several
+from .split import SPLIT, Picture, hold_out, in_both_parts, in_two_classes, not_evaluated
 
 Row = tuple[tuple[int, Sample], Target]
 ANNOUNCED = 1 << 26  # bytes of shards whose indexing takes long
@@ -61,11 +61,11 @@ def annotations_of(shards: Sequence[Path]) -> set[str]:
     }
 
 
-def from_shards(shards: Sequence[Path], want: str, whole: bool = False) -> ImageData:
+def from_shards(shards: Sequence[Path], want: str, whole: bool = False, split: int = SPLIT) -> ImageData:
     """The data set in tar files; broken pictures are left out and recorded in `skipped`.
 
     Shards that have train, and test or val, as a word of their names or as their folder are the two parts; else a tenth
-    of the samples is held out. With `whole` nothing is trained on.
+    of the samples is held out, by the rule `split`. With `whole` nothing is trained on.
     """
     if want == "video":
         raise UserError(f"{shards[0]} has pictures, and videos are needed")
@@ -94,12 +94,19 @@ def from_shards(shards: Sequence[Path], want: str, whole: bool = False) -> Image
         first = f"; {skipped[0][0]}: {skipped[0][1]}" if skipped else ""
         raise UserError(f"{name} holds no picture that can be read{first}")
     classes = _classes(every, name, whole) if want == "label" else ()
+    given = "all" not in rows
     if whole:
         rows = {"train": [], "test": every}
-    elif "all" in rows:
-        held_out, kept = hold_out(every, want)
+    elif not given:
+        held_out, kept = hold_out(every, want, [one.content for (_, one), _ in every], split)
         rows = {"train": kept, "test": held_out}
-        notes += not_evaluated(classes, rows)
+        notes += not_evaluated(classes, {str(target) for _, target in held_out}, "pictures")
+    pictures = {
+        part: [Picture(f"{shards[which].name}/{one.name}", str(target), one.content) for (which, one), target in found]
+        for part, found in rows.items()
+    }
+    notes += in_two_classes([*pictures["train"], *pictures["test"]]) if classes else []
+    notes += in_both_parts(pictures["train"], pictures["test"]) if given else []
     for part, found in rows.items():
         if not found and not whole:
             use = "evaluate on" if part == "test" else "train on"
@@ -129,6 +136,7 @@ def from_shards(shards: Sequence[Path], want: str, whole: bool = False) -> Image
         select_best=not any(_part(shard).startswith("test") for shard in parts.get("test", ())),
         shapes=[one.shape for (_, one), _ in every],
         notes=[f"{count_of(shards, 'shard')} with {count_of(every, 'picture')}", *notes],
+        split=1 if given else split,
     )
 
 

@@ -7,6 +7,7 @@ decoders read .cls, .txt and .json. Pictures are decoded as those in folders are
 member is read.
 """
 
+import hashlib
 import io
 import json
 import os
@@ -24,7 +25,7 @@ from .decoding import Header, SourceChanged, pool, read_header
 from .folder_layout import ENDINGS
 from .picture_limits import limits
 
-FORMAT = 1  # of the index
+FORMAT = 2  # of the index
 MAX_ANNOTATION = 1 << 20  # bytes of a .cls, .txt or .json member
 MAX_PICTURE = 1 << 28  # bytes of a picture's file
 NOT_READ = -1  # the size of a member that is not read
@@ -43,6 +44,7 @@ class Sample(NamedTuple):
     grey: bool
     frames: bool
     fault: str | None
+    content: str  # SHA-256 of its bytes; empty with a fault
 
 
 class Member(NamedTuple):
@@ -115,17 +117,19 @@ def _samples(path: Path) -> Iterator[Sample]:
         raise UserError(f"{path} has two members of one name: {error.args[0].partition(':')[0]}") from None
     rows = [_row(path, group) for group in groups]
     headers = pool().map(_header, [member for member, _, _ in rows])
-    for (member, label, caption), header in zip(rows, headers, strict=True):
+    for (member, label, caption), (header, content) in zip(rows, headers, strict=True):
         yield Sample(member.name, member.offset, member.size, label, caption, header.shape, header.grey, header.frames,
-                     header.fault)  # fmt: skip
+                     header.fault, content)  # fmt: skip
 
 
-def _header(member: Member) -> Header:
+def _header(member: Member) -> tuple[Header, str]:
+    """What the header of a picture says, and a hash of its bytes."""
     if member.size == NOT_READ:
-        return Header("no picture that is read: a link, or a file of another kind")
+        return Header("no picture that is read: a link, or a file of another kind"), ""
     if member.size > MAX_PICTURE:
-        return Header(f"a file of more than {MAX_PICTURE:,} bytes")
-    return read_header(member)
+        return Header(f"a file of more than {MAX_PICTURE:,} bytes"), ""
+    header = read_header(member)
+    return header, "" if header.fault else hashlib.sha256(member.open().getbuffer()).hexdigest()
 
 
 def _package(path: Path) -> Any:

@@ -25,6 +25,7 @@ def trained_classifier(task: Diffusion, notify: Callable[[str], None]) -> Any:
     ending = "" if native else "-" + by((size["channels"], *task.transform.size))
     fit = task.reading.fit
     ending += "" if fit in (None, "crop") else f"-{fit}"
+    ending += "" if task.data.split == 1 else f"-split{task.data.split}"
     path = cache_folder() / f"classifier-{task.data.hash[:32]}{ending}"
     if not _finished(path):
         notify(f"Training a classifier of {task.data.name} to score samples by, once; it is kept in {path}")
@@ -32,7 +33,7 @@ def trained_classifier(task: Diffusion, notify: Callable[[str], None]) -> Any:
         train = {} if task.data.training_defaults else TRAINING
         run, classify, config = new_run(
             CLASSIFIER.name, task.source, model=model, train=train, data_settings={"fit": fit} if fit else {},
-            out=path, force=path.exists(),
+            out=path, force=path.exists(), split=task.data.split,
         )  # fmt: skip
         if not Trainer(classify, run, config).train().finished:
             raise KeyboardInterrupt  # a classifier that was not trained to its end must not score anything

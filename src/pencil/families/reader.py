@@ -264,8 +264,9 @@ FAMILY = Family(
     "whose masked tokens are predicted: a file, a folder, a pattern of files, hf:OWNER/NAME, - for standard input, or "
     "pydoc (built in).",
     embedded=tuple(TEXTS),
-    eval_help="accuracy; with labels per class, the confusion matrix and mistakes; else loss and perplexity",
-    train_settings=("mask_fraction",),
+    eval_help="with labels accuracy with its interval, precision and recall per class, the confusion matrix and "
+    "mistakes; else loss, perplexity and accuracy",
+    train_settings=("mask_fraction", "class_weights", "balanced_batches"),
     data_settings=("delimiter", "header", "text_column", "label_column"),
     train_options=TokenizerOptions,
     sample_options=SampleOptions,

@@ -13,6 +13,7 @@ from ..data.builtin import TEXTS
 from ..data.hub import PREFIX, current_form, say_current_form
 from ..data.settings import DataConfig
 from ..data.sources import absolute, is_several
+from ..data.split import SPLIT
 from ..device import pick_device
 from ..files import memory
 from ..runs import Run, choose_path
@@ -110,8 +111,12 @@ def new_run(
     force: bool = False,
     from_run: str | None = None,
     notify: Callable[[str], None] = lambda line: None,
+    split: int = SPLIT,
 ) -> tuple[Run, Any, TrainConfig]:
-    """Check everything, read the data, and only then make the run's folder."""
+    """Check everything, read the data, and only then make the run's folder.
+
+    `split` is the rule by which a part of the data is held out.
+    """
     record, model, train = family(name), model or {}, with_budget(train or {})
     start = open_start(record, from_run) if from_run is not None else None
     preset = preset_of(record, preset, start)
@@ -131,7 +136,7 @@ def new_run(
         raise UserError(
             f"the name {run_name} is already taken by {Path('runs') / run_name}; choose another, or --force"
         )
-    request = Request(record, data, preset, model, train, options, data_settings or {}, start)
+    request = Request(record, data, preset, model, train, options, data_settings or {}, start, split)
     prepared = prepare(request, config)
     settings, notes = fit_schedule(record, preset, prepared.model, prepared.train, train)
     if hasattr(prepared.task, "train"):
@@ -150,6 +155,8 @@ def new_run(
         "data_hash": prepared.hash, **prepared.facts, "pencil": __version__, "settings": SETTINGS_VERSION,
         **({} if start is None else start.facts), **launched(),
     }  # fmt: skip
+    if (rule := getattr(getattr(prepared.task, "data", None), "split", 1)) > 1:
+        facts["split"] = rule
     table = {"run": facts, "model": prepared.model, "train": settings}
     if prepared.data is not None and any(value is not None for value in asdict(prepared.data).values()):
         table["data"] = prepared.data

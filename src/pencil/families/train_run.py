@@ -14,8 +14,10 @@ from ..processes import from_all, grouped, lost_another, world
 from ..runs import Run
 from ..torchrun import launch_folder, restarts
 from ..train.loop import Outcome, Trainer
+from ..train.metrics import about_accuracy, class_table
 from ..train.settings import TrainConfig
 from ..train.trained import Trained
+from ..train.validation import about_highest
 from .chosen import Chosen, check_data, read_config, resolve, with_image_size
 from .faster_preset import propose_shorter
 from .loading import load
@@ -168,11 +170,17 @@ def train_to_end(
         notify(f"{done}. Continue with:\n  {resume_command(program, run.path)}")
         return outcome
     best = outcome.best
-    headline = "" if task.headline == "val_loss" else f"{task.headline} {best[task.headline]:.4f}, "
-    kept = "best " if task.select_best else ""
     steps = f"{outcome.step} step" + "s" * (outcome.step > 1)
-    notify(f"Trained {steps} in {outcome.seconds:.1f} s; {kept}{headline}val_loss {best['val_loss']:.4f} "
-           f"at step {best['step']}; the run is in {run.path}")  # fmt: skip
+    metrics = f"val_loss {best['val_loss']:.4f}"
+    if task.headline != "val_loss":
+        metrics = f"{task.headline} {best[task.headline]:.4f}, {metrics}"
+    which = f"{metrics} at step {best['step']}"
+    if task.select_best:
+        highest = about_highest(outcome.highest, best, task.headline)
+        which = f"kept step {best['step']}, the lowest val_loss: {metrics}{f' ({highest})' * bool(highest)}"
+    notify(f"Trained {steps} in {outcome.seconds:.1f} s; {which}; the run is in {run.path}")
+    for line in filter(None, [about_accuracy(best, task.unit), *class_table(best)]):
+        notify(visible(line, one_line=True))
     if best["step"] == 0 and outcome.step:
         notify("No evaluation was better than that of the untrained model, so its weights are kept: train for more "
                "steps, or with a smaller --train.lr")  # fmt: skip

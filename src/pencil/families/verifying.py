@@ -98,7 +98,7 @@ def _caches(run: Run) -> Iterator[Verdict]:
         size, channels = facts.get("vae_size"), facts.get("vae_channels")
         if size and channels:
             known, fit = (data, facts["vae_hash"], tuple(size), channels), run.config.get("data", {}).get("fit", "crop")
-            paths += [latents_path(*known, part, fit) for part in ("train", "test")]
+            paths += [latents_path(*known, part, fit, facts.get("split", 1)) for part in ("train", "test")]
     for path in paths:
         fault = cache_fault(path)
         if fault is not None:

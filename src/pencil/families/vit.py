@@ -178,8 +178,9 @@ FAMILY = Family(
     data_help="digits (built in), a folder with one subfolder for each class, a folder of MNIST's idx files, .tar "
     "files of webdataset, or hf:OWNER/NAME. --data.fit crop, pad or squash: what becomes of images of another shape.",
     embedded=EMBEDDED["label"],
-    eval_help="accuracy over all and per class, the confusion matrix and the most confident mistakes",
-    train_settings=("flip", "crop", "augment_ops", "mixup"),
+    eval_help="accuracy with its interval, precision and recall per class, the confusion matrix, the most confident "
+    "mistakes",
+    train_settings=("flip", "crop", "augment_ops", "mixup", "class_weights", "balanced_batches"),
     data_settings=IMAGE_SETTINGS,
     train_options=ImageSizeOptions,
     sample_options=SampleOptions,

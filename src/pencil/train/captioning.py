@@ -48,7 +48,7 @@ class Captioning(ImageTask):
 
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
-        data = images.load(request.data, cls.want)
+        data = images.load(request.data, cls.want, split=request.split)
         train = cls.settings(request, data, train)
         tokenizer = request.learn_tokenizer(data.captions(), "bpe")
         found: dict[str, Any] = {"vocab": tokenizer.vocab}

@@ -57,7 +57,7 @@ class Diffusion(ImageTask):
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
         labels = coerce(request.model.get("classes"), int | None, "model.classes") is not None
         want = annotations(request.data, labels)
-        data = images.load(request.data, want)
+        data = images.load(request.data, want, split=request.split)
         if request.start is not None and (order := request.start.in_order(data.classes)):
             data = with_order(data, order)
         train = cls.settings(request, data, train)

@@ -12,13 +12,14 @@ from ..files import write_aside
 from ..processes import any_rank, from_writer, world
 from ..progress import duration, watched
 from .gathering import serve_others
+from .metrics import is_detail
 from .pace import SAVE_WEIGHTS, Pace, time_updates
 from .parallel import Alone
 from .report import FIRST_LINE, Metrics, ProgressBar
 from .saving import Saving
 from .sharing import Agreed, agreed, sharing
 from .task import Preview
-from .validation import amount_of, overfitting
+from .validation import amount_of, higher, overfitting
 
 Callback = Callable[[int, dict[str, float]], Any]
 
@@ -64,7 +65,9 @@ class Evaluating(Saving):
             self.or_later(bar, "preview", lambda: self._write_preview(shown))
         self.pace.evaluation = time.perf_counter() - began
         self.evaluated = self.step
-        bar.print(f"step {self.step:>6}  " + "  ".join(f"{k} {v:.4f}" for k, v in results.items()))
+        self.highest = higher(self.highest, {"step": self.step, **results}, self.task.headline)
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in results.items() if not is_detail(name))
+        bar.print(f"step {self.step:>6}  {shown}")
         if self.validation.add(results["val_loss"]):
             bar.print(self._overfitting())
         self._call(self.on_evaluation, results)

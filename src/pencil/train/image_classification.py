@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import draw
@@ -16,15 +15,9 @@ from ..data.image_data import with_order
 from ..files import write_all
 from ..models.parts import normalize
 from ..runs import Run
+from .class_balance import ClassBalance
 from .image_task import ImageTask, reading_of
-from .metrics import (
-    Scored,
-    accuracy_per_class,
-    classification_metrics,
-    confusion_matrix,
-    loss_and_accuracy,
-    scored,
-)
+from .metrics import Scored, classification_metrics, confusion_matrix, scored
 from .settings import TrainConfig
 from .sharing import shared
 from .task import ALL, Batch, Prepared, Preview, Request, random_of
@@ -39,7 +32,7 @@ class ImageClassification(ImageTask):
 
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
-        data = images.load(request.data, cls.want)
+        data = images.load(request.data, cls.want, split=request.split)
         if request.start is not None and (order := request.start.in_order(data.classes)):
             data = with_order(data, order)
         train = cls.settings(request, data, train)
@@ -63,6 +56,16 @@ class ImageClassification(ImageTask):
             raise UserError(
                 f"model.classes {config.classes} is fewer than the {len(data.classes)} classes of {data.name}"
             )
+        self.balance = ClassBalance(train, data.train.targets, data.classes, config.classes, data.name)
+
+    def _indices(self, step: int, micro: int) -> list[int]:
+        if not self.balance.members:
+            return super()._indices(step, micro)
+        size = self.train.batch
+        return self.balance.indices(self.train.seed, (step * self.train.accumulate + micro) * size, size)
+
+    def targets(self, batch: Batch) -> float:
+        return self.balance.targets(batch[1])
 
     def batch(self, step: int, micro: int = 0, rows: slice = ALL) -> Batch:
         """Images and labels; with mixup the share of each, and, of some rows alone, those they are blended with."""
@@ -85,14 +88,16 @@ class ImageClassification(ImageTask):
         pictures, labels, *mixup = batch
         x = normalize(pictures, self.transform.mean, self.transform.std)
         if not mixup:
-            return F.cross_entropy(model(x).float(), labels)
+            return self.balance.cross_entropy(model(x).float(), labels)
         share, *others = mixup
         if others:
             y, other_labels = normalize(others[0], self.transform.mean, self.transform.std), others[1]
         else:
             y, other_labels = x.flip(0), labels.flip(0)
         logits = model(share * x + (1 - share) * y).float()
-        return share * F.cross_entropy(logits, labels) + (1 - share) * F.cross_entropy(logits, other_labels)
+        # of the whole batch both have the same weights, of some rows not: they count by those of their own labels
+        other_loss = self.balance.cross_entropy(logits, other_labels, counted=labels)
+        return share * self.balance.cross_entropy(logits, labels) + (1 - share) * other_loss
 
     @torch.no_grad()
     def _predict(self, model: nn.Module, batches: int | None) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
@@ -110,13 +115,13 @@ class ImageClassification(ImageTask):
         def one(which: np.ndarray) -> Scored:
             pictures, targets = examples.take(which, self.transform.without_augmentation)
             if not len(pictures):
-                return [], []
+                return Scored([], [], [])
             x = normalize(torch.from_numpy(pictures).to(device), self.transform.mean, self.transform.std)
             return scored(model(x).float().log_softmax(-1).cpu(), torch.tensor(targets))
 
         found = shared(self.held_out_parts(examples, batches), one)
-        self.decoded(sum(len(right) for _, right in found))
-        return loss_and_accuracy(found)
+        self.decoded(sum(len(part[0]) for part in found))
+        return classification_metrics(found, self.data.classes, self.balance.evaluation)
 
     def preview(self, model: nn.Module) -> Preview:
         predicted, labels, pictures = next(self._predict(model, 1))
@@ -124,16 +129,16 @@ class ImageClassification(ImageTask):
         return Preview(".png", self._sheet(shown, self.data.name))
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
-        """Accuracy over all and per class; the confusion matrix, and the most confident mistakes."""
+        """The metrics over all and of each class; the confusion matrix, and the most confident mistakes."""
         folder.mkdir(parents=True, exist_ok=True)
         parts, mistakes = [], []
         for predicted, labels, pictures in self._predict(model, None):
-            parts.append((predicted, labels))
+            parts.append(scored(predicted, labels))
             wrong = (predicted.argmax(-1) != labels).nonzero()[:, 0].tolist()
             mistakes += [(predicted[i], int(labels[i]), pictures[i].copy()) for i in wrong]
             mistakes = sorted(mistakes, key=lambda one: -one[0].max().item())[:MISTAKES]
-        metrics, classes, labels = classification_metrics(parts)
-        metrics |= accuracy_per_class(classes, labels, self.data.classes)
+        metrics = classification_metrics(parts, self.data.classes, self.balance.evaluation, listed=None)
+        classes, labels = (torch.tensor([one for part in parts for one in part[i]]) for i in (1, 2))
         wrong = int((classes != labels).sum())
         title = f"{wrong} of {len(labels)} wrong" + (": the most confident mistakes" if wrong else "")
         files = {

@@ -21,7 +21,7 @@ from ..data.sizes import choose_fit
 from ..progress import track
 from ..runs import Run
 from .settings import TrainConfig
-from .task import ALL, Batch, Request, epoch_order, random_of
+from .task import ALL, Batch, Request, epoch_order, random_of, split_of
 from .validation import MOST_PASSES, MOST_PASSES_AUGMENTED, Amount
 
 EVAL_BATCH = 256  # images
@@ -69,7 +69,7 @@ class ImageTask:
     @classmethod
     def load(cls, source: str, want: str, run: Run, classes: bool, whole: bool) -> images.ImageData:
         """The data of a run; or, `whole`, other data that it is evaluated on, all of it."""
-        data = images.load(source, want, whole)
+        data = images.load(source, want, whole, split_of(run))
         known = tuple(map(str, run.config["run"].get("classes") or ()))
         if whole and classes and known:
             return with_classes(data, known, run.path)

@@ -33,10 +33,11 @@ class LatentExamples:
 
 
 def latents_path(
-    data: str, autoencoder: str, size: tuple[int, int], channels: int, part: str, fit: str = "crop"
+    data: str, autoencoder: str, size: tuple[int, int], channels: int, part: str, fit: str = "crop", split: int = 1
 ) -> Path:
     """Where the latents of a part of the data are cached, by the hashes of the data and of the autoencoder."""
     how = "" if fit == "crop" else f" {fit}"  # older versions cropped everything
+    how += "" if split == 1 else f" split {split}"
     known = hashlib.sha256(f"{data} {autoencoder} {size} {channels}{how}".encode()).hexdigest()[:32]
     return cache_folder() / f"latents-{known}-{part}.f16"
 
@@ -53,7 +54,8 @@ def to_latents(
             parts[name] = LatentExamples(np.zeros((0, *sides), np.float16), [])
             continue
         part = name if len(data.train) else "all"
-        path = latents_path(data.hash, autoencoder.hash, transform.size, transform.channels, part, transform.fit)
+        known = (data.hash, autoencoder.hash, transform.size, transform.channels, part, transform.fit, data.split)
+        path = latents_path(*known)
         with making(path):  # the processes of a training need it at the same time
             if not usable(path) or path.stat().st_size != 2 * count * int(np.prod(sides)):
                 at = f"{transform.size[0]}×{transform.size[1]}"

@@ -36,7 +36,7 @@ from .settings import TrainConfig, check_processes
 from .shards import HostCopy
 from .task import Batch, Task, random_of
 from .trained import Outcome
-from .validation import Validation, amount_of
+from .validation import Validation, amount_of, higher
 
 LOG_EVERY = 10
 LONG = 3600  # seconds of a whole training, from which a shorter one is proposed
@@ -94,6 +94,7 @@ class Trainer(Evaluating):
         self.step = 0
         self.seconds = 0.0
         self.best: dict[str, Any] = {}
+        self.highest: dict[str, Any] = {}
         self.evaluated = -1
         self.validation = Validation()
         self.pace = Pace()
@@ -201,7 +202,11 @@ class Trainer(Evaluating):
         if not self.here.writer:
             return NoMetrics()
         logger = open_logger(self.config.logger, self.run.path, self.run.config)
-        return Metrics(self.run.path, start, logger, not start or self.evaluated == start)
+        metrics = Metrics(self.run.path, start, logger, not start or self.evaluated == start)
+        for line in Metrics.read(self.run.path):
+            if self.task.headline in line:
+                self.highest = higher(self.highest, line, self.task.headline)
+        return metrics
 
     def _begin(self, bar: ProgressBar) -> None:
         """Write the settings if they are others than the run's; report data that is little for them."""
@@ -313,4 +318,4 @@ class Trainer(Evaluating):
             count = self.config.patience
             early = f"no better validation loss in {count} evaluation" + "s" * (count > 1)
         overfits = self._overfitting() if self.validation.overfits else ""
-        return Outcome(self.step, self._ended(), self.best, self.seconds, early, overfits)
+        return Outcome(self.step, self._ended(), self.best, self.seconds, early, overfits, self.highest)

@@ -28,6 +28,9 @@ class MaskedLanguageModeling(LanguageModeling):
 
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
+        for name in ("class_weights", "balanced_batches"):
+            if getattr(train, name) is not None:
+                raise UserError(f"train.{name} is for texts with labels, and {request.data} has none: leave it out")
         for name in (one for one in request.data_settings if one != "text_column"):
             raise UserError(
                 f"data.{name} is for a table of texts with labels, and {request.data} is none: leave it out"

@@ -82,11 +82,12 @@ class Alone:
             losses.append(loss.detach())
         return Gradients(*self.finish(torch.stack(losses).sum()), units)
 
-    def count(self, batches: Sequence[Batch]) -> tuple[list[int], list[int], int]:
+    def count(self, batches: Sequence[Batch]) -> tuple[list[float], list[float], int]:
         """Targets of each micro-batch, here and on all processes, and the units of all."""
-        own = list(map(self.task.targets, batches))
-        *targets, units = total(torch.tensor([*own, sum(map(self.task.count, batches))])).tolist()
-        return own, targets, units
+        own, units = list(map(self.task.targets, batches)), sum(map(self.task.count, batches))
+        whole = all(isinstance(one, int) for one in own)  # else they are sums of weights
+        *targets, units = total(torch.tensor([*own, units], dtype=torch.int64 if whole else torch.float64)).tolist()
+        return own, targets, int(units)
 
     def filler(self, step: int) -> Batch:
         """A batch with targets, which weighs nothing: this process has none, and the others wait for its part."""

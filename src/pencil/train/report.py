@@ -16,6 +16,7 @@ from ..console import Console, visible
 from ..files import write_aside
 from ..progress import duration, watched
 from .loggers import Logger, numbers, open_logger
+from .metrics import about_accuracy, class_rows, is_detail
 
 FIRST_LINE, LINE_EVERY = 2.0, 30.0  # seconds, where there is no terminal to draw a bar in
 LEAST_DONE, LEAST_SPENT = 3, 3.0  # turns and seconds of a loop before the time that is left is shown
@@ -123,10 +124,29 @@ model, tokenizer, run = pencil.load("{run}")
 """
 
 
+def _of_classes(metrics: Mapping[str, float], unit: str) -> str:
+    """How sure the accuracy is, and the figures of each class; nothing without classes."""
+    if not (sentence := about_accuracy(metrics, unit)):
+        return ""
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in class_rows(metrics)]
+    table = "".join([*rows[:1], "|---|---|---|---|---|\n", *rows[1:], "\n"]) if rows else ""
+    return f"{sentence[0].upper()}{sentence[1:]}.\n\n{table}"
+
+
 def model_card(
-    run: Path, config: Mapping[str, Any], parameters: int, weights: Mapping[str, str], why_last: str, usage: str
+    run: Path,
+    config: Mapping[str, Any],
+    parameters: int,
+    weights: Mapping[str, str],
+    why_last: str,
+    usage: str,
+    highest: str = "",
+    unit: str = "examples",
 ) -> str:
-    """README.md of a run: what it is, how good it is, how to use it; `weights` is what their file records of them."""
+    """README.md of a run: what it is, how good it is, how to use it; `weights` is what their file records of them.
+
+    `highest` is a remark about another evaluation, `unit` what there are examples of.
+    """
     facts, train = config["run"], config["train"]
     worded = f"tokenizer: {facts['tokenizer']}; " if "tokenizer" in facts else ""
     preset = f"preset: {facts['preset']}; " if "preset" in facts else ""
@@ -138,11 +158,13 @@ def model_card(
         source = f"\nIt started from the weights of `{facts['from']}`{of}{first}{under}.\n"
     frozen = f"; frozen: `{train['freeze']}`" if train.get("freeze") else ""
     budget = f" in a budget of {train['minutes']:g} minutes" if train.get("minutes") else ""
-    which = f"the last: {why_last}" if why_last else "the best by validation"
+    which = f"the last: {why_last}" if why_last else "the best by validation loss"
+    which += f"; {highest}" if highest else ""
     if "val_loss" in weights:
-        names = sorted(set(weights) - set(NO_MEASURES), key=lambda name: (name != "val_loss", name))
-        rows = "\n".join(f"| {name} | {float(weights[name]):.4f} |" for name in names)
-        measures = f"| measure on held-out data | value |\n|---|---|\n{rows}\n\n"
+        found = {name: float(value) for name, value in weights.items() if name not in NO_MEASURES}
+        names = sorted((one for one in found if not is_detail(one)), key=lambda name: (name != "val_loss", name))
+        rows = "\n".join(f"| {name} | {found[name]:.4f} |" for name in names)
+        measures = f"| measure on held-out data | value |\n|---|---|\n{rows}\n\n" + _of_classes(found, unit)
     else:
         measures = ""
         which = "at which training was interrupted. They have not been evaluated"

@@ -28,7 +28,7 @@ from .settings import TrainConfig
 from .shards import HostCopy, own_pieces, piece_of, spread
 from .task import Task, why_last
 from .together import on_all, on_writer
-from .validation import Validation
+from .validation import Validation, about_highest
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -46,6 +46,7 @@ class Saving:
     step: int
     evaluated: int  # the step that was evaluated last
     best: dict[str, Any]
+    highest: dict[str, Any]  # the evaluation with the highest headline
     validation: Validation
     pending: list[float]
     seconds: float
@@ -100,8 +101,10 @@ class Saving:
         if not world().writer or not (weights := self.run.weights_facts):
             return
         parameters = sum(p.numel() for p in self.model.parameters())
+        last = why_last(self.task)
+        highest = "" if last else about_highest(self.highest, weights, self.task.headline)
         card = model_card(
-            self.run.path, self.run.config, parameters, weights, why_last(self.task), self.task.usage
+            self.run.path, self.run.config, parameters, weights, last, self.task.usage, highest, self.task.unit
         )  # fmt: skip
         write_aside(self.run.path / "README.md", card.encode())
 

@@ -57,6 +57,8 @@ class TrainConfig:
     mask_fraction: float | None = None  # share of the tokens masked, to be predicted
     condition_dropout: float | None = None  # share of labels or texts dropped, for classifier-free guidance
     label_smoothing: float | None = None  # probability spread evenly over all tokens
+    class_weights: Literal["balanced"] | tuple[float, ...] | None = None  # in the loss; balanced: the rarer, the more
+    balanced_batches: bool | None = None  # draw each class equally often, however few examples it has
 
     RENAMED: ClassVar[dict[str, str]] = {"min_lr": "final_lr_fraction", "randaugment": "augment_ops"}
     RENAMED_VALUES: ClassVar[dict[tuple[str, str], str]] = {("schedule", "paper"): "inverse-sqrt"}
@@ -96,6 +98,13 @@ class TrainConfig:
             slots_of(self)
         elif self.slots:
             raise UserError("train.slots has no effect without --train.exact true: leave it out, or 0")
+        if isinstance(self.class_weights, tuple) and not min(self.class_weights, default=0) > 0:
+            raise UserError(f"train.class_weights must be above 0, not {min(self.class_weights, default=0)}")
+        if self.class_weights == "balanced" and self.balanced_batches:
+            raise UserError(
+                "train.class_weights balanced and train.balanced_batches both make rare classes count as much as "
+                "common ones: choose one of them"
+            )
         if self.keep < 2:
             raise UserError(
                 f"train.keep must be at least 2, so that one good checkpoint always exists, not {self.keep}"
@@ -143,7 +152,8 @@ def check_processes(config: TrainConfig, size: int) -> None:
 
 
 OPTIONAL = (
-    "flip", "crop", "augment_ops", "mixup", "word_dropout", "mask_fraction", "condition_dropout", "label_smoothing"
+    "flip", "crop", "augment_ops", "mixup", "word_dropout", "mask_fraction", "condition_dropout", "label_smoothing",
+    "class_weights", "balanced_batches",
 )  # settings of some families only  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..config import UserError, build
 from ..data.pairs import Recorded
 from ..data.settings import DataConfig
+from ..data.split import SPLIT
 from ..data.tokenizers import VOCAB, Tokenizer, learn
 from ..runs import Run
 from .settings import TrainConfig
@@ -57,8 +58,8 @@ class Task(Protocol):
         """The mean over the targets of a batch."""
         ...
 
-    def targets(self, batch: Batch) -> int:
-        """How many targets the loss is a mean over: the weight of a micro-batch in its update."""
+    def targets(self, batch: Batch) -> float:
+        """How many targets the loss is a mean over, or the sum of their weights: what a micro-batch counts for."""
         ...
 
     def sample_ids(self, step: int, micro: int = 0) -> list[str]:
@@ -101,6 +102,7 @@ class Request:
     options: Any = None  # the family's own options: a tokenizer, an image size, …
     data_settings: Mapping[str, Any] = field(default_factory=dict)  # how the data is read
     start: Start | None = None  # the run whose weights it begins with
+    split: int = SPLIT  # the rule by which a part of the data is held out
 
     def __post_init__(self):
         if self.options is None:
@@ -175,8 +177,13 @@ def _shuffled(seed: int, epoch: int, total: int) -> np.ndarray:
 
 
 def recorded(run: Run) -> Recorded:
-    """How a run read its table of texts."""
-    return Recorded(run.config["run"].get("data_hash", ""), run.config.get("data") or {})
+    """How a run read its table of texts, and by which rule it was split."""
+    return Recorded(run.config["run"].get("data_hash", ""), run.config.get("data") or {}, split_of(run))
+
+
+def split_of(run: Run) -> int:
+    """The rule by which the data of a run was split; runs of older versions record none."""
+    return run.config["run"].get("split", 1)
 
 
 def why_last(task: Any) -> str:

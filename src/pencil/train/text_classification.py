@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import UserError
@@ -21,7 +20,8 @@ from ..files import write_all
 from ..inference.text_batches import pad, text_ids
 from ..progress import track
 from ..runs import Run
-from .metrics import accuracy_per_class, classification_metrics, confusion_matrix, loss_and_accuracy, scored
+from .class_balance import ClassBalance
+from .metrics import classification_metrics, confusion_matrix, scored
 from .settings import TrainConfig
 from .sharing import shared
 from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, recorded, round_up
@@ -53,7 +53,7 @@ class TextClassification:
         config = request.configure(**found)
         task = cls(request.family, data, config, train, tokenizer)
         facts = {"tokenizer": tokenizer.kind, "classes": data.classes}
-        reading, notes = DataConfig(**data.reading), [data.note] if data.note else []
+        reading, notes = DataConfig(**data.reading), [*([data.note] if data.note else []), *data.unevaluated]
         return Prepared(task, data.name, data.hash, config, train, tokenizer, facts, reading, notes)
 
     @classmethod
@@ -80,6 +80,8 @@ class TextClassification:
         self.number = {name: i for i, name in enumerate(data.classes)}
         self.encoded = lru_cache(1 << 16)(lambda text: text_ids(tokenizer, text, config.context))
         self.end = self.encoded("")[0]
+        labels = [self.number[label] for _, label in self.rows]
+        self.balance = ClassBalance(train, labels, data.classes, config.classes or 0, data.name)
 
     @property
     def select_best(self) -> bool:
@@ -129,6 +131,8 @@ class TextClassification:
     def _indices(self, step: int, micro: int) -> list[int]:
         size = self.train.batch
         first = (step * self.train.accumulate + micro) * size
+        if self.balance.members:
+            return self.balance.indices(self.train.seed, first, size)
         return epoch_order(self.train.seed, first, size, len(self.rows))
 
     def sample_ids(self, step: int, micro: int = 0) -> list[str]:
@@ -137,12 +141,12 @@ class TextClassification:
     def count(self, batch: Batch) -> int:
         return len(batch[0])
 
-    def targets(self, batch: Batch) -> int:
-        return len(batch[0])
+    def targets(self, batch: Batch) -> float:
+        return self.balance.targets(batch[2])
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         tokens, places, labels = batch
-        return F.cross_entropy(model(tokens, Span.at(places)).float(), labels)
+        return self.balance.cross_entropy(model(tokens, Span.at(places)).float(), labels)
 
     @torch.no_grad()
     def _predict(self, model: nn.Module, rows: list[pairs.Pair]) -> list[tuple[Tensor, Tensor]]:
@@ -163,7 +167,7 @@ class TextClassification:
         few = total if batches is None else min(total, batches * self.train.batch)
         rows = [self.data.test[i] for i in np.linspace(0, total - 1, few).astype(int)]
         parts = shared(range(0, few, EVAL_BATCH), lambda i: scored(*self._classify(model, rows[i : i + EVAL_BATCH])))
-        return loss_and_accuracy(parts)
+        return classification_metrics(parts, self.data.classes, self.balance.evaluation)
 
     def preview(self, model: nn.Module) -> Preview:
         return Preview(".txt", "\n".join([*self._lines(model, self.data.test[:20]), ""]).encode())
@@ -179,11 +183,12 @@ class TextClassification:
         return lines
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
-        """Accuracy over all and per class; the confusion matrix, and mistakes."""
+        """The metrics over all and of each class; the confusion matrix, and mistakes."""
         folder.mkdir(parents=True, exist_ok=True)
         rows = list(self.data.test)
-        metrics, predicted, labels = classification_metrics(self._predict(model, rows))
-        metrics |= accuracy_per_class(predicted, labels, self.data.classes)
+        found = [scored(*part) for part in self._predict(model, rows)]
+        metrics = classification_metrics(found, self.data.classes, self.balance.evaluation, listed=None)
+        predicted, labels = (torch.tensor([one for part in found for one in part[i]]) for i in (1, 2))
         wrong = [row for row, right in zip(rows, (predicted == labels).tolist(), strict=True) if not right]
         lines = [f"{len(wrong)} of {len(rows)} wrong" + (f"; the first {MISTAKES}" * (len(wrong) > MISTAKES)), ""]
         lines += self._lines(model, wrong[:MISTAKES]) if wrong else []

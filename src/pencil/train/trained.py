@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runs import Run
+from .metrics import is_detail
 
 
 @dataclass
@@ -18,6 +19,7 @@ class Outcome:
     seconds: float
     early: str = ""  # why it ended before its last step, if it did
     overfits: str = ""  # the sentence about a validation loss that rose
+    highest: dict[str, Any] = field(default_factory=dict)  # the evaluation with the highest headline, and its step
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,15 +29,18 @@ class Trained:
     path: Path
     finished: bool  # False after Ctrl-C, or where a callback stopped it: it can be resumed
     step: int
-    best: Mapping[str, Any]  # metrics of the weights that are kept, and their step; the step alone if not evaluated
+    # metrics of the weights that are kept, those of the lowest val_loss unless the last are, and their step; the step
+    # alone if they were not evaluated
+    best: Mapping[str, Any]
     seconds: float  # spent on training
     open: Callable[..., Any] = field(compare=False)  # (path, device)
+    highest: Mapping[str, Any] = field(default_factory=dict)  # the highest accuracy of all evaluations, and its step
 
     @classmethod
     def of(cls, run: Run, outcome: Outcome, open: Callable[..., Any]) -> "Trained":
         kept = run.weights_step
         best = outcome.best if outcome.best.get("step") == kept else {"step": kept}
-        return cls(run.path, outcome.finished, outcome.step, best, outcome.seconds, open)
+        return cls(run.path, outcome.finished, outcome.step, best, outcome.seconds, open, outcome.highest)
 
     def load(self, device: str = "cpu") -> Any:
         """What was trained, opened for use: as `pencil.load` gives a run; the model of a task of one's own."""
@@ -43,5 +48,7 @@ class Trained:
 
     def __repr__(self) -> str:
         how = "" if self.finished else ", stopped early"
-        metrics = [f"{name} {value:.4f}" for name, value in self.best.items() if isinstance(value, float)]
-        return f"Trained({str(self.path)!r}: {self.step} steps{how}; {', '.join(metrics) or 'not evaluated'})"
+        shown = {name: value for name, value in self.best.items() if isinstance(value, float) and not is_detail(name)}
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+        kept = f"{metrics} at step {self.best['step']}, which is kept" if metrics else "not evaluated"
+        return f"Trained({str(self.path)!r}: {self.step} steps{how}; {kept})"

@@ -82,6 +82,19 @@ class Validation:
         return cls(**known)
 
 
+def higher(highest: Mapping[str, Any], results: Mapping[str, Any], headline: str) -> dict[str, Any]:
+    """The evaluation with the highest headline so far, and its step: other weights may have a lower validation loss."""
+    better = headline != "val_loss" and results.get(headline, -math.inf) > highest.get(headline, -math.inf)
+    return {"step": results["step"], headline: results[headline]} if better else dict(highest)
+
+
+def about_highest(highest: Mapping[str, Any], kept: Mapping[str, Any], headline: str) -> str:
+    """A remark, where the weights that are kept for their validation loss do not have the highest headline."""
+    if headline not in highest or not highest[headline] > float(kept.get(headline, math.inf)):
+        return ""
+    return f"the highest {headline} was {highest[headline]:.4f}, at step {highest['step']}"
+
+
 def overfitting(amount: Amount | None, kept: str) -> str:
     """The sentence about a validation loss that rises."""
     have = f"{amount}: " if amount else ""
