@@ -21,6 +21,9 @@ from .config import UserError
 LARGEST_TEXT = 32_000_000  # the largest tokenizers in use have about that
 LARGEST_TOML = 1_000_000
 MOST_VALUES, MOST_SETTINGS, MOST_DOTS = 2_000_000, 100_000, 64
+# what Git has in place of a large file until it is fetched
+LFS_BEGINNING, LFS_LARGEST = b"version https://git-lfs.", 1024
+LFS_POINTER, LFS_FETCH = "a Git LFS pointer, not the file itself", "run `git lfs pull` in its repository"
 LOCK = ".lock"  # the file that a writer of a folder holds
 WINDOWS = os.name == "nt"  # where nothing that is open, or mapped into memory, can be replaced or renamed
 
@@ -211,7 +214,10 @@ def limit_process(more_memory: int, seconds: int, file_size: int) -> None:
 
 
 def check_regular(path: Path) -> os.stat_result:
-    """Refuse what is not a plain file, before it is opened: opening a pipe waits, and a device never ends."""
+    """Refuse what is not a plain file, before it is opened: opening a pipe waits, and a device never ends.
+
+    What only stands for a file, as Git's pointers do, is refused too.
+    """
     try:
         found = path.stat()
     except OSError as error:
@@ -222,7 +228,17 @@ def check_regular(path: Path) -> os.stat_result:
         raise UserError(f"{path} is a folder, not a file")
     if not stat.S_ISREG(found.st_mode):
         raise UserError(f"{path} is a pipe, a device or a socket; give a plain file")
+    if found.st_size <= LFS_LARGEST and _begins(path, LFS_BEGINNING):
+        raise UserError(f"{path} is {LFS_POINTER}: {LFS_FETCH}")
     return found
+
+
+def _begins(path: Path, beginning: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(beginning)) == beginning
+    except OSError:  # whoever reads it says so
+        return False
 
 
 def read_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:

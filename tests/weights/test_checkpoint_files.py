@@ -14,6 +14,10 @@ from test_pickled import Executed
 
 from conftest import call
 from pencil.config import UserError
+from pencil.data import images, pairs
+from pencil.data.corpus import find
+from pencil.data.idx import read_idx
+from pencil.data.tokenizer_folders import find_tokenizer
 from pencil.tensors import write_tensors
 from pencil.weights.checkpoint_files import open_checkpoint
 
@@ -84,6 +88,37 @@ def test_names_that_are_nothing(name, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=why):
         open_checkpoint(name)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + 64 * "a" + "\nsize 548105171\n"
+READ = {
+    "model.safetensors": lambda path: open_checkpoint(path.parent),
+    "pytorch_model.bin": open_checkpoint,
+    "config.json": lambda path: open_checkpoint(path.parent),
+    "tokenizer.json": lambda path: find_tokenizer(path.parent),
+    "tokenizer.model": lambda path: find_tokenizer(path.parent),
+    "vocab.txt": lambda path: find_tokenizer(path.parent),
+    "notes.txt": lambda path: find(str(path)),
+    "notes.jsonl": lambda path: find(str(path)),
+    "notes.jsonl.gz": lambda path: find(str(path)),
+    "notes.parquet": lambda path: find(str(path)),
+    "pairs.tsv": lambda path: pairs.load(str(path)),
+    "pairs.parquet": lambda path: pairs.load(str(path)),
+    "train-images-idx3-ubyte": lambda path: read_idx(path, 3),
+    "one.tar": lambda path: images.load(str(path), "classes"),
+    "cat/one.png": lambda path: images.load(str(path.parents[1]), "classes"),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_pointer_of_git_lfs_is_named_as_one(name, tmp_path):
+    if name == "config.json":
+        save_file(tensors("x"), tmp_path / "model.safetensors")
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(POINTER)
+    with pytest.raises(UserError, match=r"a Git LFS pointer, not the file itself.*git lfs pull"):
+        READ[name](path)
 
 
 # ---- hostile folders, through the command

@@ -21,6 +21,7 @@ def import_weights(
     out: Path | None = None,
     dtype: str | None = None,
     tokenizer: str | None = None,
+    without_tokenizer: Annotated[bool, Parameter(negative=())] = False,
     parity: Annotated[bool, Parameter(negative=())] = False,
     force: Annotated[bool, Parameter(negative=())] = False,
     listed: Annotated[bool, Parameter(name="--list", negative=())] = False,
@@ -43,6 +44,8 @@ def import_weights(
         float32, bfloat16 or float16; by default that of the original.
     tokenizer
         A tokenizer.json (or gpt2), where the checkpoint has none.
+    without_tokenizer
+        Leave out the checkpoint's tokenizer, for one that cannot be used.
     parity
         Compute one random input with the original library too, and show the largest error of every block; exit
         status 1 if one is above 1e-5 of the largest value. The run stays.
@@ -64,7 +67,10 @@ def import_weights(
     from ..train.report import shown_progress
 
     with shown_progress("importing"):
-        run = import_checkpoint(what, name=name, out=out, dtype=dtype, tokenizer=tokenizer, force=force, notify=note)
+        run = import_checkpoint(
+            what, name=name, out=out, dtype=dtype, tokenizer=tokenizer, without_tokenizer=without_tokenizer,
+            force=force, notify=note,
+        )  # fmt: skip
     note(f"The run is in {run.path}. Use it with:\n  {usage(run)}")
     if parity:
         return _parity(what, run.path)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..config import UserError, expand_path, nearest
 from ..console import note
+from ..files import check_regular
 from .builtin import TEXTS
 from .cache import cache_folder, remembered_hash
 from .file_kinds import WRITTEN_AS, not_text, to_utf8
@@ -140,6 +141,7 @@ def _read(path: Path) -> str:
 
 def _read_packed(path: Path) -> str:
     """The hash of a compressed file of records. Of JSON lines the first is read; what is further is checked later."""
+    check_regular(path)
     if not path.stat().st_size:
         raise _Fault("empty")
     if kind_of(path) == "packed":

@@ -4,6 +4,8 @@ import codecs
 import shlex
 from pathlib import PurePath
 
+from ..files import LFS_BEGINNING, LFS_FETCH, LFS_POINTER
+
 MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
@@ -22,6 +24,7 @@ BEGINNINGS: dict[bytes, tuple[str, str]] = {
     b"\xff\xd8\xff": ("a picture", "give a text"),
     b"GIF8": ("a picture", "give a text"),
     b"SQLite format 3": ("a database", "export its text"),
+    LFS_BEGINNING: (LFS_POINTER, LFS_FETCH),
 }
 ZIPPED = {
     ".docx": ("a Word document", AS_TEXT), ".odt": ("an OpenDocument text", AS_TEXT), ".epub": ("an e-book", AS_TEXT),

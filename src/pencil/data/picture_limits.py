@@ -6,6 +6,7 @@ import struct
 from typing import Any
 
 from ..config import UserError
+from ..files import LFS_BEGINNING, LFS_FETCH, LFS_POINTER
 
 MAX_PIXELS = 64_000_000  # of one image; phones make 50 million
 MAX_BYTES = 300_000_000  # to decode one
@@ -29,7 +30,9 @@ def limits() -> tuple[int, int]:
 
 
 def check_head(head: bytes) -> None:
-    """Refuse, by its first 30 bytes, an image whose reader allocates the canvas when it opens."""
+    """Refuse, by its first 30 bytes, an image whose reader allocates the canvas when it opens, and what is none."""
+    if head.startswith(LFS_BEGINNING):
+        raise UserError(f"{LFS_POINTER}: {LFS_FETCH}")
     size = declared_size(head)
     if size is not None:
         _check(size, WEBP * size[0] * size[1] if head[:4] == b"RIFF" else 0)

@@ -1,26 +1,42 @@
 """The tokenizer in the folder of another library's checkpoint: tokenizer.json, or the older files it is made of."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..config import UserError
 from ..files import parse_json, read_bytes, read_text
-from .library_tokenizer import LibraryTokenizer, load_inner
+from .library_tokenizer import LibraryTokenizer
 from .sentencepiece_files import BYTE, CONTROL, UNKNOWN, SentencePieces, read_sentencepiece
 from .sentencepiece_tokenizer import SentencePieceTokenizer, make_model
-from .tokenizer_files import check_tokenizer
+from .tokenizer_classes import (
+    BERT,
+    GPT2,
+    ROBERTA,
+    Files,
+    around,
+    byte_level,
+    listed_tokens,
+    read_as_class,
+    token_text,
+    with_listed_tokens,
+    wordpiece,
+)
 from .tokenizers import read_json
 
-SETTINGS = ("config.json", "generation_config.json", "special_tokens_map.json", "tokenizer_config.json")
+SETTINGS = (
+    "config.json", "generation_config.json", "special_tokens_map.json", "tokenizer_config.json", "added_tokens.json",
+)  # fmt: skip
 # names of special tokens where the settings have none
 USUAL = {"eos_token": ("</s>", "<|endoftext|>"), "pad_token": ("<pad>", "[PAD]"), "mask_token": ("<mask>", "[MASK]")}
 SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model")
 Found = LibraryTokenizer | SentencePieceTokenizer
 
 
-def find_tokenizer(folder: Path) -> tuple[Found, dict[str, Any]] | None:
+def find_tokenizer(
+    folder: Path, notify: Callable[[str], None] = lambda line: None
+) -> tuple[Found, dict[str, Any]] | None:
     """The tokenizer of a checkpoint's folder and the `[tokens]` table of a run with it; None if it has no files of one.
 
     The tokenizer already has the special tokens of the table.
@@ -28,36 +44,50 @@ def find_tokenizer(folder: Path) -> tuple[Found, dict[str, Any]] | None:
     files = {
         name: parse_json(read_text(folder / name), str(folder / name)) for name in SETTINGS if (folder / name).is_file()
     }
-    found = _find(folder, files)
+    settings = files.get("tokenizer_config.json", {})
+    if (folder / "tokenizer.json").is_file():  # which says itself what begins and ends a text
+        settings = {key: value for key, value in settings.items() if key not in ("add_bos_token", "add_eos_token")}
+        files["tokenizer_config.json"] = settings
+    if settings.get("split_special_tokens"):
+        raise UserError(f"{folder / 'tokenizer_config.json'} has split_special_tokens, which is not supported")
+    found = _find(folder, files, notify)
     if found is None:
         return None
+    for text in listed_tokens(files) if isinstance(found, SentencePieceTokenizer) else ():
+        if found.id_of(text) is None:
+            raise UserError(
+                f"{folder} lists the special token {text[:40]!r}, which its sentencepiece file does not have"
+            )
     table = special_tokens(files, found)
     return found.with_tokens(table, str(folder)), table
 
 
-def _find(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> Found | None:
+def _find(folder: Path, files: Files, notify: Callable[[str], None]) -> Found | None:
     def has(*names: str) -> bool:
         return all((folder / name).is_file() for name in names)
 
-    if has("tokenizer.json"):
-        path = folder / "tokenizer.json"
-        tokenizer = read_json(read_text(path), str(path), {})
-        assert isinstance(tokenizer, Found)  # the others are refused, since they have no special tokens
-        return tokenizer
     if has("source.spm", "target.spm", "vocab.json"):
         return _marian(folder, files)
+    if has("tokenizer.json"):
+        path = folder / "tokenizer.json"
+        text = read_text(path)
+        if "model" in parse_json(text, str(path), "a tokenizer"):
+            return read_as_class(text, files, str(path), notify)
+        tokenizer = read_json(text, str(path), {})
+        assert isinstance(tokenizer, SentencePieceTokenizer)  # ours of characters or bytes have no special tokens
+        return tokenizer
     for name in SENTENCEPIECE_FILES:
         if has(name):
             pieces = read_sentencepiece(read_bytes(folder / name), str(folder / name))
             return _sentencepiece(pieces, files, folder / name)
     if has("vocab.json", "merges.txt"):
-        return _built(_byte_level(folder, files), str(folder / "vocab.json"))
+        return with_listed_tokens(_byte_level(folder, files), files, str(folder / "vocab.json"))
     if has("vocab.txt"):
-        return _built(_wordpiece(folder, files), str(folder / "vocab.txt"))
+        return with_listed_tokens(_wordpiece(folder, files), files, str(folder / "vocab.txt"))
     return None
 
 
-def special_tokens(files: Mapping[str, Mapping[str, Any]], tokenizer: Found) -> dict[str, Any]:
+def special_tokens(files: Files, tokenizer: Found) -> dict[str, Any]:
     """The `[tokens]` table of a run: the ids of special tokens, as the settings of a checkpoint's folder say.
 
     `files` are the parsed JSON files by name; ids of the model's settings come before names of the tokenizer's.
@@ -66,7 +96,7 @@ def special_tokens(files: Mapping[str, Mapping[str, Any]], tokenizer: Found) -> 
     named = {**files.get("special_tokens_map.json", {}), **files.get("tokenizer_config.json", {})}
 
     def by_name(name: str) -> int | None:
-        texts = [_text(named[name])] if name in named else USUAL.get(name, ())
+        texts = [token_text(named[name])] if name in named else USUAL.get(name, ())
         ids = [tokenizer.id_of(text) for text in texts if text is not None]
         return next((i for i in ids if i is not None and (name in named or tokenizer.hidden(i))), None)
 
@@ -98,27 +128,12 @@ def special_tokens(files: Mapping[str, Mapping[str, Any]], tokenizer: Found) -> 
     return {name: value for name, value in found.items() if value is not None and value is not False and value != []}
 
 
-def _text(token: Any) -> str | None:
-    """A token of a settings file, which is a text or an object with one."""
-    token = token.get("content") if isinstance(token, Mapping) else token
-    return token if isinstance(token, str) else None
-
-
 def _never(generation: Mapping[str, Any], config: Mapping[str, Any]) -> list[int]:
     words = generation.get("bad_words_ids") or config.get("bad_words_ids") or []
     others = generation.get("suppress_tokens") or []
     if not all(isinstance(word, list) and len(word) == 1 for word in words) or not isinstance(others, list):
         raise UserError("generation_config.json has bad_words_ids of several tokens, which is not supported: remove it")
     return [*(word[0] for word in words), *others]
-
-
-def _built(content: dict[str, Any], where: str) -> LibraryTokenizer:
-    check_tokenizer(content, where)
-    inner = load_inner(json.dumps(content), where)
-    for token in content["added_tokens"]:
-        if inner.token_to_id(token["content"]) != token["id"]:
-            raise UserError(f"{where}: the added token {token['content'][:40]!r} cannot have the id {token['id']}")
-    return LibraryTokenizer(inner, {}, where, content)
 
 
 def _added(token: str, i: int, lstrip: bool = False) -> dict[str, Any]:
@@ -130,43 +145,34 @@ def _added(token: str, i: int, lstrip: bool = False) -> dict[str, Any]:
 
 def _specials(names: Mapping[str, str], settings: Mapping[str, Any], vocabulary: Mapping[str, int]) -> dict[str, str]:
     """The special tokens of the vocabulary by name, as the settings or else the original has them."""
-    found = {name: _text(settings.get(name)) or usual for name, usual in names.items()}
+    found = {name: token_text(settings.get(name)) or usual for name, usual in names.items()}
     return {name: text for name, text in found.items() if text in vocabulary}
 
 
-def _byte_level(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _byte_level(folder: Path, files: Files) -> dict[str, Any]:
     """GPT-2's vocab.json and merges.txt, and RoBERTa's, which puts tokens around a text."""
     vocabulary = parse_json(read_text(folder / "vocab.json"), str(folder / "vocab.json"))
     lines = read_text(folder / "merges.txt").split("\n")
     rules = [line.rstrip("\r") for line in lines if line.strip("\r") and not line.startswith("#version")]
     settings = {**files.get("special_tokens_map.json", {}), **files.get("tokenizer_config.json", {})}
-    around = files.get("config.json", {}).get("model_type") == "roberta"
-    around = around or str(settings.get("tokenizer_class", "")).startswith("Roberta")
-    usual = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
-    if around:
-        usual = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "unk_token": "<unk>",
-                 "mask_token": "<mask>"}  # fmt: skip
-    special = _specials(usual, settings, vocabulary)
-    level = {"type": "ByteLevel", "add_prefix_space": bool(settings.get("add_prefix_space")), "trim_offsets": True,
-             "use_regex": True}  # fmt: skip
+    roberta = files.get("config.json", {}).get("model_type") == "roberta"
+    roberta = roberta or str(settings.get("tokenizer_class", "")).startswith("Roberta")
+    special = _specials(ROBERTA if roberta else GPT2, settings, vocabulary)
     post = None
-    if around:
+    if roberta:
         missing = {"cls_token", "sep_token"} - set(special)
         if missing:
             raise UserError(f"{folder / 'vocab.json'} has no {min(missing)}, which stands around every text")
-        cls, sep = ([special[name], vocabulary[special[name]]] for name in ("cls_token", "sep_token"))
-        post = {"type": "RobertaProcessing", "sep": sep, "cls": cls, "trim_offsets": True,
-                "add_prefix_space": level["add_prefix_space"]}  # fmt: skip
+        post = around(special["cls_token"], special["sep_token"], vocabulary, settings)
     marks = {text: _added(text, vocabulary[text], name == "mask_token") for name, text in special.items()}
+    made = byte_level(vocabulary, [rule.split(" ") for rule in rules], settings)
     return {
         "version": "1.0", "added_tokens": sorted(marks.values(), key=lambda one: one["id"]), "normalizer": None,
-        "pre_tokenizer": level, "post_processor": post, "decoder": level,
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "vocab": vocabulary,
-                  "merges": [rule.split(" ") for rule in rules]},
+        "post_processor": post, **made,
     }  # fmt: skip
 
 
-def _wordpiece(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _wordpiece(folder: Path, files: Files) -> dict[str, Any]:
     """BERT's vocab.txt, with the settings of tokenizer_config.json."""
     lines = read_text(folder / "vocab.txt").split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
@@ -175,46 +181,23 @@ def _wordpiece(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> dict[str
         if vocabulary.setdefault(line.rstrip("\r"), i) != i:
             raise UserError(f"{folder / 'vocab.txt'} has {line[:40]!r} twice, in line {i + 1}")
     settings = {**files.get("special_tokens_map.json", {}), **files.get("tokenizer_config.json", {})}
-    usual = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
-             "mask_token": "[MASK]"}  # fmt: skip
-    special = _specials(usual, settings, vocabulary)
+    special = _specials(BERT, settings, vocabulary)
     for name in ("unk_token", "cls_token", "sep_token"):
         if name not in special:
             raise UserError(f"{folder / 'vocab.txt'} has no {name}")
-    cls, sep = special["cls_token"], special["sep_token"]
-    ids = {text: {"id": text, "ids": [vocabulary[text]], "tokens": [text]} for text in (cls, sep)}
-
-    def mark(text: str, kind: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": text, "type_id": kind}}
-
-    one, two = ({"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB"))
-    return {
-        "version": "1.0", "added_tokens": [_added(text, vocabulary[text]) for text in dict.fromkeys(special.values())],
-        "normalizer": {
-            "type": "BertNormalizer", "clean_text": True,
-            "handle_chinese_chars": bool(settings.get("tokenize_chinese_chars", True)),
-            "strip_accents": settings.get("strip_accents"), "lowercase": bool(settings.get("do_lower_case", True)),
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing", "single": [mark(cls, 0), one, mark(sep, 0)],
-            "pair": [mark(cls, 0), one, mark(sep, 0), two, mark(sep, 1)], "special_tokens": ids,
-        },
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {"type": "WordPiece", "unk_token": special["unk_token"], "continuing_subword_prefix": "##",
-                  "max_input_chars_per_word": 100, "vocab": vocabulary},
-    }  # fmt: skip
+    marks = [_added(text, vocabulary[text]) for text in dict.fromkeys(special.values())]
+    return {"version": "1.0", "added_tokens": marks, **wordpiece(vocabulary, vocabulary, special, settings)}
 
 
-def _sentencepiece(pieces: SentencePieces, files: Mapping[str, Mapping[str, Any]], path: Path) -> Found:
+def _sentencepiece(pieces: SentencePieces, files: Files, path: Path) -> Found:
     """LLaMA 2's file and the like: the library's own form, where it is exact. Else, as T5's, read by our own code."""
     settings, config = files.get("tokenizer_config.json", {}), files.get("config.json", {})
     special = pieces.named(CONTROL) | pieces.named(UNKNOWN)
     if not pieces.charsmap and not pieces.remove_extra_spaces and pieces.named(BYTE):
-        return _built(_with_fallback(pieces, special, settings), str(path))
+        return with_listed_tokens(_with_fallback(pieces, special, settings), files, str(path))
     if pieces.named(BYTE):
         raise UserError(f"{path} falls back to bytes and normalises text, which is not supported together")
-    end = _text(settings.get("eos_token")) or "</s>"
+    end = token_text(settings.get("eos_token")) or "</s>"
     extra = int(settings.get("extra_ids", 100)) if config.get("model_type", "t5") == "t5" else 0
     count = len(pieces.pieces)
     added = special | {f"<extra_id_{i}>": count + extra - 1 - i for i in range(min(extra, 10_000))}
@@ -227,7 +210,7 @@ def _with_fallback(pieces: SentencePieces, special: Mapping[str, int], settings:
     from tokenizers import Tokenizer as Inner
 
     model = json.loads(Inner(make_model(pieces)).to_str())["model"]
-    begin, end = (_text(settings.get(f"{name}_token")) for name in ("bos", "eos"))
+    begin, end = (token_text(settings.get(f"{name}_token")) for name in ("bos", "eos"))
     begin, end = begin or "<s>", end or "</s>"
     form: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
     if settings.get("add_bos_token", True) and begin in special:
@@ -254,7 +237,7 @@ def _with_fallback(pieces: SentencePieces, special: Mapping[str, int], settings:
     }  # fmt: skip
 
 
-def _marian(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> SentencePieceTokenizer:
+def _marian(folder: Path, files: Files) -> SentencePieceTokenizer:
     """Marian's two files of pieces, and its one table of ids."""
     settings = files.get("tokenizer_config.json", {})
     if settings.get("separate_vocabs"):
@@ -268,7 +251,7 @@ def _marian(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> SentencePie
             raise UserError(f"{path} falls back to bytes, which is not supported for two vocabularies")
         if pieces.pieces[pieces.unknown][0] not in ids:
             raise UserError(f"{folder / 'vocab.json'} has no {pieces.pieces[pieces.unknown][0]!r}, for unknown text")
-    special = [_text(settings.get(name)) or usual for name, usual in
+    special = [token_text(settings.get(name)) or usual for name, usual in
                (("eos_token", "</s>"), ("pad_token", "<pad>"), ("unk_token", "<unk>"))]  # fmt: skip
     for text in special[:2]:
         if text not in ids:

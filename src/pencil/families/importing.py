@@ -92,10 +92,13 @@ def import_checkpoint(
     out: Path | None = None,
     dtype: str | None = None,
     tokenizer: str | None = None,
+    without_tokenizer: bool = False,
     force: bool = False,
     notify: Notify = lambda line: None,
 ) -> Run:
     """Make a run of a checkpoint: a folder, a file, or one of the hub; nothing is left behind unless all of it fits."""
+    if tokenizer is not None and without_tokenizer:
+        raise UserError("--tokenizer and --without-tokenizer cannot be given together")
     chosen, (path, taken) = stored_dtype(dtype), _place(what, name, out, force)
     with open_checkpoint(what, notify) as found, _named(what):
         if path.exists() and found.folder.resolve().is_relative_to(path.resolve()):
@@ -104,7 +107,8 @@ def import_checkpoint(
             )
         (record, architecture), theirs = find_architecture(found)
         config = architecture.configure(theirs, found.source)
-        kept, tokens = _tokenizer(found, config, tokenizer)
+        notes = list[str]()
+        kept, tokens = (None, {}) if without_tokenizer else _tokenizer(found, config, tokenizer, notes.append)
         tables = record.imported(found, config) if record.imported else {}
         origin = {"from": what, "architecture": architecture.name, "library": architecture.library}
         origin |= {key: value for key in ("hub", "revision", "licence") if (value := getattr(found, key))}
@@ -121,7 +125,9 @@ def import_checkpoint(
         sweep_folders(path)
         aside, not_finite = beside(path), list[str]()
         try:
-            run = Run.create(aside, table, kept, others=kept_of(found, architecture, tokenizer is None))
+            run = Run.create(
+                aside, table, kept, others=kept_of(found, architecture, tokenizer is None and not without_tokenizer)
+            )
             with run.writing():
                 shapes = {key: tuple(t.shape) for key, t in skeleton(architecture.model, config).state_dict().items()}
                 tensors = _finite(read(architecture, found.source, config), stored, not_finite)
@@ -132,7 +138,7 @@ def import_checkpoint(
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-    notes = (*taken, *tables.get("notes", ()), *architecture.remarks(config), *about_dropout(architecture, theirs))
+    notes += [*taken, *tables.get("notes", ()), *architecture.remarks(config), *about_dropout(architecture, theirs)]
     for note in (*notes, *_about_values(not_finite), *_without_tokenizer(config, kept)):
         notify(note)
     return Run.open(path)
@@ -204,15 +210,26 @@ def _put(aside: Path, path: Path, force: bool) -> None:
         shutil.rmtree(old)
 
 
-def _tokenizer(found: Checkpoint, config: Any, given: str | None) -> tuple[Tokenizer | None, dict[str, Any]]:
+def _tokenizer(
+    found: Checkpoint, config: Any, given: str | None, notify: Notify
+) -> tuple[Tokenizer | None, dict[str, Any]]:
     """The tokenizer of a checkpoint with its special tokens, or the one that the user gives."""
     if getattr(config, "vocab", None) is None:
         if given is not None:
             raise UserError("--tokenizer has no effect on a model that reads no text: leave it out")
         return None, {}
-    tokenizer, table = (from_name(given), {}) if given else find_tokenizer(found.folder) or (None, {})
-    if tokenizer is not None:
+    if given is not None:
+        tokenizer = from_name(given)
         check_vocab(config, tokenizer)
+        return tokenizer, {}
+    try:
+        tokenizer, table = find_tokenizer(found.folder, notify) or (None, {})
+        if tokenizer is not None:
+            check_vocab(config, tokenizer)
+    except UserError as error:
+        raise UserError(
+            f"{error}; --without-tokenizer imports the model alone, --tokenizer FILE with another"
+        ) from None
     return tokenizer, table
 
 
