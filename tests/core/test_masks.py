@@ -1,3 +1,5 @@
+from itertools import product
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -27,6 +29,21 @@ def test_each_predicate_by_its_definition():
             assert bool(table(window(3), n)[q, k]) == (abs(q - k) < 3)
             assert bool(table(causal & window(3), n)[q, k]) == (q - 3 < k <= q)
     assert table(full, n).all()
+
+
+MASKS = [full, causal, padding, prefix(3), window(4)]
+
+
+def test_the_words_of_a_mask_say_what_it_masks():
+    """Read as Python, whose "and" binds tighter than "or"."""
+    keys = [*range(7), NOWHERE]
+    indices = torch.arange(7)[:, None], torch.tensor(keys)
+    for masks in product(MASKS, repeat=3):
+        mask = masks[0] & masks[1] & masks[2]
+        spelled = mask.words.replace("≤", "<=").replace("−", "-").replace("|i - j|", "abs(i - j)")
+        condition = compile(spelled.replace("key j is not padding", f"j < {NOWHERE}") or "True", "words", "eval")
+        for i, row in enumerate(mask(*indices).expand(7, 8).tolist()):
+            assert [eval(condition, {"i": i, "j": j}) for j in keys] == row, mask.words
 
 
 @pytest.mark.parametrize("mask", [causal, prefix(3), window(4), causal & window(4), full & padding])

@@ -83,6 +83,8 @@ def test_halves_are_llamas_and_adjacent_pairs_gptjs():
 CASES = {
     "gpt": dict(vocab=23, context=13, width=48, depth=2, heads=4, kv_heads=2, positions="rope", bias=True),
     "gpt in part": dict(vocab=23, context=13, width=40, depth=2, heads=2, kv_heads=1, positions="rope", rope_fraction=0.6),
+    "gpt with norms": dict(vocab=23, context=13, width=40, depth=2, heads=4, kv_heads=2, positions="rope", qk_norm=True,
+                           rope_fraction=0.6, bias=True),
     "vit": dict(image_size=(12, 8), patch=(4, 4), channels=1, classes=5, width=36, depth=2, heads=2, positions="rope"),
     "vit in part": dict(image_size=(12, 8), patch=(4, 4), channels=1, classes=5, width=48, depth=1, heads=2,
                         positions="rope", rope_fraction=0.75, bias=False),

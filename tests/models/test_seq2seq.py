@@ -387,3 +387,17 @@ def test_more_tokens_than_positions_are_refused():
         model(tokens(1, 8), tokens(1, 11))
     with pytest.raises(ValueError, match="12 tokens and the model's table of positions has 11"):
         model(tokens(1, 7), tokens(1, 12))
+
+
+@pytest.mark.parametrize("depths", [(2, None), (2, 7), (5, 1)])
+def test_the_residual_projections_of_each_stack_are_scaled_by_its_own_depth(depths):
+    depth, decoder = depths
+    torch.manual_seed(0)
+    sizes = {**SIZES, "width": 90, "hidden": 89, "depth": depth, "decoder_depth": decoder}
+    model = create("seq2seq", Seq2SeqConfig(**sizes))
+    for stack, blocks in ((model.encoder.blocks, depth), (model.blocks, decoder or depth)):
+        assert len(stack) == blocks
+        for name, parameter in stack.named_parameters():
+            if name.endswith(("attn.out.weight", "cross.out.weight", "mlp.down.weight")):
+                # the deviation of n numbers is known to about 1/√(2n)
+                assert float(parameter.detach().std()) == pytest.approx(0.02 / math.sqrt(2 * blocks), rel=0.05), name

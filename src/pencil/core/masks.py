@@ -53,6 +53,10 @@ class Seen:
         return Seen("dense", lambda: allowed, allowed | blind, blind)
 
 
+def _no_form(n: int) -> None:
+    return None
+
+
 @dataclass(frozen=True, eq=False)
 class Mask:
     """A named predicate, with the properties that let the cheapest exact form be chosen.
@@ -65,7 +69,7 @@ class Mask:
 
     name: str
     sees: Callable[[Indices, Indices], Bool[Tensor, "..."]]
-    kernel_form: Callable[[int], str | None] = lambda n: None
+    kernel_form: Callable[[int], str | None] = _no_form
     behind: bool = False
     always: bool = False
     first: int = 0
@@ -77,18 +81,14 @@ class Mask:
         return self.sees(query, key)
 
     def __and__(self, other: "Mask") -> "Mask":
-        def kernel_form(n: int) -> str | None:
-            both = {self.kernel_form(n), other.kernel_form(n)}
-            return None if None in both else "causal" if "causal" in both else "all"
-
         return Mask(
             f"{self.name} & {other.name}",
-            lambda q, k: self.sees(q, k) & other.sees(q, k),
-            kernel_form,
+            partial(_both_see, self, other),
+            partial(_joined_form, self, other),
             self.behind and other.behind,
             self.always and other.always,
             bounds=_narrowed(self.bounds, other.within) or _narrowed(other.bounds, self.within),
-            words=f"{self.words} and {other.words}",
+            words=_joined_words(self.words, other.words),
         )
 
     def over(
@@ -129,6 +129,25 @@ class Mask:
         return Seen.dense(matrix())
 
 
+# The functions of masks are named, with their numbers bound by `partial`: a lambda could not be pickled, nor a model.
+
+
+def _both_see(a: Mask, b: Mask, query: Indices, key: Indices) -> Bool[Tensor, "..."]:
+    return a.sees(query, key) & b.sees(query, key)
+
+
+def _joined_form(a: Mask, b: Mask, n: int) -> str | None:
+    both = {a.kernel_form(n), b.kernel_form(n)}
+    return None if None in both else "causal" if "causal" in both else "all"
+
+
+def _joined_words(a: str, b: str) -> str:
+    """Both conditions; a mask without words has none, and "and" binds tighter than "or"."""
+    if not (a and b):
+        return a or b
+    return " and ".join(f"({words})" if " or " in words else words for words in (a, b))
+
+
 def _narrowed(bounds: tuple[int, int] | None, within: int | None) -> tuple[int, int] | None:
     """The bounds of a causal mask joined with a window."""
     return None if bounds is None or bounds[0] or within is None else (0, min(bounds[1], within))
@@ -141,19 +160,38 @@ def _blocks(mask: Mask, total: int, device: torch.device) -> Any:
     return create_block_mask(lambda b, h, q, k: mask(q, k), None, None, total, total, device=device)
 
 
-full = Mask("full", lambda q, k: k == k, lambda n: "all", behind=True, always=True)
-causal = Mask("causal", lambda q, k: k <= q, lambda n: "causal", behind=True, bounds=(0, NOWHERE), words="j ≤ i")
-padding = Mask("padding", lambda q, k: k < NOWHERE, lambda n: "all", behind=True, words="key j is not padding")
+def _every_key(query: Indices, key: Indices) -> Bool[Tensor, "..."]:
+    return key == key
+
+
+def _up_to_itself(query: Indices, key: Indices) -> Bool[Tensor, "..."]:
+    return key <= query
+
+
+def _real_key(query: Indices, key: Indices) -> Bool[Tensor, "..."]:
+    return key < NOWHERE
+
+
+def _always_all(n: int) -> str:
+    return "all"
+
+
+def _always_causal(n: int) -> str:
+    return "causal"
+
+
+full = Mask("full", _every_key, _always_all, behind=True, always=True)
+causal = Mask("causal", _up_to_itself, _always_causal, behind=True, bounds=(0, NOWHERE), words="j ≤ i")
+padding = Mask("padding", _real_key, _always_all, behind=True, words="key j is not padding")
 
 
 @lru_cache
 def prefix(count: int) -> Mask:
     """The first `count` tokens attend to one another; every later one to all up to itself."""
-    few = "causal" if count < 2 else None
     return Mask(
         f"prefix({count})",
-        lambda q, k: (k <= q) | (k < count),
-        lambda n: "all" if n and n <= count else few,
+        partial(_in_prefix, count),
+        partial(_prefix_form, count),
         behind=True,
         first=count,
         bounds=(count, NOWHERE),
@@ -161,13 +199,29 @@ def prefix(count: int) -> Mask:
     )
 
 
+def _in_prefix(count: int, query: Indices, key: Indices) -> Bool[Tensor, "..."]:
+    return (key <= query) | (key < count)
+
+
+def _prefix_form(count: int, n: int) -> str | None:
+    return "all" if n and n <= count else "causal" if count < 2 else None
+
+
 @lru_cache
 def window(count: int) -> Mask:
     """A token attends only to those fewer than `count` steps away; with causal, to the last `count` up to itself."""
     return Mask(
         f"window({count})",
-        lambda q, k: (q - k).abs() < count,
-        lambda n: "all" if n <= count else None,
+        partial(_in_window, count),
+        partial(_window_form, count),
         within=count,
         words=f"|i − j| < {count}",
     )
+
+
+def _in_window(count: int, query: Indices, key: Indices) -> Bool[Tensor, "..."]:
+    return (query - key).abs() < count
+
+
+def _window_form(count: int, n: int) -> str | None:
+    return "all" if n <= count else None

@@ -7,6 +7,7 @@ none of these. A model takes any scheme by name. Those that bias the scores are 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import torch
@@ -151,7 +152,7 @@ class Rope(Positions):
         axes: int = 1,
         base: float = 10000.0,
         rotary_width: int | None = None,
-        stretch: Callable[[Tensor], Tensor] = lambda frequency: frequency,
+        stretch: Callable[[Tensor], Tensor] | None = None,
         strength: float = 1.0,
         adjacent: bool = False,
         scaling: str = "",
@@ -171,7 +172,8 @@ class Rope(Positions):
         self.NAMES = {"angles": ("B T d/2", "θ", parts[0] if axes == 1 else f"[{'; '.join(parts)}]")}
 
     def angles(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T p"]:
-        return rotation_angles(coords, [self.stretch(frequencies(n, self.base, coords.device)) for n in self.pairs])
+        per_axis = [frequencies(n, self.base, coords.device) for n in self.pairs]
+        return rotation_angles(coords, per_axis if self.stretch is None else [self.stretch(one) for one in per_axis])
 
 
 def share(pairs: int, axes: int) -> tuple[int, ...]:
@@ -195,47 +197,54 @@ def _numbered(frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
     return torch.arange(len(frequency), device=frequency.device, dtype=frequency.dtype)
 
 
+# A stretch is a named function with its numbers bound by `partial`: a closure could not be pickled, nor a model.
+
+
 def interpolate(factor: float) -> Callable[[Tensor], Tensor]:
     """Position interpolation: every position is divided by the factor, so no angle is new to the model."""
-    return lambda frequency: frequency / factor
+    return partial(_interpolated, factor)
+
+
+def _interpolated(factor: float, frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+    return frequency / factor
 
 
 def ntk(factor: float) -> Callable[[Tensor], Tensor]:
     """NTK-aware scaling: a larger base. The slowest pair rotates slower by the factor, the fastest as before."""
+    return partial(_ntk_scaled, factor)
 
-    def stretch(frequency: Tensor) -> Tensor:
-        n = len(frequency)
-        return frequency if n < 2 else frequency / factor ** (_numbered(frequency) / (n - 1))
 
-    return stretch
+def _ntk_scaled(factor: float, frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+    n = len(frequency)
+    return frequency if n < 2 else frequency / factor ** (_numbered(frequency) / (n - 1))
 
 
 def yarn(factor: float, trained: int, base: float) -> tuple[Callable[[Tensor], Tensor], float]:
     """YaRN: pairs that rotate more than 32 times within the trained length are kept, those that rotate less than once
     are slowed by the factor, those between are blended. Also returns its factor on q and k (the attention scaling)."""
+    return partial(_yarn_scaled, factor, trained, base), 0.1 * math.log(factor) + 1
 
-    def stretch(frequency: Tensor) -> Tensor:
-        n = len(frequency)
 
-        def pair_that_rotates(times: float) -> float:
-            return n * math.log(trained / (times * 2 * math.pi)) / math.log(base)
+def _yarn_scaled(factor: float, trained: int, base: float, frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+    n = len(frequency)
 
-        low, high = max(math.floor(pair_that_rotates(32)), 0), min(math.ceil(pair_that_rotates(1)), 2 * n - 1)
-        slow = ((_numbered(frequency) - low) / max(high - low, 1e-3)).clamp(0, 1)
-        return frequency / factor * slow + frequency * (1 - slow)
+    def pair_that_rotates(times: float) -> float:
+        return n * math.log(trained / (times * 2 * math.pi)) / math.log(base)
 
-    return stretch, 0.1 * math.log(factor) + 1
+    low, high = max(math.floor(pair_that_rotates(32)), 0), min(math.ceil(pair_that_rotates(1)), 2 * n - 1)
+    slow = ((_numbered(frequency) - low) / max(high - low, 1e-3)).clamp(0, 1)
+    return frequency / factor * slow + frequency * (1 - slow)
 
 
 def llama3(factor: float, trained: int) -> Callable[[Tensor], Tensor]:
     """Llama 3: wavelengths above the trained length are slowed by the factor, those below a quarter of it are kept."""
+    return partial(_llama3_scaled, factor, trained)
 
-    def stretch(frequency: Tensor) -> Tensor:
-        rotations = trained * frequency / (2 * math.pi)
-        kept = ((rotations - 1) / 3).clamp(0, 1)
-        return frequency / factor * (1 - kept) + frequency * kept
 
-    return stretch
+def _llama3_scaled(factor: float, trained: int, frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+    rotations = trained * frequency / (2 * math.pi)
+    kept = ((rotations - 1) / 3).clamp(0, 1)
+    return frequency / factor * (1 - kept) + frequency * kept
 
 
 def rotate(

@@ -67,7 +67,7 @@ class Captioner(Shown, nn.Module):
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))
         self.norm = norm_maker(c)()
         self.head = None if c.tie_embeddings else nn.Linear(c.width, c.vocab, bias=c.bias)
-        initialise(self, c.depth)
+        initialise(self)
         if self.text_project is not None:  # so that E W_text begins with the deviation of a whole table
             nn.init.normal_(self.text_project.map.weight, std=self.text_project.map.in_features**-0.5)
         self.WEIGHTS = type(self).WEIGHTS | {"marks": " ".join(["[IMG]"] * c.begin_marks + ["[/IMG]"] * c.end_marks)}

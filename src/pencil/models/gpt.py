@@ -154,7 +154,7 @@ class GPT(Shown, nn.Module):
         self.norm = norm_maker(c)()
         biased = c.bias if c.head_bias is None else c.head_bias
         self.head = None if c.tie_embeddings else nn.Linear(c.width, c.vocab, bias=biased)
-        initialise(self, c.depth)
+        initialise(self)
 
     def new_cache(self, batch: int, length: int | None = None) -> Cache:
         """An empty cache for this model, on its device and in its dtype."""

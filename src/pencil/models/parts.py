@@ -2,10 +2,10 @@
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, UInt8
@@ -22,6 +22,7 @@ from ..core.patches import by
 from ..core.positions import Learned, Positions, Rope, Sinusoidal, interpolate, llama3, ntk, yarn
 from ..core.span import Span
 
+Model = TypeVar("Model", bound=nn.Module)
 Scheme = Literal["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
 Activation = Literal["gelu", "gelu-tanh", "relu", "silu", "swiglu", "geglu", "geglu-tanh"]
 RopePairs = Literal["halves", "adjacent"]
@@ -168,7 +169,7 @@ def rotary_width(c: Any) -> int:
 
 def _rope(c: Any, axes: int, context: int) -> Rope:
     scaling, factor, strength = getattr(c, "rope_scaling", None), getattr(c, "rope_factor", 1.0), 1.0
-    stretch: Callable[[Tensor], Tensor] = lambda frequency: frequency  # noqa: E731
+    stretch = None
     if scaling is not None:
         trained = c.rope_original_context or max(1, round(context / factor))
         if scaling == "yarn":
@@ -260,11 +261,15 @@ def _divisors_near(whole: int, wanted: int) -> list[int]:
     return sorted(sorted(fits, key=lambda n: abs(n - wanted))[:3])
 
 
-def initialise(model: nn.Module, depth: int) -> None:
-    """GPT-2's: normal(0.02), zero biases, and output projections into the residual stream scaled by 1/√(2·depth)."""
+def initialise(model: nn.Module) -> None:
+    """GPT-2's: normal(0.02), zero biases, and output projections into the residual stream scaled by 1/√(2·depth).
+
+    The depth is that of the stack of blocks: an encoder and a decoder may have different ones.
+    """
     for name, parameter in model.named_parameters():
         if name.endswith(("attn.out.weight", "cross.out.weight", "mlp.down.weight")):
-            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * depth))
+            stack: Any = model.get_submodule(name.rsplit(".", 4)[0])  # of blocks.0.attn.out.weight
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * len(stack)))
         elif parameter.ndim >= 2:
             nn.init.normal_(parameter, std=0.02)
         elif name.endswith("bias"):
@@ -282,6 +287,25 @@ def initialise_post(model: nn.Module) -> None:
         if isinstance(module, Attention):
             for matrix in module.qkv.weight.data.split(module.sizes):
                 nn.init.xavier_uniform_(matrix)
+
+
+def rebuilt(model: Model, config: Any, tensors: Mapping[str, Tensor]) -> Model:
+    """A model of another config with copies of these tensors, in their dtypes and on their devices.
+
+    What a state dict does not hold is that of the model: which parameters are frozen, the mode of each module, and
+    where its other buffers are.
+    """
+    with torch.device("meta"):
+        made = type(model)(config)
+    made.load_state_dict({name: tensor.detach().clone() for name, tensor in tensors.items()}, assign=True)
+    for name, parameter in model.named_parameters():
+        made.get_parameter(name).requires_grad_(parameter.requires_grad)
+    for name, module in model.named_modules():
+        made.get_submodule(name).training = module.training
+    for name, buffer in model.named_buffers():
+        owner, _, last = name.rpartition(".")
+        setattr(made.get_submodule(owner), last, made.get_buffer(name).to(buffer.device))
+    return made
 
 
 def parameters(make: Callable[[], nn.Module]) -> int:

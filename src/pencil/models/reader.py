@@ -247,7 +247,7 @@ class Reader(Shown, nn.Module):
             self.head = WordHead(c.width, c.vocab, norm_maker(c)())
         elif c.output != "states":
             self.head = LabelHead(c.width, c.classes, c.pool == "class", c.dropout)
-        initialise(self, c.depth)
+        initialise(self)
         if c.norm_position == "post":
             initialise_post(self)
 

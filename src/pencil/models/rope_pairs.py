@@ -2,12 +2,12 @@
 
 A score is a sum over channels, so the order in which q and k hold them is free as long as both hold the same. Halves
 rotate channels i and i + n together, adjacent pairs channels 2i and 2i + 1; reordering the rows of W_Q and W_K (and of
-their biases) turns one into the other. No weight changes its value.
+their biases and norms) turns one into the other. No weight changes its value.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,8 @@ from ..config import UserError, nearest
 from ..core.attention import Attention
 from ..core.biases import Shaw
 from ..core.positions import Positions, Rope
-from .parts import RopePairs
+from .parts import Model, RopePairs, rebuilt
 
-Model = TypeVar("Model", bound=nn.Module)
 PAIRS = ("halves", "adjacent")
 
 
@@ -29,12 +28,8 @@ def convert_rope(model: Model, pairs: RopePairs) -> Model:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "rope_pairs"):
         raise UserError(f"{type(model).__name__} has no rope_pairs to convert: give one of Pencil's models")
-    first = next(model.parameters())
-    with torch.device("meta"):
-        made = type(model)(replace(config, rope_pairs=pairs))
     tensors = model.state_dict() if config.rope_pairs == pairs else reordered(model.state_dict(), model, pairs)
-    made.load_state_dict({name: t.clone() for name, t in tensors.items()}, assign=True)
-    return made.to(first.device).train(model.training)
+    return rebuilt(model, replace(config, rope_pairs=pairs), tensors)
 
 
 def reordered(tensors: Mapping[str, Tensor], model: nn.Module, pairs: RopePairs) -> dict[str, Tensor]:
@@ -44,13 +39,10 @@ def reordered(tensors: Mapping[str, Tensor], model: nn.Module, pairs: RopePairs)
         ropes = [part for part in owner.children() if isinstance(part, Rope)]
         if not ropes:
             continue
-        channels = torch.tensor(channel_order(attention.head_width, 2 * sum(ropes[0].pairs), pairs))
-        heads = torch.arange(attention.heads + attention.kv_heads)[:, None] * attention.head_width
-        rows = (heads + channels).flatten()
-        for name in (f"{path}.qkv.weight", f"{path}.qkv.bias"):
-            if name in made:
-                values = torch.arange(len(rows), len(made[name]))
-                made[name] = made[name][torch.cat((rows, values)).to(made[name].device)]
+        rotary, rotated_heads = 2 * sum(ropes[0].pairs), attention.heads + attention.kv_heads
+        for name in ("qkv.weight", "qkv.bias", "q_norm.weight", "k_norm.weight"):
+            if (tensor := made.get(f"{path}.{name}")) is not None:
+                made[f"{path}.{name}"] = reordered_rows(tensor, attention.head_width, rotary, rotated_heads, pairs)
     for path, owner in model.named_modules():
         parts = dict(owner.named_children())
         rope = next((part for part in parts.values() if isinstance(part, Rope)), None)
@@ -61,6 +53,17 @@ def reordered(tensors: Mapping[str, Tensor], model: nn.Module, pairs: RopePairs)
                 order = channel_order(part.table.shape[-1], 2 * sum(rope.pairs), pairs)
                 made[name] = made[name][..., order]
     return made
+
+
+def reordered_rows(tensor: Tensor, head_width: int, rotary_width: int, heads: int, pairs: RopePairs) -> Tensor:
+    """The rows of `heads` heads of queries and keys, then values, in the order of `pairs`; values keep theirs.
+
+    A tensor of one head's rows serves all heads: the weight of q_norm or k_norm.
+    """
+    channels = torch.tensor(channel_order(head_width, rotary_width, pairs))
+    heads = 1 if len(tensor) == head_width else heads
+    rows = (torch.arange(heads)[:, None] * head_width + channels).flatten()
+    return tensor[torch.cat((rows, torch.arange(len(rows), len(tensor)))).to(tensor.device)]
 
 
 def channel_order(head_width: int, rotary_width: int, pairs: RopePairs) -> list[int]:

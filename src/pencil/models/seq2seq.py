@@ -162,7 +162,7 @@ class Seq2Seq(Shown, nn.Module):
         self.norm = norm_maker(c)() if c.norm_position == "pre" else None
         self.head = None if c.tie_embeddings else nn.Linear(c.width, c.vocab, bias=False)
         self.head_bias = nn.Parameter(torch.zeros(c.vocab)) if c.head_bias else None
-        initialise(self, c.depth)
+        initialise(self)
         if c.norm_position == "post":
             initialise_post(self)
         if c.scale_embeddings:

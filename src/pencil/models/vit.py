@@ -31,6 +31,7 @@ from .parts import (
     initialise,
     make_positions,
     norm_maker,
+    rebuilt,
     rotary_width,
 )
 
@@ -176,7 +177,7 @@ class ViT(Shown, nn.Module):
         self.norm = norm_maker(c)()
         self.head = nn.Linear(c.width, c.classes)
         self.distilled_head = nn.Linear(c.width, c.classes) if c.distilled else None
-        initialise(self, c.depth)
+        initialise(self)
 
     def example(self, batch: int = 1) -> tuple[Float[Tensor, "B C H W"]]:
         c = self.config
@@ -222,12 +223,10 @@ class ViT(Shown, nn.Module):
 
     def resized(self, image_size: tuple[int, int]) -> "ViT":
         """The same model for images of another size; a learned table of positions is interpolated to the new grid."""
-        other = ViT(replace(self.config, image_size=image_size)).to(self.head.weight)
-        state = self.state_dict()
+        config, state = replace(self.config, image_size=image_size), self.state_dict()
         if isinstance(self.positions, Learned):
-            state["positions.table"] = self.positions.resampled(other.config.grid).detach()
-        other.load_state_dict(state)
-        return other.train(self.training)
+            state["positions.table"] = self.positions.resampled(config.grid)
+        return rebuilt(self, config, state)
 
 
 def _names(c: ViTConfig) -> dict[str, tuple[str, str, str]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..config import UserError
 from ..models.gpt import GPT, GPTConfig
 from ..models.parts import RopePairs, rotary_width
-from ..models.rope_pairs import channel_order
+from ..models.rope_pairs import reordered_rows
 from .fields import Fields, Use, check_fields, must_have, only
 from .maps import Architecture, Rule, joined, same, token_ids
 from .transformers_fields import fields
@@ -210,20 +210,14 @@ def _paired(rule: Rule, c: GPTConfig, theirs: RopePairs) -> Rule:
     """The rule for a model whose rotated pairs may be others than theirs."""
     if c.rope_pairs == theirs:
         return rule
+    rotated_heads = c.heads + (c.kv_heads or c.heads)
+    reorder = partial(reordered_rows, head_width=c.head_width, rotary_width=rotary_width(c), heads=rotated_heads)
     return Rule(
         rule.theirs,
         rule.ours,
-        lambda tensors: [t[_rows(c, len(t), c.rope_pairs)] for t in rule.read(tensors)],
-        lambda tensors: rule.write([t[_rows(c, len(t), theirs)] for t in tensors]),
+        lambda tensors: [reorder(t, pairs=c.rope_pairs) for t in rule.read(tensors)],
+        lambda tensors: rule.write([reorder(t, pairs=theirs) for t in tensors]),
     )
-
-
-def _rows(c: GPTConfig, count: int, pairs: RopePairs) -> Tensor:
-    """The rows of queries, keys and values (or of one head) in the order of `pairs`; values stay."""
-    channels = torch.tensor(channel_order(c.head_width, rotary_width(c), pairs))
-    heads = 1 if count == c.head_width else c.heads + (c.kv_heads or c.heads)
-    rows = (torch.arange(heads)[:, None] * c.head_width + channels).flatten()
-    return torch.cat((rows, torch.arange(len(rows), count)))
 
 
 def other_frequencies(held: Tensor, c: GPTConfig) -> str | None:
