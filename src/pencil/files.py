@@ -82,10 +82,13 @@ def write_all(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     return [folder / name for name in files]
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a killed writer left half-written; call it only while no other writer is at work."""
+def sweep(folder: Path, names: str) -> None:
+    """Remove what a killed writer left half-written of files with these names, a regular expression.
+
+    Call it only while no other writer is at work.
+    """
     for path in folder.glob(".*"):
-        if re.fullmatch(r"\..+\.[0-9a-f]{8}", path.name) and path.is_file():
+        if re.fullmatch(rf"\.({names})\.[0-9a-f]{{8}}", path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
 
@@ -223,6 +226,20 @@ def check_regular(path: Path) -> os.stat_result:
     if not stat.S_ISREG(found.st_mode):
         raise UserError(f"{path} is a pipe, a device or a socket; give a plain file")
     return found
+
+
+def leads_inside(path: Path, folder: Path) -> bool:
+    """Whether a path, with the links in it followed, lies in the folder."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # a circle of links
+        return False
+
+
+def check_inside(path: Path, folder: Path) -> None:
+    """Refuse a link that leads out of the folder: what others gave touches nothing else of this machine."""
+    if path.is_symlink() and not leads_inside(path, folder):
+        raise UserError(f"{path} is a link that leads out of {folder}: copy there what it names, or remove it")
 
 
 def read_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:
