@@ -229,17 +229,26 @@ def check_regular(path: Path) -> os.stat_result:
 
 
 def leads_inside(path: Path, folder: Path) -> bool:
-    """Whether a path, with the links in it followed, lies in the folder."""
+    """Whether a path, with the links in it followed, lies in the folder; or, of a snapshot in the hub's cache, in the
+    blobs beside it."""
     try:
-        return path.resolve().is_relative_to(folder.resolve())
+        place, folder = path.resolve(), folder.resolve()
     except (OSError, RuntimeError):  # a circle of links
         return False
+    blobs = next((one.parent / "blobs" for one in folder.parents if one.name == "snapshots"), folder)
+    return place.is_relative_to(folder) or place.is_relative_to(blobs)
 
 
 def check_inside(path: Path, folder: Path) -> None:
     """Refuse a link that leads out of the folder: what others gave touches nothing else of this machine."""
     if path.is_symlink() and not leads_inside(path, folder):
         raise UserError(f"{path} is a link that leads out of {folder}: copy there what it names, or remove it")
+
+
+def check_links(folder: Path) -> None:
+    """Refuse a folder in which any link leads out of it."""
+    for path in folder.rglob("*"):
+        check_inside(path, folder)
 
 
 def read_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:

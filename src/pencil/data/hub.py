@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config import UserError, install
 from ..console import note
-from ..files import check_regular
+from ..files import check_links, check_regular
 from .cache import hash_files
 from .examples import FileExamples, Skipped, Target
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
@@ -48,6 +48,8 @@ class Cell:
 def from_hub(source: str, want: str) -> ImageData:
     """What follows hf: (OWNER/NAME, with @REVISION or the newest), or a folder of parquet files for `datasets`."""
     name, _, revision = (source, "", "") if Path(source).is_dir() else source.partition("@")
+    if Path(name).is_dir():
+        check_links(Path(name))
     try:
         import datasets
     except ImportError:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError, install
-from ..files import fingerprint
+from ..files import check_inside, fingerprint
 
 
 def is_parquet(path: Path) -> bool:
@@ -20,6 +20,8 @@ def read_parquet(path: Path, data: str) -> tuple[list[str], list[list[str]], str
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not path.exists():
         raise UserError(f"there is no file {data}")
+    for file in files if path.is_dir() else ():
+        check_inside(file, path)
     try:
         import datasets
     except ImportError:

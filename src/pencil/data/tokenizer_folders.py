@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError
-from ..files import parse_json, read_bytes, read_text
+from ..files import check_inside, parse_json, read_bytes, read_text
 from .library_tokenizer import LibraryTokenizer, load_inner
 from .sentencepiece_files import BYTE, CONTROL, UNKNOWN, SentencePieces, read_sentencepiece
 from .sentencepiece_tokenizer import SentencePieceTokenizer, make_model
@@ -17,6 +17,7 @@ SETTINGS = ("config.json", "generation_config.json", "special_tokens_map.json", 
 # names of special tokens where the settings have none
 USUAL = {"eos_token": ("</s>", "<|endoftext|>"), "pad_token": ("<pad>", "[PAD]"), "mask_token": ("<mask>", "[MASK]")}
 SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model")
+FILES = ("tokenizer.json", "source.spm", "target.spm", "vocab.json", "merges.txt", "vocab.txt", *SENTENCEPIECE_FILES)
 Found = LibraryTokenizer | SentencePieceTokenizer
 
 
@@ -25,6 +26,8 @@ def find_tokenizer(folder: Path) -> tuple[Found, dict[str, Any]] | None:
 
     The tokenizer already has the special tokens of the table.
     """
+    for name in (*SETTINGS, *FILES):
+        check_inside(folder / name, folder)
     files = {
         name: parse_json(read_text(folder / name), str(folder / name)) for name in SETTINGS if (folder / name).is_file()
     }

@@ -133,9 +133,12 @@ def _changed_files(was: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def _changed_lines(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    if was["blocks"] == now["blocks"]:
+        return ""
     pairs = list(zip(was["blocks"], now["blocks"], strict=False))
     same = next((i for i, (one, other) in enumerate(pairs) if one != other), len(pairs))
     step = was["lines_a_block"]
-    first = f"line {same + 1:,}" if step == 1 else f"one of lines {same * step + 1:,} to {(same + 1) * step:,}"
+    last = min((same + 1) * step, max(was["lines"], now["lines"]))
+    first = f"line {last:,}" if last == same * step + 1 else f"one of lines {same * step + 1:,} to {last:,}"
     count = "" if was["lines"] == now["lines"] else f"it had {was['lines']:,} lines and has {now['lines']:,}; "
     return f"{count}the first that differs is {first}"
