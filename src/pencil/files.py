@@ -85,10 +85,13 @@ def write_all(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     return [folder / name for name in files]
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a killed writer left half-written; call it only while no other writer is at work."""
+def sweep(folder: Path, names: str) -> None:
+    """Remove what a killed writer left half-written of files with these names, a regular expression.
+
+    Call it only while no other writer is at work.
+    """
     for path in folder.glob(".*"):
-        if re.fullmatch(r"\..+\.[0-9a-f]{8}", path.name) and path.is_file():
+        if re.fullmatch(rf"\.({names})\.[0-9a-f]{{8}}", path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
 
@@ -239,6 +242,29 @@ def _begins(path: Path, beginning: bytes) -> bool:
             return file.read(len(beginning)) == beginning
     except OSError:  # whoever reads it says so
         return False
+
+
+def leads_inside(path: Path, folder: Path) -> bool:
+    """Whether a path, with the links in it followed, lies in the folder; or, of a snapshot in the hub's cache, in the
+    blobs beside it."""
+    try:
+        place, folder = path.resolve(), folder.resolve()
+    except (OSError, RuntimeError):  # a circle of links
+        return False
+    blobs = next((one.parent / "blobs" for one in folder.parents if one.name == "snapshots"), folder)
+    return place.is_relative_to(folder) or place.is_relative_to(blobs)
+
+
+def check_inside(path: Path, folder: Path) -> None:
+    """Refuse a link that leads out of the folder: what others gave touches nothing else of this machine."""
+    if path.is_symlink() and not leads_inside(path, folder):
+        raise UserError(f"{path} is a link that leads out of {folder}: copy there what it names, or remove it")
+
+
+def check_links(folder: Path) -> None:
+    """Refuse a folder in which any link leads out of it."""
+    for path in folder.rglob("*"):
+        check_inside(path, folder)
 
 
 def read_bytes(path: Path, most: int = LARGEST_TEXT) -> bytes:

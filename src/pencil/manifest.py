@@ -16,6 +16,10 @@ ORIGINAL = "original.json"  # what an imported run keeps of the original's setti
 # a thread lists a checkpoint while another replaces the weights: both read the manifest, and write it anew
 CHANGING = threading.RLock()
 CONTENTS = ("config.toml", "tokenizer.json", ORIGINAL, WEIGHTS)
+DATA_RECORD = "data.json"  # hashes of what the run was trained on; older runs do not list it
+LISTED = (*CONTENTS, DATA_RECORD)
+UNLISTED = ("README.md", "heads.png", "loss.png", "metrics.jsonl")  # written into a run as well, and not hashed
+FOLDERS = ("checkpoints", "eval", "samples", "tensorboard", "wandb")
 
 
 class Fault(NamedTuple):
@@ -47,7 +51,7 @@ class Manifest(NamedTuple):
             files = {str(name): [dict(entry) for entry in entries] for name, entries in table["files"].items()}
             kept = table.get("checkpoints")
             checkpoints = None if kept is None else {int(step): str(sha) for step, sha in kept.items()}
-            unknown = [*(set(files) - set(CONTENTS)), *(set(table) - {"run", "files", "checkpoints", "sha256"})]
+            unknown = [*(set(files) - set(LISTED)), *(set(table) - {"run", "files", "checkpoints", "sha256"})]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} cannot be read, or is damaged: {type(error).__name__} {error}") from None
         if unknown:

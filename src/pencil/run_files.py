@@ -1,6 +1,7 @@
 """The files of a run: written by one process at a time, listed by the manifest, and checked against it."""
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,9 +11,10 @@ from typing import Any
 
 from .config import UserError, to_toml
 from .data.cache import remembered_hash
-from .files import fingerprint, locked, matches, read_toml, sweep, write_aside
-from .manifest import CHANGING, CONTENTS, WEIGHTS, Fault, Manifest, entry_of
+from .files import check_inside, fingerprint, locked, matches, read_toml, sweep, write_aside
+from .manifest import CHANGING, CONTENTS, DATA_RECORD, FOLDERS, LISTED, UNLISTED, WEIGHTS, Fault, Manifest, entry_of
 
+SHARED = "shared"  # the file by which several processes see that they write to one folder
 HASHED_AT_EVERY_LOAD = 1_000_000_000  # bytes; larger files are hashed when size or times changed, and by verify
 
 
@@ -58,8 +60,10 @@ class RunFiles:
     def writing(self):
         """One writer at a time: the lock ends with the process, however that ends."""
         with locked(self._path, f"{self._path} is being written by another process"):
-            sweep(self._path)
-            sweep(self._path / "samples")
+            for name in FOLDERS:
+                check_inside(self._path / name, self._path)
+            sweep(self._path, "|".join(map(re.escape, (*LISTED, *UNLISTED, "manifest.json", SHARED))))
+            sweep(self._path / "samples", r"step-\d{8,}\.\w+")
             if not hasattr(os, "O_DIRECTORY"):
                 yield  # Windows opens no folder, and renames none in which a file is open
                 return
@@ -102,13 +106,27 @@ class RunFiles:
         manifest = self.manifest
         for name in (names or CONTENTS) if manifest else ():
             file, entries = self.path / name, manifest.files.get(name) if manifest else None
-            if os.path.lexists(file):
-                yield file, None if entries and _matches(file, entries, anew) else _not_as_listed(file, bool(entries))
-            elif entries or name == "config.toml" or (name == "tokenizer.json" and "tokenizer" in self._facts()):
-                yield file, Fault(file, "missing", "is missing")
+            while (fault := self._fault_of(file, entries, anew)) is not None:
+                now = self.manifest
+                if now is None or now.files.get(name) == entries:
+                    break
+                entries = now.files.get(name)  # a training has replaced it meanwhile
+            if fault is not None or os.path.lexists(file):
+                yield file, fault
         if manifest and not names and manifest.run != self._facts().get("id", manifest.run):
             file = self.path / "manifest.json"
             yield file, Fault(file, "foreign", f"is of another run, {manifest.run}")
+
+    def _fault_of(self, file: Path, entries: list[dict[str, Any]] | None, anew: bool) -> Fault | None:
+        """What is wrong with a file, of which the manifest lists these entries."""
+        if os.path.lexists(file):
+            if entries and _matches(file, entries, anew):
+                return None
+            if not entries and file.name == DATA_RECORD:
+                return None  # as older versions left it: it cannot be verified
+            return _not_as_listed(file, bool(entries))
+        needed = file.name == "config.toml" or (file.name == "tokenizer.json" and "tokenizer" in self._facts())
+        return Fault(file, "missing", "is missing") if entries or needed else None
 
     def _facts(self) -> dict[str, Any]:
         """What config.toml records of the run; nothing if it cannot be read, which is reported elsewhere."""
@@ -143,7 +161,7 @@ class RunFiles:
         with CHANGING:
             manifest = self.manifest
             if manifest is None:  # of an older version, and without weights: there is nothing yet to carry forward
-                found = {n: [fingerprint(self.path / n)] for n in CONTENTS if (self.path / n).is_file()}
+                found = {n: [fingerprint(self.path / n)] for n in LISTED if (self.path / n).is_file()}
                 manifest = Manifest(None, found, None)
             files = manifest.files
             manifest._replace(files=files | {name: [new, *files.get(name, ())]}).write(self.path)
@@ -157,7 +175,7 @@ class RunFiles:
         try:
             _ = self.manifest
         except UserError as error:
-            found = {n: [fingerprint(self.path / n)] for n in CONTENTS if (self.path / n).is_file()}
+            found = {n: [fingerprint(self.path / n)] for n in LISTED if (self.path / n).is_file()}
             Manifest(self.id, found, None).write(self.path)
             return str(error)
         return None

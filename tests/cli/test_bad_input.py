@@ -233,6 +233,29 @@ def test_data_that_changed_under_a_run(fails, type_in, tmp_path):
     assert "tale.txt has changed since" in fails("eval", "runs/tale-gpt")
 
 
+def test_data_that_cannot_be_opened_for_another_reason_has_not_changed(fails, run, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "file"))
+    for verb in ("eval", "resume"):
+        sentence = fails(verb, run, *(["--train.steps", 31] if verb == "resume" else []))
+        assert "cannot write the cache folder" in sentence
+        assert "changed" not in sentence
+
+
+@pytest.mark.parametrize("lines", [997, 2003, 3001])  # blocks of 1, 3 and 4 lines, of which the last may have fewer
+def test_the_lines_that_changed_are_lines_of_the_file(tmp_path, lines):
+    from pencil.families.data_record import _changed_lines, _contents
+
+    path = tmp_path / "notes.txt"
+    path.write_text("\n".join(map(str, range(lines))))
+    was = _contents(str(path), ())
+    assert _changed_lines(was, _contents(str(path), (), was["lines_a_block"])) == ""
+    path.write_text("\n".join(map(str, range(lines - 1))) + "\nx")
+    found = _changed_lines(was, _contents(str(path), (), was["lines_a_block"]))
+    assert found.startswith("the first that differs is ")
+    assert found.rpartition(" ")[2] == f"{lines:,}"
+
+
 @pytest.mark.parametrize(
     "text, sentence", [("[run", "cannot be read"), ("[run]\n", "has no [model]"), ("", "has no [run]")]
 )

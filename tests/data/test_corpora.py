@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 from pencil.config import UserError
-from pencil.data import corpus, records, sources, text
+from pencil.data import corpus, images, records, sources, text
+from pencil.data.hub_text import from_hub
+from pencil.data.parquet import read_parquet
+from pencil.data.shard_data import find_shards
+from pencil.data.tokenizer_folders import find_tokenizer
 from pencil.data.tokenizers import ByteTokenizer
 from pencil.train.language_modeling import LanguageModeling
 
@@ -74,6 +78,40 @@ def test_a_folder_mixes_texts_and_records(tmp_path):
     assert text.find(str(folder), plain=True).hash != data.corpus.hash  # other documents, other tokens
     (folder / "b.jsonl").unlink()
     assert text.find(str(folder)).hash != data.corpus.hash
+
+
+def links_out(folder, name):
+    """A folder with a link of this name to a file beside it; the sentence that refuses it."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).symlink_to(folder.parent / "secret")
+    return rf"{name} is a link that leads out of \S*{folder.name}: copy there what it names, or remove it"
+
+
+@pytest.mark.parametrize("read, name", [
+    (lambda folder: text.find(str(folder)), "z.txt"), (lambda folder: text.find(str(folder)), "z.jsonl"),
+    (lambda folder: text.find(str(folder)), "inner/z.txt"), (lambda folder: text.find(f"{folder},{folder}"), "z.txt"),
+    (lambda folder: text.find(f"{folder}/*.txt"), "z.txt"), (lambda folder: find_shards(str(folder)), "z.tar"),
+    (lambda folder: read_parquet(folder, str(folder)), "z.parquet"), (lambda folder: from_hub(str(folder), None), "z.csv"),
+    (lambda folder: images.load(f"hf:{folder}", "label"), "z.parquet"), (find_tokenizer, "vocab.txt"),
+    (find_tokenizer, "tokenizer_config.json"), (lambda folder: images.load(str(folder), "label"), "train-images-idx3-ubyte"),
+])  # fmt: skip
+def test_no_reader_of_a_folder_follows_a_link_out_of_it(tmp_path, read, name):
+    (folder := tmp_path / "set").mkdir()
+    (folder / "a.txt").write_text("plain")
+    (tmp_path / "secret").write_text("root:x:0:0")
+    with pytest.raises(UserError, match=links_out(folder, name)):
+        read(folder)
+
+
+def test_links_within_a_folder_and_the_folder_itself_are_followed(tmp_path):
+    (folder := tmp_path / "set").mkdir()
+    (folder / "a.txt").write_text("plain")
+    (folder / "b.txt").symlink_to("a.txt")
+    (tmp_path / "way").symlink_to(folder)
+    assert texts(text.find(str(tmp_path / "way"))) == ["plain"] * 2
+    assert texts(text.find(f"{tmp_path}/way/*.txt")) == ["plain"]  # a pattern takes each file once
+    (tmp_path / "linked.txt").symlink_to(folder / "a.txt")
+    assert texts(text.find(str(tmp_path / "linked.txt"))) == ["plain"]  # named by the user
 
 
 def test_lists_patterns_and_braces(tmp_path, monkeypatch):

@@ -43,6 +43,33 @@ def test_damaged_later_checkpoints_do_not_crowd_out_an_intact_one(tmp_path):
     assert checkpoint.latest(tmp_path)[0].step == 150
 
 
+def test_only_what_was_written_here_is_removed(tmp_path):
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    run.mkdir()
+    listed(run)
+    held = write(run, 10).parent
+    shutil.copytree(held / "step-00000010", outside)
+    shutil.copytree(held / "step-00000010", held / "step-00000010-mybackup")
+    (held / "step-00000007").symlink_to(outside)
+    for place in ("step-diary", "step-00000005", "step-00000030", ".tmp-mine"):
+        (held / place).mkdir()
+        (held / place / "precious.txt").write_text(place)
+    shutil.copytree(held / "step-00000010", held / "step-00000011")
+    (held / "step-00000011" / "precious.txt").write_text("notes about it")
+    for step in (20, 30, 40):
+        write(run, step)
+    assert checkpoint.latest(run)[0].step == 40
+    assert not (held / "step-00000010").exists()
+    assert sorted(outside.iterdir()) == sorted(
+        outside / path.name for path in (held / "step-00000010-mybackup").iterdir()
+    )
+    assert (held / "step-00000007").is_symlink()
+    kept = ["step-00000005", "step-00000011", "step-diary"]
+    assert all((held / place / "precious.txt").exists() for place in (*kept, ".tmp-mine"))
+    (moved,) = held.glob("step-00000030-*")  # which stood where a checkpoint was written
+    assert (moved / "precious.txt").read_text() == "step-00000030"
+
+
 def test_a_run_without_checkpoints_has_none(tmp_path):
     assert checkpoint.latest(tmp_path) == (None, [])
 
@@ -148,9 +175,7 @@ def test_what_is_listed_is_carried_forward_and_never_hashed_anew(tmp_path):
     (tmp_path / "other").mkdir()
     checkpoint.write(tmp_path / "other", 10, tensors(11), {"best": {}}).rename(folder)
     write(tmp_path, 20)
-    assert [str(fault.path) for fault in checkpoint.compare_with_run(tmp_path, checkpoint.find(tmp_path)[0])] == [
-        str(folder)
-    ]
+    assert [fault.path for fault in checkpoint.survey(tmp_path)[2]] == [folder]
     shutil.rmtree(tmp_path / "checkpoints" / "step-00000020")
     with pytest.raises(UserError, match="step-00000010 is not the checkpoint that this run wrote"):
         checkpoint.latest(tmp_path)

@@ -96,3 +96,32 @@ def test_the_plot_has_a_curve_of_each_loss_that_was_measured(tmp_path, monkeypat
               "val_loss": ([7], [3.5], "validation (last 3.500)")}  # fmt: skip
     assert plot_losses(tmp_path).read_bytes().startswith(b"\x89PNG")
     assert drawn == [curves[name] for name in present]
+
+
+def test_every_flipped_bit_in_the_metrics_costs_its_lines_only_and_a_cut_costs_nothing(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"step": 5, "train_loss": 4.0}, {"step": 7, "val_loss": 3.5}, {"step": 11, "train_loss": 2.0}]
+    whole = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    ends = [at for at, byte in enumerate(whole) if byte == 10]
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x80]) + whole[at + 1 :])
+        number = sum(end < at for end in ends)  # of the line it is in, from 0
+        kept, fault = report.read_metrics(tmp_path)
+        assert kept == [line for i, line in enumerate(lines) if i not in (number, number + (at in ends))]
+        assert f"is damaged in line {number + 1}:" in str(fault)
+        path.write_bytes(whole[:at])
+        kept, fault = report.read_metrics(tmp_path)
+        assert fault is None
+        assert kept == lines[: number + (at in ends)]
+
+
+def test_lines_that_are_no_measurements_are_left_out(tmp_path):
+    bad = ["[" * 100_003, "[]", "7", '{"step": "5"}', '{"train_loss": 1}', '{"step": 3, "val_loss": "x"}']
+    good = '{"step": 2, "val_loss": 1.5}'
+    (tmp_path / "metrics.jsonl").write_text("\n".join([good, *bad, ""]))
+    metrics = report.Metrics(tmp_path, after=3)
+    metrics.close()
+    assert "is damaged in lines 2, 3, 4, 5, 6 and 1 more:" in str(metrics.fault)
+    assert (tmp_path / "metrics.jsonl").read_text() == good + "\n"
+    (tmp_path / "metrics.jsonl").write_text("\n".join([good, *bad, ""]))
+    plot_losses(tmp_path)

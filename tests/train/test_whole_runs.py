@@ -1,5 +1,6 @@
 """A run is whole or refused: what was changed or damaged since it was saved is named; `verify`; the lock; moved folders."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY, call
+from pencil import run_files
 from pencil.config import UserError, build
 from pencil.families import load, open_run
 from pencil.families.run_setup import new_run, task_of
+from pencil.families.verifying import verify_run
 from pencil.manifest import Manifest, _own_hash
 from pencil.runs import Run
 from pencil.train import checkpoint
@@ -125,7 +128,7 @@ def test_a_damaged_manifest_is_named_and_made_anew_with_leave_only(copy, how):
 
 def test_a_run_has_a_manifest_from_its_beginning(tmp_path, notes):
     run, _, _ = new_run("gpt", str(notes), model=dict(width=24, heads=3, depth=1, context=31), out=tmp_path / "new")
-    assert sorted(Manifest.read(run.path).files) == ["config.toml", "tokenizer.json"]
+    assert sorted(Manifest.read(run.path).files) == ["config.toml", "data.json", "tokenizer.json"]
     assert Manifest.read(run.path).run == run.id == tomllib.loads((run.path / "config.toml").read_text())["run"]["id"]
     call("verify", run.path)
     flip(run.path / "tokenizer.json", 20)
@@ -186,6 +189,16 @@ def test_a_setting_changed_on_the_command_line_is_announced_and_recorded(copy):
     assert "train.lr is 0.0005 from step 33 on; it was 0.0007" in again
     assert open_run(copy).config["run"]["changes"] == [*lines, "step 33: train.lr 0.0007 -> 0.0005"]
     call("verify", copy)
+
+
+def test_a_record_of_changes_counts_only_in_a_config_as_it_was_written(copy):
+    """What says that a change was announced stands in the same file as the change."""
+    line = next(line for line in (copy / "config.toml").read_text().splitlines() if line.startswith("lr = "))
+    edit(copy / "config.toml", line, "lr = 0.5")
+    edit(copy / "config.toml", "[run]\n", f'[run]\nchanges = ["step 30: train.{line.replace(" =", "")} -> 0.5"]\n')
+    edit(copy / "config.toml", "eval_every = 15", "eval_every = 16")  # a change that is free
+    assert "other settings: it was saved with train.lr" in refused("resume", copy, *MORE)
+    assert "train.lr" in call("verify", copy, code=1).stdout
 
 
 def test_another_tokenizer_is_refused(copy):
@@ -282,10 +295,10 @@ def test_a_listed_checkpoint_that_is_gone_is_named(copy):
 
 def test_verify_names_every_part_and_what_is_wrong_with_it(copy, tmp_path):
     whole = call("verify", copy).stdout.splitlines()
-    names = ["config.toml", "tokenizer.json", "model.safetensors", "step-00000030", "step-00000020"]
+    names = ["config.toml", "tokenizer.json", "model.safetensors", "data.json", "step-00000030", "step-00000020"]
     assert [line.split()[0] for line in whole] == ["whole"] * len(whole)
-    assert [Path(line.split()[1]).name for line in whole][:5] == names
-    assert Path(whole[5].split()[1]).name.startswith("tokens-")
+    assert [Path(line.split()[1]).name for line in whole][:6] == names
+    assert Path(whole[6].split()[1]).name.startswith("tokens-")
     flip(copy / "tokenizer.json", 20)
     flip(copy / "checkpoints" / "step-00000020" / "shard-00000.safetensors")
     (copy / "checkpoints" / "step-00000030" / "state.json").unlink()
@@ -294,11 +307,94 @@ def test_verify_names_every_part_and_what_is_wrong_with_it(copy, tmp_path):
     shown = call("verify", copy, code=1)
     expected = {
         ("damaged", "tokenizer.json"), ("damaged", "shard-00000.safetensors"), ("missing", "state.json"),
-        ("foreign", "more.txt"), ("foreign", "notes.txt"), ("whole", "config.toml"), ("whole", "model.safetensors"),
+        ("foreign", "more.txt"), ("foreign", "notes.txt"), ("whole", "config.toml"), ("whole", "model.safetensors"), ("whole", "data.json"),
     }  # fmt: skip
     assert {(line.split()[0], Path(line.split()[1]).name) for line in shown.stdout.splitlines()} == expected
-    assert "2 whole, 5 not" in shown.stderr
+    assert "3 whole, 5 not" in shown.stderr
     assert "there is no run" in refused("verify", tmp_path / "nowhere")
+
+
+def test_verify_names_what_is_not_hashed_and_what_is_not_of_the_run(copy):
+    (copy / "copy-config.toml").touch()
+    (copy / "eval").mkdir()
+    assert (
+        call("verify", copy)
+        .stderr.strip()
+        .endswith(
+            "; not hashed: README.md, eval/, loss.png, metrics.jsonl, samples/; foreign, and not read: copy-config.toml"
+        )
+    )
+    flip(copy / "data.json")
+    assert f"damaged  {copy / 'data.json'}" in call("verify", copy, code=1).stdout
+    assert load(copy).model is not None  # nothing that the model needs
+    manifest = Manifest.read(copy)  # as an older version left it
+    manifest._replace(files={n: e for n, e in manifest.files.items() if n != "data.json"}).write(copy)
+    shown = call("verify", copy)
+    assert "data.json" not in shown.stdout
+    assert "; not hashed: README.md, data.json, eval/, " in shown.stderr
+
+
+def test_damaged_metrics_are_named_and_left_out(copy):
+    path = copy / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    nested = b"[" * 200_003 + b"\n"
+    path.write_bytes(
+        lines[0] + nested + lines[1].replace(b"step", b"st\xe5p") + b"".join(lines[2:]) + b'{"step": 31, "tr'
+    )
+    assert f"damaged  {path} is damaged in lines 2, 3: " in call("verify", copy, code=1).stdout
+    shown = call("resume", copy, *MORE).stderr
+    assert shown.count(f"{path} is damaged in lines 2, 3: what was measured there cannot be read, and is left out") == 1
+    call("verify", copy)
+    assert path.read_bytes().startswith(lines[0] + b"".join(lines[2:]))
+
+
+def meanwhile(monkeypatch, name, does, after=False):
+    """Do something once, before or after the next call of this function: what another process does meanwhile."""
+    module = checkpoint if hasattr(checkpoint, name) else run_files
+    function = getattr(module, name)
+
+    def called(*given):
+        monkeypatch.setattr(module, name, function)
+        if after:
+            result = function(*given)
+            does()
+            return result
+        does()
+        return function(*given)
+
+    monkeypatch.setattr(module, name, called)
+
+
+def faults(folder):
+    return [str(fault) for _, fault in verify_run(folder) if fault]
+
+
+@pytest.mark.parametrize("at, after", [
+    ("find", False), ("_found", False), ("find", True), ("faults_of", False), ("matches", False), ("state_of", False),
+])  # fmt: skip
+def test_a_checkpoint_that_a_training_prunes_meanwhile_is_no_fault(copy, monkeypatch, at, after):
+    held = checkpoint.latest(copy)[0]
+    tensors, state = dict(held.tensors.items()), held.state | {"step": 31}
+    meanwhile(monkeypatch, at, lambda: checkpoint.write(copy, 31, tensors, state, keep=1), after)
+    assert faults(copy) == []
+    assert checkpoint.saved(copy) == [31]
+    meanwhile(monkeypatch, at, lambda: shutil.rmtree(copy / "checkpoints" / "step-00000031"), after)
+    assert faults(copy) == [f"{copy / 'checkpoints' / 'step-00000031'} is missing or cannot be read"]
+
+
+def test_weights_that_a_training_replaces_meanwhile_are_no_fault(copy, monkeypatch):
+    content = (copy / "model.safetensors").read_bytes()
+    entry = {"size": len(content) + 7, "sha256": hashlib.sha256(content + b"another").hexdigest()}
+
+    def replace():
+        Run(copy)._list(
+            "model.safetensors", entry, lambda: (copy / "model.safetensors").write_bytes(content + b"another")
+        )
+
+    meanwhile(monkeypatch, "_matches", replace)
+    assert faults(copy) == []
+    meanwhile(monkeypatch, "_matches", lambda: flip(copy / "model.safetensors"))
+    assert "model.safetensors is damaged" in faults(copy)[0]
 
 
 @pytest.mark.parametrize("name", ["gpt", "vit", "dit"])
@@ -352,6 +448,30 @@ def test_files_that_training_writes_replace_a_link(copy, tmp_path):
             call("resume", copy, "--train.steps", steps)
         assert mine.read_bytes() == before
         assert not (copy / name).is_symlink()
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="there are no links to follow")
+@pytest.mark.parametrize("name", ["samples", "checkpoints", "eval"])
+def test_a_folder_that_is_a_link_out_of_the_run_is_refused_before_anything_is_written(copy, tmp_path, name):
+    outside = tmp_path / "outside"
+    (copy / name).rename(outside) if (copy / name).exists() else outside.mkdir()
+    for mine in (".config.deadbeef", ".step-00000030.txt.0123abcd", "step-diary/precious.txt"):
+        (outside / mine).parent.mkdir(exist_ok=True)
+        (outside / mine).touch()
+    (copy / name).symlink_to(outside)
+    before = sorted(outside.rglob("*"))
+    for verb in ("resume", "eval") if name == "eval" else ("resume",):
+        assert f"{name} is a link that leads out of" in refused(verb, copy, *(MORE if verb == "resume" else ()))
+    assert sorted(outside.rglob("*")) == before
+    (copy / name).unlink()
+    outside.rename(copy / name)
+    (copy / ".config.deadbeef").touch()
+    (copy / ".config.toml.deadbeef").touch()
+    with open_run(copy).writing():  # of what a killed writer left only its own names go
+        assert (copy / name / ".config.deadbeef").exists()
+        assert (copy / ".config.deadbeef").exists()
+        assert not (copy / ".config.toml.deadbeef").exists()
+        assert (copy / name / ".step-00000030.txt.0123abcd").exists() == (name != "samples")
 
 
 @pytest.mark.parametrize("taken", [False, True])

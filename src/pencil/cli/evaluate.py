@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from ..config import UserError, build
 from ..console import visible
+from ..files import check_inside
 from .terminal import note, note_line
 
 DTYPE_HELP = (
@@ -71,6 +72,8 @@ def evaluate(
     if out is not None and not getattr(task, "figures", True):
         raise UserError(f"--out has no effect on {opened.path}, whose evaluation draws no figures: leave it out")
     folder = out or opened.path / (f"eval-{_file_name(data)}" if other and data else "eval")
+    if out is None:
+        check_inside(folder, opened.path)
     if other:
         for line in getattr(task.data, "notes", ()):
             note(line)

@@ -3,32 +3,45 @@
 from pathlib import Path
 
 from ..config import UserError
+from ..console import visible
 from .terminal import note, result_console
+
+NAMED = 10  # files in one sentence
 
 
 def verify(run: Path, /) -> int:
-    """Verify a run: its settings, tokenizer, weights, every checkpoint and its caches, by size and SHA-256.
+    """Verify a run: its settings, tokenizer, weights, record of its data, every checkpoint and its caches, by size and
+    SHA-256.
 
     One line each: whole, or damaged, missing, renamed or foreign (of another run or other settings). The exit status is
-    1 if anything is not whole.
+    1 if anything is not whole. What is not hashed is named after them, and so are files that Pencil did not write into
+    the folder and does not read.
 
     Parameters
     ----------
     run
         The run's folder.
     """
-    from ..families.verifying import verify_run
+    from ..families.verifying import not_verified, verify_run
 
     console, whole, faults = result_console(), 0, 0
     try:
         for path, fault in verify_run(run):
             whole, faults = whole + (fault is None), faults + (fault is not None)
             kind, line = ("whole", path) if fault is None else (fault.kind, fault)
-            console.print(f"{kind:8} {line}", highlight=False, markup=False)
+            console.print(visible(f"{kind:8} {line}", one_line=True), highlight=False, markup=False)
     except UserError as error:
         if whole + faults == 0:
             raise
         faults += 1
-        console.print(f"{'damaged':8} {error}", highlight=False, markup=False)
-    note(f"{run}: {whole} whole" + (f", {faults} not" if faults else ""))
+        console.print(visible(f"{'damaged':8} {error}", one_line=True), highlight=False, markup=False)
+    verdict = f"{run}: {whole} whole" + (f", {faults} not" if faults else "")
+    for what, names in zip(("not hashed", "foreign, and not read"), not_verified(run), strict=True):
+        verdict += f"; {what}: {_some(names)}" if names else ""
+    note(verdict)
     return 1 if faults else 0
+
+
+def _some(names: list[str]) -> str:
+    """The first names of a list."""
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..config import UserError, expand_path, nearest
 from ..console import note
-from ..files import check_regular
+from ..files import check_inside, check_regular
 from .builtin import TEXTS
 from .cache import cache_folder, remembered_hash
 from .file_kinds import WRITTEN_AS, not_text, to_utf8
@@ -217,6 +217,9 @@ def _add(corpus: Corpus, path: Path, plain: bool, refuse: bool = False) -> None:
 def _add_folder(corpus: Corpus, folder: Path, plain: bool) -> None:
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
+        names = sorted(name for name in names if not name.startswith("."))
+        for name in (*folders, *names):
+            check_inside(Path(root) / name, folder)
         for name in [
             f
             for f in folders
@@ -224,7 +227,7 @@ def _add_folder(corpus: Corpus, folder: Path, plain: bool) -> None:
         ]:
             folders.remove(name)
             corpus.skipped.append((Path(root) / name, "a run, not a text"))
-        for name in sorted(n for n in names if not n.startswith(".")):
+        for name in names:
             if (Path(root) / name).is_file():
                 _add(corpus, Path(root) / name, plain)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError
-from ..files import check_regular
+from ..files import check_inside, check_regular, leads_inside
 from .cache import hash_files
 from .decoding import Header, pool, read_header
 from .examples import FileExamples, Skipped, Target
@@ -132,19 +132,6 @@ def _pictures(folder: Path) -> list[Path]:
     return found
 
 
-def check_inside(path: Path, folder: Path) -> None:
-    """Refuse a link that leads out of the folder: a data set that was received reads nothing else of this machine."""
-    if path.is_symlink() and not _leads_inside(path, folder):
-        raise UserError(f"{path} is a link that leads out of {folder}: copy there what it names, or remove it")
-
-
-def _leads_inside(path: Path, folder: Path) -> bool:
-    try:
-        return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError):  # a circle of links
-        return False
-
-
 def _class_folders(folder: Path) -> list[tuple[Path, str]]:
     every = _pictures(folder)
     loose = [path for path in every if path.parent == folder]
@@ -176,7 +163,7 @@ def _album(table: Path, want: str) -> list[tuple[Path, Any]]:
             )
         _check_text(str(value), f"{table}, line {number}")
         path = folder / row["file_name"]
-        if not _leads_inside(path, folder):
+        if not leads_inside(path, folder):
             raise UserError(f"{table}, line {number}: {row['file_name']} lies outside the folder")
         if path.is_file():
             rows.append((path, value))

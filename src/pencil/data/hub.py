@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config import UserError, install
 from ..console import note
-from ..files import check_regular
+from ..files import check_links, check_regular
 from .cache import hash_files
 from .examples import FileExamples, Skipped, Target
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
@@ -52,6 +52,8 @@ def from_hub(source: str, want: str, split: int = SPLIT) -> ImageData:
     `split` is the rule by which a part is held out, where the data set has none.
     """
     name, _, revision = (source, "", "") if Path(source).is_dir() else source.partition("@")
+    if Path(name).is_dir():
+        check_links(Path(name))
     try:
         import datasets
     except ImportError:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..config import UserError, install
 from ..console import note
-from ..files import open_aside, read_json, write_aside
+from ..files import check_links, open_aside, read_json, write_aside
 from .cache import LARGEST_RECORD, cache_folder, hash_files, making, record_of, seal, usable
 from .records import choose_column
 
@@ -31,6 +31,8 @@ def from_hub(source: str, column: str | None) -> Streamed:
     They are streamed once; a stream that broke off goes on after the last whole part.
     """
     name, _, revision = (source, "", "") if Path(source).is_dir() else source.partition("@")
+    if Path(name).is_dir():
+        check_links(Path(name))
     version = _version(name, revision)
     known = Path(name).resolve().name if Path(name).is_dir() else name
     commit = version if isinstance(version, str) else None

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..config import UserError
-from ..files import check_regular
+from ..files import check_inside, check_regular
 from .examples import ArrayExamples
 from .image_data import ImageData, check_classes
 from .split import Picture, in_both_parts
@@ -32,6 +32,7 @@ def from_idx(folder: Path, names: list[str], want: str) -> ImageData:
             found = [name for name in names if split in name and what in name]
             if not found:
                 raise UserError(f"{folder} has no {split}-{what}-ubyte file, with or without .gz")
+            check_inside(folder / found[0], folder)
             arrays.append(read_idx(folder / found[0], axes))
             sha.update(arrays[-1])
         pictures, labels = arrays

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError, install
-from ..files import check_regular, fingerprint
+from ..files import check_inside, check_regular, fingerprint
 
 
 def is_parquet(path: Path) -> bool:
@@ -22,6 +22,8 @@ def read_parquet(path: Path, data: str) -> tuple[list[str], list[list[str]], str
         raise UserError(f"there is no file {data}")
     for file in files:
         check_regular(file)
+        if path.is_dir():
+            check_inside(file, path)
     try:
         import datasets
     except ImportError:

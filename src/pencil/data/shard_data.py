@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..config import UserError, expand_path
 from ..console import note
+from ..files import check_inside
 from .cache import hash_files
 from .examples import FileExamples, Skipped, Target
 from .folder_layout import ENDINGS, SPLITS, count_of
@@ -45,6 +46,8 @@ def find_shards(data: str) -> list[Path]:
         if endings & ENDINGS or any("idx3" in name for name in names):
             return []
         found += [Path(root) / name for name in sorted(names) if name.lower().endswith(".tar") and name[0] != "."]
+    for shard in found:
+        check_inside(shard, path)
     return found
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from ..config import UserError, expand_path
+from ..files import check_inside
 
 PREFIX = "hf:"  # of a data set of the hub
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -36,6 +37,8 @@ def expand(data: str) -> list[tuple[Path, bool]]:
             for path in [name] if paths is None else paths:
                 if not os.path.exists(path):
                     raise UserError(f"there is no file or folder {path}, which --data {data} names")
+                if paths is not None:  # a pattern meets links that nobody named
+                    check_inside(Path(path), _before_pattern(name))
                 found.setdefault(Path(path), paths is None)
     if not found:
         raise UserError(f"--data {data} names no file")
@@ -47,6 +50,11 @@ def expand(data: str) -> list[tuple[Path, bool]]:
         for path, named in found.items()
         if first[places[path]] == path and not folders.intersection(places[path].parents)
     ]
+
+
+def _before_pattern(name: str) -> Path:
+    """The folder in which a pattern searches."""
+    return Path(name[: next(i for i in range(len(name)) if glob.has_magic(name[: i + 1]))] + "x").parent
 
 
 def _braces(part: str) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError
-from ..files import parse_json, read_bytes, read_text
+from ..files import check_inside, parse_json, read_bytes, read_text
 from .library_tokenizer import LibraryTokenizer
 from .sentencepiece_files import BYTE, CONTROL, UNKNOWN, SentencePieces, read_sentencepiece
 from .sentencepiece_tokenizer import SentencePieceTokenizer, make_model
@@ -31,6 +31,7 @@ SETTINGS = (
 # names of special tokens where the settings have none
 USUAL = {"eos_token": ("</s>", "<|endoftext|>"), "pad_token": ("<pad>", "[PAD]"), "mask_token": ("<mask>", "[MASK]")}
 SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model")
+FILES = ("tokenizer.json", "source.spm", "target.spm", "vocab.json", "merges.txt", "vocab.txt", *SENTENCEPIECE_FILES)
 Found = LibraryTokenizer | SentencePieceTokenizer
 
 
@@ -41,6 +42,8 @@ def find_tokenizer(
 
     The tokenizer already has the special tokens of the table.
     """
+    for name in (*SETTINGS, *FILES):
+        check_inside(folder / name, folder)
     files = {
         name: parse_json(read_text(folder / name), str(folder / name)) for name in SETTINGS if (folder / name).is_file()
     }

@@ -13,10 +13,10 @@ from ..data.builtin import TEXTS
 from ..data.cache import hash_files
 from ..data.hub import PREFIX, current_form
 from ..data.sources import is_several
-from ..files import read_json, write_aside
+from ..files import read_json
+from ..manifest import DATA_RECORD
 from ..runs import Run
 
-RECORD = "data.json"
 MAX_FILES = 50_000  # of a folder with more no list is kept
 MAX_BYTES = 1 << 28  # of a larger file only its size
 MAX_BLOCKS = 1000  # of lines: a file with no more lines has a hash a line
@@ -24,20 +24,21 @@ DIGITS = 16  # of a SHA-256, enough to tell files apart
 NAMED = 3  # files in one sentence
 
 
-def record_data(run: Run, source: str, embedded: Sequence[str], task: Any) -> None:
-    """Write what the run is trained on into its folder."""
+def data_record(source: str, embedded: Sequence[str], task: Any) -> bytes:
+    """What a run is trained on, as the content of a file of it."""
     table = _contents(source, embedded)
     held = getattr(getattr(getattr(task, "data", None), "test", None), "sources", ())
     if "files" in table:
         paths = {one.resolve() for one in held if isinstance(one, Path)}
         table["held_out"] = [name for name in table["files"] if (Path(source) / name).resolve() in paths]
-    write_aside(run.path / RECORD, json.dumps(table).encode())
+    return json.dumps(table).encode()
 
 
 def _recorded(run: Run) -> dict[str, Any]:
-    """What was recorded; nothing in a run of an older version, or where it cannot be read."""
+    """What was recorded; nothing in a run of an older version, or where it is damaged."""
     try:
-        found = read_json(run.path / RECORD)
+        run.verify(DATA_RECORD)
+        found = read_json(run.path / DATA_RECORD)
     except (UserError, OSError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -132,9 +133,12 @@ def _changed_files(was: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def _changed_lines(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    if was["blocks"] == now["blocks"]:
+        return ""
     pairs = list(zip(was["blocks"], now["blocks"], strict=False))
     same = next((i for i, (one, other) in enumerate(pairs) if one != other), len(pairs))
     step = was["lines_a_block"]
-    first = f"line {same + 1:,}" if step == 1 else f"one of lines {same * step + 1:,} to {(same + 1) * step:,}"
+    last = min((same + 1) * step, max(was["lines"], now["lines"]))
+    first = f"line {last:,}" if last == same * step + 1 else f"one of lines {same * step + 1:,} to {last:,}"
     count = "" if was["lines"] == now["lines"] else f"it had {was['lines']:,} lines and has {now['lines']:,}; "
     return f"{count}the first that differs is {first}"

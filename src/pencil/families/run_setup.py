@@ -16,6 +16,7 @@ from ..data.sources import absolute, is_several
 from ..data.split import SPLIT
 from ..device import pick_device
 from ..files import memory
+from ..manifest import DATA_RECORD
 from ..runs import Run, choose_path
 from ..torchrun import launched, world
 from ..train.schedule import published_peak
@@ -30,7 +31,7 @@ from ..train.settings import (
 )
 from ..train.start import Start
 from ..train.task import DataChanged, Request, check_unchanged, why_last
-from .data_record import record_data, what_changed
+from .data_record import data_record, what_changed
 from .from_run import begin_from, check_freeze, check_options, open_start, prepare, preset_of, usual_training
 from .loading import SETTINGS_VERSION
 from .record import Family
@@ -164,8 +165,8 @@ def new_run(
         table["options"] = used  # so that --config can read the whole training
     if start is not None and start.tokens:
         table["tokens"] = start.tokens
-    run = Run.create(path, table, prepared.tokenizer, force, None if start is None else start.others)
-    record_data(run, facts["data_path"], record.embedded, prepared.task)
+    others = {DATA_RECORD: data_record(facts["data_path"], record.embedded, prepared.task)}
+    run = Run.create(path, table, prepared.tokenizer, force, {**others, **({} if start is None else start.others)})
     taken = not out and not run_name and path != usual
     writing = f"Writing {path}" + (f"; {usual} is an earlier run, and --name gives another name." if taken else ".")
     tokens = _about_tokenizer(prepared.tokenizer, getattr(options, "vocab", None))

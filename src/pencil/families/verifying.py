@@ -8,11 +8,12 @@ from ..config import UserError
 from ..data import text
 from ..data.cache import cache_fault
 from ..files import fingerprint
-from ..manifest import Fault
+from ..manifest import CONTENTS, DATA_RECORD, FOLDERS, UNLISTED, Fault
 from ..runs import Run
 from ..train import checkpoint
 from ..train.identity import complete, differences, recorded
 from ..train.latents import latents_path
+from ..train.report import read_metrics
 from .loading import open_run
 from .registry import family
 
@@ -29,13 +30,15 @@ def verify_run(path: Path) -> Iterator[Verdict]:
         fault = Fault(path / "config.toml", "damaged", _without(error, path / "config.toml"))
     manifest = path / "manifest.json"
     try:
-        files: list[Verdict] = list(run.check_files())
+        files: list[Verdict] = [*run.check_files(), *(run.check_files(DATA_RECORD) if _lists_data(run) else ())]
     except UserError as error:
         files = [(manifest, Fault(manifest, "damaged", _without(error, manifest)))]
     if not manifest.exists():
         files = [(manifest, Fault(manifest, "missing", "is missing, so nothing in the folder can be verified by it"))]
     named = [one.path for _, one in files if one is not None]
     yield from files
+    if (damaged := read_metrics(path)[1]) is not None:
+        yield damaged.path, damaged
     if fault is not None:
         if fault.path not in named:
             yield fault.path, fault
@@ -46,37 +49,58 @@ def verify_run(path: Path) -> Iterator[Verdict]:
         yield from _caches(run)
 
 
+def not_verified(path: Path) -> tuple[list[str], list[str]]:
+    """The names in a run's folder of what was written there and is not hashed, and of what no command wrote there."""
+    listed = [*CONTENTS, "manifest.json", "checkpoints", *([DATA_RECORD] if _lists_data(Run(path)) else ())]
+    rest = sorted(one for one in path.iterdir() if one.name not in listed and not one.name.startswith("."))
+    known = [one for one in rest if one.name in (*UNLISTED, *FOLDERS, DATA_RECORD) or one.name.startswith("eval-")]
+    names = {one: f"{one.name}/" if one.is_dir() else one.name for one in rest}
+    return [names[one] for one in known], [names[one] for one in rest if one not in known]
+
+
+def _lists_data(run: Run) -> bool:
+    """Whether the manifest has a hash of what the run was trained on; older versions wrote none, nor do imports."""
+    try:
+        return DATA_RECORD in getattr(run.manifest, "files", ())
+    except UserError:  # a manifest that cannot be read is named already
+        return False
+
+
 def _without(error: UserError, path: Path) -> str:
     """The sentence of an error without the path it begins with."""
     return str(error).removeprefix(str(path)).lstrip(": ")
 
 
 def _checkpoints(path: Path, run: Run | None, record: Any) -> Iterator[Verdict]:
-    found, strange = checkpoint.find(path)
     try:
-        listed = checkpoint.compare_with_run(path, found)
+        found, strange, listed = checkpoint.survey(path)
     except UserError:  # a manifest that cannot be read is named already
-        listed = []
+        (found, strange), listed = checkpoint.find(path), []
     for fault in [*strange, *listed]:
         yield fault.path, fault
     for one in found:
         faults = checkpoint.faults_of(one)
-        state = checkpoint.state_of(one)
-        if not faults and state is not None and run is not None:
-            faults = [*_foreign(one, state, run, record)]
+        if not faults and run is not None:
+            faults = [*_foreign(one, run, record)]
+        if faults and checkpoint.pruned(path, one):
+            continue
         for fault in faults:
             yield fault.path, fault
         if not faults and one.folder not in [fault.path for fault in listed]:
             yield one.folder, None
 
 
-def _foreign(one: checkpoint.Found, state: dict[str, Any], run: Run, record: Any) -> Iterator[Fault]:
+def _foreign(one: checkpoint.Found, run: Run, record: Any) -> Iterator[Fault]:
     """A whole checkpoint that belongs to another run, or to other settings."""
-    if state.get("step") != one.step:
-        yield checkpoint.mixed(one, state)
     try:
+        state = checkpoint.state_of(one)
+        if state is None:  # changed since its files were compared
+            yield from checkpoint.faults_of(one)
+            return
+        if state.get("step") != one.step:
+            yield checkpoint.mixed(one, state)
         changes = differences(state, run, record)
-    except UserError as error:
+    except (UserError, OSError) as error:
         yield Fault(one.folder, "foreign", str(error))
         return
     known = recorded(run)

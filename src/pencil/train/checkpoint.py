@@ -1,6 +1,8 @@
 """Checkpoints: written aside, flushed, renamed; verified by a manifest; at least two kept; nothing is unpickled."""
 
 import json
+import os
+import re
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -17,6 +19,10 @@ from .shards import Cut, Pieces, write_file
 from .together import on_all
 
 SHARD_BYTES = 2 << 30
+FILES = (
+    r"manifest\.json|state\.json|shard-\d{5,}\.safetensors|\..*"  # of a checkpoint, and hidden ones of file managers
+)
+NO_MANIFEST = (ValueError, KeyError, TypeError, AttributeError)  # UserError among them: what reading a bad one raises
 
 
 class Found(NamedTuple):
@@ -98,9 +104,13 @@ def _commit(run: Path, step: int, aside: Path, files: dict[str, Any], state: Map
     listed = dict(sorted({**files, path.name: fingerprint(path)}.items()))
     write_flushed(aside / "manifest.json", json.dumps({"step": step, "files": listed}, indent=1).encode())
     flush_folder(aside)
-    if final.exists():
-        list_checkpoints(run, {n: sha for n, sha in _listed(run).items() if n != step})
-        _remove(final)
+    if os.path.lexists(final):
+        listed = _listed(run)
+        list_checkpoints(run, {n: sha for n, sha in listed.items() if n != step})
+        if _written_here(final, listed):
+            _remove(final)
+        else:  # of somebody else: verify and resume name it
+            final.rename(final.with_name(f"{final.name}-{uuid.uuid4().hex[:8]}"))
     aside.rename(final)
     flush_folder(final.parent)
     _prune(run, step, keep)
@@ -115,7 +125,8 @@ def _prune(run: Path, step: int, keep: int) -> None:
     own = [found for found in whole if found.folder == folder_of(run, found.step)]
     kept = [found for found in own if found.step <= step][:keep]
     # what was listed before is carried forward, never hashed anew
-    listed = {n: sha for n, sha in _listed(run).items() if n != step}
+    before = _listed(run)
+    listed = {n: sha for n, sha in before.items() if n != step}
     list_checkpoints(
         run,
         {found.step: found.sha256 for found in kept}
@@ -123,10 +134,27 @@ def _prune(run: Path, step: int, keep: int) -> None:
     )
     folder = run / "checkpoints"
     for old in folder.glob("step-*"):
-        if old.is_dir() and old not in [found.folder for found in kept]:
+        if old not in [found.folder for found in kept] and _written_here(old, before):
             _remove(old)
     for stale in folder.glob(".tmp-*"):
-        shutil.rmtree(stale, ignore_errors=True)
+        if re.fullmatch(r"\.tmp-[0-9a-f]{32}", stale.name):
+            shutil.rmtree(stale, ignore_errors=True)  # which follows no link
+
+
+def _written_here(folder: Path, listed: Mapping[int, str]) -> bool:
+    """Whether a folder is a checkpoint that was written under such a name, and holds nothing else.
+
+    It has a checkpoint's manifest; where that is damaged, the run's manifest lists its step.
+    """
+    name = re.fullmatch(r"step-(\d{8,})", folder.name)
+    if name is None or folder.is_symlink() or not folder.is_dir():
+        return False
+    if not all(re.fullmatch(FILES, path.name) and path.is_file() for path in folder.iterdir()):
+        return False
+    try:
+        return bool(_found(folder, folder / "manifest.json"))
+    except NO_MANIFEST:
+        return int(name[1]) in listed
 
 
 def _listed(run: Path) -> dict[int, str]:
@@ -157,20 +185,40 @@ def find(run: Path) -> tuple[list[Found], list[Fault]]:
     """The checkpoints of a run by their manifests, newest first, and what is no checkpoint among them."""
     found, faults = [], []
     for folder in sorted((run / "checkpoints").glob("[!.]*")):
-        path = folder / "manifest.json"
+        path, fault = folder / "manifest.json", None
         if not folder.is_dir():
-            faults.append(Fault(folder, "foreign", "is no checkpoint"))
+            fault = Fault(folder, "foreign", "is no checkpoint")
         elif not path.exists():
-            faults.append(Fault(path, "missing", "is missing"))
+            fault = Fault(path, "missing", "is missing")
         else:
             try:
                 found.append(_found(folder, path))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:  # UserError among them
+            except NO_MANIFEST as error:
                 why = str(error).removeprefix(f"{path} ") if isinstance(error, UserError) else "is damaged"
-                faults.append(Fault(path, "damaged", why))
+                fault = Fault(path, "damaged", why)
+        if fault is not None and os.path.lexists(folder):  # else a training has pruned it since it was listed here
+            faults.append(fault)
     # of two with one step, the one under its own name comes first
     found.sort(key=lambda one: (one.step, one.folder == folder_of(run, one.step)), reverse=True)
     return found, faults
+
+
+def survey(run: Path) -> tuple[list[Found], list[Fault], list[Fault]]:
+    """What `find` finds, and what the run's manifest lists otherwise, at one moment of a training that goes on.
+
+    A checkpoint is listed after it stands, and removed after it was unlisted. So what is listed is there, if the list
+    is the same before and after looking.
+    """
+    while True:
+        listed = _listed(run)
+        found, strange = find(run)
+        if _listed(run) == listed:
+            return found, strange, compare_with_run(run, found, listed)
+
+
+def pruned(run: Path, found: Found) -> bool:
+    """Whether a checkpoint that was found has been removed by a training since: its run does not list it any more."""
+    return not os.path.lexists(found.folder) and found.step not in _listed(run)
 
 
 def _found(folder: Path, path: Path) -> Found:
@@ -189,6 +237,16 @@ def saved(run: Path) -> list[int]:
 
 def faults_of(found: Found) -> list[Fault]:
     """What is wrong with the files of a checkpoint: each is compared with the manifest."""
+    try:
+        return _compared(found)
+    except (OSError, UserError) as error:
+        if not os.path.lexists(found.folder):
+            return [Fault(found.folder, "missing", "is missing or cannot be read")]
+        why = getattr(error, "strerror", None) or error
+        return [Fault(found.folder, "damaged", f"cannot be read: {why}")]
+
+
+def _compared(found: Found) -> list[Fault]:
     folder, faults = found.folder, []
     there = {path.name for path in folder.iterdir()} - {"manifest.json"}
     for name in sorted(there | set(found.files)):
@@ -241,8 +299,7 @@ def latest(run: Path, foreign: bool = False) -> tuple[Checkpoint | None, list[st
 
     One that the run did not write is refused, unless `foreign` ones may be used.
     """
-    found, strange = find(run)
-    listed = compare_with_run(run, found)
+    found, strange, listed = survey(run)
     faults = [str(fault) for fault in [*strange, *listed]]
     for one in found:
         if not foreign and (wrong := [f for f in listed if f.path == one.folder and f.kind == "foreign"]):
@@ -256,10 +313,10 @@ def latest(run: Path, foreign: bool = False) -> tuple[Checkpoint | None, list[st
     return None, faults
 
 
-def compare_with_run(run: Path, found: list[Found]) -> list[Fault]:
+def compare_with_run(run: Path, found: list[Found], listed: Mapping[int, str]) -> list[Fault]:
     """Checkpoints that the run's manifest lists and that are not there, or not as they were written; renamed ones."""
     faults = []
-    for step, sha in _listed(run).items():
+    for step, sha in listed.items():
         of_step = [one for one in found if one.step == step]
         if not of_step:
             faults.append(Fault(folder_of(run, step), "missing", "is missing or cannot be read"))

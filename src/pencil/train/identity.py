@@ -87,8 +87,11 @@ def _defaults(kind: type | None) -> dict[str, Any]:
 
 
 def recorded(run: Run) -> dict[str, str]:
-    """What each setting was last changed to with the user's knowledge."""
+    """What each setting was last changed to with the user's knowledge; nothing if config.toml is not as it was written,
+    since the record is in it."""
     found = {}
+    if any(fault for _, fault in run.check_files("config.toml")):
+        return found
     for line in run.config["run"].get("changes") or ():
         name, _, values = str(line).partition(": ")[2].partition(" ")
         found[name] = values.rpartition(" -> ")[2]

@@ -183,6 +183,8 @@ class Trainer(Evaluating):
         for line in notes:
             bar.print(line)
         metrics = self._metrics(start)
+        if metrics.fault is not None:
+            bar.print(f"{metrics.fault}, and is left out")
         with closing(metrics), interruptible() as self.stopping, bar, self.background:
             try:
                 if not self.config.steps:

@@ -14,13 +14,45 @@ from rich.status import Status
 
 from ..console import Console, visible
 from ..files import write_aside
+from ..manifest import Fault
 from ..progress import duration, watched
 from .loggers import Logger, numbers, open_logger
 from .metrics import about_accuracy, class_rows, is_detail
 
 FIRST_LINE, LINE_EVERY = 2.0, 30.0  # seconds, where there is no terminal to draw a bar in
 LEAST_DONE, LEAST_SPENT = 3, 3.0  # turns and seconds of a loop before the time that is left is shown
+NAMED_LINES = 5  # damaged ones in one sentence
 NO_MEASURES = ("format", "family", "weights", "pencil", "step")  # of what the weights' file records
+
+
+def read_metrics(run: Path) -> tuple[list[dict[str, Any]], Fault | None]:
+    """The lines of metrics.jsonl that can be read, and which are damaged; a last line cut short by a kill is not."""
+    path = run / "metrics.jsonl"
+    lines, damaged = [], []
+    *ended, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    for number, content in enumerate([*ended, last] if last else ended, 1):
+        line = _measurements(content)
+        if line is not None:
+            lines.append(line)
+        elif number <= len(ended) or b"}" in last[-2:]:
+            damaged.append(number)
+    if not damaged:
+        return lines, None
+    named = f"line{'s' if len(damaged) > 1 else ''} {', '.join(map(str, damaged[:NAMED_LINES]))}"
+    more = f" and {len(damaged) - NAMED_LINES} more" if len(damaged) > NAMED_LINES else ""
+    return lines, Fault(path, "damaged", f"is damaged in {named}{more}: what was measured there cannot be read")
+
+
+def _measurements(content: bytes) -> dict[str, Any] | None:
+    """The object of one line; None where it is not one of a step and its losses."""
+    try:
+        line = json.loads(content.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or type(line.get("step")) is not int:
+        return None
+    losses = [line[name] for name in ("train_loss", "val_loss") if name in line]
+    return line if all(isinstance(loss, int | float) for loss in losses) else None
 
 
 class Metrics:
@@ -29,28 +61,22 @@ class Metrics:
     def __init__(self, run: Path, after: int, logger: Logger | None = None, evaluated: bool = True):
         """Cut off what came after step `after`, and its evaluation unless it was `evaluated`: it is made again."""
         self.path = run / "metrics.jsonl"
+        lines, self.fault = read_metrics(run)
         kept = "".join(
             json.dumps(line) + "\n"
-            for line in self.read(run)
+            for line in lines
             if after and line["step"] <= after and (evaluated or line["step"] < after or "val_loss" not in line)
-        )
+        ).encode()
         # a link is replaced, never written through: a run may come from somebody else
         whole = self.path.is_file() and not self.path.is_symlink()
-        if not whole or self.path.read_text(encoding="utf-8") != kept:
-            write_aside(self.path, kept.encode())
+        if not whole or self.path.read_bytes() != kept:
+            write_aside(self.path, kept)
         self.file = self.path.open("a", encoding="utf-8")
         self.logger = logger or open_logger("none", run)
 
     @staticmethod
     def read(run: Path) -> list[dict[str, Any]]:
-        path = run / "metrics.jsonl"
-        lines = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                break  # a line cut short by a kill is the last
-        return lines
+        return read_metrics(run)[0]
 
     def write(self, **values: Any) -> None:
         self.file.write(json.dumps(values) + "\n")
@@ -66,7 +92,7 @@ class NoMetrics(Metrics):
     """Of a process that writes none."""
 
     def __init__(self):
-        pass
+        self.fault = None
 
     def write(self, **values: Any) -> None:
         pass

@@ -13,6 +13,7 @@ from torch import nn
 from ..config import UserError
 from ..files import beside
 from ..processes import world
+from ..run_files import SHARED
 from ..runs import Run
 from ..tensors import rename
 from . import checkpoint
@@ -101,7 +102,7 @@ def check_shared(path: Path) -> None:
 
 
 def _put_sign(path: Path) -> str:
-    sign = beside(path / "shared")  # under a name that the next writer sweeps away, should this one be killed
+    sign = beside(path / SHARED)  # under a name that the next writer sweeps away, should this one be killed
     sign.touch()
     return sign.name
 

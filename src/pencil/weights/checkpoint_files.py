@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..config import UserError, closest, expand_path
-from ..files import check_regular, read_json
+from ..files import check_regular, leads_inside, read_json
 from .hub import HUBS, PIPELINE, Fetched, fetch_checkpoint, licence_in, parse_name
 from .pickled import ENDINGS, unpickle
 from .source import FileSource
@@ -185,9 +185,6 @@ def inside(folder: Path, name: str) -> Path:
     """A plain file of a checkpoint's folder; a link out of it is refused, unless it is one of the hub's cache."""
     path = folder / name
     check_regular(path)
-    place = path.resolve()
-    cached = folder.resolve().parents
-    blobs = next((one.parent / "blobs" for one in cached if one.name == "snapshots"), None)
-    if not place.is_relative_to(folder.resolve()) and (blobs is None or not place.is_relative_to(blobs)):
-        raise UserError(f"{path} is a link to {place}, outside the checkpoint's folder: copy the file there")
+    if not leads_inside(path, folder):
+        raise UserError(f"{path} is a link to {path.resolve()}, outside the checkpoint's folder: copy the file there")
     return path
