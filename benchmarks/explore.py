@@ -8,12 +8,13 @@ with random weights, at 64 tokens. Each server is a process of its own, as a use
 
 import argparse
 import base64
+import hmac
 import http.client
 import io
 import json
 import os
 import random
-import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -39,8 +40,11 @@ class Client:
 
     def __init__(self, address: str):
         self.address, self.times, self.errors = urlsplit(address), {}, []
-        page = self.ask("page", "GET", "/", token="")
-        self.token = re.search(rb'name="token" content="([^"]+)"', page)[1].decode()
+        self.ask("page", "GET", "/", token="")
+        server = json.loads(self.ask("server", "GET", "/server", token=""))["server"]
+        secret = self.address.fragment.removeprefix("secret=")
+        proof = hmac.new(secret.encode(), f"{self.address.port} {server}".encode(), "sha256").hexdigest()
+        self.token = f"{proof}.{secrets.token_urlsafe(9)}"
 
     def ask(self, kind: str, method: str, path: str, body: object = None, token: str | None = None) -> bytes:
         began = time.perf_counter()

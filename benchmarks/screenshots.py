@@ -180,7 +180,7 @@ def take(browser: Any, server: str, shot: Shot, folder: Path) -> None:
     )
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.goto(f"{server.rstrip('/')}/#{shot.address}")
+    page.goto(f"{server}&{shot.address}" if shot.address else server)
     page.locator("h1").wait_for()
     settled(page, 1500)
     shot.act(page)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from .config import UserError
+from .config import UserError, expand_path
 
 LARGEST_TEXT = 32_000_000  # the largest tokenizers in use have about that
 LARGEST_TOML = 1_000_000
@@ -83,6 +83,49 @@ def write_all(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     for name, content in files.items():
         write_aside(folder / name, content)
     return [folder / name for name in files]
+
+
+def user_folder() -> Path:
+    """Where Pencil keeps what belongs to the user: $PENCIL_DATA, or pencil/ in the user's data folder."""
+    shared = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return expand_path(os.environ.get("PENCIL_DATA") or f"{shared}/pencil")
+
+
+def write_private(path: Path, content: str) -> None:
+    """A text file that only its owner can read, from its first byte on; it replaces a file or link of that name."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    aside = beside(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        with os.fdopen(os.open(aside, flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(content)
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def read_private(path: Path, most: int = LARGEST_TOML) -> str:
+    """The text of a file that only the present user can read or write; any other is refused."""
+    flags = os.O_RDONLY
+    for name in ("O_NOFOLLOW", "O_NONBLOCK"):  # as far as the system has them
+        flags |= getattr(os, name, 0)
+    try:
+        handle = os.open(path, flags)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EMLINK):
+            raise
+        raise UserError(f"{path} is a link, and must be a plain file of yours: remove it") from None
+    with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(f"{path} must be a plain file: remove it")
+        if not WINDOWS and found.st_uid != os.geteuid():
+            raise UserError(f"{path} belongs to another user: remove it, or set PENCIL_DATA to a folder of yours")
+        if not WINDOWS and found.st_mode & 0o077:
+            mode = f"{stat.S_IMODE(found.st_mode):04o}"
+            raise UserError(f"{path} is open to other users (mode {mode}): remove it, and a new one is made")
+        return file.read(most)
 
 
 def sweep(folder: Path, names: str) -> None:

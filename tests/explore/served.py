@@ -1,8 +1,9 @@
 """The explorer's server on a free port, asked by plain HTTP, with a model that only pretends."""
 
+import hmac
 import http.client
+import itertools
 import json
-import re
 import threading
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from pencil.explore.serving import bind, server_for
 
 KEY = "0123456789abcdef"
 COMMAND = 'pencil explore "runs/a"'
+PAGES = itertools.count()
 PICTURE = {"height": 7, "width": 5, "channels": 3}
 
 
@@ -109,8 +111,17 @@ class Served:
         self.token = self.new_page()
 
     def new_page(self):
-        page = self.ask("GET", "/", token=None).body.decode()
-        return re.search(r'<meta name="token" content="([^"]+)">', page)[1]
+        """The token of one more page: it follows from the secret, the port, and the name of this server."""
+        server = self.ask("GET", "/server", token=None).data["server"]
+        message = f"{self.port} {server}".encode()
+        proof = hmac.new(self.explorer.secret.encode(), message, "sha256").hexdigest()
+        return f"{proof}.{next(PAGES)}"
+
+    def address(self, where=""):
+        """The address as it is printed, at a place of the page such as #view=why."""
+        return f"http://127.0.0.1:{self.port}/#secret={self.explorer.secret}" + (
+            where and f"&{where.removeprefix('#')}"
+        )
 
     def connection(self):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
@@ -175,10 +186,10 @@ def events(reply):
 
 
 @contextmanager
-def serving(*subjects, debug=False):
-    found = bind(0)
+def serving(*subjects, debug=False, port=0, secret=""):
+    found = bind(port)
     port = found.getsockname()[1]
-    explorer = Explorer(subjects or [Pretended()], debug, COMMAND)
+    explorer = Explorer(subjects or [Pretended()], debug, COMMAND, secret)
     server = server_for(explorer, port, debug)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [found]})
     thread.start()

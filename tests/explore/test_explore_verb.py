@@ -1,5 +1,7 @@
 """`pencil explore`: what it prints, opens and refuses, and how it ends."""
 
+import hmac
+import json
 import os
 import re
 import shutil
@@ -7,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 from served import Pretended
@@ -20,17 +23,22 @@ GPT = HERE / "runs-0.6" / "gpt"
 
 
 @pytest.fixture
-def opened(monkeypatch):
+def opened(monkeypatch, tmp_path):
     """The subjects that would be served, and the browser's addresses; nothing is served."""
     found = {"browser": []}
 
-    def serve(subjects, socket, debug, command, ready):
-        found.update(subjects=subjects, debug=debug, command=command)
-        ready("http://127.0.0.1:7/")
+    def serve(subjects, socket, debug, command, secret, ready):
+        found.update(subjects=subjects, debug=debug, command=command, secret=secret)
+        ready(f"http://127.0.0.1:7/#secret={secret}")
+
+    def browse(address):
+        path = Path(urllib.request.url2pathname(address.removeprefix("file://")))
+        found["browser"].append((address, path, path.read_text(), path.stat().st_mode & 0o777))
 
     monkeypatch.setattr(serving, "serve", serve)
     monkeypatch.setattr(verb, "_end", lambda: None)  # which would end the tests
-    monkeypatch.setattr(verb.webbrowser, "open", found["browser"].append)
+    monkeypatch.setattr(verb.webbrowser, "open", browse)
+    monkeypatch.setenv("PENCIL_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("DISPLAY", ":7")
     return found
 
@@ -46,13 +54,18 @@ def main(*words):
 def test_two_runs_are_a_and_b_and_the_browser_opens(opened, capsys):
     assert main(str(GPT), str(GPT)) == 0
     assert [(one.id, one.name) for one in opened["subjects"]] == [("a", "gpt"), ("b", "gpt")]
-    assert opened["browser"] == ["http://127.0.0.1:7/"]
-    assert capsys.readouterr().out == "http://127.0.0.1:7/\n"
+    address = f"http://127.0.0.1:7/#secret={opened['secret']}"
+    assert capsys.readouterr().out == f"{address}\n"
+    [(given, path, text, mode)] = opened["browser"]
+    assert opened["secret"] not in given  # any user of the machine can list the arguments of a process
+    assert f'content="0; url={address}"' in text
+    assert mode == 0o600
+    assert not path.exists()  # once the server has ended
     assert opened["debug"] is False
     assert opened["command"] == f"pencil explore {GPT} {GPT}"
 
 
-def test_the_browser_stays_closed_where_it_is_told_or_has_no_window(opened, monkeypatch):
+def test_the_browser_stays_closed_where_it_is_told_or_has_no_window(opened, monkeypatch, tmp_path):
     assert main(str(GPT), "--no-browser", "--debug") == 0
     assert opened["debug"] is True
     monkeypatch.delenv("DISPLAY")
@@ -60,6 +73,7 @@ def test_the_browser_stays_closed_where_it_is_told_or_has_no_window(opened, monk
     monkeypatch.setattr(verb.sys, "platform", "linux")
     assert main(str(GPT)) == 0
     assert opened["browser"] == []
+    assert not list((tmp_path / "data").glob("*.html"))
 
 
 def test_a_step_after_the_run_is_its_checkpoint(tmp_path, monkeypatch):
@@ -96,21 +110,41 @@ def test_a_taken_port_is_a_sentence(opened, capsys):
     found.close()
 
 
+def test_the_command_that_starts_it_again_has_the_port_that_was_asked_for(opened):
+    found = serving.bind(0)
+    port = str(found.getsockname()[1])
+    found.close()
+    assert main(str(GPT), "--port", port, "--no-browser") == 0
+    assert opened["command"] == f"pencil explore {GPT} --port {port}"
+
+
+def test_a_secret_that_cannot_be_kept_is_said(opened, capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PENCIL_DATA", str(tmp_path / "file" / "data"))
+    assert main(str(GPT)) == 0
+    done = capsys.readouterr()
+    assert re.fullmatch(r"http://127\.0\.0\.1:7/#secret=[\w-]{43}\n", done.out)
+    assert f"cannot be kept in {tmp_path / 'file' / 'data'} (Not a directory): set PENCIL_DATA" in done.err
+    assert opened["browser"] == []
+
+
 def test_a_whole_session_ends_with_ctrl_c_and_status_0(tmp_path):
     run = shutil.copytree(GPT, tmp_path / "gpt")
     # a session of its own, in which Ctrl-C is not ignored
     command = [sys.executable, "-m", "pencil", "explore", str(run), "--no-browser"]
     session = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PENCIL_DATA": str(tmp_path)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     try:
         address = session.stdout.readline().strip()
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address), session.stderr.read()
-        page = urllib.request.urlopen(address).read().decode()
-        assert "<title>gpt · Pencil</title>" in page
-        token = re.search(r'name="token" content="([^"]+)"', page)[1]
-        asked = urllib.request.Request(f"{address}api/models", headers={"X-Pencil-Token": token})
+        found = re.fullmatch(r"(http://127\.0\.0\.1:(\d+)/)#secret=([\w-]{43})", address)
+        assert found, session.stderr.read()
+        origin, port, secret = found.groups()
+        assert (tmp_path / "explorer-secret").read_text() == secret
+        server = json.loads(urllib.request.urlopen(f"{origin}server").read())["server"]
+        token = hmac.new(secret.encode(), f"{port} {server}".encode(), "sha256").hexdigest()
+        asked = urllib.request.Request(f"{origin}api/models", headers={"X-Pencil-Token": f"{token}.page"})
         assert b'"id":"a"' in urllib.request.urlopen(asked).read()
         session.send_signal(signal.SIGINT)
         out, err = session.communicate(timeout=60)
@@ -142,4 +176,4 @@ def test_a_server_that_cannot_start_is_said_so(monkeypatch):
 
     monkeypatch.setattr("pencil.explore.uploads.Pictures.start", fails)
     with pytest.raises(UserError, match="could not start"):
-        serving.serve([Pretended()], serving.bind(0), False, "pencil explore", lambda address: None)
+        serving.serve([Pretended()], serving.bind(0), False, "pencil explore", "secret", lambda address: None)

@@ -1,15 +1,19 @@
 """The server of `pencil explore`: its page and requests, what it refuses, and that every refusal is a sentence."""
 
+import hmac
 import json
+import os
 import re
 import socket
+from contextlib import suppress
 
 import pytest
 from served import KEY, Pretended, serving, state
 
 from pencil.config import UserError
 from pencil.explore import asked, security
-from pencil.explore.serving import bind
+from pencil.explore import serving as serving_module
+from pencil.explore.serving import bind, bind_usual
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +31,23 @@ def recorded(two):
 # ---- the page
 
 
-def test_the_page_escapes_names_and_asks_only_this_server(two):
-    page = two.get("/", token=None)
-    text = page.body.decode()
-    assert "<title>one &lt;script&gt; and two · Pencil</title>" in text
+def test_the_page_asks_only_this_server(two):
+    text = two.get("/", token=None).body.decode()
     assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["data:,", "/app.css", "/app.js"]
-    assert '<meta name="command" content="pencil explore &quot;runs/a&quot;">' in text
     assert "style=" not in text
+
+
+def test_who_does_not_know_the_secret_learns_nothing_that_opens_anything(two):
+    """Any user of the machine can ask this much: no token, no secret, no name of a run or command."""
+    known = {two.explorer.secret, two.token, two.token.partition(".")[0], "runs/a", "one", "two"}
+    for path in ("/", "/server", "/nothing", "/api/models", f"/?secret={'x' * 43}"):
+        reply = two.get(path, token=None)
+        said = reply.body.decode() + str(reply.headers)
+        assert not [word for word in known if re.search(rf"\b{re.escape(word)}\b", said)], path
+    server = two.get("/server", token=None).data["server"]
+    for guess in ("", server):
+        made = hmac.new(guess.encode(), f"{two.port} {server}".encode(), "sha256").hexdigest()
+        assert two.get("/api/models", token=f"{made}.page").status == 403
 
 
 def test_every_reply_has_the_headers(two):
@@ -66,6 +80,7 @@ def test_the_models_are_listed(two):
     data = two.get("/api/models").data
     assert [one["id"] for one in data["models"]] == ["a", "b"]
     assert data["version"]
+    assert data["command"] == 'pencil explore "runs/a"'
 
 
 # ---- who may ask
@@ -118,7 +133,7 @@ def test_everything_under_api_needs_the_token(two, path):
         if token == two.token[:-5]:  # the name of a page may be any
             continue
         assert reply.status == 403, token
-        assert "reload" in reply.error
+        assert "open the address that pencil explore printed" in reply.error
 
 
 @pytest.mark.parametrize(
@@ -126,23 +141,25 @@ def test_everything_under_api_needs_the_token(two, path):
 )
 def test_every_post_needs_the_token(two, path):
     assert two.post(f"/api/{path}", state(), token=None).status == 403
-    other = security.Tokens().new()
-    assert two.post(f"/api/{path}", state(), token=other).status == 403
+    others = [security.Tokens("another", two.port), security.Tokens(two.explorer.secret, two.port)]
+    for other in others:  # of another user, and of a server that has ended
+        assert two.post(f"/api/{path}", state(), token=other.new()).status == 403
 
 
 def test_the_token_is_compared_in_constant_time(monkeypatch):
     compared = []
     monkeypatch.setattr(security.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
-    tokens = security.Tokens()
+    tokens = security.Tokens("secret", 7)
     assert tokens.client(tokens.new()) is not None
     assert tokens.client("nothing") is None
     assert len(compared) == 2
 
 
-def test_two_pages_have_two_names(two):
-    one, other = two.new_page(), two.new_page()
+def test_two_pages_have_two_names():
+    tokens = security.Tokens("secret", 7)
+    one, other = tokens.new(), tokens.new()
     assert one.partition(".")[0] == other.partition(".")[0]
-    assert two.explorer.tokens.client(one) != two.explorer.tokens.client(other)
+    assert tokens.client(one) != tokens.client(other)
 
 
 def test_only_this_machine_can_connect():
@@ -154,6 +171,82 @@ def test_only_this_machine_can_connect():
     found.close()
     with pytest.raises(UserError, match="65535"):
         bind(70000)
+
+
+def test_the_secret_is_kept_where_only_its_user_can_read_it(tmp_path, monkeypatch):
+    path = tmp_path / "data" / "explorer-secret"
+    monkeypatch.setenv("PENCIL_DATA", str(path.parent))
+    before = os.umask(0)  # which would open every file to everyone
+    try:
+        secret = security.kept_secret()
+    finally:
+        os.umask(before)
+    assert len(secret) == 43
+    assert path.read_text() == secret == security.kept_secret()
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def _readable(path):
+    path.chmod(0o644)
+
+
+def _linked(path):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def _linked_to_nothing(path):
+    path.unlink()
+    path.symlink_to(path.with_name("nothing"))
+
+
+def _pipe(path):
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+def _damaged(path):
+    path.write_text("")
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (_readable, r"open to other users \(mode 0644\): remove it"),
+        (_linked, "is a link.*remove it"),
+        (_linked_to_nothing, "is a link.*remove it"),
+        (_pipe, "must be a plain file: remove it"),
+        (_damaged, "is damaged: remove it"),
+    ],
+)
+def test_a_secret_that_others_may_know_is_refused(tmp_path, monkeypatch, change, said):
+    path = tmp_path / "explorer-secret"
+    monkeypatch.setenv("PENCIL_DATA", str(tmp_path))
+    security.kept_secret()
+    change(path)
+    with pytest.raises(UserError, match=said):
+        security.kept_secret()
+
+
+def test_a_secret_of_another_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENCIL_DATA", str(tmp_path))
+    security.kept_secret()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 7)
+    with pytest.raises(UserError, match="explorer-secret belongs to another user"):
+        security.kept_secret()
+
+
+def test_a_user_has_one_port_as_long_as_it_is_free():
+    secret = security.new_secret()
+    first, second = bind_usual(secret), bind_usual(secret)
+    port = first.getsockname()[1]
+    assert second.getsockname()[1] != port
+    second.close()
+    first.close()
+    again = bind_usual(secret)
+    assert again.getsockname()[1] == port
+    again.close()
 
 
 # ---- what is asked
@@ -314,6 +407,40 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(two, monkeypatch):
     two.send(connection, "POST", "/api/answer", Content_Length="100")
     assert connection.getresponse().status == 408
     connection.close()
+
+
+@pytest.mark.parametrize("start", ["", "GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nX-A: "])
+def test_headers_that_never_end_are_refused(two, monkeypatch, start):
+    """Whatever trickles in between; a request that is only answered slowly is not concerned."""
+    subject = two.explorer.subjects["a"]
+    monkeypatch.setattr(subject, "stepwise", 1)
+    monkeypatch.setattr(serving_module, "HEADER_SECONDS", 0.2)
+    with two.stream("/api/answer", state()) as slow, socket.create_connection(("127.0.0.1", two.port), 20) as other:
+        assert next(slow)[0] == "token"
+        other.settimeout(0.01)
+        other.sendall(start.format(port=two.port).encode())
+        said = b""
+        while start and not said:  # a limit between two bytes would never be reached
+            with suppress(TimeoutError):
+                other.sendall(b"x")
+                said = other.recv(4096)
+        other.settimeout(20)
+        while more := other.recv(4096):
+            said += more
+        assert said.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        assert b"the headers of this request did not end within 0.2 seconds" in said
+        subject.steps.release()
+        assert [name for name, _ in slow] == ["answer"]
+
+
+def test_a_second_request_on_a_connection_must_end_its_headers_too(two, monkeypatch):
+    monkeypatch.setattr(serving_module, "HEADER_SECONDS", 0.05)
+    whole = f"GET /server HTTP/1.1\r\nHost: 127.0.0.1:{two.port}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", two.port), 20) as other:
+        other.sendall(whole)
+        assert other.recv(4096).startswith(b"HTTP/1.1 200")
+        other.sendall(whole[:-2])
+        assert b"HTTP/1.1 408" in other.recv(4096)
 
 
 def test_what_is_not_http_does_not_disturb(two):

@@ -85,11 +85,60 @@ def test_the_page_works_under_its_policy_and_asks_nothing_of_others(served, brow
     page.on("request", lambda request: asked.append(request.url))
     address = f"http://127.0.0.1:{served.port}/"
     with page.expect_response("**/api/answer") as answered:
-        page.goto(address)
+        page.goto(served.address())
     assert answered.value.status == 200
     assert answered.value.headers["content-type"].startswith("text/event-stream")
     page.wait_for_load_state("networkidle")
     assert page.locator("#app").inner_text().strip()
     assert faults == []
     assert all(one.startswith((address, "data:", "blob:")) for one in asked)
+    page.context.close()
+
+
+ASKING = "Open the address that pencil explore printed"
+
+
+def test_only_a_page_with_the_secret_opens_and_its_address_does_not_show_it(served, browser):
+    context, other = browser.new_context(), browser.new_context()
+    page = context.new_page()
+    page.goto(served.address("#view=numbers"))
+    page.locator("#receipt h3").wait_for()
+    assert page.url == f"http://127.0.0.1:{served.port}/#view=numbers&cell=" + page.url.partition("cell=")[2]
+    page.reload()
+    page.locator("#receipt h3").wait_for()
+    linked = context.new_page()  # a link in another tab of the same browser
+    linked.goto(page.url)
+    linked.locator("#receipt h3").wait_for()
+    stranger = other.new_page()
+    stranger.goto(page.url)
+    stranger.get_by_text(ASKING).wait_for()
+    assert stranger.locator("h1").count() == 0
+    stranger.evaluate("where => { location.href = where }", served.address())  # pasted into the same tab
+    stranger.locator("h1").wait_for()
+    assert "secret" not in stranger.url
+    context.close()
+    other.close()
+
+
+def test_a_page_goes_on_by_itself_when_its_server_is_started_again(served, browser):
+    page = browser.new_context().new_page()
+    with serving(served.gpt) as first:
+        port, secret = first.port, first.explorer.secret
+        page.goto(first.address("#view=numbers"))
+        page.locator("#receipt h3").wait_for()
+    page.locator("tbody td").nth(2).click()
+    page.locator("main [role=alert]").wait_for()
+    assert "The server has stopped; start it again with: pencil explore" in page.inner_text("main [role=alert]")
+    with serving(served.gpt, port=port, secret=secret):
+        page.locator("main [role=alert]").wait_for(state="detached")
+        page.locator("#receipt .late").wait_for(state="detached")
+        shown = page.url.partition("cell=")[2]
+        page.locator("#receipt h3 code", has_text=shown).wait_for()
+    with serving(served.captioner, port=port, secret=secret):  # noticed at the next click, with another model in it
+        page.locator("tbody td").nth(3).click()
+        page.locator("h1", has_text=served.captioner.name).wait_for()
+    with serving(served.gpt, port=port):  # of somebody else
+        page.locator(".tabs a", has_text="Map").click()
+        page.locator(".tabs a", has_text="Answer").click()
+        page.get_by_text("open the address that pencil explore printed").first.wait_for()
     page.context.close()

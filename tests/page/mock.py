@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-ORIGIN = "http://pencil.test"
+ORIGIN = "http://127.0.0.1:7"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="token" content="secret">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Pencil</title><link rel="icon" href="data:,"><link rel="stylesheet" href="/app.css"></head>
 <body><div id="app"></div><script type="module" src="/app.js"></script></body></html>"""
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
@@ -36,6 +36,11 @@ class Events:
 
     def __init__(self, *events: tuple[str, Any]):
         self.text = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
+
+
+def printed(origin: str, secret: str, where: str = "") -> str:
+    """The address that `pencil explore` prints, at a place of the page such as #view=why."""
+    return f"{origin}/#secret={secret}" + (where and f"&{where.removeprefix('#')}")
 
 
 @contextmanager
@@ -58,7 +63,7 @@ def mocked(
             "request", lambda request: request.url.startswith((ORIGIN, "data:", "blob:")) or foreign.append(request.url)
         )
         page.route("**/*", lambda route: _fulfil(route, replies))
-        page.goto(f"{ORIGIN}/{where}")
+        page.goto(printed(ORIGIN, "known", where))
         yield page
     finally:
         context.close()
@@ -73,6 +78,8 @@ def _fulfil(route: Any, replies: Mapping[str, Reply]) -> None:
     headers = {"Content-Security-Policy": POLICY}
     if path == "/":
         return route.fulfill(body=PAGE, content_type="text/html", headers=headers)
+    if path == "/server":
+        return route.fulfill(json={"server": "mocked"})
     if path in ("/app.js", "/app.css"):
         kind = "text/javascript" if path.endswith("js") else "text/css"
         body = files("pencil").joinpath("page", path[1:]).read_text(encoding="utf-8")

@@ -69,7 +69,7 @@ def opened(browser, served, where="", refused=False, **how):
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda one: one.url.startswith((origin, "data:", "blob:")) or foreign.append(one.url))
-        page.goto(f"{origin}/{where}")
+        page.goto(served.address(where))
         yield page
     finally:
         context.close()

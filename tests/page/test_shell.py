@@ -1,6 +1,7 @@
 """The frame of the page: one address for everything, keys, search, the map, and a server that stops."""
 
 import base64
+import hmac
 import json
 import re
 from functools import cache
@@ -420,7 +421,11 @@ def test_the_address_is_the_state(browser):
             "input": {"text": "a mat & more", "options": {"temperature": 0.7}},
             "edits": ["x[0,1]=0"],
         }
-        assert all(headers.get("x-pencil-token") == "secret" for _, _, headers in server.asked)
+        # HMAC-SHA256 of the port and the server's name, by the secret; and a name of the page's own
+        proof = hmac.new(b"known", b"7 mocked", "sha256").hexdigest()
+        tokens = {headers.get("x-pencil-token", "") for _, _, headers in server.asked}
+        assert len(tokens) == 1
+        assert re.fullmatch(proof + r"\.\w{1,32}", tokens.pop())
         page.evaluate("pencil.session.setInput({ text: 'x=y#z' }, 'push')")
         again = page.url
         page.go_back()
@@ -451,18 +456,19 @@ def test_a_trace_that_is_no_longer_kept_is_recorded_again(browser):
         assert page.locator("[role=alert]").count() == 0
 
 
-def test_a_server_that_stopped_is_said_and_tried_again(browser):
+def test_a_server_that_stopped_is_said_and_waited_for(browser):
     server, wrong = Server(), []
     replies = dict(server.replies)
+    replies["GET models"] = {"models": [MODEL], "version": "0", "command": "pencil explore runs/a"}
     with mocked(browser, replies, "#view=numbers&cell=x[1,1]", wrong) as page:
         page.wait_for_selector("#receipt h3")
         replies["GET receipt"] = None  # no answer at all
         page.click("td[data-r='2'][data-c='4']")
-        page.wait_for_selector("#receipt [role=alert]")
-        assert "The server has stopped; start it again with: pencil explore" in page.inner_text("#receipt")
+        page.wait_for_selector("main [role=alert]")
+        assert "has stopped; start it again with: pencil explore runs/a" in page.inner_text("main [role=alert]")
         replies["GET receipt"] = server.receipt
-        page.click("text=Try again")
-        page.locator("#receipt h3 code", has_text="x[2,4]").wait_for()
+        page.locator("#receipt h3 code", has_text="x[2,4]").wait_for()  # without a click
+        page.wait_for_selector("main [role=alert]", state="detached")
 
 
 def test_a_refusal_is_shown_in_its_own_words(browser):

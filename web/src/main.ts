@@ -10,6 +10,7 @@ import { receipt } from "./lib/evaluate/receipt";
 import { FileSource } from "./lib/file";
 import { events, ServerSource } from "./lib/server";
 import { problem, session } from "./lib/session.svelte";
+import type { Model } from "./lib/types";
 
 // the arithmetic by itself, for tests and for the console
 Object.assign(globalThis, { pencil: { Graph, receipt, WORK, erf, formatNumber, heat, scaleOf, events, session } });
@@ -17,7 +18,8 @@ Object.assign(globalThis, { pencil: { Graph, receipt, WORK, erf, formatNumber, h
 async function begin(target: HTMLElement) {
   try {
     const inside = document.getElementById("graph") !== null;
-    await session.open(inside ? await FileSource.opened() : new ServerSource());
+    const connection = { lost: (sentence: string) => (session.lost = sentence), restarted: (models: Model[]) => session.restarted(models) };
+    await session.open(inside ? await FileSource.opened() : await ServerSource.opened(connection));
   } catch (error) {
     const sentence = document.createElement("p");
     sentence.className = "wait";

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from cyclopts import Parameter
 
 from ..config import UserError
 from ..console import note
+from ..files import user_folder, write_private
 
 if TYPE_CHECKING:
     from ..explore.subject import Subject
@@ -35,22 +37,26 @@ def explore(
         The run's folder; two runs are shown side by side. RUN@STEP is a run at one of its checkpoints, as in
         runs/notes-gpt@300. Without a run: a small captioner that comes with Pencil.
     port
-        The port to serve on; a free one by default.
+        The port to serve on; by default the one your explorer had before, or a free one while that is taken.
     browser
         Open the browser; the address is printed in every case.
     """
     if len(runs) > MOST:
         raise UserError(f"at most {MOST} models are shown side by side, not {len(runs)}")
     # from here on torch is needed
-    from ..explore.serving import bind, serve
+    from ..explore.serving import bind, bind_usual, serve
 
-    found = bind(port)  # before a model is opened, which takes longer
+    secret = _secret()
+    found = bind(port) if port else bind_usual(secret)  # before a model is opened, which takes longer
+    page = user_folder().absolute() / f"explorer-{found.getsockname()[1]}.html"
     try:
         subjects = _opened(runs)
-        command = shlex.join(["pencil", "explore", *runs])
-        serve(subjects, found, debug, command, lambda address: _announce(address, browser))
+        command = shlex.join(["pencil", "explore", *runs, *(["--port", str(port)] if port else [])])
+        serve(subjects, found, debug, command, secret, lambda address: _announce(address, page if browser else None))
     finally:
         found.close()
+        with suppress(OSError):
+            page.unlink(missing_ok=True)
     _end()
     return 0
 
@@ -76,11 +82,26 @@ def _run_and_step(word: str) -> tuple[str, int | None]:
     return (path, int(step)) if at and path and step.isdecimal() and not Path(word).exists() else (word, None)
 
 
-def _announce(address: str, browser: bool) -> None:
+def _secret() -> str:
+    """The user's secret; where it cannot be kept, one for this server alone."""
+    from ..explore.security import kept_secret, new_secret
+
+    try:
+        return kept_secret()
+    except OSError as error:
+        note(f"note: the secret of this address cannot be kept in {user_folder()} ({error.strerror}): set PENCIL_DATA,")
+        note("or pages that are open will not find a server that is started again.")
+        return new_secret()
+
+
+def _announce(address: str, page: Path | None) -> None:
+    """Print the address, and open it by a page that leads there: any user can read what a browser was started with."""
     print(address, flush=True)
     note("Open this address in a browser on this machine; Ctrl-C ends the server.")
-    if browser and _has_screen():
-        webbrowser.open(address)
+    if page and _has_screen():
+        with suppress(OSError):  # then the printed address is opened by hand
+            write_private(page, f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+            webbrowser.open(page.as_uri())
 
 
 def _has_screen() -> bool:

@@ -1,10 +1,7 @@
-"""The page as the server gives it out: an empty document with the token, and the built application."""
+"""The page as the server gives it out: an empty document, the same for everyone, and the built application."""
 
-from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
-from ..console import visible
 from .errors import Unknown
 
 FILES = Path(__file__).parents[1] / "page"
@@ -14,9 +11,7 @@ PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta name="token" content="{token}">
-<meta name="command" content="{command}">
-<title>{title}</title>
+<title>Pencil</title>
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="/app.css">
 </head>
@@ -27,13 +22,6 @@ PAGE = """<!doctype html>
 </body>
 </html>
 """
-
-
-def page(names: Sequence[str], token: str, command: str) -> str:
-    """The document; its title is the names of the models, and `command` is what starts the server again."""
-    title = " and ".join(visible(name, one_line=True) for name in names)
-    command = visible(command, one_line=True)
-    return PAGE.format(token=escape(token), title=escape(f"{title} · Pencil"), command=escape(command))
 
 
 def built(name: str) -> bytes:

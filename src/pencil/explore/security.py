@@ -1,10 +1,12 @@
 """Who may ask: only pages that this server gave out, in a browser on this machine.
 
 Any web page can make a browser send requests to 127.0.0.1, and a name of its own can be made to point there. So the
-Host must be ours, a request must not come from another site, and everything under /api needs a token that only the
-page has. Nothing here answers with CORS headers: other sites cannot read a reply.
+Host must be ours, and a request must not come from another site. Nothing here answers with CORS headers: other sites
+cannot read a reply. Any user of this machine can connect to 127.0.0.1, too. So everything under /api needs a token that
+follows from a secret, which is in the printed address and in a file that only the user can read.
 """
 
+import hashlib
 import hmac
 import re
 import secrets
@@ -15,6 +17,8 @@ from contextlib import suppress
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..config import UserError
+from ..files import read_private, user_folder, write_private
 from .events import to_json
 
 HOSTS = ("127.0.0.1", "localhost")
@@ -22,6 +26,8 @@ TOKEN = "x-pencil-token"
 CLIENT = "pencil.client"  # in the scope: the page that asks
 SMALL, SECONDS = 1 << 16, 2.0  # of the body of a refused request that is read, and for how long
 PAGE = re.compile(r"[\w-]{1,32}", re.ASCII)
+SECRET = re.compile(r"[\w-]{43}", re.ASCII)
+FIRST_PORT, PORTS = 20_000, 12_000  # of explorers; below the ports that systems give to connections
 OUR_PAGES = ("same-origin", "none")  # of Sec-Fetch-Site: our own page, or an address that was typed
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -38,19 +44,47 @@ HEADERS = {
 }
 
 
-class Tokens:
-    """One secret a server; a page's token is the secret and a name of that page's own, by which it takes turns."""
+def kept_secret() -> str:
+    """The user's secret, made once and kept: an open page knows it still when its server is started again."""
+    path = user_folder() / "explorer-secret"
+    try:
+        secret = read_private(path)
+    except FileNotFoundError:
+        write_private(path, new_secret())
+        secret = read_private(path)
+    if not SECRET.fullmatch(secret):
+        raise UserError(f"{path} is damaged: remove it, and a new one is made")
+    return secret
 
-    def __init__(self):
-        self._secret = secrets.token_urlsafe(32)
+
+def new_secret() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def usual_port(secret: str) -> int:
+    """The port of this user's explorer unless another is asked for, so that an open page finds a restarted server."""
+    return FIRST_PORT + int(hashlib.sha256(secret.encode()).hexdigest(), 16) % PORTS
+
+
+class Tokens:
+    """What a page shows that it knows the secret with, and a name of that page's own, by which it takes turns.
+
+    The secret itself is never sent. A token is of one port and one server: when a server has ended, another user may
+    listen at its port, and what an open page sends there opens no other server.
+    """
+
+    def __init__(self, secret: str, port: int):
+        self.server = secrets.token_urlsafe(9)
+        message = f"{port} {self.server}"
+        self._proof = hmac.new(secret.encode(), message.encode(), "sha256").hexdigest()
 
     def new(self) -> str:
-        return f"{self._secret}.{secrets.token_urlsafe(9)}"
+        return f"{self._proof}.{secrets.token_urlsafe(9)}"
 
     def client(self, token: str) -> str | None:
         """The page of a token; None where the token is not of this server."""
-        secret, _, page = token.rpartition(".")
-        right = hmac.compare_digest(secret.encode(), self._secret.encode())
+        proof, _, page = token.rpartition(".")
+        right = hmac.compare_digest(proof.encode(), self._proof.encode())
         return page if right and PAGE.fullmatch(page) else None
 
 
@@ -95,7 +129,10 @@ class Guard:
         if scope["path"].startswith("/api"):
             scope[CLIENT] = self._tokens.client(headers.get(TOKEN, ""))
             if scope[CLIENT] is None:
-                return 403, "this page belongs to a server that has ended, or to none: reload it"
+                return (
+                    403,
+                    "this page does not know the secret of this server; open the address that pencil explore printed",
+                )
         return None
 
 

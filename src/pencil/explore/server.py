@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from .. import __version__
+from ..console import visible
 from ..learn.walks import Source
 from . import asked, landing, tours
 from .compare import compare
@@ -18,7 +19,7 @@ from .errors import Gone, Refused, Unknown
 from .jobs import Job
 from .katas import Exercises
 from .replies import Endpoint, Replies, reply
-from .security import Guard, Tokens
+from .security import Guard, Tokens, new_secret
 from .tours import Tours
 from .uploads import Pictures
 
@@ -28,10 +29,10 @@ MOST_KEYS = 10_000  # traces whose model is remembered
 class Explorer(Replies):
     """The opened models, and what the page asks of them."""
 
-    def __init__(self, subjects: Sequence[Any], debug: bool = False, command: str = "pencil explore"):
+    def __init__(self, subjects: Sequence[Any], debug: bool = False, command: str = "pencil explore", secret: str = ""):
         self.subjects = {one.id: one for one in subjects}
         super().__init__(debug)
-        self.pictures, self.tokens = Pictures(), Tokens()
+        self.pictures, self.secret = Pictures(), secret or new_secret()
         self._models = [one.about() for one in subjects]
         self._transforms = {one.id: one.transform for one in subjects}
         self._traces: dict[str, str] = {}  # which model a trace is of
@@ -41,8 +42,7 @@ class Explorer(Replies):
     # ---- the page
 
     async def page(self, request: Request) -> Response:
-        names = [str(one["name"]) for one in self._models]
-        return Response(landing.page(names, self.tokens.new(), self._command), media_type="text/html")
+        return Response(landing.PAGE, media_type="text/html")
 
     async def script(self, request: Request) -> Response:
         return Response(landing.built("app.js"), media_type="text/javascript")
@@ -51,7 +51,7 @@ class Explorer(Replies):
         return Response(landing.built("app.css"), media_type="text/css")
 
     async def models(self, request: Request) -> Response:
-        return reply({"models": self._models, "version": __version__})
+        return reply({"models": self._models, "version": __version__, "command": visible(self._command, one_line=True)})
 
     # ---- what computes
 
@@ -233,9 +233,16 @@ def _seed(body: dict[str, Any]) -> int | None:
 
 def application(explorer: Explorer, port: int) -> Guard:
     """The application for one port, with every check before it."""
+    tokens = Tokens(explorer.secret, port)
+
+    async def server(request: Request) -> Response:
+        """The name of this server, of which a page that knows the secret makes its token."""
+        return reply({"server": tokens.server})
+
     trace = "/api/trace/{key}"
     addresses: dict[str, tuple[str, Endpoint]] = {
         "/": ("GET", explorer.page),
+        "/server": ("GET", server),
         "/app.js": ("GET", explorer.script),
         "/app.css": ("GET", explorer.style),
         "/api/models": ("GET", explorer.models),
@@ -272,4 +279,4 @@ def application(explorer: Explorer, port: int) -> Guard:
         exception_handlers={HTTPException: explorer.failed},
         lifespan=lifespan,
     )
-    return Guard(app, explorer.tokens, port)
+    return Guard(app, tokens, port)

@@ -5,7 +5,54 @@ import type {
   Answer, Attention, Changed, Contributions, Difference, How, Light, Model, Outline, Receipt, Slice, State,
 } from "./types";
 
-const meta = (name: string) => document.querySelector<HTMLMetaElement>(`meta[name="${name}"]`)?.content ?? "";
+const SECRET = "pencil.secret";
+const IN_ADDRESS = /[#&]secret=([\w-]*)/;
+const PAUSE = 1000; // milliseconds between two looks for a server that has stopped
+const NO_SECRET = "Open the address that pencil explore printed: it holds a secret, which this page does not know.";
+
+/** What the page does while nothing answers, and when another server answers in its place. */
+export type Connection = { lost: (sentence: string) => void; restarted: (models: Model[]) => void };
+
+const pause = (milliseconds: number) => new Promise((done) => setTimeout(done, milliseconds));
+
+/** The secret of the printed address, taken out of the address so that no link shows it; the tab keeps it. */
+function takeSecret(): string {
+  const given = IN_ADDRESS.exec(location.hash);
+  try {
+    if (given) sessionStorage.setItem(SECRET, given[1]);
+  } catch {
+    return given?.[1] ?? ""; // a browser that keeps nothing: it stays in the address
+  }
+  if (given) {
+    const rest = location.hash.replace(given[0], "").replace(/^&/, "#");
+    history.replaceState(history.state, "", location.pathname + rest);
+  }
+  return sessionStorage.getItem(SECRET) ?? "";
+}
+
+/** Tabs of one browser give each other the secret: one that was opened by a link has a storage of its own. */
+async function ofOtherTabs(): Promise<string> {
+  const tabs = new BroadcastChannel(SECRET);
+  const found = new Promise<string>((done) => (tabs.onmessage = ({ data }) => data.secret && done(data.secret)));
+  tabs.postMessage({ asks: true });
+  const secret = await Promise.race([found, pause(300).then(() => "")]);
+  tabs.close();
+  if (secret) sessionStorage.setItem(SECRET, secret);
+  return secret;
+}
+
+function answerOtherTabs(secret: string): void {
+  const tabs = new BroadcastChannel(SECRET);
+  tabs.onmessage = ({ data }) => data.asks && tabs.postMessage({ secret });
+}
+
+/** The token of a server: it follows from the secret, the port and the server's name; the secret is never sent. */
+async function tokenFor(secret: string, server: string): Promise<string> {
+  const bytes = (text: string) => new TextEncoder().encode(text);
+  const key = await crypto.subtle.importKey("raw", bytes(secret), { name: "HMAC", hash: "SHA-256" }, false, ["sign"]);
+  const signed = await crypto.subtle.sign("HMAC", key, bytes(`${location.port || 80} ${server}`));
+  return [...new Uint8Array(signed)].map((one) => one.toString(16).padStart(2, "0")).join("");
+}
 
 // JSON has no infinities: numbers that are not finite come as words, under these names only
 const WORD: Record<string, number> = { inf: Infinity, "-inf": -Infinity, nan: NaN };
@@ -24,14 +71,40 @@ export class ServerSource implements Source {
   readonly about: string[] = [];
   readonly first = "";
   readonly leftOut: string[] = [];
-  private readonly token = meta("token");
+  private readonly page = Math.random().toString(36).slice(2, 12); // by this name the page takes turns with others
+  private token = "";
+  private command = "pencil explore";
+  private known = ""; // the models, once they were read
+  private waiting: Promise<void> | null = null; // for a server that has stopped
+
+  private constructor(private readonly secret: string, private readonly connection: Connection) {}
+
+  static async opened(connection: Connection): Promise<ServerSource> {
+    // the printed address pasted into this tab changes only what follows the #, and loads nothing by itself
+    addEventListener("popstate", () => {
+      if (!IN_ADDRESS.test(location.hash)) return;
+      takeSecret();
+      location.reload();
+    });
+    const secret = takeSecret() || (await ofOtherTabs());
+    if (!secret) throw new Problem(NO_SECRET);
+    answerOtherTabs(secret);
+    const source = new ServerSource(secret, connection);
+    await source.connect().catch(() => {
+      throw new Problem(source.stopped(), true);
+    });
+    return source;
+  }
 
   can(_feature: Feature): boolean {
     return true;
   }
 
   async models(): Promise<Model[]> {
-    return (await this.get<{ models: Model[] }>("models")).models;
+    const { models, command } = await this.get<{ models: Model[]; command?: string }>("models");
+    this.command = command ?? this.command;
+    this.known = JSON.stringify(models);
+    return models;
   }
 
   answer(state: State, watch: Watch = {}): Promise<Answer> {
@@ -106,7 +179,7 @@ export class ServerSource implements Source {
   private async get<T>(path: string, query: Record<string, string | number | null | undefined> = {}): Promise<T> {
     const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null);
     const asked = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
-    const reply = await this.request(`/api/${path}${asked && `?${asked}`}`, { headers: { "X-Pencil-Token": this.token } });
+    const reply = await this.request(`/api/${path}${asked && `?${asked}`}`, {});
     return parsed<T>(await reply.text());
   }
 
@@ -115,17 +188,57 @@ export class ServerSource implements Source {
   }
 
   private sent(path: string, body: unknown, signal?: AbortSignal, accept = "*/*"): Promise<Response> {
-    const headers = { "X-Pencil-Token": this.token, "Content-Type": "application/json", Accept: accept };
+    const headers = { "Content-Type": "application/json", Accept: accept };
     return this.request(`/api/${path}`, { method: "POST", headers, body: JSON.stringify(body), signal });
   }
 
-  /** A request whose failures are sentences. */
+  /** Make the token of the server that listens now, and see whether it has other models than the one before. */
+  private async connect(): Promise<void> {
+    const { server } = await (await fetch("/server")).json();
+    this.token = `${await tokenFor(this.secret, server)}.${this.page}`;
+    if (!this.known) return;
+    const reply = await fetch("/api/models", { headers: { "X-Pencil-Token": this.token } });
+    if (!reply.ok) return; // the request that follows shows why
+    const { models } = parsed<{ models: Model[] }>(await reply.text());
+    if (this.known === JSON.stringify(models)) return;
+    this.known = JSON.stringify(models);
+    this.connection.restarted(models);
+  }
+
+  /** Wait until a server listens again. */
+  private async back(signal?: AbortSignal | null): Promise<void> {
+    if (!this.known) throw new Problem(this.stopped(), true);
+    this.waiting ??= this.look().finally(() => (this.waiting = null));
+    const aborted = new Promise<never>((_, fail) => signal?.addEventListener("abort", () => fail(signal.reason)));
+    await (signal ? Promise.race([this.waiting, aborted]) : this.waiting);
+  }
+
+  private async look(): Promise<void> {
+    this.connection.lost(`${this.stopped()}. This page then goes on by itself.`);
+    for (let away = true; away; ) {
+      await pause(PAUSE);
+      away = await this.connect().then(() => false, () => true);
+    }
+    this.connection.lost("");
+  }
+
+  private stopped(): string {
+    return `The server has stopped; start it again with: ${this.command}`;
+  }
+
+  /** A request whose failures are sentences; while no server listens it waits, and is sent again to the next one. */
   private async request(address: string, init: RequestInit): Promise<Response> {
-    let reply: Response;
-    try {
-      reply = await fetch(address, init);
-    } catch (error) {
-      throw init.signal?.aborted ? error : stopped();
+    let reply: Response, renewed = false;
+    for (;;) {
+      try {
+        reply = await fetch(address, { ...init, headers: { ...init.headers, "X-Pencil-Token": this.token } });
+        if (reply.status !== 403 || renewed) break;
+        renewed = true; // another server may listen at the same port
+        await this.connect();
+      } catch (error) {
+        if (init.signal?.aborted) throw error;
+        await this.back(init.signal);
+      }
     }
     if (reply.ok) return reply;
     const text = await reply.text().catch(() => "");
@@ -140,23 +253,22 @@ export class ServerSource implements Source {
 
   /** A request that is answered by events; the last of them is the result. */
   private async stream<T>(path: string, body: unknown, last: string, { signal, onEvent }: Watch): Promise<T> {
-    const reply = await this.sent(path, body, signal, "text/event-stream");
-    if (!reply.headers.get("content-type")?.startsWith("text/event-stream")) return parsed<T>(await reply.text());
-    try {
-      for await (const { name, data } of events(reply.body!)) {
-        if (name === "error") throw new Problem(parsed<{ error: string }>(data).error);
-        if (name === last) return parsed<T>(data);
-        onEvent?.({ kind: name, ...parsed<object>(data) } as Event);
+    for (;;) {
+      const reply = await this.sent(path, body, signal, "text/event-stream");
+      if (!reply.headers.get("content-type")?.startsWith("text/event-stream")) return parsed<T>(await reply.text());
+      try {
+        for await (const { name, data } of events(reply.body!)) {
+          if (name === "error") throw new Problem(parsed<{ error: string }>(data).error);
+          if (name === last) return parsed<T>(data);
+          onEvent?.({ kind: name, ...parsed<object>(data) } as Event);
+        }
+      } catch (error) {
+        if (error instanceof Problem || signal?.aborted) throw error;
       }
-    } catch (error) {
-      throw error instanceof Problem || signal?.aborted ? error : stopped();
+      await this.back(signal); // it broke off: the whole of it comes again
+      onEvent?.({ kind: "again" });
     }
-    throw stopped();
   }
-}
-
-function stopped(): Problem {
-  return new Problem(`The server has stopped; start it again with: ${meta("command") || "pencil explore"}`, true);
 }
 
 /** The events of a stream: their name and their data; comments are passed over. */

@@ -31,6 +31,9 @@ export class Session {
   receipt = $state.raw<Receipt | null>(null);
   receiptProblem = $state.raw<Problem | null>(null);
 
+  /** A sentence while no server listens; requests wait. */
+  lost = $state("");
+
   /** Sentences to read, newest last. */
   notices = $state.raw<{ id: number; text: string; retry?: () => void }[]>([]);
   /** Operations of the library that have no name of ours are listed only when asked for. */
@@ -172,6 +175,15 @@ export class Session {
 
   // ---- answers and traces
 
+  /** Another server has taken the place of this one's, with other models: nothing that was computed holds. */
+  restarted(models: Model[]): void {
+    this.models = models;
+    this.slices.clear();
+    this.outlineAsked = null;
+    void this.compute(true);
+    if (this.outline) this.trace(true).catch(() => undefined);
+  }
+
   /** Compute the answer of the present state, unless it is here; what was being computed before is dropped. */
   async compute(again = false): Promise<void> {
     const { key, state } = this;
@@ -296,6 +308,7 @@ export class Session {
         const { kind, ...data } = event;
         if (kind === "progress") this.progress = data as Progress;
         if (kind === "token") this.partial = { ...this.partial, tokens: [...this.partial.tokens, data as OutToken] };
+        if (kind === "again") this.partial = { tokens: [], frames: [] };
         if (kind === "frame") this.partial = { ...this.partial, frames: [...this.partial.frames, data as Frame] };
       },
     };

@@ -20,7 +20,8 @@ export type Progress = { done: number; total: number; text: string };
 export type Event =
   | ({ kind: "progress" } & Progress)
   | ({ kind: "token" } & OutToken)
-  | ({ kind: "frame" } & Frame);
+  | ({ kind: "frame" } & Frame)
+  | { kind: "again" }; // what came so far is void: the connection broke off, and everything comes anew
 
 export type Watch = { signal?: AbortSignal; onEvent?: (event: Event) => void };
 

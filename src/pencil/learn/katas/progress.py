@@ -1,15 +1,14 @@
 """A learner's progress, kept in one small file, and when each exercise comes back."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-from ...config import UserError, expand_path
-from ...files import write_aside
+from ...config import UserError
+from ...files import user_folder, write_aside
 
 Outcome = Literal["solved", "corrected", "wrong", "seen"]
 DAYS = (0, 1, 3, 7, 16, 35)  # of each box: days until its exercises come back
@@ -83,9 +82,7 @@ def when(standing: Standing, today: date) -> str:
 
 def file() -> Path:
     """Where progress is kept: in $PENCIL_DATA, or in the user's data folder."""
-    shared = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    base = expand_path(os.environ.get("PENCIL_DATA") or f"{shared}/pencil")
-    return base / "katas.json"
+    return user_folder() / "katas.json"
 
 
 def read(path: Path) -> dict[str, Standing]:
