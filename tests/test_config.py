@@ -8,7 +8,19 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from pencil.config import UserError, build, closest, distance, nearest, overrides, to_toml, upgraded
+from pencil.config import (
+    EPOCHS,
+    OTHER_NAMES,
+    UserError,
+    build,
+    closest,
+    distance,
+    nearest,
+    nearest_setting,
+    overrides,
+    to_toml,
+    upgraded,
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,21 @@ def test_nearest_names():
     many = [f"choice{i:02}" for i in range(31)]
     assert nearest("zzz", many) == f"known: {', '.join(many[:16])}, … (31 in all)"
     assert nearest("zzz", many, "pencil list") == "pencil list lists them"
+    assert nearest("the choice 29 of all", many).startswith("known: choice29, ")  # most alike, not first by alphabet
+
+
+def test_what_other_libraries_call_a_setting_leads_to_it_and_is_no_name_of_another():
+    from pencil.families import FAMILIES
+    from pencil.train.settings import plain_names
+
+    names = {name for one in FAMILIES.values() for section in plain_names(one).values() for name in section}
+    assert set(OTHER_NAMES.values()) <= names
+    assert not {*OTHER_NAMES, *EPOCHS} & names
+    assert nearest_setting("learning_rate", ["steps", "lr"]) == "did you mean lr?"
+    assert nearest_setting("learning_rate", ["depth", "steps"]) == "known: depth, steps"  # of another section
+    assert nearest_setting("epochs", ["steps"], section="train.").endswith(
+        "give train.steps, or train.minutes for a time"
+    )
 
 
 def choices():

@@ -1,6 +1,7 @@
 """Settings as frozen dataclasses: built from tables, overridden by dotted words, written as TOML."""
 
 import dataclasses
+import difflib
 import json
 import math
 import types
@@ -16,17 +17,88 @@ class UserError(ValueError):
 
 
 LISTED = 16  # choices that an error names one by one
+EPOCHS = ("epoch", "epochs", "n_epochs", "num_epochs", "num_train_epochs", "max_epochs")
+# settings as other libraries call them, by their name here
+OTHER_NAMES = {
+    other: name
+    for name, others in {
+        # of a model
+        "width": "dim d_model model_dim embed_dim embedding_dim emb_dim n_embd hidden_size hidden_dim d_hidden",
+        "depth": "layers n_layer n_layers num_layers num_hidden_layers n_blocks num_blocks",
+        "heads": "n_head n_heads nhead num_heads num_attention_heads",
+        "kv_heads": "n_kv_heads num_kv_heads num_key_value_heads",
+        "hidden": "d_ff ff_dim ffn_dim mlp_dim intermediate_size dim_feedforward",
+        "context": "block_size seq_len seq_length sequence_length max_length max_seq_len max_seq_length context_length "
+        "n_ctx n_positions max_position_embeddings",
+        "vocab": "vocab_size n_vocab num_tokens num_embeddings",
+        "classes": "num_classes n_classes num_labels",
+        "image_size": "img_size input_size resolution",
+        "channels": "in_channels in_chans num_channels",
+        "patch": "patch_size",
+        "dropout": "dropout_rate dropout_prob drop_rate resid_pdrop hidden_dropout_prob",
+        "attention_dropout": "attn_dropout attn_pdrop attn_drop_rate attention_probs_dropout_prob",
+        "activation": "act act_layer hidden_act activation_function",
+        "norm": "norm_layer norm_type",
+        "window": "sliding_window window_size",
+        "rope_theta": "rope_base",
+        "tie_embeddings": "tie_word_embeddings tie_weights weight_tying",
+        # of training
+        "batch": "bs batch_size train_batch_size per_device_train_batch_size micro_batch_size",
+        "steps": "max_steps num_steps total_steps train_steps num_train_steps max_train_steps iters max_iters "
+        "num_iters iterations num_iterations",
+        "lr": "learning_rate base_lr max_lr peak_lr adam_lr",
+        "weight_decay": "wd decay l2 adam_weight_decay",
+        "warmup": "warmup_steps warmup_iters num_warmup_steps lr_warmup_steps",
+        "schedule": "lr_schedule lr_scheduler lr_scheduler_type scheduler",
+        "optimizer": "optim opt",
+        "beta1": "beta_1 adam_beta1",
+        "beta2": "beta_2 adam_beta2",
+        "eps": "epsilon adam_eps adam_epsilon norm_eps layer_norm_eps layer_norm_epsilon rms_norm_eps",
+        "clip": "grad_clip clip_grad clip_grad_norm max_grad_norm gradient_clip gradient_clipping gradient_clip_val",
+        "accumulate": "grad_accum gradient_accumulation gradient_accumulation_steps accumulate_grad_batches",
+        "ema": "ema_decay",
+        "seed": "random_seed random_state manual_seed",
+        "eval_every": "eval_steps eval_interval val_interval val_check_interval",
+        "eval_batches": "eval_iters limit_val_batches",
+        "save_every": "save_steps save_interval checkpoint_every",
+        "keep": "save_total_limit",
+        "patience": "early_stopping early_stopping_patience",
+        "recompute": "gradient_checkpointing activation_checkpointing grad_checkpointing",
+        "dtype": "precision mixed_precision amp bf16",
+        "compile": "torch_compile",
+        "logger": "report_to log_with",
+        "label_smoothing": "label_smoothing_factor",
+    }.items()
+    for other in others.split()
+}
 
 
 def nearest(word: str, known: Iterable[str], see: str = "") -> str:
-    """ "did you mean x?" where a choice is close; else the choices, or, of many, where to `see` them."""
+    """ "did you mean x?" where a choice is close; else the choices, or, of many, where to `see` them.
+
+    Of many that cannot be seen elsewhere, those most like the word come first.
+    """
     known = sorted(set(known))
     if close := closest(word, known):
         return f"did you mean {close}?"
-    if len(known) <= LISTED or not see:
-        more = f", … ({len(known)} in all)" if len(known) > LISTED else ""
-        return f"known: {', '.join(known[:LISTED])}{more}"
-    return f"{see} lists them"
+    if len(known) <= LISTED:
+        return f"known: {', '.join(known)}"
+    if see:
+        return f"{see} lists them"
+    known.sort(key=lambda one: -difflib.SequenceMatcher(None, word.lower(), one.lower()).ratio())
+    return f"known: {', '.join(known[:LISTED])}, … ({len(known)} in all)"
+
+
+def nearest_setting(word: str, known: Iterable[str], see: str = "", section: str = "") -> str:
+    """As `nearest`, of settings: what another library calls by this word comes first, then a typing error.
+
+    `section` is what a setting of training is written with, such as "train.".
+    """
+    known = set(known)
+    if word in EPOCHS and "steps" in known:
+        return f"training is counted in steps, not in epochs: give {section}steps, or {section}minutes for a time"
+    other = OTHER_NAMES.get(word)
+    return f"did you mean {other}?" if other in known else nearest(word, known, see)
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
@@ -106,7 +178,7 @@ def fitted(kind: type, values: Mapping[str, Any], where: str = "") -> dict[str, 
             raise UserError(f"{where}{name} is now called {where}{renamed[name]}")
         if name not in hints:
             see = "pencil train FAMILY --settings"
-            raise UserError(f"{where}{name} is not a setting; {nearest(name, hints, see)}")
+            raise UserError(f"{where}{name} is not a setting; {nearest_setting(name, hints, see, where)}")
         if isinstance(value, str) and (name, value) in values_renamed:
             raise UserError(f"{where}{name} {value} is now called {values_renamed[name, value]}")
     # a setting that was true or false and is now one of several words

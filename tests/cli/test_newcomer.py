@@ -12,7 +12,7 @@ from pencil.cli.suggestions import setting_meant
 from pencil.config import UserError
 from pencil.data import text
 from pencil.families import FAMILIES
-from pencil.families.chosen import plain_names
+from pencil.train.settings import plain_names
 
 pytestmark = pytest.mark.usefixtures("light")
 
@@ -65,6 +65,12 @@ def test_every_setting_without_its_section(fails, name):
     (["train", "vit", "--lr=1e-3"], "did you mean --train.lr?"),
     (["train", "vit", "--batch-size", 7], "did you mean --train.batch?"),
     (["train", "vit", "--stesp", 7], "did you mean --train.steps?"),
+    (["train", "vit", "--train.learning_rate", 1], "train.learning_rate is not a setting; did you mean lr?"),
+    (["train", "vit", "--train.batch-size", 7], "train.batch_size is not a setting; did you mean batch?"),
+    (["train", "vit", "--train.epochs=3"], "training is counted in steps, not in epochs: give train.steps, or train.minutes"),
+    (["train", "vit", "--model.dim", 7], "model.dim is not a setting; did you mean width?"),
+    (["resume", "RUN", "--train.max_steps", 7], "train.max_steps is not a setting; did you mean steps?"),
+    (["cost", "gpt:nano", "--model.n_layer", 3], "model.n_layer is not a setting; did you mean depth?"),
     (["train", "vit", "-data", "photos"], "did you mean --data?"),
     (["train", "vit", "--wat", 7], "pencil train vit --help lists its options"),
     (["resume", "RUN", "--steps", 7], "did you mean --train.steps?"),

@@ -17,7 +17,8 @@ import pencil
 from conftest import call, unchecked
 from pencil.config import UserError
 from pencil.families import FAMILIES, open_run
-from pencil.families.chosen import plain_names, read_config, resolve
+from pencil.families.chosen import read_config, resolve
+from pencil.train.settings import plain_names
 
 OLD = Path(__file__).parents[1] / "runs-0.6"
 SIZES = dict(width=24, heads=3, depth=2, context=13)
@@ -127,7 +128,14 @@ def test_no_plain_name_is_ambiguous_but_those_that_are_refused_or_decided():
         (dict(depth="deep"), "model.depth must be a whole number"),
         (dict(depth=3, model=dict(depth=2)), "depth is given twice: by its name and in model"),
         (dict(word_dropout=0.1), "word_dropout is not a setting of a gpt"),
-        (dict(train=dict(learning_rate=1)), "train.learning_rate is not a setting"),
+        (dict(train=dict(learning_rate=1)), "train.learning_rate is not a setting; did you mean lr?"),
+        (dict(learning_rate=1), "learning_rate is not a setting of a gpt; did you mean lr?"),
+        (
+            dict(epochs=3),
+            "epochs is not a setting of a gpt; training is counted in steps, not in epochs: give steps, or minutes",
+        ),
+        (dict(model=dict(d_model=64)), "model.d_model is not a setting; did you mean width?"),
+        (dict(rope_base_factor=3), "known: rope_factor, "),
         (dict(eps=1e-5), "give model={'eps': …} or train={'eps': …}"),
         (dict(preset="nanno"), "did you mean nano?"),
         (dict(data="nowhere.txt"), "nowhere.txt"),

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from ..config import closest
+from ..config import EPOCHS, OTHER_NAMES, closest, nearest_setting
 
 if TYPE_CHECKING:
     from ..families.record import Family
@@ -15,15 +15,6 @@ COMMANDS = {
     "translate": "sample", "complete": "sample", "evaluate": "eval", "test": "eval", "score": "eval", "fit": "train",
     "finetune": "train", "continue": "resume", "help": "--help", "version": "--version",
 }  # fmt: skip
-# settings as other libraries call them
-SETTINGS = {
-    "batch_size": "batch", "learning_rate": "lr", "max_steps": "steps", "iterations": "steps", "layers": "depth",
-    "num_layers": "depth", "n_layer": "depth", "dim": "width", "hidden_size": "width", "d_model": "width",
-    "n_embd": "width", "num_heads": "heads", "n_head": "heads", "block_size": "context", "max_length": "context",
-    "patch_size": "patch", "img_size": "image_size", "grad_clip": "clip", "early_stopping": "patience",
-    "gradient_accumulation_steps": "accumulate",
-}  # fmt: skip
-EPOCHS = ("epoch", "epochs", "num_epochs", "num_train_epochs", "max_epochs")
 # options by which an input is given, of a family or of another program
 INPUTS = (
     "--text", "--input", "--image", "--images", "--picture", "--file", "--prompt", "--source", "--label", "--class",
@@ -53,8 +44,8 @@ def setting_meant(option: str, sections: Mapping[str, Iterable[str]]) -> str | N
     name = option.lstrip("-").replace("-", "_").lower()
     homes = {field: section for section, names in sections.items() for field in names}
     if name in EPOCHS and "steps" in homes:
-        return "training is counted in steps, not in epochs: give --train.steps, or --train.minutes for a time"
-    field = SETTINGS.get(name, name)
+        return nearest_setting(name, homes, section="--train.")
+    field = name if name in homes else OTHER_NAMES.get(name, name)
     both = [f"--{section}.{field}" for section, names in sections.items() if field in names]
     if both:
         return f"did you mean {' or '.join(both)}?"

@@ -161,7 +161,7 @@ def with_family(words: Sequence[str]) -> Sequence[str]:
 
 def _dotted(record: Any, words: tuple[str, ...]) -> list[str]:
     """The words, which are all dotted settings; anything else is refused with what it may have meant."""
-    from ..families.chosen import plain_names
+    from ..train.settings import plain_names
 
     sections = plain_names(record)
     own = [f"--{name.replace('_', '-')}" for name in (*OPTIONS, *sections.pop("options"))]

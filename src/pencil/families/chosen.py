@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..config import UserError, build, fitted, nearest, setting_types
+from ..config import UserError, build, fitted, nearest, nearest_setting, setting_types
 from ..data.hub import FORMER, PREFIX
 from ..data.settings import DataConfig
 from ..data.sources import is_several
 from ..files import read_toml
-from ..train.settings import OPTIONAL, UNDECIDED, TrainConfig
+from ..train.settings import UNDECIDED, TrainConfig, plain_names
 from .loading import current_names
 from .record import Family
 from .registry import family
@@ -183,20 +183,9 @@ def resolve(record: Family, settings: Mapping[str, Any]) -> dict[str, Values]:
             raise UserError(f"{name} is a setting of {' and '.join(homes)}: give {tables}")
         if home is None:
             everything = [one for names in sections.values() for one in names]
-            raise UserError(f"{name} is not a setting of a {record.name}; {nearest(name, everything)}")
+            raise UserError(f"{name} is not a setting of a {record.name}; {nearest_setting(name, everything)}")
         found[home][name] = _word(value, setting_types(record.train_options)[name]) if home == "options" else value
     return found
-
-
-def plain_names(record: Family) -> dict[str, list[str]]:
-    """The names of a family's settings by section."""
-    left_out = set(OPTIONAL) - set(record.train_settings)
-    return {
-        "options": [one.name for one in fields(record.train_options)],
-        "model": [one.name for one in fields(record.config)],
-        "train": [one.name for one in fields(TrainConfig) if one.name not in left_out],
-        "data": list(record.data_settings),
-    }
 
 
 def _word(value: Any, kind: Any) -> Any:

@@ -1,7 +1,7 @@
 """Training settings: one frozen dataclass for every family."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 from ..config import UserError
@@ -155,6 +155,17 @@ OPTIONAL = (
     "flip", "crop", "augment_ops", "mixup", "word_dropout", "mask_fraction", "condition_dropout", "label_smoothing",
     "class_weights", "balanced_batches",
 )  # settings of some families only  # fmt: skip
+
+
+def plain_names(record: Any) -> dict[str, list[str]]:
+    """The names of a family's settings by section."""
+    left_out = set(OPTIONAL) - set(record.train_settings)
+    return {
+        "options": [one.name for one in fields(record.train_options)],
+        "model": [one.name for one in fields(record.config)],
+        "train": [one.name for one in fields(TrainConfig) if one.name not in left_out],
+        "data": list(record.data_settings),
+    }
 
 
 RENAMED_FOR_MASKS = {"word_dropout": "mask_fraction"}  # before 0.7 one setting had both meanings
