@@ -147,4 +147,5 @@ def is_png(path):
 
 def metrics(out):
     """The lines of `pencil eval`, or of classes and their probabilities."""
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in out.splitlines())}
+    lines = out.partition("class  ")[0].splitlines()  # the rest is a table
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}

@@ -263,11 +263,11 @@ def _fit(value: Any, kind: Any) -> Any:
 
 
 def _fit_each(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Several values as one: [16, 24], "16x24", or 16 for all of them."""
+    """Several values as one: [16, 24], "16x24", "16,24", or 16 for all of them."""
     parts = (
         value
         if isinstance(value, (list, tuple))
-        else value.lower().replace("×", "x").split("x")
+        else value.lower().replace("×", "x").replace(",", "x").split("x")
         if isinstance(value, str)
         else [value]
     )

@@ -13,6 +13,11 @@ from pencil.data.digits import digits
 from pencil.families import load
 from pencil.train.report import Metrics
 
+FIGURES = {
+    "val_loss", "accuracy", "accuracy.low", "accuracy.high", "accuracy.commonest", "accuracy.examples",
+    "balanced_accuracy", "macro_f1",
+}  # fmt: skip
+
 
 @pytest.mark.long
 def test_train_evaluate_and_resume_a_vit_on_digits(type_in, tmp_path, request):
@@ -123,14 +128,20 @@ def test_a_vit_on_a_folder_of_classes(type_in, tmp_path):
     size = ["--model.image_size", "16", "--model.patch", "8"]
     shown = type_in("train", "vit", "--data", "photos/", *SMALL, *size)
     assert "runs/photos-vit" in shown.err
-    assert "; best accuracy" in shown.err
+    assert re.search(r"; kept step \d, the lowest val_loss: accuracy \d\.\d{4}, val_loss", shown.err)
+    assert re.search(r"95 % interval .* always the commonest class, .*, would have", shown.err)
     config = tomllib.loads((tmp_path / "runs" / "photos-vit" / "config.toml").read_text())
     assert config["run"]["classes"] == ["a[b]", "cat", "wild dog"]
     assert config["model"]["classes"] == 3
     assert config["model"]["channels"] == 3
     assert config["train"]["flip"] is True
-    found = metrics(type_in("eval", "runs/photos-vit").out)
-    assert set(found) == {"val_loss", "accuracy", "accuracy.cat", "accuracy.wild_dog", "accuracy.a[b]"}
+    evaluated = type_in("eval", "runs/photos-vit").out
+    assert set(metrics(evaluated)) == FIGURES
+    assert [line.split()[:2] for line in evaluated.splitlines()[-3:]] == [
+        ["a[b]", "1"],
+        ["cat", "1"],
+        ["wild_dog", "1"],
+    ]
     names = metrics(type_in("sample", "runs/photos-vit", "--image", "photos/cat/0.png").out)
     assert set(names) == {"cat", "wild dog", "a[b]"}
     assert sum(names.values()) == pytest.approx(1, abs=2e-4)
@@ -145,9 +156,10 @@ def test_a_vit_on_idx_files(type_in, tmp_path):
     config = tomllib.loads((tmp_path / "runs" / "leaves-vit" / "config.toml").read_text())
     assert config["model"]["image_size"] == [6, 9]
     assert config["model"]["classes"] == 3
-    assert set(metrics(type_in("eval", "runs/leaves-vit").out)) == {
-        "val_loss", "accuracy", "accuracy.0", "accuracy.1", "accuracy.2"
-    }  # fmt: skip
+    found = json.loads(type_in("eval", "runs/leaves-vit", "--json").out)
+    assert set(found) >= FIGURES
+    assert [found[f"held_out.{i}"] for i in range(3)] == [4, 4, 3]
+    assert {"recall.0", "recall.1", "recall.2"} <= set(found)
 
 
 @pytest.mark.parametrize(
@@ -191,8 +203,7 @@ def test_broken_images_are_named_and_counted_and_training_continues(type_in, tmp
         assert len(re.findall(rf"^skipped {name}: .*truncated", shown.err, re.M)) == 1
     assert re.search(r"^6 files of the data could not be used\.$", shown.err, re.M)
     assert "Trained 3 steps" in shown.err
-    found = metrics(type_in("eval", "runs/photos-vit").out)
-    assert "accuracy.dog" in found
+    assert "recall.dog" in json.loads(type_in("eval", "runs/photos-vit", "--json").out)
 
 
 @pytest.mark.usefixtures("light")

@@ -179,7 +179,8 @@ def test_pairs_and_texts_with_labels_on_other_files(type_in, fails, seq2seq_run,
     write_pairs(tmp_path / "reviews.tsv", [(text, label) for text, label in REVIEWS if label == "bad"][:2])
     shown = type_in("eval", classifier_run, "--data", "reviews.tsv", "--out", "b")
     assert "Evaluating on reviews.tsv: 2 texts." in shown.err
-    assert {"accuracy", "accuracy.bad"} <= metrics(shown.out).keys()
+    assert metrics(shown.out)["accuracy.commonest"] == 1
+    assert shown.out.splitlines()[-2].split()[:2] == ["bad", "2"]
     write_pairs(tmp_path / "reviews.tsv", [("the film was here", "soso")])
     assert "has the class soso, and" in fails("eval", classifier_run, "--data", "reviews.tsv", "--out", "b")
 

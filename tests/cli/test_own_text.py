@@ -49,7 +49,7 @@ def test_a_labelled_table_is_classified_and_how_it_is_read_is_announced_and_reco
 def test_a_run_of_a_table_is_evaluated_and_goes_on(trained):
     folder, _ = trained
     metrics = json.loads(call("eval", folder / "run", "--json").stdout)
-    assert {"accuracy", "accuracy.pos"} <= set(metrics)
+    assert {"accuracy", "recall.pos"} <= set(metrics)
     call("resume", folder / "run", "--train.steps", 3)
 
 

@@ -102,8 +102,9 @@ def test_attention_picture_of_a_target(type_in, seq2seq_run, tmp_path, how):
 
 
 def test_evaluate_and_sample_a_text_classifier(type_in, classifier_run, tmp_path, monkeypatch):
-    found = metrics(type_in("eval", classifier_run, "--out", "seen").out)
-    assert {"val_loss", "accuracy"} < set(found) <= {"val_loss", "accuracy", "accuracy.bad", "accuracy.so_good"}
+    shown = type_in("eval", classifier_run, "--out", "seen").out
+    assert {"val_loss", "accuracy", "balanced_accuracy", "macro_f1"} < set(metrics(shown))
+    assert [line.split()[0] for line in shown.splitlines()[-3:]] == ["class", "bad", "so_good"]
     assert is_png(tmp_path / "seen" / "confusion.png")
     assert "wrong" in (tmp_path / "seen" / "mistakes.txt").read_text()
     text = "it is fine here"

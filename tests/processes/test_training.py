@@ -70,6 +70,9 @@ def test_two_processes_train_as_one(on_processes, notes):
         dict(name="gpt", text=text, parallel="ddp", optimizer="adamw", accumulate=2),
         dict(name="gpt", text=text, parallel="fsdp", optimizer="muon", accumulate=2, recompute="blocks"),
         dict(name="captioner", text=text, parallel="fsdp", optimizer="adamw", steps=2),
+        # the two processes have rows of unequal weights
+        dict(name="vit", text=text, parallel="ddp", optimizer="adamw", accumulate=2, mixup=0.7, steps=2,
+             class_weights=[0.1, 3.0, 1.0, 7.0, 0.3, 2.0, 5.0, 0.2, 1.5, 9.0]),
         # few masked tokens: at many steps one of the two processes has no target
         dict(name="reader", text=text, parallel="fsdp", optimizer="adamw", batch=2, mask_fraction=0.02, steps=7,
              model=dict(context=13)),
@@ -174,6 +177,13 @@ def test_exact_mode_has_the_same_bits_on_1_2_and_4_processes(on_processes, notes
     expected, _ = same_bits(on_processes, case)
     other, _ = train(**{**case, "exact": False})
     assert not torch.equal(other["norm.weight"], expected["norm.weight"])
+
+
+@pytest.mark.long
+def test_exact_mode_with_class_weights(on_processes, notes):
+    weights = [0.1, 3.0, 1.0, 7.0, 0.3, 2.0, 5.0, 0.2, 1.5, 9.0]
+    case = dict(name="vit", text=str(notes), exact=True, accumulate=2, mixup=0.7, class_weights=weights)
+    same_bits(on_processes, case)
 
 
 @pytest.mark.long

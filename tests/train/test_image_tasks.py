@@ -18,12 +18,14 @@ from pencil.data.examples import ArrayExamples
 from pencil.data.tokenizers import learn
 from pencil.families import family, load
 from pencil.families.run_setup import new_run, settings_of, task_of
+from pencil.families.train_run import train_to_end
 from pencil.runs import Run
 from pencil.train.captioning import Captioning
 from pencil.train.image_classification import ImageClassification
 from pencil.train.loop import Trainer
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Preview, Request, Task, epoch_order
+from pencil.train.trained import Trained
 from training import bits, interrupt_after
 
 SIZES = dict(width=24, heads=3, depth=1)
@@ -118,7 +120,7 @@ def test_images_keep_their_labels_through_augmentation(tmp_path):
         for i in range(9):
             path = tmp_path / "two" / name / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("L", (20, 20), value).save(path)
+            Image.new("L", (20, 20 + i), value).save(path)
     task = prepare("vit", tmp_path / "two", SMALL, crop=0.5, flip=True, augment_ops=0)
     for step in range(5):
         rows, labels = task.batch(step)
@@ -225,7 +227,9 @@ def test_a_perfect_classifier_is_right_about_everything(tmp_path):
     oracle = Oracle(task.data.test, 10)
     metrics, files = task.report(oracle, tmp_path / "deep" / "eval")
     assert metrics.pop("val_loss") == pytest.approx(0, abs=1e-6)
-    assert metrics == {"accuracy": 1.0, **{f"accuracy.{d}": 1.0 for d in range(10)}}
+    assert metrics["accuracy"] == metrics["balanced_accuracy"] == metrics["macro_f1"] == 1.0
+    assert all(metrics[f"{key}.{d}"] == 1.0 for key in ("precision", "recall", "f1") for d in range(10))
+    assert sum(metrics[f"held_out.{d}"] for d in range(10)) == metrics["accuracy.examples"] == 359
     assert {path.name for path in files} == {"confusion.png", "mistakes.png"}
     assert all(map(is_png, files))
     assert task.evaluate(oracle, 1)["accuracy"] == 1
@@ -249,7 +253,7 @@ def test_the_confusion_matrix_counts_every_mistake(tmp_path, monkeypatch):
     assert list(names) == list("0123456789")
     assert metrics["accuracy"] == pytest.approx(1 - 6 / 359)
     for d in range(10):
-        assert metrics[f"accuracy.{d}"] == pytest.approx(expected[d, d] / expected[d].sum())
+        assert metrics[f"recall.{d}"] == pytest.approx(expected[d, d] / expected[d].sum())
     pictures, lines, right, title = sheets[0]
     assert sorted(p.tobytes() for p in pictures) == sorted(task.data.test.pictures[i].tobytes() for i in mistaken)
     assert not any(right)
@@ -384,6 +388,40 @@ def test_the_best_weights_are_kept_except_where_only_a_test_set_is_held_out(tmp_
 
 
 @pytest.mark.usefixtures("fast_training")
+def test_the_accuracy_of_the_best_loss_and_the_highest_are_told_apart(tmp_path, folder, capsys, monkeypatch):
+    """The lowest loss at step 6, the highest accuracy at step 3: also after an interruption between them."""
+    results = {0: (5.0, 0.25), 3: (2.0, 0.75), 6: (1.0, 0.5), 7: (3.0, 0.5)}
+
+    def evaluate(self, model, batches=None):
+        loss, accuracy = results[made.step]
+        return {"val_loss": loss, "accuracy": accuracy}
+
+    monkeypatch.setattr(ImageClassification, "evaluate", evaluate)
+    made = interrupt_after(trainer(tmp_path, "a", "vit", folder, SMALL), 4)
+    made.train()
+    run = Run.open(tmp_path / "a")
+    config = build(TrainConfig, run.config["train"])
+
+    def resumed(*given, **more):
+        nonlocal made
+        made = Trainer(*given, **more)
+        return made
+
+    monkeypatch.setattr("pencil.families.train_run.Trainer", resumed)
+    outcome = train_to_end(run, task_of(run, config), config, notify=print)
+    sentence = "the highest accuracy was 0.7500, at step 3"
+    assert (
+        f"kept step 6, the lowest val_loss: accuracy 0.5000, val_loss 1.0000 ({sentence}); " in capsys.readouterr().out
+    )
+    card = (tmp_path / "a" / "README.md").read_text()
+    assert f"are those of step 6, the best by validation loss; {sentence}.\n" in card
+    trained = Trained.of(run, outcome, load)
+    assert trained.best == {"step": 6, "val_loss": 1.0, "accuracy": 0.5}
+    assert trained.highest == {"step": 3, "accuracy": 0.75}
+    assert repr(trained).endswith("val_loss 1.0000, accuracy 0.5000 at step 6, which is kept)")
+
+
+@pytest.mark.usefixtures("fast_training")
 def test_a_small_vit_learns_digits(tmp_path):
     pace = dict(steps=120, batch=64, muon_lr=0.02, eval_every=120, save_every=120)
     made = trainer(tmp_path, "a", "vit", "digits", dict(dropout=0), **pace)
@@ -410,7 +448,7 @@ def test_a_model_may_have_more_classes_than_the_data(tmp_path, folder, monkeypat
     with torch.no_grad():
         model.head.bias.copy_(torch.tensor([0.0, 0, 0, 0, 9]))
     metrics, files = task.report(model, tmp_path / "eval")
-    assert metrics["accuracy"] == metrics["accuracy.cat"] == metrics["accuracy.dog"] == 0
+    assert metrics["accuracy"] == metrics["recall.cat"] == metrics["recall.dog"] == metrics["macro_f1"] == 0
     assert all(map(is_png, files))
     assert np.trace(drawn[0]) == 0  # a class without a name is not the last that has one
 

@@ -1,11 +1,24 @@
+import math
+import warnings
 from functools import cache
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
+from sklearn import metrics as sklearn
 
-from pencil.train.metrics import accuracy_per_class, character_error_rate, edit_distance, exact_match
+from pencil.train.metrics import (
+    Scored,
+    about_accuracy,
+    character_error_rate,
+    class_table,
+    classification_metrics,
+    edit_distance,
+    exact_match,
+    wilson_interval,
+)
 from pencil.train.text_scores import corpus_scores
 
 few = st.text("abc", max_size=7)
@@ -129,7 +142,55 @@ def test_one_text_is_all_of_them():
     assert exact_match([], []) == 0
 
 
-def test_the_accuracy_of_each_class_that_occurs():
-    predicted, labels = torch.tensor([0, 1, 1, 0, 2]), torch.tensor([0, 0, 1, 0, 1])
-    found = accuracy_per_class(predicted, labels, ["a b", "c", "d"])
-    assert found == {"accuracy.a_b": pytest.approx(2 / 3), "accuracy.c": pytest.approx(1 / 2)}
+PREDICTED = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=71)
+
+
+@settings(max_examples=29)
+@given(PREDICTED)
+def test_figures_of_classes_are_those_of_scikit_learn(rows):
+    """Predictions of five classes, the last without a name, and labels of four; some never occur."""
+    predicted, labels = map(list, zip(*rows, strict=True))
+    found = classification_metrics([Scored([-1.0] * len(rows), predicted, labels)], list("abcd"))
+    assert found["accuracy"] == pytest.approx(sklearn.accuracy_score(labels, predicted))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # classes that are predicted and do not occur
+        assert found["balanced_accuracy"] == pytest.approx(sklearn.balanced_accuracy_score(labels, predicted))
+    assert found["macro_f1"] == pytest.approx(sklearn.f1_score(labels, predicted, average="macro", zero_division=0))
+    assert found["accuracy.commonest"] == max(labels.count(i) for i in labels) / len(labels)
+    expected = sklearn.precision_recall_fscore_support(labels, predicted, labels=range(4), zero_division=np.nan)
+    for key, values in zip(("precision", "recall", "f1", "held_out"), expected, strict=True):
+        for name, value in zip("abcd", values, strict=True):
+            if math.isnan(value):
+                assert f"{key}.{name}" not in found
+            else:
+                assert found[f"{key}.{name}"] == pytest.approx(value)
+
+
+@settings(max_examples=29)
+@given(st.integers(1, 997).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))
+def test_the_interval_of_an_accuracy_is_wilsons(case):
+    right, count = case
+    expected = stats.binomtest(right, count).proportion_ci(0.95, method="wilson")
+    assert wilson_interval(right / count, count) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def test_the_figures_of_classes_as_a_table():
+    rows = [(0, 0)] * 5 + [(1, 0)] + [(0, 1)] * 2
+    predicted, labels = map(list, zip(*rows, strict=True))
+    found = classification_metrics([Scored([-0.5] * 8, predicted, labels)], ["good dog", "rare", "never"])
+    assert class_table(found) == [
+        "class     held out  precision  recall      F1",
+        "good_dog         6     0.7143  0.8333  0.7692",
+        "rare             2     0.0000  0.0000  0.0000",
+        "never            0          –       –       –",
+    ]
+    assert about_accuracy(found, "texts") == (
+        "accuracy 0.6250 on 8 held-out texts: 95 % interval 0.3057 to 0.8632 (Wilson); always the commonest class, "
+        "good_dog, would have 0.7500; balanced accuracy 0.4167, macro F1 0.3846"
+    )
+    many = classification_metrics([Scored([-0.5] * 8, predicted, labels)], [str(i) for i in range(23)])
+    assert class_table(many) == []
+    assert "the commonest class would have 0.7500" in about_accuracy(many, "texts")
+    every = classification_metrics([Scored([-0.5], [0], [0])], [str(i) for i in range(23)], listed=None)
+    assert len(class_table(every)) == 24
+    assert about_accuracy({"val_loss": 1.0, "accuracy": 0.5}, "tokens") == ""

@@ -14,7 +14,7 @@ from .decoding import Header, pool, read_header
 from .examples import FileExamples, Skipped, Target
 from .folder_layout import ENDINGS, count_of, find_splits, frame_notes, layout_notes, names_of
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
-from .split import SPLIT, Picture, hold_out, in_both_parts, in_two_classes, not_evaluated
+from .split import SPLIT, Picture, copies, hold_out, in_both_parts, in_two_classes, not_evaluated
 
 MAX_TABLE, MAX_LINE = 500_000_000, 1 << 20  # bytes of a metadata.jsonl, and of one of its lines
 
@@ -44,18 +44,21 @@ def from_folder(folder: Path, want: str, whole: bool = False, split: int = SPLIT
     elif not given:
         held, kept = hold_out(everything, want, [hashes[path] for path, _ in everything], split)
         checked = {"train": kept, "test": held}
-    for name, found in checked.items():
-        if not found and not whole:
-            use = "evaluate on" if name == "test" else "train on"
-            raise UserError(f"{folder} has too few pictures: none is left to {use}")
-    if not whole and not given:
-        notes += not_evaluated(classes, {str(target) for _, target in checked["test"]}, "pictures")
     parts = {
         name: [Picture(path.relative_to(folder).as_posix(), str(target), hashes[path]) for path, target in found]
         for name, found in checked.items()
     }
-    notes += in_two_classes([*parts["train"], *parts["test"]]) if classes else []
-    notes += in_both_parts(parts["train"], parts["test"]) if given else []
+    same = copies([*parts["train"], *parts["test"]]) if classes and not given and split > 1 else []
+    for name, found in checked.items():
+        if not found and not whole:
+            use = "evaluate on" if name == "test" else "train on"
+            raise UserError("; ".join([f"{folder} has too few pictures: none is left to {use}", *same]))
+    if not whole and not given:
+        notes += not_evaluated(classes, {str(target) for _, target in checked["test"]}, "pictures")
+    if classes:
+        notes += in_two_classes([*parts["train"], *parts["test"]])
+        notes += in_both_parts(parts["train"], parts["test"]) if given else []
+        notes += same if not whole else []
     absent = sorted(set(classes) - {str(target) for _, target in checked["train"]})
     if absent and not whole:
         raise UserError(f"{folder} has no training picture of {', '.join(absent[:3])}; each class needs at least two")

@@ -14,7 +14,7 @@ from .cache import hash_files
 from .examples import FileExamples, Skipped, Target
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
 from .sources import PREFIX
-from .split import SPLIT, Picture, hold_out, in_two_classes, not_evaluated
+from .split import SPLIT, Picture, copies, hold_out, in_two_classes, not_evaluated
 
 FORMER = "hub:"  # how versions before 0.8 wrote the prefix
 
@@ -98,7 +98,8 @@ def from_hub(source: str, want: str, split: int = SPLIT) -> ImageData:
         if want == "label":
             classes = {i: names[label] for i, label in rows if label not in (None, -1)}
             notes.extend(not_evaluated(list(classes.values()), {classes.get(i, "") for i, _ in held}, "pictures"))
-            notes.extend(in_two_classes([Picture(f"row {i}", one, contents[i]) for i, one in classes.items()]))
+            pictures = [Picture(f"row {i}", one, contents[i]) for i, one in classes.items()]
+            notes.extend([*in_two_classes(pictures), *copies(pictures)])
         return {"train": table.select([i for i, _ in kept]), "test": table.select([i for i, _ in held])}
 
     # some test splits are published without labels, as -1

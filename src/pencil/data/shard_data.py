@@ -15,7 +15,7 @@ from .folder_layout import ENDINGS, SPLITS, count_of
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
 from .shards import Members, Sample, index_path, read_index
 from .sources import PREFIX, common_name, expand, is_several
-from .split import SPLIT, Picture, hold_out, in_both_parts, in_two_classes, not_evaluated
+from .split import SPLIT, Picture, copies, hold_out, in_both_parts, in_two_classes, not_evaluated
 
 Row = tuple[tuple[int, Sample], Target]
 ANNOUNCED = 1 << 26  # bytes of shards whose indexing takes long
@@ -108,12 +108,15 @@ def from_shards(shards: Sequence[Path], want: str, whole: bool = False, split: i
         part: [Picture(f"{shards[which].name}/{one.name}", str(target), one.content) for (which, one), target in found]
         for part, found in rows.items()
     }
-    notes += in_two_classes([*pictures["train"], *pictures["test"]]) if classes else []
-    notes += in_both_parts(pictures["train"], pictures["test"]) if given else []
+    same = copies([*pictures["train"], *pictures["test"]]) if classes and not given and split > 1 else []
+    if classes:
+        notes += in_two_classes([*pictures["train"], *pictures["test"]])
+        notes += in_both_parts(pictures["train"], pictures["test"]) if given else []
+        notes += same if not whole else []
     for part, found in rows.items():
         if not found and not whole:
             use = "evaluate on" if part == "test" else "train on"
-            raise UserError(f"{name} has too few pictures: none is left to {use}")
+            raise UserError("; ".join([f"{name} has too few pictures: none is left to {use}", *same]))
     absent = sorted(set(classes) - {str(target) for _, target in rows["train"]})
     if absent and not whole:
         raise UserError(f"{name} has no training picture of {', '.join(absent[:3])}; each class needs at least two")

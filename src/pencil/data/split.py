@@ -125,6 +125,20 @@ def in_two_classes(pictures: Sequence[Picture]) -> list[str]:
     ]
 
 
+def copies(pictures: Sequence[Picture]) -> list[str]:
+    """A note of pictures that are there several times."""
+    first: dict[str, Picture] = {}
+    found = [(one, first[one.content]) for one in pictures if first.setdefault(one.content, one).name != one.name]
+    if not found:
+        return []
+    one, other = found[0]
+    are = "is a copy" if len(found) == 1 else "are copies"
+    return [
+        f"{len(found):,} of the {len(pictures):,} pictures {are} of another ({one.name} of {other.name}): a picture "
+        "and its copies are all trained on or all held out"
+    ]
+
+
 def in_both_parts(train: Sequence[Picture], test: Sequence[Picture]) -> list[str]:
     """A note of pictures that a data set has in both of its own parts."""
     trained = {one.content: one for one in train}
