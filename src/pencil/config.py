@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,10 +24,23 @@ def nearest(word: str, known: Iterable[str], see: str = "") -> str:
     known = sorted(set(known))
     if close := closest(word, known):
         return f"did you mean {close}?"
+    return listed(known, see)
+
+
+def listed(known: Iterable[str], see: str = "") -> str:
+    """The choices, or, of many, where to `see` them."""
+    known = sorted(set(known))
     if len(known) <= LISTED or not see:
         more = f", … ({len(known)} in all)" if len(known) > LISTED else ""
         return f"known: {', '.join(known[:LISTED])}{more}"
     return f"{see} lists them"
+
+
+def with_article(word: str) -> str:
+    """“an olmo”, “a bert”, “an mt5”: initials are read letter by letter, and their names may begin with a vowel."""
+    first = word.lower()[:1]
+    initials = not set("aeiou") & set(re.split(r"[^a-z]", word.lower())[0])
+    return f"{'an' if first in set('aeio') or (initials and first in set('fhlmnrsx')) else 'a'} {word}"
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
