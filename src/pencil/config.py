@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -81,11 +82,18 @@ def nearest(word: str, known: Iterable[str], see: str = "") -> str:
     known = sorted(set(known))
     if close := closest(word, known):
         return f"did you mean {close}?"
+    return listed(known, see, near=word)
+
+
+def listed(known: Iterable[str], see: str = "", near: str = "") -> str:
+    """The choices; of many, where to `see` them, or those most like a word."""
+    known = sorted(set(known))
     if len(known) <= LISTED:
         return f"known: {', '.join(known)}"
     if see:
         return f"{see} lists them"
-    known.sort(key=lambda one: -difflib.SequenceMatcher(None, word.lower(), one.lower()).ratio())
+    if near:
+        known.sort(key=lambda one: -difflib.SequenceMatcher(None, near.lower(), one.lower()).ratio())
     return f"known: {', '.join(known[:LISTED])}, … ({len(known)} in all)"
 
 
@@ -99,6 +107,13 @@ def nearest_setting(word: str, known: Iterable[str], see: str = "", section: str
         return f"training is counted in steps, not in epochs: give {section}steps, or {section}minutes for a time"
     other = OTHER_NAMES.get(word)
     return f"did you mean {other}?" if other in known else nearest(word, known, see)
+
+
+def with_article(word: str) -> str:
+    """“an olmo”, “a bert”, “an mt5”: initials are read letter by letter, and their names may begin with a vowel."""
+    first = word.lower()[:1]
+    initials = not set("aeiou") & set(re.split(r"[^a-z]", word.lower())[0])
+    return f"{'an' if first in set('aeio') or (initials and first in set('fhlmnrsx')) else 'a'} {word}"
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:

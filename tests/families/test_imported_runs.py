@@ -17,7 +17,7 @@ from foreign import MAKERS
 from pencil.config import UserError
 from pencil.families import FAMILIES
 from pencil.families.exporting import LIBRARIES, expressed
-from pencil.families.importing import known
+from pencil.families.importing import _by_name, known
 from pencil.models.gpt import GPT
 from pencil.runs import Run
 from pencil.weights.maps import Source, renamed_names, write
@@ -207,7 +207,8 @@ def test_the_tables_of_the_page_are_those_of_the_records():
 @pytest.mark.parametrize(
     "config, words",
     [
-        ({"model_type": "gpt3"}, "is a gpt3 of transformers, which cannot be imported; did you mean gpt2?"),
+        ({"model_type": "GPT-2"}, "is a GPT-2 of transformers, which cannot be imported; did you mean gpt2?"),
+        ({"model_type": "olmo"}, "is an olmo of transformers, which cannot be imported; known: "),
         ({"model_type": "gemma2"}, "is a gemma2 of transformers, which cannot be imported; known: "),
         ({"_class_name": "PixArtTransformer2DModel"}, "is a PixArtTransformer2DModel of diffusers, which cannot be"),
         ({"architecture": "resnet50"}, "is a resnet50 of timm, which cannot be imported"),
@@ -221,6 +222,25 @@ def test_another_architecture_is_refused_by_its_name(foreign, config, words):
     save_file({"weight": torch.ones(3, 5)}, folder / "model.safetensors")
     assert words in call("import", "other", code=2).stderr
     assert not Path("runs").exists()
+
+
+def test_no_other_architecture_is_proposed():
+    """Every type of model of transformers that is not ours, and spellings of ours."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    ours = {name for one in known() if one.architecture.library == "transformers" for name in one.architecture.types}
+    refusals = {}
+    for name in {*CONFIG_MAPPING_NAMES, "gpt3", "llama4"} - ours:
+        with pytest.raises(UserError) as refused:
+            _by_name("transformers", name, "x")
+        refusals[name] = str(refused.value)
+    assert len(refusals) > 300
+    assert [name for name, text in refusals.items() if "did you mean" in text] == []
+    assert "x is an mt5 of" in refusals["mt5"]
+    assert "x is a mixtral of" in refusals["mixtral"]
+    for spelt, meant in {"GPT2": "gpt2", "gpt-neox": "gpt_neox", "Qwen_3": "qwen3", "RoBERTa": "roberta"}.items():
+        with pytest.raises(UserError, match=rf"did you mean {meant}\?"):
+            _by_name("transformers", spelt, "x")
 
 
 def test_a_checkpoint_of_nanogpt_is_read_from_its_file():

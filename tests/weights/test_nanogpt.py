@@ -92,6 +92,20 @@ def test_every_block_equals_nanogpt(values, prefix):
         load(NANOGPT, Source(held | masks), NANOGPT.configure(values))
 
 
+@pytest.mark.proof("parity with a reference on random weights", "gpt")
+@pytest.mark.parametrize("values", [KINDS[0], KINDS[1]])
+def test_a_head_of_its_own_is_found_by_its_values(values):
+    theirs = made(values)
+    theirs.lm_head.weight = nn.Parameter(theirs.lm_head.weight.flip(0))
+    source = Source(theirs.state_dict())
+    ours = load(NANOGPT, source, NANOGPT.configure(values, source))
+    assert not ours.config.tie_embeddings
+    for difference in compare(NANOGPT, theirs, ours):
+        assert difference.relative <= CLOSE, difference
+    tied = Source(made(values).state_dict())
+    assert NANOGPT.configure(values, tied) == NANOGPT.configure(values)
+
+
 def test_with_biases_it_is_a_gpt2_with_its_matrices_transposed():
     """Against transformers: their matrices are input-first."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -118,7 +132,7 @@ def test_it_is_our_preset_of_its_name():
 @pytest.mark.parametrize("change, words", [
     (dict(n_embd=None), "n_embd must be a whole number above 0, not None"),
     (dict(n_experts=8), "n_experts = 8, which Pencil does not know"),
-    (dict(n_head=2), "heads 2 does not divide"),
+    (dict(n_head=2), "this nanoGPT's model_args: n_head 2 does not divide n_embd 33"),
     (dict(activation="relu"), "activation is 'relu'"),
 ])  # fmt: skip
 def test_fields_ours_cannot_represent_are_refused(change, words):

@@ -10,6 +10,7 @@ from pencil.weights.gpt2 import GPT2
 from pencil.weights.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from pencil.weights.llama_original import LLAMA_ORIGINAL
 from pencil.weights.maps import Source, read
+from pencil.weights.neox import NEOX
 
 # each size is another prime, or a multiple where heads must divide a width
 SIZES = {
@@ -120,7 +121,10 @@ def test_an_untied_gpt2_is_refused_by_its_tensors_too():
 
     torch.manual_seed(5)
     untied = GPT2LMHeadModel(GPT2Config(**SIZES["gpt2"], tie_word_embeddings=False))
-    with pytest.raises(UserError, match="not tied: lm_head.weight is not transformer.wte.weight"):
+    with pytest.raises(
+        UserError,
+        match="not tied: lm_head.weight is not transformer.wte.weight, .*: write tie_word_embeddings: false",
+    ):
         tensors_of("gpt2", untied.state_dict(), GPT2.configure(built("gpt2")[1]))
 
 
@@ -179,5 +183,26 @@ def test_a_gpt_that_is_no_gpt2_is_not_written_as_one(values, name):
     with pytest.raises(UserError, match=f"model.{name} is .*, which a GPT-2 does not have"):
         GPT2.describe(config)
     for other in (LLAMA, MISTRAL, QWEN2, QWEN3, LLAMA_ORIGINAL):
-        with pytest.raises(UserError, match=f"which a {other.name} does not have"):
+        with pytest.raises(UserError, match=f"which an? {other.name} does not have"):
             other.describe(config)
+
+
+@pytest.mark.parametrize(
+    "kind, change, words",
+    [("llama", dict(num_attention_heads=4, head_dim=22), "num_key_value_heads 3 does not divide num_attention_heads 4"),
+     ("llama", dict(rms_norm_eps=-1.0), "rms_norm_eps must be above 0"),
+     ("gpt2", dict(n_head=2), "n_head 2 does not divide n_embd 33"),
+     ("bert", dict(num_attention_heads=7, architectures=["BertModel"]), "num_attention_heads 7 does not divide hidden_size 33"),
+     ("vit", dict(patch_size=(7, 4)), "patch_size 7×4 does not divide a picture of 14×15"),
+     ("t5", dict(relative_attention_num_buckets=2), "relative_attention_num_buckets must be at least 4, not 2"),
+     ("marian", dict(d_model=39), "d_model must be even, not 39"),
+     ("gpt_neox", dict(rotary_pct=0.25), "the part of a head that rotary_pct 0.25 rotates must be even, not 3")],
+)  # fmt: skip
+def test_sizes_that_no_model_has_are_refused_by_the_fields_of_the_checkpoint(kind, change, words):
+    """A setting of ours is shown as the field that it comes from."""
+    fields = SIZES["llama"] | dict(use_parallel_residual=False) if kind == "gpt_neox" else SIZES[kind]
+    if kind == "gpt_neox":
+        fields = {name: value for name, value in fields.items() if name != "num_key_value_heads"}
+    architecture = NEOX if kind == "gpt_neox" else MAPS[kind]
+    with pytest.raises(UserError, match=f"^this {architecture.name}'s config.json: .*{words}"):
+        architecture.configure(fields | change)

@@ -1,5 +1,6 @@
 """Checkpoints of other libraries as runs: everything is checked and converted before the run's folder has its name."""
 
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from ..config import UserError, nearest
+from ..config import UserError, listed, with_article
 from ..data.tokenizer_folders import find_tokenizer
 from ..data.tokenizers import Tokenizer, from_name
 from ..files import beside, sweep_folders, write_aside
@@ -51,7 +52,7 @@ def find_architecture(found: Checkpoint) -> tuple[Known, Mapping[str, Any]]:
     library = one.architecture.library
     if found.library not in ("", "hf", library):
         raise UserError(
-            f"{found.where} is a {one.architecture.name} of {library}, and not of {found.library}: leave "
+            f"{found.where} is {with_article(one.architecture.name)} of {library}, and not of {found.library}: leave "
             f"{found.library}: out"
         )
     return one, theirs
@@ -80,9 +81,14 @@ def _by_name(library: str, kind: str, where: str) -> Known:
         if kind in one.architecture.types:
             return one
     names = [name for one in every for name in one.architecture.types]
-    raise UserError(
-        f"{where} is a {kind} of {library}, which cannot be imported; {nearest(kind, names, 'pencil import --list')}"
-    )
+    # only another spelling is proposed: what differs in a letter or a digit is another model
+    same = [name for name in names if _letters(name) == _letters(kind)]
+    meant = f"did you mean {same[0]}?" if same else listed(names, "pencil import --list")
+    raise UserError(f"{where} is {with_article(kind)} of {library}, which cannot be imported; {meant}")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def import_checkpoint(

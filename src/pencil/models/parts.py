@@ -208,7 +208,7 @@ def check_positions(name: str, c: Any, axes: int) -> None:
     fraction = getattr(c, "rope_fraction", 1.0)
     if not 0 < fraction <= 1:
         raise UserError(f"model.rope_fraction must be above 0 and at most 1 (the whole head), not {fraction}")
-    named = "the head width" if fraction == 1 else f"the part of a head that rope_fraction {fraction:g} rotates"
+    named = "the head width" if fraction == 1 else f"the part of a head that model.rope_fraction {fraction:g} rotates"
     if name == "rope" and head % 2:
         raise UserError(f"rope rotates pairs of channels, so {named} must be even, not {head}")
     if name == "rope" and head < 2 * axes:

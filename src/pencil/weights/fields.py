@@ -6,7 +6,7 @@ Every field of a config has a use, or the config is refused; and what ours has a
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ..config import UserError
+from ..config import UserError, with_article
 
 
 class Only(NamedTuple):
@@ -81,7 +81,7 @@ class Unfit(UserError):
     """A setting of ours that another architecture does not have."""
 
     def __init__(self, name: str, value: Any, what: str, values: tuple[Any, ...]):
-        super().__init__(f"model.{name} is {value!r}, which a {what} does not have: only {_either(values)}")
+        super().__init__(f"model.{name} is {value!r}, which {with_article(what)} does not have: only {_either(values)}")
         self.setting, self.what, self.only = f"model.{name} is {value!r}", what, _either(values)
 
 

@@ -91,6 +91,7 @@ GPT2 = Architecture(
     # files of the model without its head have no prefix
     renamed={r"^(?=(wte|wpe|h|ln_f)\.)": "transformer."},
     aliases=SIZES,
+    untie="tie_word_embeddings",
     classes=("GPT2LMHeadModel", "GPT2Model"),
     dropout={"resid_pdrop": ("dropout", 0.1), "embd_pdrop": ("dropout", 0.1), "attn_pdrop": ("attention_dropout", 0.1)},
     inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),

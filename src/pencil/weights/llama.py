@@ -237,6 +237,7 @@ def _architecture(name: str, kind: str, **others: Use) -> Architecture:
         tied=lambda c: {"lm_head.weight": "model.embed_tokens.weight"} if c.tie_embeddings else {},
         unused=lambda c: {r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq": other_frequencies},
         classes=(CLASSES[kind], CLASSES[kind].replace("ForCausalLM", "Model"), *OLDER.get(kind, ())),
+        untie="tie_word_embeddings",
         dropout={"attention_dropout": ("attention_dropout", 0.0)},
         renamed={r"^(?=(embed_tokens|layers|norm)\.)": "model."},
         inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),

@@ -102,6 +102,9 @@ class Architecture:
     # of files without a config: tensors that tell the architecture, and fields that follow from the shapes
     marks: tuple[str, ...] = ()
     sizes: Callable[[Mapping[str, tuple[int, ...]]], dict[str, Any]] = lambda shapes: {}
+    # fields that follow from the values of tensors, which it reads by name; None for one that is not there
+    values: Callable[[Callable[[str], Tensor | None]], dict[str, Any]] = lambda read: {}
+    untie: str = ""  # the field that, when false, gives the head a matrix of its own and changes nothing else
     remarks: Callable[[Any], tuple[str, ...]] = lambda config: ()  # what a file leaves open, shown at import
     classes: tuple[str, ...] = ()  # that a config may name in `architectures`, the one with a head first; () for any
     # their fields of dropout: our setting of each, and the library's value where a config has none
@@ -119,11 +122,37 @@ class Architecture:
         """
         theirs = self._plain(theirs)
         if source is not None:
-            shapes = source.shapes()
-            theirs = self.sizes({name: shapes[place] for name, place in _placed(self, source).items()}) | theirs
+            shapes, places = source.shapes(), _placed(self, source)
+            found = self.values(lambda name: source.read(places[name]) if name in places else None)
+            theirs = self.sizes({name: shapes[place] for name, place in places.items()}) | found | theirs
         check_fields(theirs, self.fields, self.name)
         self._check_classes(theirs.get("architectures") or ())
-        return build(self.config, self.settings(Fields(theirs, self.name)), "model.")
+        settings = self.settings(Fields(theirs, self.name))
+        try:
+            return build(self.config, settings, "model.")
+        except UserError as error:
+            said = re.sub(
+                r"(?:--)?model\.(\w+)( [\d.]+\d)?", lambda m: self._in_theirs(m, theirs, settings), str(error)
+            )
+            raise UserError(f"this {self.name}'s {CONFIG_FILES.get(self.library, 'config.json')}: {said}") from None
+
+    def _in_theirs(self, found: re.Match[str], theirs: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+        """A setting of ours, and its value where one is said, as the field that it comes from: the one whose change
+        changes it, and the fewest others."""
+        changes: dict[tuple[str, ...], int] = {}
+        for place, value in _places(theirs):
+            for factor in (2, 3, 0.5):
+                try:
+                    made = self.settings(Fields(_changed(theirs, place, _times(value, factor)), self.name))
+                except (UserError, TypeError):
+                    continue
+                if made.get(found[1]) != settings.get(found[1]):
+                    changes[place] = sum(made[key] != settings[key] for key in made)
+                    break
+        if not changes:
+            return found[0]
+        place = min(changes, key=lambda one: changes[one])
+        return f"{place[-1]} {dict(_places(theirs))[place]}" if found[2] else place[-1]
 
     def _check_classes(self, named: Any) -> None:
         for name in [named] if isinstance(named, str) else named:
@@ -142,6 +171,33 @@ class Architecture:
                 raise UserError(f"this {self.name}'s config has two values of {usual}: {plain[usual]!r} and {value!r}")
             plain[usual] = value
         return plain
+
+
+# where a library keeps its fields
+CONFIG_FILES = {"llama": "params.json", "nanogpt": "model_args"}
+
+
+def _places(theirs: Mapping[str, Any], inside: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The fields by their names, those of a table after its own."""
+    for name, value in theirs.items():
+        if isinstance(value, Mapping):
+            yield from _places(value, (*inside, name))
+        else:
+            yield (*inside, name), value
+
+
+def _changed(theirs: Mapping[str, Any], place: tuple[str, ...], value: Any) -> dict[str, Any]:
+    first, *rest = place
+    return {**theirs, first: _changed(theirs[first], tuple(rest), value) if rest else value}
+
+
+def _times(value: Any, factor: float) -> Any:
+    """A number, or each of several, times a factor; a whole number stays one."""
+    if isinstance(value, list | tuple):
+        return [_times(one, factor) for one in value]
+    if isinstance(value, str | bool) or value is None:
+        raise TypeError
+    return type(value)(value * factor)
 
 
 class Source:
@@ -240,8 +296,9 @@ def _check_unused(
             continue
         if table not in places:  # a file may hold a tied pair under either name
             places[table] = places.pop(name)
-        elif not _equal(source.read(places[name]), source.read(places[table])):
-            raise UserError(f"this {what} is not tied: {name} is not {table}, and ours has one for both")
+        elif not equal_tensors(source.read(places[name]), source.read(places[table])):
+            fix = f": write {architecture.untie}: false into its config" if architecture.untie else ""
+            raise UserError(f"this {what} is not tied: {name} is not {table}, and ours has one for both{fix}")
         else:
             del places[name]
     for pattern, fault in architecture.unused(config).items():
@@ -251,7 +308,7 @@ def _check_unused(
             del places[name]
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
+def equal_tensors(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and (a.is_meta or b.is_meta or torch.equal(a, b.to(a)))
 
 

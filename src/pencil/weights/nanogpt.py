@@ -1,20 +1,23 @@
 """Checkpoints of nanoGPT: a GPT-2 with plain matrices and optional biases. No other program reads its files, so it is
 only imported."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from ..models.gpt import GPT, GPTConfig
 from .fields import MAPPED, NEUTRAL, Fields, Use, only
 from .gpt2 import not_causal, rules
-from .maps import Architecture, same, token_ids
+from .maps import Architecture, equal_tensors, same, token_ids
 
 NAME = "nanoGPT"
 GPT2_VOCABULARIES = (50257, 50304)  # the second is the first, made a multiple of 64
 ACTIVATIONS = {"gelu": "gelu", "gelu-tanh": "gelu-tanh"}
-# its model_args, what its checkpoint holds beside them, and the activation, which a user may add
+# its model_args, what its checkpoint holds beside them, and what a user may add
 FIELDS: dict[str, Use] = {
-    **dict.fromkeys("vocab_size block_size n_layer n_head n_embd bias activation".split(), MAPPED),
+    **dict.fromkeys("vocab_size block_size n_layer n_head n_embd bias activation tie_word_embeddings".split(), MAPPED),
     **dict.fromkeys("dropout iter_num best_val_loss".split(), NEUTRAL),
     "model_type": only("nanogpt"),
 }
@@ -25,9 +28,17 @@ def settings(theirs: Fields) -> dict[str, Any]:
         **theirs.sizes(vocab="vocab_size", context="block_size", width="n_embd", depth="n_layer", heads="n_head"),
         bias=bool(theirs.given("bias", True)),
         positions="learned",
+        tie_embeddings=(tied := bool(theirs.given("tie_word_embeddings", True))),
+        head_bias=None if tied else False,
         # model_args name the bias since January 2023; before it, the GELU was the tanh form
         activation=theirs.one_of("activation", ACTIVATIONS, "gelu-tanh" if theirs.get("bias") is None else "gelu"),
     )
+
+
+def values(read: Callable[[str], Tensor | None]) -> dict[str, Any]:
+    """Its head is the table of tokens, and in models made of it perhaps not: its file says so by what it holds."""
+    head, table = read("lm_head.weight"), read("transformer.wte.weight")
+    return {"tie_word_embeddings": head is None or table is None or equal_tensors(head, table)}
 
 
 def remarks(c: GPTConfig) -> tuple[str, ...]:
@@ -46,7 +57,8 @@ def remarks(c: GPTConfig) -> tuple[str, ...]:
 NANOGPT = Architecture(
     NAME, "nanogpt", ("nanogpt",), GPT, GPTConfig, FIELDS, settings, None,
     partial(rules, matrix=same, always_biased=False),
-    tied=lambda c: {"lm_head.weight": "transformer.wte.weight"},
+    tied=lambda c: {"lm_head.weight": "transformer.wte.weight"} if c.tie_embeddings else {},
+    values=values,
     unused=lambda c: {r"transformer\.h\.\d+\.attn\.bias": not_causal},
     renamed={r"^_orig_mod\.": ""},  # of a compiled model
     remarks=remarks,

@@ -117,6 +117,7 @@ NEOX = Architecture(
     unused=lambda c: {r"gpt_neox\.layers\.\d+\.attention\.(masked_)?bias": not_causal,
                       r"gpt_neox\.layers\.\d+\.attention\.rotary_emb\.inv_freq": other_frequencies},
     renamed={r"^embed_out\.": "lm_head.", r"^(?=(embed_in|layers|final_layer_norm)\.)": "gpt_neox."},
+    untie="tie_word_embeddings",
     classes=("GPTNeoXForCausalLM", "GPTNeoXModel"),
     dropout={"hidden_dropout": ("dropout", 0.0), "attention_dropout": ("attention_dropout", 0.0)},
     inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
