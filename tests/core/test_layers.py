@@ -46,6 +46,22 @@ def test_gelus_own_gradient_is_the_derivative():
     assert torch.autograd.gradgradcheck(gelu, (x,))
 
 
+def test_gelu_under_the_transforms_of_torch_func():
+    """Forward mode, forward over reverse, reverse over reverse and row by row, as F.gelu, which has all of them."""
+    torch.manual_seed(0)
+    x, along = torch.randn(2, 5, 3, dtype=torch.float64) * 2
+    layer = torch.nn.Linear(3, 7).double()  # its parameters need gradients, with which ours is taken
+    for transform in (
+        lambda f: torch.func.jvp(f, (x,), (along,)),
+        lambda f: torch.func.hessian(lambda y: f(y).square().sum())(x),
+        lambda f: torch.func.grad(lambda y: torch.func.grad(lambda z: f(z).square().sum())(y).square().sum())(x),
+        lambda f: torch.func.vmap(torch.func.grad(lambda y: f(y).square().sum()))(x),
+        lambda f: torch.func.vmap(torch.func.hessian(lambda y: f(y).square().sum()))(x),
+    ):
+        ours, theirs = (transform(lambda y, act=act: act(layer(y))) for act in (gelu, F.gelu))
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
+
+
 def test_gelus_own_gradient_is_torchs():
     x = torch.cat([torch.linspace(-9, 9, 1001), torch.tensor([0.0, -0.0, 40.0, -40.0, 1e4, -1e4, 1e30, -1e30])])
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()

@@ -289,3 +289,50 @@ def test_without_a_length_penalty_marian_equals_transformers(beams, seed):
         assert one.score == pytest.approx(score, rel=1e-5)
     assert len({tuple(one.tokens) for one in rows}) > 2 * beams
     assert {one.ended for one in rows} == {True, False}
+
+
+def beams_by_hand(net, prompt, new, beams, ends, penalty):
+    """Beam search over every candidate: the best `beams` that do not end grow; one that ends counts among the best."""
+    live, finished = [((), 0.0)], []
+    for length in range(1, new + 1):
+        with torch.no_grad():
+            ahead = net(torch.tensor([[*prompt, *text] for text, _ in live]))[:, -1].log_softmax(-1).tolist()
+        grown = [
+            ((*text, token), before + likely)
+            for (text, before), row in zip(live, ahead, strict=True)
+            for token, likely in enumerate(row)
+        ]
+        grown.sort(key=lambda one: -one[1])
+        finished += [(text, value / worth(length, penalty)) for text, value in grown[:beams] if text[-1] in ends]
+        live = [one for one in grown if one[0][-1] not in ends][:beams]
+        finished = sorted(finished, key=lambda one: -one[1])[:beams]
+    finished += [(text, value / worth(new, penalty)) for text, value in live]
+    return sorted(finished, key=lambda one: -one[1])[:beams]
+
+
+def bigrams(logits):
+    """A GPT whose logits after each token are that token's row."""
+    config = GPTConfig(vocab=len(logits), context=11, tie_embeddings=False, **SIZES)
+    net = lively(create("gpt", config), 1)
+    with torch.no_grad():
+        for block in net.blocks:
+            block.attn.out.weight.zero_()
+            block.mlp.down.weight.zero_()
+        net.head.weight.copy_((torch.linalg.pinv(net.norm(net.tokens.weight)) @ logits).T)
+    return net
+
+
+@pytest.mark.parametrize("ends", [(3,), (3, 1), (5, 0, 2), (6, 5, 4, 3, 2)])
+def test_with_several_end_tokens_as_many_beams_go_on(ends):
+    """After the prompt every end token is likely; whatever else comes first goes on nearly without doubt."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        logits = torch.randn(7, 7, dtype=torch.float64) * 7
+        logits[1] = torch.randn(7) * 0.5
+        logits[1, list(ends)] += 1
+        net = bigrams(logits)
+        for beams, penalty in itertools.product((1, 2, 3), (0.6, 3.0)):
+            (found,) = search(net, [[2, 0, 1]], 4, beams, end=ends, penalty=penalty)
+            expected = beams_by_hand(net, [2, 0, 1], 4, beams, ends, penalty)
+            assert [tuple(one.tokens) for one in found] == [text for text, _ in expected]
+            assert [one.score for one in found] == pytest.approx([score for _, score in expected], rel=1e-9)

@@ -46,6 +46,21 @@ def test_loss_and_gradients_are_those_of_the_plain_loss(bias, smoothing, chunk):
     torch.testing.assert_close(gradients(loss, half), exact, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.13])
+def test_every_target_below_zero_is_ignored_by_the_plain_and_the_fused_loss(smoothing):
+    (x, weight, bias), targets = made(ignored=11)
+    some = targets >= 0
+    expected = plain(x[some], weight, bias, targets[some], smoothing)
+    targets[~some] = torch.tensor([-1, -2, -99, -100, -101, -(1 << 40), -7, -1, -100, -3, -1])
+    logits = F.linear(x, weight, bias)[None]
+    found = losses.next_token(logits, targets[None], smoothing)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(linear_cross_entropy(x, weight, bias, targets, smoothing), expected, rtol=1e-13, atol=0)
+    (gradient,) = torch.autograd.grad(found, logits)
+    assert not gradient[0, ~some].any()
+    assert gradient[0, some].any(-1).all()
+
+
 @pytest.mark.long
 def test_the_gradient_is_that_of_small_differences():
     given, targets = made()

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from .cache import LayerCache
 from .given_masks import GivenMask, seen_by
@@ -29,7 +30,7 @@ def attend(
     dropout: float = 0.0,
     probe: Probe = OFF,
 ) -> Float[Tensor, "*h T e"]:
-    """softmax(q kᵀ·scale + bias + mask) v; fused, unless the probe wants the scores or the pattern.
+    """softmax(q kᵀ·scale + bias + mask) v; fused, unless the probe wants the scores or the pattern, or in forward mode.
 
     q, k and v have the axes (B, h, T, d), (B, T, d) or (T, d). A query whose keys are all masked gets zeros on both
     routes. With g < h each key-value head serves h/g query heads. In a mask True or 1 attends (`given_masks`).
@@ -38,7 +39,8 @@ def attend(
         return _without_heads(q, k, v, mask, bias, scale, dropout, probe)
     seen = seen_by(mask, q, (len(q), q.shape[1], q.shape[2], k.shape[2])) if isinstance(mask, (Tensor, Mask)) else mask
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if probe.wants("raw_scores", "bias", "mask", "scores", "pattern"):
+    # a fused kernel has no forward-mode derivative, which torch.func.jvp and hessian take
+    if forward_ad._current_level >= 0 or probe.wants("raw_scores", "bias", "mask", "scores", "pattern"):
         return _plain(q, k, v, seen, bias, scale, dropout, probe)
     return _fused(q, k, v, seen, bias, scale, dropout)
 

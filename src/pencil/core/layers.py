@@ -61,6 +61,7 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Float[Tensor, "..."]], output: Float[Tensor, "..."]) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Float[Tensor, "..."]) -> Float[Tensor, "..."]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -68,6 +69,9 @@ class _Gelu(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         density = torch.exp(x * x * -0.5) / math.sqrt(2 * math.pi)
         return (torch.special.ndtr(x) + x * density) * grad
+
+    # of one variable at a time, so the derivative times the tangent is what the derivative times the gradient is
+    jvp = backward
 
 
 def gelu_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -66,8 +66,8 @@ def search(
     for length in range(1, max(rooms) + 1):
         # a hypothesis has the probability that the model gives it, whatever else is not generated
         ahead = scores[..., None] + generation.allowed(logits.double().log_softmax(-1))
-        # twice the beams: if half of them end, enough remain
-        best = ahead.flatten(1).topk(min(2 * beams, beams * width))
+        # each beam can end with every end token: so many candidates that as many others as beams are among them
+        best = ahead.flatten(1).topk(min(max(2, 1 + len(generation.ends)) * beams, beams * width))
         values, places = best.values.tolist(), best.indices.tolist()
         # a finished prompt keeps its rows, as padding, so that the batch and the cache's storage stay the same
         rows, tokens = list(range(len(prompts) * beams)), [0] * (len(prompts) * beams)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .fused_loss import linear_cross_entropy
 
+IGNORED = -100  # F.cross_entropy ignores one number; here every target below zero becomes it
 LARGE = 1 << 28  # logits of a batch from which the fused loss is faster on CUDA, by benchmarks/loss.py
 
 
@@ -18,7 +19,9 @@ def next_token(
 
     `smoothing` is the probability spread evenly over all tokens (label smoothing).
     """
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), label_smoothing=smoothing)
+    flat = targets.flatten()
+    flat = flat.masked_fill(flat < 0, IGNORED)
+    return F.cross_entropy(logits.float().flatten(0, 1), flat, ignore_index=IGNORED, label_smoothing=smoothing)
 
 
 def token_loss(
