@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from ..config import UserError, build
 from ..console import visible
 from ..files import check_inside
-from .terminal import note, note_line
+from .terminal import note
 
 DTYPE_HELP = (
     "float32, bfloat16 or float16; int8 rounds the matrices and computes in bfloat16 on CUDA, elsewhere in float32; "
@@ -88,7 +88,7 @@ def evaluate(
             print(f"{visible(name, one_line=True)} {value:.6f}")
     skipped = [f"skipped {name}: {fault}" for name, fault in task.skipped()]
     for line in [*skipped, *getattr(task, "notes", ()), *map(str, files)]:
-        note_line(line)
+        note(line)
     return 0
 
 

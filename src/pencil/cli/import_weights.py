@@ -65,7 +65,7 @@ def import_weights(
 
     with shown_progress("importing"):
         run = import_checkpoint(what, name=name, out=out, dtype=dtype, tokenizer=tokenizer, force=force, notify=note)
-    note(f"The run is in {run.path}. Use it with:\n  {usage(run)}")
+    note(f"The run is in {run.path}. Use it with:", f"  {usage(run)}")
     if parity:
         return _parity(what, run.path)
     return 0
