@@ -57,11 +57,11 @@ def test_tables_and_texts_keep_their_colours_and_lose_those_of_others():
 
 
 def test_notes_and_lines_beside_the_bar(capsys):
-    note(f"[bold]skipped[/] {HOSTILE}")
-    assert capsys.readouterr().err == f"[bold]skipped[/] {SHOWN}\n"
+    note(f"[bold]skipped[/] {HOSTILE}", "runs/a\nwhole    runs/b")  # a name cannot make a line of its own
+    assert capsys.readouterr().err == f"[bold]skipped[/] {SHOWN}\nruns/a\\x0awhole    runs/b\n"
     out = io.StringIO()
-    ProgressBar(3, 0, "tokens", Console(file=out, width=200)).print(f"step 1 {HOSTILE}")
-    assert out.getvalue() == f"step 1 {SHOWN}\n"
+    ProgressBar(3, 0, "tokens", Console(file=out, width=200)).print(f"step 1 {HOSTILE}\n")
+    assert out.getvalue() == f"step 1 {SHOWN}\\x0a\n"
 
 
 @pytest.mark.parametrize("terminal", [True, False])

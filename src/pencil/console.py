@@ -34,9 +34,10 @@ class Console(rich_console.Console):
             yield segment if control else Segment(visible(text), style)
 
 
-def note(line: str) -> None:
-    """A line for the user on standard error, apart from the result."""
-    Console(stderr=True).print(visible(line), highlight=False, markup=False, soft_wrap=True)
+def note(*lines: str) -> None:
+    """Lines for the user on standard error, apart from the result; each stays one line, whatever names stand in it."""
+    for line in lines:
+        Console(stderr=True).print(visible(line, one_line=True), highlight=False, markup=False, soft_wrap=True)
 
 
 def for_reader(text: str) -> str:

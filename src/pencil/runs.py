@@ -67,6 +67,8 @@ class Run(RunFiles):
     ) -> "Run":
         """A new folder for a run, with other files in it; one that holds anything is never written into without
         `force`."""
+        if not _is_text(str(path)):
+            raise UserError(f"{path} is not a name in UTF-8: choose another --out")
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file; --out is the folder of a run")
         if path.exists() and any(path.iterdir()):
@@ -77,7 +79,10 @@ class Run(RunFiles):
             shutil.rmtree(Run.open(path).put_aside())
         number = uuid.uuid4().hex[:16]
         contents = {**(others or {}), **({} if tokenizer is None else {"tokenizer.json": tokenizer.to_json().encode()})}
-        contents["config.toml"] = to_toml({**config, "run": {**config["run"], "id": number}}).encode()
+        settings = to_toml({**config, "run": {**config["run"], "id": number}})
+        if not _is_text(settings):
+            raise UserError(f"{config['run'].get('data')} is not a name in UTF-8: give the data another")
+        contents["config.toml"] = settings.encode()
         try:
             (path / "samples").mkdir(parents=True)
             Manifest(number, {name: [entry_of(content)] for name, content in contents.items()}, {}).write(path)
@@ -172,6 +177,11 @@ class Run(RunFiles):
             check_bytes(path, shapes)
         self.verify()
         model.load_state_dict(read_tensors(path, shapes, renamed, device, dtype), assign=True)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be written as UTF-8; bytes that cannot are lone surrogates in Python."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _known_runs(wanted: Path) -> str:

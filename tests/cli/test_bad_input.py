@@ -220,6 +220,8 @@ def test_values_of_options_that_make_no_sense(fails, run):
     assert "--batch must be at least 1" in fails("shapes", "nano", "--batch", "0")
     assert "--stop cannot be empty" in fails("sample", run, "--stop", "")
     assert "--count must be at least 1" in fails("sample", run, "--count", "0")
+    for option, most in (("--count", "10,000"), ("--max-new-tokens", "10,000,000")):
+        assert f"{option} must be at most {most}, not 100,000,007" in fails("sample", run, option, 100_000_007)
     assert "temperature must be" in fails("sample", run, "--temperature", "inf")
     assert "seed must be" in fails("sample", run, "--seed", "-1")
 
@@ -435,6 +437,32 @@ def test_lines_of_metadata_that_cannot_be_used(fails, tmp_path, line, sentence):
     (folder / "metadata.jsonl").write_text("\n".join([lines[0], "", line, *lines[1:]]))
     assert sentence in fails("train", "captioner", "--data", "album")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("family", ["captioner", "dit"])
+def test_one_caption_far_longer_than_the_others_is_named(fails, tmp_path, family):
+    """It alone would decide the context, and with it the memory and the time that every caption takes."""
+    long = " ".join(f"{i:x}" for i in range(4001))
+    album(tmp_path / "album", ["a cat"] * 9 + [long])
+    sentence = fails("train", family, "--data", "album", "--tokenizer", "byte")
+    assert f"album/p09.png has a text of {len(long):,} tokens, which begins '0 1 2 3" in sentence
+    assert f"or have a context for it with --model.context {-(-(len(long) + 1) // 8) * 8}" in sentence
+    assert not (tmp_path / "runs").exists()
+
+
+def test_texts_that_are_all_long_decide_the_context_and_one_that_is_alone_does_not(fails, tmp_path):
+    from pencil.train.task import Request
+
+    request = Request(None, "pairs.tsv", "", options=object())
+    assert request.context_for(["a" * 4001, "b" * 503, "c" * 509], len) == {"context": 4008}
+    assert request.context_for(["a" * 499, "b" * 2, "c"], len) == {"context": 504}
+    with pytest.raises(UserError, match="pairs.tsv has a text of 4,001 tokens, which begins 'aaa"):
+        request.context_for(["a" * 4001, "b", "b"], len)
+    assert Request(None, "", "", {"context": "7"}, options=object()).context_for(["a" * 4001, "b", "b"], len) == {}
+    (tmp_path / "pairs.tsv").write_text("a\tb\nc\td\ne\t" + "f" * 1009)
+    sentence = fails("train", "seq2seq", "--data", "pairs.tsv", "--tokenizer", "byte")
+    assert "pairs.tsv has a text of 1,009 tokens" in sentence
+    assert "--model.context 1016" in sentence
 
 
 def test_metadata_that_cannot_be_read(fails, tmp_path):

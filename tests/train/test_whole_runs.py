@@ -474,6 +474,21 @@ def test_a_folder_that_is_a_link_out_of_the_run_is_refused_before_anything_is_wr
         assert (copy / name / ".step-00000030.txt.0123abcd").exists() == (name != "samples")
 
 
+def test_a_name_with_a_line_break_or_without_utf8_is_written_out(copy, notes, tmp_path):
+    broken = copy.rename(tmp_path / "a\nwhole    b")
+    for shown in (call("verify", broken), call("resume", broken, *MORE)):
+        printed = (shown.stdout + shown.stderr).splitlines()
+        assert not any(line.startswith("whole    b") for line in printed)
+        assert any("a\\x0awhole    b" in line for line in printed)
+    assert (broken / "README.md").read_text().startswith("# a\\x0awhole    b\n")
+    unreadable = tmp_path / os.fsdecode(b"run-\xff")
+    assert "run-\\udcff is not a name in UTF-8" in refused("train", "gpt", "--data", notes, *TINY, "--out", unreadable)
+    assert not unreadable.exists()
+    broken.rename(unreadable)
+    call("resume", unreadable, "--train.steps", 33)
+    assert (unreadable / "README.md").read_text().startswith("# run-\\udcff\n")
+
+
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_run_renamed_while_training_does_not_grow_a_second_folder(copy, tmp_path, taken):
     made, away = trainer(copy, steps=60, save_every=4), tmp_path / "renamed"

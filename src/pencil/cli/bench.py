@@ -13,7 +13,7 @@ from .. import files
 from ..bench import JOBS, TAKES
 from ..config import UserError, check_output, nearest
 from ..console import Console, visible
-from .terminal import note_line
+from .terminal import note
 
 if TYPE_CHECKING:
     from ..bench.plan import Row
@@ -91,13 +91,13 @@ def bench(
     from ..device import pick_device
 
     place = pick_device(device)
-    libraries = Peers(peers, tuple(peer_path or ()), note_line)
+    libraries = Peers(peers, tuple(peer_path or ()), note)
     _check_used(libraries.modules, jobs, scan)
     sizes: dict[str, Any] = dict(
         quick=quick, repeat=repeat or (3 if quick else 5), preset=preset, batch=batch, tokens=tokens,
         compile=compiled,
     )  # fmt: skip
-    plan = Plan(place, libraries, **sizes, notify=note_line)
+    plan = Plan(place, libraries, **sizes, notify=note)
     console, rows = Console(highlight=False, soft_wrap=True), []
     command = _command(job, peers, peer_path, scan, sizes)
     for one in jobs:
@@ -110,7 +110,7 @@ def bench(
                 result = {"machine": machine(plan), "command": command, "job": job or "all", "rows": rows}
                 files.write_aside(out, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     if out is not None:
-        note_line(f"Results are in {out}")
+        note(f"Results are in {out}")
     return 0
 
 
@@ -120,7 +120,7 @@ def _write_page(path: Path) -> int:
     if not path.is_file():
         raise UserError(f"there is no file {path} to write tables into")
     for name in write_page(path):
-        note_line(f"{name} is not there: its section is empty")
+        note(f"{name} is not there: its section is empty")
     return 0
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from ..console import Console
+from ..console import Console, visible
 
 if TYPE_CHECKING:
     from ..cost.count import Counts
@@ -87,7 +87,7 @@ def show(
 ) -> None:
     """Print the report; with more than two devices, a table of them."""
     title = f": {report.family}, {report.parameters:,} parameters, {report.dtype}"
-    console.print(Text.assemble((report.name, "bold"), title))
+    console.print(Text.assemble((visible(report.name, one_line=True), "bold"), title))
     for line in _symbols(report):
         console.print(Text(line, "dim"))
     for note in report.notes:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from ..console import Console
+from ..console import Console, visible
 from .cost_report import NO_ACTIVATIONS, CostReport, loss_formula, plural, precision, show_time, si
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def show_scaling(
     one = next(scale for scale in scales if scale.plan.devices == gpus)
     plan, rows = one.plan, gpus * report.batch
     title = f": {report.family}, {report.parameters:,} parameters"
-    console.print(Text.assemble((report.name, "bold"), title))
+    console.print(Text.assemble((visible(report.name, one_line=True), "bold"), title))
     console.print(Text(f"{TITLES[plan.parallel]} on {gpus:,} × {on.name}, {precision(report)}", "dim"))
     tokens = plural(plan.accumulate * gpus * report.tokens, "token")
     again = f", accumulate {plan.accumulate}" * (plan.accumulate > 1)

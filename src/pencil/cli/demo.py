@@ -34,15 +34,15 @@ def demo(*, out: Path | None = None) -> int:
     c = task.config
     note(
         f"{FAMILY.parameters(c):,} parameters: {c.depth} blocks of width {c.width}, trained on {task.about()}, with "
-        f"{torch.get_num_threads()} threads.\n"
-        "An image is cut into patches; the words follow in the same sequence, and each word attends to all patches."
+        f"{torch.get_num_threads()} threads.",
+        "An image is cut into patches; the words follow in the same sequence, and each word attends to all patches.",
     )
     status = train_to_end(run, task, config)
     if status:
         return status
     loaded = load(run.path)
     metrics, files = task.report(loaded.model, run.path / "eval")
-    note("\nImages it has never seen, in combinations and handwriting it has never seen, and its descriptions:\n")
+    note("", "Images it has never seen, in combinations and handwriting it has never seen, and its descriptions:", "")
     shown = task.data.test.pictures[:4]
     captions = task.caption(loaded.model, shown)
     for picture, caption, target in zip(shown, captions, task.data.test.targets, strict=False):
@@ -52,9 +52,11 @@ def demo(*, out: Path | None = None) -> int:
     page = run.path / "eval" / "caption.html"
     _unfold(loaded, shown[0], page)
     note(
-        f"\nThe run         {run.path}\nIts attention   {files[-1].parent}/attention-*.png\n"
-        f"Its mistakes    {files[0]}\n"
-        f"Every number    {page}   (open it and click any number)"
+        "",
+        f"The run         {run.path}",
+        f"Its attention   {files[-1].parent}/attention-*.png",
+        f"Its mistakes    {files[0]}",
+        f"Every number    {page}   (open it and click any number)",
     )
     one = run.path / "eval" / "picture.png"
     write_aside(one, _as_png(shown[0]))
@@ -72,7 +74,7 @@ def _unfold(loaded: Any, picture: Any, page: Path) -> None:
 
     trace = trace_image(loaded, picture)
     cell, word = strongest_attention(trace)
-    note(f"\nThe largest attention to one patch at the step that produced {word!r}, by hand:\n")
+    note("", f"The largest attention to one patch at the step that produced {word!r}, by hand:", "")
     receipt(trace[cell].why(), trace, Console(soft_wrap=True))
     trace.alone = f"pencil explore {loaded.run.path} shows them"
     html.write(trace, page, trace.facts["text"], start=cell)

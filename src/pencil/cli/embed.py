@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from .. import files
 from ..config import UserError, check_output, expand_path
-from .terminal import note, note_line, progress_bar, read_input, read_text
+from .terminal import note, progress_bar, read_input, read_text
 
 
 def embed(
@@ -68,7 +68,7 @@ def embed(
     if loaded.tokenizer is None:
         raise opened.no_tokenizer()
     with progress_bar("embedding") as show, watched(lambda done, total: show(done / max(1, total))):
-        vectors = vectors_of(loaded, texts, settings_of(loaded, pool, normalize), note_line)
+        vectors = vectors_of(loaded, texts, settings_of(loaded, pool, normalize), note)
     # nine digits give a number of 32 bits back exactly
     rows = [[f"{value:.9g}" for value in row] for row in vectors.tolist()]
     if out is not None:

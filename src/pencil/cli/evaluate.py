@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from ..config import UserError, build
 from ..console import visible
 from ..files import check_inside
-from .terminal import note, note_line
+from .terminal import note
 
 DTYPE_HELP = (
     "float32, bfloat16 or float16; int8 rounds the matrices and computes in bfloat16 on CUDA, elsewhere in float32; "
@@ -94,7 +94,7 @@ def evaluate(
     skipped = [f"skipped {name}: {fault}" for name, fault in task.skipped()]
     explained = filter(None, [about_accuracy(metrics, task.unit)])
     for line in [*skipped, *explained, *getattr(task, "notes", ()), *map(str, files)]:
-        note_line(line)
+        note(line)
     return 0
 
 

@@ -71,7 +71,7 @@ def import_weights(
             what, name=name, out=out, dtype=dtype, tokenizer=tokenizer, without_tokenizer=without_tokenizer,
             force=force, notify=note,
         )  # fmt: skip
-    note(f"The run is in {run.path}. Use it with:\n  {usage(run)}")
+    note(f"The run is in {run.path}. Use it with:", f"  {usage(run)}")
     if parity:
         return _parity(what, run.path)
     return 0

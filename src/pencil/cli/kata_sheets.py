@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from ..config import UserError, check_output, expand_path
 from ..files import write_aside
 from .exercise_screen import Screen, joined
-from .terminal import note_line
+from .terminal import note
 
 if TYPE_CHECKING:
     from ..learn.katas.class_grading import Marked, QuestionSummary, Total
@@ -165,7 +165,7 @@ def grade(file: str, /, *, out: str | None = None, totals: str | None = None) ->
         marked = class_grading.graded_class(path)
     except BadLines as error:
         for line in (f"pencil: {error.heading}", *(f"  {line}" for line in error.lines)):
-            note_line(line)
+            note(line)
         return 2
     _report(marked)
     if out is not None:

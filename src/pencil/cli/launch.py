@@ -21,7 +21,7 @@ from typing import Any
 from ..config import UserError
 from ..processes import PATIENCE, RankError
 from ..torchrun import LOOPBACK, World, launch_folder, world
-from .terminal import note, note_line
+from .terminal import note
 
 OPTION = "--processes"
 RESTARTS = 1000  # a training that comes no further is given up long before
@@ -89,7 +89,7 @@ def say_failure(error: UserError | str) -> None:
         error = RankError(here.rank, str(error))
     if leave("failed"):
         _record(str(error))
-        note_line(f"pencil: {error}")
+        note(f"pencil: {error}")
 
 
 def say_unexpected(error: Exception) -> None:
@@ -98,7 +98,7 @@ def say_unexpected(error: Exception) -> None:
     kind = type(error).__name__
     sentence = f"rank {world().rank}: {f'{kind}: {words}' if words else kind}; --debug shows where it came from"
     _record(sentence)
-    note_line(f"pencil: {sentence}")
+    note(f"pencil: {sentence}")
 
 
 def _record(sentence: str) -> None:
@@ -152,7 +152,7 @@ def _run(count: int, command: Sequence[str], folder: Path, debug: bool) -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         ended = failure.signal_name() if failure.exitcode < 0 else f"status {failure.exitcode}"
-        note_line(f"pencil: rank {rank} ended with {ended}, and so did every restart")
+        note(f"pencil: rank {rank} ended with {ended}, and so did every restart")
         return 1
 
 

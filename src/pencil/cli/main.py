@@ -36,7 +36,7 @@ from . import (
 from .dispatch import HELP, dispatch, missing, named_family, run_family, trace_family
 from .launch import Several, end_after_another, enter, launch, leave, say_failure, say_unexpected
 from .parsing import PARAMETERS, sentence
-from .terminal import note_line, use_utf8
+from .terminal import note, use_utf8
 
 START, USE, INSIDE, LEARN, OTHER = (
     Group(name, sort_key=i)
@@ -157,7 +157,7 @@ def main(words: Sequence[str] | None = None) -> None:
         say_failure(f"{where}{error.strerror or error}")
         sys.exit(2)
     except KeyboardInterrupt:
-        note_line("pencil: interrupted")
+        note("pencil: interrupted")
         sys.exit(130)
     except Exception as error:
         if debug or world().size == 1:

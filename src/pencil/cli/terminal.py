@@ -15,7 +15,7 @@ from ..console import Console, for_reader, note, visible
 from ..files import LARGEST_TEXT
 
 __all__ = [
-    "JsonOutput", "TerminalOutput", "note", "note_line", "program", "progress_bar", "read_input", "read_text",
+    "JsonOutput", "TerminalOutput", "note", "program", "progress_bar", "read_input", "read_text",
     "result_console", "use_utf8",
 ]  # fmt: skip
 QUIET, LINE_EVERY = 2, 10  # seconds before progress is shown, and between its lines where there is no terminal
@@ -29,11 +29,6 @@ def use_utf8() -> None:
                 stream.reconfigure(errors="replace")
             else:
                 stream.reconfigure(encoding="utf-8")
-
-
-def note_line(line: str) -> None:
-    """A line for the user that stays one line, whatever names stand in it."""
-    note(visible(line, one_line=True))
 
 
 def result_console() -> Console:
@@ -89,7 +84,7 @@ def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
         if console.is_terminal:
             bar.start()
         else:
-            note_line(f"{what}: {share:.0%} after {spent:.0f} s")
+            note(f"{what}: {share:.0%} after {spent:.0f} s")
 
     try:
         yield progress

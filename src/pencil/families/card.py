@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..console import visible
 from ..runs import Run
 from .record import Family
 from .registry import family
@@ -41,7 +42,7 @@ def imported_card(path: Path, record: Family, parameters: int, run: Run) -> str:
     origin, place = run.config["import"], shlex.quote(str(path))
     revision = f", revision {origin['revision']}" if "revision" in origin else ""
     licence = origin.get("licence") or "not stated: look at the original"
-    return f"""# {path.name}
+    return f"""# {visible(path.name, one_line=True)}
 
 A {record.name} of {parameters:,} parameters, imported by Pencil {__version__} from `{origin["from"]}`{revision}
 ({origin["architecture"]} of {origin["library"]}). It was not trained by Pencil. Licence of the original: {licence}.

@@ -34,12 +34,14 @@ from .image_grid import ImageOutput, shown_steps, write_samples
 from .options import (
     DATA,
     INPUT,
+    MOST_SAMPLES,
+    MOST_STEPS,
     REPEATABLE,
     SAMPLING,
     ImageSizeOptions,
     Texts,
     TokenizerOptions,
-    at_least_one,
+    check_count,
     default,
 )
 from .output import Output
@@ -133,8 +135,8 @@ class SampleOptions(ImageOutput):
 
     def check(self) -> None:
         super().check()
-        at_least_one("--count", self.count)
-        at_least_one("--steps", self.steps)
+        check_count("--count", self.count, MOST_SAMPLES)
+        check_count("--steps", self.steps, MOST_STEPS)
 
 
 def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:

@@ -16,8 +16,9 @@ from ..tracing.record import LiveTrace, trace
 from .dit_condition import condition
 from .options import (
     INPUT,
+    MOST_STEPS,
     NoOptions,
-    at_least_one,
+    check_count,
     default,
 )
 from .trace_labels import grid_labels, patch_facts
@@ -58,7 +59,7 @@ class TraceOptions(NoOptions):
 
     def check(self) -> None:
         super().check()
-        at_least_one("--steps", self.steps)
+        check_count("--steps", self.steps, MOST_STEPS)
         steps = STEPS if self.steps is None else self.steps
         if self.step is not None and not 1 <= self.step <= steps:
             raise UserError(f"--step must be from 1 to {steps}, not {self.step}")

@@ -12,6 +12,7 @@ from ..data.tokenizers import VOCAB
 from ..inference.sampling import Sampling
 
 Texts = list[str] | None
+MOST_SAMPLES, MOST_TOKENS, MOST_STEPS = 10_000, 10_000_000, 10_000  # of one command
 REPEATABLE: dict[str, Any] = dict(allow_leading_hyphen=True, negative=())
 
 # the panels of --help, in their order
@@ -142,8 +143,8 @@ class Decoding(NoOptions):
 
     def check(self) -> None:
         super().check()
-        at_least_one("--max-new-tokens", self.max_new_tokens)
-        at_least_one("--count", self.count)
+        check_count("--max-new-tokens", self.max_new_tokens, MOST_TOKENS)
+        check_count("--count", self.count, MOST_SAMPLES)
         if self.stop and "" in self.stop:
             raise UserError("--stop cannot be empty")
         self.sampling()
@@ -200,6 +201,8 @@ class ImageTraceInput(NoOptions):
             raise UserError("--input is missing: give the image file the model reads")
 
 
-def at_least_one(option: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise UserError(f"{option} must be at least 1, not {value}")
+def check_count(option: str, value: int | None, most: int) -> None:
+    """Refuse a number of things to make that is none, or more than is made at once: all of them are in memory."""
+    if value is not None and not 1 <= value <= most:
+        bound = "at least 1" if value < 1 else f"at most {most:,}"
+        raise UserError(f"{option} must be {bound}, not {value:,}")

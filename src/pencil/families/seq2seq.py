@@ -31,13 +31,14 @@ from .head_inputs import row, spread
 from .options import (
     GENERATION,
     INPUT,
+    MOST_SAMPLES,
     REPEATABLE,
     AttentionOutput,
     Decoding,
     TextOutput,
     Texts,
     TokenizerOptions,
-    at_least_one,
+    check_count,
     default,
 )
 from .output import Output, context_full, joined
@@ -98,7 +99,7 @@ class SampleOptions(TextOutput, AttentionOutput, Decoding):
 
     def check(self) -> None:
         super().check()
-        at_least_one("--beams", self.beams)
+        check_count("--beams", self.beams, MOST_SAMPLES)
         if not self.source:
             raise UserError("--source is missing: give the text to translate")
         if self.beams is None:

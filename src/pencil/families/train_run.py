@@ -167,7 +167,8 @@ def train_to_end(
         notify(f"{lost} file{'s' if lost > 1 else ''} of the data could not be used.")
     if not outcome.finished:
         done = f"Stopped after step {outcome.step}, and saved" if outcome.step else "Stopped before the first step"
-        notify(f"{done}. Continue with:\n  {resume_command(program, run.path)}")
+        notify(f"{done}. Continue with:")
+        notify(f"  {resume_command(program, run.path)}")
         return outcome
     best = outcome.best
     steps = f"{outcome.step} step" + "s" * (outcome.step > 1)
@@ -185,8 +186,8 @@ def train_to_end(
         notify("No evaluation was better than that of the untrained model, so its weights are kept: train for more "
                "steps, or with a smaller --train.lr")  # fmt: skip
     if outcome.early:
-        notify(f"It stopped before step {config.steps or run.config['train']['steps']}: {outcome.early}. Go on with:\n"
-               f"  {resume_command(program, run.path)} --train.patience 0")  # fmt: skip
+        notify(f"It stopped before step {config.steps or run.config['train']['steps']}: {outcome.early}. Go on with:")
+        notify(f"  {resume_command(program, run.path)} --train.patience 0")
     elif outcome.overfits:
         notify(outcome.overfits)
     return outcome

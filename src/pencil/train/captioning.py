@@ -28,7 +28,7 @@ from .losses import next_token, token_loss
 from .metrics import exact_match
 from .settings import TrainConfig
 from .sharing import added, shared
-from .task import ALL, Batch, Prepared, Preview, Request, check_vocab, random_of, round_up
+from .task import ALL, Batch, Prepared, Preview, Request, check_vocab, random_of
 from .text_scores import corpus_scores
 from .validation import Amount
 
@@ -53,7 +53,7 @@ class Captioning(ImageTask):
         tokenizer = request.learn_tokenizer(data.captions(), "bpe")
         found: dict[str, Any] = {"vocab": tokenizer.vocab}
         if "context" not in request.preset_values:
-            found["context"] = round_up(longest_caption(data, tokenizer) + 1)
+            found |= caption_context(request, data, tokenizer)
         config = cls.configure(request, data, found)
         check_vocab(config, tokenizer)
         task = cls(request.family, data, config, train, tokenizer)
@@ -210,6 +210,19 @@ class Predicted(NamedTuple):
             "token_accuracy": self.token_accuracy,
             **corpus_scores(*both),
         }
+
+
+def caption_context(request: Request, data: images.ImageData, tokenizer: Tokenizer) -> dict[str, int]:
+    """The context that holds every caption, as a setting."""
+
+    def place(caption: str) -> str:
+        for part in (data.train, data.test):
+            for source, target in zip(getattr(part, "sources", ()), getattr(part, "targets", ()), strict=False):
+                if target == caption:
+                    return str(source)
+        return ""
+
+    return request.context_for(every_caption(data), lambda text: len(tokenizer.encode(text)), place=place)
 
 
 def longest_caption(data: images.ImageData, tokenizer: Tokenizer) -> int:

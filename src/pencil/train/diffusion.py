@@ -30,14 +30,14 @@ from ..inference.image_sampling import decoder_of, process_of, sample_images
 from ..inference.text_batches import end_token, pad
 from ..models.parts import normalize
 from ..runs import Run
-from .captioning import longest_caption
+from .captioning import caption_context
 from .diffusion_data import DEFAULTS, annotations, check_fit, image_shape, labels_too
 from .image_task import ImageTask, reading_of
 from .latents import to_latents
 from .noise import normal, row_keys, uniform
 from .settings import TrainConfig
 from .sharing import added, shared
-from .task import ALL, Batch, Prepared, Preview, Request, random_of, round_up
+from .task import ALL, Batch, Prepared, Preview, Request, random_of
 from .validation import MOST_PASSES_NOISED, Amount
 
 BOUND_WEIGHT = 0.001  # of the variational bound in the loss, where the variance is learned
@@ -65,7 +65,7 @@ class Diffusion(ImageTask):
         found: dict[str, Any] = {"classes": len(data.classes) or None}
         if want == "caption":
             tokenizer = request.learn_tokenizer(data.captions(), "bpe")
-            found = {"vocab": tokenizer.vocab, "context": round_up(longest_caption(data, tokenizer) + 1)}
+            found = {"vocab": tokenizer.vocab, **caption_context(request, data, tokenizer)}
             facts = {"tokenizer": tokenizer.kind}
         elif request.options.tokenizer is not None:
             have = "labels" if data.classes else "no captions"

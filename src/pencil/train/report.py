@@ -118,7 +118,7 @@ def plot_losses(run: Path) -> Path:
         points = [(line["step"], line[key]) for line in lines if key in line]
         if points:
             axes.plot(*zip(*points, strict=True), label=f"{label} (last {points[-1][1]:.3f})", **style)
-    axes.set(xlabel="step", ylabel="loss (nats)", title=run.name)
+    axes.set(xlabel="step", ylabel="loss (nats)", title=visible(run.name, one_line=True))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     drawn = io.BytesIO()
@@ -130,13 +130,14 @@ def plot_losses(run: Path) -> Path:
 
 def _how_to_use(run: Path, facts: Mapping[str, Any], usage: str) -> str:
     """The commands of a run; of a task of one's own, the call that continues and loads it."""
+    shown = visible(str(run), one_line=True)
     if "task" in facts:
         return f"""```python
 import pencil
-model = pencil.fit({facts["task"]}(), "{run}", resume=True).load()
+model = pencil.fit({facts["task"]}(), "{shown}", resume=True).load()
 ```
 """
-    place = shlex.quote(str(run))
+    place = shlex.quote(shown)
     return f"""```
 pencil sample {place}{usage and " "}{usage}
 pencil eval {place}
@@ -145,7 +146,7 @@ pencil resume {place}
 
 ```python
 import pencil
-model, tokenizer, run = pencil.load("{run}")
+model, tokenizer, run = pencil.load("{shown}")
 ```
 """
 
@@ -195,7 +196,7 @@ def model_card(
         measures = ""
         which = "at which training was interrupted. They have not been evaluated"
         which += "" if "task" in facts else ": `pencil eval` does it"
-    return f"""# {run.name}
+    return f"""# {visible(run.name, one_line=True)}
 
 A {facts["family"]} of {parameters:,} parameters, trained by Pencil {facts["pencil"]} on `{facts["data"]}`
 ({preset}{worded}at most {train["steps"]} steps{budget}; seed {train["seed"]}{frozen}).
@@ -259,7 +260,7 @@ class ProgressBar:
         self.progress.update(self.task, description="training")
 
     def print(self, line: str) -> None:
-        self.console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
+        self.console.print(visible(line, one_line=True), highlight=False, markup=False, soft_wrap=True)
 
 
 class Countdown:

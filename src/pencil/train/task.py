@@ -1,9 +1,11 @@
 """Tasks: what the training loop needs of a family. A batch is a pure function of (seed, step)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -90,6 +92,10 @@ class Task(Protocol):
         ...
 
 
+# a context that the data decides is not larger than this for a single text, so many times longer than half of them
+LARGE_CONTEXT, FAR_LONGER = 512, 8
+
+
 @dataclass
 class Request:
     """A training as requested: settings not yet checked against the data."""
@@ -113,6 +119,31 @@ class Request:
         """The settings of how the data is read that were chosen."""
         chosen = asdict(build(DataConfig, self.data_settings, "data."))
         return {name: value for name, value in chosen.items() if value is not None}
+
+    def context_for(
+        self,
+        texts: Iterable[str],
+        length: Callable[[str], int],
+        setting: str = "context",
+        place: Callable[[str], str] = lambda text: "",
+    ) -> dict[str, int]:
+        """The context that holds the longest of these texts, by their tokens, as a setting; none if it was chosen.
+
+        One text that alone would make it large, for all the others too, is refused; `place` is where it is.
+        """
+        if setting in self.model:
+            return {}
+        counts = Counter(texts)  # they repeat
+        lengths = {text: length(text) for text in counts}
+        text, longest = max(lengths.items(), key=lambda one: one[1])
+        context, usual = round_up(longest + 1), median(lengths[text] for text in counts.elements())
+        if self.start is None and context > LARGE_CONTEXT and longest > FAR_LONGER * usual:
+            raise UserError(
+                f"{place(text) or self.data} has a text of {longest:,} tokens, which begins {text[:40]!r}, and half of "
+                f"the texts have at most {usual:,.0f}: shorten it, or have a context for it with --model.{setting} "
+                f"{context}"
+            )
+        return {setting: context}
 
     def tokenizer(self, usual: str) -> tuple[str | Tokenizer, int]:
         """The name of the tokenizer, and the size to train one to; a size without effect is refused.

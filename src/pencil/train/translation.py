@@ -27,7 +27,7 @@ from .losses import token_loss
 from .metrics import character_error_rate, exact_match
 from .settings import TrainConfig
 from .sharing import added, shared
-from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, random_of, recorded, round_up
+from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, random_of, recorded
 from .text_scores import corpus_scores
 from .validation import Amount
 
@@ -50,7 +50,8 @@ class Translation:
         if "context" not in request.preset_values:
             train = replace(train, **{n: v for n, v in data.training_defaults.items() if n not in request.train})
             for name, side in (("source_context", 0), ("context", 1)):
-                found[name] = round_up(longest(data, tokenizer, side) + 1)
+                texts = (pair[side] for pair in data.all_pairs())
+                found |= request.context_for(texts, lambda text, side=side: _length(tokenizer, text, side), name)
         config = request.configure(**found)
         check_vocab(config, tokenizer, "vocab", "source_vocab")
         task = cls(request.family, data, config, train, tokenizer)
