@@ -8,7 +8,7 @@ CELL = str
 INPUT = {"text?": str, "source?": str, "picture?": str, "label?": str, "options?": dict}
 STATE = {"model": str, "input": INPUT, "edits": [str]}
 CONTROL = {"name": {"temperature", "top_k", "top_p", "min_p", "seed", "tokens", "guidance", "steps", "step"}, "value": float,
-           "least": float, "most": float, "whole": bool, "help": str}  # fmt: skip
+           "least": float, "most": float, "whole": bool, "help": str, "within": str}  # fmt: skip
 MODEL = {
     "id": str, "name": str, "path": str, "family": str, "summary": str, "parameters": int, "step": (int, None), "depth": int,
     "heads": int, "live": bool,

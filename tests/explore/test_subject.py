@@ -222,6 +222,10 @@ def test_a_picture_is_the_one_that_sample_draws(subjects, runs, name):
     drawn = np.concatenate([np.asarray(one) for one in drawn], 1) if isinstance(drawn, list) else np.asarray(drawn)
     np.testing.assert_array_equal(pixels(found["picture"]), drawn)
     assert [one["step"] for one in found["frames"]] == [0, 1, 2, 3, 4]
+    # the step whose numbers are opened is one of these
+    assert subject.state({"input": {**given, "options": {"steps": 4}}}).options["step"] == 4
+    with pytest.raises(UserError, match="step must be at most steps, 4, not 7"):
+        subject.state({"input": {**given, "options": {"steps": 4, "step": 7}}})
     assert found["frames"][-1]["picture"] == found["picture"]
     assert found["frames"][0]["picture"] != found["frames"][0]["clean"]
 

@@ -8,6 +8,7 @@ import pytest
 from page import answer_data as data
 from page.answer_server import Server, given, opened, receipt_of, shown, until
 from page.mock import Events, mocked
+from pencil.explore import uploads
 
 # ---- the answer and how it was sampled
 
@@ -181,6 +182,31 @@ def test_a_file_goes_to_the_server_as_it_is(browser):
         page.wait_for_selector("form [role=alert]", state="detached")
 
 
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(browser):
+    server = Server()
+    with opened(browser, server) as page:
+        page.evaluate("() => { FileReader.prototype.readAsDataURL = () => { throw new Error('it was read') } }")
+
+        def choose(size):
+            """A file of so many bytes, made inside the page."""
+            page.evaluate(
+                """(size) => {
+                    const moved = new DataTransfer();
+                    moved.items.add(new File([new Uint8Array(size)], "a.png", { type: "image/png" }));
+                    document.querySelector(".sheet").dispatchEvent(new DragEvent("drop", { dataTransfer: moved, bubbles: true, cancelable: true }));
+                }""",
+                size,
+            )
+
+        choose(uploads.MOST_BYTES + 1)
+        page.wait_for_selector(
+            "form [role=alert]:has-text('This file has 10.1 MB, and a picture may have at most 10;')"
+        )
+        assert len(server.states) == 1
+        choose(uploads.MOST_BYTES)  # what the server takes is read
+        page.wait_for_selector("form [role=alert]:has-text('it was read')")
+
+
 def test_a_picture_is_dropped_and_pasted(browser):
     server = Server()
     with opened(browser, server) as page:
@@ -248,12 +274,12 @@ def test_what_has_arrived_of_a_slow_answer_is_shown(browser):
 
 
 @pytest.mark.long
-def test_a_server_that_stopped_can_be_asked_again(browser):
+def test_an_answer_that_breaks_off_is_asked_for_again(browser):
     server = Server()
     with opened(browser, server) as page:
         server.wrong = Events(("progress", {"done": 1, "total": 3, "text": "writing"}))  # and no answer
         page.get_by_label("the caption begins with").fill("a")
-        page.wait_for_selector("form [role=alert]:has-text('The server has stopped')")
+        page.wait_for_selector("main [role=alert]:has-text('The server has stopped')")
         server.wrong = None
-        page.get_by_role("button", name="Try again").click()
         page.wait_for_selector(".result:not(.stale)")
+        page.wait_for_selector("main [role=alert]", state="detached")

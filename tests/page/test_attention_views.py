@@ -1,5 +1,6 @@
 """Attention over pictures and words, diffusion, and every answer by keyboard, on a telephone and for a screen reader."""
 
+import base64
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,30 @@ def test_words_light_words(browser):
         assert receipt_of(page, "blocks.2.attn.pattern[0,0,2,1]")
 
 
+def test_only_what_is_attended_to_is_named(browser):
+    """Not the tokens after a word, which it cannot see; nor weights that are nearly none."""
+    server = Server(data.gpt(), data.continued)
+    row = np.zeros(11, "<f4")
+
+    def light(*how):
+        found = Server.light(server, *how)
+        rows = np.tile(row[: found["patches"]], (len(found["words"]), 1))
+        return {**found, "rows": base64.b64encode(rows.tobytes()).decode()}
+
+    server.light = light
+    for weights, said in (
+        ([0.9925, 0.0075], "attends most to {0} (0.993)"),
+        ([0.5, 0.02, 0.48], "attends most to {0} (0.500), {2} (0.480), {1} (0.020)"),
+        ([0.0099] * 3, "attends to no word with a weight of 0.01 or more"),
+    ):
+        row[:] = 0
+        row[: len(weights)] = weights
+        with opened(browser, server, "#attention=head:1:1&token=0") as page:
+            page.wait_for_selector(".words button[aria-label*=attention]")
+            words = server.answer(server.states[-1])["words"]
+            assert page.inner_text(".attended .now").endswith(said.format(*(f"“{one}”" for one in words)))
+
+
 def test_equal_words_are_told_apart_and_one_head_is_remembered(browser):
     server = Server(data.gpt(), data.continued)
     with opened(browser, server, "#text=two%20two%20two&attention=head:1:1&token=0") as page:
@@ -194,6 +219,23 @@ def test_a_picture_comes_out_of_the_noise(browser):
         until(page, lambda: server.states[-1]["input"].get("options") == {"step": 13})
         page.get_by_label("class").select_option("dog")
         until(page, lambda: server.states[-1]["input"]["label"] == "dog")
+
+
+def test_a_step_is_chosen_within_the_number_of_steps(browser):
+    about = data.dit()
+    about["controls"][-1] |= {"value": 8, "least": 1, "most": 50, "within": "steps"}
+    server = Server(about, data.denoised)
+    with opened(browser, server) as page:
+        step, steps = page.get_by_label("recorded step"), page.get_by_label("denoising steps")
+        assert (step.get_attribute("max"), step.input_value()) == ("16", "8")
+        step.fill("13")
+        steps.fill("5")
+        until(page, lambda: server.states[-1]["input"]["options"] == {"steps": 5, "step": 5})
+        assert (step.get_attribute("max"), step.input_value()) == ("5", "5")
+        assert "at step 5" in page.inner_text(".attended h3")
+        steps.fill("23")
+        until(page, lambda: server.states[-1]["input"]["options"] == {"steps": 23, "step": 5})
+        assert step.get_attribute("max") == "23"
 
 
 @pytest.mark.long

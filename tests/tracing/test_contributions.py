@@ -459,7 +459,13 @@ def test_the_table_of_contributions():
     found = labelled().contributions("logits[0,seven]", against="eight")
     lines = repr(found).splitlines()
     assert lines[0].startswith("logits[0,seven] − logits[0,eight] = ")
-    assert len([line for line in lines if "%" in line]) == min(13, len(found.parts))
+    shares = [line.split()[:2] for line in lines if "%" in line]
+    assert len(shares) == min(13, len(found.parts))
+    absolute = sum(abs(one.value) for one in found.parts)
+    assert float(shares[0][1].rstrip("%")) == pytest.approx(100 * abs(found.parts[0].value) / absolute, abs=0.051)
+    head = next(one for one in found.parts if one.kind == "head")
+    for shown in (repr(found), found._repr_html_(), repr(head), head._repr_html_()):
+        assert "percentages are of the sum of the absolute contributions" in shown
     assert found.largest(3) == sorted(found.parts, key=lambda one: -abs(one.value))[:3]
     assert found._repr_html_().count("<tr>") == len(found.parts)
     assert found.parts[0].label in found._repr_html_()
@@ -499,6 +505,7 @@ def test_contributions_on_the_command_line():
     out = call(*words, "--contributions").stdout
     assert "logits[0,sat,on] − logits[0,sat,the] = 0.55: 7 parts, which sum to 0.55" in out
     assert re.search(r"2\.63 +45\.6% +block 1 · head 1 +blocks\.0\.attn\.z\[0,0,2,6\]", out)
+    assert "percentages are of the sum of the absolute contributions" in out
     assert "Every attention pattern is held" in out
     assert "\x1b" not in out
     assert "give --contributions too" in call(*words, code=2).stderr

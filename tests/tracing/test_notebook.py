@@ -4,6 +4,7 @@ import re
 from html import unescape
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pencil.config import UserError
@@ -45,10 +46,32 @@ def test_a_tensor_has_words_on_its_axes_and_says_how_to_see_the_rest():
     assert "The rest" not in small._repr_html_()
 
 
+def test_a_trace_and_its_tensors_can_be_gone_through():
+    found = traced("vit class")
+    assert list(found) == found.names
+    assert len(found) == len(found.names)
+    assert all(name in found for name in found)
+    for wrong in (0, -1, None, ("logits", 0), slice(3)):
+        with pytest.raises(UserError, match=r"a trace has names.*t\.names lists them"):
+            found[wrong]
+    pattern = found["blocks.0.attn.pattern"]
+    heads = list(pattern[0])
+    assert len(heads) == len(pattern[0]) == pattern.shape[1]
+    assert (np.stack([head.value for head in heads]) == pattern.value[0]).all()
+    with pytest.raises(UserError, match="is one number here"):
+        list(pattern[0, 0, 0, 0])
+
+
 def test_a_trace_lists_every_name_and_shows_its_page():
     found = traced("vit class")
     html = found._repr_html_()
     assert all(f"<td>{name}</td>" in html for name in found.names)
+    shown, _, unfolded = html.partition("<details>")
+    assert f"<summary>… and {unfolded.count('<tr><td>')} more</summary>" in unfolded
+    assert shown.count("<tr><td>") + unfolded.count("<tr><td>") == len(found.names) > 20 == shown.count("<tr><td>")
+    counts = f"{len(found.names)} named tensors, of {len(found.graph.nodes)} that were computed or read"
+    assert counts in repr(found)
+    assert counts in html
     shown = found.explore("a <title>", start="logits[0,1]", height=300)
     frame = shown._repr_html_()
     assert frame.startswith("<iframe srcdoc=")

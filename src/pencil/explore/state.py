@@ -79,4 +79,11 @@ def _options(raw: Any, controls: Sequence[Control]) -> dict[str, float]:
         if control.whole and value != int(value):
             raise UserError(f"{name} is a whole number, not {value:g}")
         found[name] = int(value) if control.whole else float(value)
+    for control in controls:
+        if control.within and found[control.name] > (most := found[control.within]):
+            if control.name in raw:
+                raise UserError(
+                    f"{control.name} must be at most {control.within}, {most:g}, not {found[control.name]:g}"
+                )
+            found[control.name] = most
     return found

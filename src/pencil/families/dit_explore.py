@@ -44,7 +44,15 @@ def _controls(loaded: Loaded) -> list[Control]:
     guided = loaded.model.config.null_condition
     return [
         Control("steps", STEPS, 1, 250, True, "The number of denoising steps."),
-        Control("step", (STEPS + 1) // 2, 1, 250, True, "The step whose numbers are opened; 1 reads pure noise."),
+        Control(
+            "step",
+            (STEPS + 1) // 2,
+            1,
+            250,
+            True,
+            "The step whose numbers are opened; 1 reads pure noise.",
+            within="steps",
+        ),
         *(
             [Control("guidance", GUIDANCE, 0, 10, False, "How far beyond the unconditional prediction; 1 is off.")]
             if guided

@@ -15,7 +15,10 @@ Given = Mapping[str, Any]  # an input as the page sends it: text, source, pictur
 
 @dataclass(frozen=True)
 class Control:
-    """A number that the page lets its reader choose; `help` says what it does."""
+    """A number that the page lets its reader choose; `help` says what it does.
+
+    `within` names the control whose value is the most that this one can be.
+    """
 
     name: str
     value: float
@@ -23,6 +26,7 @@ class Control:
     most: float
     whole: bool
     help: str
+    within: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -7,6 +7,7 @@ from html import escape
 from .receipt import format_number
 
 SHOWN = 12  # parts of a table
+SHARES = "The percentages are of the sum of the absolute contributions."
 Row = tuple[str, str, str, str]
 
 
@@ -79,9 +80,10 @@ def rows(parts: Sequence[Part], count: int = SHOWN, digits: int = 4) -> list[Row
 def lines(parts: Sequence[Part]) -> list[str]:
     found = rows(parts)
     widths = [max((len(row[i]) for row in found), default=0) for i in range(3)]
-    return [f"{a:>{widths[0]}}  {b:>{widths[1]}}  {c:{widths[2]}}  {d}".rstrip() for a, b, c, d in found]
+    table = [f"{a:>{widths[0]}}  {b:>{widths[1]}}  {c:{widths[2]}}  {d}".rstrip() for a, b, c, d in found]
+    return [*table, SHARES] if table else []
 
 
 def html_table(title: str, parts: Sequence[Part]) -> str:
     lines = ("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows(parts, len(parts)))
-    return f"<p>{escape(title)}</p><table>{''.join(lines)}</table>"
+    return f"<p>{escape(title)}</p><table>{''.join(lines)}</table><p>{SHARES if parts else ''}</p>"

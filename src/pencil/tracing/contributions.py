@@ -233,7 +233,7 @@ class Contributions:
         return rows(self.parts, count, digits)
 
     def __repr__(self) -> str:
-        return "\n".join([self.title(), *lines(self.parts), "", *self.held])
+        return "\n".join([self.title(), *lines(self.parts), *self.held])
 
     def _repr_html_(self) -> str:
         return html_table(self.title(), self.parts) + "".join(f"<p>{escape(line)}</p>" for line in self.held)

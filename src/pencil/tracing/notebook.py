@@ -6,7 +6,7 @@ from typing import Any
 from . import html
 from .recorded import RecordedTrace, RecordedView, letter_of
 
-SCROLLED = "max-height:32em;overflow:auto"
+LISTED = 20  # names that a notebook shows at once
 
 
 class Framed:
@@ -41,15 +41,21 @@ def view_html(view: Any) -> str:
 
 
 def trace_html(trace: RecordedTrace) -> str:
-    """The names of a trace with symbol, shape and formula, in a box that scrolls."""
+    """The names of a trace with symbol, shape and formula: the first of them, and the others to unfold."""
     nodes = [trace.graph.nodes[trace.graph.names[name]] for name in trace.names]
     rows = [
         (n.symbol, name, "×".join(map(str, n.shape)), n.formula) for n, name in zip(nodes, trace.names, strict=True)
     ]
+    about = f'{trace.size}; <code>t["name"]</code> shows one, <code>t.explore()</code> all of them'
+    rest = rows[LISTED:]
+    more = f"<details><summary>… and {len(rest)} more</summary>{_named(rest)}</details>" if rest else ""
+    return f"<p>{about}</p>{_named(rows[:LISTED])}{more}"
+
+
+def _named(rows: list[tuple[str, ...]]) -> str:
     lines = ("<tr>" + "".join(f"<td>{escape(part)}</td>" for part in row) + "</tr>" for row in rows)
     head = "".join(f"<th>{word}</th>" for word in ("symbol", "name", "shape", "formula"))
-    about = f'{len(rows)} tensors; <code>t["name"]</code> shows one, <code>t.explore()</code> all of them'
-    return f'<p>{about}</p><div style="{SCROLLED}"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
+    return f"<table><tr>{head}</tr>{''.join(lines)}</table>"
 
 
 def view_in_treescope(view: RecordedView, path: Any, subtree_renderer: Any) -> Any:

@@ -1,6 +1,6 @@
 """A recorded trace: its tensors by name, and parts of them. Needs numpy alone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -112,12 +112,28 @@ class RecordedTrace:
         return RecordedView(self, node)
 
     def __getitem__(self, where: str) -> Any:
+        if not isinstance(where, str):
+            raise UserError(f"a trace has names, not {where!r}: t.names lists them, and t[name] is the tensor of one")
         name, index = self.locate(where)
         view = self.view(self.find(name))
         return view[index] if index else view
 
+    @property
+    def size(self) -> str:
+        """How many names it has, and how many operations they stand among."""
+        return f"{len(self.names)} named tensors, of {len(self.graph.nodes)} that were computed or read"
+
     def __repr__(self) -> str:
-        return f"<a trace of {len(self.graph.nodes)} tensors: t.names, t[name][index].why()>"
+        return f"<a trace with {self.size}: t.names, t[name][index].why()>"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __contains__(self, name: str) -> bool:
         return name in self.graph.names
@@ -180,6 +196,17 @@ class RecordedView:
             axes = f" ({self.node.axes})" if self.node.axes else ""
             shape = "×".join(map(str, self.node.shape)) or "a single number"
             raise UserError(f"{self.node.name} has no cell [{given}]: its shape is {shape}{axes}") from None
+
+    def __iter__(self) -> "Iterator[RecordedView]":
+        return (self[i] for i in range(len(self)))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise UserError(f"{self.node.name} is one number here, float(…) of it; it has no parts to go through")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        return True
 
     @property
     def shape(self) -> tuple[int, ...]:

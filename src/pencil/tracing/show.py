@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..console import Console
+from .contribution_parts import SHARES
 from .graph import Array, Node
 from .receipt import SHOWN, Receipt, format_number
 from .recorded import RecordedTrace, RecordedView
@@ -159,7 +160,7 @@ def contributions(found: "Contributions", console: Console, digits: int = 4) -> 
     for value, share, label, cell in found.rows(digits=digits):
         table.add_row(Text(value, justify="right"), Text(share, justify="right"), Text(label), Text(cell, style="dim"))
     console.print(table, highlight=False)
-    for line in found.held:
+    for line in (SHARES, *found.held):
         console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -53,6 +53,10 @@ export class Session {
   edits: string[] = $derived(this.source?.edits ?? this.address.edits);
   /** One text for one state: the same text, the same answer. */
   key: string = $derived(JSON.stringify(this.state));
+  /** Whether the changes of the address are in effect: the model may refuse them, and computes nothing then. */
+  change: "made" | "pending" | "refused" = $derived(
+    this.answerKey === this.key || !this.source?.can("answer") ? "made" : (this.answerProblem ?? this.recordProblem) ? "refused" : "pending",
+  );
   stale: boolean = $derived(this.answer !== null && this.answerKey !== this.key);
   cell: string = $derived(this.address.cell);
   where: string = $derived(this.outline && this.cell ? whereabouts(this.outline, this.cell) : "");

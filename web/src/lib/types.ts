@@ -16,6 +16,7 @@ export type Control = {
   value: number;
   least: number;
   most: number;
+  within?: string; // the setting whose value is the most it can be; empty: none
   whole: boolean;
   help: string;
 };

@@ -54,8 +54,14 @@ export function stroke(to: CanvasRenderingContext2D, from: [number, number], unt
   }
 }
 
+const LARGEST = 10_000_000; // bytes of a file: as many as the server reads
+
 /** A file as a data address, unread: the server decodes it, within its limits. */
 export function dataUrl(file: Blob): Promise<string> {
+  if (file.size > LARGEST) {
+    const size = Math.ceil(file.size / 1e5) / 10;
+    return Promise.reject(new Error(`This file has ${size} MB, and a picture may have at most ${LARGEST / 1e6}; make it smaller.`));
+  }
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(String(reader.result));

@@ -1,6 +1,7 @@
 // Numbers and words as the answer shows them.
 
 import { brief } from "../../lib/colour";
+import type { Control } from "../../lib/types";
 
 /** A probability, three decimals; what would round to none of them says so. */
 export function probability(value: number): string {
@@ -62,6 +63,26 @@ export function largest(values: ArrayLike<number>, count: number): number[] {
   const order = Array.from({ length: values.length }, (_, i) => i);
   order.sort((a, b) => values[b] - values[a] || a - b);
   return order.slice(0, count);
+}
+
+export const ATTENDED = 0.01; // a smaller weight is not called attending; that of a masked key is 0
+
+/** The keys that a query attends to most, largest first. */
+export function attended(weights: ArrayLike<number>, count: number): number[] {
+  return largest(weights, count).filter((key) => weights[key] >= ATTENDED);
+}
+
+/** The value of a setting, and the most it can be: some go up to the value of another, as a step does to the number of steps. */
+export function chosen(control: Control, controls: Control[], options: Record<string, number>): { value: number; most: number } {
+  const bound = controls.find((one) => one.name === control.within);
+  const most = bound ? Math.min(control.most, options[bound.name] ?? bound.value) : control.most;
+  return { value: Math.min(options[control.name] ?? control.value, most), most };
+}
+
+/** The step of diffusion whose numbers are opened; null where a model has no such setting. */
+export function recordedStep(controls: Control[], options: Record<string, number> = {}): number | null {
+  const step = controls.find((one) => one.name === "step");
+  return step ? chosen(step, controls, options).value : null;
 }
 
 /** Settings whose name on the page says more than their own. */
