@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,19 @@ from safetensors.torch import load_file, save_file
 
 from conftest import call
 from foreign import MAKERS
+from pencil.families import FAMILIES
+from pencil.families.original import (
+    APPLIED,
+    GENERATION,
+    OPTIONS,
+    USUAL,
+    WHEN_SAMPLING,
+    WITH_BEAMS,
+    WITHOUT_EFFECT,
+    about_generation,
+)
 from pencil.files import locked
+from pencil.weights.gpt2 import GPT2
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +101,93 @@ def test_a_name_that_is_taken_is_said_and_force_replaces_it(gpt2):
     shutil.copytree("small", "runs/small/inner")
     refusal = call("import", "runs/small/inner", "--out", "runs/small", "--force", code=2).stderr
     assert "runs/small holds the checkpoint itself" in refusal
+
+
+def test_an_unusable_tokenizer_is_left_out_on_request(gpt2):
+    content = json.loads(Path("small/tokenizer.json").read_text())
+    content["model"]["dropout"] = 0.1
+    Path("small/tokenizer.json").write_text(json.dumps(content))
+    refusal = call("import", "small", code=2).stderr
+    assert "its dropout is not supported; --without-tokenizer imports the model alone" in refusal
+    assert not Path("runs").exists()
+    printed = call("import", "small", "--without-tokenizer").stderr
+    assert "it comes without a tokenizer" in printed
+    assert not Path("runs/small/tokenizer.json").exists()
+    assert "tokenizer_config.json" not in json.loads(Path("runs/small/original.json").read_text())
+    refusal = call("import", "small", "--without-tokenizer", "--tokenizer", "gpt2", code=2).stderr
+    assert "--tokenizer and --without-tokenizer cannot be given together" in refusal
+
+
+def test_what_changes_a_text_and_is_not_applied_is_said_at_import(gpt2):
+    settings = {
+        "eos_token_id": 0,
+        "repetition_penalty": 1.3,
+        "min_new_tokens": 7,
+        "top_p": 0.9,
+        "forced_eos_token_id": 0,
+    }
+    Path("small/generation_config.json").write_text(json.dumps(settings))
+    config, rows = Path("small/config.json"), load_file("small/model.safetensors")
+    table = rows["transformer.wte.weight"]
+    save_file(rows | {"transformer.wte.weight": torch.cat((table, table[:3]))}, "small/model.safetensors")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": len(table) + 3}))
+    printed = call("import", "small").stderr
+    assert (
+        "settings of its generation_config.json that change what is generated are not applied: repetition_penalty 1.3, "
+        "min_new_tokens 7, forced_eos_token_id 0; pencil sample takes --repetition-penalty 1.3"
+    ) in printed
+    assert f"3 of its {len(table) + 3} rows of the vocabulary have no token: they are never sampled" in printed
+    Path("small/generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6, "top_k": 0}))
+    assert "not applied: do_sample true, temperature 0.6; pencil sample takes --temperature 0.6" in (
+        call("import", "small").stderr
+    )
+
+
+CHANGES = [
+    dict(repetition_penalty=1.7), dict(no_repeat_ngram_size=2), dict(min_new_tokens=11, eos_token_id="first"), dict(min_length=13, eos_token_id="first"),
+    dict(begin_suppress_tokens="first"), dict(forced_eos_token_id=0), dict(sequence_bias="first"), dict(num_beams=3),
+    dict(exponential_decay_length_penalty=[1, 9.0]), dict(max_new_tokens=3), dict(max_length=7),
+    dict(guidance_scale=3.0), dict(suppress_tokens="first"), dict(eos_token_id="first"), dict(use_cache=False),
+    dict(temperature=0.3), dict(length_penalty=0.1), dict(top_k=3), dict(pad_token_id=5), dict(output_scores=True),
+]  # fmt: skip
+
+
+def test_every_setting_that_changes_greedy_text_is_applied_or_named(folders, tmp_path):
+    """Against `generate` of transformers; and no field of its settings is one that nobody has thought of."""
+    from transformers import GenerationConfig, GPT2LMHeadModel
+
+    theirs = GPT2LMHeadModel.from_pretrained(folders["GPT-2"])
+    prompt = torch.tensor([[3, 5, 2, 7]])
+
+    def written(**settings):
+        longest = {} if {"max_new_tokens", "max_length"} & set(settings) else {"max_new_tokens": 13}
+        chosen = GenerationConfig(**{"pad_token_id": 1, "eos_token_id": 0, **longest, **settings})
+        return theirs.generate(prompt, generation_config=chosen, return_dict_in_generate=False)[0].tolist()
+
+    plain = written()
+    first, changed = plain[4], []
+    values = {
+        "begin_suppress_tokens": [first], "suppress_tokens": [first], "eos_token_id": first,
+        "sequence_bias": [[[first], -100.0]],
+    }  # fmt: skip
+    for settings in CHANGES:
+        settings = {key: values[key] if value == "first" else value for key, value in settings.items()}
+        (tmp_path / GENERATION).write_text(json.dumps(settings))
+        said = "".join(about_generation(SimpleNamespace(folder=tmp_path, config={}), GPT2, FAMILIES["gpt"]))
+        name, *ends = settings
+        if written(**settings) != written(**{key: settings[key] for key in ends}):
+            changed.append(name)
+            assert name in APPLIED or name in said, name
+        else:
+            assert name not in said or name == "num_beams", name
+    assert {"repetition_penalty", "no_repeat_ngram_size", "begin_suppress_tokens", "forced_eos_token_id"} <= set(
+        changed
+    )
+    thought_of = {*APPLIED, *WITHOUT_EFFECT, *USUAL, *WHEN_SAMPLING, *WITH_BEAMS, *OPTIONS}
+    named = {"do_sample", "max_time", "stop_strings", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias",
+             "remove_invalid_values", "exponential_decay_length_penalty", "begin_suppress_tokens", "token_healing",
+             "watermarking_config", "penalty_alpha", "dola_layers", "constraints", "force_words_ids"}  # fmt: skip
+    assert set(vars(GenerationConfig())) - thought_of - named == set()
 
 
 def test_a_prefix_of_another_library_is_refused(gpt2):

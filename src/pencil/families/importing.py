@@ -23,7 +23,7 @@ from ..weights.dropout import about_dropout
 from ..weights.maps import Architecture, read, renamed_names, skeleton
 from .card import imported_card
 from .loading import SETTINGS_VERSION
-from .original import kept_of
+from .original import about_generation, kept_of
 from .record import Family
 from .registry import FAMILIES
 
@@ -144,7 +144,8 @@ def import_checkpoint(
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-    notes += [*taken, *tables.get("notes", ()), *architecture.remarks(config), *about_dropout(architecture, theirs)]
+    notes += [*taken, *tables.get("notes", ()), *architecture.remarks(config), *about_dropout(architecture, theirs),
+              *about_generation(found, architecture, record), *_about_rows(config, kept)]  # fmt: skip
     for note in (*notes, *_about_values(not_finite), *_without_tokenizer(config, kept)):
         notify(note)
     return Run.open(path)
@@ -237,6 +238,14 @@ def _tokenizer(
             f"{error}; --without-tokenizer imports the model alone, --tokenizer FILE with another"
         ) from None
     return tokenizer, table
+
+
+def _about_rows(config: Any, kept: Tokenizer | None) -> list[str]:
+    """A sentence about rows of the vocabulary that no token has, as where it was made a multiple of something."""
+    spare = getattr(config, "vocab", 0) - kept.vocab if kept is not None else 0
+    return (
+        [f"{spare} of its {config.vocab} rows of the vocabulary have no token: they are never sampled"] if spare else []
+    )
 
 
 def _without_tokenizer(config: Any, kept: Tokenizer | None) -> list[str]:
