@@ -36,6 +36,44 @@ def by_hand(q, k, v, allowed=None, bias=None, scale=None):
     return out
 
 
+@pytest.mark.parametrize("fault", [torch.nan, torch.inf])
+@pytest.mark.parametrize("mask", ["random", "padding", causal, prefix(3), window(2), causal & window(3)])
+def test_what_is_behind_a_given_mask_has_no_effect(mask, fault):
+    """In keys and in values, on both routes: each query's answer is as if the keys masked for it did not exist."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(B, H, S, D), torch.randn(B, G, S, D), torch.randn(B, G, S, D)
+    k[0, 1, 4, 3] = v[1, 0, S - 1, 2] = v[1, 2, 2] = fault
+    if isinstance(mask, str):
+        mask = torch.rand(B, H, S, S) < 0.6 if mask == "random" else (torch.arange(S) != 4) & (torch.arange(S) != 2)
+        mask = mask.expand(B, 1, 1, S) if mask.ndim == 1 else mask
+    index = torch.arange(S)
+    allowed = mask if isinstance(mask, torch.Tensor) else mask(index[:, None], index)
+    allowed = allowed.expand(B, H, S, S)
+    expected = by_hand(q, k, v, allowed)
+    finite = (k.isfinite() & v.isfinite()).all(-1).repeat_interleave(H // G, 1)
+    whole = (finite[:, :, None] | ~allowed).all(-1)
+    q.requires_grad_()
+    for route in (attend(q, k, v, mask), attend(q, k, v, mask, probe=Probe())):
+        assert torch.equal(~route.isnan().any(-1), whole)
+        torch.testing.assert_close(route[whole].double(), expected[whole], atol=1e-5, rtol=1e-5)
+        (gradient,) = torch.autograd.grad(route[whole].sum(), q)
+        assert gradient.isfinite().all()
+
+
+def test_a_module_with_a_given_mask_does_not_read_what_it_masks():
+    torch.manual_seed(0)
+    attention, x = Attention(12, 3), torch.randn(2, 5, 12)
+    mask = torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    mask[1, ..., 3] = False
+    expected = attention(x, mask=mask)
+    x[1, 3] = torch.nan
+    found = attention(x, mask=mask)
+    rest = [0, 1, 2, 4]
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found[1, rest], expected[1, rest])
+    assert found[1, 3].isnan().all()  # a query that is NaN itself
+
+
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), groups=st.sampled_from([1, 2, 3, 6]), masked=st.booleans(), biased=st.booleans())
 def test_both_routes_are_the_formula_even_for_a_row_that_sees_nothing(seed, groups, masked, biased):

@@ -113,8 +113,12 @@ def test_positions_of_the_callers_own_are_checked_too():
         assert model(ids(3), span=Span.at(torch.tensor([[3, NOWHERE, 10]]))).isfinite().all()
     with pytest.warns(UserWarning, match="context is 11"):
         gpt(positions="rope")(ids(3), span=span)
-    with pytest.raises(ValueError, match="the table of positions has 5 rows, and a token is beyond it"):
-        Learned(5, 6).embedding(torch.tensor([[[2], [5]]]))
+    words = "rows, and a token is before or beyond it"
+    for table, positions in ((Learned(5, 6), [2, 5]), (Learned(5, 6), [2, -1]), (Learned(5, 6, before=2), [-2, -3])):
+        coords = torch.tensor(positions)[None, :, None]
+        with pytest.raises(ValueError, match=words):
+            table.embedding(coords)
+        assert table.embedding(coords[:, :1]).shape == (1, 1, 6)
 
 
 CODE = """

@@ -33,16 +33,35 @@ def attend(
     """softmax(q kᵀ·scale + bias + mask) v; fused, unless the probe wants the scores or the pattern, or in forward mode.
 
     q, k and v have the axes (B, h, T, d), (B, T, d) or (T, d). A query whose keys are all masked gets zeros on both
-    routes. With g < h each key-value head serves h/g query heads. In a mask True or 1 attends (`given_masks`).
+    routes. With g < h each key-value head serves h/g query heads. In a mask True or 1 attends (`given_masks`); what it
+    masks has no effect, whatever it holds, and a query that attends to a key or value that is not finite gets NaN.
     """
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
         return _without_heads(q, k, v, mask, bias, scale, dropout, probe)
     seen = seen_by(mask, q, (len(q), q.shape[1], q.shape[2], k.shape[2])) if isinstance(mask, (Tensor, Mask)) else mask
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    broken = None
+    if seen is not None and seen.given and seen.route != "all":
+        k, v, broken = _finite(q, k, v, seen)
     # a fused kernel has no forward-mode derivative, which torch.func.jvp and hessian take
     if forward_ad._current_level >= 0 or probe.wants("raw_scores", "bias", "mask", "scores", "pattern"):
-        return _plain(q, k, v, seen, bias, scale, dropout, probe)
-    return _fused(q, k, v, seen, bias, scale, dropout)
+        z = _plain(q, k, v, seen, bias, scale, dropout, probe)
+    else:
+        z = _fused(q, k, v, seen, bias, scale, dropout)
+    return z if broken is None else z.masked_fill(broken, torch.nan)
+
+
+def _finite(q, k, v, seen: Seen) -> tuple[Tensor, Tensor, Tensor]:
+    """The keys and values with zeros for those that are not finite, and the queries that attend to one of these.
+
+    A masked key has the weight 0, but 0·NaN is NaN. Nothing here waits for the device.
+    """
+    faulty = ~(k.isfinite().all(-1) & v.isfinite().all(-1))
+    k, v = (x.masked_fill(faulty[..., None], 0) for x in (k, v))
+    faulty = faulty.repeat_interleave(q.shape[1] // k.shape[1], 1).float()
+    if seen.route == "causal":
+        return k, v, faulty.cummax(-1).values[..., -q.shape[2] :, None] > 0
+    return k, v, torch.einsum("bhts,bhs->bht", seen.matrix().float(), faulty)[..., None] > 0
 
 
 def _without_heads(q, k, v, mask, bias, scale: float | None, dropout: float, probe: Probe):

@@ -1,5 +1,7 @@
 """Masks as a caller gives them: a named mask, booleans, ones and zeros, or zeros and −∞."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor
@@ -16,7 +18,7 @@ def seen_by(mask: GivenMask, q: Float[Tensor, "..."], scores: tuple[int, int, in
     each head, so it is refused there.
     """
     if isinstance(mask, Mask):
-        return _over(mask, scores[2], scores[3], q.device)
+        return replace(_over(mask, scores[2], scores[3], q.device), given=True)
     allowed = booleans(mask)
     if allowed.ndim == 3 and q.ndim == 4:
         raise ValueError(
@@ -32,7 +34,7 @@ def seen_by(mask: GivenMask, q: Float[Tensor, "..."], scores: tuple[int, int, in
             f"a mask of shape {tuple(mask.shape)} does not fit {count} queries and {total} keys in {rows} rows and "
             f"{heads} heads: give ({count}, {total}) or ({rows}, {heads}, {count}, {total}), 1 where all are alike"
         )
-    return Seen.dense(allowed)
+    return replace(Seen.dense(allowed), given=True)
 
 
 def booleans(mask: Num[Tensor, "..."] | Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:

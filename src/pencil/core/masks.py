@@ -45,6 +45,7 @@ class Seen:
     blocks: Any = None
     first: int = 0  # the length of a prefix that attends in both directions; later tokens are causal
     attend: Callable[..., Tensor] | None = None  # (q, k, v, scale): the kernel of a decode step
+    given: bool = False  # by a caller, so that keys and values behind it may be anything, NaN too
 
     @staticmethod
     def dense(allowed: Bool[Tensor, "#B #h #T S"]) -> "Seen":

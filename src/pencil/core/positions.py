@@ -91,9 +91,12 @@ class Learned(Positions):
         for axis, size in enumerate(self.grid[1:], 1):
             row = row * size + coords[..., axis]
         try:
-            return self.table[row + self.before if self.before else row]
+            # unlike an index, a lookup refuses numbers below zero too, and on no device waits to do so
+            return F.embedding(row + self.before if self.before else row, self.table)
         except IndexError:
-            raise ValueError(f"the table of positions has {len(self.table)} rows, and a token is beyond it") from None
+            raise ValueError(
+                f"the table of positions has {len(self.table)} rows, and a token is before or beyond it"
+            ) from None
 
     def resampled(self, grid: Sequence[int]) -> Float[Tensor, "n D"]:
         """The table for a grid of another size, by bicubic interpolation."""
