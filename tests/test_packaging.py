@@ -1,5 +1,6 @@
 """The wheel and the sdist: every file of the package is in them, and the wheel works outside of a checkout."""
 
+import json
 import os
 import re
 import subprocess
@@ -51,6 +52,26 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(built):
         "pencil/examples/walks/004.toml",
         "pencil/py.typed",
     } <= names
+
+
+@pytest.mark.long
+def test_the_wheel_has_the_licences_of_all_that_is_in_it(built):
+    with zipfile.ZipFile(built[0]) as wheel:
+        found = {name.partition(".dist-info/licenses/")[2] for name in wheel.namelist()}
+    assert {"LICENSE", "src/pencil/page/LICENSES.txt"} <= found
+
+
+def test_the_page_has_the_licences_of_the_packages_in_its_script():
+    """The build lists them from what it put into the script; they stand in the script, and so in every exported file."""
+    assert "src/pencil/page/LICENSES.txt" in PROJECT["license-files"]
+    text = (ROOT / "src/pencil/page/LICENSES.txt").read_text(encoding="utf-8")
+    assert (ROOT / "src/pencil/page/app.js").read_text(encoding="utf-8").startswith(f"/*!\n{text}*/\n")
+    lock = json.loads((ROOT / "web/package-lock.json").read_text(encoding="utf-8"))["packages"]
+    listed = re.findall(r"^([\w@/-]+) (\d\S+) \((.+)\)$", text, re.MULTILINE)
+    assert "svelte" in [name for name, _, _ in listed]
+    for name, version, licence in listed:
+        assert (lock[f"node_modules/{name}"]["version"], lock[f"node_modules/{name}"]["license"]) == (version, licence)
+    assert text.count("Permission is hereby granted") == text.count("Copyright ") == len(listed)
 
 
 @pytest.mark.long

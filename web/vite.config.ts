@@ -13,8 +13,30 @@ function inlinable(): Plugin {
   };
 }
 
+/** The licences of the packages whose code is in the script: at its head, which goes into every file, and by themselves. */
+function licences(): Plugin {
+  return {
+    name: "licences",
+    async generateBundle(_, bundle) {
+      const chunks = Object.values(bundle).filter((file) => file.type === "chunk");
+      const modules = chunks.flatMap((chunk) => Object.entries(chunk.modules).filter(([, { renderedLength }]) => renderedLength > 0));
+      const folders = modules.flatMap(([path]) => /^.*\/node_modules\/(?:@[^/]+\/)?[^/]+/.exec(path) ?? []);
+      const read = (path: string) => this.fs.readFile(path, { encoding: "utf8" });
+      const licence = async (folder: string) => {
+        const { name, version, license } = JSON.parse(await read(`${folder}/package.json`));
+        const file = (await this.fs.readdir(folder)).find((one) => /^licen[cs]e/i.test(one));
+        if (!file) throw new Error(`${name} is in the script, and has no file with its licence`);
+        return `${name} ${version} (${license})\n\n${(await read(`${folder}/${file}`)).trim()}`;
+      };
+      const text = (await Promise.all([...new Set(folders)].sort().map(licence))).join("\n\n");
+      for (const chunk of chunks) chunk.code = `/*!\n${text}\n*/\n${chunk.code}`;
+      this.emitFile({ type: "asset", fileName: "LICENSES.txt", source: `${text}\n` });
+    },
+  };
+}
+
 export default defineConfig({
-  plugins: [svelte(), inlinable()],
+  plugins: [svelte(), licences(), inlinable()],
   publicDir: false,
   build: {
     outDir: "../src/pencil/page",
