@@ -88,7 +88,7 @@ def from_hub(source: str, want: str, split: int = SPLIT) -> ImageData:
             raise UserError(f"the {part} part of hf:{name} has {without} pictures without a {want}")
         return FileExamples(cells(part, table), values, skipped)
 
-    def divided(part: str, table: Any) -> dict[str, Any]:
+    def divided(part: Any, table: Any) -> dict[str, Any]:
         """The rows to train on and those held out of a data set without parts."""
         if split == 1:
             return dict(table.train_test_split(test_size=0.1, seed=0))
@@ -96,7 +96,7 @@ def from_hub(source: str, want: str, split: int = SPLIT) -> ImageData:
         rows = list(enumerate(table[target]))
         held, kept = hold_out(rows, want, contents, split)
         if want == "label":
-            classes = {i: names[label] for i, label in rows if label not in (None, -1)}
+            classes = {i: str(names[label]) for i, label in rows if label not in (None, -1)}
             notes.extend(not_evaluated(list(classes.values()), {classes.get(i, "") for i, _ in held}, "pictures"))
             pictures = [Picture(f"row {i}", one, contents[i]) for i, one in classes.items()]
             notes.extend([*in_two_classes(pictures), *copies(pictures)])

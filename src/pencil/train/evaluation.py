@@ -66,8 +66,8 @@ class Evaluating(Saving):
         self.pace.evaluation = time.perf_counter() - began
         self.evaluated = self.step
         self.highest = higher(self.highest, {"step": self.step, **results}, self.task.headline)
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in results.items() if not is_detail(name))
-        bar.print(f"step {self.step:>6}  {shown}")
+        values = "  ".join(f"{name} {value:.4f}" for name, value in results.items() if not is_detail(name))
+        bar.print(f"step {self.step:>6}  {values}")
         if self.validation.add(results["val_loss"]):
             bar.print(self._overfitting())
         self._call(self.on_evaluation, results)

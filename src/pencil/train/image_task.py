@@ -145,7 +145,7 @@ class ImageTask:
     def count(self, batch: Batch) -> int:
         return len(batch[0])
 
-    def targets(self, batch: Batch) -> int:
+    def targets(self, batch: Batch) -> float:
         return len(batch[0])
 
     def examples(self, step: int, micro: int, rows: slice = ALL) -> tuple[np.ndarray, list[Any]]:
