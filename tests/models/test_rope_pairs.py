@@ -218,7 +218,8 @@ def test_llama_files_of_both_kinds_are_the_same_model(pairs):
 
 
 @pytest.mark.parametrize("params, words", [
-    (dict(use_scaled_rope=True), "use_scaled_rope"), (dict(moe={"experts": 8}), "moe"), (dict(head_dim=5), "must be even"),
+    (dict(use_scaled_rope=True), "use_scaled_rope"), (dict(moe={"experts": 8}), "moe"), (dict(head_dim=5, rope_theta=100), "must be even"),
+    (dict(head_dim=12), "write rope_theta into it"),
     (dict(dim=None), "dim must be a whole number"), (dict(max_seq_len=None), "write max_seq_len into it"),
     (dict(n_experts=3), "n_experts = 3, which Pencil does not know"),
 ])  # fmt: skip

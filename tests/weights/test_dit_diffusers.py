@@ -10,7 +10,7 @@ from pencil.inference.diffusion import make_process
 from pencil.inference.diffusion_sampling import sample_steps, split_variance
 from pencil.models.dit import DiTConfig
 from pencil.weights.dit import DIT, sinusoids
-from pencil.weights.dit_schedule import describe_schedule, schedule_settings
+from pencil.weights.dit_schedule import FLOW, USUAL, describe_schedule, schedule_settings
 from pencil.weights.maps import Source, load, read, write
 
 pytest.importorskip("diffusers", reason="diffusers (an extra) is not installed")
@@ -172,7 +172,7 @@ def test_a_second_attention_is_refused_by_its_tensors_too():
     (dict(activation_fn="geglu"), "activation_fn is 'geglu'"),
     (dict(cross_attention_dim=17), "cross_attention_dim is 17"),
     (dict(double_self_attention=True), "double_self_attention is True"),
-    (dict(num_embeds_ada_norm=None), "num_embeds_ada_norm must be a whole number"),
+    (dict(num_embeds_ada_norm=None), "num_embeds_ada_norm must have a value, not null"),
     (dict(attention_bias=False), "attention_bias is False"),
     (dict(norm_elementwise_affine=True), "norm_elementwise_affine is True"),
     (dict(out_channels=7), "has 3 input and 7 output channels"),
@@ -254,3 +254,36 @@ def test_an_imported_model_is_sampled_as_with_its_own_scheduler(schedule, predic
 
 def test_a_scheduler_without_fields_is_the_published_one():
     assert schedule_settings(None) == schedule_settings({}) == dict(noise_schedule="linear", prediction="eps")
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_what_a_scheduler_leaves_out_is_the_default_of_its_class(every):
+    """Classes of diffusers without fields: our settings are their defaults, or they are refused by name."""
+    import inspect
+
+    import diffusers
+
+    some = ["DDIMScheduler", "DDPMScheduler", "HeunDiscreteScheduler", "LCMScheduler", FLOW]
+    taken = set()
+    for name in [one for one in dir(diffusers) if one.endswith("Scheduler")] if every else some:
+        parameters = inspect.signature(getattr(diffusers, name).__init__).parameters
+        usual = {key: one.default for key, one in parameters.items()}
+        try:
+            found = schedule_settings({"_class_name": name})
+        except UserError:
+            continue
+        taken.add(name)
+        if found == dict(noise_schedule="flow"):
+            assert "beta_schedule" not in usual
+            continue
+        assert found == dict(noise_schedule="linear", prediction="eps")
+        for key, value in dict(num_train_timesteps=1000, beta_start=1e-4, beta_end=0.02, beta_schedule="linear",
+                               prediction_type="epsilon", trained_betas=None).items():  # fmt: skip
+            assert usual[key] == value, (name, key)
+    assert taken == USUAL | {FLOW} if every else taken == {*some[:2], FLOW}
+    given = dict(_class_name="HeunDiscreteScheduler", beta_schedule="linear", prediction_type="v_prediction")
+    assert schedule_settings(given | dict(beta_start=1e-4, beta_end=0.02))["prediction"] == "v"
+    with pytest.raises(UserError, match="HeunDiscreteScheduler without beta_end"):
+        schedule_settings(given | dict(beta_start=1e-4))
+    with pytest.raises(UserError, match="use_flow_sigmas is True"):
+        schedule_settings(dict(_class_name="UniPCMultistepScheduler", use_flow_sigmas=True))

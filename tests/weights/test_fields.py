@@ -95,3 +95,33 @@ def test_a_field_without_a_use_is_refused_by_its_name():
             if isinstance(use, Only):
                 with pytest.raises(UserError, match=name):
                     check_fields({name: "another value"}, architecture.fields, architecture.name)
+
+
+def test_defaults_are_those_of_the_library():
+    """Of fields that a file may leave out; what is not neutral and has a default that ours does not have is among them."""
+    from diffusers import DiTTransformer2DModel, Transformer2DModel
+    from transformers import CONFIG_MAPPING
+
+    from pencil.weights import dit
+
+    read_otherwise = {"rotary_pct", "rotary_emb_base"}  # no fields of the class, which moves them into rope_parameters
+    for architecture in ARCHITECTURES.values():
+        for kind in architecture.types if architecture.library == "transformers" else ():
+            usual = {field.name: field.default for field in dataclasses.fields(CONFIG_MAPPING[kind])}
+            for name in architecture.defaults.keys() - read_otherwise:
+                # of a class without the field the model takes None
+                assert architecture.defaults[name] == usual.get(name), (kind, name)
+            for name, (_, rate) in architecture.dropout.items():
+                assert rate == usual[name], (kind, name)
+            for name, use in architecture.fields.items():
+                if isinstance(use, Only) and usual.get(name) is not None and usual[name] not in use.values:
+                    assert name in architecture.defaults, (kind, name)
+
+    def usual_of(kind):
+        return {name: one.default for name, one in inspect.signature(kind.__init__).parameters.items()}
+
+    ours, older = usual_of(DiTTransformer2DModel), usual_of(Transformer2DModel)
+    assert all(ours[name] == value for name, value in (dit.BOTH | dit.DEFAULTS).items())
+    assert all(older[name] == value for name, value in dit.BOTH.items())
+    mapped = {name for name, use in dit.FIELDS.items() if use != NEUTRAL and ours.get(name) is not None}
+    assert mapped <= dit.BOTH.keys() | dit.DEFAULTS.keys()

@@ -16,7 +16,8 @@ from pencil.config import UserError
 from pencil.models.vit import PRESETS, ViT, ViTConfig
 from pencil.weights.maps import Source, load, skeleton, write
 from pencil.weights.parity import compare
-from pencil.weights.timm_vit import ARGUMENTS, FIELDS, PRETRAINED, TIMM_VIT, label_names, named
+from pencil.weights.timm_vit import ARGUMENTS, DEFAULTS, FIELDS, PRETRAINED, TIMM_VIT, arguments, label_names, named
+from pencil.weights.vit import sides
 
 LONG = pytest.mark.long
 SIZES = dict(img_size=(14, 15), patch_size=(7, 5), in_chans=2, num_classes=11, embed_dim=33, depth=2, num_heads=3,
@@ -221,6 +222,49 @@ def test_a_config_is_read_as_timm_reads_it():
         TIMM_VIT.configure({"architecture": BASE})
     with pytest.raises(UserError, match="input_size must be"):
         TIMM_VIT.configure({"architecture": BASE, "pretrained_cfg": {"input_size": 224}})
+
+
+def test_arguments_that_are_missing_null_or_given_twice_are_those_of_timm(timm, monkeypatch, tmp_path):
+    """What timm's constructor gets from a folder, and what ours reads: equal, or refused."""
+    built, signature = timm.models.VisionTransformer, inspect.signature(timm.models.VisionTransformer)
+    usual = {name: one.default for name, one in signature.parameters.items() if name in DEFAULTS}
+    assert usual == DEFAULTS
+
+    class Stop(Exception):
+        pass
+
+    def captured(self, **given):
+        raise Stop(usual | {name: plain(value) for name, value in given.items()})
+
+    monkeypatch.setattr(built, "__init__", captured)
+    outer = {"num_classes": [7, None], "global_pool": ["avg", "token"]}
+    inner = {"input_size": [[3, 14, 14], None], "fixed_input_size": [False, None], "num_classes": [None, 5]}
+    changed = dict(img_size=28, patch_size=7, in_chans=1, num_classes=5, global_pool="avg", embed_dim=12, depth=3,
+                   num_heads=4, mlp_ratio=2.0, qkv_bias=False, class_token=False, no_embed_class=True, reg_tokens=2,
+                   pre_norm=True, fc_norm=True, norm_layer="rmsnorm", act_layer="relu")  # fmt: skip
+    changes = [({}, {}, {})] + [({name: value}, {}, {}) for name, values in outer.items() for value in values]
+    changes += [({}, {name: value}, {}) for name, values in inner.items() for value in values]
+    changes += [({}, {}, {name: value}) for name in DEFAULTS for value in (None, changed.get(name, usual[name]))]
+    equal = 0
+    for name in (BASE, "vit_base_patch16_clip_224", "vit_small_patch32_224"):
+        for over, cfg, args in changes:
+            config = {"architecture": name, "pretrained_cfg": {"input_size": [2, 32, 32], "fixed_input_size": True} | cfg,
+                      "model_args": args, **over}  # fmt: skip
+            try:
+                TIMM_VIT.configure(config)
+            except UserError:
+                continue
+            (tmp_path / "config.json").write_text(json.dumps(config))
+            with pytest.raises(Stop) as stop:
+                timm.create_model(f"local-dir:{tmp_path}")
+            theirs, ours = stop.value.args[0], arguments(config)
+            for argument in DEFAULTS:
+                mine, other = ours[argument], theirs[argument]
+                if argument == "img_size":
+                    mine, other = sides(ours, argument), sides({argument: other}, argument)
+                assert mine == other, (config, argument, mine, other)
+            equal += 1
+    assert equal > 75
 
 
 @pytest.mark.parametrize("preset, name", [("ti/16", "vit_tiny_patch16_224"), ("l/16", "vit_large_patch16_224")])

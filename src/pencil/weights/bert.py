@@ -15,7 +15,7 @@ from ..config import UserError
 from ..models.reader import Reader, ReaderConfig
 from .fields import Fields, must_have, only, their_word
 from .maps import Architecture, Rule, anything, joined, parts, same, token_ids
-from .transformers_fields import fields
+from .transformers_fields import count_labels, fields
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
                "silu": "silu", "swish": "silu"}  # fmt: skip
@@ -51,10 +51,10 @@ FIELDS = fields(
 
 
 def settings(theirs: Fields, kind: str) -> dict[str, Any]:
-    head, activation = _head(theirs, kind), theirs.one_of("hidden_act", ACTIVATIONS, "gelu")
+    head, activation = _head(theirs, kind), theirs.one_of("hidden_act", ACTIVATIONS)
     rows, offset = theirs.size("max_position_embeddings"), 0
     if kind == "roberta":
-        pad = theirs.get("pad_token_id", 1)
+        pad = theirs["pad_token_id"]
         if type(pad) is not int or not 0 <= pad < rows - 1:
             raise UserError(
                 f"this {theirs.what}'s pad_token_id is {pad!r}: its positions begin after it, in a table of "
@@ -66,7 +66,7 @@ def settings(theirs: Fields, kind: str) -> dict[str, Any]:
             f"this {theirs.what}'s hidden_act is {theirs['hidden_act']!r}, and our head of masked tokens has only "
             "'gelu'"
         )
-    if head == "words" and not theirs.given("tie_word_embeddings", True):
+    if head == "words" and not theirs["tie_word_embeddings"]:
         raise UserError(
             f"this {theirs.what}'s tie_word_embeddings is False, and our head of masked tokens has only True"
         )
@@ -80,12 +80,12 @@ def settings(theirs: Fields, kind: str) -> dict[str, Any]:
         ),
         norm_position="post",
         embed_norm=True,
-        eps=theirs.given("layer_norm_eps", 1e-12),
+        eps=theirs["layer_norm_eps"],
         activation=activation,
         bias=True,
         positions="learned",
         position_offset=offset,
-        token_types=theirs.size("type_vocab_size", 2),
+        token_types=theirs.size("type_vocab_size"),
         pool="class",
     )
 
@@ -114,9 +114,8 @@ def _found(shapes: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _labels(theirs: Fields) -> int:
-    """The number of labels; a config without any has two."""
-    names, kind = theirs.get("id2label"), theirs.get("problem_type")
-    count = len(names) if names else theirs.size("num_labels", 2)
+    """The number of labels."""
+    count, kind = count_labels(theirs), theirs.get("problem_type")
     if kind not in (None, "single_label_classification"):
         raise UserError(
             f"this {theirs.what}'s problem_type is {kind!r}, which ours does not have: only "
@@ -228,6 +227,8 @@ def _architecture(name: str, kind: str) -> Architecture:
         written=lambda c: {} if c.output in ("words", "label") else {rf"^{kind}\.": ""},
         sizes=partial(_found, kind=kind),
         dropout={"hidden_dropout_prob": ("dropout", 0.1), "attention_probs_dropout_prob": ("attention_dropout", 0.1)},
+        defaults=dict(hidden_act="gelu", layer_norm_eps=1e-12, type_vocab_size=2, tie_word_embeddings=True,
+                      pad_token_id=0 if kind == "bert" else 1),
         inputs=_inputs,
         ask=_answer,
         outputs=partial(_outputs, kind=kind),

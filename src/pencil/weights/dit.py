@@ -15,7 +15,7 @@ from ..core.patches import grid_positions
 from ..core.positions import Sinusoidal
 from ..models.dit import DiT, DiTConfig
 from .dit_schedule import schedule_settings
-from .fields import MAPPED, NEUTRAL, Fields, Use, must_have, only
+from .fields import MAPPED, NEUTRAL, Fields, Use, must_have, only, with_defaults
 from .maps import Architecture, Rule, Tensors, joined, parts, same
 
 EPS = 1e-6  # of every norm but the one before the MLP, which is in their config
@@ -55,13 +55,21 @@ FIELDS: dict[str, Use] = {
     "use_additional_conditions": only(False),
 }
 
+BOTH: dict[str, Any] = dict(num_attention_heads=16, out_channels=None, norm_eps=1e-5)  # defaults of both classes
+# of DiTTransformer2DModel; OLDER has others, and which of them count differs between versions of diffusers
+DEFAULTS: dict[str, Any] = dict(
+    attention_head_dim=72, in_channels=4, num_layers=28, sample_size=32, patch_size=2, num_embeds_ada_norm=1000,
+    norm_type="ada_norm_zero", activation_fn="gelu-approximate", attention_bias=True, norm_elementwise_affine=False,
+)  # fmt: skip
+
 
 def settings(theirs: Fields) -> dict[str, Any]:
-    channels, side = theirs.size("in_channels", 4), theirs.size("sample_size", 32)
-    out = theirs.get("out_channels") or channels
-    if theirs.get("_class_name") == OLDER:
-        # its defaults are those of another model
-        for name in ("norm_type", "activation_fn", "attention_bias", "norm_elementwise_affine", "patch_size"):
+    older = theirs.get("_class_name") == OLDER
+    theirs = Fields(with_defaults(theirs, BOTH if older else BOTH | DEFAULTS, theirs.what), theirs.what)
+    channels, side = theirs.size("in_channels"), theirs.size("sample_size")
+    out = channels if theirs["out_channels"] is None else theirs.size("out_channels")
+    if older:
+        for name in DEFAULTS:  # one that is missing is refused
             theirs[name]
         if side >= 128 and theirs.get("interpolation_scale") is None:
             raise UserError(
@@ -70,17 +78,17 @@ def settings(theirs: Fields) -> dict[str, Any]:
             )
     if out not in (channels, 2 * channels):
         raise UserError(f"this DiT has {channels} input and {out} output channels; ours has as many or twice as many")
-    heads = theirs.size("num_attention_heads", 16)
+    heads = theirs.size("num_attention_heads")
     return dict(
         image_size=(side, side),
         channels=channels,
-        patch=(theirs.size("patch_size", 2),) * 2,
-        classes=theirs.size("num_embeds_ada_norm", 1000),
-        width=heads * theirs.size("attention_head_dim", 72),
-        depth=theirs.size("num_layers", 28),
+        patch=(theirs.size("patch_size"),) * 2,
+        classes=theirs.size("num_embeds_ada_norm"),
+        width=heads * theirs.size("attention_head_dim"),
+        depth=theirs.size("num_layers"),
         heads=heads,
         eps=EPS,
-        mlp_eps=theirs.given("norm_eps", 1e-5),
+        mlp_eps=theirs["norm_eps"],
         positions="learned",
         learned_variance=out != channels,
         downscale_freq_shift=True,

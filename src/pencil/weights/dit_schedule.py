@@ -14,6 +14,13 @@ STEPS, FIRST, LAST = 1000, 1e-4, 0.02
 SCHEDULES = {"linear": "linear", "squaredcos_cap_v2": "cosine"}
 PREDICTIONS = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}
 FLOW = "FlowMatchEulerDiscreteScheduler"
+# classes whose defaults are linear betas from FIRST to LAST and a prediction of the noise; the others have others
+USUAL = {
+    f"{name}Scheduler"
+    for name in "DDIM DDIMInverse DDIMParallel DDPM DDPMParallel DEISMultistep DPMSolverMultistep "
+    "DPMSolverMultistepInverse DPMSolverSinglestep EulerAncestralDiscrete EulerDiscrete LMSDiscrete PNDM SASolver "
+    "UniPCMultistep".split()
+}
 
 
 def schedule_settings(theirs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -23,6 +30,14 @@ def schedule_settings(theirs: Mapping[str, Any] | None) -> dict[str, Any]:
     if found.get("_class_name") == FLOW:
         return dict(noise_schedule="flow")
     schedule = found.get("beta_schedule", "linear")
+    if found.get("_class_name", "DDPMScheduler") not in USUAL:
+        for name in ("beta_schedule", "prediction_type", *(("beta_start", "beta_end") if schedule == "linear" else ())):
+            if name not in found:
+                raise UserError(
+                    f"this scheduler is a {found['_class_name']} without {name}, whose default is not that of the "
+                    f"schedules that ours has: write {name} into scheduler_config.json"
+                )
+    _one_of(found, "use_flow_sigmas", False)
     _one_of(found, "beta_schedule", *SCHEDULES)
     _one_of(found, "prediction_type", *PREDICTIONS)
     _one_of(found, "rescale_betas_zero_snr", False)

@@ -45,9 +45,9 @@ class Fields(dict[str, Any]):
         """Our settings that are such fields, each by the name it has there."""
         return {ours: self.size(theirs) for ours, theirs in names.items()}
 
-    def one_of(self, name: str, choices: Mapping[str, Any], default: str) -> Any:
+    def one_of(self, name: str, choices: Mapping[str, Any], default: str | None = None) -> Any:
         """Our word for a field that is one of several."""
-        value = self.get(name) or default
+        value = self[name] if default is None else self.get(name) or default
         if value not in choices:
             raise UserError(
                 f"this {self.what}'s {name} is {value!r}, which ours does not have: only {_either(choices)}"
@@ -57,6 +57,20 @@ class Fields(dict[str, Any]):
     def given(self, name: str, default: Any) -> Any:
         """A field, or the library's default where a file leaves it out or has null."""
         return default if self.get(name) is None else self[name]
+
+
+# fields whose null is a value of its own (all heads, no window); elsewhere the libraries refuse null
+NULLABLE = ("num_key_value_heads", "sliding_window", "pad_token_id", "out_channels")
+
+
+def with_defaults(theirs: Mapping[str, Any], defaults: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The fields of a config, and the library's defaults for those that it leaves out."""
+    for name, default in defaults.items():
+        if default is not None and name in theirs and theirs[name] is None and name not in NULLABLE:
+            raise UserError(
+                f"this {what}'s {name} must have a value, not null: leave it out for the library's default, {default!r}"
+            )
+    return {**defaults, **theirs}
 
 
 def their_word(choices: Mapping[str, Any], ours: Any) -> str:

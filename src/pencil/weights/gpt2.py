@@ -24,17 +24,19 @@ FIELDS = fields(
     scale_attn_by_inverse_layer_idx=only(False),
 )
 
+DEFAULTS = dict(n_inner=None, layer_norm_epsilon=1e-5, activation_function="gelu_new", tie_word_embeddings=True)
+
 
 def settings(theirs: Fields) -> dict[str, Any]:
     return dict(
         **theirs.sizes(vocab="vocab_size", context="n_positions", width="n_embd", depth="n_layer", heads="n_head"),
-        hidden=theirs.get("n_inner"),
-        eps=theirs.given("layer_norm_epsilon", 1e-5),
-        activation=theirs.one_of("activation_function", ACTIVATIONS, "gelu_new"),
+        hidden=theirs["n_inner"],
+        eps=theirs["layer_norm_epsilon"],
+        activation=theirs.one_of("activation_function", ACTIVATIONS),
         bias=True,
         positions="learned",
-        tie_embeddings=theirs.given("tie_word_embeddings", True),
-        head_bias=None if theirs.given("tie_word_embeddings", True) else False,
+        tie_embeddings=theirs["tie_word_embeddings"],
+        head_bias=None if theirs["tie_word_embeddings"] else False,
     )
 
 
@@ -92,6 +94,7 @@ GPT2 = Architecture(
     renamed={r"^(?=(wte|wpe|h|ln_f)\.)": "transformer."},
     aliases=SIZES,
     untie="tie_word_embeddings",
+    defaults=DEFAULTS,
     classes=("GPT2LMHeadModel", "GPT2Model"),
     dropout={"resid_pdrop": ("dropout", 0.1), "embd_pdrop": ("dropout", 0.1), "attn_pdrop": ("attention_dropout", 0.1)},
     inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),

@@ -46,6 +46,14 @@ ROPE: dict[str, Use] = {
     "mrope_section": only(),
     "partial_rotary_factor": only(1),  # the library's LLaMA rotates whole heads, whatever this is
 }
+THETA = 10000.0  # the library's default
+ORIGINAL_CONTEXT = ("llama3", "yarn", "longrope")  # kinds of scaling that read the context before it
+DEFAULTS: dict[str, Any] = dict(
+    num_key_value_heads=None, head_dim=None, rms_norm_eps=1e-6, hidden_act="silu", tie_word_embeddings=False
+)
+SLIDING: dict[str, Any] = dict(
+    num_key_value_heads=32, use_sliding_window=False, sliding_window=4096, max_window_layers=28, layer_types=None
+)
 WINDOWS: dict[str, Use] = dict.fromkeys(
     ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"), "mapped"
 )
@@ -53,11 +61,9 @@ WINDOWS: dict[str, Use] = dict.fromkeys(
 
 def settings(theirs: Fields, kind: str) -> dict[str, Any]:
     width, heads = theirs.size("hidden_size"), theirs.size("num_attention_heads")
-    rope = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
-    if not isinstance(rope, Mapping):
-        raise UserError(f"this {theirs.what}'s rope_parameters must be a table of fields, not {rope!r}")
+    rope = rotations(theirs)
     check_fields(rope, ROPE, theirs.what)
-    head_width = theirs.get("head_dim")
+    head_width = theirs["head_dim"]
     if head_width is None and width % heads:
         raise UserError(f"this {theirs.what}'s num_attention_heads {heads} does not divide its hidden_size {width}")
     biased = bool(theirs.get("attention_bias"))
@@ -74,59 +80,99 @@ def settings(theirs: Fields, kind: str) -> dict[str, Any]:
         ),
         width=width,
         heads=heads,
-        kv_heads=theirs.get("num_key_value_heads"),
+        kv_heads=theirs["num_key_value_heads"],
         head_dim=None if head_width in (None, width / heads) else head_width,
         norm="rms",
-        eps=theirs.given("rms_norm_eps", 1e-6),
-        activation=theirs.one_of("hidden_act", ACTIVATIONS, "silu"),
+        eps=theirs["rms_norm_eps"],
+        activation=theirs.one_of("hidden_act", ACTIVATIONS),
         bias=biased,
         qkv_bias=True if kind == "qwen2" else None,
         qk_norm=kind == "qwen3",
         window=_window(theirs, kind),
         positions="rope",
-        rope_theta=float(rope.get("rope_theta") or theirs.get("rope_theta") or 10000.0),
+        rope_theta=rope["rope_theta"],
         **_scaling(theirs, rope),
-        tie_embeddings=theirs.given("tie_word_embeddings", False),
-        head_bias=False if biased and not theirs.get("tie_word_embeddings") else None,
+        tie_embeddings=theirs["tie_word_embeddings"],
+        head_bias=False if biased and not theirs["tie_word_embeddings"] else None,
     )
+
+
+def rotations(theirs: Fields, base: str = "rope_theta", fraction: str = "partial_rotary_factor") -> dict[str, Any]:
+    """The table of rotations as the library's classes put it together.
+
+    `rope_scaling`, where it is not empty, takes the place of the whole of `rope_parameters`; what the table lacks is in
+    the fields beside it, by these names. The context before scaling is read beside it first.
+    """
+    name = "rope_scaling" if theirs.get("rope_scaling") else "rope_parameters"
+    found = theirs.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise UserError(f"this {theirs.what}'s {name} must be a table of fields, not {found!r}")
+    rope = {"rope_theta": theirs.get(base, THETA), "rope_type": found.get("type", "default"), **found}
+    if fraction in theirs:
+        rope.setdefault("partial_rotary_factor", theirs[fraction])
+    if type(rope["rope_theta"]) not in (int, float):
+        raise UserError(f"this {theirs.what}'s rope_theta must be a number, not {rope['rope_theta']!r}")
+    if rope["rope_type"] in ORIGINAL_CONTEXT:
+        beside = theirs.get("original_max_position_embeddings")
+        usual = rope.get("original_max_position_embeddings", theirs["max_position_embeddings"])
+        rope["original_max_position_embeddings"] = usual if beside is None else beside
+    return {**rope, "rope_theta": float(rope["rope_theta"])}
 
 
 def _window(theirs: Fields, kind: str) -> int | None:
     """How many tokens each token attends to; None for all before it."""
-    if kind == "mistral":
-        return theirs.get("sliding_window")
     if kind == "llama":
         return None
-    layers, used = theirs.get("layer_types"), theirs.get("use_sliding_window")
-    depth, first = theirs.size("num_hidden_layers"), theirs.given("max_window_layers", 28)
+    used = theirs["sliding_window"] is not None and (kind == "mistral" or theirs["use_sliding_window"])
+    layers = theirs.get("layer_types")
     if layers is None:
-        slides = bool(used and theirs.get("sliding_window"))
-        layers = ["sliding_attention" if slides and i >= first else "full_attention" for i in range(depth)]
+        first = theirs["max_window_layers"] if kind != "mistral" else 0
+        depth = theirs.size("num_hidden_layers")
+        layers = ["sliding_attention" if used and i >= first else "full_attention" for i in range(depth)]
     kinds = set(layers)
     if kinds <= {"full_attention"}:
         return None
-    if kinds == {"sliding_attention"} and theirs.get("sliding_window"):
-        return theirs.size("sliding_window")
-    raise UserError(f"this {theirs.what}'s layer_types differ between layers, and ours has one window for all blocks")
+    if kinds != {"sliding_attention"}:
+        raise UserError(
+            f"this {theirs.what}'s layer_types differ between layers, and ours has one window for all blocks"
+        )
+    if not used:
+        raise UserError(
+            f"this {theirs.what}'s layer_types are sliding_attention, and use_sliding_window or sliding_window is off"
+        )
+    return theirs.size("sliding_window")
 
 
-def _scaling(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+def _scaling(theirs: Fields, rope: Mapping[str, Any]) -> dict[str, Any]:
     """Our settings for rotations scaled to a longer context; empty where they are not."""
-    what, kind = getattr(theirs, "what", "model"), rope.get("rope_type") or rope.get("type") or "default"
+    what, kind = theirs.what, rope["rope_type"]
     if kind == "default":
         return {}
     if kind not in ("linear", "yarn", "llama3"):
         raise UserError(f"this {what}'s rotations are scaled as {kind!r}, and ours can be linear, yarn or llama3")
-    context = theirs["max_position_embeddings"]
-    trained = theirs.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or context
-    factor = float(rope.get("factor") or context / trained)
-    if factor < 1:
-        raise UserError(f"this {what}'s rotations are scaled by {factor:g}, and ours take a factor of at least 1")
+    trained, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    if kind != "linear" and (type(trained) is not int or trained < 1):
+        raise UserError(
+            f"this {what}'s original_max_position_embeddings must be a whole number above 0, not {trained!r}"
+        )
+    if kind == "yarn" and "factor" in rope and factor is None:
+        factor = theirs.size("max_position_embeddings") / trained
+    if type(factor) not in (int, float) or factor < 1:
+        raise UserError(f"this {what}'s rotations have the factor {factor!r}, and ours take one of at least 1")
+    if kind == "yarn" and not (
+        rope["rope_theta"] > 1 and 2 * math.pi <= trained < 64 * math.pi * rope["rope_theta"] ** 2
+    ):
+        raise UserError(
+            f"this {what}'s yarn rotations have original_max_position_embeddings {trained} and rope_theta "
+            f"{rope['rope_theta']:g}, for which ours are others than the library's"
+        )
     usual: dict[str, tuple[Any, ...]] = {}  # the values of their other settings that ours has
     if kind == "llama3":
         usual = {"low_freq_factor": (1,), "high_freq_factor": (4,)}
     if kind == "yarn":
-        usual = {"beta_fast": (None, 0, 32), "beta_slow": (None, 0, 1), "truncate": (None, True)}
+        usual = {"beta_fast": (None, 0, 32), "beta_slow": (None, 0, 1)}
+        if "truncate" in rope:
+            usual["truncate"] = (True,)
         given, strength = rope.get("attention_factor"), 0.1 * math.log(factor) + 1
         if given is not None and not math.isclose(given, strength, rel_tol=1e-6):
             usual["attention_factor"] = (strength,)
@@ -135,7 +181,9 @@ def _scaling(theirs: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, An
     for name, known in usual.items():
         if rope.get(name) not in known:
             raise UserError(f"this {what}'s {kind} rotations have {name} {rope.get(name)}, which ours do not")
-    return dict(rope_scaling=kind, rope_factor=factor, rope_original_context=None if kind == "linear" else trained)
+    return dict(
+        rope_scaling=kind, rope_factor=float(factor), rope_original_context=None if kind == "linear" else trained
+    )
 
 
 def describe(c: GPTConfig, kind: str, name: str) -> dict[str, Any]:
@@ -229,7 +277,7 @@ def other_frequencies(held: Tensor, c: GPTConfig) -> str | None:
     return None
 
 
-def _architecture(name: str, kind: str, **others: Use) -> Architecture:
+def _architecture(name: str, kind: str, defaults: Mapping[str, Any], **others: Use) -> Architecture:
     return Architecture(
         name, "transformers", (kind,), GPT, GPTConfig,
         fields(MAPPED, "attention_dropout rope_interleaved", partial_rotary_factor=only(1), **others),
@@ -239,6 +287,7 @@ def _architecture(name: str, kind: str, **others: Use) -> Architecture:
         classes=(CLASSES[kind], CLASSES[kind].replace("ForCausalLM", "Model"), *OLDER.get(kind, ())),
         untie="tie_word_embeddings",
         dropout={"attention_dropout": ("attention_dropout", 0.0)},
+        defaults=DEFAULTS | defaults,
         renamed={r"^(?=(embed_tokens|layers|norm)\.)": "model."},
         inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
         ask=lambda original, given: original(input_ids=given[0]).logits,
@@ -246,7 +295,12 @@ def _architecture(name: str, kind: str, **others: Use) -> Architecture:
     )  # fmt: skip
 
 
-LLAMA = _architecture("LLaMA", "llama", attention_bias="mapped", mlp_bias="mapped", rope_interleaved=only(False))
-MISTRAL = _architecture("Mistral", "mistral", sliding_window="mapped")
-QWEN2 = _architecture("Qwen2", "qwen2", **WINDOWS)
-QWEN3 = _architecture("Qwen3", "qwen3", attention_bias="mapped", **WINDOWS)
+LLAMA = _architecture(
+    "LLaMA", "llama", dict(attention_bias=False, mlp_bias=False),
+    attention_bias="mapped", mlp_bias="mapped", rope_interleaved=only(False),
+)  # fmt: skip
+MISTRAL = _architecture("Mistral", "mistral", dict(num_key_value_heads=8, sliding_window=4096), sliding_window="mapped")
+QWEN2 = _architecture("Qwen2", "qwen2", SLIDING, **WINDOWS)
+QWEN3 = _architecture(
+    "Qwen3", "qwen3", SLIDING | dict(head_dim=128, attention_bias=False), attention_bias="mapped", **WINDOWS
+)

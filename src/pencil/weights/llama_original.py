@@ -64,6 +64,11 @@ def settings(theirs: Fields) -> dict[str, Any]:
             f"the params.json of this {NAME} does not say how long its context is: write max_seq_len into it (2048 for "
             "LLaMA, 4096 for LLaMA 2, 8192 for LLaMA 3)"
         )
+    if theirs.get("head_dim") is not None and theirs.get("rope_theta") is None:
+        raise UserError(
+            f"the params.json of this {NAME} is one of Mistral's without rope_theta, whose default differs between "
+            "versions of their code: write rope_theta into it (10000 for Mistral 7B v0.1, 1000000 for later ones)"
+        )
     if theirs.get("head_dim") is None and width % heads:
         raise UserError(f"this {NAME}'s n_heads {heads} does not divide its dim {width}")
     return dict(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import UserError, build
-from .fields import Fields, Use, check_fields
+from .fields import Fields, Use, check_fields, with_defaults
 
 Tensors = Sequence[Tensor]
 
@@ -109,6 +109,7 @@ class Architecture:
     classes: tuple[str, ...] = ()  # that a config may name in `architectures`, the one with a head first; () for any
     # their fields of dropout: our setting of each, and the library's value where a config has none
     dropout: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that a config may leave out, in the library
     # to hold the original beside ours: random inputs of ours, its answer to them, and modules of it whose outputs are
     # values of ours, by the names of our values
     inputs: Callable[[Any, torch.Generator], tuple[Tensor, ...]] = lambda config, generator: ()
@@ -125,6 +126,7 @@ class Architecture:
             shapes, places = source.shapes(), _placed(self, source)
             found = self.values(lambda name: source.read(places[name]) if name in places else None)
             theirs = self.sizes({name: shapes[place] for name, place in places.items()}) | found | theirs
+        theirs = with_defaults(theirs, self.defaults, self.name)
         check_fields(theirs, self.fields, self.name)
         self._check_classes(theirs.get("architectures") or ())
         settings = self.settings(Fields(theirs, self.name))

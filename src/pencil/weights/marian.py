@@ -50,6 +50,11 @@ FIELDS = fields(
 SIZES = {"num_hidden_layers": "encoder_layers", "num_attention_heads": "encoder_attention_heads",
          "hidden_size": "d_model"}  # fmt: skip
 
+DEFAULTS = dict(
+    decoder_vocab_size=None, activation_function="gelu", scale_embedding=False, share_encoder_decoder_embeddings=True,
+    tie_word_embeddings=True,
+)  # fmt: skip
+
 
 def settings(theirs: Fields) -> dict[str, Any]:
     for size in ("attention_heads", "ffn_dim"):
@@ -58,14 +63,13 @@ def settings(theirs: Fields) -> dict[str, Any]:
             raise UserError(
                 f"this Marian has encoder_{size} {here} and decoder_{size} {there}, and ours has one for both"
             )
-    shared = theirs.given("share_encoder_decoder_embeddings", True)
-    tied = theirs.given("tie_word_embeddings", True)
+    shared, tied = theirs["share_encoder_decoder_embeddings"], theirs["tie_word_embeddings"]
     if shared and not tied:
         raise UserError("this Marian's config shares its embeddings and does not tie them, which contradict each other")
     vocab, depth = theirs.size("vocab_size"), theirs.size("encoder_layers")
     decoder = theirs.size("decoder_layers")
     return dict(
-        vocab=vocab if shared else theirs.given("decoder_vocab_size", vocab),
+        vocab=vocab if shared else theirs["decoder_vocab_size"] or vocab,
         source_vocab=None if shared else vocab,
         context=theirs.size("max_position_embeddings"),
         source_context=theirs.size("max_position_embeddings"),
@@ -76,11 +80,11 @@ def settings(theirs: Fields) -> dict[str, Any]:
         hidden=theirs.size("encoder_ffn_dim"),
         norm_position="post",
         eps=1e-5,
-        activation=theirs.one_of("activation_function", ACTIVATIONS, "gelu"),
+        activation=theirs.one_of("activation_function", ACTIVATIONS),
         bias=True,
         positions="sinusoidal-halves",
         share_embeddings=shared,
-        scale_embeddings=bool(theirs.get("scale_embedding")),
+        scale_embeddings=bool(theirs["scale_embedding"]),
         tie_embeddings=tied,
         head_bias=True,
     )
@@ -169,6 +173,7 @@ MARIAN = Architecture(
     # files of the model without its head have no prefix
     renamed={r"^(?=(shared|encoder|decoder)\.)": "model."},
     aliases=SIZES,
+    defaults=DEFAULTS,
     classes=("MarianMTModel", "MarianModel"),
     dropout={"dropout": ("dropout", 0.1), "attention_dropout": ("attention_dropout", 0.0)},
     inputs=pair_inputs,

@@ -13,7 +13,7 @@ from ..models.gpt import GPT, GPTConfig
 from ..models.parts import rotary_width
 from .fields import Fields, must_have, only, their_word
 from .gpt2 import no_head_bias, not_causal
-from .llama import other_frequencies
+from .llama import other_frequencies, rotations
 from .maps import Architecture, Rule, same, token_ids, with_bias, zeros
 from .transformers_fields import fields
 
@@ -33,35 +33,43 @@ FIELDS = fields(
     use_parallel_residual=only(False),
     attention_bias=only(True),
 )
+DEFAULTS = dict(
+    layer_norm_eps=1e-5, hidden_act="gelu", tie_word_embeddings=False, use_parallel_residual=True, rotary_pct=0.25,
+    rotary_emb_base=10000.0,
+)  # fmt: skip
 BLOCK = {"input_layernorm": "attn_norm", "attention.dense": "attn.out", "post_attention_layernorm": "mlp_norm",
          "mlp.dense_h_to_4h": "mlp.up", "mlp.dense_4h_to_h": "mlp.down"}  # fmt: skip
 
 
 def settings(theirs: Fields) -> dict[str, Any]:
-    if theirs.given("use_parallel_residual", True):
-        raise UserError(f"this {NAME}'s use_parallel_residual is True, which ours does not have: only False")
-    rope = theirs.get("rope_parameters") or {}
-    if theirs.get("rope_scaling") or rope.get("rope_type", "default") != "default":
+    rope = rotations(theirs, base="rotary_emb_base", fraction="rotary_pct")
+    if rope["rope_type"] != "default":
         raise UserError(f"this {NAME}'s rotations are scaled, which ours are in a LLaMA only")
-    for name in rope.keys() - {"rope_type", "rope_theta", "partial_rotary_factor"}:
+    for name in rope.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}:
         raise UserError(f"this {NAME}'s rope_parameters have {name}, which Pencil does not know")
+    # older versions of the library read these two names, and today's does not
+    for name, other in {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}.items():
+        if theirs.get(name) not in (None, rope[name]):
+            raise UserError(
+                f"this {NAME}'s {name} is {theirs[name]!r}, and its rope_parameters or {other} give {rope[name]!r}: "
+                f"leave {name} out, or write the same value"
+            )
     width, heads = theirs.size("hidden_size"), theirs.size("num_attention_heads")
-    fraction = rope.get(
-        "partial_rotary_factor", theirs.given("rotary_pct", theirs.given("partial_rotary_factor", 0.25))
-    )
-    tied = bool(theirs.given("tie_word_embeddings", False))
+    if width % heads:
+        raise UserError(f"this {NAME}'s num_attention_heads {heads} does not divide its hidden_size {width}")
+    tied = bool(theirs["tie_word_embeddings"])
     return dict(
         **theirs.sizes(
             vocab="vocab_size", context="max_position_embeddings", depth="num_hidden_layers", hidden="intermediate_size"
         ),
         width=width,
         heads=heads,
-        eps=theirs.given("layer_norm_eps", 1e-5),
-        activation=theirs.one_of("hidden_act", ACTIVATIONS, "gelu"),
+        eps=theirs["layer_norm_eps"],
+        activation=theirs.one_of("hidden_act", ACTIVATIONS),
         bias=True,
         positions="rope",
-        rope_theta=float(rope.get("rope_theta", theirs.given("rope_theta", theirs.given("rotary_emb_base", 10000.0)))),
-        rope_fraction=int(width // heads * fraction) / (width // heads),
+        rope_theta=rope["rope_theta"],
+        rope_fraction=int(width // heads * rope["partial_rotary_factor"]) / (width // heads),
         tie_embeddings=tied,
         head_bias=None if tied else False,
     )
@@ -119,6 +127,7 @@ NEOX = Architecture(
     renamed={r"^embed_out\.": "lm_head.", r"^(?=(embed_in|layers|final_layer_norm)\.)": "gpt_neox."},
     untie="tie_word_embeddings",
     classes=("GPTNeoXForCausalLM", "GPTNeoXModel"),
+    defaults=DEFAULTS,
     dropout={"hidden_dropout": ("dropout", 0.0), "attention_dropout": ("attention_dropout", 0.0)},
     inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
     ask=lambda original, given: original(input_ids=given[0]).logits,

@@ -30,13 +30,18 @@ FIELDS = fields(
 SIZES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
          "head_dim": "d_kv"}  # fmt: skip
 
+DEFAULTS = dict(
+    d_kv=64, num_decoder_layers=None, relative_attention_num_buckets=32, relative_attention_max_distance=128,
+    layer_norm_epsilon=1e-6, feed_forward_proj="relu",
+)  # fmt: skip
+
 
 def settings(theirs: Fields) -> dict[str, Any]:
     depth = theirs.size("num_layers")
-    decoder = theirs.size("num_decoder_layers", depth) if theirs.get("num_decoder_layers") is not None else depth
-    width, heads, head_width = theirs.size("d_model"), theirs.size("num_heads"), theirs.size("d_kv", 64)
+    decoder = depth if theirs["num_decoder_layers"] is None else theirs.size("num_decoder_layers")
+    width, heads, head_width = theirs.size("d_model"), theirs.size("num_heads"), theirs.size("d_kv")
     # a config says by either whether this is a first T5, and the newer of the two names counts
-    first = theirs.get("scale_decoder_outputs", theirs.given("tie_word_embeddings", True))
+    first = theirs.get("scale_decoder_outputs", theirs.get("tie_word_embeddings") is not False)
     context = theirs.size("n_positions", 512)
     return dict(
         vocab=theirs.size("vocab_size"),
@@ -49,12 +54,12 @@ def settings(theirs: Fields) -> dict[str, Any]:
         head_dim=None if head_width * heads == width else head_width,
         hidden=theirs.size("d_ff"),
         norm="rms",
-        eps=theirs.given("layer_norm_epsilon", 1e-6),
+        eps=theirs["layer_norm_epsilon"],
         activation=_activation(theirs),
         bias=False,
         positions="t5",
-        buckets=theirs.size("relative_attention_num_buckets", 32),
-        max_distance=theirs.size("relative_attention_max_distance", 128),
+        buckets=theirs.size("relative_attention_num_buckets"),
+        max_distance=theirs.size("relative_attention_max_distance"),
         share_embeddings=True,
         tie_embeddings=bool(first),
         scale_logits=bool(first),
@@ -63,12 +68,12 @@ def settings(theirs: Fields) -> dict[str, Any]:
 
 def _activation(theirs: Fields) -> str:
     """Our word for `feed_forward_proj`: gated-gelu is the approximation through tanh, and gelu is not."""
-    words = str(theirs.given("feed_forward_proj", "relu"))
+    words = str(theirs["feed_forward_proj"])
     gated, name = words.startswith("gated-"), words.removeprefix("gated-")
     if words == "gated-gelu":
         name = "gelu_new"
     # written beside it by newer versions, and read by them
-    gated, name = theirs.given("is_gated_act", gated), theirs.given("dense_act_fn", name)
+    gated, name = theirs.get("is_gated_act", gated), theirs.get("dense_act_fn", name)
     choices = GATED if gated else PLAIN
     if name not in choices:
         raise UserError(
@@ -150,6 +155,7 @@ T5 = Architecture(
     # in some older files, and never used
     unused=lambda c: {r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight": anything},
     aliases=SIZES,
+    defaults=DEFAULTS,
     classes=("T5ForConditionalGeneration", "T5Model", "T5WithLMHeadModel"),
     dropout={"dropout_rate": ("dropout", 0.1)},
     inputs=pair_inputs,

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config import UserError
 from ..models.vit import ViT, ViTConfig
-from .fields import MAPPED, NEUTRAL, Fields, Use, check_fields, must_have, only, their_word
+from .fields import MAPPED, NEUTRAL, Fields, Use, check_fields, must_have, only, their_word, with_defaults
 from .maps import Architecture, Rule, parts, reshaped, same
 from .vit import patch_rules, random_pictures, sides
 
@@ -33,6 +33,13 @@ ARGUMENTS: dict[str, Use] = {
     **dict.fromkeys("embed_layer embed_norm_layer block_fn mlp_layer".split(), only()),
     "attn_layer": only("", "attn"),
 }  # fmt: skip
+# of the constructor
+DEFAULTS: dict[str, Any] = dict(
+    img_size=224, patch_size=16, in_chans=3, num_classes=1000, global_pool="token", embed_dim=768, depth=12,
+    num_heads=12, mlp_ratio=4.0, qkv_bias=True, class_token=True, pos_embed="learn", no_embed_class=False, reg_tokens=0,
+    pre_norm=False, fc_norm=None, norm_layer=None, act_layer=None, qk_norm=False, scale_attn_norm=False,
+    scale_mlp_norm=False, pool_include_prefix=False, proj_bias=True, final_norm=True,
+)  # fmt: skip
 PRETRAINED: dict[str, Use] = {
     **dict.fromkeys(
         "input_size fixed_input_size num_classes interpolation crop_pct crop_mode mean std label_names "
@@ -89,15 +96,16 @@ def arguments(theirs: Mapping[str, Any]) -> Fields:
     name, given, cfg = theirs["architecture"], theirs.get("model_args") or {}, pretrained(theirs)
     if not isinstance(given, Mapping):
         raise UserError(f"this {WHAT}'s model_args must be a table of arguments, not {given!r}")
-    found = {**named()[name], **{key: value for key, value in given.items() if value is not None}}
+    found = {**named()[name], **given}
     size = cfg.get("input_size", (3, 224, 224))
     if not isinstance(size, list | tuple) or len(size) != 3:
         raise UserError(f"this {WHAT}'s input_size must be channels, height and width, not {size!r}")
     usual = {"num_classes": cfg.get("num_classes", 1000), "in_chans": size[0], "global_pool": cfg.get("global_pool")}
     usual |= {"img_size": list(size[1:])} if cfg.get("fixed_input_size") else {}
     found = {key: value for key, value in usual.items() if value is not None} | found
+    found = with_defaults(found, DEFAULTS, f"{WHAT} ({name})")
     check_fields(found, ARGUMENTS, f"{WHAT} ({name})")
-    return Fields({"img_size": 224, "patch_size": 16, "global_pool": "token"} | found, f"{WHAT} ({name})")
+    return Fields(found, f"{WHAT} ({name})")
 
 
 def settings(theirs: Fields) -> dict[str, Any]:
@@ -110,27 +118,27 @@ def settings(theirs: Fields) -> dict[str, Any]:
     norm = str(given.get("norm_layer") or "layernorm").replace("_", "").lower()
     if norm not in NORMS:
         raise UserError(f"this {given.what}'s norm_layer is {given['norm_layer']!r}, which ours does not have")
-    distilled, width = bool(given.get("distilled")), given.size("embed_dim", 768)
+    distilled, width = bool(given.get("distilled")), given.size("embed_dim")
     if distilled:
         for name, plain in (("reg_tokens", 0), ("no_embed_class", False), ("fc_norm", False), ("class_token", True)):
-            if given.given(name, plain) != plain:
+            if given[name] not in (plain, None):
                 raise UserError(f"this {given.what}'s {name} is {given[name]!r}, which a distilled ViT does not have")
-    registers = 1 if distilled else given.given("reg_tokens", 0)
-    learned = given.given("pos_embed", "learn") == "learn"
+    registers = 1 if distilled else given["reg_tokens"]
+    learned = given["pos_embed"] == "learn"
     if not learned and given["pos_embed"] not in ("", "none"):
         raise UserError(f"this {given.what}'s pos_embed is {given['pos_embed']!r}, which ours does not have")
-    class_token = bool(given.given("class_token", True))
+    class_token = bool(given["class_token"])
     placed = not given.get("no_embed_class") or not learned or not (class_token or registers)
-    if type(ratio := given.given("mlp_ratio", 4.0)) not in (int, float):
+    if type(ratio := given["mlp_ratio"]) not in (int, float):
         raise UserError(f"this {given.what}'s mlp_ratio must be a number, not {ratio!r}")
     return dict(
         image_size=sides(given, "img_size"), channels=given.size("in_chans"), patch=sides(given, "patch_size"),
-        classes=given.size("num_classes"), width=width, depth=given.size("depth", 12),
-        heads=given.size("num_heads", 12), hidden=int(width * ratio), norm=NORMS[norm][0], eps=NORMS[norm][1],
+        classes=given.size("num_classes"), width=width, depth=given.size("depth"),
+        heads=given.size("num_heads"), hidden=int(width * ratio), norm=NORMS[norm][0], eps=NORMS[norm][1],
         activation=given.one_of("act_layer", ACTIVATIONS | {"SiLU": "silu"}, "gelu"),
         positions="learned" if learned else "none", pool=POOLS[pool],
         class_token=None if class_token == (pool == "token") else class_token,
-        registers=registers, token_positions=placed, qkv_bias=None if given.given("qkv_bias", True) else False,
+        registers=registers, token_positions=placed, qkv_bias=None if given["qkv_bias"] else False,
         embed_norm=bool(given.get("pre_norm")), norm_pooled=bool(given.given("fc_norm", pool == "avg")),
         distilled=distilled,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Fields that every config of transformers may have and that change none of its outputs, today's and older ones."""
 
-from .fields import MAPPED, NEUTRAL, Use, only
+from ..config import UserError
+from .fields import MAPPED, NEUTRAL, Fields, Use, only
 
 _NEUTRAL = (
     # names and versions
@@ -32,6 +33,20 @@ COMMON: dict[str, Use] = {
     "tie_encoder_decoder": only(False),
     "quantization_config": only(),
 }
+
+
+def count_labels(theirs: Fields) -> int:
+    """The number of labels: of names in `id2label`, or `num_labels`; two where a config has neither."""
+    names = theirs.get("id2label")
+    if names is None:
+        return theirs.size("num_labels", 2)
+    if not isinstance(names, dict) or not names:
+        raise UserError(f"this {theirs.what}'s id2label must be a table of names, not {str(names)[:60]}")
+    if theirs.get("num_labels") not in (None, len(names)):
+        raise UserError(
+            f"this {theirs.what}'s id2label has {len(names)} names, and its num_labels is {theirs['num_labels']!r}"
+        )
+    return len(names)
 
 
 def fields(mapped: str, neutral: str = "", **others: Use) -> dict[str, Use]:

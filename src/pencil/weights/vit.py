@@ -16,7 +16,7 @@ from ..config import UserError
 from ..models.vit import ViT, ViTConfig
 from .fields import Fields, must_have, their_word
 from .maps import Architecture, Rule, joined, parts, reshaped, same
-from .transformers_fields import fields
+from .transformers_fields import count_labels, fields
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
                "silu": "silu", "swish": "silu"}  # fmt: skip
@@ -73,11 +73,8 @@ def settings(theirs: Fields, kind: str) -> dict[str, Any]:
         raise UserError(
             f"this {theirs.what} is a {made}, and only {' or '.join(CLASSES[kind])} has the classes it needs"
         )
-    labels = theirs.get("id2label")
-    numbered = labels is None or (
-        isinstance(labels, dict) and set(map(str, labels)) == set(map(str, range(len(labels))))
-    )
-    if not numbered or labels == {}:
+    classes, labels = count_labels(theirs), theirs.get("id2label")
+    if labels is not None and set(map(str, labels)) != set(map(str, range(len(labels)))):
         raise UserError(
             f"this {theirs.what}'s id2label must have a name for each number from 0, not {str(labels)[:60]}"
         )
@@ -85,13 +82,13 @@ def settings(theirs: Fields, kind: str) -> dict[str, Any]:
         image_size=sides(theirs, "image_size"),
         channels=theirs.size("num_channels"),
         patch=sides(theirs, "patch_size"),
-        classes=theirs.size("num_labels", 2) if labels is None else len(labels),
+        classes=classes,
         **theirs.sizes(
             width="hidden_size", depth="num_hidden_layers", heads="num_attention_heads", hidden="intermediate_size"
         ),
-        eps=theirs.given("layer_norm_eps", 1e-12),
-        activation=theirs.one_of("hidden_act", ACTIVATIONS, "gelu"),
-        qkv_bias=None if theirs.given("qkv_bias", True) else False,
+        eps=theirs["layer_norm_eps"],
+        activation=theirs.one_of("hidden_act", ACTIVATIONS),
+        qkv_bias=None if theirs["qkv_bias"] else False,
         registers=1 if kind == "deit" else 0,
         distilled=made == TEACHER,
     )
@@ -151,6 +148,7 @@ def _architecture(name: str, kind: str) -> Architecture:
         partial(describe, kind=kind, name=name), partial(rules, kind=kind),
         renamed={old.replace("{kind}", kind): new.replace("{kind}", kind) for old, new in RENAMED.items()},
         dropout={"hidden_dropout_prob": ("dropout", 0.0), "attention_probs_dropout_prob": ("attention_dropout", 0.0)},
+        defaults=dict(layer_norm_eps=1e-12, hidden_act="gelu", qkv_bias=True),
         inputs=random_pictures,
         ask=lambda original, given: original(pixel_values=given[0]).logits,
         outputs=lambda c: {f"blocks.{i}.post": f"{kind}.layers.{i}" for i in range(c.depth)}
