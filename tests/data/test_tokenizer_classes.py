@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from pencil.config import UserError
 from pencil.data.tokenizer_folders import find_tokenizer
@@ -43,7 +43,7 @@ def bases():
         "cased": like(uncased, normalizer=normalizers.BertNormalizer(lowercase=False)), "fallback": bytes_too,
         "metaspace": like(bytes_too, normalizer=normalizers.Replace("x", "x"),
                           pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
-        "unigram": unigram(),
+        "unigram": unigram(), "letters": Tokenizer(models.BPE({"A": 0, "B": 1, "C": 2}, [])),
     }  # fmt: skip
 
 
@@ -81,7 +81,7 @@ DISAGREE = [
     ("bytes", "GPT2Tokenizer", {"additional_special_tokens": ["<ent>"]}), ("bytes", "GPT2Tokenizer", "decoder"),
     ("bytes", "PreTrainedTokenizerFast", {"additional_special_tokens": ["<ent>"]}),
     ("uncased", "PreTrainedTokenizerFast", "decoder"), ("fallback", "LlamaTokenizer", {}),
-    ("digits", "GPT2Tokenizer", {}), ("unigram", "T5Tokenizer", {"extra_ids": 3}),
+    ("letters", "GPT2Tokenizer", {}), ("digits", "GPT2Tokenizer", {}), ("unigram", "T5Tokenizer", {"extra_ids": 3}),
 ]  # fmt: skip
 
 

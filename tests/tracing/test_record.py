@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from pencil.config import UserError
 from pencil.core.notation import Notation
@@ -636,3 +637,39 @@ def test_a_gpt2_at_its_full_context_opens_in_less_than_four_gigabytes(build, cel
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 4096
+
+
+class WithGradients(nn.Module):
+    """Modules that work, and whose forward pass asks autograd for something."""
+
+    def __init__(self, backward):
+        super().__init__()
+        self.weight, self.backward = nn.Parameter(torch.ones(5, 3)), backward
+
+    def forward(self, x):
+        total = (x @ self.weight).sum()
+        if not self.backward:
+            return torch.autograd.grad(total, [self.weight])[0]
+        total.backward()
+        return self.weight.grad
+
+
+class WithFlexAttention(nn.Module):
+    def forward(self, x):
+        return flex_attention(x, x, x)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    "model, shape, words",
+    [(WithGradients(False), (2, 5), "it computes gradients in its forward pass"),
+     (WithGradients(True), (2, 5), "it computes gradients in its forward pass"),
+     (WithFlexAttention(), (1, 2, 7, 16), "it calls flex_attention, which PyTorch runs as one operation")],
+)  # fmt: skip
+def test_what_cannot_be_recorded_is_one_sentence(model, shape, words):
+    given = torch.randn(shape)
+    model(given)
+    with pytest.raises(UserError, match=f"^this model cannot be recorded: {words}") as refused:
+        trace(model, given)
+    assert "0x" not in str(refused.value)
+    assert "\n" not in str(refused.value)

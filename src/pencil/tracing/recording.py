@@ -1,6 +1,7 @@
 """A model with its inputs, run under a tape: names for what it records, and blocks recorded only when opened."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -92,7 +93,17 @@ class Recording:
                     has_name = self.probed and tape.nodes[tape.node_of(value)].named
                     tape.name(value, name or "output", named=not has_name)
         except NotImplementedError as error:
-            raise UserError(f"this model cannot be recorded: {str(error).splitlines()[0]}") from None
+            why = str(error).splitlines()[0]
+            if called := re.search(r"HigherOrderOperator (\w+)", why):
+                why = f"it calls {called[1]}, which PyTorch runs as one operation without showing its parts; call the "
+                why += "plain operations instead"
+            raise UserError(f"this model cannot be recorded: {why}") from None
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+            raise UserError(
+                "this model cannot be recorded: it computes gradients in its forward pass, and a trace is without them"
+            ) from None
         unused = [name for name in self.edits if name not in tape.edited]
         if unused:
             raise UserError(f"nothing was called {unused[0]} when the model ran again")
