@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from ..config import UserError
 from ..console import note
+from .names import check_run
 
 if TYPE_CHECKING:
     from ..explore.subject import Subject
@@ -41,6 +42,8 @@ def explore(
     """
     if len(runs) > MOST:
         raise UserError(f"at most {MOST} models are shown side by side, not {len(runs)}")
+    for path, _ in map(_run_and_step, runs):
+        check_run(path)
     # from here on torch is needed
     from ..explore.serving import bind, serve
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..config import UserError
+from .names import check_run
 from .terminal import note, result_console
 
 
@@ -17,6 +18,7 @@ def verify(run: Path, /) -> int:
     run
         The run's folder.
     """
+    check_run(run)
     from ..families.verifying import verify_run
 
     console, whole, faults = result_console(), 0, 0
