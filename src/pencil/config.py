@@ -74,15 +74,12 @@ OTHER_NAMES = {
 }
 
 
-def nearest(word: str, known: Iterable[str], see: str = "") -> str:
-    """ "did you mean x?" where a choice is close; else the choices, or, of many, where to `see` them.
-
-    Of many that cannot be seen elsewhere, those most like the word come first.
-    """
+def nearest(word: str, known: Iterable[str], see: str = "", alike_first: bool = False) -> str:
+    """ "did you mean x?" where a choice is close; else the choices, or, of many, where to `see` them."""
     known = sorted(set(known))
     if close := closest(word, known):
         return f"did you mean {close}?"
-    return listed(known, see, near=word)
+    return listed(known, see, near=word if alike_first else "")
 
 
 def listed(known: Iterable[str], see: str = "", near: str = "") -> str:
@@ -106,7 +103,7 @@ def nearest_setting(word: str, known: Iterable[str], see: str = "", section: str
     if word in EPOCHS and "steps" in known:
         return f"training is counted in steps, not in epochs: give {section}steps, or {section}minutes for a time"
     other = OTHER_NAMES.get(word)
-    return f"did you mean {other}?" if other in known else nearest(word, known, see)
+    return f"did you mean {other}?" if other in known else nearest(word, known, see, alike_first=True)
 
 
 def with_article(word: str) -> str:

@@ -3,17 +3,18 @@
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .config import UserError, to_toml
+from .config import UserError, distance, to_toml
 from .data.cache import remembered_hash
 from .files import check_inside, fingerprint, locked, matches, read_toml, sweep, write_aside
 from .manifest import CHANGING, CONTENTS, DATA_RECORD, FOLDERS, LISTED, UNLISTED, WEIGHTS, Fault, Manifest, entry_of
 
+SHOWN = 5  # runs that an error names
 SHARED = "shared"  # the file by which several processes see that they write to one folder
 HASHED_AT_EVERY_LOAD = 1_000_000_000  # bytes; larger files are hashed when size or times changed, and by verify
 
@@ -24,6 +25,33 @@ def not_a_run(path: Path) -> UserError:
     foreign = foreign or any(path.glob("*.safetensors"))
     mend = f"; it looks like a checkpoint of another library: pencil import {path} makes a run of it" if foreign else ""
     return UserError(f"{path} is not a run: it has no config.toml{mend}")
+
+
+def find_run(path: str | Path, families: Collection[str] = ()) -> Path:
+    """The folder of a run, if it is one; needs no torch, so that a wrong path is answered at once."""
+    path = Path(path)
+    if str(path) in families and not path.exists():
+        raise UserError(f"{path} is a kind of model, and there is no run of that name; train one: pencil train {path}")
+    if not path.is_dir():
+        meant = Path("runs", path.name)
+        hint = f"; did you mean {meant}?" if meant != path and (meant / "config.toml").is_file() else ""
+        what = f"{path} is a file, and a run is a folder" if path.exists() else f"there is no run {path}"
+        raise UserError(f"{what}{hint or f'; {_known_runs(path)}'}")
+    if not (path / "config.toml").is_file():
+        raise not_a_run(path)
+    return path
+
+
+def _known_runs(wanted: Path) -> str:
+    """Where the runs are, those first whose names are like the one wanted; or how to make the first."""
+    folders = [wanted.parent, Path("runs")] if wanted.parent != Path() else [Path("runs")]
+    found = next((runs for folder in folders if (runs := sorted(folder.glob("*/config.toml")))), [])
+    if not found:
+        return "there is none in runs/ yet, and pencil train --help says how to train one"
+    name, paths = wanted.name.lower(), [config.parent for config in found]
+    paths.sort(key=lambda path: (name not in path.name.lower(), distance(name, path.name.lower(), len(str(path)))))
+    more = f", … ({len(paths)} in all)" if len(paths) > SHOWN else ""
+    return f"known: {', '.join(map(str, paths[:SHOWN]))}{more}"
 
 
 class RunFiles:

@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .config import UserError, distance, to_toml
+from .config import UserError, to_toml
 from .data.tokenizers import Tokenizer, read_json
 from .files import WINDOWS, beside, fingerprint, flush_folder, read_text, write_aside
 from .manifest import WEIGHTS, Manifest, entry_of
-from .run_files import RunFiles, not_a_run
+from .run_files import RunFiles, find_run
 from .tensors import check_bytes, check_tensors, in_file_order, read_tensors, write_tensors
-
-SHOWN = 5  # runs that an error names
 
 
 class Run(RunFiles):
@@ -46,16 +44,7 @@ class Run(RunFiles):
 
     @staticmethod
     def open(path: str | Path) -> "Run":
-        path = Path(path)
-        if not path.is_dir():
-            meant = Path("runs", path.name)
-            hint = f"; did you mean {meant}?" if meant != path and (meant / "config.toml").is_file() else ""
-            what = f"{path} is a file, and a run is a folder" if path.exists() else f"there is no run {path}"
-            raise UserError(f"{what}{hint or f'; {_known_runs(path)}'}")
-        run = Run(path)
-        if not (path / "config.toml").is_file():
-            raise not_a_run(path)
-        return run
+        return Run(find_run(path))
 
     @staticmethod
     def create(
@@ -182,18 +171,6 @@ class Run(RunFiles):
 def _is_text(name: str) -> bool:
     """Whether a name can be written as UTF-8; bytes that cannot are lone surrogates in Python."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
-def _known_runs(wanted: Path) -> str:
-    """Where the runs are, those first whose names are like the one wanted; or how to make the first."""
-    folders = [wanted.parent, Path("runs")] if wanted.parent != Path() else [Path("runs")]
-    found = next((runs for folder in folders if (runs := sorted(folder.glob("*/config.toml")))), [])
-    if not found:
-        return "there is none in runs/ yet, and pencil train --help says how to train one"
-    name, paths = wanted.name.lower(), [config.parent for config in found]
-    paths.sort(key=lambda path: (name not in path.name.lower(), distance(name, path.name.lower(), len(str(path)))))
-    more = f", … ({len(paths)} in all)" if len(paths) > SHOWN else ""
-    return f"known: {', '.join(map(str, paths[:SHOWN]))}{more}"
 
 
 def choose_path(name: str, root: Path = Path("runs")) -> Path:

@@ -1,18 +1,22 @@
 """What a newcomer types first: each wrong word is answered with the one that is meant."""
 
 import json
+import shlex
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 from commands import SMALL
+from pencil.cli import names
 from pencil.cli.main import VERBS
 from pencil.cli.suggestions import setting_meant
-from pencil.config import UserError
+from pencil.config import UserError, setting_types
 from pencil.data import text
 from pencil.families import FAMILIES
 from pencil.train.settings import plain_names
+from test_docs import ROOT, commands, words_of
 
 pytestmark = pytest.mark.usefixtures("light")
 
@@ -81,6 +85,82 @@ def test_every_setting_without_its_section(fails, name):
 ])  # fmt: skip
 def test_other_words_for_it(fails, run, words, meant):
     assert meant in fails(*(run if word == "RUN" else word for word in words))
+
+
+MISTAKES = [
+    "train", "trian gpt", "train vits", "train --train.steps 3 vits", "train vit --data stampz", "train vit --data digit",
+    "train gpt --data stampz.txt --model.width 64 --tokenizer bpe --force", "train reader --data stampz.csv",
+    "train reader --data stampz.txt", "train seq2seq --data stampz.tsv", "train captioner --data stampz",
+    "train dit --data stampz", "train gpt --preset nanoo", "train gpt --from runs/nope", "train gpt --from gpt",
+    "train gpt --config nope.toml", "train gpt --train.stepz 5", "train gpt --train.steps abc", "train gpt --train.epochs=3",
+    "train gpt --model.depht 5", "train gpt --model.depth abc", "train gpt --model.positions ropee",
+    "train gpt --model.rope_base 3", "train captioner --model.delimiters perhaps", "train gpt --data.text_colum x",
+    "train gpt --optimizer.lr 3", "train gpt --lr 3", "train gpt --dta x", "train gpt notes.txt",
+    "resume nope", "resume gpt", "resume RUN --train.stepz 5", "verify nope", "export nope --to hf", "sample nope",
+    "eval nope", "embed nope --prompt a", "heads nope", "explore nope@3", "trace nope", "why nope x", "show vit-4x4",
+    "shapes nope", "shapes gpt", "shapes nano", "shapes gpt:nano --model.depht 3", "cost vits", "cost gpt:nano --model.dim 3",
+    "cost gpt:nano --depth 3", "import nope", "import hff:a/b", "import nanogpt:nope",
+]  # fmt: skip
+WITHOUT_TORCH = """
+import contextlib, io, json, shlex, sys
+from pencil.cli import before_torch
+from pencil.cli.main import main
+
+mistakes, right = json.loads(sys.argv[1])
+answers = []
+for line in mistakes:
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main(shlex.split(line))
+    answers.append([said.getvalue().rstrip("\\n"), "torch" in sys.modules])
+before_torch._check_data = before_torch.check_run = lambda *_: None  # the data and runs of the docs are not here
+for words in right:
+    before_torch.check_training(words)
+print(json.dumps([answers, "torch" in sys.modules]))
+"""
+
+
+def test_a_typing_error_is_answered_before_torch_is_imported_and_in_the_same_words(fails, run):
+    """The answers of a process without torch against those of this one, where the records of the families are loaded;
+    and no command of the docs is refused."""
+    mistakes = [line.replace("RUN", str(run)) for line in MISTAKES]
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    lines = [words_of(line) for page in pages if page.name != "extend.md" for line, _ in commands(page)]
+    right = [words[1:] for words in lines if words[0] == "train" and words[1] in FAMILIES and "--config" not in words]
+    assert len(right) > 30
+    words = [sys.executable, "-c", WITHOUT_TORCH, json.dumps([mistakes, right])]
+    answers, loaded = json.loads(subprocess.check_output(words, text=True))
+    for line, (said, torch) in zip(mistakes, answers, strict=True):
+        assert said == fails(*shlex.split(line)), line
+        assert not torch, line
+    assert not loaded
+
+
+def test_the_names_checked_without_torch_are_those_of_the_records():
+    stored, named = json.loads(names.FILE.read_text()), names.collected()
+    by_type = {"options": 0, "model": 0}  # compared below: Python's versions write types differently
+    assert {name: table | by_type for name, table in stored["families"].items()} == {
+        name: table | by_type for name, table in named["families"].items()
+    }, "run python -m pencil.cli.names"
+    assert stored["examples"] == named["examples"]
+    for name, one in names._stored()[0].items():
+        assert setting_types(one.config) == setting_types(FAMILIES[name].config), "run python -m pencil.cli.names"
+        assert setting_types(one.train_options) == setting_types(FAMILIES[name].train_options)
+
+
+def test_what_the_sources_name_and_the_stored_names_do_not_is_left_to_the_records(monkeypatch, tmp_path):
+    """Someone who adds a family or a setting need not write the file first."""
+    assert not names.outdated(["depth", "depht"], ["vit", "vits"])
+    monkeypatch.setattr(names, "FILE", tmp_path / "cli" / "names.json")
+    for folder, file, content in (
+        ("cli", "names.json", "{}"),
+        ("models", "own.py", "class Config:\n    spin: int = 3\n"),
+        ("families", "own.py", 'FAMILY = Family(name="own")\n'),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).write_text(content)
+    assert names.outdated(["spin"], [])
+    assert names.outdated([], ["own"])
+    assert not names.outdated(["own", "spi"], ["spin", "ow"])
 
 
 def test_an_unknown_command_is_answered_with_all(fails):

@@ -74,6 +74,7 @@ def cost(
     if dtype is not None and dtype.lower() not in DTYPES:
         raise UserError(f"--dtype must be bf16 or fp32, not {dtype}")
     _check_several(gpus, parallel, bandwidth, measure)
+    record, config, training = find_model(what, changes)
     from ..cost.devices import DEVICES
     from ..cost.devices import device as find_device
 
@@ -84,7 +85,6 @@ def cost(
 
         place = pick_device("auto")
     usual = "fp32" if place is not None and place.type != "cuda" else "bf16"
-    record, config, training = find_model(what, changes)
     chosen_training = _training(found["train"], parallel or "auto")
     training = {**training, **chosen_training}
     chosen = DTYPES[dtype.lower()] if dtype else usual

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from ..config import UserError
+from .names import check_run, examples, families
 from .parsing import PARAMETERS, option_of, sentence
 from .suggestions import input_meant, word_meant
 
@@ -21,6 +22,7 @@ TRACE_FILE = ".safetensors"
 
 def run_family(target: str) -> "Family":
     """The family of a run."""
+    check_run(target)
     from ..families import family, open_run
 
     return family(open_run(target).family)
@@ -36,15 +38,9 @@ def named_family(target: str) -> "Family":
 def trace_family(target: str) -> "Family | None":
     """The family of a run; none for a worked example or a trace file, which have their own input."""
     if Path(target).is_dir() and not target.startswith("example:"):
-        if not (Path(target) / "config.toml").is_file():  # before torch is imported
-            from ..run_files import not_a_run
-
-            raise not_a_run(Path(target))
         return run_family(target)
     if not (target.startswith("example:") or target.endswith(TRACE_FILE) or Path(target).exists()):
-        from ..learn.examples import EXAMPLES
-
-        hint = f"; the worked example is example:{target}" if target in EXAMPLES else ""
+        hint = f"; the worked example is example:{target}" if target in examples() else ""
         hint = f"; did you mean {meant}?" if ((meant := Path("runs", target)) / "config.toml").is_file() else hint
         raise UserError(f"{target} is no run's folder, no trace file and no example:NAME{hint}")
     return None
@@ -99,9 +95,7 @@ def missing(verb: str, usage: str) -> str:
     """What to say where the first word of a verb is missing: of a family, which there are."""
     known = ""
     if usage.startswith("FAMILY"):
-        from ..families import FAMILIES
-
-        *most, last = FAMILIES
+        *most, last = families()
         known = f": {', '.join(most)} or {last}"
     return f"{usage.split()[0]} is missing{known}; usage: pencil {verb} {usage}"
 

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from .. import files
 from ..config import UserError, check_output, expand_path
+from .names import check_run
 from .terminal import note, progress_bar, read_input, read_text
 
 
@@ -56,6 +57,7 @@ def embed(
     check_output("--csv", out, ".csv")
     texts = [read_text(one) for one in prompt or ()] + ([] if file is None else _lines(file))
 
+    check_run(run)
     from ..device import pick_device
     from ..families import load, open_run
     from ..families.embed_run import embedder

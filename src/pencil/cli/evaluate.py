@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from ..config import UserError, build
 from ..console import visible
 from ..files import check_inside
+from .names import check_run
 from .terminal import note
 
 DTYPE_HELP = (
@@ -52,6 +53,7 @@ def evaluate(
     out
         Folder for the figures; by default eval/ in the run's folder, or eval-NAME/ for other data.
     """
+    check_run(run)
     from ..device import pick_device
     from ..families import family, load_model, open_run
     from ..families.other_data import amount, task_on

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from ..config import UserError
 from ..console import note
 from ..files import user_folder, write_private
+from .names import check_run
 
 if TYPE_CHECKING:
     from ..explore.subject import Subject
@@ -43,6 +44,8 @@ def explore(
     """
     if len(runs) > MOST:
         raise UserError(f"at most {MOST} models are shown side by side, not {len(runs)}")
+    for path, _ in map(_run_and_step, runs):
+        check_run(path)
     # from here on torch is needed
     from ..explore.serving import bind, bind_usual, serve
 

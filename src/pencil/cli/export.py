@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from .names import check_run
 from .terminal import note
 
 
@@ -34,6 +35,7 @@ def export(
     force
         Replace a former export of that name; a folder that holds anything else is refused.
     """
+    check_run(run)
     from ..families.exporting import export_run
 
     export_run(run, to, out=out, dtype=dtype, force=force, notify=note)

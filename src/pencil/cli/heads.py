@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from .. import files
 from ..config import UserError, check_output, expand_path
 from ..console import Console, note
+from .names import check_run
 from .terminal import read_input
 
 WIDTH = 100  # of the table, where the terminal does not say
@@ -56,6 +57,7 @@ def heads(
     check_output("--out", out, ".png")
     typed = prompt if text is None else _read(text)
 
+    check_run(run)
     from ..device import pick_device
     from ..families import load
     from ..files import write_aside

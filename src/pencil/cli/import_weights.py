@@ -62,6 +62,9 @@ def import_weights(
         raise UserError(
             "WHAT is missing: pencil import hf:OWNER/NAME, or a folder; pencil import --list shows what can be"
         )
+    from ..weights.hub import find_here
+
+    find_here(what)  # before torch is imported
     from ..families.card import usage
     from ..families.importing import import_checkpoint
     from ..train.report import shown_progress

@@ -33,6 +33,7 @@ from . import (
     verify,
     walk,
 )
+from .before_torch import check_training
 from .dispatch import HELP, dispatch, missing, named_family, run_family, trace_family
 from .launch import Several, end_after_another, enter, launch, leave, say_failure, say_unexpected
 from .parsing import PARAMETERS, sentence
@@ -112,7 +113,10 @@ def run(words: Sequence[str]) -> int:
     if list(words) == ["train"]:
         raise UserError(missing("train", USAGE["train"]))
     if len(words) > 1 and words[0] in BY_FAMILY and not set(words[1:]) <= set(HELP):
-        rest = train.with_family(words[1:]) if words[0] == "train" else words[1:]
+        rest = words[1:]
+        if words[0] == "train":
+            rest = train.with_family(rest)
+            check_training(rest)
         return dispatch(words[0], rest, USAGE[words[0]], *BY_FAMILY[words[0]])
     try:
         return app(words, exit_on_error=False, print_error=False) or 0

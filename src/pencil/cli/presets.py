@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from ..config import UserError, closest, fitted, nearest, overrides, setting_types
+from .names import check_model, check_run, families
 from .suggestions import setting_meant
 
 if TYPE_CHECKING:
@@ -42,15 +43,12 @@ def settings_of(verb: str, words: Sequence[str], sections: Sequence[str]) -> tup
 
 
 def _meant(option: str) -> str | None:
-    from ..families import FAMILIES
-
-    return setting_meant(option, {"model": [name for one in FAMILIES.values() for name in setting_types(one.config)]})
+    return setting_meant(option, {"model": [name for one in families().values() for name in setting_types(one.config)]})
 
 
 def _too_many(verb: str, what: str, *more: str) -> str:
-    from ..families import FAMILIES
-
-    if what in FAMILIES and len(more) == 1 and more[0] in FAMILIES[what].presets:
+    known = families()
+    if what in known and len(more) == 1 and more[0] in known[what].presets:
         return f"a family and its preset are one word: use {what}:{more[0]}"
     return f"{verb} takes one preset or run at a time, not {' and '.join((what, *more))}"
 
@@ -67,14 +65,16 @@ def find_model(what: str, changes: Mapping[str, Any] | None = None) -> "tuple[Fa
 
     `changes` are model settings over those of the preset.
     """
-    from ..families import FAMILIES, open_run
-
-    presets = {f"{name}:{preset}": (name, preset) for name, one in FAMILIES.items() for preset in one.presets}
+    known = families(strings=[what])
+    presets = {f"{name}:{preset}": (name, preset) for name, one in known.items() for preset in one.presets}
     alike = [full for full in presets if full.endswith(f":{what}")]
     if len(alike) > 1:
         raise UserError(f"{what} is a preset of several families; use {', '.join(alike[:-1])} or {alike[-1]}")
     if what in presets or alike:
         name, preset = presets[alike[0] if alike else what]
+        check_model(name, changes or {})
+        from ..families import FAMILIES
+
         record = FAMILIES[name]
         changed = fitted(record.config, changes or {}, "model.")
         return record, record.configure(preset, **changed), dict(record.training.get(preset, {}))
@@ -84,12 +84,15 @@ def find_model(what: str, changes: Mapping[str, Any] | None = None) -> "tuple[Fa
             "out, or give a preset"
         )
     if Path(what).is_dir():
+        check_run(what)
+        from ..families import FAMILIES, open_run
+
         run = open_run(what)
         record = FAMILIES[run.family]
         # an imported run is trained with AdamW when another starts from it
         training = {"optimizer": "adamw"} if "import" in run.config else run.config["train"]
         return record, record.read_config(run.config["model"]), training
-    if what in FAMILIES:
+    if what in known:
         raise UserError(f"{what} is a family; use one of {', '.join(f for f in presets if presets[f][0] == what)}")
     close = closest(what, [*presets, *(preset for _, preset in presets.values())])
     hint = f"did you mean {close}?" if close else nearest(what, presets)

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ..config import UserError, build, overrides, setting_types
+from ..config import UserError, build, fitted, overrides, setting_types
 from ..processes import wait_long, world, writer_first
 from .launch import start_several
+from .names import check_run
 from .suggestions import setting_meant, undotted
 from .terminal import note
 from .train import Settings, train_to_end
@@ -36,16 +37,18 @@ def resume(
     processes
         Train in so many processes on this machine; it need not be the number that the run began with.
     """
+    from ..train.settings import TrainConfig
+
+    for name in undotted(settings):
+        meant = setting_meant(name, {"train": setting_types(TrainConfig)}) or "pencil resume --help lists its options"
+        raise UserError(f"resume cannot use {name}; {meant}")
+    changed = overrides(list(settings), ("train",))["train"]
+    check_run(run)
+    fitted(TrainConfig, changed, "train.")
     from ..families import open_run
     from ..families.several import as_writer, check_same
     from ..families.several import processes as join_others
 
-    for name in undotted(settings):
-        from ..train.settings import TrainConfig
-
-        meant = setting_meant(name, {"train": setting_types(TrainConfig)}) or "pencil resume --help lists its options"
-        raise UserError(f"resume cannot use {name}; {meant}")
-    changed = overrides(list(settings), ("train",))["train"]
     if world().writer:
         open_run(run)  # before the processes are started
     start_several(processes)

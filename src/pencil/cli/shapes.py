@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ..config import UserError
 from ..console import Console
 from .presets import Model, find_model, model_settings, titled
 from .terminal import note
@@ -32,15 +33,14 @@ def shapes(what: Model, /, *settings: Settings, batch: int = 1) -> int:
     batch
         Batch size: the B of the shapes.
     """
-    import torch
-
-    from ..config import UserError
-    from ..core.notation import Notation, transposed
-    from ..core.probe import LEGEND, Probe, symbols
-
     if batch < 1:
         raise UserError(f"--batch must be at least 1, not {batch}")
     what, record, config = _chosen((what, *settings))
+    import torch
+
+    from ..core.notation import Notation, transposed
+    from ..core.probe import LEGEND, Probe, symbols
+
     with torch.device("meta"):
         model = record.create(config)
     probe = Probe()
@@ -89,8 +89,6 @@ def shapes(what: Model, /, *settings: Settings, batch: int = 1) -> int:
 
 def _chosen(words: Sequence[str]) -> "tuple[str, Family, Any]":
     """The model's name with its changed settings, its family and its config; notes settings without effect."""
-    from ..config import UserError
-
     what, changes = model_settings("shapes", words)
     record, config, _ = find_model(what, changes)
     for name in changes:

@@ -15,6 +15,7 @@ from .suggestions import option_meant, setting_meant, undotted
 from .terminal import note, program
 
 # of train, for every family
+SECTIONS = ("model", "train", "data")  # of the settings
 OPTIONS = ("data", "from", "freeze", "preset", "config", "settings", "name", "out", "force", "processes")
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 
@@ -111,7 +112,7 @@ def train_command(record: Any) -> Callable[..., int]:
             ),
         ] = None,
     ) -> int:
-        words = overrides(_dotted(record, settings), ("model", "train", "data"))
+        words = overrides(dotted(record, settings), SECTIONS)
         from ..families.chosen import Chosen, given_options, read_config, with_image_size
         from ..families.several import processes as join_others
         from ..families.train_run import merge, start_training
@@ -159,7 +160,7 @@ def with_family(words: Sequence[str]) -> Sequence[str]:
     return words if named in words else [str(named), *words]
 
 
-def _dotted(record: Any, words: tuple[str, ...]) -> list[str]:
+def dotted(record: Any, words: Sequence[str]) -> list[str]:
     """The words, which are all dotted settings; anything else is refused with what it may have meant."""
     from ..train.settings import plain_names
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ..config import UserError
 from ..console import visible
+from .names import check_run
 from .terminal import note, result_console
 
 NAMED = 10  # files in one sentence
@@ -22,6 +23,7 @@ def verify(run: Path, /) -> int:
     run
         The run's folder.
     """
+    check_run(run)
     from ..families.verifying import not_verified, verify_run
 
     console, whole, faults = result_console(), 0, 0

@@ -10,6 +10,7 @@ from ..config import UserError, nearest, upgraded
 from ..inference.int8 import to_int8
 from ..manifest import WEIGHTS
 from ..models.notebook import model_html
+from ..run_files import find_run
 from ..runs import Loaded, Run
 from ..tensors import check_tensors
 from ..train.settings import RENAMED_FOR_MASKS, TrainConfig
@@ -24,9 +25,7 @@ SETTINGS_VERSION = "0.7"  # of the names of settings; a run made before is read 
 
 def open_run(path: str | Path) -> Run:
     """A run folder, its settings under the names of this version."""
-    if str(path) in FAMILIES and not Path(path).exists():
-        raise UserError(f"{path} is a kind of model, and there is no run of that name; train one: pencil train {path}")
-    run = Run.open(path)
+    run = Run(find_run(path, FAMILIES))
     facts = run.config["run"]
     if "task" in facts:
         raise UserError(

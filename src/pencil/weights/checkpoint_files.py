@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..config import UserError, closest, expand_path
+from ..config import UserError
 from ..files import check_regular, leads_inside, read_json
-from .hub import HUBS, PIPELINE, Fetched, fetch_checkpoint, licence_in, parse_name
+from .hub import PIPELINE, Fetched, fetch_checkpoint, find_here, licence_in, parse_name
 from .pickled import ENDINGS, unpickle
 from .source import FileSource
 
@@ -23,7 +23,6 @@ SAFETENSORS = ("model.safetensors", "diffusion_pytorch_model.safetensors", "open
 PICKLED = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "open_clip_pytorch_model.bin", "ckpt.pt")
 CONFIGS = ("config.json", "params.json")  # the second of LLaMA as its authors publish it
 SCHEDULER = "scheduler_config.json"  # of a pipeline of diffusers: the noise schedule of its transformer
-LOCAL = ("nanogpt",)  # libraries whose checkpoints are files, not on the hub
 Notify = Callable[[str], None]
 
 
@@ -82,23 +81,11 @@ def open_checkpoint(what: str | Path, notify: Notify = lambda line: None) -> Che
 
 def _located(what: str, notify: Notify) -> tuple[str, Path, Fetched | None]:
     """The library that a name begins with, and where its files are, or are now."""
-    library, colon, rest = what.partition(":")
-    if not colon or (path := Path(what)).exists():
-        path = expand_path(what)
-        if not path.exists():
-            hub = f"; on the hub it is hf:{what}" if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", what) else ""
-            raise UserError(f"there is no file or folder {what}{hub}")
-        return "", path, None
-    if library in HUBS and not expand_path(rest).exists():
-        fetched = fetch_checkpoint(what, notify)
-        return library, fetched.folder, fetched
-    if library not in (*HUBS, *LOCAL):
-        close = closest(library, (*HUBS, *LOCAL))
-        meant = f"did you mean {close}:{rest}?" if close else "it begins with hf:, timm:, diffusers: or nanogpt:"
-        raise UserError(f"{what} is neither a path nor the name of a checkpoint; {meant}")
-    if not (path := expand_path(rest)).exists():
-        raise UserError(f"there is no file or folder {rest}")
-    return library, path, None
+    library, path = find_here(what)
+    if path is not None:
+        return library, path, None
+    fetched = fetch_checkpoint(what, notify)
+    return library, fetched.folder, fetched
 
 
 def _unpickled(files: list[Path], index: dict[str, str] | None, notify: Notify) -> FileSource:

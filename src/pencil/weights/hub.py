@@ -7,10 +7,11 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any, NamedTuple
 
-from ..config import UserError, install
+from ..config import UserError, closest, expand_path, install
 from ..files import read_text
 
 HUBS = ("hf", "timm", "diffusers")
+LOCAL = ("nanogpt",)  # libraries whose checkpoints are files, not on the hub
 # beside the weights: settings, tokenizers, how pictures are prepared, how vectors are pooled, the card
 OTHERS = re.compile(
     r"(config|generation_config|preprocessor_config|processor_config|tokenizer|tokenizer_config|special_tokens_map"
@@ -51,6 +52,30 @@ class Place(NamedTuple):
 
     name: str
     revision: str | None
+
+
+def find_here(what: str) -> tuple[str, Path | None]:
+    """The library that a name begins with, and where its files are on this machine; None where they are to be fetched.
+
+    What is neither here nor the name of a checkpoint is refused.
+    """
+    library, colon, rest = what.partition(":")
+    if not colon or Path(what).exists():
+        path = expand_path(what)
+        if not path.exists():
+            hub = f"; on the hub it is hf:{what}" if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", what) else ""
+            raise UserError(f"there is no file or folder {what}{hub}")
+        return "", path
+    path = expand_path(rest)
+    if library not in (*HUBS, *LOCAL):
+        close = closest(library, (*HUBS, *LOCAL))
+        meant = f"did you mean {close}:{rest}?" if close else "it begins with hf:, timm:, diffusers: or nanogpt:"
+        raise UserError(f"{what} is neither a path nor the name of a checkpoint; {meant}")
+    if path.exists():
+        return library, path
+    if library in LOCAL:
+        raise UserError(f"there is no file or folder {rest}")
+    return library, None
 
 
 def parse_name(what: str) -> Place:

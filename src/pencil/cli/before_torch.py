@@ -1,0 +1,92 @@
+"""A command line of `train` checked before torch is imported, which takes seconds: family, paths and settings.
+
+Whatever is refused here is refused by the command too, in the same words; what needs more than names is left to it.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import UserError, expand_path, fitted, nearest, overrides
+from .names import check_model, check_run, families, outdated
+from .suggestions import undotted
+from .train import OPTIONS, SECTIONS, dotted
+
+FLAGS = ("force", "settings")  # of the options, those without a value
+
+
+def check_training(words: Sequence[str]) -> None:
+    """Refuse the words after `train` where a name or a path in them is wrong."""
+    targets = words[:1] if not words[0].startswith("-") else [word for word in words if not word.startswith("-")]
+    known = families(strings=targets)
+    if "torch" in sys.modules:
+        return  # there is no time to be saved
+    if targets and not set(targets) & set(known):
+        raise UserError(f"{targets[-1]} is not a family of models; {nearest(targets[-1], known)}")
+    record = known.get(words[0])
+    if record is None or (found := _split(record, words[1:])) is None:
+        return
+    given, rest = found
+    if outdated([name.lstrip("-") for name in undotted(rest)], [given.get("preset", "")]):
+        return
+    settings = overrides(dotted(record, rest), SECTIONS)
+    if (config := given.get("config")) is not None and not Path(config).is_file():
+        raise UserError(f"there is no config file {config}")
+    _check_names(record, given, settings)
+    if (data := given.get("data")) is not None:
+        _check_data(record, data)
+
+
+def _split(record: Any, words: Sequence[str]) -> tuple[dict[str, str], list[str]] | None:
+    """The options with their values, and the other words; None where an option lacks its value."""
+    names = {f"--{name}": name for name in (*OPTIONS, *record.train_options.__dataclass_fields__)}
+    given, left, rest = {}, [], list(words)
+    while rest:
+        word = rest.pop(0)
+        option, equals, value = word.partition("=")
+        if option not in names:
+            left.append(word)
+            if word.startswith("-") and not equals and rest:
+                left.append(rest.pop(0))
+        elif names[option] not in FLAGS:
+            if not equals and (not rest or (rest[0].startswith("--") and option != "--data")):
+                return None
+            given[names[option]] = value if equals else rest.pop(0)
+    return given, left
+
+
+def _check_names(record: Any, given: dict[str, str], settings: dict[str, dict[str, str]]) -> None:
+    """Refuse a run, a preset or a setting that is none."""
+    from ..data.settings import DataConfig
+    from ..train.settings import TrainConfig
+
+    start, preset = given.get("from"), given.get("preset")
+    if start is not None:
+        check_run(start)
+    elif preset is not None and "config" not in given and preset not in record.presets:
+        raise UserError(f"{preset} is not a preset of {record.name}; {nearest(preset, record.presets)}")
+    fitted(TrainConfig, settings["train"], "train.")
+    check_model(record.name, settings["model"])
+    fitted(DataConfig, settings["data"], "data.")
+
+
+def _check_data(record: Any, data: str) -> None:
+    """Let the reader of this kind of data refuse a path that is not there."""
+    from ..data import corpus, images, pairs
+    from ..data.hub import current_form
+    from ..data.sources import PREFIX, is_several
+
+    if data in ("", "-", *record.embedded) or current_form(data).startswith(PREFIX) or is_several(data):
+        return
+    if expand_path(data).exists():
+        return
+    columns = set(record.data_settings)
+    if "source_column" in columns:
+        pairs.load(data)
+    elif "label_column" in columns and pairs.is_table(data):
+        pairs.load_labelled(data)
+    elif "text_column" in columns:
+        corpus.find(data)
+    else:
+        images.load(data, next(want for want, names in images.EMBEDDED.items() if set(names) <= set(record.embedded)))
