@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ..config import UserError, build
-from ..console import visible
+from ..console import shortened, visible
 from ..files import check_inside
 from .terminal import note
 
@@ -85,7 +85,7 @@ def evaluate(
         print(json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}))
     else:
         for name, value in metrics.items():
-            print(f"{visible(name, one_line=True)} {value:.6f}")
+            print(f"{visible(shortened(name), one_line=True)} {value:.6f}")
     skipped = [f"skipped {name}: {fault}" for name, fault in task.skipped()]
     for line in [*skipped, *getattr(task, "notes", ()), *map(str, files)]:
         note(line)

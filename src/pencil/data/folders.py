@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
+from ..console import shortened
 from ..files import check_inside, check_regular, leads_inside
 from .cache import hash_files
 from .decoding import Header, pool, read_header
@@ -51,7 +52,8 @@ def from_folder(folder: Path, want: str, whole: bool = False) -> ImageData:
     notes += not_evaluated(classes, checked) if not whole and not split else []
     absent = sorted(set(classes) - {str(target) for _, target in checked["train"]})
     if absent and not whole:
-        raise UserError(f"{folder} has no training picture of {', '.join(absent[:3])}; each class needs at least two")
+        named = ", ".join(map(shortened, absent[:3]))
+        raise UserError(f"{folder} has no training picture of {named}; each class needs at least two")
 
     def examples(name: str) -> FileExamples:
         found = checked[name]
@@ -238,7 +240,8 @@ def not_evaluated(classes: Sequence[str], parts: Mapping[str, list[Any]]) -> lis
     if not alone:
         return []
     have, they = ("has", "it is") if len(alone) == 1 else ("have", "they are")
-    return [f"{', '.join(alone[:3])}{', …' if len(alone) > 3 else ''} {have} a single picture: {they} trained on, and "
+    named = ", ".join(map(shortened, alone[:3])) + (", …" if len(alone) > 3 else "")
+    return [f"{named} {have} a single picture: {they} trained on, and "
             "not evaluated"]  # fmt: skip
 
 
