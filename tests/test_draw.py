@@ -181,3 +181,17 @@ def test_the_colour_bar_of_attention_ends_at_its_largest_and_says_so(monkeypatch
     assert panel.images[0].get_clim() == (0, top)
     texts = {text.get_text() for text in panel.texts}
     assert len(texts) == 4  # no two values look alike
+
+
+def test_a_name_of_thousands_of_letters_is_shortened_before_it_is_laid_out(monkeypatch):
+    """Laying it out takes half a minute, for each picture of a run."""
+    from matplotlib.text import Text
+
+    drawn, set_text = [], Text.set_text
+    monkeypatch.setattr(Text, "set_text", lambda self, text: (drawn.append(str(text or "")), set_text(self, text))[1])
+    long, two = "x" * 6007, noise(2, 3, 5, 7)
+    draw.confusion(np.eye(2, dtype=int), ["cat", long], long)
+    draw.sheet(list(two), [f"cat\nis {long}", "dog"], [False, True], long)
+    draw.heat_maps([np.eye(2)], [long], ["a", long], [long, "b"])
+    assert any(text.startswith("xxx") and text.endswith("…") for text in drawn)
+    assert max(map(len, drawn)) < 250

@@ -19,6 +19,11 @@ def visible(text: str, one_line: bool = False) -> str:
     return (CONTROL_OR_BREAK if one_line else CONTROL).sub(_written, text)
 
 
+def shortened(name: str, most: int = 60) -> str:
+    """A name of others as far as it is shown: one of thousands of letters takes long to draw, and fills the screen."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def _written(found: re.Match[str]) -> str:
     code = ord(found[0])
     # above 0x7e as JSON writes them, so that JSON stays JSON

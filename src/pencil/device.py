@@ -1,5 +1,7 @@
 """The device to compute on, and its memory."""
 
+import warnings
+
 import torch
 
 from .config import UserError
@@ -20,6 +22,11 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError):
         raise UserError(f"device {name} is not available on this machine; try auto or cpu") from None
     return device
+
+
+def without_fallback_warnings() -> None:
+    """Leave out torch's warning, with a C++ stack, that a CPU without bfloat16 or float16 units uses another kernel."""
+    warnings.filterwarnings("ignore", "mkldnn_matmul failed")
 
 
 def total_memory(device: torch.device) -> int:

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from .console import shortened
+
 RAMP = " .:-=+*#%@"
 GOOD, BAD = "#0072b2", "#d55e00"  # distinct for colour-blind readers too
 ORANGE = (1.0, 0.5, 0.05)
 NUMBERED = 12  # rows or columns of a heat map up to which each cell shows its value
+MOST_LETTERS = 200  # of one text in a picture
 LABELLED = 40  # and up to which each has its label
 
 
@@ -64,15 +67,16 @@ def _show(axes: Any, picture: np.ndarray) -> None:
 
 
 def literal(text: str) -> str:
-    """Text that matplotlib does not take for mathematics."""
-    return text.replace("$", r"\$")
+    """Text that matplotlib does not take for mathematics; it takes long for a long one, which is shortened."""
+    return shortened(text, MOST_LETTERS).replace("$", r"\$")
 
 
 def sheet(pictures: Sequence[np.ndarray], lines: Sequence[str], right: Sequence[bool], title: str = "") -> bytes:
     """A contact sheet: each picture with its line, framed by whether it is right."""
     across = min(8, max(1, len(pictures)))
     letters = 15
-    texts = ["\n".join("\n".join(textwrap.wrap(part, letters)) for part in line.split("\n")) for line in lines]
+    parts = [[literal(part) for part in line.split("\n")] for line in lines]
+    texts = ["\n".join("\n".join(textwrap.wrap(part, letters)) for part in line) for line in parts]
     tallest = max((text.count("\n") + 1 for text in texts), default=1)
     down = -(-len(pictures) // across)
     figure = canvas(max(4.0, 1.35 * across), 0.5 + down * (1.25 + 0.15 * tallest) if pictures else 0.8)
@@ -81,7 +85,7 @@ def sheet(pictures: Sequence[np.ndarray], lines: Sequence[str], right: Sequence[
     for i, (picture, text, fine) in enumerate(zip(pictures, texts, right, strict=True)):
         axes = figure.add_subplot(down, across, i + 1)
         _show(axes, picture)
-        axes.set_title(literal(text), fontsize=7.5, color=GOOD if fine else BAD)
+        axes.set_title(text, fontsize=7.5, color=GOOD if fine else BAD)
         for side in axes.spines.values():
             side.set(color=GOOD if fine else BAD, linewidth=1.5)
     return as_png(figure)
@@ -98,6 +102,7 @@ def confusion(matrix: np.ndarray, names: Sequence[str], title: str = "") -> byte
     few = size <= 30
     axes.set(xlabel="predicted", ylabel="true", title=literal(title))
     if few:
+        names = [shortened(name) for name in names]
         axes.set_xticks(range(size), [literal(n) for n in names], rotation=90 if max(map(len, names)) > 2 else 0)
         axes.set_yticks(range(size), [literal(n) for n in names])
         for row in range(size):
@@ -202,6 +207,7 @@ def heat_maps(
 
 
 def _ticks(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
+    rows, columns = [shortened(word) for word in rows], [shortened(word) for word in columns]
     long = max((len(word) for word in columns), default=0) > 3
     if len(columns) <= LABELLED:
         axes.set_xticks(range(len(columns)), [literal(w) for w in columns], rotation=90 if long else 0, fontsize=7)

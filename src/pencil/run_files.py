@@ -54,6 +54,17 @@ def _known_runs(wanted: Path) -> str:
     return f"known: {', '.join(map(str, paths[:SHOWN]))}{more}"
 
 
+def is_text(name: str) -> bool:
+    """Whether a name can be written as UTF-8; bytes that cannot are lone surrogates in Python."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def check_name(path: Path) -> None:
+    """Refuse a folder to write a run into that no text can name: its card and its checkpoints could not be written."""
+    if not is_text(str(path)):
+        raise UserError(f"{path} is not a name in UTF-8: choose another for the run")
+
+
 class RunFiles:
     """A run's folder as files, whatever they are for: replaced only together with their entry in the manifest."""
 
@@ -87,6 +98,7 @@ class RunFiles:
     @contextmanager
     def writing(self):
         """One writer at a time: the lock ends with the process, however that ends."""
+        check_name(self._path)
         with locked(self._path, f"{self._path} is being written by another process"):
             for name in FOLDERS:
                 check_inside(self._path / name, self._path)

@@ -16,7 +16,7 @@ from .config import UserError, to_toml
 from .data.tokenizers import Tokenizer, read_json
 from .files import WINDOWS, beside, fingerprint, flush_folder, read_text, write_aside
 from .manifest import WEIGHTS, Manifest, entry_of
-from .run_files import RunFiles, find_run
+from .run_files import RunFiles, check_name, find_run, is_text
 from .tensors import check_bytes, check_tensors, in_file_order, read_tensors, write_tensors
 
 
@@ -56,8 +56,7 @@ class Run(RunFiles):
     ) -> "Run":
         """A new folder for a run, with other files in it; one that holds anything is never written into without
         `force`."""
-        if not _is_text(str(path)):
-            raise UserError(f"{path} is not a name in UTF-8: choose another --out")
+        check_name(path)
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file; --out is the folder of a run")
         if path.exists() and any(path.iterdir()):
@@ -69,7 +68,7 @@ class Run(RunFiles):
         number = uuid.uuid4().hex[:16]
         contents = {**(others or {}), **({} if tokenizer is None else {"tokenizer.json": tokenizer.to_json().encode()})}
         settings = to_toml({**config, "run": {**config["run"], "id": number}})
-        if not _is_text(settings):
+        if not is_text(settings):
             raise UserError(f"{config['run'].get('data')} is not a name in UTF-8: give the data another")
         contents["config.toml"] = settings.encode()
         try:
@@ -166,11 +165,6 @@ class Run(RunFiles):
             check_bytes(path, shapes)
         self.verify()
         model.load_state_dict(read_tensors(path, shapes, renamed, device, dtype), assign=True)
-
-
-def _is_text(name: str) -> bool:
-    """Whether a name can be written as UTF-8; bytes that cannot are lone surrogates in Python."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def choose_path(name: str, root: Path = Path("runs")) -> Path:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -182,6 +183,24 @@ def test_a_record_that_cannot_be_read_is_named_by_its_line(tmp_path, line, why):
     with pytest.raises(UserError, match=rf"a\.jsonl, line 14: {why}") as error:
         text.load(str(path), "byte")
     assert "\n" not in str(error.value)
+
+
+def test_a_packed_line_that_is_too_long_is_refused_before_it_is_in_memory_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "MAX_LINE", 1 << 23)
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "' + b"x" * (1 << 24) + b'"}\n'))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match=r"a\.jsonl\.gz, line 1: longer than 8,388,608 bytes"):
+            next(records.lines_of(path))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.5 * records.MAX_LINE
+    monkeypatch.setattr(records, "PIECE", 7)  # lines of any length come whole
+    whole = [b"a" * length + b"\n" for length in (0, 5, 6, 7, 13, 14, 20)] + [b"the end"]
+    path.write_bytes(gzip.compress(b"".join(whole)))
+    assert [line for _, line in records.lines_of(path)] == whole
 
 
 def test_compressed_records_that_are_damaged(tmp_path, monkeypatch):

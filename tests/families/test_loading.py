@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -219,3 +220,13 @@ def test_loading_takes_little_more_memory_than_the_model(run, tmp_path, stored, 
     stored_size = (tmp_path / "big" / "model.safetensors").stat().st_size
     assert stored_size > (390e6 if stored == "float32" else 190e6)
     assert used < 1.3 * size, f"{used / size:.2f} of the model, {used / stored_size:.2f} of the file"
+
+
+def test_half_precision_on_a_cpu_without_units_for_it_prints_no_stack(run):
+    """torch warns, with its C++ stack, that it uses another kernel; the result is right."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        pencil.load(run, dtype="bfloat16")
+        warnings.warn("mkldnn_matmul failed, switching to BLAS gemm: could not create a primitive", stacklevel=1)
+        warnings.warn("another", stacklevel=1)
+    assert [str(one.message) for one in heard] == ["another"]

@@ -485,8 +485,8 @@ def test_a_name_with_a_line_break_or_without_utf8_is_written_out(copy, notes, tm
     assert "run-\\udcff is not a name in UTF-8" in refused("train", "gpt", "--data", notes, *TINY, "--out", unreadable)
     assert not unreadable.exists()
     broken.rename(unreadable)
-    call("resume", unreadable, "--train.steps", 33)
-    assert (unreadable / "README.md").read_text().startswith("# run-\\udcff\n")
+    call("verify", unreadable)
+    assert "run-\\udcff is not a name in UTF-8" in refused("resume", unreadable, "--train.steps", 33)
 
 
 @pytest.mark.parametrize("taken", [False, True])

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ..config import UserError, build
-from ..console import visible
+from ..console import shortened, visible
 from ..files import check_inside
 from .names import check_run
 from .terminal import note
@@ -90,7 +90,7 @@ def evaluate(
     else:
         for name, value in metrics.items():
             if name.partition(".")[0] not in OF_A_CLASS:
-                print(f"{visible(name, one_line=True)} {value:.6f}")
+                print(f"{visible(shortened(name), one_line=True)} {value:.6f}")
         for line in class_table(metrics):
             print(visible(line, one_line=True))
     skipped = [f"skipped {name}: {fault}" for name, fault in task.skipped()]

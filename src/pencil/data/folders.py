@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError
+from ..console import shortened
 from ..files import check_inside, check_regular, leads_inside
 from .cache import hash_files
 from .decoding import Header, pool, read_header
@@ -61,7 +62,8 @@ def from_folder(folder: Path, want: str, whole: bool = False, split: int = SPLIT
         notes += same if not whole else []
     absent = sorted(set(classes) - {str(target) for _, target in checked["train"]})
     if absent and not whole:
-        raise UserError(f"{folder} has no training picture of {', '.join(absent[:3])}; each class needs at least two")
+        named = ", ".join(map(shortened, absent[:3]))
+        raise UserError(f"{folder} has no training picture of {named}; each class needs at least two")
 
     def examples(name: str) -> FileExamples:
         found = checked[name]

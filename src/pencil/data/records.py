@@ -15,6 +15,7 @@ JSON_LINES = (".jsonl", ".ndjson")
 PACKED = (".gz", ".zst")  # cannot be read from the middle
 USUAL = ("text", "content")  # the column of the text, unless it is named
 MAX_LINE = 1 << 28  # bytes of one record
+PIECE = 1 << 20  # bytes that are read of it at a time
 
 
 class Part(NamedTuple):
@@ -48,16 +49,30 @@ def lines_of(path: Path, part: Part = WHOLE) -> Iterator[tuple[int, bytes]]:
             if part.start:
                 file.seek(part.start)
             while left is None or left > 0:
-                line = file.readline(MAX_LINE + 1 if left is None else min(MAX_LINE + 1, left))
+                line = b"".join(_pieces(file, MAX_LINE + 1 if left is None else left, f"{path}, line {number}"))
                 if not line:
                     return
-                if len(line) > MAX_LINE:
-                    raise UserError(f"{path}, line {number}: longer than {MAX_LINE:,} bytes")
                 yield number, line
                 number += 1
                 left = None if left is None else left - len(line)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _pieces(file: Any, most: int, where: str) -> list[bytes]:
+    """One line, of at most this many bytes, in pieces: joined only if it is not too long.
+
+    A packed file of a megabyte may hold a line of a gigabyte, which must not be in memory twice before it is refused.
+    """
+    pieces, read = [], 0
+    while read < most and (piece := file.readline(min(PIECE, most - read))):
+        pieces.append(piece)
+        read += len(piece)
+        if read > MAX_LINE:
+            raise UserError(f"{where}: longer than {MAX_LINE:,} bytes")
+        if piece.endswith(b"\n"):
+            break
+    return pieces
 
 
 def _opened(path: Path) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..config import UserError, expand_path
-from ..console import note
+from ..console import note, shortened
 from ..files import check_inside
 from .cache import hash_files
 from .examples import FileExamples, Skipped, Target
@@ -119,7 +119,8 @@ def from_shards(shards: Sequence[Path], want: str, whole: bool = False, split: i
             raise UserError("; ".join([f"{name} has too few pictures: none is left to {use}", *same]))
     absent = sorted(set(classes) - {str(target) for _, target in rows["train"]})
     if absent and not whole:
-        raise UserError(f"{name} has no training picture of {', '.join(absent[:3])}; each class needs at least two")
+        named = ", ".join(map(shortened, absent[:3]))
+        raise UserError(f"{name} has no training picture of {named}; each class needs at least two")
     index = {one: i for i, one in enumerate(classes)}
 
     def examples(part: str) -> FileExamples:

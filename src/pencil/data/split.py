@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..console import shortened
+
 # 1, of runs that record none: equal pictures could be in both parts, and a class of texts could have none held out
 SPLIT = 2
 
@@ -101,8 +103,9 @@ def not_evaluated(classes: Sequence[str], held_out: Collection[str], what: str) 
     if not alone:
         return []
     have, they = ("has", "it is") if len(alone) == 1 else ("have", "they are")
+    named = ", ".join(map(shortened, alone[:3]))
     return [
-        f"{', '.join(alone[:3])}{', …' if len(alone) > 3 else ''} {have} too few different {what} to hold one out: "
+        f"{named}{', …' if len(alone) > 3 else ''} {have} too few different {what} to hold one out: "
         f"{they} trained on, and not evaluated"
     ]
 
@@ -120,8 +123,8 @@ def in_two_classes(pictures: Sequence[Picture]) -> list[str]:
     one, other = next(iter(both.values()))
     more = f", and {len(both) - 1:,} more are in two classes" if len(both) > 1 else ""
     return [
-        f"{one.name} ({one.target}) and {other.name} ({other.target}) are the same picture{more}: no model can be "
-        "right about both; remove one of them"
+        f"{one.name} ({shortened(one.target)}) and {other.name} ({shortened(other.target)}) are the same picture{more}: "
+        "no model can be right about both; remove one of them"
     ]
 
 

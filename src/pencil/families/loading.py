@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..config import UserError, nearest, upgraded
+from ..device import without_fallback_warnings
 from ..inference.int8 import to_int8
 from ..manifest import WEIGHTS
 from ..models.notebook import model_html
@@ -64,6 +65,8 @@ def load_model(run: Run, device: torch.device | str = "cpu", dtype: torch.dtype 
     With "int8" the matrices are rounded, and the rest is in bfloat16 on CUDA, elsewhere in float32.
     """
     chosen = _pick_dtype(run, device, dtype)
+    if torch.device(device).type == "cpu":
+        without_fallback_warnings()
     run.verify("config.toml", "tokenizer.json")  # a model of other settings would only be refused by its shapes
     record = family(run.family)
     config = record.read_config(run.config["model"])

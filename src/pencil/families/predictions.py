@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..config import UserError, build
-from ..console import visible
+from ..console import shortened, visible
 from ..data.augment import ImageTransform, upright
 from ..data.decoding import open_image, to_arrays
 from ..data.settings import DataConfig, image_transform
@@ -82,7 +82,7 @@ def classify(logits: Tensor, classes: Sequence[str]) -> list[Prediction]:
 
 def class_lines(prediction: Prediction) -> list[str]:
     """The most likely classes, a line each, with their probabilities."""
-    return [f"{visible(name, one_line=True)} {p:.4f}" for _, name, p in prediction.top()]
+    return [f"{visible(shortened(name), one_line=True)} {p:.4f}" for _, name, p in prediction.top()]
 
 
 def class_row(prediction: Prediction, count: int | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .. import draw
+from ..console import shortened
 
 Z = 1.959963984540054  # of 95 %: the standard normal distribution has so much within ±Z
 LISTED = 20  # classes whose own figures are recorded at each evaluation; pencil eval has those of all
@@ -96,7 +97,7 @@ def about_accuracy(metrics: Mapping[str, float], unit: str) -> str:
     return (
         f"accuracy {metrics['accuracy']:.4f} on {int(metrics['accuracy.examples']):,} held-out {unit}: 95 % interval "
         f"{metrics['accuracy.low']:.4f} to {metrics['accuracy.high']:.4f} (Wilson); always the commonest class"
-        f"{f', {commonest},' * bool(commonest)} would have {metrics['accuracy.commonest']:.4f}; balanced accuracy "
+        f"{f', {shortened(commonest)},' * bool(commonest)} would have {metrics['accuracy.commonest']:.4f}; balanced accuracy "
         f"{metrics['balanced_accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}"
     )
 
@@ -113,7 +114,7 @@ def class_rows(metrics: Mapping[str, float]) -> list[list[str]]:
 
 def class_table(metrics: Mapping[str, float]) -> list[str]:
     """The figures of each class, in columns."""
-    rows = [[name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…", *rest] for name, *rest in class_rows(metrics)]
+    rows = [[shortened(name, WIDEST), *rest] for name, *rest in class_rows(metrics)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join([f"{name:{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))])

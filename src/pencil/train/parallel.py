@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import UserError
-from ..device import sync_of, total_memory
+from ..device import sync_of, total_memory, without_fallback_warnings
 from ..processes import RankError, World, any_rank, from_writer, total
 from .gathering import Gathering
 from .local import local
@@ -232,8 +232,7 @@ def autocast_of(config: TrainConfig, device: torch.device) -> Callable[[], Abstr
     if not halves(config, device):
         return nullcontext
     if device.type == "cpu":
-        # a CPU without bfloat16 units falls back to another kernel, with a page of warnings
-        warnings.filterwarnings("ignore", "mkldnn_matmul failed")
+        without_fallback_warnings()
     return partial(torch.autocast, device.type, torch.bfloat16)
 
 
