@@ -2,7 +2,9 @@
 
 import math
 import shlex
+import tomllib
 from collections import Counter
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -16,6 +18,10 @@ from pencil.learn import katas, lab
 from pencil.learn.check import check, check_text, shipped
 from pencil.learn.claims import NOT_SHOWN, SHOWN, WRONG, count_claims
 from pencil.learn.examples import EXAMPLES
+from pencil.learn.lab.claims_scores import measure_scaling
+from pencil.learn.lab.run import FIRST
+
+WALKS = files("pencil") / "examples" / "walks"
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +268,27 @@ def test_variances(verdict):
     layer = torch.nn.Linear(400, 400, bias=False)
     assert layer.weight.var().item() * 400 == pytest.approx(1 / 3, rel=0.02)
     assert verdict("002", "After standard initialisation") == WRONG
+
+
+def test_at_the_width_of_the_documents_gradients_do_not_vanish(documents, verdict):
+    """At d_k = 64, from which both argue; only far wider heads pass less, and the measured numbers are the lab's."""
+    size = lab.claims()["scaling"].quick | {"widths": (64,)}
+    seeds = range(FIRST, FIRST + 5)
+    with_, without = (
+        np.mean([measure_scaling(arm, seed, size)["slope"] for seed in seeds]) for arm in ("with", "without")
+    )
+    assert without == pytest.approx(with_, rel=0.05)
+    quoted = f"{without:.3f} without the division and {with_:.3f} with it"
+    for number, correction in (("002", 56), ("003", 57)):
+        (claim,) = [one for one in documents[number] if "gradient at the scores" in one.text]
+        assert "d_k = 64" in claim.text
+        assert claim.verdict == WRONG
+        assert quoted in claim.note
+        sections = tomllib.loads(WALKS.joinpath(f"{number}.toml").read_text(encoding="utf-8"))["section"]
+        words = dict(one for section in sections for one in section.get("corrections", ()))
+        assert quoted in words[correction]
+    assert verdict("002", "Where it saturates") == SHOWN  # at d_k = 512, as it says
+    assert "d_k = 512" in next(one.text for one in documents["002"] if one.text.startswith("Where it saturates"))
 
 
 def test_epsilon_is_inside_the_root(verdict):

@@ -181,7 +181,10 @@ def test_norms_of_other_sizes_are_numpys():
         np.testing.assert_allclose(values(norm), tamed)
         np.testing.assert_allclose(norm.mistakes[0].values, short)
         np.testing.assert_allclose(values(dials), tamed * gain + shift)
-        np.testing.assert_allclose(values(ada), tamed * (1 + gain) + shift)
+        # the document's formula; that of adaLN-Zero is explained
+        np.testing.assert_allclose(values(ada), tamed * gain + shift)
+        np.testing.assert_allclose(ada.mistakes[0].values, tamed * (1 + gain) + shift)
+        assert "right for adaLN-Zero" in ada.mistakes[0].hint
         np.testing.assert_allclose(values(middle), [x.mean(), *(x - x.mean())])
 
 

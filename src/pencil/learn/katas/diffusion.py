@@ -47,22 +47,26 @@ def conditioned(strip: Row, settings: list[Row], output: Row | None = None, kind
 
 
 def _adaln(strip: Row, scale: Row, shift: Row) -> Question:
-    done, names = conditioned(strip, [shift, scale]), number_labels(len(strip))
+    """As the document has it, γ·LN(x) + β; DiT's own block, adaLN-Zero, scales by 1 + γ."""
+    done, names = conditioned(strip, [scale, shift], kind=AdaNormBlock), number_labels(len(strip))
     gain, added = tensor(scale), tensor(shift)
-    hand = tamed_by_hand(strip, 1 + gain, added)
+    hand = tamed_by_hand(strip, gain, added)
     cells = [(f"new {i + 1}", f"out[0,{i}]") for i in range(len(strip))]
     return Question(
         "", None, "", (
             Table("strip", [strip], names),
             Table("from the condition", [scale, shift], names, ["γ (scale)", "β (shift)"]),
         ),
-        "adaLN: tame the strip (middle 0, spread 1); then each number times (1 + γ), plus β. What does the block read?",
+        "adaLN, γ·LN(x) + β: tame the strip (middle 0, spread 1); then each number times γ, plus β. What does the "
+        "block read? (adaLN-Zero would multiply by 1 + γ.)",
         blanks(names, done["attn_norm"], 2, hand.roundings("out", 2)),
         (
-            mistake("the 1 forgotten", "The tamed number is scaled by 1 + γ, so that γ = 0 does not change it.",
-                    conditioned(strip, [scale, shift], kind=AdaNormBlock).run("attn_norm")),
-            mistake("γ and β mixed up", "γ scales and β shifts.", conditioned(strip, [scale, shift]).run("attn_norm")),
-            mistake(UNBIASED, UNBIASED_HINT, tamed_by_hand(strip, 1 + gain, added, short=1).run("out")),
+            mistake("1 + γ, as in adaLN-Zero",
+                    "1 + γ is right for adaLN-Zero, DiT's own block; here γ is the whole scale.",
+                    conditioned(strip, [shift, scale]).run("attn_norm")),
+            mistake("γ and β mixed up", "γ scales and β shifts.",
+                    conditioned(strip, [shift, scale], kind=AdaNormBlock).run("attn_norm")),
+            mistake(UNBIASED, UNBIASED_HINT, tamed_by_hand(strip, gain, added, short=1).run("out")),
             mistake("γ and β forgotten", "The condition still has to scale and shift the tamed strip.",
                     hand.run("tamed")),
         ),

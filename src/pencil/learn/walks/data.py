@@ -54,7 +54,7 @@ class Entry:
     katas: tuple[str, ...] = ()
     labs: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
-    corrections: tuple[tuple[int, str], ...] = ()
+    corrections: tuple[tuple[int | str, str], ...] = ()
     commands: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # tensors without which a run has nothing of the section
     lacks: str = ""  # what a model lacks that does not have them

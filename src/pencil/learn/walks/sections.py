@@ -73,7 +73,7 @@ class Section:
     katas: tuple[str, ...]
     labs: tuple[str, ...]
     figures: tuple[Drawn, ...]
-    corrections: tuple[tuple[int, str], ...]
+    corrections: tuple[tuple[int | str, str], ...]
     commands: tuple[str, ...]
     missing: tuple[str, ...] = ()  # tensors of the section that the run's model does not have
     lacking: str = ""  # why a run has none of the section
