@@ -123,8 +123,8 @@ def in_two_classes(pictures: Sequence[Picture]) -> list[str]:
     one, other = next(iter(both.values()))
     more = f", and {len(both) - 1:,} more are in two classes" if len(both) > 1 else ""
     return [
-        f"{one.name} ({shortened(one.target)}) and {other.name} ({shortened(other.target)}) are the same picture{more}: "
-        "no model can be right about both; remove one of them"
+        f"{one.name} ({shortened(one.target)}) and {other.name} ({shortened(other.target)}) are the same "
+        f"picture{more}: no model can be right about both; remove one of them"
     ]
 
 

@@ -97,8 +97,8 @@ def about_accuracy(metrics: Mapping[str, float], unit: str) -> str:
     return (
         f"accuracy {metrics['accuracy']:.4f} on {int(metrics['accuracy.examples']):,} held-out {unit}: 95 % interval "
         f"{metrics['accuracy.low']:.4f} to {metrics['accuracy.high']:.4f} (Wilson); always the commonest class"
-        f"{f', {shortened(commonest)},' * bool(commonest)} would have {metrics['accuracy.commonest']:.4f}; balanced accuracy "
-        f"{metrics['balanced_accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}"
+        f"{f', {shortened(commonest)},' * bool(commonest)} would have {metrics['accuracy.commonest']:.4f}; "
+        f"balanced accuracy {metrics['balanced_accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}"
     )
 
 
