@@ -18,6 +18,7 @@ class Outcome:
     seconds: float
     early: str = ""  # why it ended before its last step, if it did
     overfits: str = ""  # the sentence about a validation loss that rose
+    used: str = ""  # how much of its time budget
 
 
 @dataclass(frozen=True, repr=False)
