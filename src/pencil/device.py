@@ -1,6 +1,8 @@
 """The device to compute on, and its memory."""
 
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -27,6 +29,39 @@ def pick_device(name: str) -> torch.device:
 def without_fallback_warnings() -> None:
     """Leave out torch's warning, with a C++ stack, that a CPU without bfloat16 or float16 units uses another kernel."""
     warnings.filterwarnings("ignore", "mkldnn_matmul failed")
+
+
+def seed_generators(number: int, device: torch.device) -> None:
+    """Seed torch's generators of the CPU and of this device; `torch.manual_seed` would seed all other devices too."""
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(number)
+    elif device.type == "mps":
+        torch.mps.manual_seed(number)
+
+
+def random_state(device: torch.device) -> Callable[[], None]:
+    """What brings torch's random state of the CPU and of this device back to what it is now."""
+    others = [] if device.type == "cpu" else [getattr(torch, device.type)]
+    states = torch.get_rng_state(), [module.get_rng_state(device) for module in others]
+
+    def restore() -> None:
+        torch.set_rng_state(states[0])
+        for module, state in zip(others, states[1], strict=True):
+            module.set_rng_state(state, device)
+
+    return restore
+
+
+@contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Leave torch's random state as it was before."""
+    restore = random_state(device)
+    try:
+        yield
+    finally:
+        restore()
 
 
 def total_memory(device: torch.device) -> int:

@@ -1,6 +1,7 @@
 """`pencil.train` as the verb, config files as a round trip, and the loop with a task of one's own."""
 
 import os
+import random
 import re
 import signal
 import tomllib
@@ -407,3 +408,22 @@ def test_a_run_of_ones_own_task_is_verified_and_says_how_it_is_used():
     assert 'pencil.fit(Line(), "mine", resume=True).load()' in card
     assert "pencil sample" not in card
     assert "your own code" in call("sample", "mine", code=2).stderr
+
+
+def test_training_leaves_the_callers_random_state(notes, tmp_path):
+    """Whatever a caller draws after a training is what it would have drawn without it."""
+
+    def states():
+        return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
+
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    before = states()
+    pencil.train("gpt", notes, out=tmp_path / "a", quiet=True, **SIZES, **PACE).load()
+    assert states() == before
+    pencil.fit(Line(), tmp_path / "own", steps=2, eval_batches=1, quiet=True).load()
+    assert states() == before
+    with pytest.raises(ZeroDivisionError):
+        pencil.fit(Line(), tmp_path / "stopped", steps=2, eval_batches=1, quiet=True, on_step=lambda *_: 1 / 0)
+    assert states() == before

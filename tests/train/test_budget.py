@@ -1,7 +1,11 @@
-"""A time budget: its steps are decided once by the measured pace, and the run is then one with so many steps."""
+"""A time budget: the steps are planned again while training, by a clock that counts from the start of the command.
 
+The clock is injected: a machine on which everything takes so many seconds, more at times.
+"""
+
+import json
 import random
-import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,45 +13,113 @@ import torch
 from test_loop import trainer
 
 from conftest import TINY, call
+from pencil.cli import launch
+from pencil.cli.main import main
 from pencil.config import UserError
+from pencil.families import FAMILIES, family, train_run
+from pencil.progress import track
 from pencil.runs import Run
-from pencil.train import evaluation, loop
-from pencil.train.pace import Pace, fit_budget, time_updates
+from pencil.train import checkpoint, loop, own_task, pace
+from pencil.train.pace import Budget, Pace, plans_of, time_updates, with_plans
+from pencil.train.schedule import factor, step_of_first_plan
 from pencil.train.settings import TrainConfig
-from training import Killed, bits
+from training import Killed, bits, interrupt_after, kill_after
 
-UNDECIDED = dict(minutes=2.0, steps=0, eval_every=0, save_every=0, warmup=5)
+UNDECIDED = dict(minutes=1.0, steps=0, eval_every=0, save_every=0, warmup=5, eval_batches=1)
+START = 1009.0  # what the clock says when the command begins
+MACHINES = {
+    "steady": lambda t: 1.0,
+    "slow at first": lambda t: 5.0 if t < 13 else 1.0,
+    "slow in the end": lambda t: 4.0 if t > 37 else 1.0,
+    "slower and slower": lambda t: 1 + t / 19,
+    "faster and faster": lambda t: 5 / (1 + t / 11),
+    "loaded by turns": lambda t: 3.0 if int(t / 7) % 2 else 1.0,
+}
 
 
-def whole_time(config, pace):
+class Machine:
+    """A clock, and what takes how long by it: an update, an evaluation, the rest; `slow` is how much more at a time."""
+
+    def __init__(self, slow, update=0.31, evaluation=0.7, rest=0.5, spikes=0.0):
+        self.now, self.slow, self.spikes, self.random = START, slow, spikes, random.Random(7)
+        self.update, self.evaluation, self.rest = update, evaluation, rest
+
+    def __call__(self):
+        return self.now
+
+    def work(self, seconds):
+        spike = 10 if self.random.random() < self.spikes else 1
+        self.now += seconds * self.slow(self.now - START) * self.random.uniform(0.95, 1.05) * spike
+
+    @property
+    def used(self):
+        return self.now - START
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """Let a trainer run on a machine; without `compute` nothing is trained and written, and it only takes its time."""
+
+    def run(machine, made, compute=True):
+        update, evaluate, save = made.update, made.task.evaluate, made.save
+
+        def timed_update():
+            machine.work(machine.update)
+            if compute:
+                return update()
+            made.step += 1
+            return 5
+
+        def timed_evaluation(model, batches):
+            for _ in track(range(7)):
+                machine.work(machine.evaluation / 7)
+            return evaluate(model, batches) if compute else {"val_loss": 2.0}
+
+        def timed_save():
+            machine.work(machine.rest / 2)
+            save()
+
+        if not compute:
+            made._start_saving = made._write_config = lambda: None
+            made.write_weights = lambda facts: None
+        made.update, made.task.evaluate, made.save = timed_update, timed_evaluation, timed_save
+        monkeypatch.setattr(loop, "plot_losses", lambda run: machine.work(machine.rest / 2))
+        monkeypatch.setattr(pace, "clock", machine)
+        made.began = START
+        return made
+
+    return run
+
+
+def whole_time(config, budget):
     """What a training takes, step by step."""
-    total = 0.0
+    total = budget.save + budget.plot
     for step in range(1, config.steps + 1):
-        total += pace.update
-        total += pace.evaluation * (step % config.eval_every == 0 or step == config.steps)
-        total += pace.save * (step % config.save_every == 0 or step == config.steps)
+        total += budget.update
+        total += budget.evaluation * (step % config.eval_every == 0 or step == config.steps)
     return total
 
 
 @pytest.mark.parametrize("chosen", [{}, {"eval_every": 7}, {"save_every": 11}, {"eval_every": 13, "save_every": 5}])
-def test_the_steps_of_a_budget_take_as_long_as_it(chosen):
+def test_the_steps_of_a_plan_take_as_long_as_the_budget(chosen, monkeypatch):
     rng = random.Random(3)
-    for _ in range(50):
-        pace = Pace(3, rng.uniform(0.03, 1.5), 17, rng.uniform(0.0, 3.0), rng.uniform(0.0, 0.5))
-        seconds = rng.uniform(60, 600)
-        config = TrainConfig(**{**UNDECIDED, "minutes": seconds / 60, **chosen})
-        found, (line, *_) = fit_budget(config, pace, seconds, Path("runs/a"))
-        # two digits of the number of steps are kept: at most a tenth of the time is left over, and a step
-        assert (
-            0.9 * seconds - pace.update * 11 - pace.evaluation - pace.save <= whole_time(found, pace) <= seconds * 1.001
-        )
-        assert pace.left(0, found) == pytest.approx(whole_time(found, pace))
-        assert f"are {found.steps:,} steps" in line
+    for _ in range(13):
+        monkeypatch.setattr(pace, "clock", lambda: START)
+        budget = Budget(rng.uniform(1, 10), START)
+        budget.updates, budget.busy, budget.plot = 3, rng.uniform(0.03, 1.5), rng.uniform(0, 0.5)
+        budget.evaluated(rng.uniform(0.0, 3.0), rng.uniform(0.0, 0.5))
+        config = TrainConfig(**{**UNDECIDED, "minutes": budget.minutes, **chosen})
+        plan = budget.plan(0, config, [name for name in ("eval_every", "save_every") if name not in chosen])
+        found = replace(config, **{name: value for name, value in plan.items() if name != "step"})
+        one = budget.update + budget.evaluation
+        assert 0.99 * budget.seconds - one <= whole_time(found, budget) <= 0.99 * budget.seconds + 1e-6
+        assert budget.need(0, found.steps, found.eval_every) == pytest.approx(whole_time(found, budget))
         assert {name: getattr(found, name) for name in chosen} == chosen
-        assert found.warmup == min(5, found.steps // 5)
         if "eval_every" not in chosen:
             evaluations = -(-found.steps // found.eval_every)
-            assert evaluations == 1 or (evaluations <= 10 and evaluations * pace.evaluation <= 0.1 * seconds)
+            assert evaluations == 1 or (
+                evaluations <= 10 and evaluations * budget.evaluation <= 0.1 * budget.seconds + 1e-6
+            )
 
 
 def test_the_time_left_counts_what_is_still_to_come():
@@ -56,9 +128,185 @@ def test_the_time_left_counts_what_is_still_to_come():
     assert pace.left(12, config) == 11 * 3 + 3 * 5 + 2 * 7
 
 
-def test_a_budget_without_room_for_a_step_is_refused():
-    with pytest.raises(UserError, match=r"train.minutes 1 is too little here: a step takes 2.0 s, an evaluation 64 s"):
-        fit_budget(TrainConfig(**{**UNDECIDED, "minutes": 1.0}), Pace(1, 2.0, 1, 64.0, 0.1), 60.0, Path("runs/a"))
+@pytest.mark.parametrize(
+    "update, evaluation",
+    [(0.53, 0.7), *(pytest.param(*each, marks=pytest.mark.long) for each in ((0.07, 0.1), (0.31, 5.0), (1.9, 1.1)))],
+)
+@pytest.mark.usefixtures("fast_training")
+def test_the_whole_command_takes_its_time_on_any_machine(tmp_path, notes, at, update, evaluation):
+    long = (update, evaluation) != (0.53, 0.7)
+    for machine, slow in list(MACHINES.items())[:: 1 if long else 2]:
+        clock = Machine(slow, update, evaluation)
+        made = at(clock, trainer(tmp_path / machine, notes, **UNDECIDED), compute=False)
+        clock.work(5.0)  # importing, tokenizing
+        outcome = made.train()
+        steady = machine in ("steady", "slow at first")
+        least, most = (0.9, 1.02) if steady else (0.7, 1.3)
+        assert least * 60 <= clock.used <= most * 60, machine
+        assert outcome.finished or (evaluation == 5.0 and not steady)
+        assert outcome.step == made.config.steps == made.plans[-1]["steps"] > 5
+        assert outcome.used == f"{clock.used:.0f} of 60 s used"
+        if steady:  # no sudden stop: the rate has decayed
+            assert factor(made.step, made.config, made.plans) < 1e-9
+
+
+@pytest.mark.usefixtures("fast_training")
+def test_the_time_is_kept_on_a_machine_with_spikes(tmp_path, notes, at):
+    clock = Machine(MACHINES["steady"], update=0.19, spikes=0.03)
+    made = at(clock, trainer(tmp_path / "a", notes, **UNDECIDED), compute=False)
+    assert made.train().finished
+    assert 0.8 * 60 <= clock.used <= 1.3 * 60
+    assert 2 < len(made.plans) <= 50
+
+
+@pytest.mark.usefixtures("fast_training")
+def test_an_evaluation_far_beyond_the_time_is_left_out_and_made_by_resume(tmp_path, notes, at, capsys):
+    clock = Machine(lambda t: 8.0 if t > 50 else 1.0, update=2.3, evaluation=6.0)
+    made = at(clock, trainer(tmp_path / "a", notes, **UNDECIDED))
+    outcome = made.train()
+    assert not outcome.finished
+    assert clock.used <= 1.3 * 60
+    assert f"the time is up: the evaluation of step {made.step} is left out" in capsys.readouterr().err
+    again = trainer(tmp_path / "a", notes, run=Run.open(tmp_path / "a"), **{**UNDECIDED, **decided(tmp_path / "a")})
+    at(clock, again).began = clock.now
+    assert again.train().finished
+    assert again.step == made.step
+
+
+def decided(folder):
+    """What a run has recorded of its steps."""
+    return {name: Run.open(folder).config["train"][name] for name in ("steps", "eval_every", "save_every", "warmup")}
+
+
+def following(folder, notes, plans, **settings):
+    """A run of which these plans are recorded before its first step."""
+    first = {name: value for name, value in plans[0].items() if name != "step"}
+    made = trainer(folder, notes, **{**UNDECIDED, **settings, **first})
+    made.run.write_config(with_plans(made.run.config, plans))
+    return made
+
+
+@pytest.mark.parametrize(
+    "end, cut, save_every",
+    [
+        (kill_after, 17, 0),
+        pytest.param(interrupt_after, 13, 0, marks=pytest.mark.long),
+        pytest.param(kill_after, 11, 100, marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.usefixtures("fast_training")
+def test_a_run_taken_up_again_follows_its_plans_to_the_same_bits(
+    tmp_path, notes, at, monkeypatch, end, cut, save_every
+):
+    """Where it was interrupted all time counts; where it was killed, what was not saved is made again as it was."""
+    folder, clock = tmp_path / "cut", Machine(lambda t: 1 + t / 30, update=1.1, evaluation=1.3)
+    first = end(at(clock, trainer(folder, notes, **{**UNDECIDED, "save_every": save_every})), cut)
+    if end is kill_after:
+        with pytest.raises(Killed):
+            first.train()
+    else:
+        assert not first.train().finished
+    recorded = plans_of(Run.open(folder).config)
+    assert len(recorded) > 1
+    saved = checkpoint.saved(folder)
+    assert bool(saved) == (not save_every)
+    spent = checkpoint.read(folder, saved[-1]).state["budget"]["used"] if saved else 0.0
+    again = trainer(folder, notes, run=Run.open(folder), **{**UNDECIDED, **decided(folder)})
+    at(clock, again).began = begins = clock.now
+    assert again.train().finished
+    plans = plans_of(Run.open(folder).config)
+    assert plans[: len(recorded)] == recorded
+    assert len(plans) > len(recorded)
+    assert again.plans == plans
+    assert 0.8 * 60 <= spent + clock.now - begins <= 1.3 * 60
+    state = json.loads((checkpoint.folder_of(folder, again.step) / "state.json").read_text())
+    assert state["plans"] == plans
+
+    chosen = {"save_every": save_every} if save_every else {}
+    whole = following(tmp_path / "whole", notes, plans, warmup=decided(folder)["warmup"], **chosen)
+    monkeypatch.setattr(Budget, "due", lambda *_: False)  # it only follows
+    at(Machine(MACHINES["steady"], 1.1), whole).train()
+    assert whole.plans == plans
+    assert bits(tmp_path / "whole", again.step) == bits(folder, again.step)
+
+
+@pytest.mark.usefixtures("fast_training")
+def test_one_plan_is_a_run_with_so_many_steps(tmp_path, notes, at):
+    clock = Machine(MACHINES["steady"], update=4.9)
+    made = at(clock, trainer(tmp_path / "budget", notes, **UNDECIDED))
+    made.train()
+    assert len(made.plans) == 1
+    assert f"{made.step} steps in a budget of 1 minutes" in (tmp_path / "budget" / "README.md").read_text()
+    trainer(tmp_path / "plain", notes, eval_batches=1, **decided(tmp_path / "budget")).train()
+    assert bits(tmp_path / "budget", made.step) == bits(tmp_path / "plain", made.step)
+
+
+@pytest.mark.usefixtures("fast_training")
+def test_a_budget_that_an_older_version_decided_stays_as_it_is(tmp_path, notes, at):
+    at(Machine(MACHINES["steady"], update=90.0), trainer(tmp_path / "old", notes, minutes=1.0)).train()
+    trainer(tmp_path / "plain", notes).train()
+    assert bits(tmp_path / "old", 12) == bits(tmp_path / "plain", 12)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd", "constant"])
+def test_the_rate_makes_no_jump_at_a_plan_and_has_decayed_at_the_last_step(schedule):
+    rng = random.Random(11)
+    for _ in range(30):
+        plans, config = [{"step": 0, "steps": rng.randrange(40, 400)}], TrainConfig(schedule=schedule, warmup=7)
+        config = replace(config, steps=plans[0]["steps"])
+        assert [factor(s, config, plans) for s in range(40)] == [factor(s, config) for s in range(40)]
+        for _ in range(rng.randrange(1, 6)):
+            at = rng.randrange(plans[-1]["step"], plans[-1]["steps"])
+            before, place = factor(at, config, plans), step_of_first_plan(at, plans)
+            plans.append({"step": at, "steps": at + rng.randrange(1, 400)})
+            assert factor(at, config, plans) == before
+            assert step_of_first_plan(at, plans) == place
+        last = plans[-1]["steps"]
+        assert step_of_first_plan(last, plans) == pytest.approx(plans[0]["steps"])
+        assert factor(last, config, plans) == pytest.approx(1 if schedule == "constant" else 0, abs=1e-9)
+        places = [step_of_first_plan(step, plans) for step in range(plans[-1]["step"], last)]
+        assert places == sorted(places)
+    # a schedule that does not depend on the number of steps is the same under any plan
+    published = TrainConfig(schedule="inverse-sqrt", warmup=7)
+    assert factor(23, published, plans) == factor(23, published)
+
+
+def test_a_budget_without_room_for_a_step_is_refused(monkeypatch):
+    monkeypatch.setattr(pace, "clock", lambda: START)
+    budget = Budget(1.0, START - 3)
+    budget.updates, budget.busy = 1, 2.0
+    budget.evaluated(64.0, 0.1)
+    assert budget.plan(0, TrainConfig(**UNDECIDED), ["eval_every", "save_every"])["steps"] == 0
+    with pytest.raises(
+        UserError, match=r"train.minutes 1 is too little here: 3.0 s are used before the first step, and"
+    ):
+        raise budget.too_little(Path("runs/a"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_far_too_few_steps_for_a_preset_are_announced(name, monkeypatch):
+    record = family(name)
+    preset = record.default_preset
+    usual = record.training[preset].get("steps", TrainConfig.steps)
+    run = type("Made", (), {"config": {"run": {"preset": preset}}})
+    task = type("Made", (), {"family": record})
+    assert train_run.usual_steps(run, task) == usual
+    assert train_run.usual_steps(type("Made", (), {"config": {"run": {"preset": preset, "from": "a"}}}), task) is None
+    monkeypatch.setattr(pace, "clock", lambda: START)
+    budget = Budget(4.0, START)
+    budget.updates, budget.busy = 1, 2.7
+    assert budget.too_few(usual // 10, usual, preset, name) is None
+    line = budget.too_few(52, usual, preset, name)
+    assert line.startswith(f"52 steps will hardly train a {name}: the preset nano has {usual:,}, which take about ")
+    minutes = float(line.partition("--train.minutes ")[2].split()[0])
+    assert minutes * 60 == pytest.approx(usual * 2.7 / 0.9, rel=0.05)
+
+
+def test_the_data_decides_the_usual_steps_where_it_decides_those_of_a_run():
+    data = type("Made", (), {"training_defaults": {"steps": 700}})
+    task = type("Made", (), {"family": family("vit"), "data": data})
+    for preset, steps in (("nano", 700), ("b/16", 50_000)):
+        assert train_run.usual_steps(type("Made", (), {"config": {"run": {"preset": preset}}}), task) == steps
 
 
 @pytest.mark.usefixtures("fast_training")
@@ -75,51 +323,136 @@ def test_updates_that_were_only_timed_leave_no_trace(tmp_path, notes):
     assert bits(tmp_path / "timed", 12) == bits(tmp_path / "plain", 12)
 
 
-@pytest.fixture
-def slow_steps(monkeypatch):
-    """A machine on which a step seems to take ten seconds."""
-    monkeypatch.setattr(evaluation, "time_updates", lambda trainer, pace, seconds, poll: pace.count(1, 10.0, 5))
-
-
-@pytest.mark.usefixtures("fast_training", "slow_steps")
-def test_a_budget_run_is_a_run_with_the_steps_it_came_to(tmp_path, notes, capsys):
-    assert trainer(tmp_path / "budget", notes, **UNDECIDED).train().finished
-    decided = tomllib.loads((tmp_path / "budget" / "config.toml").read_text())["train"]
-    assert 1 < decided["steps"] <= 12  # two minutes of ten seconds each, less what the evaluation took
-    assert f"at 10 s a step, 2 minutes are {decided['steps']} steps, evaluated every" in capsys.readouterr().err
-    assert f"{decided['steps']} steps in a budget of 2 minutes" in (tmp_path / "budget" / "README.md").read_text()
-    names = ("steps", "eval_every", "save_every", "warmup")
-    trainer(tmp_path / "plain", notes, **{name: decided[name] for name in names}).train()
-    assert bits(tmp_path / "budget", decided["steps"]) == bits(tmp_path / "plain", decided["steps"])
-
-
-@pytest.mark.usefixtures("fast_training", "slow_steps")
-def test_a_budget_that_was_killed_before_its_decision_is_decided_anew(tmp_path, notes, monkeypatch):
+@pytest.mark.usefixtures("fast_training")
+def test_a_budget_that_was_killed_before_its_first_plan_is_planned_anew(tmp_path, notes, at, monkeypatch):
+    clock = Machine(MACHINES["steady"], update=4.9)
     with monkeypatch.context() as patch:
 
         def killed(*_):
             raise Killed
 
-        patch.setattr(loop, "fit_budget", killed)
+        patch.setattr(Budget, "plan", killed)
         with pytest.raises(Killed):
-            trainer(tmp_path / "a", notes, **UNDECIDED).train()
+            at(clock, trainer(tmp_path / "a", notes, **UNDECIDED)).train()
     assert Run.open(tmp_path / "a").config["train"]["steps"] == 0
-    outcome = trainer(tmp_path / "a", notes, run=Run.open(tmp_path / "a"), **UNDECIDED).train()
+    again = at(clock, trainer(tmp_path / "a", notes, run=Run.open(tmp_path / "a"), **UNDECIDED))
+    again.began = clock.now
+    outcome = again.train()
     assert outcome.finished
     assert outcome.step == Run.open(tmp_path / "a").config["train"]["steps"] > 1
 
 
-@pytest.mark.usefixtures("slow_steps")
-def test_a_budget_from_the_command_line(tmp_path, notes):
-    out = tmp_path / "run"
-    call("train", "gpt", "--data", notes, "--out", out, *TINY, "--train.minutes", "0.5", "--train.eval_batches", "1")
+@pytest.mark.usefixtures("light")
+def test_a_budget_from_the_command_line(tmp_path, notes, monkeypatch):
+    ticks = iter(range(10**9))
+    monkeypatch.setattr(pace, "clock", lambda: 0.25 * next(ticks))  # each look at it takes a quarter of a second
+    monkeypatch.setattr("pencil.cli.train.began", lambda: 0.0)
+    out, words = tmp_path / "run", ("--data", notes, *TINY, "--train.minutes", "0.5", "--train.eval_batches", "1")
+    made = call("train", "gpt", *words, "--out", out)
     steps = Run.open(out).config["train"]["steps"]
+    assert 1 < steps < 120
+    assert f"Trained {steps} steps in " in made.stderr
+    assert " of 30 s used)" in made.stderr
+    assert "steps will hardly train a gpt: the preset nano has 2,000" in made.stderr
     assert (
         f"has made {steps} steps and train.steps is {steps}; a larger --train.steps continues"
         in call("resume", out).stderr
     )
     refusal = call("resume", out, "--train.minutes", "3", code=2).stderr
-    assert f"is trained for {steps} steps: --train.steps sets another number" in refusal
+    assert f"is trained for {steps} steps in a budget of 0.5 minutes: --train.steps sets another number" in refusal
+    call("resume", out, "--train.steps", steps + 3)
+    config = Run.open(out).config
+    assert (config["train"]["steps"], config["train"].get("minutes"), config.get("plans")) == (steps + 3, None, None)
     both = ("train", "gpt", "--data", notes, "--train.minutes", "1", "--train.steps", "7")
     assert "train.steps and train.minutes both say how long to train" in call(*both, code=2).stderr
     assert "train.minutes must be above 0, not -1" in call(*both[:-2], "--train.minutes", "-1", code=2).stderr
+
+
+def test_a_run_of_a_budget_can_be_trained_anew_from_its_file(tmp_path, notes):
+    from pencil.families.chosen import read_config
+
+    plans = [{"step": 0, "steps": 31, "eval_every": 7}, {"step": 5, "steps": 23, "eval_every": 7}]
+    made = following(tmp_path / "a", notes, plans)
+    assert plans_of(Run.open(tmp_path / "a").config) == plans
+    assert read_config(made.run.path / "config.toml").train["steps"] == 31
+
+
+class Began(Exception):
+    """Stands for a training that begins."""
+
+
+def test_the_time_counts_from_the_start_of_the_command_or_the_call(tmp_path, notes, monkeypatch):
+    found = {}
+
+    class Trainer:
+        def __init__(self, *_, began, **__):
+            found["began"] = began
+            raise Began
+
+    monkeypatch.setattr(train_run, "Trainer", Trainer)
+    monkeypatch.setattr(own_task, "Trainer", Trainer)
+    words = ["train", "gpt", "--data", str(notes), *TINY, "--train.minutes", "1", "--out"]
+    with pytest.raises(Began):
+        main([*words, str(tmp_path / "a")], began=START)
+    assert found["began"] == START
+    # a process that was started by another counts from when that one was
+    with launch._environment(2, tmp_path), pytest.raises(Began):
+        main([*words, str(tmp_path / "b")])
+    assert found["began"] == START
+    clock = Machine(MACHINES["steady"])
+    monkeypatch.setattr(pace, "clock", clock)
+    usual = train_run.start_training
+    monkeypatch.setattr(train_run, "start_training", lambda *given: clock.work(31.0) or usual(*given))
+    with pytest.raises(Began):
+        train_run.train("gpt", notes, out=tmp_path / "c", minutes=1, width=24, depth=1, heads=3, quiet=True)
+    assert found["began"] == START
+    assert clock.used > 29
+    with pytest.raises(Began):
+        own_task.fit(own_task.Task(), tmp_path / "d", minutes=1, quiet=True)
+    assert found["began"] == clock.now
+
+
+def test_a_process_that_is_started_again_does_not_count_its_time_twice(monkeypatch):
+    clock = Machine(MACHINES["steady"])
+    monkeypatch.setattr(pace, "clock", clock)
+    first = Budget(1.0, START, {"used": 7.0, "command": 3.0})
+    clock.now += 11
+    state = json.loads(json.dumps(first.state()))
+    clock.now += 5
+    assert Budget(1.0, float(repr(START)), state).used() == 7 + 11 + 5
+    assert Budget(1.0, clock.now, state).used() == 7 + 11  # another command
+
+
+@pytest.mark.usefixtures("fast_training")
+def test_processes_with_other_clocks_follow_the_plans_of_the_first(tmp_path, notes, together, monkeypatch):
+    """Two processes in exact mode end with the bits of one that follows the plans that rank 0 has recorded."""
+    script = f"""
+import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
+from pencil.processes import joined, world
+from pencil.train import pace
+from test_budget import Machine, START, UNDECIDED, trainer
+from pencil.runs import Run
+import torch
+machine = Machine(lambda t: 1 + t / 30, 1.1 if world().writer else 1e-3)
+pace.clock = machine
+with joined(torch.device("cpu")):
+    folder = __import__("pathlib").Path(sys.argv[1])
+    made = trainer(folder, sys.argv[2], run=Run.open(folder), **UNDECIDED, batch=6, exact=True)
+    made.began, update = START, made.update
+    def timed():
+        machine.work(machine.update)
+        return update()
+    made.update = timed
+    assert made.train().finished
+    print(made.plans)
+"""
+    folder = tmp_path / "two"
+    trainer(folder, notes, **UNDECIDED, batch=6, exact=True).group.close()
+    printed = {one.out for one in together(2, script, arguments=[folder, notes])}
+    plans = plans_of(Run.open(folder).config)
+    assert printed == {f"{plans}\n"}
+    assert len(plans) > 1
+    whole = following(tmp_path / "one", notes, plans, warmup=decided(folder)["warmup"], batch=6, exact=True)
+    monkeypatch.setattr(Budget, "due", lambda *_: False)
+    whole.train()
+    assert bits(tmp_path / "one", whole.step)[0] == bits(folder, plans[-1]["steps"])[0]

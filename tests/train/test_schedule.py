@@ -2,8 +2,11 @@ import math
 
 import pytest
 
+from pencil.config import UserError
 from pencil.families import configure, family
+from pencil.families.chosen import Chosen
 from pencil.families.run_setup import train_config
+from pencil.train.own_task import Task, fit
 from pencil.train.schedule import factor
 from pencil.train.settings import TrainConfig
 
@@ -54,3 +57,34 @@ def test_the_inverse_square_root_rises_to_its_peak_and_falls_from_it():
     assert rates[:7] == sorted(rates[:7])
     assert rates[6:] == sorted(rates[6:], reverse=True)
     assert factor(0, TrainConfig(warmup=0, schedule="inverse-sqrt")) == 1
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1])
+def test_a_final_rate_is_refused_where_the_schedule_has_none(value, tmp_path, fails, vit_run):
+    chosen = {"final_lr_fraction": value}
+    for name, preset, train in (
+        ("gpt", "nano", {"schedule": "constant"}), ("dit", "s/2", {}), ("seq2seq", "base", {})
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=r"train.final_lr_fraction has no effect with train.schedule"):
+            train_config(family(name), preset, {**train, **chosen})
+    for schedule in ("cosine", "wsd"):
+        assert train_config(family("gpt"), "nano", {"schedule": schedule, **chosen}).final_lr_fraction == value
+    with pytest.raises(
+        UserError, match=r"no effect with train.schedule inverse-sqrt: leave it out, or use cosine or wsd"
+    ):
+        fit(Task(), tmp_path / "own", steps=3, schedule="inverse-sqrt", **chosen)
+    assert not (tmp_path / "own").exists()
+    sentence = fails("resume", vit_run, "--train.schedule", "constant", "--train.final_lr_fraction", value)
+    assert "has no effect with train.schedule constant" in sentence
+
+
+def test_a_final_rate_of_a_preset_or_a_file_does_not_stop_another_schedule():
+    constant = {"schedule": "constant"}
+    assert train_config(family("gpt"), "nanogpt", constant).final_lr_fraction == 0.1
+    for value, count in ((0.0, 0), (0.1, 1)):  # as a run of the preset records it
+        file = Chosen("gpt", train={"schedule": "constant", "final_lr_fraction": value})
+        merged, notes = Chosen("gpt").over(file, "a.toml")
+        assert (merged.train, len(notes)) == (constant, count)
+    merged, notes = Chosen("gpt", train=constant).over(Chosen("gpt", train={"final_lr_fraction": 0.1}), "a.toml")
+    assert merged.train == constant
+    assert notes == ["train.final_lr_fraction of a.toml has no effect with the schedule, and is left out"]

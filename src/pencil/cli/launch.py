@@ -50,11 +50,21 @@ def start_several(count: int | None) -> None:
         raise Several(count)
 
 
-def enter() -> int | None:
+def began() -> float:
+    """When this command was started, by time.perf_counter; in a process of `--processes`, when that one was."""
+    return float(os.environ.get("PENCIL_BEGAN") or _began)
+
+
+_began = time.perf_counter()
+
+
+def enter(since: float | None = None) -> int | None:
     """Let the launching process know this one; the exit status, if the training has ended meanwhile.
 
-    It is 0 after a failure too: torchrun would start the processes again after any other.
+    It is 0 after a failure too: torchrun would start the processes again after any other. `since` is when it began.
     """
+    global _began
+    _began = time.perf_counter() if since is None else since
     if "RANK" in os.environ:  # that another process is gone is reported once, in our words
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     folder = launch_folder()
@@ -180,6 +190,7 @@ def _environment(count: int, folder: Path) -> Iterator[None]:
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN),
         "PENCIL_LAUNCH": str(folder),
+        "PENCIL_BEGAN": repr(began()),
     }
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // count)))
     try:

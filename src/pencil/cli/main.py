@@ -126,15 +126,15 @@ def run(words: Sequence[str]) -> int:
         raise UserError(sentence(error, f"pencil {verb}".rstrip(), usage)) from error
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line; every failure the user can fix is one sentence."""
+def main(words: Sequence[str] | None = None, began: float | None = None) -> None:
+    """Run the command line, which `began` at this time; every failure the user can fix is one sentence."""
     words = list(sys.argv[1:] if words is None else words)
     debug = "--debug" in words
     if words[:1] != ["explore"]:  # which shows failures while it goes on
         words = [word for word in words if word != "--debug"]
     use_utf8()
     try:
-        if (ended := enter()) is not None:
+        if (ended := enter(began)) is not None:
             sys.exit(ended)
         status = run(words)
         sys.stdout.flush()

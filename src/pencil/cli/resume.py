@@ -106,16 +106,20 @@ def _continue(
     from ..device import pick_device
     from ..families import family
     from ..families.run_setup import check_memory, task_of
-    from ..train.settings import TrainConfig, check_patience, check_processes, check_settings, fit_warmup
+    from ..train.settings import (
+        TrainConfig,
+        check_final_rate,
+        check_patience,
+        check_processes,
+        check_settings,
+        fit_warmup,
+        resumed,
+    )
     from ..train.task import why_last
 
-    if "minutes" in changed and (decided := opened.config["train"].get("steps")):
-        raise UserError(f"{opened.path} is trained for {decided} steps: --train.steps sets another number")
-    if "steps" in changed and not opened.config["train"].get("steps"):  # a time budget that was not measured yet
-        undecided = {name: "250" for name in ("eval_every", "save_every") if not opened.config["train"].get(name)}
-        changed = {"minutes": "none", **undecided, **changed}
-    config = build(TrainConfig, {**opened.config["train"], **changed}, "train.")
+    config = build(TrainConfig, resumed(opened.path, opened.config["train"], changed), "train.")
     check_settings(config, family(opened.family).train_settings, opened.family)
+    check_final_rate(config, changed)
     check_processes(config, world().size)
     # a preset's inverse square root may warm up for longer than the run
     fit_warmup(config, chosen="warmup" in changed or config.schedule != "inverse-sqrt")

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from ..config import UserError, overrides
 from ..processes import only_writer_prints, world
-from .launch import leave, start_several
+from .launch import began, leave, start_several
 from .suggestions import option_meant, setting_meant, undotted
 from .terminal import note, program
 
@@ -182,7 +182,7 @@ def train_to_end(run: Any, task: Any, config: Any, allow_changes: bool = False) 
     """Train to the last step, or to the interruption; the exit status."""
     from ..families.train_run import train_to_end
 
-    outcome = train_to_end(run, task, config, allow_changes, program=program())
+    outcome = train_to_end(run, task, config, allow_changes, program=program(), began=began())
     if world().size > 1:
         leave("reported")
         return 0  # any other status would have torchrun start it again

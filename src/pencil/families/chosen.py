@@ -10,14 +10,14 @@ from ..data.hub import FORMER, PREFIX
 from ..data.settings import DataConfig
 from ..data.sources import is_several
 from ..files import read_toml
-from ..train.settings import UNDECIDED, TrainConfig, plain_names
+from ..train.settings import NOT_DECAYING, UNDECIDED, TrainConfig, plain_names
 from .loading import current_names
 from .record import Family
 from .registry import family
 
 Values = dict[str, Any]
 SECTIONS = ("run", "options", "model", "train", "data")
-RECORDED = ("tokens",)  # sections that only a run's own file has
+RECORDED = ("tokens", "plans")  # sections that only a run's own file has
 # what [run] of a file may say; a run's own has more, which is no choice
 IN_RUN = ("family", "preset", "data", "from", "settings")
 FROM_DATA = ("vocab", "classes")  # model settings that follow from the data; the first from the tokenizer too
@@ -75,6 +75,8 @@ class Chosen:
             train.pop("minutes", None)
             if "warmup" not in self.train and isinstance(warmup := train.get("warmup"), int):
                 notes += _shortened(train, warmup, self.train["steps"], path)
+        if {**train, **self.train}.get("schedule") in NOT_DECAYING and train.pop("final_lr_fraction", None):
+            notes.append(f"train.final_lr_fraction of {path} has no effect with the schedule, and is left out")
         if self.train.get("minutes") is not None:
             train = {name: value for name, value in train.items() if name not in UNDECIDED}
         preset = self.preset or (file.preset if self.from_run is None else None)

@@ -22,6 +22,7 @@ from ..torchrun import launched, world
 from ..train.schedule import published_peak
 from ..train.settings import (
     TrainConfig,
+    check_final_rate,
     check_patience,
     check_processes,
     check_settings,
@@ -45,6 +46,7 @@ def train_config(record: Family, preset: str, train: dict[str, Any], start: Star
     usual = record.training.get(preset, {}) if start is None else usual_training(record, start)
     config = build(TrainConfig, {**usual, **train}, "train.")
     check_settings(config, record.train_settings, record.name)
+    check_final_rate(config, train)
     return config
 
 

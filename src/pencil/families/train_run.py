@@ -13,6 +13,7 @@ from ..device import pick_device
 from ..processes import from_all, grouped, lost_another, world
 from ..runs import Run
 from ..torchrun import launch_folder, restarts
+from ..train import pace
 from ..train.loop import Outcome, Trainer
 from ..train.metrics import about_accuracy, class_table
 from ..train.settings import TrainConfig
@@ -56,6 +57,7 @@ def train(
     `from_run` is a run whose weights it begins with (--from); `freeze` names the parameters that are not trained.
     `on_step(step, metrics)` and `on_evaluation(step, metrics)` are called on the way; one that returns False stops.
     """
+    began = pace.clock()
     file = None if config is None else read_config(config)
     if family is None and file is None:
         raise UserError('the family is missing: pencil.train("gpt", "notes.txt"), or pencil.train(config="run.toml")')
@@ -77,7 +79,7 @@ def train(
     with processes(chosen.train.get("device")):
         run, task, settled = start_training(chosen, name, None if out is None else Path(out), force, notify)
         outcome = train_to_end(
-            run, task, settled, notify=notify, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation
+            run, task, settled, notify=notify, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation, began=began
         )
     return Trained.of(run, outcome, load)
 
@@ -128,6 +130,16 @@ def resume_command(program: str, path: Path) -> str:
     return f"torchrun {options} -m pencil {words}"
 
 
+def usual_steps(run: Run, task: Any) -> int | None:
+    """The steps of the run's preset, or of its data where that decides them; None from weights, which need fewer."""
+    facts, record = run.config["run"], task.family
+    if "from" in facts:
+        return None
+    data = getattr(getattr(task, "data", None), "training_defaults", {})
+    decides = data if "image_size" not in record.preset_values(facts["preset"]) else {}
+    return {**record.training.get(facts["preset"], {}), **decides}.get("steps", TrainConfig.steps)
+
+
 def train_to_end(
     run: Run,
     task: Any,
@@ -150,7 +162,8 @@ def train_to_end(
     skipped = task.skipped()
     report_skipped(skipped)
     try:
-        outcome = Trainer(task, run, config, allow_changes, **{"propose": shorter, **trainer}).train()
+        usual = {"propose": shorter, "usual_steps": usual_steps(run, task)}
+        outcome = Trainer(task, run, config, allow_changes, **{**usual, **trainer}).train()
     except (RuntimeError, MemoryError) as error:
         # torch words it differently on each device
         words, text = ("out of memory", "allocate memory", "not enough memory"), str(error).lower()
@@ -179,7 +192,8 @@ def train_to_end(
     if task.select_best:
         highest = about_highest(outcome.highest, best, task.headline)
         which = f"kept step {best['step']}, the lowest val_loss: {metrics}{f' ({highest})' * bool(highest)}"
-    notify(f"Trained {steps} in {outcome.seconds:.1f} s; {which}; the run is in {run.path}")
+    used = outcome.used and f" ({outcome.used})"
+    notify(f"Trained {steps} in {outcome.seconds:.1f} s{used}; {which}; the run is in {run.path}")
     for line in filter(None, [about_accuracy(best, task.unit), *class_table(best)]):
         notify(visible(line, one_line=True))
     if best["step"] == 0 and outcome.step:

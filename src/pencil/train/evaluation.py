@@ -11,9 +11,10 @@ from ..config import UserError
 from ..files import write_aside
 from ..processes import any_rank, from_writer, world
 from ..progress import duration, watched
+from . import pace
 from .gathering import serve_others
 from .metrics import is_detail
-from .pace import SAVE_WEIGHTS, Pace, time_updates
+from .pace import SAVE_WEIGHTS, Budget, Pace, time_updates
 from .parallel import Alone
 from .report import FIRST_LINE, Metrics, ProgressBar
 from .saving import Saving
@@ -36,6 +37,7 @@ class Evaluating(Saving):
     """The part of a trainer that evaluates."""
 
     pace: Pace
+    budget: Budget | None
     stopping: Event
     autocast: Callable[[], AbstractContextManager[Any]]
     on_evaluation: Callback | None
@@ -55,15 +57,18 @@ class Evaluating(Saving):
 
     def _evaluate(self, metrics: Metrics, bar: ProgressBar) -> None:
         """Metrics, the weights to be used and a preview; stops where the weights are good for nothing."""
-        began = time.perf_counter()
+        began, before = pace.clock(), self.best
         results, shown = self._watched_evaluation(bar)
         self.or_later(bar, "metrics", lambda: metrics.write(step=self.step, **results))
-        writing = time.perf_counter()
+        writing = pace.clock()
         self.or_later(bar, "weights", lambda: self.keep_best(results))
-        self.pace.save = max(self.pace.save, SAVE_WEIGHTS * (time.perf_counter() - writing))
+        if self.best is not before:  # weights were written
+            self.pace.save = SAVE_WEIGHTS * (pace.clock() - writing)
         if shown is not None:
             self.or_later(bar, "preview", lambda: self._write_preview(shown))
-        self.pace.evaluation = time.perf_counter() - began
+        self.pace.evaluation = pace.clock() - began
+        if self.budget is not None:
+            self.budget.evaluated(self.pace.evaluation, self.pace.save)
         self.evaluated = self.step
         self.highest = higher(self.highest, {"step": self.step, **results}, self.task.headline)
         values = "  ".join(f"{name} {value:.4f}" for name, value in results.items() if not is_detail(name))
@@ -78,6 +83,9 @@ class Evaluating(Saving):
 
         def watch(done: int, total: int) -> None:
             bar.evaluating(done, total)
+            if self.budget is not None and world().writer and self.budget.over() and not self.stopping.is_set():
+                bar.print(f"the time is up: the evaluation of step {self.step} is left out")
+                self.stopping.set()
             if self.stopping.is_set():
                 raise Abandoned
             spent = time.monotonic() - began

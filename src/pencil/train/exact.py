@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from ..device import seed_generators
 from ..processes import total
 from .parallel import Alone, Gradients
 from .rows import cut
@@ -33,7 +34,8 @@ class Exact(Alone):
                 part = self._slot(batch, slot % own, own)
                 if not (many := self.task.targets(part)):
                     continue
-                torch.manual_seed(int(random_of(self.config.seed, step, micro, 1 + slot).integers(1 << 62)))
+                drawn = random_of(self.config.seed, step, micro, 1 + slot).integers(1 << 62)
+                seed_generators(int(drawn), self.device)
                 with self.autocast():
                     loss = self.loss(self.to_device(part)) * (many / targets)
                 loss.backward()

@@ -9,7 +9,7 @@ from ..config import UserError, upgraded
 from ..manifest import Fault
 from ..runs import Run
 from . import checkpoint
-from .settings import TrainConfig
+from .settings import UNDECIDED, TrainConfig
 
 # where a run goes on, how long, and how often it is looked at: these may change freely
 FREE = frozenset((
@@ -138,6 +138,8 @@ def review(
             notes.append(f"{folder} is of an older version, which recorded no training settings: they are not compared")
         known = recorded(run)
         changes = [c for c in differences(state, run, record) if known.get(c.name) != str(c.now)]
+        if "plans" in run.config:  # of a time budget: they were made after the checkpoint, and are followed
+            changes = [c for c in changes if c.name.removeprefix("train.") not in UNDECIDED]
         if not state.get("step", 1):  # nothing was trained with the settings before
             changes = [c for c in changes if not c.name.startswith("train.")]
         _refuse_changes(run, folder, changes, allow)

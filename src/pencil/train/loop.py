@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext, suppress
-from dataclasses import asdict, astuple
+from dataclasses import asdict, replace
 from functools import partial
 from threading import Event
 from typing import Any
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ..config import UserError
-from ..device import pick_device
+from ..device import pick_device, random_state, seed_generators
 from ..processes import any_rank, from_writer, joined, wait_long, world
 from ..runs import Run
+from . import pace
 from .background import Background
 from .building import build_model, same_bits_again
 from .ema import ExponentialMovingAverage
@@ -24,7 +25,7 @@ from .interrupt import interruptible
 from .loggers import open_logger
 from .nonfinite import FiniteGuard, named
 from .optim import make_optimizers, step_unless
-from .pace import SLOW, Pace, fit_budget
+from .pace import SLOW, Budget, Pace, planned_line, plans_of, with_plans
 from .parallel import autocast_of, compiles, mode_of
 from .prefetch import Prefetch
 from .report import FIRST_LINE, Metrics, NoMetrics, ProgressBar, plot_losses
@@ -32,7 +33,7 @@ from .resume import restore
 from .rows import own_batch
 from .saving import DISK_FULL
 from .schedule import factor
-from .settings import TrainConfig, check_processes
+from .settings import Plan, TrainConfig, check_processes, fit_warmup
 from .shards import HostCopy
 from .task import Batch, Task, random_of
 from .trained import Outcome
@@ -48,6 +49,7 @@ class Trainer(Evaluating):
     `on_step(step, metrics)` is called after each update with train_loss and lr, `on_evaluation(step, metrics)` after
     each evaluation with its results. If one returns False, training stops as at Ctrl-C: it saves, and can be resumed.
     `propose(seconds)` is asked, once, for a shorter training when the whole of it would take more than an hour here.
+    `began` is when a time budget begins (by `time.perf_counter`); `usual_steps` are those of a run without one.
     """
 
     def __init__(
@@ -61,9 +63,12 @@ class Trainer(Evaluating):
         on_evaluation: Callback | None = None,
         propose: Callable[[float], str | None] | None = None,
         quiet: bool = False,
+        began: float | None = None,
+        usual_steps: int | None = None,
     ):
         self.task, self.run, self.config, self.allow_changes = task, run, config, allow_changes
         self.on_step, self.on_evaluation, self.propose = on_step, on_evaluation, propose
+        self.began, self.usual_steps = pace.clock() if began is None else began, usual_steps
         self.here = world()
         check_processes(config, self.here.size)
         self.quiet = quiet or not self.here.writer
@@ -73,6 +78,7 @@ class Trainer(Evaluating):
             self.device = torch.device("cuda", self.here.local)
         self.group = ExitStack()  # left at the end of the training
         self.group.enter_context(joined(self.device, alone=self.mode in ("ddp", "fsdp")))
+        self.group.callback(random_state(self.device))  # the caller's
         if config.deterministic:
             self.group.enter_context(same_bits_again(config.exact and self.device.type == "cpu"))
         self._seed(0)
@@ -98,6 +104,10 @@ class Trainer(Evaluating):
         self.evaluated = -1
         self.validation = Validation()
         self.pace = Pace()
+        self.budget: Budget | None = None
+        self.spent: dict[str, float] | None = None  # of the budget, as a checkpoint records it
+        self.plans: list[Plan] = []
+        self.following: list[Plan] = []  # recorded plans of later steps
         self.stopping = Event()
         self.guard = FiniteGuard(self.device, config.nonfinite == "stop")
         self.skipped = 0  # updates left out because they were not finite
@@ -106,7 +116,7 @@ class Trainer(Evaluating):
 
     def _seed(self, step: int, rank: int = 0) -> None:
         """Dropout's random numbers, like the batch, follow from (seed, step, rank): no state to save."""
-        torch.manual_seed(int(random_of(self.config.seed, step, 1 << 20, rank).integers(1 << 62)))
+        seed_generators(int(random_of(self.config.seed, step, 1 << 20, rank).integers(1 << 62)), self.device)
 
     @property
     def loss(self) -> Callable[[Batch], Tensor]:
@@ -124,7 +134,7 @@ class Trainer(Evaluating):
         batches = [self.batch(self.step, micro) for micro in range(self.config.accumulate)]
         loss, norm, units = self.gradients(self.step, batches)
         left_out = self.guard.check(loss, norm)
-        now = factor(self.step, self.config)
+        now = factor(self.step, self.config, self.plans)
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * now
@@ -174,9 +184,9 @@ class Trainer(Evaluating):
                 ) from None
 
     def _train(self) -> Outcome:
-        began = time.perf_counter()
         notes = restore(self)
         start = self.step
+        self._open_budget()
         if getattr(self.task, "start", None) is not None:
             self.save()  # the weights it starts from: the source is not needed again
         bar = ProgressBar(self.config.steps, start, self.task.unit, quiet=self.quiet)
@@ -187,8 +197,8 @@ class Trainer(Evaluating):
             bar.print(f"{metrics.fault}, and is left out")
         with closing(metrics), interruptible() as self.stopping, bar, self.background:
             try:
-                if not self.config.steps:
-                    self._fit_budget(metrics, bar, began)
+                if self.budget is not None and not self.plans:
+                    self._first_plan(metrics, bar, self.budget)
                 self._begin(bar)
                 self._loop(metrics, bar)
             except Abandoned:  # before the first step: there is nothing to save
@@ -213,31 +223,98 @@ class Trainer(Evaluating):
     def _begin(self, bar: ProgressBar) -> None:
         """Write the settings if they are others than the run's; report data that is little for them."""
         if self.here.writer and asdict(self.config) != self.run.config["train"]:
-            self.run.write_config({**self.run.config, "train": self.config})
+            self._write_config()
         amount, embedded = amount_of(self.task), getattr(self.task.family, "embedded", ())
         own = not self.step and self.run.config["run"].get("data") not in embedded
         started = "from" in self.run.config["run"]
         if amount and own and (line := amount.too_little(self.config, started)):
             bar.print(line)
 
-    def _fit_budget(self, metrics: Metrics, bar: ProgressBar, began: float) -> None:
-        """Decide the steps of a time budget, once, before the first: the run is then one with so many steps."""
-        assert self.config.minutes is not None
-        budget = 60 * self.config.minutes
-        self._measure_pace(min(3.0, budget / 20))
-        self._evaluate(metrics, bar)
-        left, *pace = from_writer([budget - (time.perf_counter() - began), *astuple(self.pace)])
-        self.pace = Pace(*pace)
-        self.config, lines = fit_budget(self.config, self.pace, left, self.run.path)
+    def _write_config(self) -> None:
+        tables = with_plans(self.run.config, [*self.plans, *self.following])
+        self.run.write_config({**tables, "train": self.config})
+
+    def _open_budget(self) -> None:
+        """Take up a time budget where the checkpoint left it: the plans so far, and those recorded of later steps."""
+        recorded = from_writer(plans_of(self.run.config))
+        if self.config.minutes is None or (self.config.steps and not recorded):
+            self.plans = []  # another number of steps was chosen, or an older version decided it for good
+            return
+        self.budget = Budget(self.config.minutes, self.began, self.spent)
+        if recorded[: len(self.plans)] == self.plans:
+            self.following = recorded[len(self.plans) :]
+        was = self.run.config["train"]
+        for name in ("eval_every", "save_every"):
+            if recorded and getattr(self.config, name) != was.get(name):  # it was chosen since
+                for plan in (*self.plans, *self.following):
+                    plan.pop(name, None)
+        if self.plans:
+            self.config = _following(self.config, self.plans[-1])
+
+    def _first_plan(self, metrics: Metrics, bar: ProgressBar, budget: Budget) -> None:
+        """Measure an update, an evaluation and a plot; decide the steps by them, unless they are recorded."""
+        undecided = [name for name in ("eval_every", "save_every") if not getattr(self.config, name)]
+        self._measure_pace(min(3.0, budget.seconds / 20))
+        budget.updates, budget.busy = self.pace.updates, self.pace.seconds
+        try:
+            self._evaluate(metrics, bar)
+        except Abandoned:
+            if any_rank(self.here.writer and budget.over())[0]:
+                raise budget.too_little(self.run.path) from None
+            raise
+        plotting = pace.clock()
+        if self.here.writer:
+            plot_losses(self.run.path)
+        budget.plot = pace.clock() - plotting
+        if self.following:
+            self._adopt(self.following.pop(0), bar)
+            return
+        plan = from_writer(budget.plan(0, self.config, undecided))
+        if not plan["steps"]:
+            raise budget.too_little(self.run.path)
+        line = planned_line(plan, self.config, budget)
+        self._adopt(plan, bar)
+        self.config, notes = fit_warmup(self.config, chosen=False)
+        few, facts = None, self.run.config["run"]
+        if self.usual_steps is not None:
+            few = budget.too_few(plan["steps"], self.usual_steps, facts["preset"], facts["family"])
+        for sentence in (line, *notes, *([few] if few else [])):
+            bar.print(sentence)
+
+    def _plan_again(self, bar: ProgressBar) -> bool:
+        """Follow the next recorded plan, or have the writer make one, where it is time for it; whether there is one."""
+        if self.budget is None:
+            return False
+        self.budget.count(self.step)
+        if self.following and self.following[0]["step"] <= self.step:
+            self._adopt(self.following.pop(0), bar)
+            return True
+        due = self.here.writer and self.budget.due(self.step, self.config, bool(self.following))
+        if not any_rank(due)[0]:
+            return False
+        names = [name for name in self.plans[0] if name.endswith("_every")]
+        plan = from_writer(self.budget.plan(self.step, self.config, names))
+        if _following(self.config, plan) == self.config and not self.following:
+            return False
+        if plan["steps"] != self.config.steps:
+            bar.print(planned_line(plan, self.config, self.budget))
+        self.following = []
+        self._adopt(plan, bar)
+        if self.here.writer:
+            self.or_later(bar, "plan", self._write_config)
+        return True
+
+    def _adopt(self, plan: Plan, bar: ProgressBar) -> None:
+        """Train by this plan from this step on."""
+        self.plans.append(plan)
+        self.config = _following(self.config, plan)
         bar.total = self.config.steps
         bar.progress.update(bar.task, total=bar.total)
         if isinstance(self.batch, Prefetch):
             self.batch.steps = self.config.steps
-        for line in lines:
-            bar.print(line)
 
     def _loop(self, metrics: Metrics, bar: ProgressBar) -> None:
-        config, stopping = self.config, self.stopping
+        stopping = self.stopping
         first, changed = self.step, False  # whether anything is to be saved
         seen, busy, trained = 0, 0.0, 0.0
         stopped, due, each = any_rank(stopping.is_set(), False, self.on_step is not None)
@@ -250,11 +327,18 @@ class Trainer(Evaluating):
                     changed = True
                 (stopped,) = any_rank(stopping.is_set())
             ended = self._ended()
+            if not (ended or stopped) and self._plan_again(bar):
+                if self.step == self.config.steps:  # it ends here, where no line was due
+                    self.read_losses(metrics, bar)
+                    self.seconds += busy
+                    self._log(metrics, bar, seen / max(busy, 1e-9))
+                    self.pending, seen, busy = [], 0, 0.0
+                continue  # this step may have to be evaluated
             if self.step and changed and (ended or stopped):
                 self.read_losses(metrics, bar)
                 self.report_saving(bar, wait=True)
                 self.save()
-            elif self.step and changed and self.step % config.save_every == 0:
+            elif self.step and changed and self.step % self.config.save_every == 0:
                 self.read_losses(metrics, bar)
                 self.save_later(bar)
             if stopped and not ended:
@@ -263,7 +347,7 @@ class Trainer(Evaluating):
                 return
             started = time.perf_counter()
             units, changed = self.update(), True
-            log = self.step % LOG_EVERY == 0 or self.step == config.steps
+            log = self.step % LOG_EVERY == 0 or self.step == self.config.steps
             begins = self.step == first + 1
             # several processes read their losses at the same steps, since all may have to stop there
             show = log or (due if self.here.size > 1 else bar.due(trained + time.perf_counter() - started))
@@ -276,7 +360,8 @@ class Trainer(Evaluating):
                 trained += spent
             if show and self.pace.updates and self.pending:
                 loss = sum(self.pending) / len(self.pending)
-                bar.update(self.step, loss, self.pace.rate, self.pace.left(self.step, config), trained)
+                left = self.pace.left(self.step, self.config) if self.budget is None else self.budget.left()
+                bar.update(self.step, loss, self.pace.rate, max(0.0, left), trained)
                 self._propose(bar, first, trained)
             if self.on_step is not None:
                 self._call(self.on_step, self._last_loss())
@@ -301,16 +386,20 @@ class Trainer(Evaluating):
         if whole > LONG and (line := propose(whole)):
             bar.print(line)
 
+    def _rate(self) -> float:
+        """The learning rate of the last update."""
+        return self.config.lr * factor(self.step - 1, self.config, self.plans)
+
     def _last_loss(self) -> dict[str, float]:
         """For a callback; without a loss if the update was left out."""
         loss = {"train_loss": self.pending[-1]} if self.pending else {}
-        return {**loss, "lr": self.config.lr * factor(self.step - 1, self.config)}
+        return {**loss, "lr": self._rate()}
 
     def _log(self, metrics: Metrics, bar: ProgressBar, rate: float) -> None:
         if not self.pending:  # every update since the last line was left out
             return
         loss = sum(self.pending) / len(self.pending)
-        line = dict(step=self.step, train_loss=loss, lr=self.config.lr * factor(self.step - 1, self.config),
+        line = dict(step=self.step, train_loss=loss, lr=self._rate(),
                     rate=round(rate, 1), time=round(self.seconds, 3))  # fmt: skip
         self.or_later(bar, "metrics", lambda: metrics.write(**line))
 
@@ -320,4 +409,10 @@ class Trainer(Evaluating):
             count = self.config.patience
             early = f"no better validation loss in {count} evaluation" + "s" * (count > 1)
         overfits = self._overfitting() if self.validation.overfits else ""
-        return Outcome(self.step, self._ended(), self.best, self.seconds, early, overfits, self.highest)
+        used = "" if self.budget is None else f"{self.budget.used():.0f} of {self.budget.seconds:.0f} s used"
+        return Outcome(self.step, self._ended(), self.best, self.seconds, early, overfits, self.highest, used)
+
+
+def _following(config: TrainConfig, plan: Plan) -> TrainConfig:
+    """The settings under a plan."""
+    return replace(config, **{name: value for name, value in plan.items() if name != "step"})

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from .. import __version__
 from ..config import UserError, build
 from ..console import note
-from ..device import pick_device
+from ..device import pick_device, random_state_kept
 from ..processes import joined, only_writer_prints, world, writer_first
 from ..runs import Run
+from . import pace
 from .loop import Trainer
-from .settings import OPTIONAL, TrainConfig, check_patience, fit_warmup, with_budget
+from .settings import OPTIONAL, TrainConfig, check_final_rate, check_patience, fit_warmup, resumed, with_budget
 from .sharing import added, shared
 from .task import Batch, Preview, why_last
 from .trained import Trained
@@ -114,12 +115,12 @@ def fit(
     The optimizer is AdamW without weight decay unless others are given. With `resume` the run that is in the folder
     goes on from its newest checkpoint, to the same bits as if it had never stopped; without one it starts.
     """
-    path, name = Path(out), type(task).__name__
+    began, path, name = pace.clock(), Path(out), type(task).__name__
     if resume and (path / "config.toml").is_file():
         run = Run.open(path)
         if run.config["run"].get("task") != name:
             raise UserError(f"{path} is a run of {run.config['run'].get('task', run.family)}, not of {name}")
-        config = build(TrainConfig, {**run.config["train"], **settings}, "train.")
+        config = build(TrainConfig, resumed(run.path, run.config["train"], settings), "train.")
     else:
         run, config = None, build(TrainConfig, with_budget({**DEFAULTS, **settings}), "train.")
         config, notes = fit_warmup(config, "warmup" in settings)
@@ -129,6 +130,7 @@ def fit(
         if getattr(config, one) is not None:
             raise UserError(f"train.{one} has no effect on a task of your own: leave it out")
     check_patience(config, why_last(task))
+    check_final_rate(config, settings)
     task.train = config
     facts = {"family": name, "task": name, "data": task.about(), "pencil": __version__}
     with only_writer_prints(), joined(pick_device(config.device)):
@@ -136,10 +138,12 @@ def fit(
             table = {"run": facts, "model": {}, "train": config}
             writer_first(lambda: Run.create(path, table, None, force) if world().writer else None)
             run = Run.open(path)
-        outcome = Trainer(task, run, config, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation).train()
+        watching: dict[str, Any] = dict(quiet=quiet, on_step=on_step, on_evaluation=on_evaluation)
+        outcome = Trainer(task, run, config, began=began, **watching).train()
 
     def opened(path: Path, device: str) -> nn.Module:
-        model = task.build()
+        with random_state_kept(torch.device("cpu")):
+            model = task.build()
         Run.open(path).load_weights(model)
         return model.to(device).eval()
 

@@ -160,6 +160,7 @@ def _load(trainer: Any, kept: checkpoint.Checkpoint) -> None:
     trainer.skipped = kept.state.get("skipped", 0)
     trainer.evaluated = -1 if kept.state.get("evaluation_due") else kept.step
     trainer.validation = Validation.restored(kept.state.get("validation"), best)
+    trainer.plans, trainer.spent = list(kept.state.get("plans", ())), kept.state.get("budget")
 
 
 def _first_are_best(trainer: Any, kept: checkpoint.Checkpoint) -> bool:

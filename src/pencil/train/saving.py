@@ -23,8 +23,9 @@ from .ema import ExponentialMovingAverage
 from .identity import identity
 from .nonfinite import require_finite
 from .optim import state_tensors
+from .pace import Budget
 from .report import ProgressBar, model_card
-from .settings import TrainConfig
+from .settings import Plan, TrainConfig
 from .shards import HostCopy, own_pieces, piece_of, spread
 from .task import Task, why_last
 from .together import on_all, on_writer
@@ -51,6 +52,8 @@ class Saving:
     pending: list[float]
     seconds: float
     skipped: int
+    budget: Budget | None
+    plans: list[Plan]  # of the time budget, as far as they are in force
     background: Background  # in which the checkpoints are written
     host: HostCopy
     saving: int  # the step of the checkpoint that is written now, or was written last
@@ -171,11 +174,12 @@ class Saving:
     def _state(self) -> dict[str, Any]:
         """What a checkpoint records besides tensors."""
         size = world().size
+        planned = {} if self.budget is None else {"plans": self.plans, "budget": self.budget.state()}
         return {
             "of": identity(self.run), "optimizer": self.config.optimizer,
             "best": self.best, "pending": self.pending, "seconds": self.seconds, "skipped": self.skipped,
             "validation": self.validation.state(), "evaluation_due": self.evaluation_due(),
-            "threads": torch.get_num_threads(), "device": self.device.type,
+            "threads": torch.get_num_threads(), "device": self.device.type, **planned,
             **({"processes": size} if size > 1 else {}),
             "versions": {"pencil": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }  # fmt: skip

@@ -1,8 +1,10 @@
-"""Learning-rate schedules, as a factor of the peak rate; pure functions of the step."""
+"""Learning-rate schedules, as a factor of the peak rate; pure functions of the step and of the plans of a budget."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
-from .settings import TrainConfig
+from .settings import Plan, TrainConfig
 
 
 def published_peak(width: int, warmup: int) -> float:
@@ -10,14 +12,16 @@ def published_peak(width: int, warmup: int) -> float:
     return (width * max(1, warmup)) ** -0.5
 
 
-def factor(step: int, config: TrainConfig) -> float:
+def factor(step: float, config: TrainConfig, plans: Sequence[Plan] = ()) -> float:
     """Linear warm-up, then cosine, constant, or constant and a linear decay over the last fifth (wsd).
 
     The schedule of the first Transformer (inverse-sqrt) falls as 1/√step: min(step^−½, step·warmup^−1½), as a share of
-    its peak.
+    its peak. The others end at the last step: where a time budget has planned it anew, at that of the plan in force.
     """
     if config.schedule == "inverse-sqrt":
         return min((step + 1) / max(1, config.warmup), math.sqrt(max(1, config.warmup) / (step + 1)))
+    if len(plans) > 1:
+        step, config = step_of_first_plan(step, plans), replace(config, steps=plans[0]["steps"])
     if step < config.warmup:
         return (step + 1) / (config.warmup + 1)
     along = (step - config.warmup) / max(1, config.steps - config.warmup)
@@ -28,3 +32,18 @@ def factor(step: int, config: TrainConfig) -> float:
         left = max(0.0, (config.steps - step) / max(1, config.steps // 5))
         return max(final, min(1.0, left))
     return 1.0
+
+
+def step_of_first_plan(step: float, plans: Sequence[Plan]) -> float:
+    """Where a step lies on the schedule of the first plan, the only one that has a schedule of its own.
+
+    Each later plan stretches or compresses what is left of that schedule to the steps that it has left: so the learning
+    rate makes no jump where a plan is made, and has decayed at the last step of the last plan.
+    """
+    total = plans[0]["steps"]
+    place, since, last = 0.0, 0, total
+    for at, steps in [*((plan["step"], plan["steps"]) for plan in plans[1:]), (step, 0)]:
+        if last > since:
+            place += (total - place) * (at - since) / (last - since)
+        since, last = at, steps
+    return place

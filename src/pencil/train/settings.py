@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from ..config import UserError
 
 UNDECIDED = ("steps", "eval_every", "save_every")  # what a time budget decides when the pace has been measured
+Plan = dict[str, int]  # what a time budget decided of these, and the "step" after which it did
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class TrainConfig:
     """How a run is trained; "auto" is decided by the device."""
 
     steps: int = 2000  # optimizer updates; if minutes is set, 0 until the speed is measured
-    minutes: float | None = None  # training time; steps is computed from it and the measured speed
+    minutes: float | None = None  # for the whole command; the steps are planned from it, again and again
     batch: int = 12  # examples in a micro-batch
     accumulate: int = 1  # micro-batches in an update (gradient accumulation)
     optimizer: Literal["muon", "adamw"] = "muon"  # muon: Muon for the matrices of the blocks, AdamW for the rest
@@ -187,6 +188,30 @@ def with_budget(train: Mapping[str, Any]) -> dict[str, Any]:
     if "steps" in train:
         raise UserError("train.steps and train.minutes both say how long to train: give one of the two")
     return {**dict.fromkeys(UNDECIDED, 0), **train}
+
+
+def resumed(run: Any, recorded: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run that goes on: a number of steps takes the place of a time budget, with its plans."""
+    decided = recorded.get("steps")
+    if decided and changed.get("minutes") not in (None, recorded.get("minutes")):
+        budget = f" in a budget of {recorded['minutes']:g} minutes" if recorded.get("minutes") else ""
+        raise UserError(f"{run} is trained for {decided} steps{budget}: --train.steps sets another number")
+    if "steps" not in changed or recorded.get("minutes") is None:
+        return {**recorded, **changed}
+    every = {name: getattr(TrainConfig, name) for name in UNDECIDED if not recorded.get(name)}
+    return {**recorded, "minutes": None, **every, **changed}
+
+
+NOT_DECAYING = ("constant", "inverse-sqrt")  # schedules that do not end at train.final_lr_fraction
+
+
+def check_final_rate(config: TrainConfig, chosen: Mapping[str, Any]) -> None:
+    """Refuse a final learning rate that was chosen with a schedule that has none."""
+    if "final_lr_fraction" in chosen and config.schedule in NOT_DECAYING:
+        raise UserError(
+            f"train.final_lr_fraction has no effect with train.schedule {config.schedule}: leave it out, or use cosine "
+            "or wsd"
+        )
 
 
 def check_patience(config: TrainConfig, why_last: str) -> None:

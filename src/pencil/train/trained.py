@@ -20,6 +20,7 @@ class Outcome:
     early: str = ""  # why it ended before its last step, if it did
     overfits: str = ""  # the sentence about a validation loss that rose
     highest: dict[str, Any] = field(default_factory=dict)  # the evaluation with the highest headline, and its step
+    used: str = ""  # how much of its time budget
 
 
 @dataclass(frozen=True, repr=False)
