@@ -1,5 +1,6 @@
 """Generation where one comparison or one constant decides: streams of random numbers, ties, limits, stop strings."""
 
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -128,3 +129,91 @@ def test_what_was_held_back_is_shown_at_the_end_unless_it_stopped_there(stop, sh
     )
     assert "".join(piece for (piece,) in pieces) == shown
     assert reasons == [reason]
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_generation_goes_on_with_its_own_random_numbers_after_another_had_its_step(net, capture, monkeypatch):
+    """Stopped in the middle of a chunk of numbers, and after one, with another generation in between."""
+    for module in ("generation", "decode_step"):
+        monkeypatch.setattr(f"pencil.inference.{module}.CHUNK", 13)
+
+    def sampled(seed):
+        return Generation(net, [[5, 3, 8], [2]], 41, Sampling(1.7, seed=seed), capture=capture, slide=True)
+
+    with unchecked():
+        whole, stopped, found = list(islice(sampled(5), 30)), sampled(5), []
+        for count in (7, 10, 13):
+            found += islice(stopped, count)
+            list(islice(sampled(2), 5))
+    assert found == whole
+
+
+@pytest.fixture
+def dropping():
+    torch.manual_seed(1)
+    made = create("gpt", GPTConfig(vocab=41, context=23, width=24, depth=1, heads=2, dropout=0.6))
+    with torch.no_grad():
+        for p in made.parameters():
+            p.add_(torch.randn_like(p) * 0.4)
+    return made
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_model_in_training_mode_generates_without_dropout_and_stays_in_it(dropping, capture):
+    def greedy():
+        found = []
+        for tokens in Generation(dropping, [[5, 3, 8]], 11, Sampling(0), capture=capture):
+            assert modes == [m.training for m in dropping.modules()]  # between two tokens, too
+            found += tokens
+        return found
+
+    with unchecked():
+        dropping.eval()
+        modes = [m.training for m in dropping.modules()]
+        expected, searched = greedy(), search(dropping, [[5, 3]], 5, 3)
+        dropping.train()
+        dropping.blocks[0].mlp.eval()
+        modes = [m.training for m in dropping.modules()]
+        assert greedy() == greedy() == expected
+        assert search(dropping, [[5, 3]], 5, 3) == searched
+        assert modes == [m.training for m in dropping.modules()]
+
+
+HOW = [
+    Sampling(0), Sampling(1.0), Sampling(0.7, top_k=5), Sampling(0.7, top_p=0.9), Sampling(0.7, min_p=0.1),
+    Sampling(0, repetition_penalty=1.3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize("fault", [torch.nan, -torch.nan, torch.inf])
+def test_logits_that_are_not_finite_are_an_error_and_no_token(dropping, how, fault):
+    for capture in (False, True):
+        with torch.no_grad():
+            dropping.tokens.weight[7, 2] = torch.tensor(fault)
+        words = "the weights are not finite: tokens.weight holds NaN or infinity"
+        with unchecked(), pytest.raises(UserError, match=words):
+            list(Generation(dropping, [[5, 3, 8], [2]], 11, how, capture=capture))
+    logits = torch.randn(3, 41)
+    logits[1, 30] = fault
+    tokens = choose(
+        logits, how, torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64), torch.zeros(3, 41, dtype=torch.bool)
+    )
+    assert tokens[1] < 0 <= min(tokens[0], tokens[2])
+
+
+def test_finite_weights_with_logits_that_are_not_are_named_as_such(dropping):
+    with torch.no_grad():
+        dropping.norm.weight.fill_(3e38)
+        dropping.tokens.weight.mul_(9)
+    for call in (lambda: list(Generation(dropping, [[5]], 3, Sampling(0))), lambda: search(dropping, [[5]], 3, 2)):
+        words = "the logits of token 1 of the model are not finite, though its weights are: .* float32 can hold"
+        with unchecked(), pytest.raises(UserError, match=words):
+            call()
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "repetition_penalty"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_rule_of_sampling_takes_finite_numbers_only(name, value):
+    with pytest.raises(UserError, match=f"{name.replace('_', '-')} must be at least .*, not {value}"):
+        Sampling(**{name: value})

@@ -300,3 +300,13 @@ def test_a_reader_without_logits_gives_the_pooled_vector_or_the_hidden_states():
     plain.load_state_dict({name: t for name, t in pooled.state_dict().items() if not name.startswith("head")})
     assert torch.equal(plain(ids), states)
     assert "logits" not in declared(pooled)
+
+
+def test_a_row_of_padding_alone_is_zeros_and_not_nan():
+    from pencil.models.reader import mean_of
+
+    x, index = torch.randn(3, 5, 7), torch.tensor([[0, 1, 2, 3, 4], [0, 1, NOWHERE, NOWHERE, NOWHERE], [NOWHERE] * 5])
+    found = mean_of(x, Span.at(index))
+    torch.testing.assert_close(found[0], x[0].mean(0))
+    torch.testing.assert_close(found[1], x[1, :2].mean(0))
+    assert (found[2] == 0).all()

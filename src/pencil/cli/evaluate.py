@@ -58,6 +58,7 @@ def evaluate(
     from ..families import family, load_model, open_run
     from ..families.other_data import amount, task_on
     from ..families.run_setup import task_of
+    from ..models.output import check_finite
     from ..train.metrics import OF_A_CLASS, about_accuracy, class_table
     from ..train.report import shown_progress
     from ..train.settings import TrainConfig
@@ -66,6 +67,7 @@ def evaluate(
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out is the folder for the figures")
     model = load_model(opened, pick_device(device), dtype)
+    check_finite(model.named_parameters())
     record, config = family(opened.family), build(TrainConfig, {**opened.config["train"], "batch": 32}, "train.")
     if data is None:
         task, other = task_of(opened, config, notify=note), False

@@ -14,6 +14,7 @@ from typing import Any
 from ..config import UserError
 from ..families import family, load
 from ..families.predictions import input_transform
+from ..models.output import check_finite
 from ..runs import Loaded
 from ..tracing.contributions import Contributions
 from ..tracing.edits import edited, parse_edit
@@ -54,6 +55,7 @@ class Subject:
         self.parameters = sum(p.numel() for p in loaded.model.parameters())
         self.live = self.parameters <= LIVE
         loaded.model.eval()
+        check_finite(loaded.model.named_parameters())
         self._states: OrderedDict[str, State] = OrderedDict()
         self._answers: OrderedDict[str, Found] = OrderedDict()
         self._traces: OrderedDict[str, LiveTrace] = OrderedDict()

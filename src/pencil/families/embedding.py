@@ -10,6 +10,7 @@ from torch import Tensor
 from ..config import UserError
 from ..core.span import Span
 from ..inference.text_batches import pad, shorten, text_ids
+from ..models.output import evaluating, refuse_output
 from ..models.reader import first_of, mean_of
 from ..progress import track
 from ..runs import Loaded
@@ -61,8 +62,11 @@ def embed_texts(
         few = order[begin : begin + BATCH]
         tokens, places = (t.to(loaded.device) for t in pad([rows[i] for i in few], tokenizer.pad or 0, longest))
         span = Span.at(places)
-        vectors = POOLS[how.pool](model.states(tokens, span).float(), span)
+        with evaluating(model.modules()):
+            vectors = POOLS[how.pool](model.states(tokens, span).float(), span)
         found[few] = (F.normalize(vectors, dim=-1) if how.normalize else vectors).cpu()
+    if not found.isfinite().all():
+        refuse_output(model, "the vectors")
     return found
 
 

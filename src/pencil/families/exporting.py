@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..config import UserError
 from ..files import LOCK, beside, locked, read_text, sweep_folders
+from ..models.output import check_finite
 from ..tensors import write_tensors
 from ..weights.dropout import dropout_fields
 from ..weights.fields import Unfit
@@ -78,6 +79,7 @@ def export_run(
     check_folder(folder, force)
     files, notes = files_beside(run, record, config, architecture, described)
     model = load_model(run, dtype=chosen)
+    check_finite(model.state_dict().items())
     kind = (described.get("architectures") or [described.get("_class_name", "")])[0]
     files["README.md"] = exported_card(folder, run.path, library, kind, origin).encode()
     sweep_folders(folder)

@@ -9,6 +9,7 @@ import torch
 from ..config import UserError, build
 from ..data.settings import DataConfig
 from ..manifest import ORIGINAL, WEIGHTS
+from ..models.output import check_finite
 from ..train.frozen import frozen_names
 from ..train.settings import TrainConfig
 from ..train.start import Start
@@ -34,11 +35,12 @@ def open_start(record: Family, place: str | Path, weights: bool = True) -> Start
         )
     if not (run.path / WEIGHTS).exists():
         raise UserError(f"{place} has no weights yet, so nothing can start from them; pencil resume {place} trains it")
-    facts = run.config["run"]
+    facts, tensors = run.config["run"], load_model(run).state_dict() if weights else {}
+    check_finite(tensors.items())
     has_text = (run.path / "tokenizer.json").is_file()
     return Start(
         str(place), record, record.read_config(run.config["model"]),
-        load_model(run).state_dict() if weights else {},
+        tensors,
         run.tokenizer if has_text else None,
         tuple(map(str, facts.get("classes") or ())),
         build(DataConfig, run.config.get("data") or {}, "data."),

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..config import UserError, fitted, nearest
+from ..models.output import evaluating
 from ..runs import Loaded
 from .predictions import as_batch
 from .registry import FAMILIES, family
@@ -23,12 +24,8 @@ def predict_with(loaded: Loaded, inputs: Any, given: Mapping[str, Any]) -> Any:
     batch, single = as_batch(inputs)
     if loaded.tokenizer is None and getattr(model.config, "vocab", None):
         raise UserError(f"a {kind.name} reads and writes text: give its tokenizer too, predict(…, tokenizer=…)")
-    trains = model.training
-    model.eval()
-    try:
+    with evaluating(model.modules()):
         results = kind.predict(loaded, batch, options)
-    finally:
-        model.train(trains)
     return results[0] if single else results
 
 

@@ -16,6 +16,7 @@ from ..data.augment import ImageTransform, upright
 from ..data.decoding import open_image, to_arrays
 from ..data.settings import DataConfig, image_transform
 from ..inference.text_batches import shorten
+from ..models.output import refuse_output
 from ..models.parts import normalize
 from ..runs import Loaded
 
@@ -73,10 +74,12 @@ class Text:
         return f"Text({shorten(self.text, 200)!r}, ended={self.ended!r}{score})"
 
 
-def classify(logits: Tensor, classes: Sequence[str]) -> list[Prediction]:
-    """The prediction of each row of logits; a class without a name has its number."""
+def classify(logits: Tensor, classes: Sequence[str], model: Any) -> list[Prediction]:
+    """The prediction of each row of logits, which are the model's; a class without a name has its number."""
     names = list(classes)
     likely = logits.float().softmax(-1).cpu().numpy()
+    if not np.isfinite(likely).all():
+        refuse_output(model, "the logits")
     return [Prediction(row, lambda i: names[i] if i < len(names) else str(i)) for row in likely]
 
 

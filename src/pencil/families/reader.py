@@ -18,6 +18,7 @@ from ..data.builtin import TEXTS
 from ..data.pairs import is_table
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
 from ..inference.text_batches import mask_token, pad, shorten, text_ids, token_label, vocabulary_labels
+from ..models.output import refuse_output
 from ..models.reader import PRESETS, Reader, ReaderConfig
 from ..runs import Loaded, Run
 from ..tracing.record import LiveTrace, trace
@@ -145,9 +146,11 @@ def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> li
         tokens, places = (t.to(loaded.device) for t in pad(few, 0, model.config.context))
         logits = model(tokens, Span.at(places))
         if labelled:
-            found += classify(logits, loaded.classes)
+            found += classify(logits, loaded.classes, model)
         else:
             likely = logits.float().softmax(-1).cpu().numpy()[..., : tokenizer.vocab]
+            if not np.isfinite(likely).all():
+                refuse_output(model, "the logits")
             found += [_guesses(tokenizer, ids, row) for ids, row in zip(few, likely, strict=True)]
     return found
 

@@ -91,7 +91,7 @@ def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> li
 @torch.no_grad()
 def _classify(loaded: Loaded, pictures: np.ndarray) -> list[Prediction]:
     parts = [picture_tensor(pictures[i : i + BATCH], loaded) for i in range(0, len(pictures), BATCH)]
-    return [one for x in parts for one in classify(loaded.model(x), loaded.classes)]
+    return [one for x in parts for one in classify(loaded.model(x), loaded.classes, loaded.model)]
 
 
 def one_image(options: AttentionOutput, outputs: int) -> None:

@@ -8,6 +8,7 @@ import torch
 from ..config import UserError
 from ..core.masks import NOWHERE
 from ..core.span import Span
+from ..models.output import evaluating, refuse_output
 from .cache_memory import check_cache
 from .generation import Generation
 
@@ -47,6 +48,11 @@ def search(
         raise UserError(f"beams must be at least 1, not {beams}")
     if not -MAX_PENALTY <= penalty <= MAX_PENALTY:
         raise UserError(f"length-penalty must be at least {-MAX_PENALTY} and at most {MAX_PENALTY}, not {penalty}")
+    with evaluating(model.modules()):
+        return _searched(model, prompts, max_new_tokens, beams, end, never, vocab, penalty, given)
+
+
+def _searched(model, prompts, max_new_tokens, beams, end, never, vocab, penalty, given) -> list[list[Hypothesis]]:
     generation = Generation(
         model, prompts, max_new_tokens, end=end, never=never, vocab=vocab, given=given, capture=False
     )
@@ -75,6 +81,8 @@ def search(
         for i in range(len(prompts)):
             if not live[i]:
                 continue
+            if any(value != value for value in values[i]):
+                refuse_output(model, f"the logits of token {length}")
             grows: list[tuple[int, int, float]] = []
             last = length == rooms[i]
             for rank, (value, place) in enumerate(zip(values[i], places[i], strict=True)):

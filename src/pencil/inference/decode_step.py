@@ -105,7 +105,7 @@ class DecodeState:
     def accept(self, token: Int[Tensor, "B"]) -> None:
         """Make these the newest tokens; a row may end with its own."""
         self.chosen.copy_(torch.where(self.active, token, NO_TOKEN))
-        self.tokens.copy_(token[:, None])
+        self.tokens.copy_(token[:, None].clamp(min=0))  # steps may follow before the host knows that there is none
         self.lengths.add_(self.active)
         if not self.greedy:
             self.turn.add_(1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..config import UserError
 from ..core.masks import NOWHERE
 from ..core.span import Span
+from ..models.output import evaluating, refuse_output
 from ..progress import duration
 from .arriving import Arriving
 from .cache_memory import check_cache
@@ -27,7 +28,7 @@ from .decode_step import (
     kept_bytes,
 )
 from .persistent import persistent_step
-from .sampling import Sampling
+from .sampling import NOT_FINITE, Sampling
 
 
 class Generation:
@@ -36,7 +37,8 @@ class Generation:
     Every row has its own random stream and its own positions, so it is generated as it would be alone.
     The model takes (tokens, span=, cache=, last=), has a config with context and vocab, and makes its `new_cache`;
     `given` are its other inputs, passed with the prefill only: a picture or a source, one a row.
-    Each token of `end` ends a row; those of `never` are not generated.
+    Each token of `end` ends a row; those of `never` are not generated. A model in training mode is used in evaluation
+    mode, without dropout, while a step is computed.
     `reasons` is why each row ended: "length", "context", "end" or "stop".
 
     On CUDA a long generation takes its steps with static shapes, captured in CUDA graphs, and the tokens are read some
@@ -82,7 +84,7 @@ class Generation:
         self.context, self.vocab, self.slide, self.cached = context, vocab, slide, cached
         self.ends = frozenset(() if end is None else (end,) if isinstance(end, int) else end)
         self.given, self.notify = dict(given or {}), notify
-        self.device = next(model.parameters()).device
+        self.device, self.modules = next(model.parameters()).device, list(model.modules())
         self.rows = [list(map(int, prompt)) for prompt in prompts]  # the context of each row: sliding may shorten it
         self.reasons: list[str | None] = [None] * len(self.rows)
         self.static, self.compile = self._is_static(capture, compile), compile
@@ -95,13 +97,14 @@ class Generation:
             spare = kept_bytes(model) if self.static else 0
             check_cache(model, len(self.rows), self.cache_length(longest), spare)
         # sample k of a prompt has its own random stream, the same alone or in a batch
-        seeds = [(self.sampling.seed * 1_000_003 + k) % (1 << 63) for k in samples or [0] * len(self.rows)]
-        self.random = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.seeds = [(self.sampling.seed * 1_000_003 + k) % (1 << 63) for k in samples or [0] * len(self.rows)]
+        self.random: list[torch.Generator] = []
         self.state = DecodeState(
             len(self.rows), self.sampling, vocab=vocab, context=context, ends=sorted(self.ends), never=never,
             device=self.device,
         )  # fmt: skip
-        self.taken, self.fresh = 0, True  # steps so far; whether the state has yet to get the rows
+        self.taken, self.read = 0, 0  # steps so far, and those whose tokens were read
+        self.fresh = True  # whether the state has yet to get the rows
         self.known = list(self.reasons)  # the reasons that the state has
 
     def finish(self, row: int, reason: str) -> None:
@@ -116,12 +119,16 @@ class Generation:
         try:
             while read < self.max_new_tokens:
                 while self._may_begin(len(arriving), self.max_new_tokens - read):
-                    self._begin_step()
+                    with evaluating(self.modules):
+                        self._begin_step()
                     arriving.push(self.state.chosen)
                 chosen: list[int | None] = [
                     None if reason else token for token, reason in zip(arriving.pop(), self.reasons, strict=True)
                 ]
                 read += 1
+                self.read += 1
+                if NOT_FINITE in chosen:
+                    refuse_output(self.model, f"the logits of token {read}")
                 for i, token in enumerate(chosen):
                     if token is not None:
                         self.rows[i].append(token)
@@ -167,12 +174,13 @@ class Generation:
         if self.fresh:
             self.state.begin(self.rows, [reason is not None for reason in self.reasons])
             self.known, self.fresh = list(self.reasons), False
+            self._begin_random()
+        elif self.sampling.temperature > 0 and self.taken % CHUNK == 0:
+            self.state.draw(self.random)
         for i, (reason, known) in enumerate(zip(self.reasons, self.known, strict=True)):
             if reason and not known:  # end tokens and a full context the device finds itself, stop strings it does not
                 self.state.active[i].fill_(False)
                 self.known[i] = reason
-        if self.sampling.temperature > 0 and self.taken % CHUNK == 0:
-            self.state.draw(self.random)
         self.taken += 1
         if logits is not None:
             self.state.take(logits)
@@ -182,6 +190,15 @@ class Generation:
             # where no row has ended the cache knows the next positions itself
             span = self.state.span() if any(self.reasons) else None
             self.state.take(self.model(self.state.tokens, span=span, cache=self.cache, last=True)[:, -1])
+
+    def _begin_random(self) -> None:
+        """The random numbers of the next step: the state may have been another generation's, and its steps unread."""
+        self.taken = self.read
+        if self.sampling.temperature > 0:
+            self.random = [torch.Generator().manual_seed(seed) for seed in self.seeds]
+            for _ in range(self.taken // CHUNK + 1):
+                self.state.draw(self.random)
+            self.state.turn.fill_(self.taken % CHUNK)
 
     def prefill(self) -> Float[Tensor, "B V"]:
         """Read every row at once, shorter ones padded on the right."""
@@ -236,7 +253,7 @@ class Generation:
         """Whether steps have static shapes: where it was asked for, and where they are captured and outlast that."""
         if compile or capture is not None:
             return compile or bool(capture)
-        if not self.cached or self.device.type != "cuda" or self._steps() < CAPTURE_FROM or self.model.training:
+        if not self.cached or self.device.type != "cuda" or self._steps() < CAPTURE_FROM:
             return False
         if torch.is_autocast_enabled("cuda"):  # the weights it converts would be captured, and stay as they are
             return False

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..config import UserError
 from ..core.span import Span
+from ..models.output import check_finite, evaluating
 from ..progress import duration, pollable
 from .autoencoder import Autoencoder, to_bytes
 from .captured import Captured
@@ -61,16 +62,18 @@ def sample_images(
     # the last moment is the first of the images themselves
     shown = set(np.linspace(0, steps, max(0, min(show_steps, steps + 1))).astype(int).tolist()) - {steps}
     kept = [x[:1].clone()] if 0 in shown else []
-    for number, step in enumerate(pollable(sample_steps(process, denoise, x, steps, sampler, rows), steps), 1):
-        x = step
-        if number in shown:
-            kept.append(x[:1].clone())
-        if number == STARTING:
-            ready = _now(device)
+    with evaluating(model.modules()):
+        for number, step in enumerate(pollable(sample_steps(process, denoise, x, steps, sampler, rows), steps), 1):
+            x = step
+            if number in shown:
+                kept.append(x[:1].clone())
+            if number == STARTING:
+                ready = _now(device)
     if notify is not None and (compile or captured) and steps > STARTING:
         start, rest = duration(ready - began), duration(_now(device) - ready)
         notify(f"start-up and the first {STARTING} steps took {start}, the other {steps - STARTING} steps {rest}")
     if not x.isfinite().all():
+        check_finite(model.named_parameters())
         raise UserError("sampling diverged (NaN); lower --guidance")
     return [*(list(decode(torch.cat(kept))[:, None]) if kept else []), decode(x)]
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ..config import UserError
 
+NOT_FINITE = -2  # in place of a token, where the logits are NaN or infinite
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -33,7 +35,7 @@ class Sampling:
         within("top_p", 1e-9, 1)
         within("seed", 0, math.inf)
         within("min_p", 0, 1)
-        within("repetition_penalty", 1e-9, math.inf)
+        within("repetition_penalty", 1e-9, 1e6)
 
 
 def probabilities(logits: Float[Tensor, "B V"], how: Sampling) -> Float[Tensor, "B V"]:
@@ -69,18 +71,20 @@ def choose(
 ) -> Int[Tensor, "B"]:
     """The next token of each row, by a random number in [0, 1) of its own, which greedy decoding does without.
 
-    `seen` are the tokens that the repetition penalty makes less likely. Everything is computed on the logits' device,
-    and nothing waits for it.
+    `seen` are the tokens that the repetition penalty makes less likely. A row whose largest logit is not finite has no
+    next token: NOT_FINITE. Everything is computed on the logits' device, and nothing waits for it.
     """
     if seen is not None:
         logits = penalize(logits, seen, how.repetition_penalty)
     if how.temperature == 0:
-        return logits.argmax(-1)
+        largest, token = logits.max(-1)
+        return torch.where(largest.abs() < torch.inf, token, NOT_FINITE)
     assert uniforms is not None
     cumulative = probabilities(logits, how).cumsum(-1)
     # in single precision the largest numbers would round to 1, which is beyond the last token with a probability
     drawn = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
-    return drawn[:, 0].clamp(max=logits.shape[1] - 1)
+    # the largest of numbers with a NaN among them is NaN
+    return torch.where(logits.amax(-1).abs() < torch.inf, drawn[:, 0].clamp(max=logits.shape[1] - 1), NOT_FINITE)
 
 
 def _softmax(logits: Float[Tensor, "B n"], temperature: float) -> Float[Tensor, "B n"]:

@@ -1,8 +1,14 @@
-"""The tokens whose logits a model computes."""
+"""What is computed of a model: for which tokens, in which mode, and from weights that are finite."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+
+from ..config import UserError
 
 # all tokens (False), the last one (True), or one of each row, by its place in the call
 Last = bool | Int[Tensor, "B"]
@@ -13,3 +19,36 @@ def pick_tokens(x: Float[Tensor, "B T D"], last: Last) -> Float[Tensor, "B t D"]
     if isinstance(last, Tensor):
         return x[torch.arange(len(x), device=x.device), last][:, None]
     return x[:, -1:] if last else x
+
+
+@contextmanager
+def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """A model's modules in evaluation mode, without dropout; each in its own mode again afterwards."""
+    training = [module for module in modules if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse weights with NaN or infinity, by the name of the first."""
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel() and not all(one.isfinite() for one in tensor.aminmax()):
+            raise UserError(
+                f"the weights are not finite: {name} holds NaN or infinity, and all that is computed from it would, "
+                "too; import or train the model again"
+            )
+
+
+def refuse_output(model: Any, what: str) -> NoReturn:
+    """Say why an output is not finite: the weights are not, or they are and something in between is not."""
+    check_finite(model.named_parameters())
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    raise UserError(
+        f"{what} of the model are not finite, though its weights are: a number exceeds what {dtype} can hold"
+        + ("; --dtype float32 holds larger ones" if dtype in ("float16", "bfloat16") else "")
+    )

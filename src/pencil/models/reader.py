@@ -176,7 +176,7 @@ def mean_of(x: Float[Tensor, "B T D"], span: Span) -> Float[Tensor, "B D"]:
     if span.start is not None:
         return x.mean(1)
     real = (span.index < NOWHERE)[..., None].to(x.dtype)
-    return (x * real).sum(1) / real.sum(1)
+    return (x * real).sum(1) / real.sum(1).clamp(min=1)  # zeros for a row of padding alone
 
 
 def first_of(x: Float[Tensor, "B T D"], span: Span) -> Float[Tensor, "B D"]:

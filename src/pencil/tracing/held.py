@@ -21,6 +21,7 @@ from ..config import UserError
 from ..core import layers
 from ..core.embed import Tokens
 from ..core.probe import Probe
+from ..models.output import evaluating
 from .closed import BlockTape
 from .held_rules import CONSTANT, Hold, Keep, double
 from .nested import mapped, tensors
@@ -247,16 +248,8 @@ def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
 @contextmanager
 def _plainly(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode, outside inference mode; as it was afterwards."""
-    modules = list(model.modules())
-    training = [m.training for m in modules]
-    for m in modules:
-        m.training = False
-    try:
-        with torch.inference_mode(False):
-            yield
-    finally:
-        for m, t in zip(modules, training, strict=True):
-            m.training = t
+    with evaluating(model.modules()), torch.inference_mode(False):
+        yield
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..config import UserError
 from ..core.notation import Notation, stored
 from ..core.probe import Probe, declared, symbols
+from ..models.output import evaluating
 from .closed import BlockTape
 from .nested import mapped, tensors
 from .tape import BUDGET, Edit
@@ -155,15 +156,11 @@ class Recording:
     def recording(self, tape: BlockTape, lazy: bool) -> Iterator[None]:
         """The tape on, opaque fast routes off, every module's path known; all as it was afterwards."""
         fast = torch.backends.mha.get_fastpath_enabled()
-        modules = list(self.model.modules()) if isinstance(self.model, nn.Module) else []
-        training = [m.training for m in modules]
         with ExitStack() as stack:
-            for m in modules:
-                m.training = False
+            stack.enter_context(evaluating(getattr(self.model, "modules", list)()))
             torch.backends.mha.set_fastpath_enabled(False)
             stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-            stack.callback(lambda: [setattr(m, "training", t) for m, t in zip(modules, training, strict=True)])
-            if modules:
+            if isinstance(self.model, nn.Module):
                 for handle in self._hooks(tape, blocks_of(self.model) if lazy else {}):
                     stack.callback(handle.remove)
             stack.enter_context(torch.inference_mode(False))  # in it operations come whole
