@@ -19,9 +19,8 @@ from .shards import Cut, Pieces, write_file
 from .together import on_all
 
 SHARD_BYTES = 2 << 30
-FILES = (
-    r"manifest\.json|state\.json|shard-\d{5,}\.safetensors|\..*"  # of a checkpoint, and hidden ones of file managers
-)
+# the names in a checkpoint's folder; hidden ones are of file managers
+FILES = r"manifest\.json|state\.json|shard-\d{5,}\.safetensors|\..*"
 NO_MANIFEST = (ValueError, KeyError, TypeError, AttributeError)  # UserError among them: what reading a bad one raises
 
 
