@@ -14,7 +14,7 @@ from ..processes import total
 from .parallel import Alone, Gradients
 from .rows import cut
 from .settings import slots_of
-from .task import Batch, random_of
+from .task import Batch, one_number, random_of
 
 
 class Exact(Alone):
@@ -35,7 +35,7 @@ class Exact(Alone):
                     continue
                 torch.manual_seed(int(random_of(self.config.seed, step, micro, 1 + slot).integers(1 << 62)))
                 with self.autocast():
-                    loss = self.loss(self.to_device(part)) * (many / targets)
+                    loss = one_number(self.loss(self.to_device(part)), self.task) * (many / targets)
                 loss.backward()
                 losses[slot] += loss.detach()
             has += torch.tensor([p.grad is not None for p in parameters])

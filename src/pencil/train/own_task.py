@@ -17,10 +17,12 @@ from ..runs import Run
 from .loop import Trainer
 from .settings import OPTIONAL, TrainConfig, check_patience, fit_warmup, with_budget
 from .sharing import added, shared
-from .task import Batch, Preview, why_last
+from .task import Batch, Preview, one_number, why_last
 from .trained import Trained
 
 DEFAULTS: Mapping[str, Any] = dict(optimizer="adamw", weight_decay=0.0)  # of any module; Muon is for a model's blocks
+
+WORDS = ("out=", "force=True")  # by which a folder is chosen, and replaced
 
 
 class Task:
@@ -61,7 +63,7 @@ class Task:
 
         def one(batch: Batch) -> tuple[float, int]:
             size = self.targets(batch)
-            return float(self.loss(model, tuple(tensor.to(device) for tensor in batch))) * size, size
+            return float(one_number(self.loss(model, tuple(tensor.to(device) for tensor in batch)), self)) * size, size
 
         found = shared(islice(self.held_out(), batches), one)
         total, count = added(loss for loss, _ in found), sum(size for _, size in found)
@@ -134,7 +136,7 @@ def fit(
     with only_writer_prints(), joined(pick_device(config.device)):
         if run is None:
             table = {"run": facts, "model": {}, "train": config}
-            writer_first(lambda: Run.create(path, table, None, force) if world().writer else None)
+            writer_first(lambda: Run.create(path, table, None, force, words=WORDS) if world().writer else None)
             run = Run.open(path)
         outcome = Trainer(task, run, config, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation).train()
 
