@@ -136,11 +136,32 @@ def test_doctor_says_what_an_extra_enables_and_how_to_install_it(type_in, monkey
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "datasets" else real(name, *more)
     )
+    monkeypatch.setattr("pencil.cli.doctor.EXTRAS", {"hub-data": EXTRAS["hub-data"]})  # the others take seconds
     out = type_in("doctor").out
     line = next(line for line in out.splitlines() if line.startswith("hub-data"))
     assert "Parquet" in line
     assert line.endswith("datasets missing; pip install '.[hub-data]' in the checkout of Pencil")
     assert re.search(r"^systems +Linux is tested; Windows is tested by simulation only, macOS not at all$", out, re.M)
+
+
+def test_doctor_says_of_an_installed_package_that_it_cannot_be_imported(type_in, monkeypatch, tmp_path):
+    """As pip leaves one that it installed without what it needs."""
+    for name, code in (("fine_one", ""), ("lacks_another", "import another_one_that_is_missing"), ("odd", "1 / 0")):
+        (tmp_path / f"{name}.py").write_text(code)
+        (tmp_path / f"{name}-3.5.dist-info").mkdir()
+        (tmp_path / f"{name}-3.5.dist-info" / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 3.5\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(
+        "pencil.cli.doctor.EXTRAS", {"all": (["fine_one", "lacks_another", "odd", "absent_one"], "a use")}
+    )
+    line = type_in("doctor").out.splitlines()[-1]
+    assert line == (
+        "all              a use: fine_one 3.5, lacks_another 3.5, installed, but cannot be imported: No module named "
+        "'another_one_that_is_missing', odd 3.5, installed, but cannot be imported: division by zero, absent_one missing; "
+        "pip install '.[all]' in the checkout of Pencil"
+    )
 
 
 def test_the_extras_that_sentences_name_exist():

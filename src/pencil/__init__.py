@@ -8,6 +8,7 @@ __version__ = "0.7.0"
 
 # name -> module; torch loads only when one of these is first used
 _LAZY = {
+    "UserError": "config",
     "GPT": "models.gpt",
     "GPTConfig": "models.gpt",
     "ViT": "models.vit",

@@ -53,17 +53,21 @@ class Run(RunFiles):
         tokenizer: Tokenizer | None,
         force: bool = False,
         others: Mapping[str, bytes] | None = None,
+        words: tuple[str, str] = ("--out", "--force"),
     ) -> "Run":
         """A new folder for a run, with other files in it; one that holds anything is never written into without
-        `force`."""
+        `force`. `words` are what the user writes to choose a folder, and to replace what is in it."""
+        choose, replace = words
         check_name(path)
         if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file; --out is the folder of a run")
+            raise UserError(f"{path} is a file; {choose} is the folder of a run")
         if path.exists() and any(path.iterdir()):
             if not (path / "config.toml").is_file():
-                raise UserError(f"{path} already holds something that is not a run; choose another --out")
+                raise UserError(f"{path} already holds something that is not a run; choose another {choose}")
             if not force:
-                raise UserError(f"{path} already holds another run; choose another --out, or --force to replace it")
+                raise UserError(
+                    f"{path} already holds another run; choose another {choose}, or {replace} to replace it"
+                )
             shutil.rmtree(Run.open(path).put_aside())
         number = uuid.uuid4().hex[:16]
         contents = {**(others or {}), **({} if tokenizer is None else {"tokenizer.json": tokenizer.to_json().encode()})}

@@ -14,6 +14,7 @@ def cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     folder.mkdir()
     monkeypatch.setenv("PENCIL_CACHE", str(folder))
+    monkeypatch.setattr("pencil.cli.doctor.EXTRAS", {})
     return folder
 
 

@@ -147,7 +147,8 @@ def test_shapes_of_a_run(type_in, run):
     assert "1×3×31×31" in type_in("shapes", run).out
 
 
-def test_doctor_names_what_is_here_and_what_is_missing(type_in):
+def test_doctor_names_what_is_here_and_what_is_missing(type_in, monkeypatch):
+    monkeypatch.setattr("pencil.cli.doctor.EXTRAS", {})  # see test_packaging.py
     shown = type_in("doctor").out
     for word in ("python", "torch", "device", "threads", "cache"):
         assert re.search(rf"^{word} +\S", shown, re.M)

@@ -10,6 +10,7 @@ import pytest
 from pencil.config import UserError
 from pencil.data import corpus, images, records, sources, text
 from pencil.data.hub_text import from_hub
+from pencil.data.pairs import load_labelled
 from pencil.data.parquet import read_parquet
 from pencil.data.shard_data import find_shards
 from pencil.data.tokenizer_folders import find_tokenizer
@@ -216,6 +217,38 @@ def test_compressed_records_that_are_damaged(tmp_path, monkeypatch):
     path.write_bytes(gzip.compress(json.dumps({"text": "a" * 2000}).encode()))
     with pytest.raises(UserError, match="line 1: longer than 1,000 bytes"):
         text.load(str(path), "byte")
+
+
+def test_lines_that_end_as_on_windows_are_announced(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\r\n")
+    (tmp_path / "b.txt").write_bytes(b"one\ntwo\r three\n")
+    (tmp_path / "c.jsonl").write_bytes(b'{"text": "a"}\r\n{"text": "b"}\r\n')
+    assert corpus.find(str(tmp_path / "a.txt")).notes == [
+        "a.txt: lines end in CR LF, as on Windows, and the CR is learned as a character too; convert to LF (dos2unix) to "
+        "leave it out"
+    ]
+    assert "".join(corpus.find(str(tmp_path / "a.txt")).pieces()) == "one\r\ntwo\r\n"  # as before
+    assert corpus.find(str(tmp_path / "b.txt")).notes == []
+    assert not any("CR LF" in note for note in corpus.find(str(tmp_path / "c.jsonl")).notes)
+
+
+def test_a_text_of_two_encodings_is_not_to_be_converted_whole(tmp_path, monkeypatch):
+    """What is UTF-8 already would become other letters."""
+    monkeypatch.setattr(corpus, "CHUNK", 7)
+    for begin, line in (("Käse\nund\n", 3), ("Käse", 1), ("plain\nÄ\nplain and long enough\n", 4)):
+        (tmp_path / "a.txt").write_bytes(begin.encode() + "Brot und Öl\n".encode("latin-1"))
+        at = len(begin.encode()) + 9
+        with pytest.raises(
+            UserError, match=rf"\(byte 0xd6 at offset {at}\); .* two encodings: .* in line {line} as UTF-8"
+        ):
+            corpus.find(str(tmp_path / "a.txt"))
+    for begin in ("plain\n", "plain.\n"):  # of the first a block ends within what is no character
+        (tmp_path / "a.txt").write_bytes(begin.encode() + "Öl".encode("latin-1"))
+        with pytest.raises(UserError, match="convert it: iconv"):
+            corpus.find(str(tmp_path / "a.txt"))
+    (tmp_path / "a.csv").write_bytes("text,label\nKäse,a\n".encode() + "Öl,b\n".encode("latin-1"))
+    with pytest.raises(UserError, match="line 3: byte 0xd6, .* two encodings: save what begins in line 3"):
+        load_labelled(str(tmp_path / "a.csv"))
 
 
 def test_a_large_file_is_checked_once_while_it_stays_the_same(tmp_path, monkeypatch):

@@ -188,7 +188,11 @@ def test_a_revision_is_passed_on(monkeypatch):
         asked.append((name, words))
         raise RuntimeError("nothing here")
 
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setitem(
+        sys.modules,
+        "datasets",
+        types.SimpleNamespace(load_dataset=load_dataset, config=types.SimpleNamespace(HF_HUB_OFFLINE=True)),
+    )
     for source in ("owner/pets@abc123", "owner/pets"):
         with pytest.raises(ValueError, match="hf:owner/pets cannot be loaded: nothing here"):
             images.load(f"hf:{source}", "label")

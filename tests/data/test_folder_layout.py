@@ -1,5 +1,6 @@
 """Folders as strangers have them: splits of any name, files that are no pictures, folders in folders, odd formats."""
 
+import shutil
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from pencil.config import UserError
 from pencil.data import images
 from pencil.data.augment import ImageTransform
 from pencil.data.decoding import open_image, read_header
-from pencil.data.image_data import with_classes
+from pencil.data.image_data import lookalikes, with_classes
+from pencil.families.run_setup import new_run
 
 
 def load(folder, want="label", whole=False):
@@ -28,6 +30,54 @@ def test_splits_are_found_whatever_their_letters(tmp_path, names):
     test: Any = data.test
     assert {path.parts[-3] for path in test.sources} == {names[1]}
     assert data.notes[0] == f"{tmp_path} has {names[0]}/ to train on and {names[1]}/ to evaluate on"
+
+
+@pytest.mark.parametrize("names, shown", [
+    (("cat", "Cat"), "'Cat' and 'cat'"), (("cat", "cat "), "'cat' and 'cat '"),
+    (("caf\u00e9", "cafe\u0301"), "'cafe\\u0301' and 'caf\\xe9'"),
+])  # fmt: skip
+def test_classes_that_look_alike_are_named(names, shown):
+    note = f"{shown} are different classes with names that look alike: if they are one, give them one name"
+    assert lookalikes(sorted((*names, "dog", "dogs"))) == [note]
+    assert lookalikes([names[0], "dog", "dogs"]) == []
+
+
+def test_classes_that_look_alike_are_announced_for_pictures_and_texts(tmp_path):
+    for i, name in enumerate(("cat", "cat", "Cat", "Cat", "dog", "dog")):
+        picture(tmp_path / "pets" / name / f"{i}.png", seed=i)
+    rows = [f"text number {i},{('pos', 'Pos', 'neg')[i % 3]}" for i in range(31)]
+    (tmp_path / "rows.csv").write_text("text,label\n" + "\n".join(rows))
+    for family, data, pair in (("vit", "pets", "'Cat' and 'cat'"), ("reader", "rows.csv", "'Pos' and 'pos'")):
+        notes = []
+        new_run(family, str(tmp_path / data), out=tmp_path / family, notify=notes.append)
+        assert f"{pair} are different classes with names that look alike: if they are one, give them one name" in notes
+
+
+def test_what_a_mac_adds_to_a_zip_archive_is_not_read_and_announced(tmp_path):
+    """Its folder mirrors the others, with a file ._NAME of each; it is no class, no split and no picture."""
+    pets = tmp_path / "pets"
+    for i, name in enumerate(("cat", "cat", "dog", "dog")):
+        picture(pets / name / f"{i}.png", seed=i)
+        (pets / "__MACOSX" / name).mkdir(parents=True, exist_ok=True)
+        (pets / "__MACOSX" / name / f"._{i}.png").write_bytes(b"\0\5\x16\7")
+        (pets / name / f"._{i}.png").write_bytes(b"\0\5\x16\7")
+    (pets / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    data = load(str(pets), "label")
+    assert data.classes == ("cat", "dog")
+    assert len(data.train.sources) + len(data.test.sources) == 4
+    assert data.notes == [f"{pets / '__MACOSX'} is what a Mac adds to a zip archive, and not read"]
+    parts = tmp_path / "parts"
+    for part in ("train", "test"):
+        shutil.copytree(pets, parts / part, ignore=shutil.ignore_patterns("__MACOSX"))
+    (parts / "__MACOSX" / "train").mkdir(parents=True)
+    assert len(load(str(parts), "label", whole=True).test.sources) == 8
+
+
+def test_too_few_pictures_says_how_many_would_do(tmp_path):
+    for i, name in enumerate(("cat", "dog")):
+        picture(tmp_path / name / f"{i}.png", seed=i)
+    with pytest.raises(UserError, match="none is left to evaluate on; two of each class would do$"):
+        load(str(tmp_path), "label")
 
 
 def test_folders_beside_a_split_are_named(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from pencil.config import UserError
-from pencil.data import images
+from pencil.data import corpus, images
 from pencil.data.augment import ImageTransform
 
 TRANSFORM = ImageTransform((9, 7), 1)
@@ -113,3 +113,28 @@ def test_the_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"need the datasets package; pip install '\.\[hub-data\]'"):
         images.load("hf:mnist", "label")
+
+
+@pytest.mark.parametrize("answer, offline", [(OSError("no route"), True), (None, False)])
+def test_a_hub_that_gives_no_answer_is_not_asked_again(datasets, monkeypatch, answer, offline):
+    """`datasets` would, for half a minute; its cache is still looked into."""
+    import huggingface_hub
+
+    def ask(*_, **__):
+        if answer is not None:
+            raise answer
+
+    def load_dataset(*_, **__):
+        seen.append((datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE))
+        raise ConnectionError("Couldn't reach it")
+
+    seen, modules = [], (datasets.config, huggingface_hub.constants)
+    for module in modules:
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", ask)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for load in (lambda name: images.load(name, "label"), corpus.find):
+        with pytest.raises(UserError, match=r"^hf:some/one cannot be (loaded|streamed): Couldn't reach it$"):
+            load("hf:some/one@0123456789012345678901234567890123456789")
+    assert seen == [(offline, offline)] * 2
+    assert not any(module.HF_HUB_OFFLINE for module in modules)

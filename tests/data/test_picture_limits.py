@@ -75,6 +75,7 @@ def test_one_setting_for_pixels_and_memory(monkeypatch, tmp_path):
     monkeypatch.setenv("PENCIL_MAX_MEGAPIXELS", "0.0068")
     assert read_header(path).fault is None
     monkeypatch.setenv("PENCIL_MAX_MEGAPIXELS", "200")
+    monkeypatch.setattr("pencil.cli.doctor.EXTRAS", {})
     assert limits() == (200_000_000, 937_500_000)
     assert "of at most 200 megapixels; PENCIL_MAX_MEGAPIXELS" in call("doctor").stdout
     for word in ("much", "-3", "0", "nan", "inf", ""):

@@ -387,18 +387,57 @@ def test_what_cannot_be_fitted_is_refused():
     class Other(Line):
         held_out = pencil.Task.held_out
 
+    class Matrix(Line):
+        def loss(self, model, batch):
+            return (model(batch[0]) - batch[1]) ** 2
+
+    class OwnEvaluation(Matrix):
+        def evaluate(self, model, batches=None):
+            return {"val_loss": 1.0}
+
+    class Number(OwnEvaluation):
+        def loss(self, model, batch):
+            return 0.5
+
     pencil.fit(Line(), "mine", steps=2, **FIT)
+    Path("file").touch()
+    Path("other").mkdir()
+    Path("other/letter.txt").touch()
     for call_, sentence in (
-        (lambda: pencil.fit(Line(), "mine", steps=2, **FIT), "mine already holds another run"),
+        (
+            lambda: pencil.fit(Line(), "mine", steps=2, **FIT),
+            "mine already holds another run; choose another out=, or force=True to replace it",
+        ),
+        (lambda: pencil.fit(Line(), "file", steps=2, **FIT), "file is a file; out= is the folder of a run"),
+        (lambda: pencil.fit(Line(), "other", steps=2, **FIT), "something that is not a run; choose another out="),
+        (
+            lambda: pencil.fit(Matrix(), "m", steps=2, **FIT),
+            "Matrix.loss returned a tensor of shape (7, 1), and a loss is one number",
+        ),
+        (
+            lambda: pencil.fit(OwnEvaluation(), "o", steps=2, **FIT),
+            "OwnEvaluation.loss returned a tensor of shape (7, 1)",
+        ),
+        (
+            lambda: pencil.fit(OwnEvaluation(), "e", steps=2, exact=True, **FIT),
+            "OwnEvaluation.loss returned a tensor of shape (7, 1)",
+        ),
+        (lambda: pencil.fit(Number(), "n", steps=2, **FIT), "Number.loss returned a float, and a loss is one number"),
+        (
+            lambda: pencil.fit(Line(), "s", steps=2, on_evaluation=lambda *_: "stop", **FIT),
+            "a callback returned 'stop': False stops",
+        ),
         (lambda: pencil.fit(Other(), "mine", resume=True, **FIT), "mine is a run of Line, not of Other"),
         (lambda: pencil.fit(Other(), "none", steps=2, **FIT), "Other has no held-out data: give it `held_out`"),
         (lambda: pencil.fit(Line(), "none2", step=2), "train.step is not a setting; did you mean steps?"),
         (lambda: pencil.fit(Line(), "none3", mixup=0.2), "train.mixup has no effect on a task of your own"),
         (lambda: pencil.load("mine"), "was trained by pencil.fit with the task Line"),
     ):
-        with pytest.raises(UserError) as refused:
+        with pytest.raises(pencil.UserError) as refused:
             call_()
         assert sentence in str(refused.value)
+    stopped = pencil.fit(Line(), "numpy", steps=9, on_step=lambda step, _: np.float64(step) < 3, **FIT)
+    assert (stopped.finished, stopped.step) == (False, 3)
 
 
 def test_a_run_of_ones_own_task_is_verified_and_says_how_it_is_used():

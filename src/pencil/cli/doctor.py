@@ -5,6 +5,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import warnings
 from collections import defaultdict
 from pathlib import Path
 from typing import Annotated
@@ -36,6 +37,7 @@ EXTRAS = {
     "latents": (["diffusers"], "--vae, diffusion on the latents of an autoencoder"),
     "compare": (["transformers", "timm", "diffusers", "sacrebleu"], "comparison with other libraries"),
 }
+MISSING = "missing"
 TESTED = "Linux is tested; Windows is tested by simulation only, macOS not at all"
 KEPT = "text"  # standard input that was trained on: a run needs it to be resumed, and there is no other copy
 
@@ -76,13 +78,26 @@ def doctor(*, clear_cache: Annotated[bool, Parameter(negative=())] = False) -> i
         console.print(f"{name:16} {value}", highlight=False, markup=False)
     console.print("\nextras", highlight=False)
     for extra, (packages, use) in EXTRAS.items():
-        missing = [package for package in packages if importlib.util.find_spec(package) is None]
-        found = [f"{one} {importlib.metadata.version(one)}" for one in packages if one not in missing]
-        line = f"{use}: {', '.join(found + [f'{one} missing' for one in missing])}"
-        if missing:
+        states = {package: _state(package) for package in packages}
+        line = f"{use}: {', '.join(f'{package} {state}' for package, state in states.items())}"
+        if MISSING in states.values():
             line += f"; {install(extra)}"
         console.print(f"{extra:16} {line}", highlight=False, markup=False)
     return 0
+
+
+def _state(package: str) -> str:
+    """The version of a package that can be imported; else why not: pip installs some without what they need."""
+    if importlib.util.find_spec(package) is None:
+        return MISSING
+    version = importlib.metadata.version(package)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            importlib.import_module(package)
+    except Exception as error:  # a package can fail in any way
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
+        return f"{version}, installed, but cannot be imported: {why}"
+    return version
 
 
 def cached_files(folder: Path) -> dict[str, list[tuple[Path, int]]]:

@@ -63,6 +63,11 @@ class Corpus:
             if not self.recorded(path) and (kind := WRITTEN_AS.get(path.suffix.lower())):
                 kinds.setdefault(kind, []).append(path.name)
         notes = [f"{_some(records)}: one document a record, its text from {self.column}"] if records else []
+        if windows := [path.name for path in self.files if not self.recorded(path) and _ends_lines_in_crlf(path)]:
+            notes.append(
+                f"{_some(windows)}: lines end in CR LF, as on Windows, and the CR is learned as a character too; "
+                "convert to LF (dos2unix) to leave it out"
+            )
         return notes + [
             f"{_some(names)}: {kind} by the name, read as plain text, with {parts}"
             for (kind, parts), names in kinds.items()
@@ -82,6 +87,11 @@ class Corpus:
     def pieces(self) -> Iterator[str]:
         for document in self.documents():
             yield from document
+
+
+def _ends_lines_in_crlf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return b"\r\n" in file.read(CHUNK)
 
 
 def _some(names: list[str]) -> str:
@@ -113,7 +123,7 @@ def _checked(path: Path, plain: bool) -> str:
 def _read(path: Path) -> str:
     """The hash of a plain text, read whole."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    sha, size = hashlib.sha256(), 0
+    sha, size, lines, begins = hashlib.sha256(), 0, 1, False
     with path.open("rb") as file:
         while block := file.read(CHUNK):
             if not size and (kind := not_text(block[:1000], path.name)):
@@ -121,13 +131,14 @@ def _read(path: Path) -> str:
             if 0 in block:
                 raise _Fault(f"binary data (a zero byte at {size + block.index(0)}); give a text in UTF-8")
             try:
-                decoder.decode(block)
+                begins = not decoder.decode(block).isascii() or begins
             except UnicodeDecodeError as error:
                 # the decoder puts what was left of the block before in front of this one
                 at = size + error.start - (len(error.object) - len(block))
-                raise _Fault(
-                    f"not UTF-8 text (byte {error.object[error.start]:#04x} at offset {at}); {to_utf8(path.name)}"
-                ) from None
+                before = error.object[: error.start]
+                mend = to_utf8(path.name, lines + before.count(b"\n"), begins or not before.isascii())
+                raise _Fault(f"not UTF-8 text (byte {error.object[error.start]:#04x} at offset {at}); {mend}") from None
+            lines += block.count(b"\n")
             sha.update(block)
             size += len(block)
     try:

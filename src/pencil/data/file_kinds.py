@@ -42,8 +42,17 @@ WRITTEN_AS = {
 }
 
 
-def to_utf8(name: str) -> str:
-    """How to convert a file in the most usual other encoding, of which Latin-1 is a part."""
+def to_utf8(name: str, line: int, begins: bool) -> str:
+    """How to make UTF-8 of a file that is not from this line on; `begins` is whether it has other UTF-8 before.
+
+    The most usual other encoding is Windows-1252, of which Latin-1 is a part. A file of both is not converted whole:
+    that would make wrong letters of those that are right.
+    """
+    if begins:
+        return (
+            f"what comes before is, so the file has two encodings: save what begins in line {line} as UTF-8, and leave "
+            "the rest as it is"
+        )
     file = shlex.quote(PurePath(name).name)
     return f"if it is Latin-1 or Windows-1252, convert it: iconv -f cp1252 -t utf-8 {file} > utf8-{file}"
 

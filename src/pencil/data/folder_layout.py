@@ -8,9 +8,15 @@ from typing import Any
 from ..config import UserError
 
 ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"))
+MAC = "__MACOSX"  # a folder that a Mac adds to its zip archives, of files that are no pictures
 IGNORED = ("metadata.jsonl", "thumbs.db", "desktop.ini")  # besides hidden files
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test", "val": "test", "valid": "test",
           "validation": "test"}  # fmt: skip
+
+
+def hidden(name: str) -> bool:
+    """Whether a file or a folder is not read, by its name."""
+    return name.startswith(".") or name == MAC
 
 
 def find_splits(folder: Path, whole: bool) -> tuple[dict[str, Path], list[str]]:
@@ -18,7 +24,7 @@ def find_splits(folder: Path, whole: bool) -> tuple[dict[str, Path], list[str]]:
 
     With `whole`, all of them, unless there are class folders beside them.
     """
-    names = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    names = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not hidden(entry.name)]
     parts = {name: SPLITS[name.lower()] for name in names if name.lower() in SPLITS}
     if whole and len(parts) == len(names):
         return {name: folder / name for name in sorted(parts)}, []
@@ -51,16 +57,17 @@ def frame_notes(paths: list[Path]) -> list[str]:
 
 def layout_notes(folder: Path, want: str) -> list[str]:
     """What in a folder may be read otherwise than it looks: files that are not read, and folders in class folders."""
-    others, inner = [], []
+    others, inner, notes = [], [], []
     for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if MAC in folders:
+            notes.append(f"{Path(root) / MAC} is what a Mac adds to a zip archive, and not read")
+        folders[:] = sorted(name for name in folders if not hidden(name))
         others += [
             Path(root) / name
             for name in sorted(names)
             if Path(name).suffix.lower() not in ENDINGS and not name.startswith(".") and name.lower() not in IGNORED
         ]
         inner += [Path(root) / name for name in folders if Path(root) != folder]
-    notes = []
     if others:
         which = "is no picture" if len(others) == 1 else "are no pictures"
         notes.append(

@@ -13,7 +13,7 @@ from ..files import check_inside, check_regular, leads_inside
 from .cache import hash_files
 from .decoding import Header, pool, read_header
 from .examples import FileExamples, Skipped, Target
-from .folder_layout import ENDINGS, count_of, find_splits, frame_notes, layout_notes, names_of
+from .folder_layout import ENDINGS, count_of, find_splits, frame_notes, hidden, layout_notes, names_of
 from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
 from .split import SPLIT, Picture, copies, hold_out, in_both_parts, in_two_classes, not_evaluated
 
@@ -53,7 +53,9 @@ def from_folder(folder: Path, want: str, whole: bool = False, split: int = SPLIT
     for name, found in checked.items():
         if not found and not whole:
             use = "evaluate on" if name == "test" else "train on"
-            raise UserError("; ".join([f"{folder} has too few pictures: none is left to {use}", *same]))
+            enough = "two different ones of each class" if want == "label" else "two different ones"
+            few = f"{folder} has too few pictures: none is left to {use}; {enough} would do"
+            raise UserError("; ".join([few, *same]))
     if not whole and not given:
         notes += not_evaluated(classes, {str(target) for _, target in checked["test"]}, "pictures")
     if classes:
@@ -129,7 +131,7 @@ def _pictures(folder: Path) -> list[Path]:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}")
 
     for root, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        folders[:] = sorted(f for f in folders if not hidden(f))
         pictures = [n for n in sorted(names) if Path(n).suffix.lower() in ENDINGS and not n.startswith(".")]
         for path in (Path(root) / name for name in (*folders, *pictures)):
             check_inside(path, folder)
@@ -148,7 +150,7 @@ def _class_folders(folder: Path) -> list[tuple[Path, str]]:
     rows = [(path, path.relative_to(folder).parts[0]) for path in every]
     named = {name for _, name in rows}
     bare = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name not in named | {".git"}]
-    bare = [path for path in bare if not path.name.startswith(".")]
+    bare = [path for path in bare if not hidden(path.name)]
     if rows and bare:
         raise UserError(f"{folder} has {count_of(bare, 'class folder')} without a picture ({names_of(bare)})")
     for path, name in rows:

@@ -3,6 +3,8 @@
 import hashlib
 import io
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, c
 from .sources import PREFIX
 from .split import SPLIT, Picture, copies, hold_out, in_two_classes, not_evaluated
 
+SECONDS = 10  # in which the hub answers
 FORMER = "hub:"  # how versions before 0.8 wrote the prefix
 
 
@@ -29,6 +32,32 @@ def say_current_form(data: str) -> None:
     """Tell, once, a user who wrote it as before."""
     if (now := current_form(data)) != data:
         note(f"{data} is now written {now}")
+
+
+@contextmanager
+def offline_if_unreachable(name: str) -> Iterator[None]:
+    """Have `datasets` look into its cache alone where the hub gives no answer: it would ask again for half a minute."""
+    import datasets
+    import huggingface_hub
+
+    reached = Path(name).is_dir()
+    if not reached:
+        try:
+            huggingface_hub.HfApi().dataset_info(name, timeout=SECONDS)
+            reached = True
+        except huggingface_hub.errors.HfHubHTTPError:
+            reached = True  # it answered: what is wrong is said when the data is loaded
+        except Exception:  # of the network library, which other versions have another of
+            reached = False
+    modules = () if reached else (datasets.config, huggingface_hub.constants)
+    former = [module.HF_HUB_OFFLINE for module in modules]
+    try:
+        for module in modules:
+            module.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for module, value in zip(modules, former, strict=True):
+            module.HF_HUB_OFFLINE = value
 
 
 class Cell:
@@ -59,7 +88,8 @@ def from_hub(source: str, want: str, split: int = SPLIT) -> ImageData:
     except ImportError:
         raise UserError(f"hub data sets need the datasets package; {install('hub-data')}") from None
     try:
-        found = datasets.load_dataset(name, revision=revision) if revision else datasets.load_dataset(name)
+        with offline_if_unreachable(name):
+            found = datasets.load_dataset(name, revision=revision) if revision else datasets.load_dataset(name)
     except Exception as error:  # the package raises many kinds
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"hf:{name} cannot be loaded: {why}") from None

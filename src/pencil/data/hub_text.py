@@ -10,6 +10,7 @@ from ..config import UserError, install
 from ..console import note
 from ..files import check_links, open_aside, read_json, write_aside
 from .cache import LARGEST_RECORD, cache_folder, hash_files, making, record_of, seal, usable
+from .hub import offline_if_unreachable
 from .records import choose_column
 
 PART = 1 << 26  # bytes of a file of the cache: what is lost at most when the stream breaks off
@@ -72,7 +73,8 @@ def _opened(name: str, revision: str | None) -> Any:
     except ImportError:
         raise UserError(f"hub data sets need the datasets package; {install('hub-data')}") from None
     try:
-        found = datasets.load_dataset(name, revision=revision, streaming=True)
+        with offline_if_unreachable(name):
+            found = datasets.load_dataset(name, revision=revision, streaming=True)
     except Exception as error:  # the package raises many kinds
         raise _failed(name, error) from None
     return found["train" if "train" in found else next(iter(found))]

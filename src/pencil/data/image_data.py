@@ -1,5 +1,6 @@
 """ImageData: what every source of images (built-in, idx files, folders, the hub) is loaded into."""
 
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -83,6 +84,21 @@ def check_known(found: Sequence[str], known: Sequence[str], data: str, model: ob
             f"{data} has the {'classes' if len(unknown) > 1 else 'class'} {_some(unknown)}, and {model} knows "
             f"{_some(known)}: leave {'them' if len(unknown) > 1 else 'it'} out, or use the model's names"
         )
+
+
+def lookalikes(classes: Sequence[str]) -> list[str]:
+    """A note of classes whose names differ only in upper and lower case, spaces around them, or Unicode's form."""
+    alike: dict[str, list[str]] = {}
+    composed = {name: unicodedata.normalize("NFC", name) for name in classes}
+    for name, form in composed.items():
+        alike.setdefault(form.strip().casefold(), []).append(name)
+    groups = []
+    for names in (names for names in alike.values() if len(names) > 1):
+        shown = ascii if len({composed[name] for name in names}) < len(names) else repr  # else they would look the same
+        groups.append(" and ".join(map(shown, names)))
+    if not groups:
+        return []
+    return [f"{_some(groups)} are different classes with names that look alike: if they are one, give them one name"]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -77,9 +77,10 @@ def _decoded(content: bytes, data: str) -> str:
         text = content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         at = error.start
+        mend = to_utf8(data, content.count(10, 0, at) + 1, not content[:at].isascii())
         line, column = content.count(10, 0, at) + 1, at - content.rfind(b"\n", 0, at)
         raise UserError(
-            f"{data}, line {line}: byte {content[at]:#04x}, number {column} of the line, is not UTF-8; {to_utf8(data)}"
+            f"{data}, line {line}: byte {content[at]:#04x}, number {column} of the line, is not UTF-8; {mend}"
         ) from None
     if not text.strip("\r\n"):
         raise UserError(f"{data} is empty; write one pair a line")

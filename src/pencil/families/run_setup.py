@@ -11,6 +11,7 @@ from .. import __version__
 from ..config import UserError, build, fitted
 from ..data.builtin import TEXTS
 from ..data.hub import PREFIX, current_form, say_current_form
+from ..data.image_data import lookalikes
 from ..data.settings import DataConfig
 from ..data.sources import absolute, is_several
 from ..data.split import SPLIT
@@ -172,7 +173,8 @@ def new_run(
     taken = not out and not run_name and path != usual
     writing = f"Writing {path}" + (f"; {usual} is an earlier run, and --name gives another name." if taken else ".")
     tokens = _about_tokenizer(prepared.tokenizer, getattr(options, "vocab", None))
-    for note in [writing, *prepared.notes, *tokens, *begins, *notes, *idle_patience(settings)]:
+    alike = lookalikes([str(name) for name in prepared.facts.get("classes") or ()])
+    for note in [writing, *prepared.notes, *alike, *tokens, *begins, *notes, *idle_patience(settings)]:
         notify(note)
     return run, prepared.task, settings
 

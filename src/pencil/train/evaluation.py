@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from threading import Event
 from typing import Any
 
+import numpy as np
+
 from ..config import UserError
 from ..files import write_aside
 from ..processes import any_rank, from_writer, world
@@ -147,5 +149,11 @@ class Evaluating(Saving):
         time_updates(self, self.pace, seconds, poll)
 
     def _call(self, callback: Callback | None, values: dict[str, float]) -> None:
-        if callback is not None and world().writer and callback(self.step, values) is False:
+        """Call it; False stops the training, and a word, which would be ignored, is refused."""
+        if callback is None or not world().writer:
+            return
+        answer = callback(self.step, values)
+        if isinstance(answer, str):
+            raise UserError(f"a callback returned {answer!r}: False stops the training, True or nothing goes on")
+        if isinstance(answer, bool | np.bool_) and not answer:
             self.stopping.set()

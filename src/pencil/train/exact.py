@@ -15,7 +15,7 @@ from ..processes import total
 from .parallel import Alone, Gradients
 from .rows import cut
 from .settings import slots_of
-from .task import Batch, random_of
+from .task import Batch, one_number, random_of
 
 
 class Exact(Alone):
@@ -37,7 +37,7 @@ class Exact(Alone):
                 drawn = random_of(self.config.seed, step, micro, 1 + slot).integers(1 << 62)
                 seed_generators(int(drawn), self.device)
                 with self.autocast():
-                    loss = self.loss(self.to_device(part)) * (many / targets)
+                    loss = one_number(self.loss(self.to_device(part)), self.task) * (many / targets)
                 loss.backward()
                 losses[slot] += loss.detach()
             has += torch.tensor([p.grad is not None for p in parameters])

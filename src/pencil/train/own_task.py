@@ -18,10 +18,12 @@ from . import pace
 from .loop import Trainer
 from .settings import OPTIONAL, TrainConfig, check_final_rate, check_patience, fit_warmup, resumed, with_budget
 from .sharing import added, shared
-from .task import Batch, Preview, why_last
+from .task import Batch, Preview, one_number, why_last
 from .trained import Trained
 
 DEFAULTS: Mapping[str, Any] = dict(optimizer="adamw", weight_decay=0.0)  # of any module; Muon is for a model's blocks
+
+WORDS = ("out=", "force=True")  # by which a folder is chosen, and replaced
 
 
 class Task:
@@ -62,7 +64,7 @@ class Task:
 
         def one(batch: Batch) -> tuple[float, int]:
             size = self.targets(batch)
-            return float(self.loss(model, tuple(tensor.to(device) for tensor in batch))) * size, size
+            return float(one_number(self.loss(model, tuple(tensor.to(device) for tensor in batch)), self)) * size, size
 
         found = shared(islice(self.held_out(), batches), one)
         total, count = added(loss for loss, _ in found), sum(size for _, size in found)
@@ -136,7 +138,7 @@ def fit(
     with only_writer_prints(), joined(pick_device(config.device)):
         if run is None:
             table = {"run": facts, "model": {}, "train": config}
-            writer_first(lambda: Run.create(path, table, None, force) if world().writer else None)
+            writer_first(lambda: Run.create(path, table, None, force, words=WORDS) if world().writer else None)
             run = Run.open(path)
         watching: dict[str, Any] = dict(quiet=quiet, on_step=on_step, on_evaluation=on_evaluation)
         outcome = Trainer(task, run, config, began=began, **watching).train()

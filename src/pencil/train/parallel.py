@@ -21,7 +21,7 @@ from .gathering import Gathering
 from .local import local
 from .rows import own_batch
 from .settings import TrainConfig
-from .task import Batch, Task
+from .task import Batch, Task, one_number
 
 Mode = Literal["alone", "ddp", "fsdp", "exact"]
 SEARCHED = 1000  # batches, for one with targets
@@ -77,7 +77,7 @@ class Alone:
             batch = batches[micro] if own[micro] else self.filler(step)
             with self.summing(last=micro == used[-1]):
                 with self.autocast():
-                    loss = self.loss(self.to_device(batch)) * (self.scale * own[micro] / targets)
+                    loss = one_number(self.loss(self.to_device(batch)), self.task) * (self.scale * own[micro] / targets)
                 loss.backward()
             losses.append(loss.detach())
         return Gradients(*self.finish(torch.stack(losses).sum()), units)

@@ -217,6 +217,14 @@ def split_of(run: Run) -> int:
     return run.config["run"].get("split", 1)
 
 
+def one_number(loss: Any, task: Any) -> Tensor:
+    """The loss that a task returned, which must be one number."""
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    raise UserError(f"{type(task).__name__}.loss returned {what}, and a loss is one number: return its mean()")
+
+
 def why_last(task: Any) -> str:
     """Why the last weights are kept, and not the best by validation; empty where the best are."""
     return "" if task.select_best else getattr(task, "last_because", "a test set does not select weights")
