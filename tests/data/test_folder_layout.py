@@ -76,7 +76,7 @@ def test_what_a_mac_adds_to_a_zip_archive_is_not_read_and_announced(tmp_path):
 def test_too_few_pictures_says_how_many_would_do(tmp_path):
     for i, name in enumerate(("cat", "dog")):
         picture(tmp_path / name / f"{i}.png", seed=i)
-    with pytest.raises(UserError, match="none is left to evaluate on; two of each class would do$"):
+    with pytest.raises(UserError, match="none is left to evaluate on; two different ones of each class would do$"):
         load(str(tmp_path), "label")
 
 
