@@ -163,7 +163,7 @@ def _rebuilt(content: Settings, name: str, files: Files, where: str) -> dict[str
         ids |= {str(token["content"]): i for i, token in added.items()}
         texts = {key: token_text(_named(files).get(key)) or usual for key, usual in special.items()}
         settings = files.get("tokenizer_config.json", {})
-        marks = [PLAIN | token | {"id": i} for i, token in added.items()]
+        marks = [{**PLAIN, **token, "id": i} for i, token in added.items()]
         return {"version": "1.0", "added_tokens": marks, "normalizer": None} | make(content, ids, texts, settings)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, UserError):
@@ -234,7 +234,8 @@ def _mark(text: str, kind: int = 0) -> dict[str, Any]:
     return {"SpecialToken": {"id": text, "type_id": kind}}
 
 
-Ids, Texts = Mapping[str, int], Mapping[str, str]
+Ids = Mapping[str, int]
+Texts = Mapping[str, str]
 
 
 def _gpt2(content: Settings, ids: Ids, texts: Texts, settings: Settings) -> dict[str, Any]:
