@@ -137,7 +137,9 @@ def _special(files: Files, name: str | None) -> Iterator[tuple[str, Mapping[str,
     usual = CLASSES[name].special if name else {}
     others = [key for key in names if key.endswith("_token") and key not in NAMED and isinstance(names[key], str)]
     tokens = [names.get(key, usual.get(key)) for key in (*NAMED, *others)] + _extra(names)
-    if name == "T5Tokenizer" and not {"extra_special_tokens", "additional_special_tokens"} & set(names):
+    # T5's own go away where tokenizer_config.json lists others, and stay where only an older file does
+    others_listed = "additional_special_tokens" in files.get("tokenizer_config.json", {})
+    if name == "T5Tokenizer" and not others_listed and "extra_special_tokens" not in names:
         tokens += [f"<extra_id_{i}>" for i in range(min(int(names.get("extra_ids", 100)), 10_000))]
     for token in tokens:
         if (text := token_text(token)) is not None:
