@@ -137,7 +137,9 @@ def _special(files: Files, name: str | None) -> Iterator[tuple[str, Mapping[str,
     usual = CLASSES[name].special if name else {}
     others = [key for key in names if key.endswith("_token") and key not in NAMED and isinstance(names[key], str)]
     tokens = [names.get(key, usual.get(key)) for key in (*NAMED, *others)] + _extra(names)
-    if name == "T5Tokenizer" and not {"extra_special_tokens", "additional_special_tokens"} & set(names):
+    # T5's own go away where tokenizer_config.json lists others, and stay where only an older file does
+    others_listed = "additional_special_tokens" in files.get("tokenizer_config.json", {})
+    if name == "T5Tokenizer" and not others_listed and "extra_special_tokens" not in names:
         tokens += [f"<extra_id_{i}>" for i in range(min(int(names.get("extra_ids", 100)), 10_000))]
     for token in tokens:
         if (text := token_text(token)) is not None:
@@ -163,7 +165,7 @@ def _rebuilt(content: Settings, name: str, files: Files, where: str) -> dict[str
         ids |= {str(token["content"]): i for i, token in added.items()}
         texts = {key: token_text(_named(files).get(key)) or usual for key, usual in special.items()}
         settings = files.get("tokenizer_config.json", {})
-        marks = [PLAIN | token | {"id": i} for i, token in added.items()]
+        marks = [{**PLAIN, **token, "id": i} for i, token in added.items()]
         return {"version": "1.0", "added_tokens": marks, "normalizer": None} | make(content, ids, texts, settings)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, UserError):
@@ -234,7 +236,8 @@ def _mark(text: str, kind: int = 0) -> dict[str, Any]:
     return {"SpecialToken": {"id": text, "type_id": kind}}
 
 
-Ids, Texts = Mapping[str, int], Mapping[str, str]
+Ids = Mapping[str, int]
+Texts = Mapping[str, str]
 
 
 def _gpt2(content: Settings, ids: Ids, texts: Texts, settings: Settings) -> dict[str, Any]:
