@@ -74,8 +74,8 @@ class Reference(nn.Module):
         self.final_layer = Parts(linear=nn.Linear(width, patch_size**2 * out), adaLN_modulation=last)
 
     def forward(self, picture, timestep, label):
-        angles = timestep[:, None] * torch.exp(-math.log(10000) * torch.arange(128) / 128)
-        condition = self.t_embedder.mlp(torch.cat((angles.cos(), angles.sin()), -1))
+        angles = timestep[:, None] * torch.exp(-math.log(10000) * torch.arange(128, dtype=torch.float64) / 128)
+        condition = self.t_embedder.mlp(torch.cat((angles.cos(), angles.sin()), -1).to(picture))
         condition = condition + self.y_embedder.embedding_table(label)
         x = self.x_embedder.proj(picture).flatten(2).mT + self.pos_embed
         for block in self.blocks:

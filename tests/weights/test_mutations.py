@@ -287,7 +287,7 @@ def original(kind, fields):
     try:
         torch.manual_seed(1)
         found = getattr(hf, (fields.get("architectures") or CLASSES[kind])[0])
-        model = found._from_config(config, attn_implementation="eager").eval()
+        model = found._from_config(config, dtype=torch.get_default_dtype(), attn_implementation="eager").eval()
     except Exception:
         return None
     for parameter in model.parameters():  # not as initialised, which the config decides too
@@ -306,7 +306,7 @@ def computes_the_same(kind, fields, changed):
         ours = load(architecture, source, architecture.configure(fields, source))
     except UserError:
         return False
-    asked = architecture.inputs(ours.config, torch.Generator().manual_seed(0))
+    asked = architecture.inputs(ours.config, torch.Generator().manual_seed(0), getattr(ours.config, "context", 0))
     try:
         with torch.no_grad():
             if not architecture.ask(theirs, asked).isfinite().all():

@@ -114,4 +114,6 @@ def _parity(what: str, path: Path) -> int:
     else:
         note(f"{'equal' if found.equal else 'NOT equal'}: the largest error is {worst.relative:.1e} of the largest "
              f"value, in {worst.name} {how}")  # fmt: skip
+    for line in found.notes:
+        note(line)
     return 0 if found.equal else 1

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from ..config import UserError
+from ..files import memory
 from ..manifest import WEIGHTS
 from ..runs import Loaded, Run
 from ..tensors import check_tensors, torch_dtypes
 from ..weights.checkpoint_files import Checkpoint, open_checkpoint
 from ..weights.maps import Architecture
 from ..weights.maps import load as whole
-from ..weights.parity import Difference, compare
+from ..weights.parity import Difference, compare, compare_lengths
 from .importing import find_architecture
 from .loading import load
 
@@ -27,6 +28,7 @@ class Compared(NamedTuple):
 
     rows: list[Difference]
     rounded: torch.dtype | None  # that of the run's weights, if they were more exact before: those are compared
+    notes: tuple[str, ...] = ()  # what was not compared, and what the library rounds
 
     @property
     def worst(self) -> Difference:
@@ -38,7 +40,7 @@ class Compared(NamedTuple):
 
 
 def compared(what: str, run: str | Path) -> Compared:
-    """Every block's largest error for one random input; both models in float32.
+    """Every block's largest error for random inputs of growing length; both models in float32.
 
     Of a run whose weights were rounded at its import the unrounded ones are compared; its own must be those, rounded.
     """
@@ -53,7 +55,18 @@ def compared(what: str, run: str | Path) -> Compared:
         if rounded is not None:
             ours = whole(architecture, found.source, loaded.model.config).float()
             _check_rounded(ours, loaded, rounded)
-        return Compared(compare(architecture, original, ours), rounded)
+        weights = sum(4 * p.numel() for model in (original, ours) for p in model.parameters())
+        reached = compare_lengths(architecture, original, ours, memory() // 2 - weights)
+        notes = [reached.unread] if reached.unread else []
+        if reached.length:
+            notes.insert(0, f"compared with texts of up to {reached.length:,} tokens")
+        if architecture.exact:
+            plain = compare(architecture, original, ours, exact=False)[-1]
+            notes.append(
+                f"{architecture.rounds} are computed in float64 for this, and {architecture.library} rounds them to "
+                f"float32: its own {plain.name} are {plain.relative:.1e} of the largest value away"
+            )
+        return Compared(reached.rows, rounded, tuple(notes))
 
 
 def _rounded(found: Checkpoint, run: Run) -> torch.dtype | None:

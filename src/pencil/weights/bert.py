@@ -193,9 +193,9 @@ def _not_counted(held: Tensor, c: ReaderConfig) -> str | None:
     return None if torch.equal(held.flatten().long(), counted) else "is not 0, 1, 2, …"
 
 
-def _inputs(c: ReaderConfig, generator: torch.Generator) -> tuple[Tensor, ...]:
+def _inputs(c: ReaderConfig, generator: torch.Generator, length: int) -> tuple[Tensor, ...]:
     """Random tokens; RoBERTa gives its padding another position, so there is none."""
-    tokens = token_ids(c.vocab, (2, min(c.context, 64)), generator)
+    tokens = token_ids(c.vocab, length, generator)
     pad = c.position_offset - 1
     return (tokens.masked_fill(tokens == pad, 0 if pad else c.vocab - 1),)
 

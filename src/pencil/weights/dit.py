@@ -14,7 +14,7 @@ from ..config import UserError
 from ..core.patches import grid_positions
 from ..core.positions import Sinusoidal
 from ..models.dit import DiT, DiTConfig
-from .dit_schedule import schedule_settings
+from .dit_schedule import STEPS, schedule_settings
 from .fields import MAPPED, NEUTRAL, Fields, Use, must_have, only, with_defaults
 from .maps import Architecture, Rule, Tensors, joined, parts, same
 
@@ -192,12 +192,21 @@ def _other_positions(table: Tensor, c: DiTConfig) -> str | None:
     return None
 
 
-def random_inputs(c: DiTConfig, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """For `inputs`: noised images, early timesteps, and labels of which one is the null class."""
+def random_inputs(c: DiTConfig, generator: torch.Generator, length: int) -> tuple[Tensor, ...]:
+    """For `inputs`: noised images, the last, a random and the first timestep, and labels of which one is the null
+    class."""
     picture = torch.randn(3, c.channels, *c.image_size, generator=generator)
-    # sines of late timesteps, in float32 there, are off by more than the rest together
-    timestep = torch.randint(100, (3,), generator=generator)
+    timestep = torch.tensor([STEPS - 1, int(torch.randint(STEPS, (1,), generator=generator)), 0])
     return picture, timestep, torch.tensor([0, c.classes or 0, (c.classes or 1) - 1])
+
+
+def _exact_sines(module: Any, given: tuple[Tensor, ...], rounded: Tensor) -> Tensor:
+    """The output of diffusers' Timesteps in float64: it rounds frequencies and angles to float32."""
+    pairs = module.num_channels // 2
+    frequency = 10000.0 ** (-torch.arange(pairs, dtype=torch.float64) / (pairs - module.downscale_freq_shift))
+    angles = module.scale * given[0].double()[:, None] * frequency
+    both = [angles.sin(), angles.cos()]
+    return torch.cat(both[::-1] if module.flip_sin_to_cos else both, -1)
 
 
 DIT = Architecture(
@@ -206,4 +215,6 @@ DIT = Architecture(
     inputs=random_inputs,
     ask=lambda original, given: original(*given).sample,
     outputs=lambda c: {f"blocks.{i}.post": f"transformer_blocks.{i}" for i in range(c.depth)},
+    exact={"time_proj": _exact_sines},
+    rounds="the sines of its timesteps",
 )  # fmt: skip

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..models.gpt import GPT, GPTConfig
 from .fields import Fields, must_have, only, their_word
-from .maps import Architecture, Rule, same, token_ids, transposed, with_bias
+from .maps import Architecture, Rule, same, token_inputs, transposed, with_bias
 from .transformers_fields import fields
 
 ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
@@ -97,7 +97,7 @@ GPT2 = Architecture(
     defaults=DEFAULTS,
     classes=("GPT2LMHeadModel", "GPT2Model"),
     dropout={"resid_pdrop": ("dropout", 0.1), "embd_pdrop": ("dropout", 0.1), "attn_pdrop": ("attention_dropout", 0.1)},
-    inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
+    inputs=token_inputs,
     ask=lambda original, given: original(input_ids=given[0]).logits,
     outputs=lambda c: {f"blocks.{i}.post": f"transformer.h.{i}" for i in range(c.depth)} | {"norm": "transformer.ln_f"},
 )  # fmt: skip

@@ -17,7 +17,7 @@ from ..models.gpt import GPT, GPTConfig
 from ..models.parts import RopePairs, rotary_width
 from ..models.rope_pairs import reordered_rows
 from .fields import Fields, Use, check_fields, must_have, only
-from .maps import Architecture, Rule, joined, same, token_ids
+from .maps import Architecture, Rule, joined, same, token_inputs
 from .transformers_fields import fields
 
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu"}
@@ -289,7 +289,7 @@ def _architecture(name: str, kind: str, defaults: Mapping[str, Any], **others: U
         dropout={"attention_dropout": ("attention_dropout", 0.0)},
         defaults=DEFAULTS | defaults,
         renamed={r"^(?=(embed_tokens|layers|norm)\.)": "model."},
-        inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
+        inputs=token_inputs,
         ask=lambda original, given: original(input_ids=given[0]).logits,
         outputs=lambda c: {f"blocks.{i}.post": f"model.layers.{i}" for i in range(c.depth)} | {"norm": "model.norm"},
     )  # fmt: skip

@@ -12,7 +12,7 @@ from ..config import UserError
 from ..models.gpt import GPT, GPTConfig
 from . import llama
 from .fields import MAPPED, NEUTRAL, Fields, Use, must_have, only
-from .maps import Architecture, Rule, token_ids
+from .maps import Architecture, Rule, token_inputs
 
 NAME = "original LLaMA"
 # parts of the names in transformers, and here
@@ -119,7 +119,7 @@ LLAMA_ORIGINAL = Architecture(
     unused=lambda c: {r"rope\.freqs": llama.other_frequencies},
     marks=("tok_embeddings.weight", "layers.0.feed_forward.w1.weight"),
     sizes=sizes,
-    inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
+    inputs=token_inputs,
     ask=lambda original, given: original(given[0]),
     outputs=lambda c: {f"blocks.{i}.post": f"layers.{i}" for i in range(c.depth)} | {"norm": "norm"},
 )  # fmt: skip

@@ -17,6 +17,7 @@ from ..config import UserError, build
 from .fields import Fields, Use, check_fields, with_defaults
 
 Tensors = Sequence[Tensor]
+SHORT = 64  # tokens of a first comparison
 
 
 class Rule(NamedTuple):
@@ -110,11 +111,15 @@ class Architecture:
     # their fields of dropout: our setting of each, and the library's value where a config has none
     dropout: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that a config may leave out, in the library
-    # to hold the original beside ours: random inputs of ours, its answer to them, and modules of it whose outputs are
-    # values of ours, by the names of our values
-    inputs: Callable[[Any, torch.Generator], tuple[Tensor, ...]] = lambda config, generator: ()
+    # to hold the original beside ours: random inputs of ours (of a length, where they are texts), its answer to them,
+    # and modules of it whose outputs are values of ours, by the names of our values
+    inputs: Callable[[Any, torch.Generator, int], tuple[Tensor, ...]] = lambda config, generator, length: ()
     ask: Callable[[nn.Module, tuple[Tensor, ...]], Tensor] = lambda original, given: original(*given)
     outputs: Callable[[Any], Mapping[str, str]] = lambda config: {}
+    # modules of it that round more than the rest does, by the ends of their names, and hooks that compute their outputs
+    # exactly; and in words what they round
+    exact: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    rounds: str = ""
 
     def configure(self, theirs: Mapping[str, Any], source: "Source | None" = None) -> Any:
         """Our config from theirs; a field that nobody knows, or whose value ours cannot represent, is refused.
@@ -334,9 +339,14 @@ def load(architecture: Architecture, source: Source, config: Any) -> nn.Module:
     return model.eval()
 
 
-def token_ids(vocab: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """For `inputs`: random tokens."""
-    return torch.randint(vocab, tuple(shape), generator=generator)
+def token_ids(vocab: int, length: int, generator: torch.Generator) -> Tensor:
+    """Random tokens: two rows of a short text, and one of a long one."""
+    return torch.randint(vocab, (2 if length <= SHORT else 1, length), generator=generator)
+
+
+def token_inputs(config: Any, generator: torch.Generator, length: int) -> tuple[Tensor, ...]:
+    """For `inputs`: a text of so many tokens."""
+    return (token_ids(config.vocab, length, generator),)
 
 
 def anything(tensor: Tensor, config: Any) -> None:

@@ -155,10 +155,10 @@ def _blocks(c: Seq2SeqConfig, encoder: str, decoder: str) -> dict[str, str]:
     }
 
 
-def pair_inputs(c: Seq2SeqConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Random tokens of a target and of a source."""
-    target = token_ids(c.vocab, (2, min(c.context, 53)), generator)
-    return target, token_ids(c.source_vocab or c.vocab, (2, min(c.source_context, 61)), generator)
+def pair_inputs(c: Seq2SeqConfig, generator: torch.Generator, length: int) -> tuple[Tensor, Tensor]:
+    """Random tokens of a target and of a source that is a little shorter."""
+    target = token_ids(c.vocab, length, generator)
+    return target, token_ids(c.source_vocab or c.vocab, max(1, length - 3), generator)[: len(target)]
 
 
 def ask_pair(original: Any, given: tuple[Tensor, ...]) -> Tensor:

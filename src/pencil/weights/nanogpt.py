@@ -10,7 +10,7 @@ from torch import Tensor
 from ..models.gpt import GPT, GPTConfig
 from .fields import MAPPED, NEUTRAL, Fields, Use, only
 from .gpt2 import not_causal, rules
-from .maps import Architecture, equal_tensors, same, token_ids
+from .maps import Architecture, equal_tensors, same, token_inputs
 
 NAME = "nanoGPT"
 GPT2_VOCABULARIES = (50257, 50304)  # the second is the first, made a multiple of 64
@@ -62,7 +62,7 @@ NANOGPT = Architecture(
     unused=lambda c: {r"transformer\.h\.\d+\.attn\.bias": not_causal},
     renamed={r"^_orig_mod\.": ""},  # of a compiled model
     remarks=remarks,
-    inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
+    inputs=token_inputs,
     ask=lambda original, given: original(given[0]),
     outputs=lambda c: {f"blocks.{i}.post": f"transformer.h.{i}" for i in range(c.depth)} | {"norm": "transformer.ln_f"},
 )  # fmt: skip

@@ -14,7 +14,7 @@ from ..models.parts import rotary_width
 from .fields import Fields, must_have, only, their_word
 from .gpt2 import no_head_bias, not_causal
 from .llama import other_frequencies, rotations
-from .maps import Architecture, Rule, same, token_ids, with_bias, zeros
+from .maps import Architecture, Rule, same, token_inputs, with_bias, zeros
 from .transformers_fields import fields
 
 NAME = "GPT-NeoX"
@@ -129,7 +129,7 @@ NEOX = Architecture(
     classes=("GPTNeoXForCausalLM", "GPTNeoXModel"),
     defaults=DEFAULTS,
     dropout={"hidden_dropout": ("dropout", 0.0), "attention_dropout": ("attention_dropout", 0.0)},
-    inputs=lambda c, generator: (token_ids(c.vocab, (2, min(c.context, 64)), generator),),
+    inputs=token_inputs,
     ask=lambda original, given: original(input_ids=given[0]).logits,
     outputs=lambda c: {f"blocks.{i}.post": f"gpt_neox.layers.{i}" for i in range(c.depth)}
     | {"norm": "gpt_neox.final_layer_norm"},

@@ -1,6 +1,8 @@
 """The original beside ours: the same input through both, and the largest error of every block."""
 
+from collections.abc import Callable
 from math import inf, isfinite
+from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +10,10 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from ..core.probe import Probe
-from .maps import Architecture
+from .maps import SHORT, Architecture
+
+SECONDS = 60.0
+ROTATED = 16_384  # positions whose angles, position·frequency in float32, are exact enough for the comparison
 
 
 class Difference(NamedTuple):
@@ -26,10 +31,70 @@ class Difference(NamedTuple):
         return self.error / self.largest if self.largest else self.error
 
 
+class Reached(NamedTuple):
+    """What was compared."""
+
+    rows: list[Difference]
+    length: int  # the longest text, 0 for models without
+    unread: str  # what is beyond it, in a sentence; empty where nothing is
+
+
+def _context(config: Any) -> int:
+    """The most tokens of a text; 0 for a model that reads none."""
+    return config.context if getattr(config, "vocab", None) is not None else 0
+
+
+def compare_lengths(
+    architecture: Architecture,
+    theirs: nn.Module,
+    ours: Any,
+    memory: int,
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = monotonic,
+) -> Reached:
+    """A short text, and then twice as many tokens at a time up to the model's limit, while the next pass fits into the
+    memory and all of them into the seconds. Of each value the largest error."""
+    config, most = ours.config, _context(ours.config)
+    if getattr(config, "positions", "") == "rope":
+        most = min(most, ROTATED)
+    length, growth, start = min(SHORT, most), 2.0, clock()
+    rows = compare(architecture, theirs, ours, length=length)
+    took = clock() - start
+    while length < most:
+        following = min(2 * length, most)
+        if clock() - start + took * growth > seconds or _bytes(config, following) > memory:
+            break
+        began = clock()
+        more = compare(architecture, theirs, ours, length=following)
+        rows = [max(pair, key=lambda row: row.relative) for pair in zip(rows, more, strict=True)]
+        before, took, length = took, clock() - began, following
+        growth = min(max(2.0, took / before if before else 2.0), 4.0)
+    return Reached(rows, length, _unread(config, length, most))
+
+
+def _bytes(config: Any, length: int) -> int:
+    """About how much a pass of both takes: scores, their softmax and a mask; hidden states; and logits in float64."""
+    states = 4 * (config.depth + 1) * config.width + 8 * config.vocab
+    return 4 * length * (4 * config.heads * length + states)
+
+
+def _unread(config: Any, length: int, most: int) -> str:
+    window = getattr(config, "window", None)
+    if length >= _context(config):
+        return ""
+    also = f" and the window of {window:,}" if window is not None and window >= length else ""
+    why = "the library rounds their angles in float32" if length == most else "the time and the memory do not suffice"
+    return f"positions beyond {length:,}{also} were not compared: {why}"
+
+
 @torch.no_grad()
-def compare(architecture: Architecture, theirs: nn.Module, ours: Any, seed: int = 0) -> list[Difference]:
-    """Every value that both have, and the logits last, for one random input."""
-    given = architecture.inputs(ours.config, torch.Generator().manual_seed(seed))
+def compare(
+    architecture: Architecture, theirs: nn.Module, ours: Any, seed: int = 0, length: int = SHORT, exact: bool = True
+) -> list[Difference]:
+    """Every value that both have, and the logits last, for one random input of so many tokens, at most the context.
+
+    What the library rounds more than the rest is computed exactly there, unless `exact` is False."""
+    given = architecture.inputs(ours.config, torch.Generator().manual_seed(seed), min(length, _context(ours.config)))
     watched = dict(architecture.outputs(ours.config))
     held: dict[str, Tensor] = {}
     hooks = [
@@ -38,6 +103,9 @@ def compare(architecture: Architecture, theirs: nn.Module, ours: Any, seed: int 
         )
         for name, module in watched.items()
     ]
+    for name, module in theirs.named_modules() if exact else ():
+        if hook := architecture.exact.get(name.rpartition(".")[2]):
+            hooks.append(module.register_forward_hook(hook))
     try:
         wanted = architecture.ask(theirs, given)
     finally:

@@ -137,7 +137,7 @@ def patch_rules(theirs: str, c: ViTConfig) -> Iterator[Rule]:
         yield same(f"{theirs}.bias", "patches.proj.bias")
 
 
-def random_pictures(c: ViTConfig, generator: torch.Generator) -> tuple[Tensor]:
+def random_pictures(c: ViTConfig, generator: torch.Generator, length: int) -> tuple[Tensor]:
     """For `inputs`: two images."""
     return (torch.randn(2, c.channels, *c.image_size, generator=generator),)
 
