@@ -5,24 +5,55 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from conftest import call
+from pencil import families
+from pencil.core import biases
+from pencil.cost.activations import score_bias
+from pencil.families import configure, create
+from pencil.models import parts
 from test_docs import ROOT, SHORT, blocks, commands, sandbox, words_of  # noqa: F401
 
 PAGE = ROOT / "docs" / "extend.md"
 DRIVER = """
 import json, sys
 from pencil.cli.main import main
-for words in json.loads(sys.argv[1]):
+for code, *words in json.loads(sys.argv[1]):
     print("$", *words, flush=True)
     try:
         main(words)
     except SystemExit as ended:
-        if ended.code:
-            sys.exit(f"{words} ended with {ended.code}")
+        if (ended.code or 0) != code:
+            sys.exit(f"{words} ended with {ended.code}, not with {code}")
 """
+RECEIPT = "--input", "cat.png"
+# what each verb does with the additions, beside what the page itself says
+VERBS = {
+    "mixer": [
+        ("train", "mixer", "--name", "mix"), ("resume", "runs/mix", "--train.steps", "3"), ("verify", "runs/mix"),
+        ("eval", "runs/mix"), ("sample", "runs/mix", "--image", "cat.png"), ("shapes", "mixer:nano"), ("cost", "mixer:nano"),
+        ("cost", "mixer:wide", "--json"), ("trace", "runs/mix", *RECEIPT), ("why", "runs/mix", "logits[0,1]", *RECEIPT),
+        ("show", "runs/mix", "logits", *RECEIPT),
+    ],
+    "kerple": [
+        ("train", "gpt", "--data", "notes.txt", "--model.positions", "kerple", "--name", "ker"),
+        ("resume", "runs/ker", "--train.steps", "3"), ("verify", "runs/ker"), ("eval", "runs/ker"),
+        ("sample", "runs/ker", "--prompt", "the", "--max-new-tokens", "5"), ("trace", "runs/ker", "--input", "the"),
+        ("show", "runs/ker", "blocks.0.attn.bias", "--input", "the"), ("cost", "gpt:nano", "--model.positions", "kerple"),
+        ("shapes", "captioner:nano", "--model.positions", "kerple"),
+        *(("train", name, "--model.positions", "kerple", "--name", f"ker-{name}")
+          for name in ("captioner", "seq2seq", "reader", "dit")),
+    ],
+}  # fmt: skip
+REFUSED = [("export", "runs/mix", "--to", "timm"), ("explore", "runs/mix", "--no-browser"), ("heads", "runs/mix"),
+           ("export", "runs/ker", "--to", "hf")]  # fmt: skip
 
 
 def applied(text: str, root: Path) -> None:
@@ -69,7 +100,12 @@ def test_the_additions_of_the_page_work(sandbox, tmp_path):  # noqa: F811
     shutil.copytree(sandbox, work)
     (work / "app.po").write_text("\n".join(entries), encoding="utf-8")
     lines = [words_of(line) for line, _ in commands(PAGE)]
-    short = [[*words, *SHORT[2:], "--force"] if words[0] == "train" else words for words in lines]
+    more = [words for table in VERBS.values() for words in table]
+    short = [
+        [0, *words, *(SHORT if words in more else SHORT[2:]), "--force"] if words[0] == "train" else [0, *words]
+        for words in [*lines, *more]
+    ]
+    short += [[2, *words] for words in REFUSED]
     result = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(short)],
         cwd=work, env=os.environ | {"PYTHONPATH": str(source)}, capture_output=True, text=True,
@@ -78,4 +114,61 @@ def test_the_additions_of_the_page_work(sandbox, tmp_path):  # noqa: F811
     assert "kerple" in (work / "runs" / "kerple" / "config.toml").read_text()
     assert "gettext; source from msgid" in result.stdout + result.stderr
     assert 'family = "mixer"' in (work / "runs" / "photos-mixer" / "config.toml").read_text()
-    assert result.stdout.count("✓") >= 2  # both receipts agree
+    assert result.stdout.count("✓") >= 3  # all receipts agree
+    assert "Traceback" not in result.stdout + result.stderr
+    assert "B_img within the" in result.stdout  # the formula of a captioner's bias
+
+
+def code_of(page_place: str) -> str:
+    """The block of Python that the page puts there."""
+    (code,) = (text for language, text in blocks(PAGE) if language == "python" and text.startswith(f"# {page_place}"))
+    return code
+
+
+@pytest.fixture
+def mixer():
+    """The family of the page, registered in this process."""
+    module = ModuleType("pencil.families.mixer")
+    module.__package__ = "pencil.families"
+    sys.modules[module.__name__] = module
+    exec(compile(code_of("src/pencil/families/mixer.py"), "mixer.py", "exec"), module.__dict__)
+    families.register(module.FAMILY)
+    yield module
+    del families.FAMILIES["mixer"], sys.modules[module.__name__]
+
+
+def test_every_verb_takes_a_family_without_attention(mixer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save("cat.png")
+    for words in VERBS["mixer"]:
+        if words[0] in ("resume", "eval"):  # of any image classifier: with the rest, in the long form
+            continue
+        done = call(*words, *([*SHORT, "--model.width", 6, "--model.depth", 1] if words[0] == "train" else []))
+        if words[:2] == ("cost", "mixer:nano"):
+            assert "L 4 blocks · D 64 width\n" in done.stdout
+        if words[0] == "why":
+            assert "✓" in done.stdout
+    for words in REFUSED[:3]:
+        assert call(*words, code=2).stderr.startswith("pencil: ")
+
+
+def test_a_scheme_of_the_page_is_counted_and_in_every_formula(monkeypatch):
+    """KERPLE in the place of ALiBi: as large a bias, and as many formulas."""
+    alike = dict(vars(biases))
+    exec(code_of("at the end of src/pencil/core/biases.py"), alike)
+    sizes = dict(width=12, depth=1, heads=3, positions="alibi", image_positions="rope", context=7)
+    gpt = configure("gpt", None, vocab=11, context=13, width=12, depth=1, heads=3, positions="alibi")
+    bias, plain = score_bias(gpt, 5, 13, 2), score_bias(replace(gpt, positions="rope"), 5, 13, 2)
+    assert (bias, plain) == (2 * 3 * 13 * 13, 0)
+    assert score_bias(replace(gpt, positions="shaw"), 5, 13, 2) == 5 * bias
+    captioner = configure("captioner", None, vocab=11, image_size=(4, 6), patch=(2, 2), channels=1, **sizes)
+    # the image's bias alone is a matrix over the whole sequence, too
+    swapped = replace(captioner, positions="rope", image_positions="alibi")
+    assert score_bias(captioner, 5, 13, 2) == score_bias(swapped, 5, 13, 2) == bias
+    before = create("captioner", captioner)
+    monkeypatch.setattr(parts, "Alibi", alike["Kerple"])
+    after = create("captioner", captioner)
+    assert type(after.positions).__name__ == "Kerple"
+    name = "blocks.0.attn.bias"
+    assert after.INNER[name] == before.INNER[name] == ("B h T S", "B", "B_txt within the text")
+    assert score_bias(gpt, 5, 13, 2) == bias

@@ -61,7 +61,8 @@ class CostReport:
 
     @property
     def kv_heads(self) -> int:
-        return getattr(self.config, "kv_heads", None) or self.config.heads
+        """KV heads; 0 of a family without attention."""
+        return getattr(self.config, "kv_heads", None) or getattr(self.config, "heads", 0)
 
     @property
     def bytes_each(self) -> int:
@@ -124,15 +125,20 @@ def section(console: Console, title: str, rows: list[Row]) -> None:
 
 def _symbols(report: CostReport) -> list[str]:
     """The sizes that the formulas name."""
-    c, vocab = report.config, getattr(report.config, "vocab", None)
-    sizes = [
-        f"L {plural(c.depth, 'block')}", f"D {c.width:,} width", f"h {plural(c.heads, 'head')}",
-        f"g {plural(report.kv_heads, 'KV head')}", f"d {c.head_width} head width",
-    ]  # fmt: skip
+
+    def of(name: str, words: str) -> str:
+        """A size of the config, where its family has it."""
+        size = getattr(report.config, name, None)
+        return words.format(size, "s" * (size != 1)) if size else ""
+
+    heads = of("heads", "h {:,} head{}"), f"g {plural(report.kv_heads, 'KV head')}" if report.kv_heads else ""
+    sizes = [of("depth", "L {:,} block{}"), of("width", "D {:,} width"), *heads, of("head_width", "d {} head width")]
     rest = [
-        f"F {c.mlp_width:,} MLP width", f"V {vocab:,} vocabulary" if vocab else "",
-        f"n {plural(report.tokens // report.batch, 'token')}", f"B {report.batch:,} batch size",
-    ]  # fmt: skip
+        of("mlp_width", "F {:,} MLP width"),
+        of("vocab", "V {:,} vocabulary"),
+        f"n {plural(report.tokens // report.batch, 'token')}",
+        f"B {report.batch:,} batch size",
+    ]
     return [" · ".join(filter(None, line)) for line in (sizes, rest)]
 
 

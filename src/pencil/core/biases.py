@@ -71,6 +71,7 @@ class Shaw(Positions):
     """
 
     WEIGHTS = {"table": "a_K"}
+    bias_by_row = True
 
     def __init__(self, head_width: int, axes: int = 1, max_distance: int = 16):
         super().__init__()
@@ -78,6 +79,10 @@ class Shaw(Positions):
         self.NAMES = {"distance": ("B T S a", "r", f"clip({_steps(axes)}, −{max_distance}, {max_distance})")}
         self.table = nn.Parameter(torch.empty(axes, 2 * max_distance + 1, head_width))
         nn.init.normal_(self.table, std=0.02)
+
+    def bias_formula(self, part: str) -> str:
+        many = len(self.table) > 1
+        return f"Q Σ_a a_K,{part}[a, r_{part},a]ᵀ/√d" if many else f"Q a_K,{part}[r_{part}]ᵀ/√d"
 
     def bias(self, span: Span, probe: Probe = OFF) -> Callable[[Tensor], Tensor]:
         distance = steps(span, len(self.table)).long().clamp(-self.max_distance, self.max_distance)

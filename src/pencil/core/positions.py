@@ -29,6 +29,16 @@ class Positions(nn.Module):
     strength: float = 1.0  # a factor on the rotated q and k
     adjacent: bool = False  # whether the rotated pairs are neighbouring channels
     beyond_announced = False  # whether the user knows of tokens beyond the context
+    bias_by_row = False  # whether each row of the batch has a bias of its own, since it depends on the queries
+
+    @property
+    def biases_scores(self) -> bool:
+        """Whether a matrix is added to the scores."""
+        return type(self).bias is not Positions.bias
+
+    def bias_formula(self, part: str) -> str:
+        """The bias as a formula writes it, where the symbols have the name of a part of the sequence: B_txt."""
+        return f"B_{part}" if self.biases_scores else ""
 
     def embedding(self, coords: Num[Tensor, "B T a"]) -> Float[Tensor, "B T D"] | None:
         """What is added to the input."""

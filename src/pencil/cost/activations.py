@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
+from ..models.parts import make_positions
+
 FULL = 4  # bytes of a float32
 
 
@@ -71,10 +75,13 @@ def block_group(c: Any, batch: int, tokens: int, count: int, half: int, half_res
 
 
 def score_bias(c: Any, batch: int, tokens: int, half: int) -> int:
-    """Schemes that bias the scores add a matrix to them in each block; Shaw's differs from sequence to sequence."""
-    if c.positions not in ("alibi", "t5", "shaw"):
+    """Schemes that bias the scores add a matrix to them in each block: one for all rows of the batch, or one each."""
+    with torch.device("meta"):
+        names = {c.positions, getattr(c, "image_scheme", c.positions)}
+        schemes = [scheme for name in names if (scheme := make_positions(name, c, (tokens,))).biases_scores]
+    if not schemes:
         return 0
-    return half * c.heads * tokens * tokens * (batch if c.positions == "shaw" else 1)
+    return half * c.heads * tokens * tokens * (batch if any(scheme.bias_by_row for scheme in schemes) else 1)
 
 
 def with_cross_attention(blocks: BlockGroup, c: Any, batch: int, tokens: int, source: int, half: int) -> BlockGroup:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from ..core.biases import T5, Alibi, Shaw
-from ..core.positions import Positions
 from .parts import describe
 
 # the symbols of a position scheme, with the part of the sequence it is of
@@ -31,14 +29,7 @@ def declare(model: Any) -> None:
             axes = axes.replace("T", letter) if name in ("embedding", "angles") else axes.replace("a", axis)
             model.INNER[f"{path}.{name}"] = (axes, symbol, formula)
     schemes = (model.image_positions, "img", "image"), (model.positions, "txt", "text")
-    biases = [f"{added} within the {name}" for scheme, part, name in schemes if (added := _bias(scheme, part))]
+    biases = [f"{added} within the {name}" for scheme, part, name in schemes if (added := scheme.bias_formula(part))]
     if biases:
         for i in range(c.depth):
             model.INNER[f"blocks.{i}.attn.bias"] = ("B h T S", "B", " + ".join(biases))
-
-
-def _bias(scheme: Positions, part: str) -> str:
-    if isinstance(scheme, Shaw):
-        many = len(scheme.table) > 1
-        return f"Q Σ_a a_K,{part}[a, r_{part},a]ᵀ/√d" if many else f"Q a_K,{part}[r_{part}]ᵀ/√d"
-    return f"B_{part}" if isinstance(scheme, Alibi | T5) else ""

@@ -90,8 +90,13 @@ class ImageTask:
 
     @classmethod
     def configure(cls, request: Request, data: images.ImageData, found: dict[str, Any]) -> Any:
-        """The model's config: the preset, over it what the data suggests, over that what was requested."""
-        suggested = {} if "image_size" in request.preset_values else dict(data.model_defaults)
+        """The model's config: the preset, over it what the data suggests, over that what was requested.
+
+        A family without a setting that the data suggests, such as dropout, goes without it.
+        """
+        known = {field.name for field in fields(request.family.config)}
+        suggested = {} if "image_size" in request.preset_values else data.model_defaults
+        suggested = {name: value for name, value in suggested.items() if name in known}
         return request.configure(**{**suggested, **found})
 
     @classmethod
