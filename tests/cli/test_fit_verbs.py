@@ -119,7 +119,7 @@ def test_a_dit_crops_and_its_classifier_reads_as_it_does(type_in, light, wide, t
     type_in("train", "dit", "--data", wide, "--size", 16, "--data.fit", "squash", *SMALL, "--out", "b")
     type_in("eval", "b")
     (kept,) = (tmp_path / "cache").glob("classifier-*")
-    assert kept.name.endswith("-squash")
+    assert "-squash" in kept.name
     assert config_of(kept)["data"] == {"fit": "squash"}
 
 

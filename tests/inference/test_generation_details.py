@@ -85,6 +85,7 @@ def test_an_end_token_beyond_the_best_beams_is_no_hypothesis(net):
     class Same:
         config = net.config
         parameters = net.parameters
+        modules = net.modules
         new_cache = net.new_cache
 
         def __call__(self, tokens, span=None, cache=None, last=True):

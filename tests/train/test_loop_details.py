@@ -44,7 +44,13 @@ def weights_of(folder):
 @pytest.mark.usefixtures("fast_training")
 def test_every_tenth_step_and_the_last_log_the_mean_loss_since_the_line_before(tmp_path, notes, monkeypatch):
     opened = []
-    monkeypatch.setattr(loop, "Metrics", lambda *given: opened.append(Metrics(*given)) or opened[-1])
+
+    class Kept(Metrics):
+        def __init__(self, *given):
+            super().__init__(*given)
+            opened.append(self)
+
+    monkeypatch.setattr(loop, "Metrics", Kept)
     made, losses = watched(trainer(tmp_path / "a", notes, **SMALL))
     made.train()
     found = lines(tmp_path / "a", "train_loss")

@@ -46,7 +46,7 @@ def offline_if_unreachable(name: str) -> Iterator[None]:
             huggingface_hub.HfApi().dataset_info(name, timeout=SECONDS)
             reached = True
         except huggingface_hub.errors.HfHubHTTPError:
-            reached = True  # it answered: what is wrong is said when the data is loaded
+            reached = True  # it answered: loading the data names what is wrong
         except Exception:  # of the network library, which other versions have another of
             reached = False
     modules = () if reached else (datasets.config, huggingface_hub.constants)

@@ -98,10 +98,10 @@ def about_generation(found: Checkpoint, architecture: Architecture, record: Fami
     }
     if not used:
         return ()
-    said = ", ".join(f"{key} {json.dumps(value)}" for key, value in used.items())
+    listed = ", ".join(f"{key} {json.dumps(value)}" for key, value in used.items())
     given = [f"--{OPTIONS[key].replace('_', '-')} {used[key]}" for key in used if OPTIONS.get(key) in options]
     how = f"; pencil sample takes {' '.join(given)}" if given else ""
-    return (f"settings of its {name} that change what is generated are not applied: {said}{how}",)
+    return (f"settings of its {name} that change what is generated are not applied: {listed}{how}",)
 
 
 def _counts(value: Any, usual: Any) -> bool:

@@ -138,13 +138,13 @@ class Architecture:
         try:
             return build(self.config, settings, "model.")
         except UserError as error:
-            said = re.sub(
+            sentence = re.sub(
                 r"(?:--)?model\.(\w+)( [\d.]+\d)?", lambda m: self._in_theirs(m, theirs, settings), str(error)
             )
-            raise UserError(f"this {self.name}'s {CONFIG_FILES.get(self.library, 'config.json')}: {said}") from None
+            raise UserError(f"this {self.name}'s {CONFIG_FILES.get(self.library, 'config.json')}: {sentence}") from None
 
     def _in_theirs(self, found: re.Match[str], theirs: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-        """A setting of ours, and its value where one is said, as the field that it comes from: the one whose change
+        """A setting of ours, and its value where it is given, as the field that it comes from: the one whose change
         changes it, and the fewest others."""
         changes: dict[tuple[str, ...], int] = {}
         for place, value in _places(theirs):
