@@ -221,6 +221,10 @@ def test_a_run_taken_up_again_follows_its_plans_to_the_same_bits(
     assert 0.8 * 60 <= spent + clock.now - begins <= 1.3 * 60
     state = json.loads((checkpoint.folder_of(folder, again.step) / "state.json").read_text())
     assert state["plans"] == plans
+    now = factor(again.step - 1, again.config, plans)
+    assert now != factor(again.step - 1, again.config)
+    groups = [group for optimizer in again.optimizers.values() for group in optimizer.param_groups]
+    assert [group["lr"] for group in groups] == [group["peak"] * now for group in groups]
 
     chosen = {"save_every": save_every} if save_every else {}
     whole = following(tmp_path / "whole", notes, plans, warmup=decided(folder)["warmup"], **chosen)
@@ -278,7 +282,7 @@ def test_a_budget_without_room_for_a_step_is_refused(monkeypatch):
     budget.evaluated(64.0, 0.1)
     assert budget.plan(0, TrainConfig(**UNDECIDED), ["eval_every", "save_every"])["steps"] == 0
     with pytest.raises(
-        UserError, match=r"train.minutes 1 is too little here: 3.0 s are used before the first step, and"
+        UserError, match=r"1 is too little here: 3.0 s were used before the first step \(a step 2.0 s, an ev"
     ):
         raise budget.too_little(Path("runs/a"))
 
@@ -297,8 +301,10 @@ def test_far_too_few_steps_for_a_preset_are_announced(name, monkeypatch):
     budget.updates, budget.busy = 1, 2.7
     assert budget.too_few(usual // 10, usual, preset, name) is None
     line = budget.too_few(52, usual, preset, name)
-    assert line.startswith(f"52 steps will hardly train a {name}: the preset nano has {usual:,}, which take about ")
-    minutes = float(line.partition("--train.minutes ")[2].split()[0])
+    assert line.startswith(
+        f"52 steps will hardly train a {name}: a run of the preset nano has {usual:,} here, which take"
+    )
+    minutes = float(line.partition("--train.minutes ")[2].split(";")[0])
     assert minutes * 60 == pytest.approx(usual * 2.7 / 0.9, rel=0.05)
 
 
@@ -353,7 +359,7 @@ def test_a_budget_from_the_command_line(tmp_path, notes, monkeypatch):
     assert 1 < steps < 120
     assert f"Trained {steps} steps in " in made.stderr
     assert " of 30 s used)" in made.stderr
-    assert "steps will hardly train a gpt: the preset nano has 2,000" in made.stderr
+    assert "steps will hardly train a gpt: a run of the preset nano has 2,000 here" in made.stderr
     assert (
         f"has made {steps} steps and train.steps is {steps}; a larger --train.steps continues"
         in call("resume", out).stderr
@@ -423,6 +429,7 @@ def test_a_process_that_is_started_again_does_not_count_its_time_twice(monkeypat
     assert Budget(1.0, clock.now, state).used() == 7 + 11  # another command
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fast_training")
 def test_processes_with_other_clocks_follow_the_plans_of_the_first(tmp_path, notes, together, monkeypatch):
     """Two processes in exact mode end with the bits of one that follows the plans that rank 0 has recorded."""
@@ -456,3 +463,14 @@ with joined(torch.device("cpu")):
     monkeypatch.setattr(Budget, "due", lambda *_: False)
     whole.train()
     assert bits(tmp_path / "one", whole.step)[0] == bits(folder, plans[-1]["steps"])[0]
+
+
+@pytest.mark.usefixtures("fast_training")
+def test_a_budget_that_was_used_before_the_first_step_is_refused_at_once(tmp_path, notes, at):
+    for waits, evaluation in ((61.0, 0.7), (11.0, 99.0)):
+        clock = Machine(MACHINES["steady"], evaluation=evaluation)
+        made = at(clock, trainer(tmp_path / str(waits), notes, **UNDECIDED), compute=False)
+        clock.now += waits
+        with pytest.raises(UserError, match=r"train.minutes 1 is too little here"):
+            made.train()
+        assert clock.used < 60 + 99 / 7 * 1.1  # an evaluation ends between two batches

@@ -254,6 +254,8 @@ class Trainer(Evaluating):
     def _first_plan(self, metrics: Metrics, bar: ProgressBar, budget: Budget) -> None:
         """Measure an update, an evaluation and a plot; decide the steps by them, unless they are recorded."""
         undecided = [name for name in ("eval_every", "save_every") if not getattr(self.config, name)]
+        if any_rank(self.here.writer and budget.over())[0]:
+            raise budget.too_little(self.run.path)
         self._measure_pace(min(3.0, budget.seconds / 20))
         budget.updates, budget.busy = self.pace.updates, self.pace.seconds
         try:

@@ -101,9 +101,9 @@ class Budget:
         return self.seconds - self.used()
 
     def over(self) -> bool:
-        """Whether this command has used much more than what was left of the budget when it began."""
+        """Whether this command has used far more than what was left of the budget; before the first step, all of it."""
         had = self.seconds - self.before
-        return had > 0 and clock() - self.began > OVER * had
+        return had > 0 and clock() - self.began > (OVER if self.step >= 0 else 1) * had
 
     def count(self, step: int) -> None:
         """Count the updates since the last call; the first of a command may compile, and does not count."""
@@ -175,11 +175,13 @@ class Budget:
 
     def too_little(self, run: Path) -> UserError:
         """The error of a budget without room for a step."""
+        each = ("step", self.update), ("evaluation", self.evaluation), ("checkpoint", self.save)
+        known = [f"{'an' if name == 'evaluation' else 'a'} {name} {duration(value)}" for name, value in each if value]
+        takes = f" ({', '.join(known)})" if known else ""
         return UserError(
-            f"train.minutes {self.minutes:g} is too little here: {duration(self.used())} are used before the first "
-            f"step, and a step takes {duration(self.update)}, an evaluation {duration(self.evaluation)} and a "
-            f"checkpoint {duration(self.save)}; {run} has untrained weights: go on with pencil resume {run} and more "
-            "--train.minutes, or fewer --train.eval_batches"
+            f"train.minutes {self.minutes:g} is too little here: {duration(self.used())} were used before the first "
+            f"step{takes}; {run} is not trained yet: go on with pencil resume {run} and more --train.minutes, or fewer "
+            "--train.eval_batches"
         )
 
     def too_few(self, steps: int, usual: int, preset: str, family: str) -> str | None:
@@ -189,8 +191,9 @@ class Budget:
         minutes = (self.used() + usual * self.update / (1 - EVALUATION_SHARE)) / 60
         enough = f"{minutes:.1f}" if minutes < 9.95 else f"{float(f'{minutes:.2g}'):.0f}"
         return (
-            f"{steps:,} step{'s' * (steps > 1)} will hardly train a {family}: the preset {preset} has {usual:,}, which "
-            f"take about --train.minutes {enough} here; a smaller --preset, --model.width or --train.batch takes less"
+            f"{steps:,} step{'s' * (steps > 1)} will hardly train a {family}: a run of the preset {preset} has "
+            f"{usual:,} here, which take about --train.minutes {enough}; a smaller --preset, --model.width or "
+            "--train.batch takes less"
         )
 
 
