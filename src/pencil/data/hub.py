@@ -39,16 +39,14 @@ def offline_if_unreachable(name: str) -> Iterator[None]:
     import datasets
     import huggingface_hub
 
-    reached = Path(name).is_dir()
-    if not reached:
+    modules: list[Any] = []
+    if not Path(name).is_dir():
         try:
             huggingface_hub.HfApi().dataset_info(name, timeout=SECONDS)
-            reached = True
         except huggingface_hub.errors.HfHubHTTPError:
-            reached = True  # it answered: what is wrong is said when the data is loaded
+            pass  # an answer: what is wrong comes up when the data is loaded
         except Exception:  # of the network library, which other versions have another of
-            reached = False
-    modules = () if reached else (datasets.config, huggingface_hub.constants)
+            modules = [vars(datasets)["config"], huggingface_hub.constants]
     former = [module.HF_HUB_OFFLINE for module in modules]
     try:
         for module in modules:
