@@ -1,5 +1,6 @@
 """The wheel and the sdist: every file of the package is in them, and the wheel works outside of a checkout."""
 
+import importlib.util
 import json
 import os
 import re
@@ -122,6 +123,51 @@ def _packages(extra):
                 yield from _packages(other)
         else:
             yield re.split(r"[<>=]", line)[0]
+
+
+def _normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _locked(group):
+    """The pins of a lock file with their hashes, read as pip reads it: a backslash continues a line."""
+    text = (ROOT / "requirements" / f"{group}.lock").read_text().replace("\\\n", "")
+    lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    return {pin: hashes for pin, *hashes in lines}
+
+
+def test_every_pin_but_torch_has_the_hashes_of_its_wheels():
+    pins = {
+        _normal(name): version
+        for name, version in (line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    }
+    assert pins.pop("torch") == "2.13.0"
+    locked = [_locked(group) for group in ("runtime", "dev", "models")]
+    assert sorted(pin for one in locked for pin in one) == sorted(
+        f"{name}=={version}" for name, version in pins.items()
+    ), "run make lock"
+    for hashes in (hashes for one in locked for hashes in one.values()):
+        assert hashes
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes)
+
+
+def test_what_pencil_needs_to_be_built_and_to_run_is_locked():
+    pytest.importorskip("pip._internal", reason="pip, which lists what is needed, is not installed")
+    found = importlib.util.spec_from_file_location("lock", ROOT / "tools" / "lock.py")
+    lock = importlib.util.module_from_spec(found)
+    found.loader.exec_module(lock)
+    assert lock.needed() - {"torch"} == {pin.partition("==")[0] for pin in _locked("runtime")}
+    (backend,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert backend in _locked("runtime")
+
+
+def test_nothing_is_installed_without_its_hash_but_torch_and_pencil_itself():
+    lines = [line for line in (ROOT / "Makefile").read_text().splitlines() if "pip install" in line]
+    hashed = [line for line in lines if "--require-hashes" in line]
+    assert len(hashed) == 1  # the command of all lock files
+    assert "--no-deps" in hashed[0]
+    assert "--only-binary :all:" in hashed[0]
+    assert [line.split()[-1] for line in lines if line not in hashed] == ["torch", "."]
 
 
 def test_doctor_names_the_extras_that_exist_with_their_packages():

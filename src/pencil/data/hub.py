@@ -40,16 +40,14 @@ def offline_if_unreachable(name: str) -> Iterator[None]:
     import datasets
     import huggingface_hub
 
-    reached = Path(name).is_dir()
-    if not reached:
+    modules: list[Any] = []
+    if not Path(name).is_dir():
         try:
             huggingface_hub.HfApi().dataset_info(name, timeout=SECONDS)
-            reached = True
         except huggingface_hub.errors.HfHubHTTPError:
-            reached = True  # it answered: loading the data names what is wrong
+            pass  # an answer: loading the data names what is wrong
         except Exception:  # of the network library, which other versions have another of
-            reached = False
-    modules = () if reached else (datasets.config, huggingface_hub.constants)
+            modules = [vars(datasets)["config"], huggingface_hub.constants]
     former = [module.HF_HUB_OFFLINE for module in modules]
     try:
         for module in modules:
