@@ -5,8 +5,9 @@ import json
 import os
 import re
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
+import h11
 import pytest
 from served import KEY, Pretended, serving, state
 
@@ -414,9 +415,13 @@ def test_headers_that_never_end_are_refused(two, monkeypatch, start):
     """Whatever trickles in between; a request that is only answered slowly is not concerned."""
     subject = two.explorer.subjects["a"]
     monkeypatch.setattr(subject, "stepwise", 1)
-    monkeypatch.setattr(serving_module, "HEADER_SECONDS", 0.2)
-    with two.stream("/api/answer", state()) as slow, socket.create_connection(("127.0.0.1", two.port), 20) as other:
+    with ExitStack() as opened:
+        slow = opened.enter_context(two.stream("/api/answer", state()))
         assert next(slow)[0] == "token"
+        (answering,) = [one for one in two.server.server_state.connections if one.conn.their_state is not h11.IDLE]
+        assert answering._deadline is None
+        monkeypatch.setattr(serving_module, "HEADER_SECONDS", 0.2)
+        other = opened.enter_context(socket.create_connection(("127.0.0.1", two.port), 20))
         other.settimeout(0.01)
         other.sendall(start.format(port=two.port).encode())
         said = b""
@@ -434,11 +439,11 @@ def test_headers_that_never_end_are_refused(two, monkeypatch, start):
 
 
 def test_a_second_request_on_a_connection_must_end_its_headers_too(two, monkeypatch):
-    monkeypatch.setattr(serving_module, "HEADER_SECONDS", 0.05)
     whole = f"GET /server HTTP/1.1\r\nHost: 127.0.0.1:{two.port}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", two.port), 20) as other:
         other.sendall(whole)
         assert other.recv(4096).startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr(serving_module, "HEADER_SECONDS", 0.05)
         other.sendall(whole[:-2])
         assert b"HTTP/1.1 408" in other.recv(4096)
 
