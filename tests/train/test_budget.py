@@ -262,9 +262,11 @@ def test_the_rate_makes_no_jump_at_a_plan_and_has_decayed_at_the_last_step(sched
         for _ in range(rng.randrange(1, 6)):
             at = rng.randrange(plans[-1]["step"], plans[-1]["steps"])
             before, place = factor(at, config, plans), step_of_first_plan(at, plans)
+            past = [factor(step, config, plans) for step in range(at)]
             plans.append({"step": at, "steps": at + rng.randrange(1, 400)})
             assert factor(at, config, plans) == before
             assert step_of_first_plan(at, plans) == place
+            assert [factor(step, config, plans) for step in range(at)] == past
         last = plans[-1]["steps"]
         assert step_of_first_plan(last, plans) == pytest.approx(plans[0]["steps"])
         assert factor(last, config, plans) == pytest.approx(1 if schedule == "constant" else 0, abs=1e-9)

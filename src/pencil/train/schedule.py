@@ -38,11 +38,13 @@ def step_of_first_plan(step: float, plans: Sequence[Plan]) -> float:
     """Where a step lies on the schedule of the first plan, the only one that has a schedule of its own.
 
     Each later plan stretches or compresses what is left of that schedule to the steps that it has left: so the learning
-    rate makes no jump where a plan is made, and has decayed at the last step of the last plan.
+    rate makes no jump where a plan is made, and has decayed at the last step of the last plan. Plans that were made
+    after the step do not change it.
     """
     total = plans[0]["steps"]
     place, since, last = 0.0, 0, total
-    for at, steps in [*((plan["step"], plan["steps"]) for plan in plans[1:]), (step, 0)]:
+    later = [(plan["step"], plan["steps"]) for plan in plans[1:] if plan["step"] <= step]
+    for at, steps in [*later, (step, 0)]:
         if last > since:
             place += (total - place) * (at - since) / (last - since)
         since, last = at, steps
