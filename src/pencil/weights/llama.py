@@ -150,14 +150,11 @@ def _scaling(theirs: Fields, rope: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if kind not in ("linear", "yarn", "llama3"):
         raise UserError(f"this {what}'s rotations are scaled as {kind!r}, and ours can be linear, yarn or llama3")
-    trained, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
-    if kind != "linear" and (type(trained) is not int or trained < 1):
-        raise UserError(
-            f"this {what}'s original_max_position_embeddings must be a whole number above 0, not {trained!r}"
-        )
+    trained = 1 if kind == "linear" else Fields(rope, what).size("original_max_position_embeddings")
+    factor = rope.get("factor")
     if kind == "yarn" and "factor" in rope and factor is None:
         factor = theirs.size("max_position_embeddings") / trained
-    if type(factor) not in (int, float) or factor < 1:
+    if not isinstance(factor, int | float) or factor < 1:
         raise UserError(f"this {what}'s rotations have the factor {factor!r}, and ours take one of at least 1")
     if kind == "yarn" and not (
         rope["rope_theta"] > 1 and 2 * math.pi <= trained < 64 * math.pi * rope["rope_theta"] ** 2
@@ -283,7 +280,7 @@ def other_frequencies(held: Tensor, c: GPTConfig) -> str | None:
     return None
 
 
-def _architecture(name: str, kind: str, defaults: Mapping[str, Any], **others: Use) -> Architecture:
+def _architecture(name: str, kind: str, defaults: dict[str, Any], **others: Use) -> Architecture:
     return Architecture(
         name, "transformers", (kind,), GPT, GPTConfig,
         fields(MAPPED, "attention_dropout rope_interleaved", partial_rotary_factor=only(1), **others),

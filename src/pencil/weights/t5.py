@@ -23,12 +23,11 @@ TABLE, HEAD = "shared.weight", "lm_head.weight"
 FIELDS = fields(
     mapped="vocab_size n_positions d_model d_kv d_ff num_layers num_decoder_layers num_heads "
     "relative_attention_num_buckets relative_attention_max_distance layer_norm_epsilon feed_forward_proj dense_act_fn "
-    "is_gated_act tie_word_embeddings scale_decoder_outputs",
+    "is_gated_act tie_word_embeddings scale_decoder_outputs num_hidden_layers",
     neutral="dropout_rate classifier_dropout initializer_factor output_past",
     is_encoder_decoder=only(True),
 )
-SIZES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
-         "head_dim": "d_kv"}  # fmt: skip
+SIZES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "head_dim": "d_kv"}
 
 DEFAULTS = dict(
     d_kv=64, num_decoder_layers=None, relative_attention_num_buckets=32, relative_attention_max_distance=128,
@@ -38,6 +37,9 @@ DEFAULTS = dict(
 
 def settings(theirs: Fields) -> dict[str, Any]:
     depth = theirs.size("num_layers")
+    # the library reads this name after it has taken the decoder's depth from num_layers, so it does not stand for it
+    if (other := theirs.get("num_hidden_layers", depth)) != depth:
+        raise UserError(f"this T5's config has two values of num_layers: {depth} and, as num_hidden_layers, {other!r}")
     decoder = depth if theirs["num_decoder_layers"] is None else theirs.size("num_decoder_layers")
     width, heads, head_width = theirs.size("d_model"), theirs.size("num_heads"), theirs.size("d_kv")
     # a config says by either whether this is a first T5, and the newer of the two names counts
