@@ -110,11 +110,13 @@ def test_an_older_graph_that_is_garbage_does_not_end_a_capture():
             cycle.append(cycle)
         return x * 3
 
-    x, older = torch.arange(7.0, device=DEVICE), [Captured(lambda x: x + 1)]
+    x = torch.arange(7.0, device=DEVICE)
+    captured = Captured(function)
+    captured(x)  # as it is; the next call is captured
+    older: list = [Captured(lambda x: x + 1)]
     older[0](x), older[0](x)
     older.append(older)  # only the collector can free it
     del older
-    captured = Captured(function)
     assert [captured(x).tolist() for _ in range(3)] == [(x * 3).tolist()] * 3
 
 
