@@ -1,7 +1,8 @@
-"""The token-wise layers of a block: norms and MLPs."""
+"""The token-wise layers of a block: norms and MLPs; and a model's modules without their dropout."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -138,3 +139,16 @@ class GatedMLP(nn.Module):
     def forward(self, x: Float[Tensor, "B T D"], probe: Probe = OFF) -> Float[Tensor, "B T D"]:
         gate, up = probe("gate", self.gate(x)), probe("up", self.up(x))
         return probe("out", self.down(probe("act", self.activation(gate) * up)))
+
+
+@contextmanager
+def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """A model's modules in evaluation mode, without dropout; each in its own mode again afterwards."""
+    training = [module for module in modules if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

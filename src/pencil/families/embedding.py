@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import UserError
+from ..core.layers import evaluating
 from ..core.span import Span
 from ..inference.text_batches import pad, shorten, text_ids
-from ..models.output import evaluating, refuse_output
+from ..models.output import refuse_output
 from ..models.reader import first_of, mean_of
 from ..progress import track
 from ..runs import Loaded

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..config import UserError, fitted, nearest
-from ..models.output import evaluating
+from ..core.layers import evaluating
 from ..runs import Loaded
 from .predictions import as_batch
 from .registry import FAMILIES, family

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..config import UserError
+from ..core.layers import evaluating
 from ..core.masks import NOWHERE
 from ..core.span import Span
-from ..models.output import evaluating, refuse_output
+from ..models.output import refuse_output
 from .cache_memory import check_cache
 from .generation import Generation
 

@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..config import UserError
+from ..core.layers import evaluating
 from ..core.masks import NOWHERE
 from ..core.span import Span
-from ..models.output import evaluating, refuse_output
+from ..models.output import refuse_output
 from ..progress import duration
 from .arriving import Arriving
 from .cache_memory import check_cache

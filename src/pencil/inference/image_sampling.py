@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..config import UserError
+from ..core.layers import evaluating
 from ..core.span import Span
-from ..models.output import check_finite, evaluating
+from ..models.output import check_finite
 from ..progress import duration, pollable
 from .autoencoder import Autoencoder, to_bytes
 from .captured import Captured

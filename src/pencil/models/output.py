@@ -1,12 +1,11 @@
-"""What is computed of a model: for which tokens, in which mode, and from weights that are finite."""
+"""The output of a model: the tokens whose logits it computes, and errors where weights or output are not finite."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config import UserError
 
@@ -19,19 +18,6 @@ def pick_tokens(x: Float[Tensor, "B T D"], last: Last) -> Float[Tensor, "B t D"]
     if isinstance(last, Tensor):
         return x[torch.arange(len(x), device=x.device), last][:, None]
     return x[:, -1:] if last else x
-
-
-@contextmanager
-def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A model's modules in evaluation mode, without dropout; each in its own mode again afterwards."""
-    training = [module for module in modules if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:

@@ -20,8 +20,8 @@ from torch.func import functional_call
 from ..config import UserError
 from ..core import layers
 from ..core.embed import Tokens
+from ..core.layers import evaluating
 from ..core.probe import Probe
-from ..models.output import evaluating
 from .closed import BlockTape
 from .held_rules import CONSTANT, Hold, Keep, double
 from .nested import mapped, tensors

@@ -11,9 +11,9 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import UserError
+from ..core.layers import evaluating
 from ..core.notation import Notation, stored
 from ..core.probe import Probe, declared, symbols
-from ..models.output import evaluating
 from .closed import BlockTape
 from .nested import mapped, tensors
 from .tape import BUDGET, Edit
