@@ -40,15 +40,29 @@ def attend(
         return _without_heads(q, k, v, mask, bias, scale, dropout, probe)
     seen = seen_by(mask, q, (len(q), q.shape[1], q.shape[2], k.shape[2])) if isinstance(mask, (Tensor, Mask)) else mask
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    broken = None
-    if seen is not None and seen.given and seen.route != "all":
-        k, v, broken = _finite(q, k, v, seen)
+    if seen is None or not seen.given or seen.route == "all":
+        return _attend(q, k, v, seen, bias, scale, dropout, probe)
+    if q.device.type == "cpu" and not torch.compiler.is_compiling():
+        z = _attend(q, k, v, seen, bias, scale, dropout, probe)
+        if _known_finite(z):
+            return z
+    k, v, broken = _finite(q, k, v, seen)
+    return _attend(q, k, v, seen, bias, scale, dropout, probe).masked_fill(broken, torch.nan)
+
+
+def _attend(q, k, v, seen: Seen | None, bias, scale: float, dropout: float, probe: Probe) -> Tensor:
     # a fused kernel has no forward-mode derivative, which torch.func.jvp and hessian take
     if forward_ad._current_level >= 0 or probe.wants("raw_scores", "bias", "mask", "scores", "pattern"):
-        z = _plain(q, k, v, seen, bias, scale, dropout, probe)
-    else:
-        z = _fused(q, k, v, seen, bias, scale, dropout)
-    return z if broken is None else z.masked_fill(broken, torch.nan)
+        return _plain(q, k, v, seen, bias, scale, dropout, probe)
+    return _fused(q, k, v, seen, bias, scale, dropout)
+
+
+def _known_finite(z: Tensor) -> bool:
+    """Whether all is finite, so that nothing came through a mask; unknown under vmap, which has one answer a row."""
+    try:
+        return bool(z.detach().sum().isfinite())
+    except RuntimeError:
+        return False
 
 
 def _finite(q, k, v, seen: Seen) -> tuple[Tensor, Tensor, Tensor]:
