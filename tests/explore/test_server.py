@@ -40,11 +40,11 @@ def test_the_page_asks_only_this_server(two):
 
 def test_who_does_not_know_the_secret_learns_nothing_that_opens_anything(two):
     """Any user of the machine can ask this much: no token, no secret, no name of a run or command."""
-    known = {two.explorer.secret, two.token, two.token.partition(".")[0], "runs/a", "one", "two"}
+    known = {two.explorer.secret, two.token, two.token.partition(".")[0], "runs/a", "one &lt;", "one <", '"two"'}
     for path in ("/", "/server", "/nothing", "/api/models", f"/?secret={'x' * 43}"):
         reply = two.get(path, token=None)
         said = reply.body.decode() + str(reply.headers)
-        assert not [word for word in known if re.search(rf"\b{re.escape(word)}\b", said)], path
+        assert not [word for word in known if word in said], path
     server = two.get("/server", token=None).data["server"]
     for guess in ("", server):
         made = hmac.new(guess.encode(), f"{two.port} {server}".encode(), "sha256").hexdigest()
