@@ -285,7 +285,8 @@ def original(kind, fields):
         model = found._from_config(config, dtype=torch.get_default_dtype(), attn_implementation="eager").eval()
     except Exception:
         return None
-    for parameter in model.parameters():  # not as initialised, which the config decides too
+    # not as initialised, which the config decides too; a frozen one is computed, not learned
+    for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
         torch.nn.init.normal_(parameter, 0.0 if parameter.ndim > 1 else 0.5, 0.1 if parameter.ndim > 1 else 0.3)
     return model
 
