@@ -55,8 +55,9 @@ def read(text: str) -> ast.expr:
 
 def names(tree: ast.expr) -> set[str]:
     """The names of values in a formula, without those of functions."""
-    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Call)]
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    return {node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called}
 
 
 def work_out(tree: ast.expr, known: Mapping[str, np.ndarray]) -> np.ndarray:
