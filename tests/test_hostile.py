@@ -35,7 +35,13 @@ def started(tmp_path_factory):
     call("sample", run_copy(tmp_path_factory.mktemp("started")), "--prompt", "a", "--max-new-tokens", "1")
 
 
-@pytest.mark.parametrize("name", CASES)
+# about two seconds of CPU time, the most that a refusal may take here: a slow machine needs more
+NEAR_THE_LIMIT = {"formula: ten thousand steps"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in NEAR_THE_LIMIT else name for name in CASES]
+)
 def test_a_hostile_file_is_refused_in_a_sentence(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = CASES[name](tmp_path)
@@ -59,7 +65,12 @@ def usual(tmp_path_factory):
     return call
 
 
-SLOW = {"trace: a receipt without end", "trace: a graph of empty lists", "trace: a tensor of 10⁹ cells"}
+SLOW = {
+    "trace: a receipt without end",
+    "trace: a graph of empty lists",
+    "trace: a tensor of 10⁹ cells",
+    *NEAR_THE_LIMIT,
+}
 
 
 @pytest.mark.parametrize(

@@ -321,10 +321,10 @@ def test_each_change_is_in_words_and_of_many_the_last_are_shown(browser):
     edits = "".join(f"&edit={quote(one)}" for one in SAID)
     with mocked(browser, replies(), f"#view=heads{edits}") as page:
         words = list(SAID.values())
-        page.wait_for_selector(".edited p:has-text('The model is changed')")  # while it computes, it is being changed
-        assert page.inner_text(".edited p") == f"The model is changed: {'; '.join(words[1:])}; and 1 more"
+        listed = lambda: page.inner_text(".edited p").partition(": ")[2]  # noqa: E731
+        assert listed() == f"{'; '.join(words[1:])}; and 1 more"
         page.click(".edited >> text=Undo the last")
-        page.wait_for_selector(f".edited p:text-is(\"The model is changed: {'; '.join(words[:3])}\")")
+        assert listed() == "; ".join(words[:3])
         page.click(".edited >> text=Undo all")
         assert page.locator(".edited").count() == 0
 
