@@ -11,8 +11,6 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
-from pip._internal.commands import create_command
-from pip._internal.index.collector import parse_links
 
 ROOT = Path(__file__).parents[1]
 HEAD = "# written by `make lock` from constraints.txt\n"
@@ -53,6 +51,10 @@ def needed() -> set[str]:
 
 def wheels(pins: dict[str, str]) -> dict[str, list[str]]:
     """The SHA-256 of every wheel of each version, as pip's indexes list them."""
+    # here, since setuptools, and with it torch.compile, cannot be imported after pip in Python 3.11
+    from pip._internal.commands import create_command
+    from pip._internal.index.collector import parse_links
+
     command, found = create_command("download"), {}
     with command.main_context():
         options, _ = command.parse_args(["--quiet"])

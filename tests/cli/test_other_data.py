@@ -156,13 +156,13 @@ def test_a_long_text_names_a_range_of_lines():
     assert _changed_lines(was, now) == "the first that differs is one of lines 34 to 36"
 
 
-def test_the_documentation_of_another_python_is_named(fails, trained_here, tmp_path, monkeypatch):
+def test_the_documentation_of_another_python_is_named(fails, trained_here, monkeypatch):
     monkeypatch.setattr("pencil.data.builtin.TEXTS", {"pydoc": lambda: "the words of one Python\n" * 200})
     monkeypatch.setattr("pencil.data.corpus.TEXTS", {"pydoc": lambda: "the words of one Python\n" * 200})
-    trained_here("gpt", "--data", "pydoc", "--model.context", 31)
+    with monkeypatch.context() as other:
+        other.setattr("platform.python_version", lambda: "3.99.1")
+        trained_here("gpt", "--data", "pydoc", "--model.context", 31)
     monkeypatch.setattr("pencil.data.corpus.TEXTS", {"pydoc": lambda: "the words of the next Python\n" * 200})
-    record = json.loads((tmp_path / "run" / "data.json").read_text())
-    (tmp_path / "run" / "data.json").write_text(json.dumps({**record, "python": "3.99.1"}))
     sentence = fails("eval", "run")
     assert (
         "it is the documentation of Python itself, and run was made with Python 3.99.1; this is Python 3." in sentence
