@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from urllib.parse import quote
 
 import numpy as np
@@ -101,14 +102,15 @@ ASKING = "Open the address that pencil explore printed"
 def test_only_a_page_with_the_secret_opens_and_its_address_does_not_show_it(served, browser):
     context, other = browser.new_context(), browser.new_context()
     page = context.new_page()
-    page.goto(served.address("#view=numbers"))
-    page.locator("#receipt h3").wait_for()
-    assert page.url == f"http://127.0.0.1:{served.port}/#view=numbers&cell=" + page.url.partition("cell=")[2]
+    page.goto(served.address("#view=share&cell=x[0]"))
+    page.locator("h1").wait_for()
+    assert re.fullmatch(rf"http://127\.0\.0\.1:{served.port}/#view=share&.*cell=x\[0\]", page.url)
+    assert "secret" not in page.url
     page.reload()
-    page.locator("#receipt h3").wait_for()
+    page.locator("h1").wait_for()
     linked = context.new_page()  # a link in another tab of the same browser
     linked.goto(page.url)
-    linked.locator("#receipt h3").wait_for()
+    linked.locator("h1").wait_for()
     stranger = other.new_page()
     stranger.goto(page.url)
     stranger.get_by_text(ASKING).wait_for()
@@ -134,6 +136,16 @@ def test_a_page_goes_on_by_itself_when_its_server_is_started_again(served, brows
         page.locator("#receipt .late").wait_for(state="detached")
         shown = page.url.partition("cell=")[2]
         page.locator("#receipt h3 code", has_text=shown).wait_for()
+    page.context.close()
+
+
+@pytest.mark.long
+def test_a_page_notices_another_server_at_its_port(served, browser):
+    page = browser.new_context().new_page()
+    with serving(served.gpt) as first:
+        port, secret = first.port, first.explorer.secret
+        page.goto(first.address("#view=numbers"))
+        page.locator("#receipt h3").wait_for()
     with serving(served.captioner, port=port, secret=secret):  # noticed at the next click, with another model in it
         page.locator("tbody td").nth(3).click()
         page.locator("h1", has_text=served.captioner.name).wait_for()
