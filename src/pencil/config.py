@@ -233,7 +233,7 @@ def describe_type(kind: Any) -> str:
         return "one of " + ", ".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
         if get_args(kind)[-1] is Ellipsis:
-            return "numbers like 0.5x0.4x0.3, or one for all"
+            return "numbers like 0.5,0.4,0.3"
         return "whole numbers like " + "x".join(("16", "24", "32")[: len(get_args(kind))]) + ", or one for all"
     return {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}.get(kind, str(kind))
 

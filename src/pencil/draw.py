@@ -75,8 +75,9 @@ def sheet(pictures: Sequence[np.ndarray], lines: Sequence[str], right: Sequence[
     """A contact sheet: each picture with its line, framed by whether it is right."""
     across = min(8, max(1, len(pictures)))
     letters = 15
-    parts = [[literal(part) for part in line.split("\n")] for line in lines]
+    parts = [[shortened(part, MOST_LETTERS) for part in line.split("\n")] for line in lines]
     texts = ["\n".join("\n".join(textwrap.wrap(part, letters)) for part in line) for line in parts]
+    texts = [text.replace("$", r"\$") for text in texts]  # after it is wrapped, which would part them
     tallest = max((text.count("\n") + 1 for text in texts), default=1)
     down = -(-len(pictures) // across)
     figure = canvas(max(4.0, 1.35 * across), 0.5 + down * (1.25 + 0.15 * tallest) if pictures else 0.8)

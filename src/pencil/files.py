@@ -287,6 +287,11 @@ def _begins(path: Path, beginning: bytes) -> bool:
         return False
 
 
+def is_text(name: str) -> bool:
+    """Whether a name can be written as UTF-8; bytes that cannot are lone surrogates in Python."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def leads_inside(path: Path, folder: Path) -> bool:
     """Whether a path, with the links in it followed, lies in the folder; or, of a snapshot in the hub's cache, in the
     blobs beside it."""
@@ -301,7 +306,9 @@ def leads_inside(path: Path, folder: Path) -> bool:
 def check_inside(path: Path, folder: Path) -> None:
     """Refuse a link that leads out of the folder: what others gave touches nothing else of this machine."""
     if path.is_symlink() and not leads_inside(path, folder):
-        raise UserError(f"{path} is a link that leads out of {folder}: copy there what it names, or remove it")
+        raise UserError(
+            f"{path} is a link that leads out of {folder}: copy its target into the folder, or remove the link"
+        )
 
 
 def check_links(folder: Path) -> None:

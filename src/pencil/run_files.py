@@ -11,7 +11,7 @@ from typing import Any
 
 from .config import UserError, distance, to_toml
 from .data.cache import remembered_hash
-from .files import check_inside, fingerprint, locked, matches, read_toml, sweep, write_aside
+from .files import check_inside, fingerprint, is_text, locked, matches, read_toml, sweep, write_aside
 from .manifest import CHANGING, CONTENTS, DATA_RECORD, FOLDERS, LISTED, UNLISTED, WEIGHTS, Fault, Manifest, entry_of
 
 SHOWN = 5  # runs that an error names
@@ -52,11 +52,6 @@ def _known_runs(wanted: Path) -> str:
     paths.sort(key=lambda path: (name not in path.name.lower(), distance(name, path.name.lower(), len(str(path)))))
     more = f", … ({len(paths)} in all)" if len(paths) > SHOWN else ""
     return f"known: {', '.join(map(str, paths[:SHOWN]))}{more}"
-
-
-def is_text(name: str) -> bool:
-    """Whether a name can be written as UTF-8; bytes that cannot are lone surrogates in Python."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def check_name(path: Path) -> None:

@@ -14,9 +14,9 @@ from torch import nn
 
 from .config import UserError, to_toml
 from .data.tokenizers import Tokenizer, read_json
-from .files import WINDOWS, beside, fingerprint, flush_folder, read_text, write_aside
+from .files import WINDOWS, beside, fingerprint, flush_folder, is_text, read_text, write_aside
 from .manifest import WEIGHTS, Manifest, entry_of
-from .run_files import RunFiles, check_name, find_run, is_text
+from .run_files import RunFiles, check_name, find_run
 from .tensors import check_bytes, check_tensors, in_file_order, read_tensors, write_tensors
 
 
@@ -73,7 +73,8 @@ class Run(RunFiles):
         contents = {**(others or {}), **({} if tokenizer is None else {"tokenizer.json": tokenizer.to_json().encode()})}
         settings = to_toml({**config, "run": {**config["run"], "id": number}})
         if not is_text(settings):
-            raise UserError(f"{config['run'].get('data')} is not a name in UTF-8: give the data another")
+            wrong = next(line for line in settings.splitlines() if not is_text(line))
+            raise UserError(f"{wrong!r} cannot be written into config.toml, since it is not UTF-8: use another name")
         contents["config.toml"] = settings.encode()
         try:
             (path / "samples").mkdir(parents=True)

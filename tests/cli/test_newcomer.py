@@ -135,6 +135,15 @@ def test_a_typing_error_is_answered_before_torch_is_imported_and_in_the_same_wor
     assert not loaded
 
 
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_the_help_of_a_family_is_no_typing_error(type_in, monkeypatch, word):
+    def check(words):  # without torch it would look for settings of these names
+        raise UserError(f"{words} were checked")
+
+    monkeypatch.setattr("pencil.cli.main.check_training", check)
+    assert "Usage: pencil train gpt" in type_in("train", "gpt", word).out
+
+
 def test_the_names_checked_without_torch_are_those_of_the_records():
     stored, named = json.loads(names.FILE.read_text()), names.collected()
     by_type = {"options": 0, "model": 0}  # compared below: Python's versions write types differently

@@ -201,3 +201,23 @@ def test_masked_tokens_captions_and_diffusion_on_other_data(
     assert metrics(shown.out).keys() == {"val_loss"}
     shown = type_in("eval", vit_run, "--data", "digits", "--out", "c")
     assert "digits is the data of" in shown.err
+
+
+def test_weights_of_classes_are_no_change_when_a_run_goes_on(type_in, trained_here, tmp_path):
+    write_pairs(tmp_path / "reviews.tsv", REVIEWS)
+    words = ("--data", "reviews.tsv", "--vocab", 290, "--train.class_weights", "1,3")
+    assert "class_weights is" not in trained_here("reader", *words).err
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "val_loss": 1.25, "accuracy": null}\n')  # as other programs write NaN
+    shown = type_in("resume", "run", "--train.steps", 5)
+    assert "class_weights" not in shown.err
+    assert "changes" not in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_a_balance_of_classes_is_that_of_the_training_data(type_in, trained_here, tmp_path):
+    write_pairs(tmp_path / "reviews.tsv", REVIEWS)
+    trained_here("reader", "--data", "reviews.tsv", "--vocab", 290, "--train.class_weights", "balanced")
+    write_pairs(tmp_path / "others.tsv", REVIEWS[:7])
+    sentence = "val_loss weighs the classes of others.tsv alike"
+    assert sentence in type_in("eval", "run", "--data", "others.tsv", "--out", "a").err
+    assert "alike" not in type_in("eval", "run", "--out", "b").err

@@ -86,7 +86,7 @@ def links_out(folder, name):
     """A folder with a link of this name to a file beside it; the sentence that refuses it."""
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).symlink_to(folder.parent / "secret")
-    return rf"{name} is a link that leads out of \S*{folder.name}: copy there what it names, or remove it"
+    return rf"{name} is a link that leads out of \S*{folder.name}: copy its target into the folder, or remove the link"
 
 
 @pytest.mark.parametrize("read, name", [
@@ -103,6 +103,18 @@ def test_no_reader_of_a_folder_follows_a_link_out_of_it(tmp_path, read, name):
     (tmp_path / "secret").write_text("root:x:0:0")
     with pytest.raises(UserError, match=links_out(folder, name)):
         read(folder)
+
+
+@pytest.mark.parametrize("pattern", ["set/**/*.txt", "set/*/a.txt"])
+def test_a_pattern_follows_no_folder_out_of_its_own(tmp_path, monkeypatch, pattern):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("set/inner", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.txt").write_text("plain")
+    assert texts(text.find(pattern)) == ["plain"]
+    (tmp_path / "set" / "out").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="^set/out is a link that leads out of set: copy its target into the folder"):
+        text.find(pattern)
 
 
 def test_links_within_a_folder_and_the_folder_itself_are_followed(tmp_path):

@@ -89,6 +89,13 @@ def test_tables_that_cannot_be_used(datasets, tmp_path):
         images.load(f"hf:{tmp_path / 'pets'}", "caption")
     with pytest.raises(UserError, match="has only one class, cat"):
         images.load(f"hf:{tmp_path / 'pets'}", "label")
+    for name, values, want, columns in (
+        ("few", (3, 5), "label", {"label": [0, 1]}),
+        ("same", (7, 7, 7), "caption", {"text": ["a", "b", "c"]}),
+    ):
+        table(datasets, tmp_path / name, "train", values, **columns)
+        with pytest.raises(UserError, match="too few pictures: none is left to evaluate on; two different ones"):
+            images.load(f"hf:{tmp_path / name}", want)
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing-at-all", "", "no/such/folder/anywhere"])

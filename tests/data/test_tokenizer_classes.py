@@ -152,7 +152,11 @@ def test_older_files_have_the_tokens_that_only_the_settings_list(made, tmp_path)
      ("bytes", {"tokenizer_class": "BertTokenizer"}, "is a BPE, and the tokenizer_class BertTokenizer is a WordPiece"),
      ("bytes", {"tokenizer_class": "RobertaTokenizer"}, "'</s>' is not there"),
      ("bytes", {"split_special_tokens": True}, "split_special_tokens"),
-     ("bytes", {"added_tokens_decoder": {"907": ENT}}, "'<ent>' cannot have the id 907")],
+     ("bytes", {"added_tokens_decoder": {"907": ENT}}, "'<ent>' cannot have the id 907"),
+     ("bytes", {"added_tokens_decoder": []}, "the added or special tokens in the files beside it cannot be read;"),
+     ("bytes", {"added_tokens_decoder": {"x": {}}}, "cannot be read; see tokenizer_config.json"),
+     ("bytes", {"added_tokens_decoder": {"5": {}}}, "cannot be read \\('content' is not there\\)"),
+     ("unigram", {"tokenizer_class": "T5Tokenizer", "extra_ids": "a"}, "cannot be read|can be made of")],
 )  # fmt: skip
 def test_what_cannot_be_followed_is_named(made, tmp_path, base, settings, words):
     made[base].save(str(tmp_path / "tokenizer.json"))

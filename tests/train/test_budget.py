@@ -7,6 +7,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from pencil.progress import track
 from pencil.runs import Run
 from pencil.train import checkpoint, loop, own_task, pace
 from pencil.train.pace import Budget, Pace, plans_of, time_updates, with_plans
+from pencil.train.report import Metrics
 from pencil.train.schedule import factor, step_of_first_plan
 from pencil.train.settings import TrainConfig
 from training import Killed, bits, interrupt_after, kill_after
@@ -234,13 +236,63 @@ def test_a_run_taken_up_again_follows_its_plans_to_the_same_bits(
     assert bits(tmp_path / "whole", again.step) == bits(folder, again.step)
 
 
+@pytest.mark.parametrize("more", [{}, {"lr": 0.0007}])
+@pytest.mark.usefixtures("fast_training")
+def test_what_is_chosen_when_a_budget_goes_on_stays_chosen(tmp_path, notes, at, more):
+    """Also beside another change, which is recorded first; and after a kill, with the plans of an older checkpoint."""
+    folder, clock = tmp_path / "a", Machine(lambda t: 1 + t / 30, update=1.1, evaluation=1.3)
+
+    def go_on(cut=None, **chosen):
+        kept = {"lr": Run.open(folder).config["train"]["lr"]} if (folder / "config.toml").exists() else {}
+        run = Run.open(folder) if kept else None
+        made = trainer(folder, notes, run=run, **{**UNDECIDED, **(decided(folder) if kept else {}), **kept, **chosen})
+        at(clock, made).began = clock.now
+        if cut is None:
+            assert made.train().finished
+        else:
+            with pytest.raises(Killed):
+                kill_after(made, cut).train()
+        return made
+
+    go_on(13)
+    assert Run.open(folder).config["train"]["eval_every"] != 3
+    saved = checkpoint.saved(folder)[-1]
+    second = go_on(saved + 1, eval_every=3, save_every=1009, **more)
+    assert second.config.eval_every == 3
+    recorded = plans_of(Run.open(folder).config)
+    last = go_on()
+    assert (last.config.eval_every, last.config.save_every) == (3, 1009)
+    assert plans_of(Run.open(folder).config)[: len(recorded)] == recorded
+    steps = [line["step"] for line in Metrics.read(folder) if "val_loss" in line and line["step"] > saved]
+    assert [step for step in steps if step % 3] in ([], [last.step])
+
+
+@pytest.mark.usefixtures("fast_training")
+def test_an_evaluation_that_writes_no_weights_does_not_forget_how_long_a_checkpoint_takes(tmp_path, notes, at):
+    clock, folder = Machine(MACHINES["steady"], update=1.1), tmp_path / "a"
+
+    def made(**settings):
+        made = trainer(folder, notes, **{**UNDECIDED, **settings})
+        write = made.write_weights
+        made.task.evaluate = lambda *_: {"val_loss": 2.0 + made.step}  # never better than at first
+        made.write_weights = lambda facts: (clock.work(0.3), write(facts))
+        at(clock, made).began = clock.now
+        return made
+
+    with pytest.raises(Killed):
+        kill_after(made(), 23).train()
+    again = made(run=Run.open(folder), **decided(folder))
+    assert again.train().finished
+    assert again.budget.save == pytest.approx(pace.SAVE_WEIGHTS * 0.3, rel=0.1)
+
+
 @pytest.mark.usefixtures("fast_training")
 def test_one_plan_is_a_run_with_so_many_steps(tmp_path, notes, at):
     clock = Machine(MACHINES["steady"], update=4.9)
     made = at(clock, trainer(tmp_path / "budget", notes, **UNDECIDED))
     made.train()
     assert len(made.plans) == 1
-    assert f"{made.step} steps in a budget of 1 minutes" in (tmp_path / "budget" / "README.md").read_text()
+    assert f"{made.step} steps in a budget of 1 minute" in (tmp_path / "budget" / "README.md").read_text()
     trainer(tmp_path / "plain", notes, eval_batches=1, **decided(tmp_path / "budget")).train()
     assert bits(tmp_path / "budget", made.step) == bits(tmp_path / "plain", made.step)
 
@@ -286,7 +338,9 @@ def test_a_budget_without_room_for_a_step_is_refused(monkeypatch):
     with pytest.raises(
         UserError, match=r"1 is too little here: 3.0 s were used before the first step \(a step 2.0 s, an ev"
     ):
-        raise budget.too_little(Path("runs/a"))
+        raise budget.too_little(SimpleNamespace(path=Path("runs/a"), config={"run": {}}))
+    with pytest.raises(UserError, match=r"go on with pencil\.fit\(…, resume=True\) and more minutes"):
+        raise budget.too_little(SimpleNamespace(path=Path("runs/a"), config={"run": {"task": "Own"}}))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -304,9 +358,9 @@ def test_far_too_few_steps_for_a_preset_are_announced(name, monkeypatch):
     assert budget.too_few(usual // 10, usual, preset, name) is None
     line = budget.too_few(52, usual, preset, name)
     assert line.startswith(
-        f"52 steps will hardly train a {name}: a run of the preset nano has {usual:,} here, which take"
+        f"52 steps will hardly train a {name}: the preset nano trains for {usual:,} steps, which takes"
     )
-    minutes = float(line.partition("--train.minutes ")[2].split(";")[0])
+    minutes = float(line.partition("--train.minutes ")[2].split()[0])
     assert minutes * 60 == pytest.approx(usual * 2.7 / 0.9, rel=0.05)
 
 
@@ -361,7 +415,7 @@ def test_a_budget_from_the_command_line(tmp_path, notes, monkeypatch):
     assert 1 < steps < 120
     assert f"Trained {steps} steps in " in made.stderr
     assert " of 30 s used)" in made.stderr
-    assert "steps will hardly train a gpt: a run of the preset nano has 2,000 here" in made.stderr
+    assert "steps will hardly train a gpt: the preset nano trains for 2,000 steps" in made.stderr
     assert (
         f"has made {steps} steps and train.steps is {steps}; a larger --train.steps continues"
         in call("resume", out).stderr

@@ -13,13 +13,16 @@ from pencil.train.metrics import (
     Scored,
     about_accuracy,
     character_error_rate,
+    class_names,
     class_table,
     classification_metrics,
     edit_distance,
     exact_match,
+    is_detail,
     wilson_interval,
 )
 from pencil.train.text_scores import corpus_scores
+from pencil.train.validation import higher
 
 few = st.text("abc", max_size=7)
 any_text = st.text(max_size=97)
@@ -194,3 +197,23 @@ def test_the_figures_of_classes_as_a_table():
     every = classification_metrics([Scored([-0.5], [0], [0])], [str(i) for i in range(23)], listed=None)
     assert len(class_table(every)) == 24
     assert about_accuracy({"val_loss": 1.0, "accuracy": 0.5}, "tokens") == ""
+
+
+def test_classes_whose_names_differ_by_a_space_have_rows_of_their_own():
+    found = classification_metrics([Scored([-1.0] * 5, [0, 0, 1, 2, 2], [0, 1, 1, 2, 2])], ["a b", "a_b", "c d"])
+    assert class_names(found) == ["a b", "a_b", "c_d"]
+    assert [found[f"recall.{name}"] for name in class_names(found)] == [1.0, 0.5, 1.0]
+
+
+def test_the_highest_of_a_metric_is_told_only_where_higher_is_better():
+    best = {}
+    for step, value in ((0, 0.5), (5, 0.75), (10, 0.25)):
+        best = higher(best, {"step": step, "accuracy": value}, "accuracy")
+    assert best == {"step": 5, "accuracy": 0.75}
+    assert higher({}, {"step": 0, "mae": 12.3}, "mae") == {}
+    assert higher({}, {"step": 0, "val_loss": 2.0}, "val_loss") == {}
+
+
+def test_only_the_figures_of_classes_are_details():
+    details = ["accuracy.low", "recall.cat", "held_out.a.b", "f1.x"]
+    assert [name for name in (*details, "acc.top1", "accuracy", "recall") if is_detail(name)] == details

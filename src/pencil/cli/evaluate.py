@@ -82,6 +82,8 @@ def evaluate(
         for line in getattr(task.data, "notes", ()):
             note(line)
         note(f"Evaluating on {data}: {amount(task)}.")
+        if config.class_weights == "balanced" or config.balanced_batches:
+            note(f"val_loss weighs the classes of {data} alike: their balance follows from the training data.")
     with shown_progress("evaluating"):
         if other or record.evaluate is None:
             metrics, files = task.report(model, folder)

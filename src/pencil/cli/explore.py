@@ -92,8 +92,10 @@ def _secret() -> str:
     try:
         return kept_secret()
     except OSError as error:
-        note(f"note: the secret of this address cannot be kept in {user_folder()} ({error.strerror}): set PENCIL_DATA,")
-        note("or pages that are open will not find a server that is started again.")
+        note(
+            f"The secret of this address cannot be kept in {user_folder()} ({error.strerror}): set PENCIL_DATA to "
+            "another folder, or open pages will not find the server when it is started again."
+        )
         return new_secret()
 
 

@@ -47,8 +47,8 @@ def import_weights(
     without_tokenizer
         Leave out the checkpoint's tokenizer, for one that cannot be used.
     parity
-        Compute one random input with the original library too, and show the largest error of every block; exit
-        status 1 if one is above 1e-5 of the largest value. The run stays.
+        Compute random inputs, up to the model's context, with the original library too, and show the largest error
+        of every block; exit status 1 if one is above 1e-5 of the largest value. The run stays.
     force
         Replace the run of that name.
     listed

@@ -116,7 +116,8 @@ def run(words: Sequence[str]) -> int:
         rest = words[1:]
         if words[0] == "train":
             rest = train.with_family(rest)
-            check_training(rest)
+            if not set(rest) & set(HELP):
+                check_training(rest)
         return dispatch(words[0], rest, USAGE[words[0]], *BY_FAMILY[words[0]])
     try:
         return app(words, exit_on_error=False, print_error=False) or 0

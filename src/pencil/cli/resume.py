@@ -122,7 +122,9 @@ def _continue(
     check_final_rate(config, changed)
     check_processes(config, world().size)
     # a preset's inverse square root may warm up for longer than the run
-    fit_warmup(config, chosen="warmup" in changed or config.schedule != "inverse-sqrt")
+    # and a time budget's plans, by which the schedule goes, may have fewer steps than the first, with its warm-up
+    if "plans" not in opened.config or changed.keys() & {"steps", "warmup"}:
+        fit_warmup(config, chosen="warmup" in changed or config.schedule != "inverse-sqrt")
     if pick_device(config.device).type == "cpu":
         record = family(opened.family)
         check_memory(record, record.read_config(opened.config["model"]), config)

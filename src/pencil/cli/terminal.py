@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config import UserError
 from ..console import Console, for_reader, note, visible
-from ..files import LARGEST_TEXT
+from ..files import LARGEST_TEXT, is_text
 
 __all__ = [
     "JsonOutput", "TerminalOutput", "note", "program", "progress_bar", "read_input", "read_text",
@@ -56,7 +56,7 @@ def read_input() -> str:
 def read_text(text: str) -> str:
     """A text as it was given, or, for -, from standard input."""
     text = read_input() if text == "-" else text
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    if not is_text(text):
         raise UserError("the text is not UTF-8")
     return text
 

@@ -72,7 +72,7 @@ class _Gelu(torch.autograd.Function):
         return (torch.special.ndtr(x) + x * density) * grad
 
     # of one variable at a time, so the derivative times the tangent is what the derivative times the gradient is
-    jvp = backward
+    jvp = backward  # pyright: ignore[reportAssignmentType]
 
 
 def gelu_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

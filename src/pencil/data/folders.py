@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config import UserError
 from ..console import shortened
-from ..files import check_inside, check_regular, leads_inside
+from ..files import check_inside, check_regular, is_text, leads_inside
 from .cache import hash_files
 from .decoding import Header, pool, read_header
 from .examples import FileExamples, Skipped, Target
@@ -223,7 +223,7 @@ def _lines(path: Path) -> Iterable[str]:
 
 
 def _check_text(text: str, where: object) -> None:
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    if not is_text(text):
         raise UserError(f"{where}: {text!r} is not text that can be written as UTF-8")
 
 

@@ -44,8 +44,8 @@ def offline_if_unreachable(name: str) -> Iterator[None]:
     if not Path(name).is_dir():
         try:
             huggingface_hub.HfApi().dataset_info(name, timeout=SECONDS)
-        except huggingface_hub.errors.HfHubHTTPError:
-            pass  # an answer: loading the data names what is wrong
+        except (huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.HFValidationError):
+            pass  # an answer, or a name that is none: loading the data says what is wrong
         except Exception:  # of the network library, which other versions have another of
             modules = [vars(datasets)["config"], huggingface_hub.constants]
     former = [module.HF_HUB_OFFLINE for module in modules]
@@ -123,6 +123,9 @@ def from_hub(source: str, want: str, split: int = SPLIT) -> ImageData:
         contents = [_content(cell) for cell in cells(part, table)]
         rows = list(enumerate(table[target]))
         held, kept = hold_out(rows, want, contents, split)
+        if not held:
+            enough = "two different ones of each class" if want == "label" else "two different ones"
+            raise UserError(f"hf:{name} has too few pictures: none is left to evaluate on; {enough} would do")
         if want == "label":
             classes = {i: str(names[label]) for i, label in rows if label not in (None, -1)}
             notes.extend(not_evaluated(list(classes.values()), {classes.get(i, "") for i, _ in held}, "pictures"))

@@ -77,8 +77,8 @@ def _decoded(content: bytes, data: str) -> str:
         text = content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         at = error.start
-        mend = to_utf8(data, content.count(10, 0, at) + 1, not content[:at].isascii())
         line, column = content.count(10, 0, at) + 1, at - content.rfind(b"\n", 0, at)
+        mend = to_utf8(data, line, not content[:at].isascii())
         raise UserError(
             f"{data}, line {line}: byte {content[at]:#04x}, number {column} of the line, is not UTF-8; {mend}"
         ) from None

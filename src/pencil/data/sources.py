@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+from itertools import takewhile
 from pathlib import Path
 
 from ..config import UserError, expand_path
@@ -37,8 +38,8 @@ def expand(data: str) -> list[tuple[Path, bool]]:
             for path in [name] if paths is None else paths:
                 if not os.path.exists(path):
                     raise UserError(f"there is no file or folder {path}, which --data {data} names")
-                if paths is not None:  # a pattern meets links that nobody named
-                    check_inside(Path(path), _before_pattern(name))
+                if paths is not None:  # a pattern meets links that nobody named, on the way to a file too
+                    _check_way(Path(path), _before_pattern(name))
                 found.setdefault(Path(path), paths is None)
     if not found:
         raise UserError(f"--data {data} names no file")
@@ -50,6 +51,12 @@ def expand(data: str) -> list[tuple[Path, bool]]:
         for path, named in found.items()
         if first[places[path]] == path and not folders.intersection(places[path].parents)
     ]
+
+
+def _check_way(path: Path, folder: Path) -> None:
+    """Refuse links out of the folder in which a pattern has found a path, on the whole way to it."""
+    for place in takewhile(lambda place: place != folder, (path, *path.parents)):
+        check_inside(place, folder)
 
 
 def _before_pattern(name: str) -> Path:

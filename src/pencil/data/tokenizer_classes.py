@@ -7,6 +7,7 @@ Both add the special tokens that only tokenizer_config.json lists.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..config import UserError
@@ -65,13 +66,15 @@ def with_listed_tokens(content: Settings, files: Files, where: str, name: str | 
     def add(text: str, ways: Settings) -> None:
         guarded(lambda: inner.add_tokens([AddedToken(text, **ways)]), f"{where}: {text[:40]!r} cannot be added")
 
-    for i, token in _added_by_id(content, files).items():
-        text = token["content"]
+    with _settings_read(where):
+        added = {i: (str(token["content"]), token) for i, token in _added_by_id(content, files).items()}
+        special = list(_special(files, name))
+    for i, (text, token) in added.items():
         add(text, {flag: bool(token[flag]) for flag in PLAIN if flag in token})
         if inner.token_to_id(text) != i:
             raise UserError(f"{where}: the added token {text[:40]!r} cannot have the id {i}")
     rows = files.get("config.json", {}).get("vocab_size")
-    for text, ways in _special(files, name):
+    for text, ways in special:
         known = inner.get_added_tokens_decoder()
         if text in (token.content for token in known.values()):
             continue
@@ -82,6 +85,21 @@ def with_listed_tokens(content: Settings, files: Files, where: str, name: str | 
     return LibraryTokenizer(inner, {}, where)
 
 
+@contextmanager
+def _settings_read(where: object) -> Iterator[None]:
+    """Refuse files beside a tokenizer that list its added or special tokens in another form than they can have."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        missing = f" ({error.args[0]!r} is not there)" if isinstance(error, KeyError) else ""
+        raise UserError(
+            f"{where}: the added or special tokens in the files beside it cannot be read{missing}; see "
+            "tokenizer_config.json and added_tokens.json"
+        ) from None
+
+
 def token_text(token: Any) -> str | None:
     """A token of a settings file, which is a text or an object with one."""
     token = token.get("content") if isinstance(token, Mapping) else token
@@ -90,8 +108,9 @@ def token_text(token: Any) -> str | None:
 
 def listed_tokens(files: Files) -> list[str]:
     """The special tokens that the settings list."""
-    listed = (files.get("tokenizer_config.json", {}).get("added_tokens_decoder") or {}).values()
-    return [text for token in listed if (text := token_text(token))] + [text for text, _ in _special(files, None)]
+    with _settings_read("tokenizer_config.json"):
+        listed = (files.get("tokenizer_config.json", {}).get("added_tokens_decoder") or {}).values()
+        return [text for token in listed if (text := token_text(token))] + [text for text, _ in _special(files, None)]
 
 
 def _class_of(files: Files, byte_level: bool) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..config import UserError
+from ..files import is_text
 
 ALLOWED = {
     "normalizer": {
@@ -69,7 +70,7 @@ def check_tokenizer(content: Mapping[str, Any], where: str) -> None:
 def check_characters(content: Mapping[str, Any], where: str) -> str:
     """The characters of Pencil's own kind: each once, in their order, since their places are the ids."""
     letters = content.get("characters")
-    if not isinstance(letters, str) or any("\ud800" <= one <= "\udfff" for one in letters):
+    if not isinstance(letters, str) or not is_text(letters):
         raise UserError(f"{where} is not a tokenizer, or is damaged: it has no characters")
     if sorted(set(letters)) != list(letters):
         raise UserError(f"{where} is not a tokenizer, or is damaged: its characters are not in order, each once")

@@ -67,7 +67,7 @@ def usual_port(secret: str) -> int:
 
 
 class Tokens:
-    """What a page shows that it knows the secret with, and a name of that page's own, by which it takes turns.
+    """The tokens of pages: an HMAC, which proves that a page knows the secret, and an id of the page, for taking turns.
 
     The secret itself is never sent. A token is of one port and one server: when a server has ended, another user may
     listen at its port, and what an open page sends there opens no other server.

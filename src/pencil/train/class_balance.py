@@ -33,7 +33,8 @@ class ClassBalance:
             if len(train.class_weights) != len(classes):
                 names = ", ".join(classes[:10]) + (", …" if len(classes) > 10 else "")
                 raise UserError(
-                    f"train.class_weights has {len(train.class_weights)} numbers, and {data} has {len(classes)} "
+                    f"train.class_weights has {len(train.class_weights)} "
+                    f"number{'s' * (len(train.class_weights) != 1)}, and {data} has {len(classes)} "
                     f"classes ({names}): give one for each, in this order"
                 )
             self.weights = torch.ones(outputs)
@@ -64,9 +65,9 @@ class ClassBalance:
         return len(labels) if self.weights is None else self.weights.double()[labels].sum().item()
 
     def indices(self, seed: int, first: int, count: int) -> list[int]:
-        """`count` examples from the `first` on. Of as many as there are classes, in a row, each is of another class.
+        """`count` examples from the `first` on. Each round draws every class once, in a new random order.
 
-        The classes come in a new random order each time; so do the examples of each class, when all had their turn.
+        The examples of a class come in a new random order, too, when all of them were drawn.
         """
         found = []
         for at in range(first, first + count):

@@ -70,7 +70,7 @@ class Evaluating(Saving):
             self.or_later(bar, "preview", lambda: self._write_preview(shown))
         self.pace.evaluation = pace.clock() - began
         if self.budget is not None:
-            self.budget.evaluated(self.pace.evaluation, self.pace.save)
+            self.budget.evaluated(self.pace.evaluation, self.pace.save or self.budget.save)
         self.evaluated = self.step
         self.highest = higher(self.highest, {"step": self.step, **results}, self.task.headline)
         values = "  ".join(f"{name} {value:.4f}" for name, value in results.items() if not is_detail(name))

@@ -17,7 +17,7 @@ from ..models.parts import normalize
 from ..runs import Run
 from .class_balance import ClassBalance
 from .image_task import ImageTask, reading_of
-from .metrics import Scored, classification_metrics, confusion_matrix, scored
+from .metrics import Scored, classification_metrics, confusion_matrix, joined, scored
 from .settings import TrainConfig
 from .sharing import shared
 from .task import ALL, Batch, Prepared, Preview, Request, random_of
@@ -138,7 +138,7 @@ class ImageClassification(ImageTask):
             mistakes += [(predicted[i], int(labels[i]), pictures[i].copy()) for i in wrong]
             mistakes = sorted(mistakes, key=lambda one: -one[0].max().item())[:MISTAKES]
         metrics = classification_metrics(parts, self.data.classes, self.balance.evaluation, listed=None)
-        classes, labels = (torch.tensor([one for part in parts for one in part[i]]) for i in (1, 2))
+        classes, labels = (joined(parts, i) for i in (1, 2))
         wrong = int((classes != labels).sum())
         title = f"{wrong} of {len(labels)} wrong" + (": the most confident mistakes" if wrong else "")
         files = {

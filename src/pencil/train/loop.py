@@ -1,7 +1,7 @@
 """The training loop: one for every family. `step` counts the updates; everything else is a function of it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -184,9 +184,10 @@ class Trainer(Evaluating):
                 ) from None
 
     def _train(self) -> Outcome:
+        was = self.run.config["train"]  # `restore` may record other settings
         notes = restore(self)
         start = self.step
-        self._open_budget()
+        self._open_budget(was)
         if getattr(self.task, "start", None) is not None:
             self.save()  # the weights it starts from: the source is not needed again
         bar = ProgressBar(self.config.steps, start, self.task.unit, quiet=self.quiet)
@@ -216,7 +217,7 @@ class Trainer(Evaluating):
         logger = open_logger(self.config.logger, self.run.path, self.run.config)
         metrics = Metrics(self.run.path, start, logger, not start or self.evaluated == start)
         for line in Metrics.read(self.run.path):
-            if self.task.headline in line:
+            if isinstance(line.get(self.task.headline), int | float):
                 self.highest = higher(self.highest, line, self.task.headline)
         return metrics
 
@@ -234,16 +235,22 @@ class Trainer(Evaluating):
         tables = with_plans(self.run.config, [*self.plans, *self.following])
         self.run.write_config({**tables, "train": self.config})
 
-    def _open_budget(self) -> None:
-        """Take up a time budget where the checkpoint left it: the plans so far, and those recorded of later steps."""
+    def _open_budget(self, was: Mapping[str, Any]) -> None:
+        """Take up a time budget where the checkpoint left it: the plans so far, and those recorded of later steps.
+
+        `was` are the training settings that the run had before this command changed any.
+        """
         recorded = from_writer(plans_of(self.run.config))
         if self.config.minutes is None or (self.config.steps and not recorded):
             self.plans = []  # another number of steps was chosen, or an older version decided it for good
             return
         self.budget = Budget(self.config.minutes, self.began, self.spent)
-        if recorded[: len(self.plans)] == self.plans:
-            self.following = recorded[len(self.plans) :]
-        was = self.run.config["train"]
+        count = len(self.plans)
+        if [(plan["step"], plan["steps"]) for plan in recorded[:count]] == [
+            (plan["step"], plan["steps"]) for plan in self.plans
+        ]:
+            # the run's own have lost what was chosen after the checkpoint
+            self.plans, self.following = recorded[:count], recorded[count:]
         for name in ("eval_every", "save_every"):
             if recorded and getattr(self.config, name) != was.get(name):  # it was chosen since
                 for plan in (*self.plans, *self.following):
@@ -255,14 +262,14 @@ class Trainer(Evaluating):
         """Measure an update, an evaluation and a plot; decide the steps by them, unless they are recorded."""
         undecided = [name for name in ("eval_every", "save_every") if not getattr(self.config, name)]
         if any_rank(self.here.writer and budget.over())[0]:
-            raise budget.too_little(self.run.path)
+            raise budget.too_little(self.run)
         self._measure_pace(min(3.0, budget.seconds / 20))
         budget.updates, budget.busy = self.pace.updates, self.pace.seconds
         try:
             self._evaluate(metrics, bar)
         except Abandoned:
             if any_rank(self.here.writer and budget.over())[0]:
-                raise budget.too_little(self.run.path) from None
+                raise budget.too_little(self.run) from None
             raise
         plotting = pace.clock()
         if self.here.writer:
@@ -273,7 +280,7 @@ class Trainer(Evaluating):
             return
         plan = from_writer(budget.plan(0, self.config, undecided))
         if not plan["steps"]:
-            raise budget.too_little(self.run.path)
+            raise budget.too_little(self.run)
         line = planned_line(plan, self.config, budget)
         self._adopt(plan, bar)
         self.config, notes = fit_warmup(self.config, chosen=False)

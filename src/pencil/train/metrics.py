@@ -41,7 +41,7 @@ def classification_metrics(
     precision of a class that is never predicted, the recall of one of which nothing is held out.
     """
     parts = list(parts)
-    values, predicted, labels = (torch.tensor([one for part in parts for one in part[i]]) for i in range(3))
+    values, predicted, labels = (joined(parts, i) for i in range(3))
     if weights is None:
         loss = F.nll_loss(values[:, None], torch.zeros_like(labels))
     else:
@@ -65,10 +65,21 @@ def classification_metrics(
     }
     if listed is not None and len(classes) > listed:
         return found
-    for i, name in enumerate(classes):
+    for i, name in enumerate(_in_keys(classes)):
         own = dict(zip(OF_A_CLASS, (true[i], right[i] / guessed[i], right[i] / true[i], f1[i]), strict=True))
-        found |= {f"{key}.{name.replace(' ', '_')}": value.item() for key, value in own.items() if value.isfinite()}
+        found |= {f"{key}.{name}": value.item() for key, value in own.items() if value.isfinite()}
     return found
+
+
+def _in_keys(classes: Sequence[str]) -> list[str]:
+    """The names of classes in the names of metrics: without spaces, unless two of them would then be the same."""
+    plain = [name.replace(" ", "_") for name in classes]
+    return [name if plain.count(one) > 1 else one for name, one in zip(classes, plain, strict=True)]
+
+
+def joined(parts: Sequence[Scored], place: int) -> Tensor:
+    """One of the lists of all batches: their values, their predicted classes, or their labels."""
+    return torch.tensor([one for part in parts for one in part[place]])
 
 
 def wilson_interval(share: float, count: int) -> tuple[float, float]:
@@ -81,7 +92,7 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
 
 def is_detail(name: str) -> bool:
     """Whether a metric is shown in a table only, and not beside the others at each evaluation."""
-    return "." in name
+    return name.partition(".")[0] in (*OF_A_CLASS, "accuracy") and "." in name
 
 
 def class_names(metrics: Mapping[str, float]) -> list[str]:

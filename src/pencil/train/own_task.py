@@ -122,7 +122,7 @@ def fit(
         run = Run.open(path)
         if run.config["run"].get("task") != name:
             raise UserError(f"{path} is a run of {run.config['run'].get('task', run.family)}, not of {name}")
-        config = build(TrainConfig, resumed(run.path, run.config["train"], settings), "train.")
+        config = build(TrainConfig, resumed(run.path, run.config["train"], settings, "steps="), "train.")
     else:
         run, config = None, build(TrainConfig, with_budget({**DEFAULTS, **settings}), "train.")
         config, notes = fit_warmup(config, "warmup" in settings)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from ..config import UserError
 from ..device import random_state_kept
 from ..processes import from_writer
 from ..progress import duration
+from ..runs import Run
 from .ema import ExponentialMovingAverage
 from .local import local
 from .nonfinite import FiniteGuard
@@ -23,8 +23,8 @@ EVALUATIONS = 10  # in a time budget, unless they take more than EVALUATION_SHAR
 EVALUATION_SHARE = 0.1
 SAVE_WEIGHTS = 4  # a checkpoint has the weights, up to two moments and an average: so many times the weights' time
 # shares of a time budget
-SPARE = 0.01  # left over, so that it is rather kept than exceeded
-HALF_LIFE = 0.05  # an update this long ago counts half as much as one of now
+SPARE = 0.01  # safety margin that is not planned
+HALF_LIFE = 0.05  # of the moving average of the time of an update
 BETWEEN = 0.02  # the least time from one plan to the next
 TOLERANCE = 0.02  # a plan stands as long as it ends so near to the budget, or to a tenth of what is left of it
 OVER = 1.1  # an evaluation that is still going on then is left out
@@ -173,15 +173,17 @@ class Budget:
             least, most = (steps, most) if fits else (least, steps - 1)
         return fitted(least)
 
-    def too_little(self, run: Path) -> UserError:
+    def too_little(self, run: Run) -> UserError:
         """The error of a budget without room for a step."""
         each = ("step", self.update), ("evaluation", self.evaluation), ("checkpoint", self.save)
         known = [f"{'an' if name == 'evaluation' else 'a'} {name} {duration(value)}" for name, value in each if value]
         takes = f" ({', '.join(known)})" if known else ""
+        again = f"pencil resume {run.path} and more --train.minutes, or fewer --train.eval_batches"
+        if "task" in run.config["run"]:  # of pencil.fit
+            again = "pencil.fit(…, resume=True) and more minutes, or fewer eval_batches"
         return UserError(
             f"train.minutes {self.minutes:g} is too little here: {duration(self.used())} were used before the first "
-            f"step{takes}; {run} is not trained yet: go on with pencil resume {run} and more --train.minutes, or fewer "
-            "--train.eval_batches"
+            f"step{takes}; {run.path} is not trained yet: go on with {again}"
         )
 
     def too_few(self, steps: int, usual: int, preset: str, family: str) -> str | None:
@@ -191,8 +193,8 @@ class Budget:
         minutes = (self.used() + usual * self.update / (1 - EVALUATION_SHARE)) / 60
         enough = f"{minutes:.1f}" if minutes < 9.95 else f"{float(f'{minutes:.2g}'):.0f}"
         return (
-            f"{steps:,} step{'s' * (steps > 1)} will hardly train a {family}: a run of the preset {preset} has "
-            f"{usual:,} here, which take about --train.minutes {enough}; a smaller --preset, --model.width or "
+            f"{steps:,} step{'s' * (steps > 1)} will hardly train a {family}: the preset {preset} trains for {usual:,} "
+            f"steps, which takes about --train.minutes {enough} here; a smaller --preset, --model.width or "
             "--train.batch takes less"
         )
 
@@ -204,8 +206,8 @@ def planned_line(plan: Plan, config: TrainConfig, budget: Budget) -> str:
         return f"step {plan['step']:>6}  planned again at {each} per step: {steps:,} steps instead of {config.steps:,}"
     minutes = f"{budget.minutes:g} minute" + "s" * (budget.minutes != 1)
     return (
-        f"at {each} per step, {minutes} are about {steps:,} steps, evaluated every "
-        f"{plan.get('eval_every', config.eval_every):,}; they are planned again while training"
+        f"at {each} per step, about {steps:,} steps fit into {minutes}, evaluated every "
+        f"{plan.get('eval_every', config.eval_every):,}; the number is planned again while training"
     )
 
 

@@ -184,7 +184,8 @@ def model_card(
         first = f", which come from `{facts['from_origin']}`" if facts.get("from_origin") else ""
         source = f"\nIt started from the weights of `{facts['from']}`{of}{first}{under}.\n"
     frozen = f"; frozen: `{train['freeze']}`" if train.get("freeze") else ""
-    budget = f" in a budget of {train['minutes']:g} minutes" if train.get("minutes") else ""
+    minutes = train.get("minutes")
+    budget = f" in a budget of {minutes:g} minute{'s' * (minutes != 1)}" if minutes else ""
     which = f"the last: {why_last}" if why_last else "the best by validation loss"
     which += f"; {highest}" if highest else ""
     if "val_loss" in weights:

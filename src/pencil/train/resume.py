@@ -121,8 +121,15 @@ def _see(path: Path, sign: Path) -> None:
 def chosen_changes(run: Run, config: TrainConfig) -> list[Change]:
     """The training settings, of those that change the result, that are not as the run has them."""
     defaults, was, now = asdict(TrainConfig()), run.config["train"], asdict(config)
-    changes = [Change(f"train.{name}", was.get(name, defaults[name]), value) for name, value in now.items()]
+    changes = [
+        Change(f"train.{name}", _as_toml(was.get(name, defaults[name])), _as_toml(value)) for name, value in now.items()
+    ]
     return [change for change in changes if change.was != change.now and not change.free]
+
+
+def _as_toml(value: Any) -> Any:
+    """A value as config.toml gives it back: TOML has lists, and no tuples."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _load(trainer: Any, kept: checkpoint.Checkpoint) -> None:

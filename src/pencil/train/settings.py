@@ -15,7 +15,7 @@ class TrainConfig:
     """How a run is trained; "auto" is decided by the device."""
 
     steps: int = 2000  # optimizer updates; if minutes is set, 0 until the speed is measured
-    minutes: float | None = None  # for the whole command; the steps are planned from it, again and again
+    minutes: float | None = None  # time budget of the whole command; the steps follow from it
     batch: int = 12  # examples in a micro-batch
     accumulate: int = 1  # micro-batches in an update (gradient accumulation)
     optimizer: Literal["muon", "adamw"] = "muon"  # muon: Muon for the matrices of the blocks, AdamW for the rest
@@ -58,8 +58,8 @@ class TrainConfig:
     mask_fraction: float | None = None  # share of the tokens masked, to be predicted
     condition_dropout: float | None = None  # share of labels or texts dropped, for classifier-free guidance
     label_smoothing: float | None = None  # probability spread evenly over all tokens
-    class_weights: Literal["balanced"] | tuple[float, ...] | None = None  # in the loss; balanced: the rarer, the more
-    balanced_batches: bool | None = None  # draw each class equally often, however few examples it has
+    class_weights: Literal["balanced"] | tuple[float, ...] | None = None  # in the loss; balanced: by 1/frequency
+    balanced_batches: bool | None = None  # draw each class equally often; examples of rare ones come more often
 
     RENAMED: ClassVar[dict[str, str]] = {"min_lr": "final_lr_fraction", "randaugment": "augment_ops"}
     RENAMED_VALUES: ClassVar[dict[tuple[str, str], str]] = {("schedule", "paper"): "inverse-sqrt"}
@@ -190,12 +190,16 @@ def with_budget(train: Mapping[str, Any]) -> dict[str, Any]:
     return {**dict.fromkeys(UNDECIDED, 0), **train}
 
 
-def resumed(run: Any, recorded: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+def resumed(
+    run: Any, recorded: Mapping[str, Any], changed: Mapping[str, Any], option: str = "--train.steps"
+) -> dict[str, Any]:
     """The settings of a run that goes on: a number of steps takes the place of a time budget, with its plans."""
     decided = recorded.get("steps")
     if decided and changed.get("minutes") not in (None, recorded.get("minutes")):
-        budget = f" in a budget of {recorded['minutes']:g} minutes" if recorded.get("minutes") else ""
-        raise UserError(f"{run} is trained for {decided} steps{budget}: --train.steps sets another number")
+        budget = ""
+        if minutes := recorded.get("minutes"):
+            budget = f" in a budget of {minutes:g} minute" + "s" * (minutes != 1)
+        raise UserError(f"{run} is trained for {decided} steps{budget}: {option} sets another number")
     if "steps" not in changed or recorded.get("minutes") is None:
         return {**recorded, **changed}
     every = {name: getattr(TrainConfig, name) for name in UNDECIDED if not recorded.get(name)}

@@ -21,7 +21,7 @@ from ..inference.text_batches import pad, text_ids
 from ..progress import track
 from ..runs import Run
 from .class_balance import ClassBalance
-from .metrics import classification_metrics, confusion_matrix, scored
+from .metrics import classification_metrics, confusion_matrix, joined, scored
 from .settings import TrainConfig
 from .sharing import shared
 from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, recorded, round_up
@@ -188,7 +188,7 @@ class TextClassification:
         rows = list(self.data.test)
         found = [scored(*part) for part in self._predict(model, rows)]
         metrics = classification_metrics(found, self.data.classes, self.balance.evaluation, listed=None)
-        predicted, labels = (torch.tensor([one for part in found for one in part[i]]) for i in (1, 2))
+        predicted, labels = (joined(found, i) for i in (1, 2))
         wrong = [row for row, right in zip(rows, (predicted == labels).tolist(), strict=True) if not right]
         lines = [f"{len(wrong)} of {len(rows)} wrong" + (f"; the first {MISTAKES}" * (len(wrong) > MISTAKES)), ""]
         lines += self._lines(model, wrong[:MISTAKES]) if wrong else []

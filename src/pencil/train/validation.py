@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .settings import TrainConfig
 
+HIGHER_IS_BETTER = ("accuracy", "exact_match")
 RISES = 3  # evaluations in a row with a higher loss than the one before
 # passes over the same data after which more of them teach almost nothing: Muennighoff et al., 2023, for text
 MOST_PASSES = 40
@@ -83,8 +84,11 @@ class Validation:
 
 
 def higher(highest: Mapping[str, Any], results: Mapping[str, Any], headline: str) -> dict[str, Any]:
-    """The evaluation with the highest headline so far, and its step: other weights may have a lower validation loss."""
-    better = headline != "val_loss" and results.get(headline, -math.inf) > highest.get(headline, -math.inf)
+    """The evaluation with the highest headline so far, and its step: other weights may have a lower validation loss.
+
+    Only of a metric that is known to be better the higher it is: that of a task of one's own may be an error.
+    """
+    better = headline in HIGHER_IS_BETTER and results.get(headline, -math.inf) > highest.get(headline, -math.inf)
     return {"step": results["step"], headline: results[headline]} if better else dict(highest)
 
 

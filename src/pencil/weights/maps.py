@@ -111,7 +111,7 @@ class Architecture:
     # their fields of dropout: our setting of each, and the library's value where a config has none
     dropout: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that a config may leave out, in the library
-    # to hold the original beside ours: random inputs of ours (of a length, where they are texts), its answer to them,
+    # to compare the original with ours: random inputs of ours (of a length, where they are texts), its answer to them,
     # and modules of it whose outputs are values of ours, by the names of our values
     inputs: Callable[[Any, torch.Generator, int], tuple[Tensor, ...]] = lambda config, generator, length: ()
     ask: Callable[[nn.Module, tuple[Tensor, ...]], Tensor] = lambda original, given: original(*given)
@@ -139,7 +139,7 @@ class Architecture:
             return build(self.config, settings, "model.")
         except UserError as error:
             sentence = re.sub(
-                r"(?:--)?model\.(\w+)( [\d.]+\d)?", lambda m: self._in_theirs(m, theirs, settings), str(error)
+                r"(?:--)?model\.(\w+)( \d+(?:\.\d+)?)?", lambda m: self._in_theirs(m, theirs, settings), str(error)
             )
             raise UserError(f"this {self.name}'s {CONFIG_FILES.get(self.library, 'config.json')}: {sentence}") from None
 
@@ -154,7 +154,7 @@ class Architecture:
                 except (UserError, TypeError):
                     continue
                 if made.get(found[1]) != settings.get(found[1]):
-                    changes[place] = sum(made[key] != settings[key] for key in made)
+                    changes[place] = sum(made[key] != settings.get(key) for key in made)
                     break
         if not changes:
             return found[0]
