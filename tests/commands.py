@@ -64,8 +64,8 @@ def light(monkeypatch):
 
 @contextmanager
 def lightly(monkeypatch):
-    monkeypatch.setattr("pencil.train.loop.plot_losses", lambda run: None)
-    monkeypatch.setattr("pencil.train.loop.Trainer._preview", lambda trainer: None)
+    monkeypatch.setattr("pencil.train.loop.trainer.plot_losses", lambda run: None)
+    monkeypatch.setattr("pencil.train.loop.trainer.Trainer._preview", lambda trainer: None)
     with unchecked():
         yield
 
@@ -130,7 +130,7 @@ def dit_run(tmp_path_factory):
 @pytest.fixture
 def digit(tmp_path):
     """The file of one digit."""
-    from pencil.data.digits import digits
+    from pencil.data.images.digits import digits
 
     path = tmp_path / "digit.png"
     Image.fromarray(digits()[0][3, 0]).save(path)

@@ -44,9 +44,11 @@ if __name__ == "__main__":
     import torch.distributed.tensor
     from PIL import Image
 
-    from pencil import families, torchrun
+    from pencil import families
     from pencil.cli.main import main
-    from pencil.train import language_modeling, loop
+    from pencil.collectives import torchrun
+    from pencil.train.loop import trainer as loop
+    from pencil.train.tasks import language_modeling
 
     Image.init()
     families.family("gpt")

@@ -85,7 +85,7 @@ def forks():
 def together(forks, tmp_path):
     """Run a script on `size` processes, or with `words` a pencil command; how each of them ended, by rank.
 
-    together(2, "from pencil.processes import world; print(world().rank)")
+    together(2, "from pencil.collectives.processes import world; print(world().rank)")
     together(2, words=["train", "gpt", "--data", "notes.txt"])
     They run in tmp_path; a script finds `arguments` in sys.argv[1:]. `code` is the status each of them must end with;
     None allows any. Where one has failed the others are left to end by themselves.

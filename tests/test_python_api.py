@@ -40,7 +40,7 @@ def prints(source: str, names: dict) -> tuple[str, list[str]]:
 )
 def test_the_python_of_a_page_runs_and_prints_what_it_says(page, sandbox, capsys, monkeypatch):  # noqa: F811
     monkeypatch.chdir(sandbox)
-    monkeypatch.setattr("pencil.train.loop.plot_losses", lambda run: None)
+    monkeypatch.setattr("pencil.train.loop.trainer.plot_losses", lambda run: None)
     names = {"__name__": "page"}
     found = [text for language, text in blocks(ROOT / "docs" / page) if language == "python"]
     assert found

@@ -16,8 +16,8 @@ import pytest
 from cyclopts import App, CycloptsError
 
 from pencil.config import UserError
-from pencil.learn.check import check, count, shipped
-from pencil.learn.claims import count_claims
+from pencil.learn.check.check import check, count, shipped
+from pencil.learn.check.claims import count_claims
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src" / "pencil"
@@ -191,7 +191,7 @@ def test_a_number_stands_for_one_correction():
 @cache
 def kept() -> dict:
     """The worked examples, each made once for all commands."""
-    from pencil.learn.examples import EXAMPLES
+    from pencil.learn.worked.examples import EXAMPLES
 
     return {name: cache(make) for name, make in EXAMPLES.items()}
 
@@ -208,7 +208,7 @@ def test_every_command_runs(command, tmp_path, monkeypatch, capsys):
     verb = words[0]
     if verb in ("heads", "sample", "train") or (verb in ("kata", "lab") and words[1:]):
         return
-    monkeypatch.setattr("pencil.learn.examples.EXAMPLES", kept())
+    monkeypatch.setattr("pencil.learn.worked.examples.EXAMPLES", kept())
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(words)

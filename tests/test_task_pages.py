@@ -8,7 +8,7 @@ import pytest
 
 from pencil.config import UserError, build
 from pencil.families import family
-from pencil.runs import Run
+from pencil.runs.run import Run
 from pencil.train.settings import TrainConfig
 from pencil.train.validation import MOST_PASSES, MOST_PASSES_AUGMENTED, MOST_PASSES_NOISED
 from test_docs import ROOT

@@ -11,8 +11,8 @@ from pencil.families import create
 from pencil.models.captioner_config import CaptionerConfig
 from pencil.models.gpt import GPTConfig
 from pencil.models.vit import ViTConfig
+from pencil.tracing.live_trace import trace
 from pencil.tracing.receipt import receipt
-from pencil.tracing.record import trace
 from pencil.tracing.tape import Tape
 
 CELLS = 1000  # of each kind of operation
@@ -134,7 +134,7 @@ def unchecked():
 def traced(name):
     """The trace of one of our models, or of an example."""
     if name.startswith("example:"):
-        from pencil.learn.examples import example
+        from pencil.learn.worked.examples import example
 
         return example(name.removeprefix("example:"))
     model, inputs = ours(name)

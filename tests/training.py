@@ -7,8 +7,8 @@ import signal
 import torch
 from safetensors import safe_open
 
-from pencil.train import checkpoint
-from pencil.train.report import Metrics
+from pencil.train.loop import checkpoint
+from pencil.train.loop.report import Metrics
 
 
 def interrupt_after(trainer, step, how=signal.SIGINT):

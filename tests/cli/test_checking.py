@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pencil.learn.check import shipped
-from pencil.learn.functions import COUNTED, FUNCTIONS
+from pencil.learn.check.check import shipped
+from pencil.learn.check.functions import COUNTED, FUNCTIONS
 
 RIGHT = """\
 title = "Two numbers"

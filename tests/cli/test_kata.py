@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from conftest import pencil
-from pencil.cli import exercise_screen
 from pencil.cli import kata as verb
+from pencil.cli.screens import exercise as exercise_screen
 from pencil.learn.katas import KATAS, kata, progress, sheet_html, sheets
 from pencil.learn.katas import page as document_page
 from pencil.learn.katas.answer_text import choices, parts, understood

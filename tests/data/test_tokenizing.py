@@ -16,9 +16,11 @@ import pytest
 
 import small_tokenizers
 from pencil.config import UserError
-from pencil.data import cache, corpus, text, token_workers, tokenizing, units
-from pencil.data.library_tokenizer import LibraryTokenizer
-from pencil.data.tokenizers import ByteTokenizer, train_bpe
+from pencil.data import cache
+from pencil.data.text import corpus, token_workers, tokenizing, units
+from pencil.data.text import text_data as text
+from pencil.data.tokenizers.library import LibraryTokenizer
+from pencil.data.tokenizers.tokenizer import ByteTokenizer, train_bpe
 
 WORDS = "pencil paper été 東京 naïve 0 17 … , . ( _ # \t \r\n \n \n\n ' ’s 's   x".split(" ")
 
@@ -221,7 +223,7 @@ MEMORY = """
 import atexit, sys
 from pathlib import Path
 from pencil.data import text, token_workers
-from pencil.data.tokenizers import ByteTokenizer
+from pencil.data.tokenizers.tokenizer import ByteTokenizer
 # a process that was forked counts its parent's memory in ru_maxrss; this is only its own
 OWN = "int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"
 report = Path(sys.argv[2])

@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import call
 from foreign import MAKERS
-from pencil.families import FAMILIES
-from pencil.families.original import (
+from pencil.api.original import (
     APPLIED,
     GENERATION,
     OPTIONS,
@@ -27,6 +26,7 @@ from pencil.families.original import (
     WITHOUT_EFFECT,
     about_generation,
 )
+from pencil.families import FAMILIES
 from pencil.files import locked
 from pencil.weights.gpt2 import GPT2
 

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from albums import photos
 from conftest import TINY, call
 from foreign import MAKERS
+from pencil.api.interchange.exporting import LIBRARIES, expressed
+from pencil.api.interchange.importing import _by_name, known
 from pencil.config import UserError
 from pencil.families import FAMILIES
-from pencil.families.exporting import LIBRARIES, expressed
-from pencil.families.importing import _by_name, known
 from pencil.models.gpt import GPT
-from pencil.runs import Run
+from pencil.runs.run import Run
 from pencil.weights.maps import Source, renamed_names, write
 from pencil.weights.nanogpt import NANOGPT
 

@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 
 from pencil.config import UserError, build, to_toml
-from pencil.data.augment import ImageTransform
-from pencil.data.decoding import open_image
-from pencil.data.examples import ArrayExamples, FileExamples
+from pencil.data.images.augment import ImageTransform
+from pencil.data.images.decoding import open_image
+from pencil.data.images.examples import ArrayExamples, FileExamples
 from pencil.data.settings import DataConfig, image_transform
-from pencil.families.preprocessing import FILE, PROCESSOR, from_timm, from_transformers, to_timm, to_transformers
+from pencil.families.vit.preprocessing import FILE, PROCESSOR, from_timm, from_transformers, to_timm, to_transformers
 from pencil.models.parts import normalize
 from pencil.models.vit import ViTConfig
 

@@ -7,8 +7,8 @@ import torch
 
 from conftest import call
 from pencil import Probe, Seq2Seq, Sinusoidal
-from pencil.families import open_run
-from pencil.families.run_setup import settings_of
+from pencil.api.loading import open_run
+from pencil.api.run_setup import settings_of
 from pencil.learn.lab import claims
 from test_docs import ROOT
 

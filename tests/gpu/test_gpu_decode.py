@@ -12,7 +12,7 @@ import torch
 from conftest import unchecked
 from pencil.core.masks import NOWHERE
 from pencil.core.span import Span
-from pencil.data.tokenizers import ByteTokenizer
+from pencil.data.tokenizers.tokenizer import ByteTokenizer
 from pencil.families import create
 from pencil.inference import cache_memory, decode_step
 from pencil.inference.beam import search

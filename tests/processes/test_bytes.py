@@ -11,7 +11,7 @@ from counted_bytes import CountedBytes
 from pencil.cli.main import main
 from pencil.cost.parallel import Plan, handed, units_of
 from pencil.cost.profile import on_meta
-from pencil.train.loop import Trainer
+from pencil.train.loop.trainer import Trainer
 
 update, counts = Trainer.update, []
 

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from conftest import call
+from pencil.api.loading import load
 from pencil.config import UserError
 from pencil.explore.checkpoints import at_step
-from pencil.families import load
-from pencil.train import checkpoint
+from pencil.train.loop import checkpoint
 
 # A model whose sizes are not divisible, one of them smaller than the number of processes; after two steps it is saved,
 # or a checkpoint is loaded into it. What each rank has is printed as a hash of its pieces.
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from pencil.processes import joined, world, from_all
+from pencil.collectives.processes import joined, world, from_all
 from pencil.train import checkpoint, shards
 
 verb, kind, step = sys.argv[1:4]
@@ -141,10 +141,10 @@ from pathlib import Path
 import torch
 from pencil.config import build
 from pencil.families import open_run
-from pencil.families.run_setup import task_of
-from pencil.processes import joined, world
-from pencil.train.loop import Trainer
-from pencil.train.resume import restore
+from pencil.api.run_setup import task_of
+from pencil.collectives.processes import joined, world
+from pencil.train.loop.trainer import Trainer
+from pencil.train.loop.resume import restore
 from pencil.train.settings import TrainConfig
 
 run, (kind, step) = open_run(Path("run")), sys.argv[1:]
@@ -215,7 +215,7 @@ def test_a_rank_that_does_not_see_the_folder_of_the_run_is_named(together, tmp_p
 import os, time
 from pathlib import Path
 import torch
-from pencil.processes import Ended, joined, world
+from pencil.collectives.processes import Ended, joined, world
 from pencil.train import resume
 resume.time.sleep = lambda seconds: None
 if world().rank == 1:
@@ -240,7 +240,7 @@ def test_a_failure_of_one_process_leaves_no_checkpoint_and_is_known_to_all(toget
 import errno, sys
 from pathlib import Path
 import torch
-from pencil.processes import Ended, joined, world
+from pencil.collectives.processes import Ended, joined, world
 from pencil.train import checkpoint, shards
 
 def fail(path, *_):

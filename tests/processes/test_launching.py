@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import TEXT
+from pencil.api.several_processes import _count_restart, _made_before
 from pencil.cli.launch import _without_option, enter, launch, leave
+from pencil.collectives.processes import RankError, World, _check_device, _difference, lost_another, world
+from pencil.collectives.torchrun import _opened, agent_name
 from pencil.config import UserError
-from pencil.families.several import _count_restart, _made_before
-from pencil.processes import RankError, World, _check_device, _difference, lost_another, world
-from pencil.torchrun import _opened, agent_name
 
 SMALL = ["--data", "notes.txt", "--out", "run", "--model.width", "12", "--model.depth", "1", "--model.heads", "3",
          "--model.context", "13", "--train.batch", "6", "--train.eval_batches", "1", "--train.warmup", "1",
@@ -25,8 +25,8 @@ AT_STEP = """
 import os, signal, sys, time, torch
 from pencil.cli.main import main
 from pencil.config import UserError
-from pencil.processes import world
-from pencil.train.loop import Trainer
+from pencil.collectives.processes import world
+from pencil.train.loop.trainer import Trainer
 
 usual = Trainer.update
 
@@ -65,7 +65,7 @@ def state(folder):
 def test_values_go_from_the_writer_and_from_all(together):
     script = """
 import torch
-from pencil.processes import *
+from pencil.collectives.processes import *
 assert world().writer == (world().rank == 0)
 with joined(torch.device("cpu")) as here:
     assert here == world() and here.size == 3
@@ -92,7 +92,7 @@ def test_the_others_wait_for_what_the_writer_makes(together, tmp_path):
     script = """
 import time, torch
 from pathlib import Path
-from pencil.processes import *
+from pencil.collectives.processes import *
 def make():
     if world().writer:
         time.sleep(0.3)
@@ -113,7 +113,7 @@ def test_a_restart_does_not_find_the_addresses_of_the_processes_before_it(togeth
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True)
-    script = "import torch\nfrom pencil.processes import *\nwith joined(torch.device('cpu')): print(*any_rank(False))"
+    script = "import torch\nfrom pencil.collectives.processes import *\nwith joined(torch.device('cpu')): print(*any_rank(False))"
     agent = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for restart in range(3):
         found = together(2, script, env={**agent, "TORCHELASTIC_RESTART_COUNT": str(restart)}, timeout=30)
@@ -123,7 +123,7 @@ def test_a_restart_does_not_find_the_addresses_of_the_processes_before_it(togeth
 def test_nothing_listens_to_other_machines(together):
     script = """
 import os, torch
-from pencil.processes import *
+from pencil.collectives.processes import *
 with joined(torch.device("cpu")):
     own = {os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")}
     rows = [line.split() for file in ("tcp", "tcp6") for line in open(f"/proc/net/{file}").readlines()[1:]]
@@ -189,7 +189,7 @@ with processes.joined(torch.device("cpu")):
 def test_a_second_training_of_the_same_processes_meets_again(together):
     script = """
 import torch
-from pencil.processes import *
+from pencil.collectives.processes import *
 for turn in range(3):
     with joined(torch.device("cpu")) as here:
         print(*from_all(10 * turn + here.rank), *any_rank(turn == here.rank))
@@ -276,7 +276,7 @@ def test_a_model_that_one_rank_cannot_build_ends_the_others(together, rank):
 import sys
 from pencil.cli.main import main
 from pencil.config import UserError
-from pencil.processes import world
+from pencil.collectives.processes import world
 from pencil.train import loop
 
 usual = loop.build_model
@@ -314,7 +314,7 @@ def test_ranks_with_other_settings_are_refused(together, tmp_path):
     script = """
 import sys
 from pencil.cli.main import main
-from pencil.processes import world
+from pencil.collectives.processes import world
 main([*sys.argv[1:], "--train.lr", ("0.5", "0.25")[world().rank]])
 """
     ended = together(2, script, arguments=["train", "gpt", *SMALL], code=None)
@@ -329,8 +329,8 @@ def test_a_rank_that_cannot_see_the_run_folder_says_so(together, tmp_path):
 import sys
 from pathlib import Path
 from pencil.cli.main import main
-from pencil.families import several
-from pencil.processes import world
+from pencil.api import several_processes as several
+from pencil.collectives.processes import world
 usual = several.open_run
 several.open_run = lambda path: usual(Path("elsewhere", path.name) if world().rank else path)
 main(sys.argv[1:])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pencil.config import UserError
-from pencil.manifest import Manifest
-from pencil.train import checkpoint
+from pencil.runs.manifest import Manifest
+from pencil.train.loop import checkpoint
 
 
 def tensors(step):

@@ -13,7 +13,7 @@ from .. import files
 from ..bench import JOBS, TAKES
 from ..config import UserError, check_output, nearest
 from ..console import Console, visible
-from .terminal import note
+from .screens.terminal import note
 
 if TYPE_CHECKING:
     from ..bench.plan import Row

@@ -9,12 +9,12 @@ from cyclopts import Parameter
 
 from ..config import UserError
 from ..console import Console, visible
-from .cost_report import CostReport, as_json, show
 from .presets import Model, find_model, settings_of, titled
+from .screens.cost_report import CostReport, as_json, show
 from .train import Settings
 
 if TYPE_CHECKING:
-    from ..families.record import Family
+    from ..families.family import Family
 
 # the training settings that a cost depends on
 TRAINING = ("accumulate", "optimizer", "recompute", "sync", "ema", "freeze")
@@ -81,7 +81,7 @@ def cost(
     devices = [find_device(device)] if device else list(DEVICES.values())
     place = None
     if measure:
-        from ..train.loop import pick_device
+        from ..train.loop.trainer import pick_device
 
         place = pick_device("auto")
     usual = "fp32" if place is not None and place.type != "cuda" else "bf16"
@@ -93,7 +93,7 @@ def cost(
     name, sharded = titled(what, config, changes), parallel == "fsdp"
     report = make_report(name, record, config, training, context, batch, chosen, cuda, sharded)
     if gpus is not None:
-        from .cost_scaling import scaling_json, show_scaling, up_to
+        from .screens.cost_scaling import scaling_json, show_scaling, up_to
 
         on = find_device(device or "h200")
         speed = bandwidth and 1e9 * bandwidth

@@ -11,8 +11,8 @@ from cyclopts import App, Parameter
 from ..config import UserError
 from ..console import note
 from ..learn.katas.record import Record as Kept
-from .exercise_screen import Screen, ask
-from .kata_sheets import PLAIN, SHEET, Printing, grade, printed, printed_page
+from .screens.exercise import Screen, ask
+from .screens.kata_sheets import PLAIN, SHEET, Printing, grade, printed, printed_page
 
 if TYPE_CHECKING:
     from ..learn.katas.progress import Outcome

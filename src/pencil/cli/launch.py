@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ..collectives.processes import PATIENCE, RankError
+from ..collectives.torchrun import LOOPBACK, World, launch_folder, world
 from ..config import UserError
-from ..processes import PATIENCE, RankError
-from ..torchrun import LOOPBACK, World, launch_folder, world
-from .terminal import note
+from .screens.terminal import note
 
 OPTION = "--processes"
 RESTARTS = 1000  # a training that comes no further is given up long before

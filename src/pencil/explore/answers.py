@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from ..config import UserError
-from ..data.detokenizer import Detokenizer
+from ..data.tokenizers.detokenizer import Detokenizer
 from ..families.embedding import embed_texts, settings_of
 from ..families.explore_inputs import data_address
 from ..families.explore_profile import ExploreProfile, Prompt
 from ..inference.generation import Generation
 from ..inference.sampling import Sampling
 from ..inference.text_batches import token_label
-from ..runs import Loaded
-from .chosen import bars, drawing, sampling_of
+from ..runs.run import Loaded
 from .denoising import drawn
 from .edited import Edit, Edited, Watched
 from .plain import address, number
 from .state import State
 from .threads import one_thread
+from .token_choice import bars, drawing, sampling_of
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 LARGEST_VECTOR = 8192  # numbers of a vector that is sent

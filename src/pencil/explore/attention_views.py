@@ -8,8 +8,8 @@ import numpy as np
 
 from ..config import UserError, nearest
 from ..core.groups import Grouping
-from ..tracing.record import LiveTrace
-from ..tracing.recorded import letter_of
+from ..tracing.live_trace import LiveTrace
+from ..tracing.trace_base import letter_of
 from .outline import tensors
 from .plain import packed
 

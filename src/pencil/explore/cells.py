@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
+from ..tracing.live_trace import LiveTrace
 from ..tracing.receipt import label as label_of
-from ..tracing.record import LiveTrace
-from ..tracing.recorded import letter_of
+from ..tracing.trace_base import letter_of
 from .plain import number, packed
 
 LARGEST_SLICE = 2_000_000  # cells of a slice

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..tracing.record import LiveTrace
+from ..tracing.live_trace import LiveTrace
 from ..tracing.show import differences, only_in
 from .plain import address, number
 

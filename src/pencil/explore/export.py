@@ -11,8 +11,8 @@ from ..config import UserError
 from ..tracing import html
 from ..tracing.file import refs, tables
 from ..tracing.graph import Array, Graph, Node
-from ..tracing.record import LiveTrace
-from ..tracing.recorded import RecordedTrace
+from ..tracing.live_trace import LiveTrace
+from ..tracing.trace_base import RecordedTrace
 from .attention_views import layer_of
 from .export_why import Asked, prepared
 from .outline import module_map

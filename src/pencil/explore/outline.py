@@ -11,8 +11,8 @@ from ..core.layers import MLP, GatedMLP
 from ..core.notation import Notation, stored
 from ..core.probe import LEGEND, declared, symbols
 from ..tracing.graph import Node
+from ..tracing.live_trace import LiveTrace
 from ..tracing.nested import tensors as nested_tensors
-from ..tracing.record import LiveTrace
 
 
 def outline(trace: LiveTrace, key: str, start: str) -> dict[str, Any]:

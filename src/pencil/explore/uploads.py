@@ -18,8 +18,8 @@ from hashlib import sha256
 from typing import Any, BinaryIO
 
 from ..config import UserError
-from ..data import decoding
-from ..data.augment import ImageTransform
+from ..data.images import decoding
+from ..data.images.augment import ImageTransform
 from .errors import Refused
 
 MOST_BYTES = 10_000_000  # of one file

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from ..cost.activations import Activations, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, text_length
-from ..data.images import EMBEDDED
+from ..data.images.loading import EMBEDDED
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
 from ..inference.attention_maps import caption_attention
 from ..inference.sampling import Sampling
@@ -19,11 +19,12 @@ from ..inference.text_batches import vocabulary_labels
 from ..inference.text_stream import complete, stream
 from ..models.captioner import Captioner
 from ..models.captioner_config import PRESETS, CaptionerConfig
-from ..runs import Loaded
-from ..tracing.record import LiveTrace, trace
-from ..train.captioning import Captioning
+from ..runs.run import Loaded
+from ..tracing.live_trace import LiveTrace, trace
+from ..train.tasks.captioning import Captioning
 from .explore_inputs import example_pictures, picture_input, picture_of, text_of
 from .explore_profile import ExploreProfile, Given, Prompt, writing_controls
+from .family import Family
 from .head_inputs import held_out_images, row
 from .options import (
     INPUT,
@@ -39,9 +40,8 @@ from .options import (
 )
 from .output import Output, context_full, joined
 from .predictions import Text, grouped, input_transform, picture_tensor, read_pictures
-from .record import Family
 from .trace_labels import check_context, grid_labels, image_tensor, patch_facts, read_image
-from .vit import one_image
+from .vit.record import one_image
 
 Row = tuple[int, str, int]  # the number of a picture, how its description begins, which of its samples
 _SCENES = dict(batch=64, steps=2000, weight_decay=0.2)

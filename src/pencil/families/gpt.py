@@ -15,9 +15,9 @@ from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadPr
 from ..inference.text_batches import token_label, vocabulary_labels
 from ..inference.text_stream import stream
 from ..models.gpt import GPT, PRESETS, GPTConfig
-from ..runs import Loaded
-from ..tracing.record import LiveTrace, trace
-from ..train.language_modeling import LanguageModeling
+from ..runs.run import Loaded
+from ..tracing.live_trace import LiveTrace, trace
+from ..train.tasks.language_modeling import LanguageModeling
 from ..weights.gpt2 import GPT2
 from ..weights.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from ..weights.llama_original import LLAMA_ORIGINAL
@@ -25,6 +25,7 @@ from ..weights.nanogpt import NANOGPT
 from ..weights.neox import NEOX
 from .explore_inputs import example_texts, named, text_of
 from .explore_profile import ExploreProfile, Given, Prompt, writing_controls
+from .family import Family
 from .head_inputs import windows
 from .options import (
     GENERATION,
@@ -39,7 +40,6 @@ from .options import (
 )
 from .output import SEPARATOR, Output, joined
 from .predictions import Text, check_texts, grouped
-from .record import Family
 from .trace_labels import check_context
 
 _GPT2 = dict(

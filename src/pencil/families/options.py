@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from ..config import UserError, check_output
-from ..data.tokenizers import VOCAB
+from ..data.tokenizers.tokenizer import VOCAB
 from ..inference.sampling import Sampling
 
 Texts = list[str] | None

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import UserError, install
 from ..files import read_json
 from ..models.parts import normalize
-from ..runs import Run
+from ..runs.run import Run
 
 BATCH = 16  # images through the autoencoder at a time
 PICTURE_CHANNELS = (1, 3)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..config import UserError
 from ..core.masks import NOWHERE
 from ..core.span import Span
-from ..data.tokenizers import Tokenizer
+from ..data.tokenizers.tokenizer import Tokenizer
 from ..progress import pollable
 from .beam import Hypothesis, search
 from .generation import Generation

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config import UserError, build
-from ..data.detokenizer import Detokenizer
-from ..data.tokenizers import Tokenizer
+from ..data.tokenizers.detokenizer import Detokenizer
+from ..data.tokenizers.tokenizer import Tokenizer
 from .generation import Generation
 from .sampling import Sampling
 

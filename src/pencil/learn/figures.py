@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from .. import draw
-from ..tracing.record import LiveTrace
-from .examples import mha_demo, nanogpt_block, soft_lookup
+from ..tracing.live_trace import LiveTrace
+from .worked.examples import mha_demo, nanogpt_block, soft_lookup
 
 INK, GREY, PAPER, SUM = "#222222", "#777777", "#f4f4f4", "#dce9f2"  # orange is for attention alone
 KEYS = ("similar", "opposite", "at a right angle")

@@ -4,7 +4,7 @@ from html import escape
 from typing import Any
 
 from . import html
-from .recorded import RecordedTrace, RecordedView, letter_of
+from .trace_base import RecordedTrace, RecordedView, letter_of
 
 LISTED = 20  # names that a notebook shows at once
 

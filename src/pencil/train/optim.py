@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..collectives.dtensor import local
 from ..core.attention import Attention
-from .local import local
+from .parallel.sharded_muon import share_out
 from .settings import TrainConfig
-from .shared_muon import share_out
 
 
 class Muon(torch.optim.Optimizer):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...core.layers import MLP, LayerNorm, gelu, gelu_tanh
 from ...core.probe import OFF, Probe
-from ...train.losses import next_token
+from ...train.losses.vocabulary import next_token
 from .builder import Draws, LazyLines, Numbers, Work, blanks, maker, mistake, tensor, work
 from .exercise import Question, Table
 

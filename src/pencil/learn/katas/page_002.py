@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..examples import soft_lookup
+from ..worked.examples import soft_lookup
 from .attention_by_hand import by_hand, softmax_cells
 from .builder import blanks, rows
 from .exercise import Question

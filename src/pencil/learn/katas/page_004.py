@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...tracing.record import LiveTrace, trace
+from ...tracing.live_trace import LiveTrace, trace
 from ...tracing.writing import format_number
-from ..examples import VitByHand, vit_4x4
+from ..worked.examples import VitByHand, vit_4x4
 from .exercise import Blank, Question, Table
 from .page_000 import counting
 from .page_parts import Section, drawn, grid, kata, numbers, posed, table

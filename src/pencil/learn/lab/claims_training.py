@@ -7,7 +7,7 @@ import torch
 
 from ...core.probe import Probe
 from ...models.gpt import GPT, GPTConfig
-from ...train.losses import next_token
+from ...train.losses.vocabulary import next_token
 from .claim import Claim, Curve, Measured, Prediction, Size
 from .claims_residual import final_loss, small_gpt, text_batch, train_on_texts
 from .removals import ScaledTokens, post_norm
