@@ -28,7 +28,7 @@ import torch.distributed.fsdp
 from pencil.api.loading import open_run
 from pencil.api.run_setup import new_run, task_of
 from pencil.api.verifying import verify_run
-from pencil.collectives.processes import joined
+from pencil.collectives.processes import process_group
 from pencil.config import build
 from pencil.train.loop import checkpoint
 from pencil.train.loop import trainer as loop
@@ -83,7 +83,7 @@ def _child(work: Callable[[], None], rank: int, size: int, port: int, log: Path)
             "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
-        with joined(torch.device("cpu")):
+        with process_group(torch.device("cpu")):
             work()
         status = 0
     except BaseException:

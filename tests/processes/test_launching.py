@@ -66,14 +66,14 @@ def test_values_go_from_the_writer_and_from_all(together):
     script = """
 import torch
 from pencil.collectives.processes import *
-assert world().writer == (world().rank == 0)
-with joined(torch.device("cpu")) as here:
+assert world().is_rank0 == (world().rank == 0)
+with process_group(torch.device("cpu")) as here:
     assert here == world() and here.size == 3
-    assert any_rank(*(here.rank == one for one in (0, 1, 2, 3))) == (True, True, True, False)
-    assert from_writer({"é": [here.rank, None]}) == {"é": [0, None]}
-    assert from_writer("x" * 997 if here.writer else None) == "x" * 997
-    assert from_all("y" * here.rank) == ["", "y", "yy"]
-    assert total(torch.tensor([1.0, here.rank])).tolist() == [3, 3]
+    assert all_reduce_any(*(here.rank == one for one in (0, 1, 2, 3))) == (True, True, True, False)
+    assert broadcast({"é": [here.rank, None]}) == {"é": [0, None]}
+    assert broadcast("x" * 997 if here.is_rank0 else None) == "x" * 997
+    assert all_gather("y" * here.rank) == ["", "y", "yy"]
+    assert all_reduce_sum(torch.tensor([1.0, here.rank])).tolist() == [3, 3]
     same_everywhere({"a": {"b": 1}}, "settings")
     try:
         same_everywhere({"a": {"b": 1, "lr": here.rank // 2}}, "settings")
@@ -94,15 +94,15 @@ import time, torch
 from pathlib import Path
 from pencil.collectives.processes import *
 def make():
-    if world().writer:
+    if world().is_rank0:
         time.sleep(0.3)
         Path("cache").write_text("once")
     return Path("cache").read_text()
-with joined(torch.device("cpu")):
-    print(writer_first(make))
+with process_group(torch.device("cpu")):
+    print(rank0_first(make))
 """
     assert [ended.out for ended in together(3, script)] == ["once\n"] * 3
-    failing = script.replace("print(writer_first(make))", "writer_first(lambda: 1 / 0 if world().writer else print(7))")
+    failing = script.replace("print(rank0_first(make))", "rank0_first(lambda: 1 / 0 if world().is_rank0 else print(7))")
     ended = together(2, failing, code=1)
     assert "ZeroDivisionError" in ended[0].err
     assert "Ended" in ended[1].err.splitlines()[-1]
@@ -113,7 +113,7 @@ def test_a_restart_does_not_find_the_addresses_of_the_processes_before_it(togeth
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True)
-    script = "import torch\nfrom pencil.collectives.processes import *\nwith joined(torch.device('cpu')): print(*any_rank(False))"
+    script = "import torch\nfrom pencil.collectives.processes import *\nwith process_group(torch.device('cpu')): print(*all_reduce_any(False))"
     agent = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for restart in range(3):
         found = together(2, script, env={**agent, "TORCHELASTIC_RESTART_COUNT": str(restart)}, timeout=30)
@@ -124,7 +124,7 @@ def test_nothing_listens_to_other_machines(together):
     script = """
 import os, torch
 from pencil.collectives.processes import *
-with joined(torch.device("cpu")):
+with process_group(torch.device("cpu")):
     own = {os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")}
     rows = [line.split() for file in ("tcp", "tcp6") for line in open(f"/proc/net/{file}").readlines()[1:]]
     print(*{row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own})
@@ -141,7 +141,7 @@ def test_the_environment_of_torchrun_is_checked(monkeypatch, fails):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert world() == World(1, 2, 1)
-    assert not world().writer
+    assert not world().is_rank0
     monkeypatch.setenv("RANK", "2")
     assert "RANK, WORLD_SIZE and LOCAL_RANK" in fails("train", "gpt")
 
@@ -156,12 +156,12 @@ def test_a_process_that_waits_for_long_says_where(together, tmp_path):
 import sys, time, torch
 from pathlib import Path
 from pencil import processes
-processes.SOON = 0.01
-if processes.world().writer:
+processes.WAIT_NOTICE_SECONDS = 0.01
+if processes.world().is_rank0:
     sys.__stderr__ = open("waits", "w")
-while not processes.world().writer and not (Path("waits").exists() and Path("waits").read_text()):
+while not processes.world().is_rank0 and not (Path("waits").exists() and Path("waits").read_text()):
     time.sleep(0.01)
-with processes.joined(torch.device("cpu")): pass
+with processes.process_group(torch.device("cpu")): pass
 """
     assert together(2, script)[1].err == ""
     assert "rank 0 waits for the other processes, 1 of them, at 127.0.0.1:" in (tmp_path / "waits").read_text()
@@ -177,9 +177,9 @@ def test_what_is_made_for_a_training_that_is_gone_ends(together):
 import torch
 from pencil import processes, torchrun
 from pencil.progress import pollable
-with processes.joined(torch.device("cpu")):
+with processes.process_group(torch.device("cpu")):
     torchrun.PARENT = -1
-    processes.writer_first(lambda: [print(n) for n in pollable([2, 3])])
+    processes.rank0_first(lambda: [print(n) for n in pollable([2, 3])])
 """
     first, second = together(2, script, env={"TORCHELASTIC_RUN_ID": "tuesday"}, code=1)
     assert first.out + second.out == ""
@@ -191,8 +191,8 @@ def test_a_second_training_of_the_same_processes_meets_again(together):
 import torch
 from pencil.collectives.processes import *
 for turn in range(3):
-    with joined(torch.device("cpu")) as here:
-        print(*from_all(10 * turn + here.rank), *any_rank(turn == here.rank))
+    with process_group(torch.device("cpu")) as here:
+        print(*all_gather(10 * turn + here.rank), *all_reduce_any(turn == here.rank))
 """
     for ended in together(2, script):
         assert ended.out == "0 1 True\n10 11 True\n20 21 False\n"

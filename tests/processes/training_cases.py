@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from pencil.api.from_run import prepare
 from pencil.api.run_setup import train_config
-from pencil.collectives.processes import joined, world
+from pencil.collectives.processes import process_group, world
 from pencil.families import family
 from pencil.train.loop.trainer import Trainer
 from pencil.train.losses import vocabulary as losses
@@ -92,7 +92,7 @@ def whole(tensor):
 def main():
     torch.set_num_threads(1)
     _, out, cases = sys.argv[1:]
-    with joined(torch.device("cpu")):
+    with process_group(torch.device("cpu")):
         for number, case in enumerate(json.loads(cases)):
             tensors, facts = train(**case)
             path = Path(out) / f"{number}-{world().rank}"

@@ -494,14 +494,14 @@ def test_processes_with_other_clocks_follow_the_plans_of_the_first(tmp_path, not
     """Two processes in exact mode end with the bits of one that follows the plans that rank 0 has recorded."""
     script = f"""
 import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
-from pencil.collectives.processes import joined, world
+from pencil.collectives.processes import process_group, world
 from pencil.train import pace
 from test_budget import Machine, START, UNDECIDED, trainer
 from pencil.runs.run import Run
 import torch
-machine = Machine(lambda t: 1 + t / 30, 1.1 if world().writer else 1e-3)
+machine = Machine(lambda t: 1 + t / 30, 1.1 if world().is_rank0 else 1e-3)
 pace.clock = machine
-with joined(torch.device("cpu")):
+with process_group(torch.device("cpu")):
     folder = __import__("pathlib").Path(sys.argv[1])
     made = trainer(folder, sys.argv[2], run=Run.open(folder), **UNDECIDED, batch=6, exact=True)
     made.began, update = START, made.update

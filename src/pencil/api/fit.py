@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from ..collectives.processes import joined, only_writer_prints, world, writer_first
-from ..collectives.sharing import added, shared
+from ..collectives.distributed_map import distributed_map, ordered_sum
+from ..collectives.processes import only_rank0_prints, process_group, rank0_first, world
 from ..config import UserError, build
 from ..console import note
 from ..device import pick_device, random_state_kept
@@ -66,8 +66,8 @@ class Task:
             size = self.targets(batch)
             return float(one_number(self.loss(model, tuple(tensor.to(device) for tensor in batch)), self)) * size, size
 
-        found = shared(islice(self.held_out(), batches), one)
-        total, count = added(loss for loss, _ in found), sum(size for _, size in found)
+        found = distributed_map(islice(self.held_out(), batches), one)
+        total, count = ordered_sum(loss for loss, _ in found), sum(size for _, size in found)
         if not count:
             raise UserError(f"the held-out data of {type(self).__name__} is empty")
         return {"val_loss": total / count}
@@ -126,7 +126,7 @@ def fit(
     else:
         run, config = None, build(TrainConfig, with_budget({**DEFAULTS, **settings}), "train.")
         config, notes = fit_warmup(config, "warmup" in settings)
-        for line in () if quiet or not world().writer else notes:
+        for line in () if quiet or not world().is_rank0 else notes:
             note(line)
     for one in OPTIONAL:
         if getattr(config, one) is not None:
@@ -135,10 +135,10 @@ def fit(
     check_final_rate(config, settings)
     task.train = config
     facts = {"family": name, "task": name, "data": task.about(), "pencil": __version__}
-    with only_writer_prints(), joined(pick_device(config.device)):
+    with only_rank0_prints(), process_group(pick_device(config.device)):
         if run is None:
             table = {"run": facts, "model": {}, "train": config}
-            writer_first(lambda: Run.create(path, table, None, force, words=WORDS) if world().writer else None)
+            rank0_first(lambda: Run.create(path, table, None, force, words=WORDS) if world().is_rank0 else None)
             run = Run.open(path)
         watching: dict[str, Any] = dict(quiet=quiet, on_step=on_step, on_evaluation=on_evaluation)
         outcome = Trainer(task, run, config, began=began, **watching).train()

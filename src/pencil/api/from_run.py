@@ -39,7 +39,9 @@ def open_start(record: Family, place: str | Path, weights: bool = True) -> Start
     check_finite(tensors.items())
     has_text = (run.path / "tokenizer.json").is_file()
     return Start(
-        str(place), record, record.read_config(run.config["model"]),
+        str(place),
+        record,
+        record.read_config(run.config["model"]),
         tensors,
         run.tokenizer if has_text else None,
         tuple(map(str, facts.get("classes") or ())),
@@ -50,7 +52,7 @@ def open_start(record: Family, place: str | Path, weights: bool = True) -> Start
         facts.get("vae_hash"),
         facts.get("preset", record.default_preset),
         {ORIGINAL: (run.path / ORIGINAL).read_bytes()} if weights and (run.path / ORIGINAL).is_file() else {},
-    )  # fmt: skip
+    )
 
 
 def preset_of(record: Family, preset: str | None, start: Start | None) -> str:

@@ -32,9 +32,15 @@ def trained_classifier(task: Diffusion, notify: Callable[[str], None]) -> Any:
         model = {} if native else size | {"patch": patch_for(task.transform.size)}
         train = {} if task.data.training_defaults else TRAINING
         run, classify, config = new_run(
-            CLASSIFIER.name, task.source, model=model, train=train, data_settings={"fit": fit} if fit else {},
-            out=path, force=path.exists(), split=task.data.split,
-        )  # fmt: skip
+            CLASSIFIER.name,
+            task.source,
+            model=model,
+            train=train,
+            data_settings={"fit": fit} if fit else {},
+            out=path,
+            force=path.exists(),
+            split=task.data.split,
+        )
         if not Trainer(classify, run, config).train().finished:
             raise KeyboardInterrupt  # a classifier that was not trained to its end must not score anything
     return load_model(open_run(path))

@@ -55,8 +55,10 @@ def _leave_out_trained(task: Any, run: Run, notify: Callable[[str], None]) -> bo
     if not kept:
         raise UserError(f"{run.path} was trained on all {len(test):,} images of {data.name}: none is left to evaluate")
     if len(kept) < len(test):
-        notify(f"{run.path} was trained on {len(test) - len(kept):,} of the {len(test):,} images of {data.name}: they "
-               "are left out")  # fmt: skip
+        notify(
+            f"{run.path} was trained on {len(test) - len(kept):,} of the {len(test):,} images of {data.name}: they "
+            "are left out"
+        )
         sources, targets = ([part[i] for i in kept] for part in (test.sources, test.targets))
         task.data = replace(data, test=FileExamples(sources, targets, test.skipped))
     return True

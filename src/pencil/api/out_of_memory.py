@@ -40,9 +40,17 @@ def _fit(record: Family, model: Any, train: TrainConfig) -> str:
 
     try:
         found = fitting(
-            record.create, record.cost, model, train, memory, here.size, parallel, "bf16" if half else "fp32",
-            device.type == "cuda", slots if train.exact else None,
-        )  # fmt: skip
+            record.create,
+            record.cost,
+            model,
+            train,
+            memory,
+            here.size,
+            parallel,
+            "bf16" if half else "fp32",
+            device.type == "cuda",
+            slots if train.exact else None,
+        )
     except (RuntimeError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
         return ""  # a family of one's own may have a profile that cannot be counted
     return "" if found is None else found.words(train, parallel)

@@ -154,11 +154,17 @@ def new_run(
     begins = [] if start is None else begin_from(start, prepared, settings, path)
     check_freeze(record, prepared.model, settings, start)
     facts = {
-        "family": record.name, "preset": preset, "data": data,
+        "family": record.name,
+        "preset": preset,
+        "data": data,
         "data_path": getattr(getattr(prepared.task, "data", None), "pinned", "") or whole_path(data, record.embedded),
-        "data_hash": prepared.hash, **prepared.facts, "pencil": __version__, "settings": SETTINGS_VERSION,
-        **({} if start is None else start.facts), **launched(),
-    }  # fmt: skip
+        "data_hash": prepared.hash,
+        **prepared.facts,
+        "pencil": __version__,
+        "settings": SETTINGS_VERSION,
+        **({} if start is None else start.facts),
+        **launched(),
+    }
     if (rule := getattr(getattr(prepared.task, "data", None), "split", 1)) > 1:
         facts["split"] = rule
     table = {"run": facts, "model": prepared.model, "train": settings}

@@ -1,4 +1,4 @@
-"""A training in several processes: the writer makes the run and prepares the data, the others open it."""
+"""A training in several processes: rank 0 makes the run and prepares the data, the others open it."""
 
 import json
 import os
@@ -14,14 +14,14 @@ import torch
 from .. import __version__
 from ..collectives.processes import (
     RankError,
-    from_writer,
-    joined,
-    only_writer_prints,
+    broadcast,
+    on_all_ranks,
+    only_rank0_prints,
+    process_group,
+    rank0_first,
     same_everywhere,
     world,
-    writer_first,
 )
-from ..collectives.together import on_all
 from ..collectives.torchrun import agent_name, launch_folder, launch_name, restarts, several_machines
 from ..config import UserError, build
 from ..device import pick_device
@@ -39,8 +39,8 @@ TRIES = 3  # restarts in a row that may come no further
 
 @contextmanager
 def processes(device: str | None) -> Iterator[None]:
-    """Join the other processes of this training, where torchrun has started some; only the writer prints."""
-    with only_writer_prints(), joined(pick_device(device or "auto")):
+    """Join the other processes of this training, where torchrun has started some; only rank 0 prints."""
+    with only_rank0_prints(), process_group(pick_device(device or "auto")):
         yield
 
 
@@ -51,7 +51,7 @@ def check_same(chosen: Any) -> None:
 
 
 def make_once(make: Callable[[Path | None], Made], out: Path | None, name: str | None, notify: Notify) -> Made:
-    """The run that the writer makes, opened by the others too.
+    """The run that rank 0 makes, opened by the others too.
 
     After a restart it is the one that was made before, if it has a checkpoint; else it is made anew in its place.
     """
@@ -61,7 +61,7 @@ def make_once(make: Callable[[Path | None], Made], out: Path | None, name: str |
     new: list[bool] = []
 
     def by_writer() -> None:
-        if not world().writer:
+        if not world().is_rank0:
             return
         earlier = _made_before(out, name)
         if earlier is not None:
@@ -74,30 +74,30 @@ def make_once(make: Callable[[Path | None], Made], out: Path | None, name: str |
         else:
             made.append(_opened(earlier))
 
-    writer_first(by_writer)
-    place = from_writer([str(made[0][0].path.resolve()), made[0][0].id, new[0]] if made else None)
+    rank0_first(by_writer)
+    place = broadcast([str(made[0][0].path.resolve()), made[0][0].id, new[0]] if made else None)
 
     def by_others() -> None:
         if not made:
             made.append(as_writer(lambda: _opened(_seen(*place[:2])), place[0]))
 
     try:
-        on_all(by_others, patient=True)  # where they do not share the writer's cache
+        on_all_ranks(by_others, patient=True)  # where they do not share rank 0's cache
     except Exception:
-        if world().writer and place[2]:  # nobody is to find half a run
+        if world().is_rank0 and place[2]:  # nobody is to find half a run
             shutil.rmtree(place[0], ignore_errors=True)
         raise
     return made[0]
 
 
 def as_writer(work: Callable[[], T], run: str | Path) -> T:
-    """What `work` returns. What the writer could open and this process cannot is a file that it sees otherwise."""
+    """What `work` returns. What rank 0 could open and this process cannot is a file that it sees otherwise."""
     try:
         return work()
     except RankError:
         raise
     except UserError as error:
-        if world().writer:
+        if world().is_rank0:
             raise
         why = re.split("[:;] ", str(error))[0]  # without its mend, which is another
         sentence = f"it cannot open {run} as rank 0 does: {why}; all processes need the same files"
@@ -106,7 +106,7 @@ def as_writer(work: Callable[[], T], run: str | Path) -> T:
 
 def say_restart(run: Run, notify: Notify) -> None:
     """Report that a restarted training goes on; refuse to, where several restarts in a row came no further."""
-    if not restarts() or not world().writer:
+    if not restarts() or not world().is_rank0:
         return
     step = max(checkpoint.saved(run.path), default=0)
     notify(f"A process had ended: restart {restarts()}, on with {run.path} from step {step}")
@@ -135,7 +135,7 @@ def _opened(run: Run) -> Made:
 
 
 def _seen(place: str, number: str | None) -> Run:
-    """The writer's run, as this process sees it."""
+    """Rank 0's run, as this process sees it."""
     try:
         run = open_run(place)
     except (UserError, OSError):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..collectives.processes import from_all, grouped, lost_another, world
+from ..collectives.processes import all_gather, has_process_group, lost_another, world
 from ..collectives.torchrun import launch_folder, restarts
 from ..config import UserError
 from ..console import note, visible
@@ -70,9 +70,15 @@ def train(
             raise UserError(f"{min(both)} is given twice: by its name and in {section}")
     options, sizes = with_image_size(found["options"], {**(model or {}), **found["model"]})
     chosen = Chosen(
-        record.name, None if data is None else str(data), preset, options, sizes,
-        {**(train or {}), **found["train"]}, found["data"], None if from_run is None else str(from_run),
-    )  # fmt: skip
+        record.name,
+        None if data is None else str(data),
+        preset,
+        options,
+        sizes,
+        {**(train or {}), **found["train"]},
+        found["data"],
+        None if from_run is None else str(from_run),
+    )
     notify = (lambda line: None) if quiet else note
     if file is not None and config is not None:
         chosen = merge(chosen, file, config, notify)
@@ -104,10 +110,19 @@ def start_training(
     def make(again: Path | None) -> tuple[Run, Any, TrainConfig]:
         """`again` is a run of this training that is made once more."""
         return new_run(
-            record.name, chosen.data, preset=chosen.preset, model=chosen.model, train=chosen.train,
-            data_settings=chosen.data_settings, options=chosen.train_options(), run_name=None if again else name,
-            out=again or out, force=force or again is not None, from_run=chosen.from_run, notify=notify,
-        )  # fmt: skip
+            record.name,
+            chosen.data,
+            preset=chosen.preset,
+            model=chosen.model,
+            train=chosen.train,
+            data_settings=chosen.data_settings,
+            options=chosen.train_options(),
+            run_name=None if again else name,
+            out=again or out,
+            force=force or again is not None,
+            from_run=chosen.from_run,
+            notify=notify,
+        )
 
     run, task, config = make_once(make, out, name, notify)
     count, device = record.parameters(task.config), pick_device(config.device).type
@@ -170,8 +185,10 @@ def train_to_end(
         if isinstance(error, RuntimeError) and (lost_another(error) or not any(word in text for word in words)):
             raise
         raise out_of_memory(task.family, task.config, config) from None
-    several = from_all(task.skipped()) if grouped() else [task.skipped()]  # each process has read its own pictures
-    if not world().writer:
+    several = (
+        all_gather(task.skipped()) if has_process_group() else [task.skipped()]
+    )  # each process has read its own pictures
+    if not world().is_rank0:
         return outcome
     everywhere = dict.fromkeys((name, fault) for one in several for name, fault in one)
     later = [found for found in everywhere if found not in skipped]
@@ -197,8 +214,10 @@ def train_to_end(
     for line in filter(None, [about_accuracy(best, task.unit), *class_table(best)]):
         notify(visible(line, one_line=True))
     if best["step"] == 0 and outcome.step:
-        notify("No evaluation was better than that of the untrained model, so its weights are kept: train for more "
-               "steps, or with a smaller --train.lr")  # fmt: skip
+        notify(
+            "No evaluation was better than that of the untrained model, so its weights are kept: train for more "
+            "steps, or with a smaller --train.lr"
+        )
     if outcome.early:
         notify(f"It stopped before step {config.steps or run.config['train']['steps']}: {outcome.early}. Go on with:")
         notify(f"  {resume_command(program, run.path)} --train.patience 0")

@@ -81,11 +81,15 @@ class Chosen:
             train = {name: value for name, value in train.items() if name not in UNDECIDED}
         preset = self.preset or (file.preset if self.from_run is None else None)
         merged = Chosen(
-            self.family or file.family, self.data if self.data is not None else file.data, preset,
-            options | self.options, model | self.model, train | self.train,
+            self.family or file.family,
+            self.data if self.data is not None else file.data,
+            preset,
+            options | self.options,
+            model | self.model,
+            train | self.train,
             file.data_settings | self.data_settings,
             self.from_run if self.from_run is not None else file.from_run,
-        )  # fmt: skip
+        )
         return merged, notes
 
 

@@ -42,9 +42,16 @@ def run(plan: Plan) -> Iterator[Row]:
 
 def _ours(model: Any, labels: Tensor, steps: int, compiled: bool) -> Any:
     return sample_images(
-        model, process_of(model.config, True), (labels,), len(labels), GUIDANCE, steps, "ddim", decode=_latents,
+        model,
+        process_of(model.config, True),
+        (labels,),
+        len(labels),
+        GUIDANCE,
+        steps,
+        "ddim",
+        decode=_latents,
         compile=compiled,
-    )  # fmt: skip
+    )
 
 
 def _latents(x: Tensor) -> Any:

@@ -94,9 +94,13 @@ def bench(
     libraries = Peers(peers, tuple(peer_path or ()), note)
     _check_used(libraries.modules, jobs, scan)
     sizes: dict[str, Any] = dict(
-        quick=quick, repeat=repeat or (3 if quick else 5), preset=preset, batch=batch, tokens=tokens,
+        quick=quick,
+        repeat=repeat or (3 if quick else 5),
+        preset=preset,
+        batch=batch,
+        tokens=tokens,
         compile=compiled,
-    )  # fmt: skip
+    )
     plan = Plan(place, libraries, **sizes, notify=note)
     console, rows = Console(highlight=False, soft_wrap=True), []
     command = _command(job, peers, peer_path, scan, sizes)

@@ -112,9 +112,13 @@ def _read(
     """The line read with the options of this family."""
     shown = usage.replace("FAMILY", target)
     app = App(
-        name=f"pencil {verb}", usage=f"Usage: pencil {verb} {shown}", default_parameter=PARAMETERS, version_flags=[],
-        help_flags=list(HELP), help_format="plaintext",
-    )  # fmt: skip
+        name=f"pencil {verb}",
+        usage=f"Usage: pencil {verb} {shown}",
+        default_parameter=PARAMETERS,
+        version_flags=[],
+        help_flags=list(HELP),
+        help_format="plaintext",
+    )
     app[HELP[0]].show = False
     app.default(command(record))
     try:

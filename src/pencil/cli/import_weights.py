@@ -71,9 +71,15 @@ def import_weights(
 
     with shown_progress("importing"):
         run = import_checkpoint(
-            what, name=name, out=out, dtype=dtype, tokenizer=tokenizer, without_tokenizer=without_tokenizer,
-            force=force, notify=note,
-        )  # fmt: skip
+            what,
+            name=name,
+            out=out,
+            dtype=dtype,
+            tokenizer=tokenizer,
+            without_tokenizer=without_tokenizer,
+            force=force,
+            notify=note,
+        )
     note(f"The run is in {run.path}. Use it with:", f"  {usage(run)}")
     if parity:
         return _parity(what, run.path)
@@ -112,8 +118,10 @@ def _parity(what: str, path: Path) -> int:
     if worst.relative == inf:
         note(f"NOT equal: {worst.name} has NaN or infinity, which equals nothing {how}")
     else:
-        note(f"{'equal' if found.equal else 'NOT equal'}: the largest error is {worst.relative:.1e} of the largest "
-             f"value, in {worst.name} {how}")  # fmt: skip
+        note(
+            f"{'equal' if found.equal else 'NOT equal'}: the largest error is {worst.relative:.1e} of the largest "
+            f"value, in {worst.name} {how}"
+        )
     for line in found.notes:
         note(line)
     return 0 if found.equal else 1

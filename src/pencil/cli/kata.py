@@ -151,8 +151,11 @@ def _page(name: str, seed: int | None, record: Record) -> int:
     from ..learn.katas import page as sections
 
     screen, done = Screen(), Counter()
-    page = [(section if not i else None, question) for section in sections(name, seed)
-            for i, question in enumerate(section.questions)]  # fmt: skip
+    page = [
+        (section if not i else None, question)
+        for section in sections(name, seed)
+        for i, question in enumerate(section.questions)
+    ]
     for i, (section, question) in enumerate(page, 1):
         if section is not None:
             screen.write(section.title, "bold")

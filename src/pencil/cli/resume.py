@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ..collectives.processes import wait_long, world, writer_first
+from ..collectives.processes import rank0_first, wait_long, world
 from ..config import UserError, build, fitted, overrides, setting_types
 from .launch import start_several
 from .names import check_run
@@ -49,14 +49,14 @@ def resume(
     from ..api.several_processes import as_writer, check_same
     from ..api.several_processes import processes as join_others
 
-    if world().writer:
+    if world().is_rank0:
         open_run(run)  # before the processes are started
     start_several(processes)
     with join_others(changed.get("device") or _device(run)):
         check_same(
             {"command": "resume", "run": run.name, "train": changed, "data": data, "allow_changes": allow_changes}
         )
-        found = writer_first(lambda: as_writer(lambda: _prepared(run, changed, data, allow_changes), run))
+        found = rank0_first(lambda: as_writer(lambda: _prepared(run, changed, data, allow_changes), run))
         wait_long()
         return 0 if found is None else train_to_end(*found, allow_changes)
 
@@ -85,7 +85,7 @@ def _prepared(run: Path, changed: dict[str, Any], data: str | None, allow_change
             f"{run} was imported, so there is no training to continue; train from it: pencil train {opened.family} "
             f"--from {place} --data DATA"
         )
-    if allow_changes and world().writer:
+    if allow_changes and world().is_rank0:
         with opened.writing():
             if fault := opened.mend_manifest():
                 note(f"{fault}; it is written anew, of the files as they are, which cannot be verified")
@@ -131,7 +131,7 @@ def _continue(
         check_memory(record, record.read_config(opened.config["model"]), config)
     task = task_of(opened, config, data, note)
     check_patience(config, why_last(task))
-    if data is not None and world().writer:
+    if data is not None and world().is_rank0:
         _record_place(opened, data)
     if not allow_changes and (line := _nothing_left(opened, config)):
         note(line)

@@ -18,11 +18,13 @@ Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 Edits = Annotated[
     list[str] | None,
     Parameter(
-        group="Input", negative=(), allow_leading_hyphen=True,
+        group="Input",
+        negative=(),
+        allow_leading_hyphen=True,
         help="Set values during the forward pass: 'blocks.0.attn.pattern[:,2]=0', 'blocks.0.post[0,cat]=0'; may be "
         "repeated.",
     ),
-]  # fmt: skip
+]
 Digits = Annotated[int, Parameter(group="Output", help="Number of significant digits.")]
 
 

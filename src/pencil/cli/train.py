@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ..collectives.processes import only_writer_prints, world
+from ..collectives.processes import only_rank0_prints, world
 from ..config import UserError, overrides
 from .launch import began, leave, start_several
 from .screens.terminal import note, program
@@ -126,7 +126,7 @@ def train_command(record: Any) -> Callable[..., int]:
         if not settings_only:
             start_several(processes)
         if config is not None:
-            with only_writer_prints():
+            with only_rank0_prints():
                 chosen = merge(chosen, read_config(config), config, note)
         if settings_only:
             write_settings(chosen, out, force)

@@ -1,6 +1,6 @@
 """The processes of one training, and what they tell one another: bytes in tensors, never pickled objects.
 
-Rank 0 is the writer: only it prints and writes files.
+Only rank 0 prints and writes files.
 """
 
 import json
@@ -21,10 +21,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-PATIENCE = 2  # seconds that the others leave the writer to say what has failed
-SOON = 30  # seconds after which a process says that it waits for the others
-GONE = ("closed by peer", "reset by peer", "Broken pipe", "Socket closed", "remote process exited", "ncclRemoteError")
-SHOWN = 60  # characters of a value that differs
+RANK0_REPORT_SECONDS = 2  # the others leave rank 0 this long to report what has failed
+WAIT_NOTICE_SECONDS = 30  # a process that waits longer for the others says so
+LOST_CONNECTION_WORDS = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "Socket closed",
+    "remote process exited",
+    "ncclRemoteError",
+)
+MAX_SHOWN_CHARACTERS = 60  # of a value that differs
 
 
 class RankError(UserError):
@@ -39,7 +46,7 @@ class Ended(Exception):
     """Another process has failed and says why; this one only ends."""
 
 
-def grouped() -> bool:
+def has_process_group() -> bool:
     """Whether this process has joined the others."""
     import torch.distributed as dist
 
@@ -47,14 +54,14 @@ def grouped() -> bool:
 
 
 @contextmanager
-def joined(device: "torch.device", alone: bool = False) -> Iterator[World]:
-    """Join the other processes, and leave them at the end. Inside another `joined` it does nothing.
+def process_group(device: "torch.device", alone: bool = False) -> Iterator[World]:
+    """Join the other processes, and leave them at the end. Inside another `process_group` it does nothing.
 
     A single process joins nobody, unless it needs a group of one (`alone`), as FSDP does. Where one fails, only its
     own error is raised, with its rank; the others raise `Ended`.
     """
     here = world()
-    if (here.size == 1 and not alone) or grouped():
+    if (here.size == 1 and not alone) or has_process_group():
         yield here
         return
     import torch.distributed as dist
@@ -71,13 +78,13 @@ def joined(device: "torch.device", alone: bool = False) -> Iterator[World]:
         # kept to the end: if DDP were the last to hold it, freeing it would wait for a thread that waits for Python
         _groups.append((dist.group.WORLD, store))
         yield here
-        wait_for_all()  # the writer's store must not go first
+        wait_for_all()  # rank 0's store must not go first
         ended = True
     except Exception as error:
         raise _own_failure(error, store, here, begun and lost_another(error)) from error
     finally:
         # after a failure NCCL would wait for the others, and the error would never be shown
-        if grouped() and (ended or here.size == 1 or device.type == "cpu"):
+        if has_process_group() and (ended or here.size == 1 or device.type == "cpu"):
             with suppress(RuntimeError):  # the others may be gone
                 dist.destroy_process_group()
 
@@ -90,7 +97,7 @@ def _waiting(here: World) -> Iterator[None]:
     """Where the others do not come soon, one process of each machine says that it waits for them."""
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     line = f"rank {here.rank} waits for the other processes, {here.size - 1} of them, at {where}"
-    timer = threading.Timer(SOON, lambda: print(line, file=sys.__stderr__, flush=True))
+    timer = threading.Timer(WAIT_NOTICE_SECONDS, lambda: print(line, file=sys.__stderr__, flush=True))
     timer.daemon = True
     if here.size > 1 and not here.local:
         timer.start()
@@ -125,30 +132,30 @@ def _check_device(device: "torch.device", here: World) -> None:
 def _own_failure(error: Exception, store: Any, here: World, lost: bool) -> Exception:
     """The error to raise here for one that was raised here: one process says what has failed, the others only end.
 
-    The writer speaks first, since most errors are the same everywhere. `lost`: it only says that another is gone.
+    Rank 0 speaks first, since most errors are the same everywhere. `lost`: it only says that another is gone.
     """
     try:
-        if isinstance(error, Ended):  # the one that has failed reports it, as long as the writer's store is there
-            until = time.monotonic() + 3 * PATIENCE
-            while here.writer and not store.check(["failed"]) and time.monotonic() < until:
+        if isinstance(error, Ended):  # the one that has failed reports it, as long as rank 0's store is there
+            until = time.monotonic() + 3 * RANK0_REPORT_SECONDS
+            while here.is_rank0 and not store.check(["failed"]) and time.monotonic() < until:
                 time.sleep(0.05)
             return error
-        until = time.monotonic() + (0 if here.writer or isinstance(error, RankError) else PATIENCE)
+        until = time.monotonic() + (0 if here.is_rank0 or isinstance(error, RankError) else RANK0_REPORT_SECONDS)
         while not store.check(["failed"]) and time.monotonic() < until:
             time.sleep(0.05)
         if store.check(["failed"]) or (lost and restarts() < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS") or 0)):
             return Ended()
-        if lost and here.writer and not os.environ.get("TORCHELASTIC_RUN_ID"):
+        if lost and here.is_rank0 and not os.environ.get("TORCHELASTIC_RUN_ID"):
             return RankError(here.rank, "another process has ended, and this one with it")
         if lost or store.add("failed", 1) > 1:
             return Ended()
-    except RuntimeError:  # the writer is gone, and has reported why
+    except RuntimeError:  # rank 0 is gone, and has reported why
         return Ended()
     plain = isinstance(error, UserError) and not isinstance(error, RankError)
-    return RankError(here.rank, str(error)) if plain and not here.writer else error
+    return RankError(here.rank, str(error)) if plain and not here.is_rank0 else error
 
 
-def any_rank(*flags: bool) -> tuple[bool, ...]:
+def all_reduce_any(*flags: bool) -> tuple[bool, ...]:
     """Each flag as it is on any rank, in one message: for decisions that all must take together."""
     if world().size == 1:
         return flags
@@ -160,22 +167,22 @@ def any_rank(*flags: bool) -> tuple[bool, ...]:
     return tuple(map(bool, found.tolist()))
 
 
-def from_writer(value: Any) -> Any:
-    """The writer's value, which JSON can express, on every rank."""
+def broadcast(value: Any) -> Any:
+    """Rank 0's value, which JSON can express, on every rank."""
     if world().size == 1:
         return value
     import torch.distributed as dist
 
-    content = _bytes(value if world().writer else None)
+    content = _bytes(value if world().is_rank0 else None)
     length = _count(len(content))
     dist.broadcast(length, 0)
-    if not world().writer:
+    if not world().is_rank0:
         content = content.new_zeros(int(length))
     dist.broadcast(content, 0)
     return json.loads(bytes(content.tolist()))
 
 
-def from_all(value: Any, group: Any = None) -> list[Any]:
+def all_gather(value: Any, group: Any = None) -> list[Any]:
     """The values of all ranks, which JSON can express, in the order of the ranks, on every rank.
 
     A thread that goes on beside the training has a group of its own.
@@ -208,8 +215,8 @@ def _count(number: int) -> "Tensor":
 
 
 def same_everywhere(value: Any, what: str) -> None:
-    """Refuse ranks whose value differs from the writer's; the sentence has the rank, and where it differs."""
-    values = from_all(value)
+    """Refuse ranks whose value differs from rank 0's; the sentence has the rank, and where it differs."""
+    values = all_gather(value)
     for rank, other in enumerate(values):
         if other != values[0]:
             where = _difference(values[0], other)
@@ -227,10 +234,10 @@ def _difference(first: Any, other: Any, place: str = "") -> str:
 def _shown(value: Any) -> str:
     """A value as the user has given it."""
     text = "not given" if value is None else value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
 
 
-def total(tensor: "Tensor") -> "Tensor":
+def all_reduce_sum(tensor: "Tensor") -> "Tensor":
     """The sum of a tensor over the ranks, in its place."""
     if world().size > 1:
         import torch.distributed as dist
@@ -242,7 +249,7 @@ def total(tensor: "Tensor") -> "Tensor":
 def wait_for_all() -> None:
     """Go on when every rank has come to this line."""
     if world().size > 1:
-        any_rank(False)
+        all_reduce_any(False)
 
 
 def wait_long() -> None:
@@ -266,16 +273,16 @@ def _numbered(word: str) -> tuple[Any, str]:
 _keys = 0
 
 
-def writer_first(make: Callable[[], T]) -> T:
-    """What `make` makes: by the writer, while the others wait as long as it takes, and then by them.
+def rank0_first(make: Callable[[], T]) -> T:
+    """What `make` makes: by rank 0, while the others wait as long as it takes, and then by them.
 
-    So that what is made once, such as a cache of tokens, is found by the others. If the writer fails they only end.
+    So that what is made once, such as a cache of tokens, is found by the others. If rank 0 fails they only end.
     """
     here = world()
     if here.size == 1:
         return make()
     store, key = _numbered("made")
-    if not here.writer:
+    if not here.is_rank0:
         if not wait_for(store, key, "failed") or store.get(key) != b"whole":
             raise Ended
         return make()
@@ -300,15 +307,53 @@ def lost_another(error: BaseException) -> bool:
     from torch.distributed import DistNetworkError, DistStoreError
 
     return isinstance(error, (Ended, DistNetworkError, DistStoreError)) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in GONE)
+        isinstance(error, RuntimeError) and any(word in str(error) for word in LOST_CONNECTION_WORDS)
     )
 
 
 @contextmanager
-def only_writer_prints() -> Iterator[None]:
+def only_rank0_prints() -> Iterator[None]:
     """Drop what the other ranks print."""
-    if world().writer:
+    if world().is_rank0:
         yield
         return
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
+
+
+def on_all_ranks(work: Callable[[], Any], group: Any = None, patient: bool = False) -> list[Any]:
+    """What `work` returns on each rank, which JSON can express, by rank; if it fails on one, all of them raise.
+
+    An error of the system, such as a full disk, is raised as it is on every rank, since all go on after it or none.
+    Any other is raised on its own rank, and the others only end. `patient`: it may take some of them hours.
+    """
+    here = world()
+    if here.size == 1:
+        return [work()]
+    own, answer = None, {}
+    try:
+        answer["value"] = work()
+    except OSError as error:
+        own, answer["error"] = error, [error.errno, error.strerror, str(error.filename or "")]
+    except Exception as error:
+        own, answer["error"] = error, None
+    if patient:
+        wait_long()
+    answers = all_gather(answer, group)
+    failed = next((rank for rank, one in enumerate(answers) if "error" in one), None)
+    if failed is None:
+        return [one["value"] for one in answers]
+    system = answers[failed]["error"]
+    if system is not None:
+        number, text, name = system
+        raise OSError(number, f"{text} (rank {failed})", *([name] if name else []))
+    if failed != here.rank or own is None:
+        raise Ended
+    if isinstance(own, UserError) and not isinstance(own, RankError) and not here.is_rank0:
+        raise RankError(failed, str(own))
+    raise own
+
+
+def on_rank0(work: Callable[[], Any], patient: bool = False) -> Any:
+    """What `work` returns on rank 0, on every rank; the others wait for it."""
+    return on_all_ranks(lambda: work() if world().is_rank0 else None, patient=patient)[0]

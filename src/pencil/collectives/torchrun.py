@@ -21,7 +21,7 @@ class World(NamedTuple):
     local: int
 
     @property
-    def writer(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this is the process that prints and writes files."""
         return self.rank == 0
 
@@ -29,8 +29,9 @@ class World(NamedTuple):
 def world() -> World:
     """This process among those that torchrun started; without torchrun it is the only one."""
     try:
-        found = World(*(int(os.environ.get(name) or "01"[name == "WORLD_SIZE"]) for name in
-                        ("RANK", "WORLD_SIZE", "LOCAL_RANK")))  # fmt: skip
+        found = World(
+            *(int(os.environ.get(name) or "01"[name == "WORLD_SIZE"]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        )
     except ValueError:
         found = World(-1, 0, 0)
     if not 0 <= found.rank < found.size or found.local < 0:
@@ -131,7 +132,7 @@ def _opened(here: World) -> Any:
     host, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or 0)
     if host != LOOPBACK or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = next(rendezvous("env://", here.rank, here.size))[0]
-    elif here.writer:
+    elif here.is_rank0:
         try:
             listening = socket.create_server((host, port)).detach()
         except OSError as error:

@@ -79,10 +79,12 @@ def exported(
             shown.title or f"{subject.name}: {_read(state, subject)}",
             start=outline["start"],
             views={
-                **views, "view": shown.view, "shown": shown.as_json(),
+                **views,
+                "view": shown.view,
+                "shown": shown.as_json(),
                 "left_out": [*left_out, *([absent] if lacking else [])],
             },
-        )  # fmt: skip
+        )
 
     room = (MOST - len(page(set(), ()).encode())) / PACKED
     while True:
@@ -117,9 +119,13 @@ def _views(
     model = {**about, "path": path, "example": given, "examples": examples}
     trace = subject.trace(key)
     views: dict[str, Any] = {
-        "model": model, "answer": answer, "outline": {"map": module_map(trace.recording.model, all_tensors(trace))},
-        "attention": subject.attention(key), "light": {}, "contributions": {},
-    }  # fmt: skip
+        "model": model,
+        "answer": answer,
+        "outline": {"map": module_map(trace.recording.model, all_tensors(trace))},
+        "attention": subject.attention(key),
+        "light": {},
+        "contributions": {},
+    }
     room, looked = LIGHTS, shown.more.get("attention", "")
     for name, light in _lights(subject, key, views["attention"], looked):
         step(0, 1, "attention")

@@ -121,10 +121,11 @@ def shown(body: Mapping[str, Any]) -> Shown:
     more = table(at.get("more", {}), "more")
     entries(list(more), "more", MOST_OPTIONS)
     return Shown(
-        text(body.get("view", ""), "view"), text(at.get("cell", ""), "cell"),
+        text(body.get("view", ""), "view"),
+        text(at.get("cell", ""), "cell"),
         {text(name, "a name", 40): text(value, name) for name, value in more.items()},
         [text(one, "a part") for one in entries(at.get("open", []), "open", MOST_OPEN)],
-    )  # fmt: skip
+    )
 
 
 # ---- the parts of an address

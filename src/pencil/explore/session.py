@@ -94,13 +94,23 @@ class Subject:
         c = self.loaded.model.config
         examples = [{"name": name, "input": given} for name, given in self.profile.examples(self.loaded)]
         return {
-            "id": self.id, "name": self.name, "path": self.path, "family": self.kind.name, "summary": self.kind.summary,
-            "parameters": self.parameters, "step": self.step, "depth": c.depth, "heads": c.heads,
-            "live": self.live, "input": self.takes, "output": self.profile.output(self.loaded),
+            "id": self.id,
+            "name": self.name,
+            "path": self.path,
+            "family": self.kind.name,
+            "summary": self.kind.summary,
+            "parameters": self.parameters,
+            "step": self.step,
+            "depth": c.depth,
+            "heads": c.heads,
+            "live": self.live,
+            "input": self.takes,
+            "output": self.profile.output(self.loaded),
             "unmeasured": self.kind.heads.partition(";")[0] if isinstance(self.kind.heads, str) else "",
-            "controls": [one.as_json() for one in self.controls], "example": examples[0]["input"],
+            "controls": [one.as_json() for one in self.controls],
+            "example": examples[0]["input"],
             "examples": examples,
-        }  # fmt: skip
+        }
 
     def state(self, raw: Any) -> State:
         """A state as the page sends it, checked; remembered by its key."""
@@ -135,9 +145,14 @@ class Subject:
         key = self.key(state)
         if key not in self._answers or on_event is not None:
             job = Job(
-                self.loaded, self.profile, state, self._located(state), self.live,
-                on_event or (lambda name, content: None), stopped or (lambda: False),
-            )  # fmt: skip
+                self.loaded,
+                self.profile,
+                state,
+                self._located(state),
+                self.live,
+                on_event or (lambda name, content: None),
+                stopped or (lambda: False),
+            )
             self._answers[key] = answer(job)
         self._answers.move_to_end(key)
         while len(self._answers) > 4 * KEPT:

@@ -20,9 +20,12 @@ def sampling_of(options: Mapping[str, float]) -> Sampling:
     """The sampling rules of the options; 0 for top-k and min-p, and 1 for top-p, are off."""
     top_k, top_p, min_p = int(options["top_k"]), options["top_p"], options["min_p"]
     return Sampling(
-        float(options["temperature"]), top_k or None, None if top_p >= 1 else float(top_p), float(min_p) or None,
+        float(options["temperature"]),
+        top_k or None,
+        None if top_p >= 1 else float(top_p),
+        float(min_p) or None,
         seed=int(options["seed"]),
-    )  # fmt: skip
+    )
 
 
 def ranked(logits: np.ndarray) -> np.ndarray:
@@ -52,11 +55,14 @@ def bars(
     p, order = softmax(z), largest(z, len(z) if count is None else count)
     return [
         {
-            "label": label(int(i)), "id": int(i), "logit": number(z[i]), "probability": number(p[i]),
+            "label": label(int(i)),
+            "id": int(i),
+            "logit": number(z[i]),
+            "probability": number(p[i]),
             "cell": address("logits", (*where, i)),
         }
         for i in (*order, *also)
-    ]  # fmt: skip
+    ]
 
 
 def drawing(logits: Tensor, how: Sampling, uniform: float | None, drawn: int, label: Label) -> dict[str, Any]:
@@ -81,12 +87,20 @@ def drawing(logits: Tensor, how: Sampling, uniform: float | None, drawn: int, la
     others[listed] = False
     rows = [
         {
-            "label": label(i), "id": i, "logit": number(z[i]), "scaled": number(scaled[i]),
-            "probability": number(likely[i]), "kept": bool(keep[i]), "cut": str(cuts[i]), "final": number(final[i]),
-            "from": number(starts[i] / ends[-1]), "to": number(ends[i] / ends[-1]), "drawn": i == drawn,
+            "label": label(i),
+            "id": i,
+            "logit": number(z[i]),
+            "scaled": number(scaled[i]),
+            "probability": number(likely[i]),
+            "kept": bool(keep[i]),
+            "cut": str(cuts[i]),
+            "final": number(final[i]),
+            "from": number(starts[i] / ends[-1]),
+            "to": number(ends[i] / ends[-1]),
+            "drawn": i == drawn,
         }
         for i in listed
-    ]  # fmt: skip
+    ]
     return {"rows": rows, "uniform": uniform, "rest": number(likely[others].sum())}
 
 

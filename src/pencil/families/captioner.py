@@ -64,9 +64,8 @@ class SampleOptions(TextOutput, AttentionOutput, Decoding, ImageInput):
 
     prompt: Annotated[
         Texts,
-        Parameter(group=INPUT, help="How the description begins; may be repeated; - is standard input.",
-                  **REPEATABLE),
-    ] = None  # fmt: skip
+        Parameter(group=INPUT, help="How the description begins; may be repeated; - is standard input.", **REPEATABLE),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,12 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
         texts = joined(begun, pieces)
         named = [f"{paths[i]}: {text}" if len(paths) > 1 else text for (i, *_), text in zip(rows, texts, strict=True)]
         output.texts(named)
-        output.result([{"image": str(paths[i]), "prompt": prompt, "text": text}
-                       for (i, prompt, _), text in zip(rows, texts, strict=True)])  # fmt: skip
+        output.result(
+            [
+                {"image": str(paths[i]), "prompt": prompt, "text": text}
+                for (i, prompt, _), text in zip(rows, texts, strict=True)
+            ]
+        )
         if options.attention:
             output.file(options.attention, caption_attention(model, tokenizer, pictures[0], texts[0]))
     if "context" in reasons:
@@ -122,10 +125,19 @@ def _describe(
 ) -> Iterator[list[str]]:
     x, tokenizer = picture_tensor(pictures, loaded), loaded.tokenizer
     return stream(
-        loaded.model, tokenizer, [prompt for _, prompt, _ in rows], options.max_new_tokens, options.sampling(),
-        stop=options.stop or [], samples=[k for *_, k in rows], begin=tokenizer.end,
-        given={"picture": x[[i for i, *_ in rows]]}, reasons=reasons, compile=options.compile, notify=notify,
-    )  # fmt: skip
+        loaded.model,
+        tokenizer,
+        [prompt for _, prompt, _ in rows],
+        options.max_new_tokens,
+        options.sampling(),
+        stop=options.stop or [],
+        samples=[k for *_, k in rows],
+        begin=tokenizer.end,
+        given={"picture": x[[i for i, *_ in rows]]},
+        reasons=reasons,
+        compile=options.compile,
+        notify=notify,
+    )
 
 
 def trace_caption(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
@@ -151,9 +163,13 @@ def _trace_ids(loaded: Loaded, x: torch.Tensor, ids: Sequence[int], text: str) -
     c, patches = model.config, grid_labels("patch", model.config.grid)
     before, words = _words(c, tokenizer, ids)
     labels = {
-        "T": before + words, "S": before + words, "N": patches, "M": before, "t": words,
+        "T": before + words,
+        "S": before + words,
+        "N": patches,
+        "M": before,
+        "t": words,
         "V": vocabulary_labels(tokenizer, c.vocab),
-    }  # fmt: skip
+    }
     facts = _facts(c) | {"text": text}
     return trace(model, torch.tensor([list(ids)]), x, words=labels, facts=facts)
 
@@ -225,9 +241,7 @@ def _layout(loaded: Loaded, prompt: Prompt, written: Sequence[int]) -> tuple[lis
 EXPLORE = ExploreProfile(
     takes=lambda loaded: {
         **picture_input(loaded.model.config),
-        "text": {
-            "label": "How the description begins", "longest": loaded.model.config.context - 1, "optional": True
-        },
+        "text": {"label": "How the description begins", "longest": loaded.model.config.context - 1, "optional": True},
     },
     output=lambda loaded: "tokens",
     read=_read,
@@ -236,7 +250,7 @@ EXPLORE = ExploreProfile(
     examples=example_pictures,
     controls=lambda loaded: writing_controls(64, loaded.model.config.context, 0.0),
     writes=True,
-)  # fmt: skip
+)
 FAMILY = Family(
     name="captioner",
     summary="an image to its description",

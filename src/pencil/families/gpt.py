@@ -43,14 +43,28 @@ from .predictions import Text, check_texts, grouped
 from .trace_labels import check_context
 
 _GPT2 = dict(
-    optimizer="adamw", lr=6e-4, final_lr_fraction=0.1, batch=12, accumulate=40, warmup=2000, steps=600_000, beta2=0.95,
+    optimizer="adamw",
+    lr=6e-4,
+    final_lr_fraction=0.1,
+    batch=12,
+    accumulate=40,
+    warmup=2000,
+    steps=600_000,
+    beta2=0.95,
     save_every=1000,
-)  # fmt: skip
+)
 # of the LLaMA papers: batches of four million tokens
 _LLAMA = dict(
-    optimizer="adamw", lr=3e-4, final_lr_fraction=0.1, batch=1, accumulate=1024, warmup=2000, steps=500_000, beta2=0.95,
+    optimizer="adamw",
+    lr=3e-4,
+    final_lr_fraction=0.1,
+    batch=1,
+    accumulate=1024,
+    warmup=2000,
+    steps=500_000,
+    beta2=0.95,
     save_every=1000,
-)  # fmt: skip
+)
 TRAINING: dict[str, dict[str, Any]] = {
     "nano": dict(),
     "nanogpt": dict(optimizer="adamw", lr=1e-3, final_lr_fraction=0.1),
@@ -129,10 +143,18 @@ def _continue(
     count = options.count or 1
     prompts = [text for text in begun for _ in range(count)]
     pieces = stream(
-        loaded.model, loaded.tokenizer, prompts, options.max_new_tokens, options.sampling(TEMPERATURE),
-        stop=options.stop or [], samples=[k for _ in begun for k in range(count)], slide=options.slide, reasons=reasons,
-        compile=options.compile, notify=notify,
-    )  # fmt: skip
+        loaded.model,
+        loaded.tokenizer,
+        prompts,
+        options.max_new_tokens,
+        options.sampling(TEMPERATURE),
+        stop=options.stop or [],
+        samples=[k for _ in begun for k in range(count)],
+        slide=options.slide,
+        reasons=reasons,
+        compile=options.compile,
+        notify=notify,
+    )
     return prompts, pieces
 
 

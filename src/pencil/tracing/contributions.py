@@ -47,9 +47,16 @@ class LeafPart(Part):
     """The part of a leaf: its `weights` are how much the output changes with each of its cells."""
 
     def __init__(
-        self, tree: "Tree", leaf: Leaf, index: Index, weights: Tensor, parent: "LeafPart | None", value: float,
-        size: float, most: int,
-    ):  # fmt: skip
+        self,
+        tree: "Tree",
+        leaf: Leaf,
+        index: Index,
+        weights: Tensor,
+        parent: "LeafPart | None",
+        value: float,
+        size: float,
+        most: int,
+    ):
         self.tree, self.leaf, self.index, self.weights, self.parent = tree, leaf, index, weights, parent
         self.size = size
         given = dict(zip(tree.labels.groups(leaf), index, strict=True))

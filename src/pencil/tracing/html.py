@@ -141,9 +141,14 @@ def data(trace: RecordedTrace) -> tuple[dict[str, Any], bytes]:
     from ..core.probe import LEGEND  # here, because it loads torch
 
     rules = {
-        "shown": SHOWN, "depth": DEPTH, "wide": WIDE, "origins": ORIGINS, "rounding": ROUNDING,
-        "least": LEAST, "tiny": TINY,
-    }  # fmt: skip
+        "shown": SHOWN,
+        "depth": DEPTH,
+        "wide": WIDE,
+        "origins": ORIGINS,
+        "rounding": ROUNDING,
+        "least": LEAST,
+        "tiny": TINY,
+    }
     return {**graph, "functions": forms, "rules": rules, "legend": LEGEND, "arrays": placed}, b"".join(chunks)
 
 

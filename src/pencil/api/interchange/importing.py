@@ -119,15 +119,21 @@ def import_checkpoint(
         origin = {"from": what, "architecture": architecture.name, "library": architecture.library}
         origin |= {key: value for key in ("hub", "revision", "licence") if (value := getattr(found, key))}
         facts = {
-            "family": record.name, "preset": "imported", "pencil": __version__, "settings": SETTINGS_VERSION,
-            **tables.get("run", {}), **({"tokenizer": kept.kind} if kept else {}),
-        }  # fmt: skip
+            "family": record.name,
+            "preset": "imported",
+            "pencil": __version__,
+            "settings": SETTINGS_VERSION,
+            **tables.get("run", {}),
+            **({"tokenizer": kept.kind} if kept else {}),
+        }
         table = {"run": facts, "model": config, "train": {}, "import": origin, **({"tokens": tokens} if tokens else {})}
         table |= {section: tables[section] for section in TABLES if tables.get(section)}
         stored = chosen or _stored(found)
         count = record.parameters(config)
-        notify(f"{what}: {architecture.name} of {architecture.library}, a {record.name} of {count:,} parameters in "
-               f"{str(stored).removeprefix('torch.')}")  # fmt: skip
+        notify(
+            f"{what}: {architecture.name} of {architecture.library}, a {record.name} of {count:,} parameters in "
+            f"{str(stored).removeprefix('torch.')}"
+        )
         sweep_folders(path)
         aside, not_finite = beside(path), list[str]()
         try:
@@ -144,8 +150,14 @@ def import_checkpoint(
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-    notes += [*taken, *tables.get("notes", ()), *architecture.remarks(config), *about_dropout(architecture, theirs),
-              *about_generation(found, architecture, record), *_about_rows(config, kept)]  # fmt: skip
+    notes += [
+        *taken,
+        *tables.get("notes", ()),
+        *architecture.remarks(config),
+        *about_dropout(architecture, theirs),
+        *about_generation(found, architecture, record),
+        *_about_rows(config, kept),
+    ]
     for note in (*notes, *_about_values(not_finite), *_without_tokenizer(config, kept)):
         notify(note)
     return Run.open(path)

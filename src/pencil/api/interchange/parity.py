@@ -113,5 +113,7 @@ def _package(name: str) -> Any:
 
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "transformers": _transformers, "timm": _timm, "diffusers": _diffusers,
-}  # fmt: skip
+    "transformers": _transformers,
+    "timm": _timm,
+    "diffusers": _diffusers,
+}

@@ -298,14 +298,24 @@ def as_json(
     """What JSON can hold: whole numbers of bytes and FLOPs, and seconds."""
     m, held = report.memory, report.memory.activations
     return {
-        "model": report.name, "family": report.family, "batch": report.batch, "tokens": report.tokens,
-        "dtype": report.dtype, "config": asdict(report.config), "notes": list(report.notes),
+        "model": report.name,
+        "family": report.family,
+        "batch": report.batch,
+        "tokens": report.tokens,
+        "dtype": report.dtype,
+        "config": asdict(report.config),
+        "notes": list(report.notes),
         "parameters": {**report.counts.parameters, "total": report.parameters, "trained": report.trained},
         "flops": {"forward": report.forward, "backward": report.backward, "forward_by_group": report.by_group},
         "train_step_bytes": {
-            "weights": m.weights, "gradients": m.gradients, "adamw": m.adamw, "muon": m.muon,
-            "activations": None if held is None else asdict(held), "optimizer": report.optimizer,
-            "recompute": "blocks" if report.recompute else "none", "total": report.memory_of("train_step"),
+            "weights": m.weights,
+            "gradients": m.gradients,
+            "adamw": m.adamw,
+            "muon": m.muon,
+            "activations": None if held is None else asdict(held),
+            "optimizer": report.optimizer,
+            "recompute": "blocks" if report.recompute else "none",
+            "total": report.memory_of("train_step"),
             "total_recomputed": None if held is None else report.memory_of("train_step", True),
         },
         "kv_cache_bytes": {
@@ -315,8 +325,11 @@ def as_json(
             name: {**asdict(work), "arithmetic_intensity": work.intensity} for name, work in report.workloads.items()
         },
         "least_seconds": {
-            on.name: {name: {"seconds": work.seconds(on, report.dtype), "bound": work.bound(on, report.dtype)}
-                      for name, work in report.workloads.items()} for on in devices
+            on.name: {
+                name: {"seconds": work.seconds(on, report.dtype), "bound": work.bound(on, report.dtype)}
+                for name, work in report.workloads.items()
+            }
+            for on in devices
         },
         "measured_seconds": measured,
-    }  # fmt: skip
+    }

@@ -19,9 +19,15 @@ OPTIMIZERS = {"muon": "Muon and AdamW", "adamw": "AdamW"}
 
 
 def up_to(
-    gpus: int, parallel: str, training: Mapping[str, Any], report: CostReport, record: "Family", freeze: str | None,
-    on: "Device", bandwidth: float | None,
-) -> "list[Scale]":  # fmt: skip
+    gpus: int,
+    parallel: str,
+    training: Mapping[str, Any],
+    report: CostReport,
+    record: "Family",
+    freeze: str | None,
+    on: "Device",
+    bandwidth: float | None,
+) -> "list[Scale]":
     """The costs for 1 to 1,024 devices, and for as many as were asked for, with these settings of training."""
     from ...cost.parallel import Plan, units_of
     from ...cost.profile import on_meta
@@ -74,9 +80,11 @@ def show_scaling(
     console.print(Text("".join(f"{head:>{wide}}" for head, wide in zip(heads, WIDTHS, strict=True)), "dim"))
     for scale in scales:
         console.print(Text(_line(scale, report.batch, on)))
-    speed = f"{bandwidth:g} GB/s" if bandwidth else (
-        f"{on.link / 1e9:g} GB/s in a machine of {MACHINE}, else {min(on.link, NETWORK) / 1e9:g}"
-    )  # fmt: skip
+    speed = (
+        f"{bandwidth:g} GB/s"
+        if bandwidth
+        else (f"{on.link / 1e9:g} GB/s in a machine of {MACHINE}, else {min(on.link, NETWORK) / 1e9:g}")
+    )
     for remark in (
         *[f"* does not fit into {on.memory / 1e9:g} GB"]
         * any(m.total > on.memory for scale in scales for m in (scale.memory, scale.recomputed)),
@@ -130,9 +138,14 @@ def _line(scale: "Scale", batch: int, on: "Device") -> str:
     share = f"{100 * least:.0f}–{100 * most:.0f} %" if scale.sent else "–"
     devices = scale.plan.devices
     cells = (
-        f"{devices:,}", f"{devices * batch:,}", *sizes, _short(scale.sent) if scale.sent else "–",
-        show_time(scale.compute), show_time(scale.communication) if scale.sent else "–", share,
-    )  # fmt: skip
+        f"{devices:,}",
+        f"{devices * batch:,}",
+        *sizes,
+        _short(scale.sent) if scale.sent else "–",
+        show_time(scale.compute),
+        show_time(scale.communication) if scale.sent else "–",
+        share,
+    )
     return "".join(f"{cell:>{wide}}" for cell, wide in zip(cells, WIDTHS, strict=True))
 
 
@@ -155,15 +168,24 @@ def scaling_json(report: CostReport, scales: "Sequence[Scale]", on: "Device") ->
         return {name: asdict(memory) for name, memory in found.items()}
 
     return {
-        "model": report.name, "family": report.family, "rows_of_a_device": report.batch, "device": on.name,
-        "assumed": {"share_of_peak": COMPUTE, "peak": on.rate(report.dtype)}, "notes": list(report.notes),
+        "model": report.name,
+        "family": report.family,
+        "rows_of_a_device": report.batch,
+        "device": on.name,
+        "assumed": {"share_of_peak": COMPUTE, "peak": on.rate(report.dtype)},
+        "notes": list(report.notes),
         "devices": [
             {
-                **asdict(scale.plan), "batch": scale.plan.devices * report.batch, "memory_bytes": memory_of(scale),
-                "handed_bytes": scale.handed, "sent_bytes": scale.sent, "compute_seconds": scale.compute,
-                "sending_seconds": scale.communication, "efficiency": list(scale.efficiency),
+                **asdict(scale.plan),
+                "batch": scale.plan.devices * report.batch,
+                "memory_bytes": memory_of(scale),
+                "handed_bytes": scale.handed,
+                "sent_bytes": scale.sent,
+                "compute_seconds": scale.compute,
+                "sending_seconds": scale.communication,
+                "efficiency": list(scale.efficiency),
                 "fits": {name: found["total"] <= on.memory for name, found in memory_of(scale).items()},
             }
             for scale in scales
         ],
-    }  # fmt: skip
+    }

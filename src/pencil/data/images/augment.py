@@ -207,8 +207,11 @@ def random_affine(rows: np.ndarray, count: int, rng: np.random.Generator) -> np.
         matrix[scaled, 0, 0] = matrix[scaled, 1, 1] = 1 + 0.12 * magnitude[scaled]
         # shears, then translations
         for which, cell, largest in (
-            (2, (0, 1), 0.2), (3, (1, 0), 0.2), (4, (0, 2), 0.1 * height), (5, (1, 2), 0.1 * width),
-        ):  # fmt: skip
+            (2, (0, 1), 0.2),
+            (3, (1, 0), 0.2),
+            (4, (0, 2), 0.1 * height),
+            (5, (1, 2), 0.1 * width),
+        ):
             matrix[op == which, *cell] = largest * magnitude[op == which]
         matrices = matrices @ matrix
     centre = np.array([(height - 1) / 2, (width - 1) / 2])

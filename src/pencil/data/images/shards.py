@@ -118,8 +118,18 @@ def _samples(path: Path) -> Iterator[Sample]:
     rows = [_row(path, group) for group in groups]
     headers = pool().map(_header, [member for member, _, _ in rows])
     for (member, label, caption), (header, content) in zip(rows, headers, strict=True):
-        yield Sample(member.name, member.offset, member.size, label, caption, header.shape, header.grey, header.frames,
-                     header.fault, content)  # fmt: skip
+        yield Sample(
+            member.name,
+            member.offset,
+            member.size,
+            label,
+            caption,
+            header.shape,
+            header.grey,
+            header.frames,
+            header.fault,
+            content,
+        )
 
 
 def _header(member: Member) -> tuple[Header, str]:

@@ -23,8 +23,10 @@ def shapes(examples: FileExamples) -> dict[tuple[int, int], str]:
         if shape is not None:
             found.setdefault(shape, []).append(source)
     # the header of a broken file may hold any size: where there are several, each needs an image that can be decoded
-    sound = {shape: next(filter(_decodes, held), None) if found.keys() - {shape} else held[0]
-             for shape, held in found.items()}  # fmt: skip
+    sound = {
+        shape: next(filter(_decodes, held), None) if found.keys() - {shape} else held[0]
+        for shape, held in found.items()
+    }
     return {shape: source.name for shape, source in sound.items() if source is not None}
 
 

@@ -157,9 +157,17 @@ def _from_file(data: str, kind: Kind, whole: bool, reading: Reading) -> PairData
     select_best = len(test) >= MIN_TO_SELECT_BEST
     unevaluated = not_evaluated(classes, {label for _, label in test}, "texts")
     return PairData(
-        path.stem, sha, train, test, select_best, classes, reading=found.facts, note=note, unevaluated=unevaluated,
+        path.stem,
+        sha,
+        train,
+        test,
+        select_best,
+        classes,
+        reading=found.facts,
+        note=note,
+        unevaluated=unevaluated,
         split=split if labelled else 1,
-    )  # fmt: skip
+    )
 
 
 def _read(content: bytes, data: str, suffix: str, kind: Kind, reading: Reading, sha: str) -> Read:

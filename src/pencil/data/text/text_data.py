@@ -16,9 +16,22 @@ from .corpus import CHUNK, Corpus, find, find_like, input_path
 from .tokenizing import FORMAT, tokenize, tokens_path
 
 __all__ = [
-    "CHUNK", "FORMAT", "TEXTS", "Corpus", "TextData", "cache_folder", "find", "find_like", "input_path", "labelled",
-    "load", "make_tokenizer", "tokenize", "tokenizer_path", "tokens_path",
-]  # fmt: skip
+    "CHUNK",
+    "FORMAT",
+    "TEXTS",
+    "Corpus",
+    "TextData",
+    "cache_folder",
+    "find",
+    "find_like",
+    "input_path",
+    "labelled",
+    "load",
+    "make_tokenizer",
+    "tokenize",
+    "tokenizer_path",
+    "tokens_path",
+]
 
 LONG_LINE = 10_000  # characters; a label is far shorter
 

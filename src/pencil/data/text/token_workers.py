@@ -103,9 +103,11 @@ class Workers:
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, json.dumps(sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-c", WORKER, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        )
         with self.lock:
             self.started.append(process)
         self.own.process = process

@@ -124,10 +124,19 @@ class _Bar:
         self.name, self.total, self.done = corpus.name, corpus.size, 0
         console = Console(stderr=True)
         how = f"{workers} processes" if workers > 1 else "one process"
-        self.bar = Progress(
-            TextColumn(f"tokenizing in {how}"), BarColumn(), TaskProgressColumn(), DownloadColumn(),
-            TimeRemainingColumn(), console=console, transient=True,
-        ) if console.is_terminal else None  # fmt: skip
+        self.bar = (
+            Progress(
+                TextColumn(f"tokenizing in {how}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                DownloadColumn(),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+            )
+            if console.is_terminal
+            else None
+        )
         self.task = self.bar.add_task("", total=self.total) if self.bar is not None else None
         if self.bar is None:
             note(f"tokenizing {self.total / 1e9:.2f} GB of {self.name} in {how}")

@@ -211,20 +211,28 @@ def _replaced(content: Settings, made: Settings) -> list[str]:
 
 def byte_level(vocabulary: Mapping[str, int], merges: list[Any], settings: Settings) -> dict[str, Any]:
     """GPT-2's."""
-    level = {"type": "ByteLevel", "add_prefix_space": bool(settings.get("add_prefix_space")), "trim_offsets": True,
-             "use_regex": True}  # fmt: skip
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": bool(settings.get("add_prefix_space")),
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     return {
-        "pre_tokenizer": level, "decoder": level,
+        "pre_tokenizer": level,
+        "decoder": level,
         "model": {"type": "BPE", "dropout": None, "unk_token": None, "vocab": vocabulary, "merges": merges},
-    }  # fmt: skip
+    }
 
 
 def around(cls: str, sep: str, ids: Mapping[str, int], settings: Settings) -> dict[str, Any]:
     """What RoBERTa puts around a text."""
     return {
-        "type": "RobertaProcessing", "sep": [sep, ids[sep]], "cls": [cls, ids[cls]], "trim_offsets": True,
+        "type": "RobertaProcessing",
+        "sep": [sep, ids[sep]],
+        "cls": [cls, ids[cls]],
+        "trim_offsets": True,
         "add_prefix_space": bool(settings.get("add_prefix_space")),
-    }  # fmt: skip
+    }
 
 
 def wordpiece(
@@ -235,20 +243,28 @@ def wordpiece(
     one, two = ({"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB"))
     return {
         "normalizer": {
-            "type": "BertNormalizer", "clean_text": True,
+            "type": "BertNormalizer",
+            "clean_text": True,
             "handle_chinese_chars": bool(settings.get("tokenize_chinese_chars", True)),
-            "strip_accents": settings.get("strip_accents"), "lowercase": bool(settings.get("do_lower_case", True)),
+            "strip_accents": settings.get("strip_accents"),
+            "lowercase": bool(settings.get("do_lower_case", True)),
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": {
-            "type": "TemplateProcessing", "single": [_mark(cls), one, _mark(sep)],
+            "type": "TemplateProcessing",
+            "single": [_mark(cls), one, _mark(sep)],
             "pair": [_mark(cls), one, _mark(sep), two, _mark(sep, 1)],
             "special_tokens": {text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in (cls, sep)},
         },
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {"type": "WordPiece", "unk_token": texts["unk_token"], "continuing_subword_prefix": "##",
-                  "max_input_chars_per_word": 100, "vocab": vocabulary},
-    }  # fmt: skip
+        "model": {
+            "type": "WordPiece",
+            "unk_token": texts["unk_token"],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocabulary,
+        },
+    }
 
 
 def _mark(text: str, kind: int = 0) -> dict[str, Any]:
@@ -294,11 +310,17 @@ def _llama(content: Settings, ids: Ids, texts: Texts, settings: Settings) -> dic
     return {
         "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False},
         "post_processor": content.get("post_processor"),
-        "decoder": {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
-            {"type": "Fuse"}, *strip]},
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *strip,
+            ],
+        },
         "model": {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": True, "byte_fallback": True, **model},
-    }  # fmt: skip
+    }
 
 
 def _t5(content: Settings, ids: Ids, texts: Texts, settings: Settings) -> dict[str, Any]:
@@ -310,12 +332,14 @@ def _t5(content: Settings, ids: Ids, texts: Texts, settings: Settings) -> dict[s
         "normalizer": next((part for part in normalizers if part["type"] == "Precompiled"), None),
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, spaces]},
         "post_processor": {
-            "type": "TemplateProcessing", "single": [one, end], "pair": [one, end, two, end],
+            "type": "TemplateProcessing",
+            "single": [one, end],
+            "pair": [one, end, two, end],
             "special_tokens": {"</s>": {"id": "</s>", "ids": [ids[texts["eos_token"]]], "tokens": ["</s>"]}},
         },
         "decoder": spaces,
         "model": {"type": "Unigram", "vocab": content["model"]["vocab"], "unk_id": 2, "byte_fallback": False},
-    }  # fmt: skip
+    }
 
 
 class TokenizerClass(NamedTuple):

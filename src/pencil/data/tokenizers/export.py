@@ -63,12 +63,26 @@ def _names(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _file(model: dict[str, Any], split: dict[str, Any], decoder: dict[str, Any], end: int | None) -> dict[str, Any]:
-    mark = {"id": end, "content": END, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-            "special": True}  # fmt: skip
+    mark = {
+        "id": end,
+        "content": END,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [] if end is None else [mark],
-        "normalizer": None, "pre_tokenizer": split, "post_processor": None, "decoder": decoder, "model": model,
-    }  # fmt: skip
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [] if end is None else [mark],
+        "normalizer": None,
+        "pre_tokenizer": split,
+        "post_processor": None,
+        "decoder": decoder,
+        "model": model,
+    }
 
 
 def _bytes(end: int | None) -> dict[str, Any]:

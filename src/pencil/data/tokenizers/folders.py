@@ -141,9 +141,14 @@ def _never(generation: Mapping[str, Any], config: Mapping[str, Any]) -> list[int
 
 def _added(token: str, i: int, lstrip: bool = False) -> dict[str, Any]:
     return {
-        "id": i, "content": token, "single_word": False, "lstrip": lstrip, "rstrip": False, "normalized": False,
+        "id": i,
+        "content": token,
+        "single_word": False,
+        "lstrip": lstrip,
+        "rstrip": False,
+        "normalized": False,
         "special": True,
-    }  # fmt: skip
+    }
 
 
 def _specials(names: Mapping[str, str], settings: Mapping[str, Any], vocabulary: Mapping[str, int]) -> dict[str, str]:
@@ -170,9 +175,12 @@ def _byte_level(folder: Path, files: Files) -> dict[str, Any]:
     marks = {text: _added(text, vocabulary[text], name == "mask_token") for name, text in special.items()}
     made = byte_level(vocabulary, [rule.split(" ") for rule in rules], settings)
     return {
-        "version": "1.0", "added_tokens": sorted(marks.values(), key=lambda one: one["id"]), "normalizer": None,
-        "post_processor": post, **made,
-    }  # fmt: skip
+        "version": "1.0",
+        "added_tokens": sorted(marks.values(), key=lambda one: one["id"]),
+        "normalizer": None,
+        "post_processor": post,
+        **made,
+    }
 
 
 def _wordpiece(folder: Path, files: Files) -> dict[str, Any]:
@@ -221,23 +229,38 @@ def _with_fallback(pieces: SentencePieces, special: Mapping[str, int], settings:
     if settings.get("add_eos_token") and end in special:
         form.append({"SpecialToken": {"id": end, "type_id": 0}})
     used = [one["SpecialToken"]["id"] for one in form if "SpecialToken" in one]
-    pair = [{kind: {**one, "id": "B" if one["id"] == "A" else one["id"], "type_id": 1}}
-            for part in form for kind, one in part.items()]  # fmt: skip
+    pair = [
+        {kind: {**one, "id": "B" if one["id"] == "A" else one["id"], "type_id": 1}}
+        for part in form
+        for kind, one in part.items()
+    ]
     prefix = [{"type": "Prepend", "prepend": "▁"}] if pieces.dummy_prefix else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if pieces.dummy_prefix else []
     return {
-        "version": "1.0", "added_tokens": [_added(text, i) for text, i in sorted(special.items(), key=lambda s: s[1])],
-        "normalizer": {"type": "Sequence", "normalizers": [
-            *prefix, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "version": "1.0",
+        "added_tokens": [_added(text, i) for text, i in sorted(special.items(), key=lambda s: s[1])],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [*prefix, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}],
+        },
         "pre_tokenizer": None,
         "post_processor": {
-            "type": "TemplateProcessing", "single": form, "pair": form + pair,
-            "special_tokens": {text: {"id": text, "ids": [special[text]], "tokens": [text]} for text in used}},
-        "decoder": {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
-            {"type": "Fuse"}, *strip]},
+            "type": "TemplateProcessing",
+            "single": form,
+            "pair": form + pair,
+            "special_tokens": {text: {"id": text, "ids": [special[text]], "tokens": [text]} for text in used},
+        },
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *strip,
+            ],
+        },
         "model": model,
-    }  # fmt: skip
+    }
 
 
 def _marian(folder: Path, files: Files) -> SentencePieceTokenizer:
@@ -254,8 +277,10 @@ def _marian(folder: Path, files: Files) -> SentencePieceTokenizer:
             raise UserError(f"{path} falls back to bytes, which is not supported for two vocabularies")
         if pieces.pieces[pieces.unknown][0] not in ids:
             raise UserError(f"{folder / 'vocab.json'} has no {pieces.pieces[pieces.unknown][0]!r}, for unknown text")
-    special = [token_text(settings.get(name)) or usual for name, usual in
-               (("eos_token", "</s>"), ("pad_token", "<pad>"), ("unk_token", "<unk>"))]  # fmt: skip
+    special = [
+        token_text(settings.get(name)) or usual
+        for name, usual in (("eos_token", "</s>"), ("pad_token", "<pad>"), ("unk_token", "<unk>"))
+    ]
     for text in special[:2]:
         if text not in ids:
             raise UserError(f"{folder / 'vocab.json'} has no {text!r}")

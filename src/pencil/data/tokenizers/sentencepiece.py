@@ -186,8 +186,9 @@ class SentencePieceTokenizer(WithoutSpecialTokens):
         return self._names.get(int(i), "").replace(SPACE, " ")
 
     def to_json(self) -> str:
-        sides = [{**vars(side.found), "charsmap": base64.b64encode(side.found.charsmap).decode()}
-                 for side in self.sides]  # fmt: skip
+        sides = [
+            {**vars(side.found), "charsmap": base64.b64encode(side.found.charsmap).decode()} for side in self.sides
+        ]
         content: dict[str, Any] = {"kind": KIND, "source": sides[0]}
         if len(sides) > 1:
             content["target"] = sides[1]

@@ -19,9 +19,22 @@ from .sentencepiece import SentencePieceTokenizer
 from .special_tokens import SpecialTokens, WithoutSpecialTokens
 
 __all__ = [
-    "END", "LONGEST_WORD", "VOCAB", "BPETokenizer", "ByteTokenizer", "CharTokenizer", "LibraryTokenizer",
-    "SentencePieceTokenizer", "Tokenizer", "digest", "from_name", "learn", "pieces", "read_json", "train_bpe",
-]  # fmt: skip
+    "END",
+    "LONGEST_WORD",
+    "VOCAB",
+    "BPETokenizer",
+    "ByteTokenizer",
+    "CharTokenizer",
+    "LibraryTokenizer",
+    "SentencePieceTokenizer",
+    "Tokenizer",
+    "digest",
+    "from_name",
+    "learn",
+    "pieces",
+    "read_json",
+    "train_bpe",
+]
 BPETokenizer = LibraryTokenizer
 
 

@@ -49,9 +49,19 @@ from .trace import STEPS, TraceOptions, trace_step
 
 _SMALL = dict(batch=64, weight_decay=0.0, ema=0.999, eval_every=500, save_every=500)
 _PAPER = dict(
-    optimizer="adamw", lr=1e-4, beta2=0.999, weight_decay=0.0, schedule="constant", warmup=0, clip=0.0, batch=256,
-    steps=400_000, ema=0.9999, eval_every=10_000, save_every=5000,
-)  # fmt: skip
+    optimizer="adamw",
+    lr=1e-4,
+    beta2=0.999,
+    weight_decay=0.0,
+    schedule="constant",
+    warmup=0,
+    clip=0.0,
+    batch=256,
+    steps=400_000,
+    ema=0.9999,
+    eval_every=10_000,
+    save_every=5000,
+)
 TRAINING: dict[str, dict[str, Any]] = {
     "nano": _SMALL,
     "small": _SMALL | dict(steps=20_000, batch=128, eval_every=2000, save_every=2000),
@@ -89,9 +99,10 @@ class SampleOptions(ImageOutput):
     label: Annotated[Texts, Parameter(group=INPUT, help="The class to sample; may be repeated.", **REPEATABLE)] = None
     prompt: Annotated[
         Texts,
-        Parameter(group=INPUT, help="The text to sample from, for a run trained on captions; may be repeated.",
-                  **REPEATABLE),
-    ] = None  # fmt: skip
+        Parameter(
+            group=INPUT, help="The text to sample from, for a run trained on captions; may be repeated.", **REPEATABLE
+        ),
+    ] = None
     count: Annotated[
         int | None,
         Parameter(group=SAMPLING, help="Number of images for each label or prompt.", show_default=default(1)),
@@ -174,9 +185,19 @@ def _denoise(
     rows = len(given[0]) if given else count
     shown = shown_steps(c.frames > 1, autoencoder is not None) if steps_shown else 0
     return sample_images(
-        loaded.model, process, given, rows, guidance, options.steps or STEPS, options.sampler, options.seed,
-        show_steps=shown, decode=decoder_of(autoencoder), compile=options.compile, notify=notify,
-    )  # fmt: skip
+        loaded.model,
+        process,
+        given,
+        rows,
+        guidance,
+        options.steps or STEPS,
+        options.sampler,
+        options.seed,
+        show_steps=shown,
+        decode=decoder_of(autoencoder),
+        compile=options.compile,
+        notify=notify,
+    )
 
 
 def evaluate(

@@ -32,9 +32,11 @@ class TraceOptions(NoOptions):
 
     label: Annotated[str | None, Parameter(group=INPUT, help="The class to sample.")] = None
     prompt: Annotated[
-        str | None, Parameter(group=INPUT, help="The text to sample from, for a run trained on captions.",
-                              allow_leading_hyphen=True),
-    ] = None  # fmt: skip
+        str | None,
+        Parameter(
+            group=INPUT, help="The text to sample from, for a run trained on captions.", allow_leading_hyphen=True
+        ),
+    ] = None
     step: Annotated[
         int | None,
         Parameter(

@@ -53,8 +53,11 @@ def exported(
         for i, kind in enumerate(kinds)
     ]
     pool = table.get("pool", "mean")
-    pooling = {"word_embedding_dimension": config.width, "pooling_mode_cls_token": pool == "class",
-               "pooling_mode_mean_tokens": pool == "mean"}  # fmt: skip
+    pooling = {
+        "word_embedding_dimension": config.width,
+        "pooling_mode_cls_token": pool == "class",
+        "pooling_mode_mean_tokens": pool == "mean",
+    }
     cut = {"max_seq_length": table.get("context", config.context), "do_lower_case": False}
     return {"config.json": described, MODULES: modules, f"{POOLING}/config.json": pooling, CUT: cut}, []
 

@@ -39,9 +39,16 @@ from .checkpoint_files import exported, imported
 
 _SMALL = dict(batch=32, weight_decay=0.1)
 _BERT = dict(
-    optimizer="adamw", lr=1e-4, beta2=0.999, weight_decay=0.01, warmup=10_000, batch=256, steps=1_000_000,
-    eval_every=5000, save_every=5000,
-)  # fmt: skip
+    optimizer="adamw",
+    lr=1e-4,
+    beta2=0.999,
+    weight_decay=0.01,
+    warmup=10_000,
+    batch=256,
+    steps=1_000_000,
+    eval_every=5000,
+    save_every=5000,
+)
 TRAINING: dict[str, dict[str, Any]] = {
     "nano": _SMALL,
     "small": _SMALL | dict(steps=8000, eval_every=1000, save_every=1000),

@@ -48,9 +48,21 @@ from .trace import EXPLORE, TraceOptions, trace_pair
 
 # of the 2017 paper, which does not clip; where width or warm-up are others, run_setup.py sets lr by the paper's formula
 _PAPER = dict(
-    optimizer="adamw", beta1=0.9, beta2=0.98, eps=1e-9, clip=0.0, schedule="inverse-sqrt", warmup=4000,
-    weight_decay=0.0, label_smoothing=0.1, batch=256, accumulate=8, steps=100_000, eval_every=1000, save_every=1000,
-)  # fmt: skip
+    optimizer="adamw",
+    beta1=0.9,
+    beta2=0.98,
+    eps=1e-9,
+    clip=0.0,
+    schedule="inverse-sqrt",
+    warmup=4000,
+    weight_decay=0.0,
+    label_smoothing=0.1,
+    batch=256,
+    accumulate=8,
+    steps=100_000,
+    eval_every=1000,
+    save_every=1000,
+)
 _SMALL = dict(batch=64, weight_decay=0.1, label_smoothing=0.0)
 TRAINING: dict[str, dict[str, Any]] = {
     "nano": _SMALL,
@@ -69,9 +81,10 @@ class SampleOptions(TextOutput, AttentionOutput, Decoding):
 
     source: Annotated[
         Texts,
-        Parameter(group=INPUT, help="The source text; may be repeated; - is standard input, one source a line.",
-                  **REPEATABLE),
-    ] = None  # fmt: skip
+        Parameter(
+            group=INPUT, help="The source text; may be repeated; - is standard input, one source a line.", **REPEATABLE
+        ),
+    ] = None
     beams: Annotated[
         int | None,
         Parameter(
@@ -137,9 +150,13 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
         per_length = f", divided by ((5 + length)/6)^{penalty:g}" if penalty else ""
         output.note(f"(before each target its score, the log-probability{per_length})")
         output.texts(lines)
-        output.result([{"source": source, "text": text, "score": one.score}
-                       for source, rows in zip(sources, found, strict=True)
-                       for text, one in rows[: options.count]])  # fmt: skip
+        output.result(
+            [
+                {"source": source, "text": text, "score": one.score}
+                for source, rows in zip(sources, found, strict=True)
+                for text, one in rows[: options.count]
+            ]
+        )
         first = found[0][0][0]
     else:
         rows, pieces = _translate(loaded, sources, options, reasons, output.note)
@@ -196,10 +213,19 @@ def _translate(
     count = options.count or 1
     rows = [source for source in sources for _ in range(count)]
     return rows, stream(
-        model, tokenizer, [""] * len(rows), _most(loaded, options), options.sampling(), stop=options.stop or [],
-        samples=[k for _ in sources for k in range(count)], begin=start_token(tokenizer),
-        given=source_inputs(model, tokenizer, rows), reasons=reasons, compile=options.compile, notify=notify,
-    )  # fmt: skip
+        model,
+        tokenizer,
+        [""] * len(rows),
+        _most(loaded, options),
+        options.sampling(),
+        stop=options.stop or [],
+        samples=[k for _ in sources for k in range(count)],
+        begin=start_token(tokenizer),
+        given=source_inputs(model, tokenizer, rows),
+        reasons=reasons,
+        compile=options.compile,
+        notify=notify,
+    )
 
 
 def _source_length(c: Any, length: int | None) -> int:

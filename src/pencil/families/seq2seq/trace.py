@@ -52,9 +52,11 @@ def _trace_ids(loaded: Loaded, source: torch.Tensor, ids: Sequence[int], target:
     model, tokenizer, _ = loaded
     words = _words(tokenizer, ids)
     labels = {
-        "T": words, "S": words, "s": [*(token_label(tokenizer, i) for i in source[0, :-1].tolist()), "end"],
+        "T": words,
+        "S": words,
+        "s": [*(token_label(tokenizer, i) for i in source[0, :-1].tolist()), "end"],
         "V": vocabulary_labels(tokenizer, model.config.vocab),
-    }  # fmt: skip
+    }
     facts = {"text": target, "first_word": 0}
     return trace(model, torch.tensor([list(ids)]), source, words=labels, facts=facts)
 

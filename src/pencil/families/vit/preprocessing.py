@@ -15,8 +15,11 @@ from ...weights.timm_vit import WHAT, pretrained
 # Pillow's numbers
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 FILE = "preprocessor_config.json"
-KINDS = {name: kind for kind in ("ViT", "DeiT")
-         for name in (f"{kind}ImageProcessor", f"{kind}ImageProcessorFast", f"{kind}FeatureExtractor")}  # fmt: skip
+KINDS = {
+    name: kind
+    for kind in ("ViT", "DeiT")
+    for name in (f"{kind}ImageProcessor", f"{kind}ImageProcessorFast", f"{kind}FeatureExtractor")
+}
 HALF = [0.5, 0.5, 0.5]
 # what a processor does where its file leaves a field out
 USUAL: dict[str, dict[str, Any]] = {
@@ -74,9 +77,13 @@ def from_timm(theirs: Mapping[str, Any], c: Any) -> dict[str, Any]:
     if mode == "center" and height != width:
         resample = "bilinear"  # so does timm, whatever its interpolation
     return _checked(
-        c, fit="crop" if mode == "center" else "squash", resize=(height, width), resample=resample,
-        mean=cfg.get("mean") or (0.485, 0.456, 0.406), std=cfg.get("std") or (0.229, 0.224, 0.225),
-    )  # fmt: skip
+        c,
+        fit="crop" if mode == "center" else "squash",
+        resize=(height, width),
+        resample=resample,
+        mean=cfg.get("mean") or (0.485, 0.456, 0.406),
+        std=cfg.get("std") or (0.229, 0.224, 0.225),
+    )
 
 
 def _checked(c: Any, **values: Any) -> dict[str, Any]:
@@ -108,9 +115,14 @@ def to_transformers(c: Any, reading: DataConfig) -> tuple[dict[str, Any] | None,
     size = reading.resize or (height, width)
     numbers = {name: number for number, name in RESAMPLING.items()}
     found: dict[str, Any] = dict(
-        do_resize=True, size={"height": size[0], "width": size[1]}, resample=numbers[reading.resample or "bicubic"],
-        do_rescale=True, rescale_factor=1 / 255, do_normalize=True, **_normal(c, reading, "image_mean", "image_std"),
-    )  # fmt: skip
+        do_resize=True,
+        size={"height": size[0], "width": size[1]},
+        resample=numbers[reading.resample or "bicubic"],
+        do_rescale=True,
+        rescale_factor=1 / 255,
+        do_normalize=True,
+        **_normal(c, reading, "image_mean", "image_std"),
+    )
     if reading.fit == "squash":
         kind = "ViTImageProcessor" if size == (height, width) else "DeiTImageProcessor"
     elif size[0] != size[1] or reading.fit == "pad":
@@ -136,9 +148,7 @@ def to_timm(c: Any, reading: DataConfig) -> tuple[dict[str, Any], list[str]]:
     uneven = fit == "crop" and size[0] != size[1]
     if uneven and reading.resize is not None and resample != "bilinear":
         raise UserError(f"data.resample is {resample}, and timm crops images that are not square by bilinear only")
-    found = dict(
-        interpolation=resample, crop_pct=percent, crop_mode=mode, **_normal(c, reading, "mean", "std")
-    )  # fmt: skip
+    found = dict(interpolation=resample, crop_pct=percent, crop_mode=mode, **_normal(c, reading, "mean", "std"))
     return found, [] if reading.resize is not None else [_note("timm")]
 
 

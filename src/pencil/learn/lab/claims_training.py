@@ -66,7 +66,7 @@ def scaled_gpt(size: Size, seed: int, std: float, scaled: bool) -> Any:
 
 _WARM = dict(
     words=17, length=16, width=32, heads=2, batch=16, depth=6, steps=120, warmup=40, rates=(0.001, 0.004, 0.016)
-)  # fmt: skip
+)
 _SCALE = dict(words=17, length=16, width=64, heads=2, batch=16, depth=2, steps=60, lr=2e-3)
 _BY_STEP = Curve("loss by step", "step", "training loss (nats)")
 

@@ -172,9 +172,17 @@ def _words(entry: Entry) -> dict[str, Any]:
     return {
         key: getattr(entry, key)
         for key in (
-            "title", "level", "about", "lines", "skipped", "katas", "labs", "corrections", "commands",
+            "title",
+            "level",
+            "about",
+            "lines",
+            "skipped",
+            "katas",
+            "labs",
+            "corrections",
+            "commands",
         )
-    }  # fmt: skip
+    }
 
 
 def _generic(names: str) -> str:

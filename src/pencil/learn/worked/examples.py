@@ -111,10 +111,22 @@ def vit_text() -> LiveTrace:
     words = ["begin", "a", "dark", "square", "light"]
     model = Captioner(
         CaptionerConfig(
-            image_size=(4, 4), channels=1, patch=(2, 2), vocab=5, context=3, width=8, depth=1, heads=1, hidden=16,
-            mask="causal", positions="learned", type_embeddings=False, delimiters="none", bias=True,
+            image_size=(4, 4),
+            channels=1,
+            patch=(2, 2),
+            vocab=5,
+            context=3,
+            width=8,
+            depth=1,
+            heads=1,
+            hidden=16,
+            mask="causal",
+            positions="learned",
+            type_embeddings=False,
+            delimiters="none",
+            bias=True,
         )
-    ).double()  # fmt: skip
+    ).double()
     picture = torch.arange(16, dtype=torch.float64).reshape(1, 1, 4, 4) / 10
     patches = [f"patch {i + 1}" for i in range(4)]
     sequence = patches + words[:3]
@@ -201,10 +213,20 @@ def original_transformer() -> LiveTrace:
     words = ["begin", "the", "cat", "sleeps", "die", "Katze", "schläft"]
     model = Seq2Seq(
         Seq2SeqConfig(
-            vocab=7, context=3, source_context=3, width=8, depth=1, heads=2, hidden=16, norm_position="post",
-            activation="relu", bias=True, positions="sinusoidal", scale_embeddings=True,
+            vocab=7,
+            context=3,
+            source_context=3,
+            width=8,
+            depth=1,
+            heads=2,
+            hidden=16,
+            norm_position="post",
+            activation="relu",
+            bias=True,
+            positions="sinusoidal",
+            scale_embeddings=True,
         )
-    ).double()  # fmt: skip
+    ).double()
     source, target = words[1:4], [words[0], *words[4:6]]
     source_tokens, target_tokens = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 4, 5]])
     return trace(

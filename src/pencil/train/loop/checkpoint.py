@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ...collectives.processes import World, world
-from ...collectives.together import on_all
+from ...collectives.processes import World, on_all_ranks, world
 from ...config import UserError
 from ...files import entry_of, fingerprint, flush_folder, matches, parse_json, read_bytes, read_json, write_flushed
 from ...runs.manifest import Fault, Manifest, list_checkpoints
@@ -59,19 +58,19 @@ def write(
     """Keep this step; the others are untouched until it stands, then all but the newest `keep` up to it go.
 
     With several processes each gives its own tensors, with `cuts` where they are pieces, and writes them to a file of
-    its own. The writer adds the state and the manifest when all of them are flushed: without a manifest in its place
+    its own. Rank 0 adds the state and the manifest when all of them are flushed: without a manifest in its place
     there is no checkpoint. `group` is the one by which they tell one another so.
     """
     final, here = folder_of(run, step), world()
     aside = final.with_name(f".tmp-{uuid.uuid4().hex}")
     try:
-        name = on_all(lambda: _make(aside) if here.writer else None, group)[0]
+        name = on_all_ranks(lambda: _make(aside) if here.is_rank0 else None, group)[0]
         files: dict[str, Any] = {}
-        for written in on_all(lambda: _write_shards(final.with_name(name), tensors, cuts, here), group):
+        for written in on_all_ranks(lambda: _write_shards(final.with_name(name), tensors, cuts, here), group):
             files |= written
-        on_all(lambda: _commit(run, step, aside, files, state, keep) if here.writer else None, group)
+        on_all_ranks(lambda: _commit(run, step, aside, files, state, keep) if here.is_rank0 else None, group)
     except BaseException:
-        if here.writer:
+        if here.is_rank0:
             shutil.rmtree(aside, ignore_errors=True)
         raise
     return final
@@ -89,7 +88,7 @@ def _write_shards(
     """This process's files, flushed: size and SHA-256 of each by its name. One process cuts large ones by size."""
     files, pieces = {}, cuts is not None
     for number, shard in enumerate([tensors] if pieces else _shards(tensors)):
-        if shard or (here.writer and not pieces):
+        if shard or (here.is_rank0 and not pieces):
             path = folder / f"shard-{here.rank if pieces else number:05d}.safetensors"
             write_file(path, shard, cuts)
             files[path.name] = fingerprint(path)

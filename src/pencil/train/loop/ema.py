@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ...collectives.dtensor import local
+from ...collectives.dtensor import to_local
 
 
 class ExponentialMovingAverage:
@@ -26,7 +26,7 @@ class ExponentialMovingAverage:
         # of tensors in one call the weight could only be a number, for which the host would wait
         weight = 1 - decay if skipped is None else (1 - decay) * (1 - skipped)
         for value, parameter in zip(self.values.values(), self.parameters.values(), strict=True):
-            local(value).lerp_(local(parameter), weight)
+            to_local(value).lerp_(to_local(parameter), weight)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -34,13 +34,13 @@ class ExponentialMovingAverage:
         with torch.no_grad():
             own = {name: p.detach().clone() for name, p in self.parameters.items()}
             for name, p in self.parameters.items():
-                local(p).copy_(local(self.values[name]))
+                to_local(p).copy_(to_local(self.values[name]))
         try:
             yield
         finally:
             with torch.no_grad():
                 for name, p in self.parameters.items():
-                    local(p).copy_(local(own[name]))
+                    to_local(p).copy_(to_local(own[name]))
 
     def restore(self, values: Mapping[str, Tensor]) -> None:
         """Restore a saved average; without one, start from the model's weights."""

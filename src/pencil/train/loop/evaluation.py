@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ...collectives.distributed_map import StopEverywhere, distributed_evaluation, gather_results
 from ...collectives.gathering import serve_others
-from ...collectives.processes import any_rank, from_writer, world
-from ...collectives.sharing import Agreed, agreed, sharing
+from ...collectives.processes import all_reduce_any, broadcast, world
 from ...config import UserError
 from ...files import write_aside
 from ...progress import duration, watched
@@ -27,11 +27,11 @@ from .saving import Saving
 Callback = Callable[[int, dict[str, float]], Any]
 
 
-class Abandoned(Agreed):
+class Abandoned(StopEverywhere):
     """An evaluation that is not finished: training is to stop, and a resumed one makes it again."""
 
 
-class TooLong(Agreed):
+class TooLong(StopEverywhere):
     """A first evaluation that takes long: the pace of training is measured and shown before it."""
 
 
@@ -47,7 +47,7 @@ class Evaluating(Saving):
 
     def evaluate(self) -> dict[str, float]:
         self.model.eval()
-        with self.autocast(), self.averaged(), self.gradients.running(), sharing():
+        with self.autocast(), self.averaged(), self.gradients.running(), distributed_evaluation():
             try:
                 results = self.task.evaluate(self.model, self.config.eval_batches)
             finally:
@@ -55,7 +55,7 @@ class Evaluating(Saving):
         if world().size == 1:
             return results
         # what follows is decided by them, on all processes alike
-        return from_writer({name: float(value) for name, value in results.items()})
+        return broadcast({name: float(value) for name, value in results.items()})
 
     def _evaluate(self, metrics: Metrics, bar: ProgressBar) -> None:
         """Metrics, the weights to be used and a preview; stops where the weights are good for nothing."""
@@ -85,7 +85,7 @@ class Evaluating(Saving):
 
         def watch(done: int, total: int) -> None:
             bar.evaluating(done, total)
-            if self.budget is not None and world().writer and self.budget.over() and not self.stopping.is_set():
+            if self.budget is not None and world().is_rank0 and self.budget.over() and not self.stopping.is_set():
                 bar.print(f"the time is up: the evaluation of step {self.step} is left out")
                 self.stopping.set()
             if self.stopping.is_set():
@@ -101,8 +101,10 @@ class Evaluating(Saving):
             unmeasured = False
             self._measure_pace(FIRST_LINE / 2)
             whole = duration(self.pace.left(0, self.config))
-            bar.print(f"about {self.pace.rate:,.0f} {self.task.unit}/s: {self.config.steps:,} steps take about "
-                      f"{whole}; first the untrained model is evaluated")  # fmt: skip
+            bar.print(
+                f"about {self.pace.rate:,.0f} {self.task.unit}/s: {self.config.steps:,} steps take about "
+                f"{whole}; first the untrained model is evaluated"
+            )
             with watched(watch):
                 return self._results_and_preview()
         finally:
@@ -118,17 +120,17 @@ class Evaluating(Saving):
         return results, self._preview()
 
     def _preview(self) -> Preview | None:
-        """Made by the writer alone."""
+        """Made by rank 0 alone."""
         shown = None
 
         def make() -> None:
             nonlocal shown
-            if world().writer:
+            if world().is_rank0:
                 shown = self.task.preview(self.model)
 
         self.model.eval()
         with self.averaged(), self.gradients.running():
-            agreed(make)
+            gather_results(make)
         return shown
 
     def _write_preview(self, shown: Preview) -> None:
@@ -143,14 +145,14 @@ class Evaluating(Saving):
         """Measure the pace before the first step."""
 
         def poll() -> None:
-            if any_rank(self.stopping.is_set())[0]:
+            if all_reduce_any(self.stopping.is_set())[0]:
                 raise Abandoned
 
         time_updates(self, self.pace, seconds, poll)
 
     def _call(self, callback: Callback | None, values: dict[str, float]) -> None:
         """Call it; False stops the training, and a word, which would be ignored, is refused."""
-        if callback is None or not world().writer:
+        if callback is None or not world().is_rank0:
             return
         answer = callback(self.step, values)
         if isinstance(answer, str):

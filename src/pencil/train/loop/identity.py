@@ -42,9 +42,12 @@ def identity(run: Run) -> dict[str, Any]:
     tokenizer = manifest.files.get("tokenizer.json") if manifest else None
     facts = {name: value for name, value in run.config["run"].items() if name != "changes"}
     return {
-        "run": facts, "model": run.config["model"], "train": run.config["train"], "data": run.config.get("data"),
+        "run": facts,
+        "model": run.config["model"],
+        "train": run.config["train"],
+        "data": run.config.get("data"),
         "tokenizer": tokenizer[0]["sha256"] if tokenizer else None,
-    }  # fmt: skip
+    }
 
 
 def differences(state: Mapping[str, Any], run: Run, record: Any) -> list[Change]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ...collectives.dtensor import local
-from ...collectives.processes import from_writer
+from ...collectives.dtensor import to_local
+from ...collectives.processes import broadcast
 from ...config import UserError
 from ...device import random_state_kept
 from ...progress import duration
@@ -69,7 +69,7 @@ class Budget:
     """A time budget: how much of it is used, and how many steps fit into the rest.
 
     Time counts from the start of the command to its last line. What earlier commands of the same run used counts too.
-    With several processes the writer's clock decides, and the others follow its plans.
+    With several processes rank 0's clock decides, and the others follow its plans.
     """
 
     def __init__(self, minutes: float, began: float, state: Mapping[str, Any] | None = None):
@@ -230,7 +230,7 @@ def time_updates(trainer: Any, pace: Pace, seconds: float, poll: Callable[[], No
     `poll` is called after each, and may stop it by raising.
     """
     model, device = trainer.model, trainer.device
-    before = {name: local(t).detach().to("cpu", copy=True) for name, t in model.state_dict().items()}
+    before = {name: to_local(t).detach().to("cpu", copy=True) for name, t in model.state_dict().items()}
     warm_up, units, made = 3 if trainer.warms_up else 1, 0, 0  # the first compile, and fill caches
     started = clock()
     try:
@@ -241,11 +241,11 @@ def time_updates(trainer: Any, pace: Pace, seconds: float, poll: Callable[[], No
                 made += 1
             trainer.guard.read(trainer.step)  # waits for the device
             began = last = clock()
-            if from_writer(began - started) > SLOW and not trainer.warms_up:
+            if broadcast(began - started) > SLOW and not trainer.warms_up:
                 pace.count(1, began - started, units)
                 return
             units = 0
-            while made == warm_up or from_writer(last - began) < seconds:
+            while made == warm_up or broadcast(last - began) < seconds:
                 units += trainer.update()
                 poll()
                 made += 1
@@ -255,7 +255,7 @@ def time_updates(trainer: Any, pace: Pace, seconds: float, poll: Callable[[], No
     finally:
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
-                local(tensor).copy_(before[name])
+                to_local(tensor).copy_(before[name])
         trainer.step = 0
         trainer.optimizers = make_optimizers(model, trainer.config)
         trainer.guard = FiniteGuard(device, trainer.guard.stop)

@@ -217,9 +217,13 @@ class ProgressBar:
         self.total, self.unit = total, unit
         self.printed: float | None = None  # when the last line of progress came
         self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
-            console=self.console, transient=True,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            transient=True,
+        )
         self.task = self.progress.add_task("training", total=total, completed=start, note="")
         self.evaluation: Countdown | None = None
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...collectives.processes import world
-from ...collectives.together import on_all, on_writer
+from ...collectives.processes import on_all_ranks, on_rank0, world
 from ...config import UserError
 from ...files import beside
 from ...runs.files import SHARED
@@ -28,20 +27,20 @@ from .identity import Change, check_start, check_weights, complete, record_chang
 def restore(trainer: Any) -> list[str]:
     """Verify a run and load its newest whole checkpoint into a trainer; what the user should know about it.
 
-    With several processes the writer verifies, and each of them reads its own pieces.
+    With several processes rank 0 verifies, and each of them reads its own pieces.
     """
     run, written = trainer.run, []
     check_shared(run.path)
-    found = on_writer(lambda: _verify(trainer, written), patient=True)  # a large checkpoint is read whole
+    found = on_rank0(lambda: _verify(trainer, written), patient=True)  # a large checkpoint is read whole
     notes, lost = found["notes"], found["lost"]
     if found["step"] is not None:
         kept = _opened(run, found)
         if found["first"]:
             trainer.write_weights(kept.state["best"])
-        on_all(lambda: _load(trainer, kept))
+        on_all_ranks(lambda: _load(trainer, kept))
         notes += _elsewhere(trainer, kept)
     if found["changed"]:
-        on_writer(lambda: record_changes(run, trainer.step, written, trainer.config))
+        on_rank0(lambda: record_changes(run, trainer.step, written, trainer.config))
         run.__dict__.pop("config", None)
     if lost is not None:
         notes.append(f"{lost}, and the weights of step {trainer.step} take its place")
@@ -52,7 +51,7 @@ def restore(trainer: Any) -> list[str]:
 
 
 def _verify(trainer: Any, written: list[Change]) -> dict[str, Any]:
-    """What the writer finds in the run: the newest whole checkpoint, what the user should know, changes to record."""
+    """What rank 0 finds in the run: the newest whole checkpoint, what the user should know, changes to record."""
     run, record, allow = trainer.run, trainer.task.family, trainer.allow_changes
     if allow:
         for path, fault in run.check_files("tokenizer.json"):
@@ -83,21 +82,21 @@ def _verify(trainer: Any, written: list[Change]) -> dict[str, Any]:
 
 
 def _opened(run: Run, found: Mapping[str, Any]) -> checkpoint.Checkpoint:
-    """The checkpoint that the writer has verified; every rank must see the same one."""
+    """The checkpoint that rank 0 has verified; every rank must see the same one."""
     opened: list[checkpoint.Checkpoint] = []
-    on_all(lambda: opened.append(checkpoint.read(run.path, found["step"], found["sha256"])))
+    on_all_ranks(lambda: opened.append(checkpoint.read(run.path, found["step"], found["sha256"])))
     return opened[0]
 
 
 def check_shared(path: Path) -> None:
-    """Refuse a rank that does not see the folder that the writer writes to."""
+    """Refuse a rank that does not see the folder that rank 0 writes to."""
     if world().size == 1:
         return
-    sign = path / on_writer(lambda: _put_sign(path))
+    sign = path / on_rank0(lambda: _put_sign(path))
     try:
-        on_all(lambda: _see(path, sign))
+        on_all_ranks(lambda: _see(path, sign))
     finally:
-        if world().writer:
+        if world().is_rank0:
             sign.unlink(missing_ok=True)
 
 
@@ -108,7 +107,7 @@ def _put_sign(path: Path) -> str:
 
 
 def _see(path: Path, sign: Path) -> None:
-    """Wait for a file of the writer: other machines may see it a few seconds later."""
+    """Wait for a file of rank 0: other machines may see it a few seconds later."""
     for wait in (0, 0.1, 0.5, 1, 2, 4):
         time.sleep(wait)
         if sign.exists():
@@ -195,8 +194,11 @@ def _elsewhere(trainer: Any, kept: checkpoint.Checkpoint) -> list[str]:
 
 def _drops(model: nn.Module) -> bool:
     """Whether a model has dropout, torch's or our own."""
-    settings = (("dropout" if isinstance(m, nn.Dropout) and k == "p" else k, v)
-                for m in model.modules() for k, v in vars(m).items())  # fmt: skip
+    settings = (
+        ("dropout" if isinstance(m, nn.Dropout) and k == "p" else k, v)
+        for m in model.modules()
+        for k, v in vars(m).items()
+    )
     return any("dropout" in key and isinstance(value, float) and value > 0 for key, value in settings)
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import __version__
-from ...collectives.processes import any_rank, world
-from ...collectives.together import on_all, on_writer
+from ...collectives.processes import all_reduce_any, on_all_ranks, on_rank0, world
 from ...files import write_aside
 from ...runs.manifest import WEIGHTS
 from ...runs.run import Run
@@ -73,7 +72,7 @@ class Saving:
         """An interrupted run is used with its last weights, unless better ones were kept; random ones are not."""
         kept = self.best.get("step") or (self.best and "from" in self.run.config["run"])
         last = not self.task.select_best or not kept
-        if self.step and last and self.step != on_writer(lambda: self.run.weights_step):
+        if self.step and last and self.step != on_rank0(lambda: self.run.weights_step):
             self.write_weights({"step": self.step})
 
     def write_weights(self, facts: Mapping[str, Any]) -> None:
@@ -83,16 +82,16 @@ class Saving:
             tensors = self.model.state_dict()
             self._require_finite(tensors, WEIGHTS)
             if any(map(spread, tensors.values())):
-                on_all(lambda: self._stream_weights(tensors, facts))
+                on_all_ranks(lambda: self._stream_weights(tensors, facts))
             else:
-                on_writer(lambda: self.run.write_weights(self.model, facts))
-        on_writer(self.write_card)
+                on_rank0(lambda: self.run.write_weights(self.model, facts))
+        on_rank0(self.write_card)
 
     def _stream_weights(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Gather the weights from all processes, one tensor at a time; the writer writes each before the next."""
+        """Gather the weights from all processes, one tensor at a time; rank 0 writes each before the next."""
         whole = _gathered(tensors)
         try:
-            if world().writer:
+            if world().is_rank0:
                 shapes = {name: tuple(tensors[name].shape) for name in in_file_order(tensors)}
                 self.run.stream_weights(shapes, {name: tensors[name].dtype for name in shapes}, whole, facts)
         finally:
@@ -101,20 +100,18 @@ class Saving:
 
     def write_card(self) -> None:
         """README.md, from what the weights' own file records: it describes those that are there."""
-        if not world().writer or not (weights := self.run.weights_facts):
+        if not world().is_rank0 or not (weights := self.run.weights_facts):
             return
         parameters = sum(p.numel() for p in self.model.parameters())
         last = why_last(self.task)
         highest = "" if last else about_highest(self.highest, weights, self.task.headline)
         card = model_card(
             self.run.path, self.run.config, parameters, weights, last, self.task.usage, highest, self.task.unit
-        )  # fmt: skip
+        )
         write_aside(self.run.path / "README.md", card.encode())
 
     def _facts(self) -> dict[str, Any]:
-        return {
-            "family": self.run.family, "weights": "ema" if self.ema else "model", "pencil": __version__
-        }  # fmt: skip
+        return {"family": self.run.family, "weights": "ema" if self.ema else "model", "pencil": __version__}
 
     def save(self) -> None:
         """A checkpoint of this step: it stands when this returns."""
@@ -136,7 +133,7 @@ class Saving:
 
         A full disk is reported, and training goes on.
         """
-        if self.background.thread is not None and (wait or not any_rank(self.background.busy)[0]):
+        if self.background.thread is not None and (wait or not all_reduce_any(self.background.busy)[0]):
             self.or_later(bar, "checkpoint", self.background.wait, self.saving)
 
     def _start_saving(self) -> None:
@@ -147,11 +144,11 @@ class Saving:
         tensors |= state_tensors(self.model, self.optimizers)
         self._require_finite(tensors, f"the checkpoint of step {self.step}")
         here = world()
-        pieces = own_pieces(tensors, here.writer)
+        pieces = own_pieces(tensors, here.is_rank0)
         cuts = {name: piece.cut for name, piece in pieces.items() if piece.cut is not None}
         several = here.size > 1 and any(map(spread, tensors.values()))
         copies, copied = self.host.take({name: piece.tensor for name, piece in pieces.items()})
-        state = deepcopy(self._state()) if here.writer else {}  # the training changes its lists
+        state = deepcopy(self._state()) if here.is_rank0 else {}  # the training changes its lists
         run, step, keep, group = self.run, self.step, self.config.keep, self._group()
 
         def write() -> None:
@@ -176,17 +173,24 @@ class Saving:
         size = world().size
         planned = {} if self.budget is None else {"plans": self.plans, "budget": self.budget.state()}
         return {
-            "of": identity(self.run), "optimizer": self.config.optimizer,
-            "best": self.best, "pending": self.pending, "seconds": self.seconds, "skipped": self.skipped,
-            "validation": self.validation.state(), "evaluation_due": self.evaluation_due(),
-            "threads": torch.get_num_threads(), "device": self.device.type, **planned,
+            "of": identity(self.run),
+            "optimizer": self.config.optimizer,
+            "best": self.best,
+            "pending": self.pending,
+            "seconds": self.seconds,
+            "skipped": self.skipped,
+            "validation": self.validation.state(),
+            "evaluation_due": self.evaluation_due(),
+            "threads": torch.get_num_threads(),
+            "device": self.device.type,
+            **planned,
             **({"processes": size} if size > 1 else {}),
             "versions": {"pencil": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        }  # fmt: skip
+        }
 
     def _require_finite(self, tensors: Mapping[str, Tensor], what: str) -> None:
         """Refuse to write what is not finite, on all ranks if it is so on one."""
-        on_all(lambda: require_finite({name: piece_of(t).tensor for name, t in tensors.items()}, what))
+        on_all_ranks(lambda: require_finite({name: piece_of(t).tensor for name, t in tensors.items()}, what))
 
     def evaluation_due(self) -> bool:
         """Whether this step is one that is evaluated, and has not been."""
@@ -196,7 +200,7 @@ class Saving:
     def save_before_stop(self) -> str:
         """Save the weights before a bad update; what is kept, in words."""
         self.background.settle()
-        if self.step and self.step not in on_writer(lambda: checkpoint.saved(self.run.path)):
+        if self.step and self.step not in on_rank0(lambda: checkpoint.saved(self.run.path)):
             self.save()
             self.save_interrupted_weights()
         return self.last_kept()
@@ -214,8 +218,10 @@ class Saving:
             if error.errno not in DISK_FULL:
                 raise
             step = self.step if step is None else step
-            bar.print(f"the disk is full: the {what} of step {step} could not be written; {self.last_kept()}; "
-                      "training goes on")  # fmt: skip
+            bar.print(
+                f"the disk is full: the {what} of step {step} could not be written; {self.last_kept()}; "
+                "training goes on"
+            )
 
 
 def _gathered(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

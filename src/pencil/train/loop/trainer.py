@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...collectives.processes import any_rank, from_writer, joined, wait_long, world
+from ...collectives.processes import all_reduce_any, broadcast, process_group, wait_long, world
 from ...config import UserError
 from ...device import pick_device, random_state, seed_generators
 from ...runs.run import Run
@@ -71,13 +71,13 @@ class Trainer(Evaluating):
         self.began, self.usual_steps = pace.clock() if began is None else began, usual_steps
         self.here = world()
         check_processes(config, self.here.size)
-        self.quiet = quiet or not self.here.writer
+        self.quiet = quiet or not self.here.is_rank0
         self.mode = mode_of(config, self.here.size)
         self.device = pick_device(config.device)
         if self.device.type == "cuda" and self.here.size > 1:
             self.device = torch.device("cuda", self.here.local)
         self.group = ExitStack()  # left at the end of the training
-        self.group.enter_context(joined(self.device, alone=self.mode in ("ddp", "fsdp")))
+        self.group.enter_context(process_group(self.device, alone=self.mode in ("ddp", "fsdp")))
         self.group.callback(random_state(self.device))  # the caller's
         if config.deterministic:
             self.group.enter_context(same_bits_again(config.exact and self.device.type == "cpu"))
@@ -171,7 +171,7 @@ class Trainer(Evaluating):
 
     def train(self) -> Outcome:
         """Train to the last step, or until interrupted; everything in the run folder is written on the way."""
-        alone = self.run.writing() if self.here.writer else nullcontext()
+        alone = self.run.writing() if self.here.is_rank0 else nullcontext()
         with self.group, alone, closing(self.batch) if isinstance(self.batch, Prefetch) else nullcontext():
             try:
                 return self._train()
@@ -204,15 +204,15 @@ class Trainer(Evaluating):
                 self._loop(metrics, bar)
             except Abandoned:  # before the first step: there is nothing to save
                 pass
-        if self.here.writer and (self.step or self.evaluated >= 0):  # otherwise nothing was measured
+        if self.here.is_rank0 and (self.step or self.evaluated >= 0):  # otherwise nothing was measured
             plot_losses(self.run.path)
-        if self.here.writer:
+        if self.here.is_rank0:
             self.write_card()
         return self._outcome()
 
     def _metrics(self, start: int) -> Metrics:
-        """The file of metrics, which the writer writes."""
-        if not self.here.writer:
+        """The file of metrics, which rank 0 writes."""
+        if not self.here.is_rank0:
             return NoMetrics()
         logger = open_logger(self.config.logger, self.run.path, self.run.config)
         metrics = Metrics(self.run.path, start, logger, not start or self.evaluated == start)
@@ -223,7 +223,7 @@ class Trainer(Evaluating):
 
     def _begin(self, bar: ProgressBar) -> None:
         """Write the settings if they are others than the run's; report data that is little for them."""
-        if self.here.writer and asdict(self.config) != self.run.config["train"]:
+        if self.here.is_rank0 and asdict(self.config) != self.run.config["train"]:
             self._write_config()
         amount, embedded = amount_of(self.task), getattr(self.task.family, "embedded", ())
         own = not self.step and self.run.config["run"].get("data") not in embedded
@@ -240,7 +240,7 @@ class Trainer(Evaluating):
 
         `was` are the training settings that the run had before this command changed any.
         """
-        recorded = from_writer(plans_of(self.run.config))
+        recorded = broadcast(plans_of(self.run.config))
         if self.config.minutes is None or (self.config.steps and not recorded):
             self.plans = []  # another number of steps was chosen, or an older version decided it for good
             return
@@ -261,24 +261,24 @@ class Trainer(Evaluating):
     def _first_plan(self, metrics: Metrics, bar: ProgressBar, budget: Budget) -> None:
         """Measure an update, an evaluation and a plot; decide the steps by them, unless they are recorded."""
         undecided = [name for name in ("eval_every", "save_every") if not getattr(self.config, name)]
-        if any_rank(self.here.writer and budget.over())[0]:
+        if all_reduce_any(self.here.is_rank0 and budget.over())[0]:
             raise budget.too_little(self.run)
         self._measure_pace(min(3.0, budget.seconds / 20))
         budget.updates, budget.busy = self.pace.updates, self.pace.seconds
         try:
             self._evaluate(metrics, bar)
         except Abandoned:
-            if any_rank(self.here.writer and budget.over())[0]:
+            if all_reduce_any(self.here.is_rank0 and budget.over())[0]:
                 raise budget.too_little(self.run) from None
             raise
         plotting = pace.clock()
-        if self.here.writer:
+        if self.here.is_rank0:
             plot_losses(self.run.path)
         budget.plot = pace.clock() - plotting
         if self.following:
             self._adopt(self.following.pop(0), bar)
             return
-        plan = from_writer(budget.plan(0, self.config, undecided))
+        plan = broadcast(budget.plan(0, self.config, undecided))
         if not plan["steps"]:
             raise budget.too_little(self.run)
         line = planned_line(plan, self.config, budget)
@@ -291,25 +291,25 @@ class Trainer(Evaluating):
             bar.print(sentence)
 
     def _plan_again(self, bar: ProgressBar) -> bool:
-        """Follow the next recorded plan, or have the writer make one, where it is time for it; whether there is one."""
+        """Follow the next recorded plan, or have rank 0 make one, where it is time for it; whether there is one."""
         if self.budget is None:
             return False
         self.budget.count(self.step)
         if self.following and self.following[0]["step"] <= self.step:
             self._adopt(self.following.pop(0), bar)
             return True
-        due = self.here.writer and self.budget.due(self.step, self.config, bool(self.following))
-        if not any_rank(due)[0]:
+        due = self.here.is_rank0 and self.budget.due(self.step, self.config, bool(self.following))
+        if not all_reduce_any(due)[0]:
             return False
         names = [name for name in self.plans[0] if name.endswith("_every")]
-        plan = from_writer(self.budget.plan(self.step, self.config, names))
+        plan = broadcast(self.budget.plan(self.step, self.config, names))
         if _following(self.config, plan) == self.config and not self.following:
             return False
         if plan["steps"] != self.config.steps:
             bar.print(planned_line(plan, self.config, self.budget))
         self.following = []
         self._adopt(plan, bar)
-        if self.here.writer:
+        if self.here.is_rank0:
             self.or_later(bar, "plan", self._write_config)
         return True
 
@@ -326,7 +326,7 @@ class Trainer(Evaluating):
         stopping = self.stopping
         first, changed = self.step, False  # whether anything is to be saved
         seen, busy, trained = 0, 0.0, 0.0
-        stopped, due, each = any_rank(stopping.is_set(), False, self.on_step is not None)
+        stopped, due, each = all_reduce_any(stopping.is_set(), False, self.on_step is not None)
         while True:
             self.report_saving(bar)
             if self.evaluation_due():
@@ -334,7 +334,7 @@ class Trainer(Evaluating):
                 with suppress(Abandoned):
                     self._evaluate(metrics, bar)
                     changed = True
-                (stopped,) = any_rank(stopping.is_set())
+                (stopped,) = all_reduce_any(stopping.is_set())
             ended = self._ended()
             if not (ended or stopped) and self._plan_again(bar):
                 if self.step == self.config.steps:  # it ends here, where no line was due
@@ -378,7 +378,7 @@ class Trainer(Evaluating):
                 self.seconds += busy
                 self._log(metrics, bar, seen / busy)
                 self.pending, seen, busy = [], 0, 0.0
-            stopped, due = any_rank(stopping.is_set(), self.here.writer and bar.due(trained))
+            stopped, due = all_reduce_any(stopping.is_set(), self.here.is_rank0 and bar.due(trained))
 
     def _ended(self) -> bool:
         """Whether the last step was made and evaluated, or no better one is expected."""
@@ -388,7 +388,7 @@ class Trainer(Evaluating):
     def _propose(self, bar: ProgressBar, first: int, trained: float) -> None:
         """Once, when the pace is known: what would take less time than a training of hours."""
         early = first or self.config.minutes is not None or trained < FIRST_LINE
-        if self.propose is None or not self.here.writer or early:
+        if self.propose is None or not self.here.is_rank0 or early:
             return
         propose, self.propose = self.propose, None
         whole = self.pace.left(0, self.config)
@@ -408,8 +408,7 @@ class Trainer(Evaluating):
         if not self.pending:  # every update since the last line was left out
             return
         loss = sum(self.pending) / len(self.pending)
-        line = dict(step=self.step, train_loss=loss, lr=self._rate(),
-                    rate=round(rate, 1), time=round(self.seconds, 3))  # fmt: skip
+        line = dict(step=self.step, train_loss=loss, lr=self._rate(), rate=round(rate, 1), time=round(self.seconds, 3))
         self.or_later(bar, "metrics", lambda: metrics.write(**line))
 
     def _outcome(self) -> Outcome:

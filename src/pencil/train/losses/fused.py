@@ -42,9 +42,16 @@ def linear_cross_entropy(
     "bool of_weight, bool of_bias) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _summed(
-    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, chunk: int, of_x: bool,
-    of_weight: bool, of_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    smoothing: float,
+    chunk: int,
+    of_x: bool,
+    of_weight: bool,
+    of_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The loss summed over the tokens, and its gradient by each input where it is wanted, else an empty tensor."""
     vocab, count = len(weight), len(x)
     rows = -(-vocab // ALIGNED) * ALIGNED if x.is_cuda else vocab

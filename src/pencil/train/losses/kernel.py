@@ -16,16 +16,33 @@ def softmax_loss_(z: Tensor, targets: Tensor, vocab: int, smoothing: float, grad
     losses = torch.empty(len(z), dtype=torch.float32, device=z.device)
     block = min(BLOCK, triton.next_power_of_2(z.shape[1]))
     _rows[(len(z),)](  # pyright: ignore[reportIndexIssue]
-        z, targets, losses, vocab, z.stride(0), z.shape[1], smoothing, smoothing > 0, gradient, block,
+        z,
+        targets,
+        losses,
+        vocab,
+        z.stride(0),
+        z.shape[1],
+        smoothing,
+        smoothing > 0,
+        gradient,
+        block,
         num_warps=max(1, min(16, block // 256)),
-    )  # fmt: skip
+    )
     return losses
 
 
 def _softmax_loss(
-    logits, targets, losses, vocab, stride, width, smoothing, SMOOTH: tl.constexpr, GRADIENT: tl.constexpr,
+    logits,
+    targets,
+    losses,
+    vocab,
+    stride,
+    width,
+    smoothing,
+    SMOOTH: tl.constexpr,
+    GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)

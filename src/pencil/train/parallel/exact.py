@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ...collectives.processes import total
+from ...collectives.processes import all_reduce_sum
 from ...device import seed_generators
 from ..settings import slots_of
 from ..task import Batch, one_number, random_of
@@ -43,12 +43,12 @@ class Exact(Alone):
             has += torch.tensor([p.grad is not None for p in parameters])
             sums.add(_taken(parameters))
         gradient = tree_sum_of_all(sums.value(), self.here.size)
-        has = total(has).tolist()
+        has = all_reduce_sum(has).tolist()
         for parameter, part, there in zip(
             parameters, gradient.split([p.numel() for p in parameters]), has, strict=True
         ):
             parameter.grad = part.view_as(parameter).clone() if there else None
-        loss = tree_sum(list(total(losses)))  # every slot is zero but on one process
+        loss = tree_sum(list(all_reduce_sum(losses)))  # every slot is zero but on one process
         return Gradients(*self.finish(loss), units)
 
     def _slot(self, batch: Batch, number: int, own: int) -> Batch:

@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...collectives.dtensor import local
+from ...collectives.dtensor import to_local
 from ...collectives.gathering import Gathering
-from ...collectives.processes import RankError, World, any_rank, from_writer, total
+from ...collectives.processes import RankError, World, all_reduce_any, all_reduce_sum, broadcast
 from ...config import UserError
 from ...device import sync_of, total_memory, without_fallback_warnings
 from ..settings import TrainConfig
@@ -86,7 +86,9 @@ class Alone:
         """Targets of each micro-batch, here and on all processes, and the units of all."""
         own, units = list(map(self.task.targets, batches)), sum(map(self.task.count, batches))
         whole = all(isinstance(one, int) for one in own)  # else they are sums of weights
-        *targets, units = total(torch.tensor([*own, units], dtype=torch.int64 if whole else torch.float64)).tolist()
+        *targets, units = all_reduce_sum(
+            torch.tensor([*own, units], dtype=torch.int64 if whole else torch.float64)
+        ).tolist()
         return own, targets, int(units)
 
     def filler(self, step: int) -> Batch:
@@ -141,7 +143,7 @@ class Replicated(Alone):
         names = [name for name, _ in module.named_buffers()]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
         # a task of one's own may use other parameters for other rows
-        (unused,) = any_rank(self.task.family is None or has_unused(self.model, module(batch)))
+        (unused,) = all_reduce_any(self.task.family is None or has_unused(self.model, module(batch)))
         warnings.filterwarnings("ignore", "Warning: find_unused_parameters=True")  # that none was unused
         self.ddp = DistributedDataParallel(module, gradient_as_bucket_view=True, find_unused_parameters=unused)
         return torch.compile(self.ddp) if compiles(self.config, self.device) else self.ddp
@@ -150,7 +152,7 @@ class Replicated(Alone):
         return nullcontext() if last else self.ddp.no_sync()
 
     def finish(self, loss: Tensor) -> tuple[Tensor, Tensor]:
-        return super().finish(total(loss / self.scale))
+        return super().finish(all_reduce_sum(loss / self.scale))
 
 
 class Sharded(Alone):
@@ -164,7 +166,7 @@ class Sharded(Alone):
 
     def make_loss(self) -> Callable[[Batch], Tensor]:
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-        self.sync = from_writer(sync_of(self.config.sync, trained, total_memory(self.device)))
+        self.sync = broadcast(sync_of(self.config.sync, trained, total_memory(self.device)))
 
         def loss(batch: Batch) -> Tensor:
             return self.task.loss(self.model, batch)
@@ -191,9 +193,9 @@ class Sharded(Alone):
         """As in one process; loss and norm are summed in one message."""
         if self.task.family is None:
             self.check_same_used()
-        gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
+        gradients = [to_local(p.grad) for p in self.model.parameters() if p.grad is not None]
         norms = torch._foreach_norm(gradients) if gradients else [torch.zeros_like(loss)]  # pyright: ignore
-        both = total(torch.stack([loss.double(), torch.stack(list(norms)).double().square().sum()]))
+        both = all_reduce_sum(torch.stack([loss.double(), torch.stack(list(norms)).double().square().sum()]))
         loss, norm = both[0].float(), both[1].sqrt().float()
         if gradients:
             torch._foreach_mul_(gradients, ((self.config.clip or math.inf) / (norm + 1e-6)).clamp(max=1.0))  # pyright: ignore
@@ -203,7 +205,7 @@ class Sharded(Alone):
         """Refuse parameters that only some processes have used: their gradients are summed with those of others."""
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         used = [p.grad is not None for p in self.model.parameters() if p.requires_grad]
-        counts = total(torch.tensor(used, dtype=torch.int64, device=self.device)).tolist()
+        counts = all_reduce_sum(torch.tensor(used, dtype=torch.int64, device=self.device)).tolist()
         if odd := [name for name, many in zip(names, counts, strict=True) if many % self.here.size]:
             raise UserError(
                 f"{odd[0]} has a gradient on some processes only, and fsdp sums the same ones on all: use "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...collectives.dtensor import local
+from ...collectives.dtensor import to_local
 from ...collectives.processes import World
 
 aten = torch.ops.aten
@@ -99,6 +99,6 @@ def fill(model: nn.Module, values: dict[str, Tensor], device: torch.device) -> N
     model.to_empty(device=device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            local(parameter).copy_(values[name])
+            to_local(parameter).copy_(values[name])
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])

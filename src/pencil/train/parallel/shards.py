@@ -54,7 +54,7 @@ def piece_of(tensor: Any) -> Piece:
 
 
 def own_pieces(tensors: Mapping[str, Tensor], writer: bool) -> dict[str, Piece]:
-    """What this process writes: its pieces; the writer also what every process has."""
+    """What this process writes: its pieces; rank 0 also what every process has."""
     found = {}
     for name, tensor in tensors.items():
         piece = piece_of(tensor)
@@ -114,9 +114,12 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut
     if cuts:
         metadata[PIECES] = json.dumps({name: list(cuts[name]) for name in order if name in cuts})
     write_tensors(
-        path, {name: tuple(tensors[name].shape) for name in order}, {name: tensors[name].dtype for name in order},
-        ((name, tensors[name]) for name in order), metadata,
-    )  # fmt: skip
+        path,
+        {name: tuple(tensors[name].shape) for name in order},
+        {name: tensors[name].dtype for name in order},
+        ((name, tensors[name]) for name in order),
+        metadata,
+    )
 
 
 class _Held(NamedTuple):
@@ -210,9 +213,13 @@ class Pieces(Mapping[str, Tensor]):
         from torch.distributed.tensor import DTensor
 
         return DTensor.from_local(
-            value.to(piece.tensor.device), target.device_mesh, target.placements,
-            run_check=False, shape=target.shape, stride=target.stride(),
-        )  # fmt: skip
+            value.to(piece.tensor.device),
+            target.device_mesh,
+            target.placements,
+            run_check=False,
+            shape=target.shape,
+            stride=target.stride(),
+        )
 
 
 def _cuts(path: Path, header: Header) -> dict[str, Cut]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import draw
-from ...collectives.sharing import added, shared
+from ...collectives.distributed_map import distributed_map, ordered_sum
 from ...config import UserError
 from ...data.images import loading as images
 from ...data.images.examples import Examples
@@ -124,9 +124,14 @@ class Captioning(ImageTask):
         device = next(model.parameters()).device
         x = normalize(torch.from_numpy(np.ascontiguousarray(pictures)).to(device))
         generation = Generation(
-            model, [[self.end]] * len(pictures), self.config.context - 1, Sampling(0), end=self.end,
-            vocab=self.tokenizer.vocab, given={"picture": x},
-        )  # fmt: skip
+            model,
+            [[self.end]] * len(pictures),
+            self.config.context - 1,
+            Sampling(0),
+            end=self.end,
+            vocab=self.tokenizer.vocab,
+            given={"picture": x},
+        )
         for _ in pollable(generation):
             pass
         return [self.tokenizer.decode([t for t in row[1:] if t != self.end]).strip() for row in generation.rows]
@@ -156,7 +161,7 @@ class Captioning(ImageTask):
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
         examples, plain = self.data.test, self.transform.without_augmentation
-        found = shared(
+        found = distributed_map(
             self.held_out_parts(examples, batches), lambda which: self._scores(model, *examples.take(which, plain))
         )
         self.decoded(sum(len(captions) for *_, captions in found))
@@ -200,7 +205,7 @@ class Predicted(NamedTuple):
         """Batches together."""
         losses, tokens, hits, predictions, references = zip(*parts, strict=True)
         count, (own, true) = sum(tokens), (list(chain.from_iterable(each)) for each in (predictions, references))
-        return cls(added(losses) / count, sum(hits) / count, own, true, list(first), list(wrong))
+        return cls(ordered_sum(losses) / count, sum(hits) / count, own, true, list(first), list(wrong))
 
     def metrics(self) -> dict[str, float]:
         both = self.predictions, self.references

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import draw
-from ...collectives.sharing import added, shared
+from ...collectives.distributed_map import distributed_map, ordered_sum
 from ...config import UserError, coerce
 from ...console import note
 from ...core.patches import by
@@ -260,8 +260,8 @@ class Diffusion(ImageTask):
             own = keys[which][: len(x)].to(device)  # there are fewer where some cannot be decoded
             return float(self._loss(model, x, given, own, 0.0)) * len(x), len(x)
 
-        losses, counts = zip(*shared(self.held_out_parts(examples, batches), one), strict=True)
-        return {"val_loss": added(losses) / self.decoded(sum(counts))}
+        losses, counts = zip(*distributed_map(self.held_out_parts(examples, batches), one), strict=True)
+        return {"val_loss": ordered_sum(losses) / self.decoded(sum(counts))}
 
     def preview(self, model: nn.Module) -> Preview:
         """A few samples for the first labels or texts, in a few steps."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import draw
-from ...collectives.sharing import shared
+from ...collectives.distributed_map import distributed_map
 from ...config import UserError
 from ...data.images import loading as images
 from ...data.images.image_data import with_order
@@ -119,7 +119,7 @@ class ImageClassification(ImageTask):
             x = normalize(torch.from_numpy(pictures).to(device), self.transform.mean, self.transform.std)
             return scored(model(x).float().log_softmax(-1).cpu(), torch.tensor(targets))
 
-        found = shared(self.held_out_parts(examples, batches), one)
+        found = distributed_map(self.held_out_parts(examples, batches), one)
         self.decoded(sum(len(part[0]) for part in found))
         return classification_metrics(found, self.data.classes, self.balance.evaluation)
 

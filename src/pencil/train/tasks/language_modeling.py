@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...collectives.sharing import added, shared
+from ...collectives.distributed_map import distributed_map, ordered_sum
 from ...config import UserError
 from ...data.text import text_data as text
 from ...inference.generation import Generation
@@ -51,9 +51,16 @@ class LanguageModeling:
         task = cls(request.family, found, config, train)
         facts = {"tokenizer": found.tokenizer.kind}
         return Prepared(
-            task, found.corpus.name, found.corpus.hash, config, train, found.tokenizer, facts, found.reading,
+            task,
+            found.corpus.name,
+            found.corpus.hash,
+            config,
+            train,
+            found.tokenizer,
+            facts,
+            found.reading,
             found.corpus.notes,
-        )  # fmt: skip
+        )
 
     @classmethod
     def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False) -> "LanguageModeling":
@@ -72,9 +79,11 @@ class LanguageModeling:
         return self.data.corpus.hash
 
     def about(self) -> str:
-        lost = "" if self.data.tokenizer.byte_lengths is not None else (
-            "; no bits per byte, since the tokenizer does not keep every byte"
-        )  # fmt: skip
+        lost = (
+            ""
+            if self.data.tokenizer.byte_lengths is not None
+            else ("; no bits per byte, since the tokenizer does not keep every byte")
+        )
         return f"{len(self.data.train):,} tokens of {self.data.corpus.name}, {len(self.data.val):,} held out{lost}"
 
     @property
@@ -139,7 +148,7 @@ class LanguageModeling:
             batch = tuple(t.to(device) for t in self._windows(ids, starts[i : i + size]))
             return float(self.loss(model, batch)) * len(batch[0])
 
-        loss = added(shared(range(0, len(starts), size), one)) / len(starts)
+        loss = ordered_sum(distributed_map(range(0, len(starts), size), one)) / len(starts)
         metrics = {"val_loss": loss, "perplexity": math.exp(min(loss, 700))}
         if self.data.val_bytes is not None:
             metrics["bits_per_byte"] = loss / math.log(2) * len(ids) / max(1, self.data.val_bytes)
@@ -150,8 +159,14 @@ class LanguageModeling:
         tokenizer = self.data.tokenizer
         ids = [*self.first, *self.data.val[:16].tolist()][: self.config.context]
         generation = Generation(
-            model, [ids], PREVIEW_TOKENS, Sampling(0.8, top_p=0.95), end=tokenizer.ends, never=tokenizer.never,
-            vocab=tokenizer.vocab, slide=True,
-        )  # fmt: skip
+            model,
+            [ids],
+            PREVIEW_TOKENS,
+            Sampling(0.8, top_p=0.95),
+            end=tokenizer.ends,
+            never=tokenizer.never,
+            vocab=tokenizer.vocab,
+            slide=True,
+        )
         new = [token for (token,) in pollable(generation) if token is not None]
         return Preview(".txt", (tokenizer.decode(ids + new) + "\n").encode())

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...collectives.sharing import added, shared
+from ...collectives.distributed_map import distributed_map, ordered_sum
 from ...config import UserError
 from ...data.text import text_data as text
 from ...inference.text_batches import mask_token
@@ -111,14 +111,14 @@ class MaskedLanguageModeling(LanguageModeling):
             count, right = int(masked.sum()), int((logits.argmax(-1) == targets)[masked].sum())
             return float(next_token(logits, targets)) * count, right, count
 
-        losses, rights, counts = zip(*shared(range(0, len(starts), size), one), strict=True)
+        losses, rights, counts = zip(*distributed_map(range(0, len(starts), size), one), strict=True)
         right, count = sum(rights), sum(counts)
         if not count:
             raise UserError(
                 f"with train.mask_fraction {self.fraction:g} no token of the {len(starts)} held-out windows is masked: "
                 "use a larger --train.mask_fraction"
             )
-        loss = added(losses) / count
+        loss = ordered_sum(losses) / count
         return {"val_loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": right / count}
 
     @torch.no_grad()
@@ -131,7 +131,9 @@ class MaskedLanguageModeling(LanguageModeling):
 
         def bracketed(ids: Tensor) -> str:
             marked = zip(ids[0].tolist(), chosen[0].tolist(), strict=True)
-            return "".join(f"[{self.data.tokenizer.decode([i])}]" if masked else self.data.tokenizer.decode([i])
-                           for i, masked in marked)  # fmt: skip
+            return "".join(
+                f"[{self.data.tokenizer.decode([i])}]" if masked else self.data.tokenizer.decode([i])
+                for i, masked in marked
+            )
 
         return Preview(".txt", f"{bracketed(tokens)}\n\npredicted:\n\n{bracketed(predicted)}\n".encode())

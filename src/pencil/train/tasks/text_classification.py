@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...collectives.sharing import shared
+from ...collectives.distributed_map import distributed_map
 from ...config import UserError
 from ...core.span import Span
 from ...data.images.image_data import check_known
@@ -151,9 +151,7 @@ class TextClassification:
     @torch.no_grad()
     def _predict(self, model: nn.Module, rows: list[pairs.Pair]) -> list[tuple[Tensor, Tensor]]:
         """Log-probabilities and labels of held-out texts, a batch at a time."""
-        return [
-            self._classify(model, rows[i : i + EVAL_BATCH]) for i in track(range(0, len(rows), EVAL_BATCH))
-        ]  # fmt: skip
+        return [self._classify(model, rows[i : i + EVAL_BATCH]) for i in track(range(0, len(rows), EVAL_BATCH))]
 
     @torch.no_grad()
     def _classify(self, model: nn.Module, rows: list[pairs.Pair]) -> tuple[Tensor, Tensor]:
@@ -166,7 +164,9 @@ class TextClassification:
         total = len(self.data.test)
         few = total if batches is None else min(total, batches * self.train.batch)
         rows = [self.data.test[i] for i in np.linspace(0, total - 1, few).astype(int)]
-        parts = shared(range(0, few, EVAL_BATCH), lambda i: scored(*self._classify(model, rows[i : i + EVAL_BATCH])))
+        parts = distributed_map(
+            range(0, few, EVAL_BATCH), lambda i: scored(*self._classify(model, rows[i : i + EVAL_BATCH]))
+        )
         return classification_metrics(parts, self.data.classes, self.balance.evaluation)
 
     def preview(self, model: nn.Module) -> Preview:

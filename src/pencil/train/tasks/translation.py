@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...collectives.sharing import added, shared
+from ...collectives.distributed_map import distributed_map, ordered_sum
 from ...config import UserError
 from ...core.masks import NOWHERE
 from ...core.span import Span
@@ -167,8 +167,8 @@ class Translation:
             limit = None if whole else max(len(self.target(target)) for _, target in few) - 1
             return loss, counted, greedy_targets(model, self.tokenizer, [source for source, _ in few], limit)
 
-        losses, tokens, texts = zip(*shared(range(0, len(rows), EVAL_BATCH), one), strict=True)
-        loss, predictions = added(losses) / sum(tokens), list(chain.from_iterable(texts))
+        losses, tokens, texts = zip(*distributed_map(range(0, len(rows), EVAL_BATCH), one), strict=True)
+        loss, predictions = ordered_sum(losses) / sum(tokens), list(chain.from_iterable(texts))
         return Predicted(loss, [source for source, _ in rows], predictions, [target for _, target in rows])
 
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 from ..progress import track
 from .gathering import serve_others
-from .processes import world
-from .together import on_all
+from .processes import on_all_ranks, world
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,12 +22,12 @@ R = TypeVar("R")
 _sharing: ContextVar[bool] = ContextVar("sharing", default=False)
 
 
-class Agreed(Exception):
+class StopEverywhere(Exception):
     """What ends an evaluation on all processes, when it is raised on one."""
 
 
 @contextmanager
-def sharing() -> Iterator[None]:
+def distributed_evaluation() -> Iterator[None]:
     """A context in which all processes evaluate together."""
     before = _sharing.set(world().size > 1)
     try:
@@ -37,38 +36,38 @@ def sharing() -> Iterator[None]:
         _sharing.reset(before)
 
 
-def shared(items: Iterable[T], work: Callable[[T], R]) -> list[R]:
+def distributed_map(items: Iterable[T], work: Callable[[T], R]) -> list[R]:
     """What `work` returns for each item, in order; while sharing, JSON must be able to express it."""
     if not _sharing.get():
         return [work(item) for item in (track(items) if isinstance(items, Sequence) else items)]
     rank, size = world().rank, world().size
     own = track(range(rank, len(items), size)) if isinstance(items, Sequence) else None
     chosen = islice(items, rank, None, size) if own is None else (items[i] for i in own)  # pyright: ignore
-    answers = agreed(lambda: [work(item) for item in chosen])
+    answers = gather_results(lambda: [work(item) for item in chosen])
     count = sum(map(len, answers))
     return [answers[number % size][number // size] for number in range(count)]
 
 
-def added(values: Iterable[float]) -> float:
+def ordered_sum(values: Iterable[float]) -> float:
     """The sum of floats from the first to the last; Python's own `sum` compensates for rounding since 3.12."""
     return reduce(add, values, 0.0)
 
 
-def agreed(work: Callable[[], Any]) -> list[Any]:
-    """What `work` returns on each process; if one of them ends it by `Agreed`, so do all."""
+def gather_results(work: Callable[[], Any]) -> list[Any]:
+    """What `work` returns on each process; if one of them ends it by `StopEverywhere`, so do all."""
 
     def attempt() -> dict[str, Any]:
         try:
             return {"value": work()}
-        except Agreed as reason:
+        except StopEverywhere as reason:
             return {"ended": type(reason).__name__}
         finally:
             serve_others()
 
     if world().size == 1:
         return [work()]
-    answers = on_all(attempt)
+    answers = on_all_ranks(attempt)
     for answer in answers:
         if "ended" in answer:
-            raise next(kind for kind in Agreed.__subclasses__() if kind.__name__ == answer["ended"])
+            raise next(kind for kind in StopEverywhere.__subclasses__() if kind.__name__ == answer["ended"])
     return [answer["value"] for answer in answers]
