@@ -495,7 +495,7 @@ def test_processes_with_other_clocks_follow_the_plans_of_the_first(tmp_path, not
     script = f"""
 import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
 from pencil.collectives.processes import process_group, world
-from pencil.train import pace
+from pencil.train.loop import pace
 from test_budget import Machine, START, UNDECIDED, trainer
 from pencil.runs.run import Run
 import torch
