@@ -141,7 +141,7 @@ import sys
 from pathlib import Path
 import torch
 from pencil.config import build
-from pencil.families import open_run
+from pencil.api.loading import open_run
 from pencil.api.run_setup import task_of
 from pencil.collectives.processes import process_group, world
 from pencil.train.loop.trainer import Trainer
