@@ -125,7 +125,7 @@ def test_the_page_is_generated_from_the_tables():
 
 
 def test_every_link_of_the_page_points_to_the_line_it_quotes():
-    links = re.findall(r"`([^`]+)`<br>\[[^\]]+\]\(\.\./(src/[^#)]+)#L(\d+)\)", PAGE.read_text(encoding="utf-8"))
+    links = re.findall(r"`([^`]+)`<br>\[[^\]]+\]\(\.\./\.\./(src/[^#)]+)#L(\d+)\)", PAGE.read_text(encoding="utf-8"))
     assert len(links) == sum(len(rows(table)) for table in maps().values())
     for quote, path, line in links:
         there = text_of(HERE.parent / path).split("\n")[int(line) - 1]
