@@ -16,6 +16,7 @@ from PIL import Image
 from conftest import call
 from pencil import families
 from pencil.core import biases
+from pencil.core.positions import Rope
 from pencil.cost.activations import score_bias
 from pencil.families import configure, create
 from pencil.models import parts
@@ -172,3 +173,17 @@ def test_a_scheme_of_the_page_is_counted_and_in_every_formula(monkeypatch):
     name = "blocks.0.attn.bias"
     assert after.INNER[name] == before.INNER[name] == ("B h T S", "B", "B_txt within the text")
     assert score_bias(gpt, 5, 13, 2) == bias
+
+
+def test_a_scheme_of_ones_own_that_rotates_is_counted_as_rope_is(monkeypatch):
+    class Turned(Rope):
+        """Rope under another name."""
+
+    for name in ("gpt", "dit"):
+        config = configure(name, "nano" if name == "gpt" else "s/2", positions="alibi")
+        rope, activations = replace(config, positions="rope"), families.family(name).cost.activations
+        expected = activations(rope, 5, None, 2)
+        assert activations(config, 5, None, 2) != expected
+        with monkeypatch.context() as patch:
+            patch.setattr(parts, "Alibi", lambda heads, axes, config=config: Turned(config.head_width, axes))
+            assert activations(config, 5, None, 2) == expected
