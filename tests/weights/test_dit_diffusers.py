@@ -179,6 +179,7 @@ def test_a_second_attention_is_refused_by_its_tensors_too():
     (dict(interpolation_scale=2), "interpolation_scale is 2"),
     (dict(_class_name="Transformer2DModel"), "has no norm_elementwise_affine"),  # whose default is another
     (dict(_class_name="Transformer2DModel", norm_elementwise_affine=False, sample_size=128), "scales its positions"),
+    (dict(_class_name="Transformer2DModel", norm_elementwise_affine=False, norm_type=None), "norm_type must have a value"),
     (dict(scheduler=dict(beta_schedule="scaled_linear")), "beta_schedule is 'scaled_linear'"),
     (dict(scheduler=dict(beta_end=0.012)), "beta_end is 0.012"),
     (dict(scheduler=dict(prediction_type="flow")), "prediction_type is 'flow'"),
