@@ -310,6 +310,7 @@ OTHER_SCHEDULES = dict(
 )  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of classes that divide by a signal of zero
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_noise_schedule_is_that_of_the_class_or_refused(every):
     """The shares of the signal that the class computes, whatever its file says, leaves out or has as null."""
