@@ -287,8 +287,11 @@ def test_the_python_of_the_readme_runs(sandbox, capsys, monkeypatch):
     assert "torch.Size([1," in capsys.readouterr().out
 
 
-def test_the_readme_has_at_most_ten_rows_of_figures():
+def test_the_readme_is_short():
+    """One picture, fewer than 15 links, and at most ten rows of figures."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"!\[", text)) == 1
+    assert len(re.findall(r"\]\(", text)) < 15
     table = text[text.index("## Figures") : text.index("## More")]
     assert len([line for line in table.splitlines() if line.startswith("| ")]) - 1 <= 10
 
