@@ -37,7 +37,7 @@ SLOW = re.compile(
 SHORT = ["--train.steps", "2", "--train.eval_every", "2", "--train.eval_batches", "1", "--train.save_every", "2",
          "--train.batch", "4", "--train.warmup", "0"]  # fmt: skip
 RUNS = {
-    "notes-gpt": "gpt --data notes.txt", "digits-vit": "vit", "photos-vit": "vit --data photos/", "mnist-vit": "vit",
+    "notes-gpt": "gpt --data notes.txt", "pydoc-gpt": "gpt", "digits-vit": "vit", "photos-vit": "vit --data photos/", "mnist-vit": "vit",
     "album-captioner": "captioner --data album/", "scenes-captioner": "captioner", "dates-seq2seq": "seq2seq",
     "reviews-reader": "reader --data reviews.tsv", "notes-reader": "reader --data notes.txt", "digits-dit": "dit",
     "moving-digits-dit": "dit --data moving-digits", "album-dit": "dit --data album/", "pairs-seq2seq": "seq2seq --data pairs.tsv",
