@@ -37,7 +37,7 @@ SLOW = re.compile(
 SHORT = ["--train.steps", "2", "--train.eval_every", "2", "--train.eval_batches", "1", "--train.save_every", "2",
          "--train.batch", "4", "--train.warmup", "0"]  # fmt: skip
 RUNS = {
-    "notes-gpt": "gpt --data notes.txt", "digits-vit": "vit", "photos-vit": "vit --data photos/", "mnist-vit": "vit",
+    "notes-gpt": "gpt --data notes.txt", "pydoc-gpt": "gpt", "digits-vit": "vit", "photos-vit": "vit --data photos/", "mnist-vit": "vit",
     "album-captioner": "captioner --data album/", "scenes-captioner": "captioner", "dates-seq2seq": "seq2seq",
     "reviews-reader": "reader --data reviews.tsv", "notes-reader": "reader --data notes.txt", "digits-dit": "dit",
     "moving-digits-dit": "dit --data moving-digits", "album-dit": "dit --data album/", "pairs-seq2seq": "seq2seq --data pairs.tsv",
@@ -287,8 +287,11 @@ def test_the_python_of_the_readme_runs(sandbox, capsys, monkeypatch):
     assert "torch.Size([1," in capsys.readouterr().out
 
 
-def test_the_readme_has_at_most_ten_rows_of_figures():
+def test_the_readme_is_short():
+    """One picture, fewer than 15 links, and at most ten rows of figures."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"!\[", text)) == 1
+    assert len(re.findall(r"\]\(", text)) < 15
     table = text[text.index("## Figures") : text.index("## More")]
     assert len([line for line in table.splitlines() if line.startswith("| ")]) - 1 <= 10
 
