@@ -338,12 +338,13 @@ def test_damaged_metrics_are_named_and_left_out(copy):
     path = copy / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     nested = b"[" * 200_003 + b"\n"
-    path.write_bytes(
-        lines[0] + nested + lines[1].replace(b"step", b"st\xe5p") + b"".join(lines[2:]) + b'{"step": 31, "tr'
-    )
-    assert f"damaged  {path} is damaged in lines 2, 3: " in call("verify", copy, code=1).stdout
+    huge = b'{"step": 7, "train_loss": ' + b"9" * 400 + b"}\n"  # no float, so no plot, can hold it
+    flipped = lines[1].replace(b"step", b"st\xe5p")
+    path.write_bytes(lines[0] + nested + flipped + huge + b"".join(lines[2:]) + b'{"step": 31, "tr')
+    said = f"{path} is damaged in lines 2, 3, 4: what was measured there cannot be read"
+    assert f"damaged  {said}\n" in call("verify", copy, code=1).stdout
     shown = call("resume", copy, *MORE).stderr
-    assert shown.count(f"{path} is damaged in lines 2, 3: what was measured there cannot be read, and is left out") == 1
+    assert shown.count(f"{said}, and is left out") == 1
     call("verify", copy)
     assert path.read_bytes().startswith(lines[0] + b"".join(lines[2:]))
 
