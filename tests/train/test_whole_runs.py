@@ -477,7 +477,9 @@ def test_a_folder_that_is_a_link_out_of_the_run_is_refused_before_anything_is_wr
 
 def test_a_name_with_a_line_break_or_without_utf8_is_written_out(copy, notes, tmp_path):
     broken = copy.rename(tmp_path / "a\nwhole    b")
-    for shown in (call("verify", broken), call("resume", broken, *MORE)):
+    walk = ("walk", "000", "--run", broken, "--input", "a")
+    for words in (("verify", broken), ("resume", broken, *MORE), ("shapes", broken), walk):
+        shown = call(*words)
         printed = (shown.stdout + shown.stderr).splitlines()
         assert not any(line.startswith("whole    b") for line in printed)
         assert any("a\\x0awhole    b" in line for line in printed)
@@ -487,6 +489,7 @@ def test_a_name_with_a_line_break_or_without_utf8_is_written_out(copy, notes, tm
     assert not unreadable.exists()
     broken.rename(unreadable)
     call("verify", unreadable)
+    assert "run-\\udcff/model.safetensors cannot be read, since its path is not UTF-8" in refused("eval", unreadable)
     assert "run-\\udcff is not a name in UTF-8" in refused("resume", unreadable, "--train.steps", 33)
 
 
