@@ -19,8 +19,8 @@ from ..inference.sampling import Sampling
 from ..inference.text_batches import token_label
 from ..runs.run import Loaded
 from .denoising import drawn
-from .edited import Edit, Edited, Watched
-from .plain import address, number
+from .edits import Edit, Edited, Watched
+from .json_values import address, number
 from .state import State
 from .threads import one_thread
 from .token_choice import bars, drawing, sampling_of

@@ -10,8 +10,8 @@ from ..config import UserError, nearest
 from ..core.groups import Grouping
 from ..tracing.live_trace import LiveTrace
 from ..tracing.trace_base import letter_of
+from .json_values import packed
 from .outline import tensors
-from .plain import packed
 
 THUMBNAIL = 48  # cells along a side, at most
 HOWS = ("head", "mean", "rollout")

@@ -10,7 +10,7 @@ from ..config import UserError
 from ..tracing.live_trace import LiveTrace
 from ..tracing.receipt import label as label_of
 from ..tracing.trace_base import letter_of
-from .plain import number, packed
+from .json_values import number, packed
 
 LARGEST_SLICE = 2_000_000  # cells of a slice
 

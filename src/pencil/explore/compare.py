@@ -6,7 +6,7 @@ import numpy as np
 
 from ..tracing.live_trace import LiveTrace
 from ..tracing.show import differences, only_in
-from .plain import address, number
+from .json_values import address, number
 
 LISTED = 12  # tensors of different shapes that a note names
 

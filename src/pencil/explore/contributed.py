@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..tracing.contributions import Contributions
-from .plain import number
+from .json_values import number
 
 
 def contributed(found: Contributions, cell: str, against: str | None = None, part: Any = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from .. import __version__
 from ..console import visible
 from ..learn.walks import Source
 from . import landing, tours
-from . import request_parsing as asked
+from . import requests as asked
 from .compare import compare
 from .errors import Gone, Refused, Unknown
 from .jobs import Job

@@ -26,10 +26,10 @@ from .cells import receipt, sliced
 from .checkpoints import at_step
 from .compare import compare
 from .contributed import contributed
-from .edited import Edit, check_token
+from .edits import Edit, check_token
 from .export import Shown, exported
+from .json_values import address
 from .outline import outline
-from .plain import address
 from .state import State, read_state
 from .threads import one_thread
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..inference.sampling import Sampling, probabilities
-from .plain import address, number
+from .json_values import address, number
 
 BARS = 8  # of a token
 ROWS = 12  # of the way from logits to the token
