@@ -1,4 +1,4 @@
-"""Cells of a trace as plain data: slices of a tensor, and the receipt of one number."""
+"""Cells of a trace as plain data: slices of a tensor, the receipt of one number, and the contributions to it."""
 
 from collections.abc import Sequence
 from math import prod
@@ -7,22 +7,31 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
+from ..tracing.contribution_parts import Part
+from ..tracing.contributions import Contributions
 from ..tracing.live_trace import LiveTrace
 from ..tracing.receipt import label as label_of
 from ..tracing.trace_base import letter_of
+from .answers import one_thread
 from .json_values import number, packed
+from .session import Session
 
-LARGEST_SLICE = 2_000_000  # cells of a slice
+MOST_SLICE_CELLS = 2_000_000
 
 
-def sliced(
-    trace: LiveTrace, name: str, index: str | Sequence[int | None] | None = None, minus: LiveTrace | None = None
+def tensor_slice(
+    session: Session,
+    key: str,
+    name: str,
+    index: str | Sequence[int | None] | None = None,
+    minus: LiveTrace | None = None,
 ) -> dict[str, Any]:
     """One or two axes of a tensor, the others held at an index; with `minus` less the same cells of that trace."""
+    trace = session.trace(key)
     node = trace.graph.nodes[trace.find(name)]
     at = _index(index, node.shape)
     shown = [axis for axis, i in enumerate(at) if i is None]
-    if prod(node.shape[axis] for axis in shown) > LARGEST_SLICE:
+    if prod(node.shape[axis] for axis in shown) > MOST_SLICE_CELLS:
         raise UserError(f"{name} has too many cells to show at once: choose an index along one more axis")
     part = tuple(slice(None) if i is None else i for i in at)
     values = _real(trace.view(trace.find(name))[part].value if part else trace.view(trace.find(name)).value)
@@ -45,8 +54,9 @@ def sliced(
     }
 
 
-def receipt(trace: LiveTrace, cell: str, digits: int = 4) -> dict[str, Any]:
+def receipt(session: Session, key: str, cell: str, digits: int = 4) -> dict[str, Any]:
     """How one number was computed."""
+    trace = session.trace(key)
     if not 1 <= digits <= 17:
         raise UserError(f"digits must be from 1 to 17, not {digits}")
     found = trace[cell].why(digits)
@@ -76,6 +86,52 @@ def receipt(trace: LiveTrace, cell: str, digits: int = 4) -> dict[str, Any]:
         "allowed": number(found.allowed),
         "agrees": found.agrees,
         "masked": found.masked,
+    }
+
+
+def contributions(
+    session: Session, key: str, cell: str, against: str | None = None, part: str | None = None
+) -> dict[str, Any]:
+    """What each part of the model added to one number; with `part` the parts of that one."""
+    with one_thread(session.live):
+        whole = find_contributions(session, key, cell, against)
+        return contribution_table(whole, cell, against or None, whole.part(part) if part else None)
+
+
+def find_contributions(session: Session, key: str, cell: str, against: str | None = None) -> Contributions:
+    """The contributions to one number; the last few are kept, since the page asks for their parts one by one."""
+    against = against or None
+    return session.contributions.get_or_make(
+        (key, cell, against), lambda: session.trace(key).contributions(cell, against)
+    )
+
+
+def contribution_table(
+    whole: Contributions, cell: str, against: str | None = None, part: Part | None = None
+) -> dict[str, Any]:
+    """What each part added to a cell, or to its difference from another; or what one of these parts is made of."""
+    parent = whole if part is None else part
+    parts = list(parent.parts)
+    return {
+        "cell": cell,
+        "against": against,
+        "value": number(parent.value),
+        "total": number(whole.total if part is None else sum(one.value for one in parts)),
+        "allowed": number(whole.allowed),
+        "held": list(whole.held),
+        "parts": [_part(one) for one in parts],
+    }
+
+
+def _part(part: Part) -> dict[str, Any]:
+    return {
+        "id": part.id,
+        "label": part.label,
+        "kind": part.kind,
+        "value": number(part.value),
+        "share": number(part.share),
+        "cell": part.cell,
+        "parts": part.count,
     }
 
 
