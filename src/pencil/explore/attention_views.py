@@ -31,12 +31,12 @@ class Patterns:
     def __init__(self, trace: LiveTrace, within: Sequence[Grouping | None] = (None,)):
         self.trace, self.within = trace, within
         names = [n.name for n in tensors(trace) if n.named and n.name.endswith(".pattern") and len(n.shape) == 4]
-        found: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for name in names:
-            found.setdefault(_group(name), []).append(name)
-        if "" in found and "cross" in found:
-            found = {"decoder" if group == "" else group: mine for group, mine in found.items()}
-        self.groups = found
+            groups.setdefault(_group(name), []).append(name)
+        if "" in groups and "cross" in groups:
+            groups = {"decoder" if group == "" else group: mine for group, mine in groups.items()}
+        self.groups = groups
 
     def __getitem__(self, name: str) -> Array:
         """The attention weights (heads, queries, keys) of the first row of the batch."""
@@ -209,22 +209,22 @@ class Lights:
         if how not in HOWS:
             raise UserError(f"{how} is not a way to show attention; {nearest(how, HOWS)}")
         if how == "rollout":
-            found, layer, head = self.rolled(), None, None
+            matrix, layer, head = self.rolled(), None, None
         else:
-            chosen = [name for name in self.names if layer is None or layer_of(name) == layer]
-            if not chosen:
+            names = [name for name in self.names if layer is None or layer_of(name) == layer]
+            if not names:
                 raise UserError(f"there is no block {layer}: it is from 0 to {layer_of(self.names[-1])}")
             if how == "head" and (layer is None or head is None):
                 raise UserError("one head is chosen by its block and its number: give both")
-            each = np.concatenate([self.patterns[name] for name in chosen])
+            each = np.concatenate([self.patterns[name] for name in names])
             if how == "head":
                 assert head is not None
                 if not 0 <= head < len(each):
                     raise UserError(f"there is no head {head}: it is from 0 to {len(each) - 1}")
-                found = each[head]
+                matrix = each[head]
             else:
-                found, head = each.mean(0), None
-        rows = self.seen(found)
+                matrix, head = each.mean(0), None
+        rows = self.seen(matrix)
         return {
             "words": self.words,
             "patches": rows.shape[1],
@@ -247,10 +247,10 @@ class Lights:
         return self._product(self.names)
 
     def _product(self, names: Sequence[str]) -> Array:
-        found: Array | None = None
+        product: Array | None = None
         for name in names:
             mean = self.patterns[name].mean(0)
             step = 0.5 * mean + 0.5 * np.eye(len(mean))
-            found = step if found is None else step @ found
-        assert found is not None
-        return found
+            product = step if product is None else step @ product
+        assert product is not None
+        return product

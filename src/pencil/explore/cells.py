@@ -59,8 +59,8 @@ def receipt(session: Session, key: str, cell: str, digits: int = 4) -> dict[str,
     trace = session.trace(key)
     if not 1 <= digits <= 17:
         raise UserError(f"digits must be from 1 to 17, not {digits}")
-    found = trace[cell].why(digits)
-    places = {term: i for i, term in enumerate(found.terms)}
+    why = trace[cell].why(digits)
+    places = {term: i for i, term in enumerate(why.terms)}
     nodes = trace.graph.nodes
 
     def called(term: Any) -> str:
@@ -69,23 +69,23 @@ def receipt(session: Session, key: str, cell: str, digits: int = 4) -> dict[str,
         )
 
     return {
-        "cell": found.where,
-        "label": found.label,
-        "name": found.name,
-        "index": list(found.index),
-        "kind": found.kind,
-        "op": found.op,
-        "formula": found.formula,
-        "meaning": found.meaning,
-        "lines": list(found.lines()),
-        "steps": [{"word": s.word, "formula": s.formula, "value": number(s.value)} for s in found.steps],
-        "terms": [{"cell": t.where, "label": called(t), "value": number(t.value)} for t in found.terms],
-        "leading": [places[term] for term in found.leading],
-        "reworked": None if found.reworked is None else number(found.reworked),
-        "recorded": number(found.recorded),
-        "allowed": number(found.allowed),
-        "agrees": found.agrees,
-        "masked": found.masked,
+        "cell": why.where,
+        "label": why.label,
+        "name": why.name,
+        "index": list(why.index),
+        "kind": why.kind,
+        "op": why.op,
+        "formula": why.formula,
+        "meaning": why.meaning,
+        "lines": list(why.lines()),
+        "steps": [{"word": s.word, "formula": s.formula, "value": number(s.value)} for s in why.steps],
+        "terms": [{"cell": t.where, "label": called(t), "value": number(t.value)} for t in why.terms],
+        "leading": [places[term] for term in why.leading],
+        "reworked": None if why.reworked is None else number(why.reworked),
+        "recorded": number(why.recorded),
+        "allowed": number(why.allowed),
+        "agrees": why.agrees,
+        "masked": why.masked,
     }
 
 
@@ -141,15 +141,15 @@ def _index(index: str | Sequence[int | None] | None, shape: Sequence[int]) -> li
         return [0] * max(0, len(shape) - 2) + [None] * min(2, len(shape))
     parts: list[Any] = [part.strip() for part in index.split(",")] if isinstance(index, str) else list(index)
     try:
-        found = [None if part in (":", None) else int(part) for part in parts]
+        indices = [None if part in (":", None) else int(part) for part in parts]
     except (TypeError, ValueError):
         raise UserError(f"{index} is not an index such as 0,2,:,:") from None
     sizes = "×".join(map(str, shape)) or "a single number"
-    if len(found) != len(shape) or not all(i is None or 0 <= i < n for i, n in zip(found, shape, strict=True)):
+    if len(indices) != len(shape) or not all(i is None or 0 <= i < n for i, n in zip(indices, shape, strict=True)):
         raise UserError(f"[{','.join(map(str, parts))}] is no index of a tensor of shape {sizes}")
-    if sum(i is None for i in found) > 2:
+    if sum(i is None for i in indices) > 2:
         raise UserError(f"at most two axes are shown at once: give an index for the others of {sizes}")
-    return found
+    return indices
 
 
 def _real(values: Any) -> np.ndarray:

@@ -40,13 +40,13 @@ LEFT_OUT: tuple[str, ...] = (
 class Lean(Graph):
     """A graph with the values of some nodes alone; how the others were computed is left out too."""
 
-    def __init__(self, graph: Graph, kept: set[int]):
+    def __init__(self, graph: Graph, included: set[int]):
         super().__init__((), graph.names)
-        self.tables, self.whole, self.kept = graph.tables, graph, kept
-        self.nodes = [n if i in kept else replace(n, plan=None) for i, n in enumerate(graph.nodes)]
+        self.tables, self.whole, self.included = graph.tables, graph, included
+        self.nodes = [n if i in included else replace(n, plan=None) for i, n in enumerate(graph.nodes)]
 
     def has(self, node: int) -> bool:
-        return node in self.kept
+        return node in self.included
 
     def stored(self, node: int) -> Array:
         return self.whole.stored(node)
@@ -74,10 +74,10 @@ def _page(session: Session, state: State, shown: Shown, listener: Listener) -> s
     named = sum(n.named for n in trace.graph.nodes)
     first = [start, *([shown.cell] if _is_cell(trace, shown.cell) else [])]
 
-    def page(kept: set[int], lacking: Sequence[str]) -> str:
+    def page(included: set[int], lacking: Sequence[str]) -> str:
         absent = f"The values of {len(lacking)} of {named} tensors, which would make the file too large."
         return html.page(
-            RecordedTrace(Lean(trace.graph, kept), trace.labels, trace.facts),
+            RecordedTrace(Lean(trace.graph, included), trace.labels, trace.facts),
             shown.title or f"{session.name}: {_name_input(session, state)}",
             start=start,
             views={
@@ -166,7 +166,7 @@ def _fitting_nodes(trace: LiveTrace, cells: Sequence[str], room: float) -> tuple
     first = dict.fromkeys(trace.find(trace.locate(cell)[0]) for cell in cells)
     given = ("input", "weight")
     rest = (i for i, n in enumerate(graph.nodes) if (n.named or n.kind in given) and i not in first)
-    todo, seen, kept, lacking = deque(first), set(first), set(), []
+    todo, seen, included, lacking = deque(first), set(first), set(), []
     while todo or (todo := deque(_next(rest, seen))):
         node = todo.popleft()
         n = graph.nodes[node]
@@ -176,16 +176,16 @@ def _fitting_nodes(trace: LiveTrace, cells: Sequence[str], room: float) -> tuple
                 lacking.append(n.name)
             continue
         room -= size
-        kept.add(node)
+        included.add(node)
         for source in refs(n.plan):
             if source not in seen:
                 seen.add(source)
                 todo.append(source)
     # what only moves values needs those
-    for node in sorted(kept):
-        if graph.nodes[node].moves and not set(refs(graph.nodes[node].plan)) <= kept:
-            kept.discard(node)
-    return kept, lacking
+    for node in sorted(included):
+        if graph.nodes[node].moves and not set(refs(graph.nodes[node].plan)) <= included:
+            included.discard(node)
+    return included, lacking
 
 
 def _next(rest: Iterator[int], seen: set[int]) -> list[int]:

@@ -60,11 +60,11 @@ def tensors(trace: LiveTrace) -> list[Node]:
 
     skipped = {i for first, last, _, _ in graph.opened.values() for i in range(first, last)}
     ends = {graph.results[path][0]: path for path in graph.blocks}
-    found: list[Node] = []
+    nodes: list[Node] = []
     for i, n in enumerate(graph.nodes):
         if i not in skipped:
-            found += [*(inside(ends[i]) if i in ends else []), n]
-    return _explained(trace, [n for n in found if n.kind])
+            nodes += [*(inside(ends[i]) if i in ends else []), n]
+    return _explained(trace, [n for n in nodes if n.kind])
 
 
 def _shapes(args: Any) -> Iterator[tuple[int, ...]]:
@@ -74,14 +74,14 @@ def _shapes(args: Any) -> Iterator[tuple[int, ...]]:
 
 def _explained(trace: LiveTrace, nodes: list[Node]) -> list[Node]:
     """The nodes, those of closed blocks with the symbols and formulas of their own block."""
-    known = trace.graph.names
-    if all(n.name in known or not n.named for n in nodes):
+    names = trace.graph.names
+    if all(n.name in names or not n.named for n in nodes):
         return nodes
     model, templates = trace.recording.model, declared(trace.recording.model)
     about = Notation(model, (n.name for n in nodes if n.name in templates)).names
     return [
         replace(n, symbol=about[n.name].symbol, formula=about[n.name].formula)
-        if n.name not in known and n.name in about
+        if n.name not in names and n.name in about
         else n
         for n in nodes
     ]

@@ -148,8 +148,8 @@ async def _leave_unread(receive: Receive) -> None:
                     return
 
 
-def _is_one_of(values: Sequence[str], known: set[str]) -> bool:
-    return len(values) == 1 and values[0].lower() in known
+def _is_one_of(values: Sequence[str], allowed: set[str]) -> bool:
+    return len(values) == 1 and values[0].lower() in allowed
 
 
 def _opens_the_page(scope: Scope, headers: Headers) -> bool:
