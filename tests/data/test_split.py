@@ -187,6 +187,13 @@ def test_a_run_records_its_rule_and_one_without_keeps_the_former(tmp_path):
     assert len({latents_path("data", "vae", (8, 8), 3, "train", split=rule) for rule in (1, 2)}) == 2
 
 
+@pytest.mark.parametrize("name", ["gpt", "reader"])
+def test_how_many_tokens_of_a_text_are_trained_on_is_no_rule(tmp_path, notes, name):
+    run, task, _ = new_run(name, str(notes), model={"width": 24, "heads": 3, "depth": 1}, out=tmp_path / "run")
+    assert task.data.split > 2
+    assert "split" not in run.config["run"]
+
+
 def test_one_picture_many_times_cannot_be_divided(tmp_path):
     for label in "ab":
         for k in range(3):

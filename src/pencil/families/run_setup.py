@@ -11,7 +11,8 @@ from .. import __version__
 from ..config import UserError, build, fitted
 from ..data.builtin import TEXTS
 from ..data.hub import PREFIX, current_form, say_current_form
-from ..data.image_data import lookalikes
+from ..data.image_data import ImageData, lookalikes
+from ..data.pairs import PairData
 from ..data.settings import DataConfig
 from ..data.sources import absolute, is_several
 from ..data.split import SPLIT
@@ -159,8 +160,9 @@ def new_run(
         "data_hash": prepared.hash, **prepared.facts, "pencil": __version__, "settings": SETTINGS_VERSION,
         **({} if start is None else start.facts), **launched(),
     }  # fmt: skip
-    if (rule := getattr(getattr(prepared.task, "data", None), "split", 1)) > 1:
-        facts["split"] = rule
+    divided = getattr(prepared.task, "data", None)
+    if isinstance(divided, ImageData | PairData) and divided.split > 1:  # the `split` of other data is no rule
+        facts["split"] = divided.split
     table = {"run": facts, "model": prepared.model, "train": settings}
     if prepared.data is not None and any(value is not None for value in asdict(prepared.data).values()):
         table["data"] = prepared.data
