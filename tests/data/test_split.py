@@ -15,6 +15,7 @@ from pencil.data.split import hold_out, hold_out_texts
 from pencil.families import open_run
 from pencil.families.run_setup import new_run, task_of
 from pencil.train.latents import latents_path
+from pencil.train.loop import Trainer
 from pencil.train.settings import TrainConfig
 
 ROWS = st.lists(st.tuples(st.integers(0, 23), st.sampled_from("abc")), min_size=1, max_size=61)
@@ -192,6 +193,37 @@ def test_how_many_tokens_of_a_text_are_trained_on_is_no_rule(tmp_path, notes, na
     run, task, _ = new_run(name, str(notes), model={"width": 24, "heads": 3, "depth": 1}, out=tmp_path / "run")
     assert task.data.split > 2
     assert "split" not in run.config["run"]
+
+
+@pytest.mark.usefixtures("fast_training")
+def test_what_starts_from_an_older_run_is_not_evaluated_on_what_that_was_trained_on(tmp_path):
+    """On the same data the rule of the run that it starts from holds, on other data today's."""
+    rows = [f"text {i},{'rare' if i % 17 == 3 else 'common'}" for i in range(53)]
+    for name in ("same", "other"):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
+    copied(tmp_path / "set")
+    for family, data, name in (("reader", "same.csv", "old"), ("vit", "set", "seen")):
+        model = {"width": 24, "heads": 3, "depth": 1} | ({"image_size": (8, 8)} if family == "vit" else {})
+        train = {"steps": 2, "batch": 3, "warmup": 0}
+        made = new_run(family, str(tmp_path / data), model=model, train=train, out=tmp_path / name, split=1)
+        assert Trainer(made[1], made[0], made[2], quiet=True).train().finished
+
+    def begun(family, data, source, said=lambda line: None):
+        out = tmp_path / f"{source}-{data}"
+        run, task, _ = new_run(family, str(tmp_path / data), from_run=tmp_path / source, out=out, notify=said)
+        again = task_of(open_run(run.path), task.train)
+        assert again.data.test == task.data.test or again.data.test.sources == task.data.test.sources
+        return run.config["run"].get("split"), task.data
+
+    rule, same = begun("reader", "same.csv", "old")
+    assert (rule, {label for _, label in same.test}) == (None, {"common"})
+    rule, other = begun("reader", "other.csv", "old")
+    assert (rule, {label for _, label in other.test}) == (2, {"common", "rare"})
+    lines = []
+    rule, pictures = begun("vit", "set", "seen", lines.append)
+    assert rule is None
+    assert pictures.test.sources == images.load(str(tmp_path / "set"), "label", split=1).test.sources
+    assert any("of the 5 held-out pictures are trained on too" in line for line in lines)
 
 
 def test_one_picture_many_times_cannot_be_divided(tmp_path):

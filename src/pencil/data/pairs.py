@@ -94,11 +94,14 @@ def load(data: str, whole: bool = False, reading: Reading | None = None) -> Pair
     return _from_file(data, PAIRS, whole, reading or {})
 
 
-def load_labelled(data: str, whole: bool = False, reading: Reading | None = None) -> PairData:
-    """The texts with labels in the file that --data names. With `whole` all of it is held out."""
+def load_labelled(data: str, whole: bool = False, reading: Reading | None = None, split: int = SPLIT) -> PairData:
+    """The texts with labels in the file that --data names. With `whole` all of it is held out.
+
+    `split` is the rule by which a part is held out, unless a run has recorded one.
+    """
     if data in EMBEDDED:
         raise UserError(f"{data} has no labels; give a file with a text, a tab and its label a line")
-    return _from_file(data, LABELLED, whole, reading or {})
+    return _from_file(data, LABELLED, whole, reading or {}, split)
 
 
 def _dates() -> PairData:
@@ -110,7 +113,7 @@ def _dates() -> PairData:
     return PairData("dates", version, dates, test, select_best=False, training_defaults=defaults)
 
 
-def _from_file(data: str, kind: Kind, whole: bool, reading: Reading) -> PairData:
+def _from_file(data: str, kind: Kind, whole: bool, reading: Reading, split: int = SPLIT) -> PairData:
     labelled, first, second = kind.labelled, kind.first, kind.second
     what = f"one {first}, a tab and its {second} a line"
     if not data:
@@ -147,7 +150,7 @@ def _from_file(data: str, kind: Kind, whole: bool, reading: Reading) -> PairData
             f"{data} has the same {first}, {quote(pairs[0][0])}, in all its {len(pairs)} lines, so none can be held "
             "out to evaluate on; give at least two different ones"
         )
-    split = reading.split if isinstance(reading, Recorded) else SPLIT
+    split = reading.split if isinstance(reading, Recorded) else split
     held = hold_out_texts(pairs, labelled, split)
     if not held:
         raise UserError(

@@ -141,6 +141,8 @@ def new_run(
         raise UserError(
             f"the name {run_name} is already taken by {Path('runs') / run_name}; choose another, or --force"
         )
+    if start is not None and start.data & {data, whole_path(data, record.embedded)}:
+        split = start.split  # by another rule, what its weights were trained on would be held out
     request = Request(record, data, preset, model, train, options, data_settings or {}, start, split)
     prepared = prepare(request, config)
     settings, notes = fit_schedule(record, preset, prepared.model, prepared.train, train)

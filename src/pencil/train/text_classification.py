@@ -41,7 +41,7 @@ class TextClassification:
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
         if train.mask_fraction is not None:
             raise UserError("train.mask_fraction is for text without labels: leave it out")
-        data = pairs.load_labelled(request.data, reading=request.reading)
+        data = pairs.load_labelled(request.data, reading=request.reading, split=request.split)
         if request.start is not None and (order := request.start.in_order(data.classes)):
             data = replace(data, classes=order)
         texts = (one for one, _ in data.all_pairs())
