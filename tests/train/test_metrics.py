@@ -182,18 +182,20 @@ def test_the_figures_of_classes_as_a_table():
     predicted, labels = map(list, zip(*rows, strict=True))
     found = classification_metrics([Scored([-0.5] * 8, predicted, labels)], ["good dog", "rare", "never"])
     assert class_table(found) == [
-        "class     held out  precision  recall      F1",
-        "good_dog         6     0.7143  0.8333  0.7692",
-        "rare             2     0.0000  0.0000  0.0000",
-        "never            0          –       –       –",
+        "class     evaluated  precision  recall      F1",
+        "good_dog          6     0.7143  0.8333  0.7692",
+        "rare              2     0.0000  0.0000  0.0000",
+        "never             0          –       –       –",
     ]
     assert about_accuracy(found, "texts") == (
         "accuracy 0.6250 on 8 held-out texts: 95 % interval 0.3057 to 0.8632 (Wilson); always the commonest class, "
-        "good_dog, would have 0.7500; balanced accuracy 0.4167, macro F1 0.3846"
+        "good_dog, would have 0.7500; balanced accuracy 0.4167, macro F1 0.3846; without never, of which "
+        "nothing was evaluated"
     )
     many = classification_metrics([Scored([-0.5] * 8, predicted, labels)], [str(i) for i in range(23)])
     assert class_table(many) == []
     assert "the commonest class would have 0.7500" in about_accuracy(many, "texts")
+    assert "; without 21 classes, of which nothing was evaluated" in about_accuracy(many, "texts")
     every = classification_metrics([Scored([-0.5], [0], [0])], [str(i) for i in range(23)], listed=None)
     assert len(class_table(every)) == 24
     assert about_accuracy({"val_loss": 1.0, "accuracy": 0.5}, "tokens") == ""

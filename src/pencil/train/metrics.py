@@ -15,6 +15,7 @@ from ..console import shortened
 Z = 1.959963984540054  # of 95 %: the standard normal distribution has so much within ±Z
 LISTED = 20  # classes whose own figures are recorded at each evaluation; pencil eval has those of all
 WIDEST = 40  # characters of a class's name in a table
+NAMED = 3  # classes in a sentence
 OF_A_CLASS = ("held_out", "precision", "recall", "f1")  # figures that each class has, as in recall.CLASS
 
 
@@ -38,7 +39,8 @@ def classification_metrics(
     """Loss, and figures of the predicted classes, of batches; `weights` are those of the classes in the loss.
 
     Those of each class are left out where there are more than `listed`. What is not defined is left out as well: the
-    precision of a class that is never predicted, the recall of one of which nothing is held out.
+    precision of a class that is never predicted, the recall of one of which nothing is evaluated. How many of the
+    latter there are is among the metrics, since the mean of the recalls leaves them out.
     """
     parts = list(parts)
     values, predicted, labels = (joined(parts, i) for i in range(3))
@@ -63,6 +65,8 @@ def classification_metrics(
         "balanced_accuracy": (right / true)[true > 0].mean().item(),
         "macro_f1": f1[true + guessed > 0].mean().item(),
     }
+    if absent := int((true[: len(classes)] == 0).sum()):
+        found["accuracy.unevaluated"] = absent
     if listed is not None and len(classes) > listed:
         return found
     for i, name in enumerate(_in_keys(classes)):
@@ -104,18 +108,23 @@ def about_accuracy(metrics: Mapping[str, float], unit: str) -> str:
     """How sure an accuracy is, and what it is to be held against, in a sentence; empty without classes."""
     if "accuracy.low" not in metrics:
         return ""
-    commonest = max(class_names(metrics), key=lambda name: metrics[f"held_out.{name}"], default="")
+    names = class_names(metrics)
+    commonest = max(names, key=lambda name: metrics[f"held_out.{name}"], default="")
+    absent = [shortened(name) for name in names if not metrics[f"held_out.{name}"]]
+    count = int(metrics.get("accuracy.unevaluated", 0))
+    named = ", ".join(absent) if absent and count <= NAMED else f"{count} class{'es' * (count > 1)}"
+    without = f"; without {named}, of which nothing was evaluated" if count else ""
     return (
         f"accuracy {metrics['accuracy']:.4f} on {int(metrics['accuracy.examples']):,} held-out {unit}: 95 % interval "
         f"{metrics['accuracy.low']:.4f} to {metrics['accuracy.high']:.4f} (Wilson); always the commonest class"
         f"{f', {shortened(commonest)},' * bool(commonest)} would have {metrics['accuracy.commonest']:.4f}; "
-        f"balanced accuracy {metrics['balanced_accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}"
+        f"balanced accuracy {metrics['balanced_accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}{without}"
     )
 
 
 def class_rows(metrics: Mapping[str, float]) -> list[list[str]]:
     """The figures of each class as rows of a table, the first its head; none without classes."""
-    rows = [["class", "held out", "precision", "recall", "F1"]]
+    rows = [["class", "evaluated", "precision", "recall", "F1"]]
     for name in class_names(metrics):
         shares = (metrics.get(f"{key}.{name}") for key in OF_A_CLASS[1:])
         shown = ["–" if share is None else f"{share:.4f}" for share in shares]
