@@ -13,7 +13,7 @@ from ..data.builtin import TEXTS
 from ..data.hub import PREFIX, current_form, say_current_form
 from ..data.image_data import ImageData, lookalikes
 from ..data.pairs import PairData
-from ..data.settings import DataConfig
+from ..data.settings import check_data_settings
 from ..data.sources import absolute, is_several
 from ..data.split import SPLIT
 from ..device import pick_device
@@ -50,13 +50,6 @@ def train_config(record: Family, preset: str, train: dict[str, Any], start: Star
     check_settings(config, record.train_settings, record.name)
     check_final_rate(config, train)
     return config
-
-
-def check_data_settings(record: Family, chosen: Mapping[str, Any]) -> None:
-    """Refuse a setting of how data is read that is not one, or that this family does not have."""
-    for name in fitted(DataConfig, chosen, "data."):
-        if name not in record.data_settings:
-            raise UserError(f"data.{name} has no effect on a {record.name}: leave it out")
 
 
 def settings_of(
