@@ -140,6 +140,14 @@ def test_what_idx_files_share_is_said(tmp_path):
     name.write_bytes(content)
     (note,) = images.load(str(tmp_path), "label").notes
     assert note.startswith("1 of the 11 held-out pictures are trained on too (t10k picture 0 is train picture 3)")
+    labels = tmp_path / "t10k-labels-idx1-ubyte"
+    content = bytearray(labels.read_bytes())
+    content[8] = (arrays["train", "labels-idx1"][3] + 1) % 3
+    labels.write_bytes(content)
+    first, second = images.load(str(tmp_path), "label").notes
+    assert second == note
+    assert first.startswith("train picture 3 (")
+    assert ") and t10k picture 0 (" in first
 
 
 def test_copies_in_a_table_are_on_one_side(tmp_path, monkeypatch):
@@ -171,6 +179,17 @@ def test_a_class_without_a_held_out_text_is_named(tmp_path):
     path.write_text("\n".join(["text,label", *rows[:201]]))
     (note,) = pairs.load_labelled(str(path)).unevaluated
     assert note == "spam has too few different texts to hold one out: it is trained on, and not evaluated"
+
+
+def test_a_text_in_two_classes_is_named(tmp_path):
+    rows = [f"message {i}\t{'ham' if i % 3 else 'spam'}" for i in range(30)]
+    path = tmp_path / "two.tsv"
+    path.write_text("\n".join([*rows, "message 7\tspam", "message 8\tham", ""]))
+    (note,) = pairs.load_labelled(str(path)).unevaluated
+    assert note == "'message 7' is labelled ham and spam: no model can be right about both; remove one of them"
+    path.write_text("\n".join([*rows, "message 7\tspam", "message 9\tham", ""]))
+    (note,) = pairs.load_labelled(str(path)).unevaluated
+    assert "ham and spam, and 1 more texts have two labels:" in note
 
 
 def test_a_run_records_its_rule_and_one_without_keeps_the_former(tmp_path):

@@ -14,7 +14,7 @@ from .dates import CHARACTERS, VERSION, Dates
 from .pair_files import FORMER, MAX_FILE, Pair, Read, check_text, quote, read_pairs
 from .parquet import is_parquet, read_parquet
 from .sources import PREFIX, is_several
-from .split import SPLIT, hold_out_texts, not_evaluated
+from .split import SPLIT, hold_out_texts, not_evaluated, with_two_labels
 from .tables import ANY, Format
 
 EMBEDDED = ("dates",)
@@ -35,7 +35,7 @@ class PairData:
     training_defaults: dict[str, int] = field(default_factory=dict)
     reading: dict[str, Any] = field(default_factory=dict)  # how the file is read, as settings of data
     note: str = ""  # the same in a sentence
-    unevaluated: list[str] = field(default_factory=list)  # a sentence about classes of which nothing is held out
+    unevaluated: list[str] = field(default_factory=list)  # sentences about classes, such as one without held-out texts
     split: int = 1  # the rule by which a part was held out here (`split.py`)
 
     @property
@@ -159,6 +159,7 @@ def _from_file(data: str, kind: Kind, whole: bool, reading: Reading, split: int 
     train, test = ([pair for pair in pairs if (pair[0] in held) == part] for part in (False, True))
     select_best = len(test) >= MIN_TO_SELECT_BEST
     unevaluated = not_evaluated(classes, {label for _, label in test}, "texts")
+    unevaluated += with_two_labels(pairs) if labelled else []
     return PairData(
         path.stem, sha, train, test, select_best, classes, reading=found.facts, note=note, unevaluated=unevaluated,
         split=split if labelled else 1,
