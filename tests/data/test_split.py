@@ -245,6 +245,20 @@ def test_what_starts_from_an_older_run_is_not_evaluated_on_what_that_was_trained
     assert any("of the 5 held-out pictures are trained on too" in line for line in lines)
 
 
+def test_copies_that_are_held_out_are_known_to_the_interval(tmp_path):
+    rows = [f"text {i % 53},{'ab'[i % 53 % 2]}" for i in range(3 * 53)]
+    (tmp_path / "texts.csv").write_text("\n".join(["text,label", *rows]))
+    small = {"width": 24, "heads": 3, "depth": 1}
+    for family, data, more, count in (
+        ("vit", copied(tmp_path / "set"), {"image_size": (8, 8)}, 10),
+        ("reader", tmp_path / "texts.csv", {}, 6),
+    ):
+        _, task, _ = new_run(family, str(data), model=small | more, out=tmp_path / family)
+        model = task.build().eval()
+        for found in (task.evaluate(model), task.report(model, tmp_path / "eval")[0]):
+            assert (found["accuracy.examples"], found["accuracy.different"]) == (count, 2)
+
+
 def test_one_picture_many_times_cannot_be_divided(tmp_path):
     for label in "ab":
         for k in range(3):

@@ -21,7 +21,7 @@ from ..inference.text_batches import pad, text_ids
 from ..progress import track
 from ..runs import Run
 from .class_balance import ClassBalance
-from .metrics import classification_metrics, confusion_matrix, joined, scored
+from .metrics import Scored, classification_metrics, confusion_matrix, joined, scored
 from .settings import TrainConfig
 from .sharing import shared
 from .task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, recorded, round_up
@@ -166,8 +166,15 @@ class TextClassification:
         total = len(self.data.test)
         few = total if batches is None else min(total, batches * self.train.batch)
         rows = [self.data.test[i] for i in np.linspace(0, total - 1, few).astype(int)]
-        parts = shared(range(0, few, EVAL_BATCH), lambda i: scored(*self._classify(model, rows[i : i + EVAL_BATCH])))
+
+        def one(i: int) -> Scored:
+            return self._scored(self._classify(model, rows[i : i + EVAL_BATCH]), rows[i : i + EVAL_BATCH])
+
+        parts = shared(range(0, few, EVAL_BATCH), one)
         return classification_metrics(parts, self.data.classes, self.balance.evaluation)
+
+    def _scored(self, found: tuple[Tensor, Tensor], rows: list[pairs.Pair]) -> Scored:
+        return scored(*found, (text.encode() for text, _ in rows))
 
     def preview(self, model: nn.Module) -> Preview:
         return Preview(".txt", "\n".join([*self._lines(model, self.data.test[:20]), ""]).encode())
@@ -186,7 +193,8 @@ class TextClassification:
         """The metrics over all and of each class; the confusion matrix, and mistakes."""
         folder.mkdir(parents=True, exist_ok=True)
         rows = list(self.data.test)
-        found = [scored(*part) for part in self._predict(model, rows)]
+        parts = self._predict(model, rows)
+        found = [self._scored(part, rows[i * EVAL_BATCH : (i + 1) * EVAL_BATCH]) for i, part in enumerate(parts)]
         metrics = classification_metrics(found, self.data.classes, self.balance.evaluation, listed=None)
         predicted, labels = (joined(found, i) for i in (1, 2))
         wrong = [row for row, right in zip(rows, (predicted == labels).tolist(), strict=True) if not right]
