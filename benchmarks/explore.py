@@ -203,7 +203,7 @@ def shaped(folder: Path, depth: int, width: int) -> str:
     import torch
 
     import pencil
-    from pencil.runs import Run
+    from pencil.runs.run import Run
 
     (folder / "notes.txt").write_text("".join(f"line {i}: " + " ".join(WORDS) + "\n" for i in range(200)))
     words = "--model.depth=1 --model.width=24 --model.heads=2 --model.context=64 --train.steps=1 --train.warmup=0"

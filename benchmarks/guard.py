@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from pencil import families
-from pencil.families.run_setup import new_run
-from pencil.train import loop
-from pencil.train.loop import Trainer
+from pencil.api.run_setup import new_run
+from pencil.train.loop import trainer as loop
+from pencil.train.loop.trainer import Trainer
 
 TEXT = "".join(f"line {i}: the pencil draws {i * 7 % 13} strips of {i * 5 % 11}.\n" for i in range(40_000))
 

@@ -75,7 +75,7 @@ def main() -> None:
         (folder / "model").mkdir()
         measured(__file__, "--depth", str(depth), "--make", str(folder / "model"))
         size = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
-        base = measured("-c", "import pencil.families.importing")[1]
+        base = measured("-c", "import pencil.api.interchange.importing")[1]
         run = folder / "run"
         print(f"{'step':28} {'seconds':>8} {'peak':>9} {'of the weights':>15}")
         for step, words in (

@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pencil.api.loading import load_model, open_run
+from pencil.api.run_setup import new_run, task_of
 from pencil.config import build
 from pencil.device import pick_device
-from pencil.families.loading import load_model, open_run
-from pencil.families.run_setup import new_run, task_of
 from pencil.progress import track
-from pencil.train.loop import Trainer
+from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 
 DTYPES = ("float32", "bfloat16", "int8")

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from pencil.families import create
 from pencil.models.gpt import PRESETS
-from pencil.train import fused_loss
-from pencil.train.fused_loss import linear_cross_entropy
-from pencil.train.losses import next_token
+from pencil.train.losses import fused as fused_loss
+from pencil.train.losses.fused import linear_cross_entropy
+from pencil.train.losses.vocabulary import next_token
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

@@ -21,15 +21,15 @@ from typing import Any
 
 import torch
 
+from pencil.api.from_run import prepare
+from pencil.api.run_setup import train_config
 from pencil.cost.count import count
 from pencil.cost.memory import train_memory
 from pencil.cost.parallel import Plan, device_memory, units_of
 from pencil.cost.profile import on_meta
 from pencil.device import sync_of, total_memory
 from pencil.families import family
-from pencil.families.from_run import prepare
-from pencil.families.run_setup import train_config
-from pencil.train.loop import Trainer
+from pencil.train.loop.trainer import Trainer
 from pencil.train.task import Request
 
 TEXT = "".join(f"line {i}: the pencil draws {i * 7 % 13} strips of {i * 5 % 11}.\n" for i in range(40_000))

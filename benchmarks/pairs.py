@@ -11,7 +11,7 @@ import time
 import torch
 
 import pencil
-from pencil.data import pairs
+from pencil.data.tables import pairs
 from pencil.inference.text_batches import beam_targets, greedy_targets
 
 

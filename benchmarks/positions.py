@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pencil.data import text
+from pencil.data.text import text_data as text
 from pencil.families import configure, create, family
-from pencil.train.language_modeling import LanguageModeling
-from pencil.train.losses import next_token
+from pencil.train.losses.vocabulary import next_token
 from pencil.train.optim import make_optimizers
 from pencil.train.schedule import factor
 from pencil.train.settings import TrainConfig, fit_warmup
 from pencil.train.task import random_of
+from pencil.train.tasks.language_modeling import LanguageModeling
 
 TRAINED, LENGTHS = 64, (64, 128, 256, 512)
 SCHEMES = {

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pencil.families import load_model
-from pencil.families.run_setup import new_run
-from pencil.train.loop import Trainer
+from pencil.api.loading import load_model
+from pencil.api.run_setup import new_run
+from pencil.train.loop.trainer import Trainer
 
 
 @torch.no_grad()

@@ -16,11 +16,12 @@ def one(what: str, fifth: int) -> float:
     """Train with the default settings, the handwriting split by another key; the score on all held-out images."""
     import numpy as np
 
+    from pencil.api.run_setup import new_run
     from pencil.cli.demo import TRAINING
-    from pencil.data import builtin, images
-    from pencil.data.digits import digits
-    from pencil.families.run_setup import new_run
-    from pencil.train.loop import Trainer
+    from pencil.data import builtin
+    from pencil.data.images import loading as images
+    from pencil.data.images.digits import digits
+    from pencil.train.loop.trainer import Trainer
 
     pictures, labels, _ = digits()
     held = np.zeros(len(pictures), bool)

@@ -37,7 +37,7 @@ TEXT = "".join(
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "proof(name, family): a row of the proofs table in docs/proofs.md")
+    config.addinivalue_line("markers", "proof(name, family): a row of the proofs table in docs/project/proofs.md")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -48,7 +48,7 @@ def private_cache(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def short_previews():
     """Previews of a few tokens: whole ones take long, the more so with every shape checked. Their usual length."""
-    module = importlib.import_module("pencil.train.language_modeling")
+    module = importlib.import_module("pencil.train.tasks.language_modeling")
     usual, module.PREVIEW_TOKENS = module.PREVIEW_TOKENS, 19
     return usual
 
@@ -62,9 +62,9 @@ def usual_seconds():
 def no_matter_how_slow(request, monkeypatch):
     """Work that takes long shows its progress, and a training measures its pace first; a busy machine changes nothing."""
     if "usual_seconds" not in request.fixturenames:
-        for module in ("train.report", "train.evaluation", "train.loop"):
-            monkeypatch.setattr(f"pencil.{module}.FIRST_LINE", 1e9)
-        monkeypatch.setattr("pencil.cli.terminal.QUIET", 1e9)
+        for module in ("report", "evaluation", "trainer"):
+            monkeypatch.setattr(f"pencil.train.loop.{module}.FIRST_LINE", 1e9)
+        monkeypatch.setattr("pencil.cli.screens.terminal.QUIET", 1e9)
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def pytest_runtest_protocol(item):
 @pytest.fixture
 def fast_training(monkeypatch):
     """For tests that train several times: no shape checking and no plot of the loss."""
-    monkeypatch.setattr("pencil.train.loop.plot_losses", lambda run: None)
+    monkeypatch.setattr("pencil.train.loop.trainer.plot_losses", lambda run: None)
     with unchecked():
         yield
 
@@ -168,7 +168,7 @@ def run(notes, tmp_path_factory, short_previews):
     """A small run trained by the command line: read it, do not write into it."""
     path = tmp_path_factory.mktemp("runs") / "notes-gpt"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pencil.train.language_modeling.PREVIEW_TOKENS", short_previews)
+        patch.setattr("pencil.train.tasks.language_modeling.PREVIEW_TOKENS", short_previews)
         call("train", "gpt", "--data", notes, "--out", path, *TINY, "--train.steps", "30", "--train.eval_every", "15",
              "--train.save_every", "10", "--train.batch", "7", "--train.warmup", "3")  # fmt: skip
     return path

@@ -107,7 +107,7 @@ def choices():
     """Every word a user chooses, by what it is a choice of."""
     from pencil.cli.main import app
     from pencil.families import FAMILIES
-    from pencil.learn.examples import EXAMPLES
+    from pencil.learn.worked.examples import EXAMPLES
     from pencil.train.settings import TrainConfig
 
     return {

@@ -9,9 +9,9 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from pencil.cli.terminal import TerminalOutput
+from pencil.cli.screens.terminal import TerminalOutput
 from pencil.console import Console, note, visible
-from pencil.train.report import ProgressBar
+from pencil.train.loop.report import ProgressBar
 
 SRC = Path(__file__).parents[1] / "src" / "pencil"
 HOSTILE = "\x1b[31mcat\x07\r\x9b2J\x7f\u202egnp\u2066"

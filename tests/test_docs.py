@@ -24,7 +24,7 @@ from foreign import MAKERS
 from pencil.cli.main import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_HERE = [page for page in PAGES if page.name != "extend.md"]  # whose commands need its code: tests/test_extend.py
 PROMPT = re.compile(r"^\S+ → \S+: (.*)\n", re.M)  # an answer typed in a transcript; over a pipe there are no prompts
 MARK = re.compile(r"#.*needs (a GPU|a network)")
@@ -144,7 +144,7 @@ def corpus_and_shards(folder: Path, rng: np.random.Generator) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(sandbox):
-    """A small GPT-2, as transformers saves it: what docs/weights.md imports."""
+    """A small GPT-2, as transformers saves it: what docs/guides/import-export.md imports."""
     return MAKERS["GPT-2"](sandbox / "gpt2")
 
 
@@ -209,7 +209,7 @@ def shortened(words: list[str]) -> list[str]:
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
 def test_every_command_of_a_page_runs(page, sandbox, capsys, monkeypatch, request):
     monkeypatch.chdir(sandbox)
-    if page.name == "weights.md":
+    if page.name == "import-export.md":
         request.getfixturevalue("checkpoint")
     found = commands(page)
     if page == PAGES[0]:  # the others have the next test

@@ -1,4 +1,4 @@
-"""docs/extend.md: its code is put into a copy of Pencil, and its commands run there."""
+"""docs/guides/extend.md: its code is put into a copy of Pencil, and its commands run there."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from pencil.families import configure, create
 from pencil.models import parts
 from test_docs import ROOT, SHORT, blocks, commands, sandbox, words_of  # noqa: F401
 
-PAGE = ROOT / "docs" / "extend.md"
+PAGE = ROOT / "docs" / "guides" / "extend.md"
 DRIVER = """
 import json, sys
 from pencil.cli.main import main

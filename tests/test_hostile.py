@@ -16,12 +16,12 @@ import hostile_files
 from conftest import call, refused
 from hostile import CASES, benign, faults, run_case, run_copy, signed
 from pencil.config import UserError
-from pencil.data.tokenizers import read_json
+from pencil.data.tokenizers.tokenizer import read_json
 from pencil.files import parse_json, read_bytes, read_toml
-from pencil.learn.check import check_text
+from pencil.learn.check.check import check_text
 from pencil.tensors import read_tensors
 from pencil.tracing.file import write
-from pencil.tracing.record import trace
+from pencil.tracing.live_trace import trace
 
 ROOT = Path(__file__).parents[1]
 # some of each way to harm, in a process of their own, where time and memory are measured: verbs that start quickly

@@ -13,8 +13,8 @@ from commands import SMALL
 from conftest import call, refused
 from hostile_data import CASES, ESCAPES
 from pencil.config import UserError
-from pencil.data import images
-from pencil.data.idx import read_idx
+from pencil.data.images import loading as images
+from pencil.data.images.idx import read_idx
 
 CODES = (*range(10), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))  # no line end
 CONTROL = set(map(chr, CODES))
@@ -61,8 +61,8 @@ def test_a_sentence_names_the_file_and_what_to_do(tmp_path):
 
 MEASURE = """
 import resource, sys
-from pencil.data.augment import ImageTransform
-from pencil.data.decoding import open_image
+from pencil.data.images.augment import ImageTransform
+from pencil.data.images.decoding import open_image
 from PIL import Image
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -20,7 +20,7 @@ def elsewhere(*commands, cwd, mode="missing", code=0, **env):
     """Run commands one after another in a process that lacks what other systems lack; what it printed."""
     words = [[str(word) for word in command] for command in commands]
     done = subprocess.run(
-        [sys.executable, "-X", "warn_default_encoding", HERE / "windows.py", mode, json.dumps(words)],
+        [sys.executable, "-X", "warn_default_encoding", HERE / "helpers" / "windows.py", mode, json.dumps(words)],
         capture_output=True, text=True, encoding="utf-8", cwd=cwd, timeout=600, env={**os.environ, **env},
     )  # fmt: skip
     assert done.returncode == code, done.stderr[-3000:]
@@ -102,7 +102,7 @@ def test_a_second_writer_is_refused_where_the_system_can_lock(run, tmp_path, mod
     """The lock is held by this process; a system without any lock writes all the same."""
     import shutil
 
-    from pencil.runs import Run
+    from pencil.runs.run import Run
 
     shutil.copytree(run, tmp_path / "r")
     with Run.open(tmp_path / "r").writing():
@@ -115,9 +115,9 @@ def test_a_second_writer_is_refused_where_the_system_can_lock(run, tmp_path, mod
 # what only some systems have, and where it may be named: there it is guarded
 GUARDED = {
     "fcntl": {"files.py"}, "msvcrt": {"files.py"}, "sysconf": {"files.py"},
-    "SIGHUP": {"train/interrupt.py", "cli/launch.py"},
-    "O_DIRECTORY": {"files.py", "run_files.py"}, "pthread_sigmask": {"learn/lab/run.py"},
-    "getloadavg": {"learn/lab/run.py"}, "/proc/": {"run_files.py", "files.py", "learn/lab/run.py", "bench/run.py"},
+    "SIGHUP": {"train/loop/interrupt.py", "cli/launch.py"},
+    "O_DIRECTORY": {"files.py", "runs/files.py"}, "pthread_sigmask": {"learn/lab/run.py"},
+    "getloadavg": {"learn/lab/run.py"}, "/proc/": {"runs/files.py", "files.py", "learn/lab/run.py", "bench/run.py"},
     "import resource": {"files.py"}, "os.kill(": {"cli/launch.py"}, "SIGKILL": {"cli/launch.py"},
 }  # fmt: skip
 NOWHERE = ("os.fork", "os.getuid", "os.mkfifo", "os.statvfs", "os.fchmod", "SIGALRM", "import pwd", "import termios",
@@ -145,5 +145,7 @@ def test_the_simulation_refuses_what_windows_refuses(tmp_path):
         "    try: call()\n"
         "    except OSError as error: print(type(error).__name__, error.errno)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, HERE], capture_output=True, text=True, cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, HERE / "helpers"], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
     assert done.stdout.split() == ["PermissionError", "13", "OSError", "22", "PermissionError", "13"]

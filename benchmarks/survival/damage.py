@@ -19,7 +19,7 @@ from typing import NamedTuple
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from pencil.cli.main import main as pencil
-from pencil.train import loop
+from pencil.train.loop import trainer as loop
 
 TEXT = "".join(f"line {i}: {i * 7 % 13} strips of {i * 5 % 11} squares\n" for i in range(200))
 SMALL = (

@@ -25,12 +25,13 @@ import torch
 import torch._dynamo  # optimizers import it at their first step: here, once for all processes
 import torch.distributed.fsdp
 
+from pencil.api.loading import open_run
+from pencil.api.run_setup import new_run, task_of
+from pencil.api.verifying import verify_run
+from pencil.collectives.processes import process_group
 from pencil.config import build
-from pencil.families import open_run
-from pencil.families.run_setup import new_run, task_of
-from pencil.families.verifying import verify_run
-from pencil.processes import joined
-from pencil.train import checkpoint, loop
+from pencil.train.loop import checkpoint
+from pencil.train.loop import trainer as loop
 from pencil.train.settings import TrainConfig
 
 TEXT = "".join(f"line {i}: {i * 7 % 13} strips of {i * 5 % 11} squares\n" for i in range(300))
@@ -82,7 +83,7 @@ def _child(work: Callable[[], None], rank: int, size: int, port: int, log: Path)
             "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
-        with joined(torch.device("cpu")):
+        with process_group(torch.device("cpu")):
             work()
         status = 0
     except BaseException:

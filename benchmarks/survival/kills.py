@@ -20,12 +20,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch._dynamo  # noqa: F401  optimizers import it at their first step: here, once for all processes
 from safetensors import safe_open
 
+from pencil.api.loading import open_run
+from pencil.api.run_setup import new_run, task_of
+from pencil.api.verifying import verify_run
 from pencil.config import build
-from pencil.families import open_run
-from pencil.families.run_setup import new_run, task_of
-from pencil.families.verifying import verify_run
-from pencil.train import checkpoint, loop
-from pencil.train.report import Metrics
+from pencil.train.loop import checkpoint
+from pencil.train.loop import trainer as loop
+from pencil.train.loop.report import Metrics
 from pencil.train.settings import TrainConfig
 
 TEXT = "".join(f"line {i}: {i * 7 % 13} strips of {i * 5 % 11} squares\n" for i in range(300))

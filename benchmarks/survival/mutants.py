@@ -172,7 +172,9 @@ def arguments(words: list[str] | None) -> Any:
     parser.add_argument("--fresh", action="store_true", help="find out again which test covers which line")
     parser.add_argument("--results", type=Path, help="a JSON file to write the fate of every mutant into")
     parser.add_argument("--again", type=Path, help="only the mutants that survived in this file of results")
-    parser.add_argument("--only", default="", help="of the chosen ones, those with this in their line: train/loop.py")
+    parser.add_argument(
+        "--only", default="", help="of the chosen ones, those with this in their line: train/loop/trainer.py"
+    )
     parser.add_argument("--survivors", type=Path, default=HERE / "survivors.toml")
     parser.add_argument("--root", type=Path, default=HERE.parents[1])
     parser.add_argument("--sources", nargs="+", default=SOURCES)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pencil.train import checkpoint
+from pencil.train.loop import checkpoint
 
 TEXT = "".join(f"line {i}: {i * 7 % 13} strips of {i * 5 % 11} squares\n" for i in range(300))
 SIZES = (1, 2, 4)

@@ -58,13 +58,13 @@ _LAZY = {
     "Sampling": "inference.sampling",
     "complete": "inference.text_stream",
     "stream": "inference.text_stream",
-    "load": "families",
-    "predict": "families",
-    "embed": "families",
+    "load": "api.loading",
+    "predict": "api.predict_run",
+    "embed": "api.embed",
     "train": "train",  # a package that can be called
     "trace": "explore.traced",  # of a run, with the views of the explorer
-    "Task": "train.own_task",
-    "fit": "train.own_task",
+    "Task": "api.fit",
+    "fit": "api.fit",
 }
 
 __all__ = ["__version__", *_LAZY]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -75,7 +75,7 @@ class CallablePackage(ModuleType):
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         """Train a model as `pencil train` does: `pencil.train("gpt", "notes.txt", steps=200)`."""
-        return import_module(f"{__package__}.families.train_run").train(*args, **settings)
+        return import_module(f"{__package__}.api.train").train(*args, **settings)
 
 
 def __getattr__(name: str) -> Any:

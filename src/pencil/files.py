@@ -405,3 +405,8 @@ def matches(path: Path, *entries: Mapping[str, Any]) -> bool:
     size = check_regular(path).st_size
     same = [entry for entry in entries if entry.get("size") == size]
     return bool(same) and fingerprint(path)["sha256"] in [entry.get("sha256") for entry in same]
+
+
+def entry_of(content: bytes) -> dict[str, Any]:
+    """Size and SHA-256 of a file with this content."""
+    return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}

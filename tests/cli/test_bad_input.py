@@ -127,7 +127,7 @@ def test_folders_that_are_not_runs(fails, tmp_path):
 
 
 def test_a_run_without_weights(fails, copy):
-    from pencil.runs import Run
+    from pencil.runs.run import Run
 
     (copy / "model.safetensors").unlink()
     for verb in ("sample", "eval", "resume"):
@@ -149,7 +149,7 @@ def test_damaged_weights(fails, copy):
 
 def test_weights_of_another_model(fails, type_in, copy, notes):
     type_in("train", "gpt", "--data", notes, "--name", "other", *QUICK, "--model.width", "36")
-    from pencil.runs import Run
+    from pencil.runs.run import Run
 
     shutil.copy("runs/other/model.safetensors", copy)
     assert "was changed" in fails("sample", copy)
@@ -246,7 +246,7 @@ def test_data_that_cannot_be_opened_for_another_reason_has_not_changed(fails, ru
 
 @pytest.mark.parametrize("lines", [997, 2003, 3001])  # blocks of 1, 3 and 4 lines, of which the last may have fewer
 def test_the_lines_that_changed_are_lines_of_the_file(tmp_path, lines):
-    from pencil.families.data_record import _changed_lines, _contents
+    from pencil.api.data_record import _changed_lines, _contents
 
     path = tmp_path / "notes.txt"
     path.write_text("\n".join(map(str, range(lines))))
@@ -275,7 +275,7 @@ def test_a_config_that_was_changed(fails, copy):
 
 
 def test_hostile_weights_are_refused_quickly(fails, copy):
-    from pencil.runs import Run
+    from pencil.runs.run import Run
 
     for content in (b"", b"\xff" * 8 + b"{}", (1 << 40).to_bytes(8, "little") + b"{}", b"\x02\0\0\0\0\0\0\0{}"):
         Run(copy)._replace("model.safetensors", content)

@@ -70,7 +70,7 @@ def test_links_folders_and_other_files_are_left_alone(cache, tmp_path):
 
 
 def test_a_text_is_tokenized_again_after_the_cache_was_emptied(cache, tmp_path):
-    from pencil.data import text
+    from pencil.data.text import text_data as text
 
     (tmp_path / "notes.txt").write_text("seven words make a line of text\n" * 31)
     first = text.load(str(tmp_path / "notes.txt"), "bpe", 300).ids.tolist()

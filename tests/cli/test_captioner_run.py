@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from commands import trained
-from pencil import families
+from pencil.api import loading
 
 VARIANT = ["--model.delimiters", "end", "--model.delimiter_positions", "true", "--model.text_width", "7",
            "--model.image_width", "31", "--model.image_positions", "learned"]  # fmt: skip
@@ -33,7 +33,7 @@ def test_a_run_keeps_its_settings_and_goes_on(type_in, run, light):
     assert (table["text_width"], table["image_width"]) == (7, 31)
     shutil.copytree(run, "copy")
     type_in("resume", "copy", "--train.steps", "4")
-    before, after = (families.load(path).model.state_dict() for path in (run, "copy"))
+    before, after = (loading.load(path).model.state_dict() for path in (run, "copy"))
     assert after["marks"].shape == (1, 24)
     assert after["image_positions.table"].shape == (17, 24)  # the patches, and the delimiter after them
     assert after["text_project.map.weight"].shape == (24, 7)

@@ -72,7 +72,7 @@ def test_a_longer_context_than_it_was_made_for_is_noted(type_in):
 
 
 def test_a_run_costs_what_its_config_needs(type_in, run):
-    from pencil.families import load
+    from pencil.api.loading import load
 
     found = json.loads(type_in("cost", str(run), "--json").out)
     loaded = load(run)

@@ -9,13 +9,14 @@ from PIL import Image
 
 import spreadsheet
 from commands import is_png
-from pencil.data.tokenizers import learn
-from pencil.families import create, load
+from pencil.api.loading import load
+from pencil.data.tokenizers.tokenizer import learn
+from pencil.families import create
 from pencil.inference.diffusion import GaussianDiffusion, linear
 from pencil.inference.diffusion_sampling import classifier_free_guidance, sample_steps
 from pencil.models.dit import DiTConfig
-from pencil.runs import Run
-from pencil.tracing.opened import read
+from pencil.runs.run import Run
+from pencil.tracing.trace import read
 from pencil.train.settings import TrainConfig
 from traced import stirred, unchecked
 

@@ -9,9 +9,10 @@ import pytest
 from PIL import Image
 
 from albums import album, picture
-from pencil.families import classifier
-from pencil.train import checkpoint, diffusion_eval
-from pencil.train.loop import Trainer
+from pencil.api import judge as classifier
+from pencil.train.loop import checkpoint
+from pencil.train.loop.trainer import Trainer
+from pencil.train.tasks import diffusion_eval
 
 SMALL = ("--model.width", 16, "--model.depth", 1, "--model.heads", 2, "--train.batch", 5, "--train.steps", 2,
          "--train.eval_every", 2, "--train.eval_batches", 1, "--train.save_every", 1)  # fmt: skip

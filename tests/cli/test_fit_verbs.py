@@ -12,10 +12,10 @@ from PIL import Image
 import pencil
 from albums import photos, picture
 from commands import SMALL, trained
+from pencil.api.loading import load, open_run
+from pencil.api.run_setup import task_of
 from pencil.config import build
-from pencil.families import load, open_run
 from pencil.families.head_inputs import held_out_images
-from pencil.families.run_setup import task_of
 from pencil.train.settings import TrainConfig
 
 
@@ -110,9 +110,9 @@ def test_where_it_has_no_effect_or_is_none_it_is_refused(fails, notes, wide):
 
 def test_a_dit_crops_and_its_classifier_reads_as_it_does(type_in, light, wide, tmp_path, monkeypatch):
     monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("pencil.families.classifier.TRAINING", dict(steps=2, eval_every=2, warmup=1))
-    monkeypatch.setattr("pencil.train.diffusion_eval.SAMPLES", 4)
-    monkeypatch.setattr("pencil.train.diffusion_eval.STEPS", 2)
+    monkeypatch.setattr("pencil.api.judge.TRAINING", dict(steps=2, eval_every=2, warmup=1))
+    monkeypatch.setattr("pencil.train.tasks.diffusion_eval.SAMPLES", 4)
+    monkeypatch.setattr("pencil.train.tasks.diffusion_eval.STEPS", 2)
     shown = type_in("train", "dit", "--data", wide, "--size", 16, *SMALL, "--out", "a")
     assert "would lose more than a quarter by cropping, and are cropped" in shown.err.replace("\n", " ")
     assert config_of(tmp_path / "a")["data"] == {"fit": "crop"}
@@ -176,7 +176,7 @@ def test_beams_and_a_file_as_json(type_in, seq2seq_run, tmp_path):
 
 def test_metrics_without_a_number_are_null(type_in, vit_run, monkeypatch, tmp_path):
     monkeypatch.setattr(
-        "pencil.train.image_classification.ImageClassification.report",
+        "pencil.train.tasks.image_classification.ImageClassification.report",
         lambda *given: ({"a": float("nan"), "b": 1.0}, []),
     )
     assert json.loads(type_in("eval", vit_run, "--json").out) == {"a": None, "b": 1.0}

@@ -9,9 +9,9 @@ import pytest
 
 from albums import album, cut_short, idx, photos, picture
 from commands import SMALL, is_png, metrics
-from pencil.data.digits import digits
-from pencil.families import load
-from pencil.train.report import Metrics
+from pencil.api.loading import load
+from pencil.data.images.digits import digits
+from pencil.train.loop.report import Metrics
 
 FIGURES = {
     "val_loss", "accuracy", "accuracy.low", "accuracy.high", "accuracy.commonest", "accuracy.examples",

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from conftest import pencil
-from pencil.cli import exercise_screen
 from pencil.cli import kata as verb
+from pencil.cli.screens import exercise as exercise_screen
 from pencil.learn.katas import KATAS, kata, progress, sheet_html, sheets
 from pencil.learn.katas import page as document_page
 from pencil.learn.katas.answer_text import choices, parts, understood
@@ -841,7 +841,7 @@ def test_the_list_loads_nothing_heavy():
 
 @pytest.fixture
 def docs():
-    return (Path(__file__).parents[2] / "docs" / "katas.md").read_text(encoding="utf-8")
+    return (Path(__file__).parents[2] / "docs" / "learn" / "exercises.md").read_text(encoding="utf-8")
 
 
 def test_the_session_in_the_docs_is_what_happens(do, monkeypatch, docs):

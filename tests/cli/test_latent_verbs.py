@@ -10,15 +10,15 @@ import torch
 from PIL import Image
 from test_dit_verbs import SMALL
 
-from pencil.data import images
-from pencil.data.augment import ImageTransform
+from pencil.api.run_setup import train_config
+from pencil.data.images import loading as images
+from pencil.data.images.augment import ImageTransform
 from pencil.families import family
-from pencil.families.run_setup import train_config
 from pencil.inference.autoencoder import BATCH, Autoencoder
-from pencil.train import latents
-from pencil.train.diffusion import Diffusion
-from pencil.train.latents import to_latents
 from pencil.train.task import Request
+from pencil.train.tasks import latents
+from pencil.train.tasks.diffusion import Diffusion
+from pencil.train.tasks.latents import to_latents
 
 FACTOR, CHANNELS = 4, 5
 

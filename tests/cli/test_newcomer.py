@@ -13,7 +13,7 @@ from pencil.cli import names
 from pencil.cli.main import VERBS
 from pencil.cli.suggestions import setting_meant
 from pencil.config import UserError, setting_types
-from pencil.data import text
+from pencil.data.text import text_data as text
 from pencil.families import FAMILIES
 from pencil.train.settings import plain_names
 from test_docs import ROOT, commands, words_of
@@ -128,7 +128,7 @@ def test_a_typing_error_is_answered_before_torch_is_imported_and_in_the_same_wor
     """The answers of a process without torch against those of this one, where the records of the families are loaded;
     and no command of the docs is refused."""
     mistakes = [line.replace("RUN", str(run)) for line in MISTAKES]
-    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     lines = [words_of(line) for page in pages if page.name != "extend.md" for line, _ in commands(page)]
     right = [words[1:] for words in lines if words[0] == "train" and words[1] in FAMILIES and "--config" not in words]
     assert len(right) > 30
@@ -238,7 +238,7 @@ def test_characters_and_folders_that_are_not_known_have_a_mend(fails, run, tmp_p
 
 
 def test_scores_have_a_name(type_in, seq2seq_run, monkeypatch):
-    from pencil.families import seq2seq
+    from pencil.families.seq2seq import record as seq2seq
     from pencil.inference.beam import Hypothesis
 
     words = ("sample", seq2seq_run, "--source", "abd", "--beams", 3)
@@ -250,7 +250,7 @@ def test_scores_have_a_name(type_in, seq2seq_run, monkeypatch):
 
 
 def test_an_unknown_column_of_a_table_is_never_proposed(tmp_path):
-    from pencil.data import pairs
+    from pencil.data.tables import pairs
 
     rows = [f"{i},a text of some length {i},{'xy'[i % 2]},{'up' if i % 3 else 'down'}" for i in range(31)]
     (tmp_path / "a.csv").write_text("\n".join(["id,note,mood,way", *rows]))

@@ -7,10 +7,10 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
+from pencil.api.run_setup import settings_of
+from pencil.api.training_request import FROM_DATA
 from pencil.config import build, setting_types
 from pencil.families import FAMILIES, family
-from pencil.families.chosen import FROM_DATA
-from pencil.families.run_setup import settings_of
 from pencil.train.settings import OPTIONAL, TrainConfig
 
 RUNS = {"gpt": "run", "vit": "vit_run", "captioner": "captioner_run", "seq2seq": "seq2seq_run", "reader": "masked_run",

@@ -9,8 +9,8 @@ import torch
 
 from albums import album, photos, picture, write_rows
 from commands import REVIEWS, SMALL, WORDS, metrics, trained, write_pairs
-from pencil.data.decoding import open_image
-from pencil.families import load
+from pencil.api.loading import load
+from pencil.data.images.decoding import open_image
 from pencil.families.predictions import input_transform
 from pencil.models.parts import normalize
 
@@ -148,7 +148,7 @@ def test_a_changed_text_names_its_first_line(type_in, fails, trained_here, tmp_p
 
 
 def test_a_long_text_names_a_range_of_lines():
-    from pencil.families.data_record import _changed_lines, _contents
+    from pencil.api.data_record import _changed_lines, _contents
 
     assert _contents("pydoc", ("pydoc",)).keys() == {"python"}
     was = {"lines": 2999, "lines_a_block": 3, "blocks": [str(i) for i in range(1000)]}
@@ -158,11 +158,11 @@ def test_a_long_text_names_a_range_of_lines():
 
 def test_the_documentation_of_another_python_is_named(fails, trained_here, monkeypatch):
     monkeypatch.setattr("pencil.data.builtin.TEXTS", {"pydoc": lambda: "the words of one Python\n" * 200})
-    monkeypatch.setattr("pencil.data.corpus.TEXTS", {"pydoc": lambda: "the words of one Python\n" * 200})
+    monkeypatch.setattr("pencil.data.text.corpus.TEXTS", {"pydoc": lambda: "the words of one Python\n" * 200})
     with monkeypatch.context() as other:
         other.setattr("platform.python_version", lambda: "3.99.1")
         trained_here("gpt", "--data", "pydoc", "--model.context", 31)
-    monkeypatch.setattr("pencil.data.corpus.TEXTS", {"pydoc": lambda: "the words of the next Python\n" * 200})
+    monkeypatch.setattr("pencil.data.text.corpus.TEXTS", {"pydoc": lambda: "the words of the next Python\n" * 200})
     sentence = fails("eval", "run")
     assert (
         "it is the documentation of Python itself, and run was made with Python 3.99.1; this is Python 3." in sentence

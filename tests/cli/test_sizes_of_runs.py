@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from conftest import call
 from pencil.families import family
-from pencil.runs import Run
+from pencil.runs.run import Run
 
 TEXT = dict(vocab=23, context=11)
 IMAGE = dict(image_size=(6, 10), channels=1, patch=(3, 5))

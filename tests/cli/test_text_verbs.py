@@ -9,8 +9,8 @@ import tomllib
 import pytest
 
 from commands import REVIEWS, SMALL, WORDS, is_png, metrics, write_pairs
-from pencil.families import load
-from pencil.train.report import Metrics
+from pencil.api.loading import load
+from pencil.train.loop.report import Metrics
 
 
 def test_train_and_sample_dates(type_in, tmp_path):

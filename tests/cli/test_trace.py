@@ -15,7 +15,7 @@ from PIL import Image
 from commands import is_png
 from conftest import pencil
 from pencil.tracing.file import write
-from pencil.tracing.opened import read
+from pencil.tracing.trace import read
 from traced import traced, unchecked
 
 
@@ -396,7 +396,7 @@ def test_heads_are_drawn_side_by_side(type_in, tmp_path):
 def test_long_work_shows_its_progress_over_a_pipe_and_short_work_nothing(type_in, monkeypatch):
     for second, lines in ((0.0, []), (1.0, [2, 12])):
         clock = SimpleNamespace(monotonic=partial(next, count(100.0, second)))  # moves when it is looked at
-        monkeypatch.setattr("pencil.cli.terminal.time", clock)
+        monkeypatch.setattr("pencil.cli.screens.terminal.time", clock)
         *shown, last = type_in("trace", "example:vit-4x4", "--xlsx", "a.xlsx").err.splitlines()
         found = [re.fullmatch(r"a\.xlsx: (\d+)% after (\d+) s", line) for line in shown]
         assert [int(line[2]) for line in found][:2] == lines

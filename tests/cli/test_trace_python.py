@@ -9,7 +9,7 @@ import torch
 import pencil
 from conftest import call
 from pencil.config import UserError
-from pencil.tracing.opened import read
+from pencil.tracing.trace import read
 
 RUNS = Path(__file__).parents[1] / "runs-0.6"
 TEXT = "line one"

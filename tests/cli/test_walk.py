@@ -15,12 +15,12 @@ import pytest
 from rich.cells import cell_len
 
 from conftest import unchecked
-from pencil.cli import walk_screen
-from pencil.cli.exercise_screen import Screen
-from pencil.learn.check import check
-from pencil.learn.examples import example
+from pencil.cli.screens import walk as walk_screen
+from pencil.cli.screens.exercise import Screen
+from pencil.learn.check.check import check
 from pencil.learn.walks import walk
 from pencil.learn.walks.page import page
+from pencil.learn.worked.examples import example
 
 RUN = Path(__file__).parents[1] / "runs-0.6" / "gpt"
 DOCUMENTS = "000", "001", "002", "003", "004"
@@ -30,7 +30,7 @@ traced, checked = cache(example), cache(check)
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr("pencil.learn.examples.example", traced)
+    monkeypatch.setattr("pencil.learn.worked.examples.example", traced)
     monkeypatch.setattr("pencil.learn.walks.sections.check", checked)
     monkeypatch.setattr(
         "pencil.learn.walks.walk", lambda number, run=None: walk(number, run) if run else walked(number)

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from pencil.data import augment
-from pencil.data.augment import OPS, ImageTransform, fit, random_affine, random_augment, shrink
+from pencil.data.images import augment
+from pencil.data.images.augment import OPS, ImageTransform, fit, random_affine, random_augment, shrink
 
 
 def rng(key):

@@ -4,9 +4,9 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from pencil.data import images
 from pencil.data.builtin import PLACES, WORDS, Scenes
-from pencil.data.digits import SIDE, digits
+from pencil.data.images import loading as images
+from pencil.data.images.digits import SIDE, digits
 
 NUMBER = {word.split()[1]: number for number, word in enumerate(WORDS)}
 WHERE = {words: (row, column) for row, line in enumerate(PLACES) for column, words in enumerate(line)}

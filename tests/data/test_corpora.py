@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from pencil.config import UserError
-from pencil.data import corpus, images, records, sources, text
-from pencil.data.hub_text import from_hub
-from pencil.data.pairs import load_labelled
-from pencil.data.parquet import read_parquet
-from pencil.data.shard_data import find_shards
-from pencil.data.tokenizer_folders import find_tokenizer
-from pencil.data.tokenizers import ByteTokenizer
-from pencil.train.language_modeling import LanguageModeling
+from pencil.data import sources
+from pencil.data.images import loading as images
+from pencil.data.images.shard_data import find_shards
+from pencil.data.tables.pairs import load_labelled
+from pencil.data.tables.parquet import read_parquet
+from pencil.data.text import corpus, records
+from pencil.data.text import text_data as text
+from pencil.data.text.hub_text import from_hub
+from pencil.data.tokenizers.folders import find_tokenizer
+from pencil.data.tokenizers.tokenizer import ByteTokenizer
+from pencil.train.tasks.language_modeling import LanguageModeling
 
 ROWS = [{"id": i, "text": f"document {i}, été\n" * (1 + i % 3)} for i in range(13)]
 
@@ -63,7 +66,7 @@ def test_each_record_is_a_document(tmp_path, kind):
 
 
 def units(found):
-    from pencil.data.units import closing, encode_unit, units_of
+    from pencil.data.text.units import closing, encode_unit, units_of
 
     tokenizer = ByteTokenizer()
     for unit in units_of(found, True, 97):

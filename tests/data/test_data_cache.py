@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from albums import album, photos, picture
-from pencil.data import cache, hub, images, text
-from pencil.data.augment import ImageTransform
+from pencil.data import cache, hub
+from pencil.data.images import loading as images
+from pencil.data.images.augment import ImageTransform
+from pencil.data.text import text_data as text
 from pencil.inference.autoencoder import Autoencoder
-from pencil.train import latents
+from pencil.train.tasks import latents
 
 
 @pytest.fixture

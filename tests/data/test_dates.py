@@ -6,8 +6,8 @@ from datetime import date, datetime
 import numpy as np
 import pytest
 
-from pencil.data import dates
-from pencil.data.dates import ABBREVIATED, CHARACTERS, FORMS, NUMBERED, SPELLED, Dates
+from pencil.data.tables import dates
+from pencil.data.tables.dates import ABBREVIATED, CHARACTERS, FORMS, NUMBERED, SPELLED, Dates
 
 MONTH = r"(?:january|february|march|april|may|june|july|august|september|october|november|december)"
 SHORT = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sept|sep|oct|nov|dec)"

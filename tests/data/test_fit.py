@@ -6,11 +6,11 @@ from PIL import Image
 
 from albums import idx, photos, picture
 from pencil.config import UserError
-from pencil.data import images
-from pencil.data.augment import BARS, ImageTransform, fit, random_augment, shrink
-from pencil.data.decoding import open_image
-from pencil.data.examples import FileExamples
-from pencil.data.sizes import choose_fit
+from pencil.data.images import loading as images
+from pencil.data.images.augment import BARS, ImageTransform, fit, random_augment, shrink
+from pencil.data.images.decoding import open_image
+from pencil.data.images.examples import FileExamples
+from pencil.data.images.sizes import choose_fit
 from pencil.models.parts import normalize
 
 WIDE, TALL = (53, 17), (13, 47)  # width and height

@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 from albums import album, idx, photos, picture
+from pencil.api.run_setup import new_run
 from pencil.config import UserError
-from pencil.data import images
-from pencil.data.augment import ImageTransform
-from pencil.data.decoding import open_image, read_header
-from pencil.data.image_data import lookalikes, with_classes
-from pencil.families.run_setup import new_run
+from pencil.data.images import loading as images
+from pencil.data.images.augment import ImageTransform
+from pencil.data.images.decoding import open_image, read_header
+from pencil.data.images.image_data import lookalikes, with_classes
 
 
 def load(folder, want="label", whole=False):

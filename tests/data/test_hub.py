@@ -6,8 +6,9 @@ import pytest
 from PIL import Image
 
 from pencil.config import UserError
-from pencil.data import corpus, images
-from pencil.data.augment import ImageTransform
+from pencil.data.images import loading as images
+from pencil.data.images.augment import ImageTransform
+from pencil.data.text import corpus
 
 TRANSFORM = ImageTransform((9, 7), 1)
 

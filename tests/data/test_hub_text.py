@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pencil.config import UserError
-from pencil.data import hub_text, text
+from pencil.data.text import hub_text
+from pencil.data.text import text_data as text
 
 ROWS = [{"text": f"tale {i} of a pencil, é\n" * (i % 5), "id": str(i)} for i in range(61)]
 

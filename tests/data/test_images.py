@@ -9,11 +9,12 @@ from PIL import Image
 
 from albums import album, cut_short, idx, photos, picture, write_rows
 from pencil.config import UserError
-from pencil.data import examples, images
-from pencil.data.augment import ImageTransform
-from pencil.data.decoding import open_image
-from pencil.data.examples import ArrayExamples, FileExamples
-from pencil.data.idx import read_idx
+from pencil.data.images import examples
+from pencil.data.images import loading as images
+from pencil.data.images.augment import ImageTransform
+from pencil.data.images.decoding import open_image
+from pencil.data.images.examples import ArrayExamples, FileExamples
+from pencil.data.images.idx import read_idx
 
 GREY, COLOUR = ImageTransform((16, 24), 1), ImageTransform((16, 24), 3)
 

@@ -8,9 +8,10 @@ import resource
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pencil.data import bpe_training, tokenizers
-from pencil.data import text as texts
-from pencil.data.tokenizers import END, LONGEST_WORD, train_bpe
+from pencil.data.text import text_data as texts
+from pencil.data.tokenizers import bpe_training
+from pencil.data.tokenizers import tokenizer as tokenizers
+from pencil.data.tokenizers.tokenizer import END, LONGEST_WORD, train_bpe
 
 
 def plainly(parts, vocab):

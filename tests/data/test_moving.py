@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from pencil.data import images
-from pencil.data.augment import ImageTransform
-from pencil.data.digits import SIDE
-from pencil.data.moving import CANVAS, FRAMES, MovingDigits, track
+from pencil.data.images import loading as images
+from pencil.data.images.augment import ImageTransform
+from pencil.data.images.digits import SIDE
+from pencil.data.images.moving_digits import CANVAS, FRAMES, MovingDigits, track
 
 
 def philox(key):

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pencil.config import UserError
-from pencil.data import pairs
-from pencil.data.columns import PAIRS
-from pencil.data.dates import CHARACTERS, Dates
-from pencil.data.tokenizers import CharTokenizer
+from pencil.data.tables import pairs
+from pencil.data.tables.columns import PAIRS
+from pencil.data.tables.dates import CHARACTERS, Dates
+from pencil.data.tokenizers.tokenizer import CharTokenizer
 
 AS_WRITTEN = {"header": False, "text_column": "1", "label_column": "2"}
 WORDS = [(f"wort {i}", f"word {i * 7 % 97}") for i in range(307)]
@@ -290,7 +290,7 @@ def test_a_tokenizer_can_be_learned_from_all_there_is(tmp_path):
 
 
 def test_pairs_need_no_torch():
-    code = "import sys, pencil.data.pairs; print('torch' in sys.modules)"
+    code = "import sys, pencil.data.tables.pairs; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["False"]
 
 

@@ -9,10 +9,10 @@ from PIL import Image
 from albums import picture
 from conftest import call
 from pencil.config import UserError
-from pencil.data import decoding
-from pencil.data.augment import ImageTransform, shrink
-from pencil.data.decoding import decode, open_header, open_image, read_header
-from pencil.data.picture_limits import MAX_BYTES, MAX_PIXELS, bytes_to_decode, declared_size, limits
+from pencil.data.images import decoding
+from pencil.data.images.augment import ImageTransform, shrink
+from pencil.data.images.decoding import decode, open_header, open_image, read_header
+from pencil.data.images.limits import MAX_BYTES, MAX_PIXELS, bytes_to_decode, declared_size, limits
 
 
 def smooth(size, mode, seed=5):
@@ -40,7 +40,7 @@ def test_a_large_picture_is_the_same_reduced_as_whole(mode, channels, orientatio
     smooth((307, 211), mode).save(path, exif=exif)
     whole = shrink(decode(path, transform), transform.size)
     monkeypatch.setattr(decoding, "LARGE", 1000)
-    monkeypatch.setattr("pencil.data.augment.STRIP", 307 * 17)
+    monkeypatch.setattr("pencil.data.images.augment.STRIP", 307 * 17)
     reduced = decode(path, transform)
     assert reduced.width < 307 / 3
     small = shrink(reduced, transform.size)

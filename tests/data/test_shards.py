@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from pencil.config import UserError
-from pencil.data import images, shard_data, shards
-from pencil.data.augment import ImageTransform
+from pencil.data.images import loading as images
+from pencil.data.images import shard_data, shards
+from pencil.data.images.augment import ImageTransform
 
 wds = pytest.importorskip("webdataset", reason="the webdataset package (an extra) is not installed")
 TRANSFORM = ImageTransform((11, 13), 3)

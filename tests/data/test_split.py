@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albums import album, idx, photos, picture, write_rows
+from pencil.api.loading import open_run
+from pencil.api.run_setup import new_run, task_of
 from pencil.config import UserError, build
-from pencil.data import images, pairs
+from pencil.data.images import loading as images
 from pencil.data.split import hold_out, hold_out_texts
-from pencil.families import open_run
-from pencil.families.run_setup import new_run, task_of
-from pencil.train.latents import latents_path
-from pencil.train.loop import Trainer
+from pencil.data.tables import pairs
+from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
+from pencil.train.tasks.latents import latents_path
 
 ROWS = st.lists(st.tuples(st.integers(0, 23), st.sampled_from("abc")), min_size=1, max_size=61)
 FORMER = ["a6", "a10", "b0", "c0"]  # of 23, 13, 2 and 1 pictures of four classes, by version 0.7

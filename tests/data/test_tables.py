@@ -10,10 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pencil.config import UserError
-from pencil.data import pairs, text
-from pencil.data.columns import LABELLED, LABELS, TEXTS, Chosen
-from pencil.data.pair_files import read_pairs
-from pencil.data.tables import DELIMITERS, Format
+from pencil.data.tables import pairs
+from pencil.data.tables.columns import LABELLED, LABELS, TEXTS, Chosen
+from pencil.data.tables.pair_files import read_pairs
+from pencil.data.tables.tables import DELIMITERS, Format
+from pencil.data.text import text_data as text
 
 ROWS = [(f"the film was {'good' if i % 3 else 'bad'}, number {i}", "pos" if i % 3 else "neg") for i in range(101)]
 UNCLEAR = ("--data.delimiter", "--data.header", "--data.label_column", "--data.text_column")

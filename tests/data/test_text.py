@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pencil.config import UserError
-from pencil.data import text
-from pencil.data.tokenizers import ByteTokenizer, CharTokenizer
+from pencil.data.text import text_data as text
+from pencil.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer
 
 
 def test_a_file_is_its_text(tmp_path):

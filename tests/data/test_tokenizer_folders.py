@@ -8,12 +8,12 @@ import pytest
 from tokenizers import Tokenizer, decoders
 
 from pencil.config import UserError
-from pencil.data.detokenizer import Detokenizer
-from pencil.data.sentencepiece_files import SentencePieces, read_sentencepiece, write_sentencepiece
-from pencil.data.sentencepiece_tokenizer import SentencePieceTokenizer
-from pencil.data.tokenizer_export import tokenizer_files
-from pencil.data.tokenizer_folders import find_tokenizer, special_tokens
-from pencil.data.tokenizers import read_json
+from pencil.data.tokenizers.detokenizer import Detokenizer
+from pencil.data.tokenizers.export import tokenizer_files
+from pencil.data.tokenizers.folders import find_tokenizer, special_tokens
+from pencil.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from pencil.data.tokenizers.sentencepiece_files import SentencePieces, read_sentencepiece, write_sentencepiece
+from pencil.data.tokenizers.tokenizer import read_json
 from random_texts import random_texts
 from small_tokenizers import COUNTS, byte_level, llama3, marian_files, roberta, sentencepiece_file, wordpiece, write
 

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 
 from pencil.config import UserError
-from pencil.data.tokenizers import ByteTokenizer, CharTokenizer, from_name, learn, pieces, read_json, train_bpe
+from pencil.data.tokenizers.tokenizer import (
+    ByteTokenizer,
+    CharTokenizer,
+    from_name,
+    learn,
+    pieces,
+    read_json,
+    train_bpe,
+)
 from pencil.inference.autoencoder import Autoencoder
 
 TEXT = "The pencil draws a strip; the strip has a seat. naïve café, 日本, 👍!\n\n  def f(x):\n\treturn x\n" * 20

@@ -11,7 +11,7 @@ from small_runs import RUNS, write_run
 
 from pencil.config import UserError
 from pencil.explore.compare import compare
-from pencil.explore.subject import Subject
+from pencil.explore.session import Subject
 
 
 def views(subject: Subject) -> dict:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from pencil.data.augment import ImageTransform
+from pencil.data.images.augment import ImageTransform
 from pencil.explore.errors import Gone
 from pencil.explore.server import Explorer
 from pencil.explore.serving import bind, server_for

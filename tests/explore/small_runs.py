@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
+from pencil.api.loading import SETTINGS_VERSION
 from pencil.data.builtin import WORDS
-from pencil.data.tokenizers import CharTokenizer, train_bpe
+from pencil.data.tokenizers.tokenizer import CharTokenizer, train_bpe
 from pencil.families import create, family
-from pencil.families.loading import SETTINGS_VERSION
-from pencil.runs import Run
+from pencil.runs.run import Run
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:-/'\n"
 PICTURE = dict(image_size=(8, 8), channels=1, patch=(2, 2))

@@ -157,7 +157,7 @@ def test_a_whole_session_ends_with_ctrl_c_and_status_0(tmp_path):
 
 
 def test_the_example_is_opened_without_a_run(opened, monkeypatch):
-    from pencil.explore.subject import Subject
+    from pencil.explore.session import Subject
 
     monkeypatch.setattr(Subject, "of_example", classmethod(lambda cls, id="a": "the example"))
     assert main() == 0

@@ -9,9 +9,9 @@ from small_runs import FIRST, write_run
 
 from pencil.config import UserError
 from pencil.explore import export, export_why
-from pencil.explore.subject import Subject
+from pencil.explore.session import Subject
 from pencil.tracing.graph import Graph
-from pencil.tracing.recorded import RecordedTrace
+from pencil.tracing.trace_base import RecordedTrace
 
 SOME = [name if name in ("vit", "captioner", "dit") else pytest.param(name, marks=pytest.mark.long) for name in FIRST]
 

@@ -12,7 +12,8 @@ import pytest
 from served import KEY, Pretended, serving, state
 
 from pencil.config import UserError
-from pencil.explore import asked, security
+from pencil.explore import request_parsing as asked
+from pencil.explore import security
 from pencil.explore import serving as serving_module
 from pencil.explore.serving import bind, bind_usual
 

@@ -10,7 +10,7 @@ import pytest
 from served import serving, state
 
 from conftest import HERE, unchecked
-from pencil.explore.subject import Subject
+from pencil.explore.session import Subject
 
 
 @pytest.fixture(scope="module")

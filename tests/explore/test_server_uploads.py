@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 from served import PICTURE, Pretended, serving, state
 
-from pencil.data.augment import ImageTransform
-from pencil.data.decoding import FITTED, open_image
+from pencil.data.images.augment import ImageTransform
+from pencil.data.images.decoding import FITTED, open_image
 from pencil.explore import uploads
 from pencil.explore.errors import Refused
 

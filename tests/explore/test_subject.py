@@ -24,14 +24,15 @@ from shapes import (
 from small_runs import FIRST, RUNS, write_run
 
 from conftest import call
+from pencil.api import predict
+from pencil.api.loading import load
 from pencil.config import UserError
-from pencil.data.decoding import FITTED
+from pencil.data.images.decoding import FITTED
 from pencil.explore.answers import Stopped
 from pencil.explore.attention_views import shrunk
 from pencil.explore.compare import compare
-from pencil.explore.subject import Subject
+from pencil.explore.session import Subject
 from pencil.explore.uploads import plain_png
-from pencil.families import load, predict
 
 EVERY = [name if name in FIRST else pytest.param(name, marks=pytest.mark.long) for name in RUNS]
 
@@ -257,7 +258,7 @@ def test_a_vector_is_that_of_embed_and_the_nearest_comes_first(subjects, runs):
     subject = subjects("reader-vector")
     texts = ["the cat sat", "a dog ran", "the cat sat.", "1999"]
     found = subject.answer({"input": {"text": "\n".join(texts)}})
-    from pencil.families import embed
+    from pencil.api.embed import embed
 
     vectors = embed(runs("reader-vector"), texts).double().numpy()
     np.testing.assert_allclose(found["vector"], vectors[0], rtol=1e-6)
@@ -569,7 +570,7 @@ def test_bad_states_are_refused_in_a_sentence(subjects):
 
 
 def test_traces_are_dropped_and_recorded_again(runs, monkeypatch):
-    monkeypatch.setattr("pencil.explore.subject.KEPT", 2)
+    monkeypatch.setattr("pencil.explore.session.KEPT", 2)
     subject = Subject.open(runs("vit"))
     states = [{"input": one["input"]} for one in subject.about()["examples"][:4]]
     made = [subject.record(state) for state in states]
@@ -607,7 +608,7 @@ def test_a_run_at_a_checkpoint_has_its_weights(run):
 
 
 def test_without_the_example_a_run_is_asked_for(monkeypatch, tmp_path, runs):
-    monkeypatch.setattr("pencil.explore.subject.files", lambda package: tmp_path)
+    monkeypatch.setattr("pencil.explore.session.files", lambda package: tmp_path)
     with pytest.raises(UserError, match="no example model"):
         Subject.of_example()
     (tmp_path / "explore").mkdir()

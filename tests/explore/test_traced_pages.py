@@ -12,7 +12,7 @@ from small_runs import write_run
 import pencil
 from pencil.cli.main import run as command
 from pencil.explore import export, export_why
-from pencil.tracing.opened import read
+from pencil.tracing.trace import read
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from pencil.data.tokenizers import CharTokenizer
+from pencil.data.tokenizers.tokenizer import CharTokenizer
 from pencil.families import create, family
 from pencil.models.captioner_config import CaptionerConfig
 from pencil.models.gpt import GPTConfig
 from pencil.models.seq2seq import Seq2SeqConfig
-from pencil.runs import Loaded
+from pencil.runs.run import Loaded
 
 TEXT = dict(vocab=6, context=7, width=14, depth=1, heads=1, hidden=11)
 FULL = "(stopped: the context of 7 tokens is full"

@@ -13,11 +13,11 @@ import pencil
 from both_ways import randomise
 from conftest import call
 from pencil.config import UserError
-from pencil.data.tokenizer_folders import find_tokenizer
+from pencil.data.tokenizers.folders import find_tokenizer
 from pencil.families.embedding import Vectors, embed_texts, settings_of
-from pencil.families.reader_files import exported, sentence_settings
+from pencil.families.reader.checkpoint_files import exported, sentence_settings
 from pencil.models.reader import ReaderConfig
-from pencil.runs import Loaded
+from pencil.runs.run import Loaded
 from pencil.weights.bert import BERT, ROBERTA
 from pencil.weights.maps import Source, load
 

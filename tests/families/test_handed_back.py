@@ -8,9 +8,9 @@ import pytest
 
 from conftest import call
 from foreign import MAKERS
-from pencil.families.card import exported_card
-from pencil.families.exporting import WRITTEN
-from pencil.runs import Run
+from pencil.api.card import exported_card
+from pencil.api.interchange.exporting import WRITTEN
+from pencil.runs.run import Run
 from random_texts import random_texts
 from small_tokenizers import sentencepiece_file, wordpiece
 

@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import call
 from foreign import MAKERS
-from pencil.families import FAMILIES
-from pencil.families.original import (
+from pencil.api.original import (
     APPLIED,
     GENERATION,
     OPTIONS,
@@ -27,6 +26,7 @@ from pencil.families.original import (
     WITHOUT_EFFECT,
     about_generation,
 )
+from pencil.families import FAMILIES
 from pencil.files import locked
 from pencil.weights.gpt2 import GPT2
 
@@ -197,7 +197,7 @@ def test_a_prefix_of_another_library_is_refused(gpt2):
 
 KILLED = """
 import sys, time
-from pencil.families import importing
+from pencil.api.interchange import importing
 def slowly(tensors, *rest):
     for pair in tensors:
         yield pair

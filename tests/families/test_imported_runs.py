@@ -1,6 +1,6 @@
 """Checkpoints of other libraries as runs: every verb on them, training from them, and the way back with the same bits.
 
-`python tests/families/test_imported_runs.py` writes the tables of docs/weights.md anew.
+`python tests/families/test_imported_runs.py` writes the tables of docs/guides/import-export.md anew.
 """
 
 import json
@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from albums import photos
 from conftest import TINY, call
 from foreign import MAKERS
+from pencil.api.interchange.exporting import LIBRARIES, expressed
+from pencil.api.interchange.importing import _by_name, known
 from pencil.config import UserError
 from pencil.families import FAMILIES
-from pencil.families.exporting import LIBRARIES, expressed
-from pencil.families.importing import _by_name, known
 from pencil.models.gpt import GPT
-from pencil.runs import Run
+from pencil.runs.run import Run
 from pencil.weights.maps import Source, renamed_names, write
 from pencil.weights.nanogpt import NANOGPT
 
@@ -146,7 +146,7 @@ def check_training(run, data):
 
 
 NANO = dict(n_layer=2, n_head=3, n_embd=30, block_size=17, bias=False, vocab_size=53, dropout=0.0)
-PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "import-export.md"
 NAMED = {"GPT-2": ("GPT-2", "GPT-2 untied"), "BERT": ("BERT", "BERT with labels", "MiniLM"),
          "VisionTransformer": ("timm ViT",)}  # fmt: skip
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 import pencil
 from conftest import call
-from pencil import run_files
+from pencil.api.loading import open_run
 from pencil.config import UserError
-from pencil.families import open_run
+from pencil.runs import files as run_files
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_writing_that_fails_leaves_the_former_weights(run, tmp_path):
 
 PEAK = """
 import gc, resource, sys, torch, pencil
-from pencil.families import loading
+from pencil.api import loading
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 torch.ones(3) @ torch.ones(3)
 loading.open_run(sys.argv[1])
@@ -205,7 +205,7 @@ print(peak() - before, sum(one.numel() * one.element_size() for one in model.par
 @pytest.mark.parametrize("stored, dtype", [("float32", ""), ("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_loading_takes_little_more_memory_than_the_model(run, tmp_path, stored, dtype):
     from pencil.families import family
-    from pencil.runs import Run
+    from pencil.runs.run import Run
 
     opened = open_run(run)
     record, kind = family("gpt"), getattr(torch, stored)

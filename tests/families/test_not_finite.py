@@ -11,8 +11,8 @@ from PIL import Image
 import pencil
 from conftest import call, unchecked
 from pencil.config import UserError
-from pencil.explore.subject import Subject
-from pencil.runs import Run
+from pencil.explore.session import Subject
+from pencil.runs.run import Run
 
 OLD = Path(__file__).parents[1] / "runs-0.6"
 SAID = "the weights are not finite: blocks.0.mlp.up.weight holds NaN or infinity"

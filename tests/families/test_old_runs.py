@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from pencil import families
+from pencil.api import loading
+from pencil.api.run_setup import task_of
 from pencil.config import UserError, build
-from pencil.families.run_setup import task_of
-from pencil.runs import Run
-from pencil.train.diffusion import Diffusion
-from pencil.train.loop import Trainer
-from pencil.train.resume import restore
+from pencil.runs.run import Run
+from pencil.train.loop.resume import restore
+from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
+from pencil.train.tasks.diffusion import Diffusion
 
 OLD = Path(__file__).parents[1] / "runs-0.6"
 METRICS = json.loads((OLD / "metrics.json").read_text())
@@ -53,7 +54,7 @@ def settings(run: Run) -> TrainConfig:
 
 def reopened(path: Path):
     """The run and its task; Python's own documentation, which some were trained on, differs between versions."""
-    run = families.open_run(path)
+    run = loading.open_run(path)
     try:
         return run, task_of(run, settings(run))
     except UserError as error:
@@ -64,7 +65,7 @@ def reopened(path: Path):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_old_settings_are_read_under_their_new_names(name):
-    run = families.open_run(OLD / name)
+    run = loading.open_run(OLD / name)
     config = families.family(name).read_config(run.config["model"])
     assert {key: getattr(config, key) for key in EXPECTED[name]} == EXPECTED[name]
     train = build(TrainConfig, run.config["train"], "train.")
@@ -80,7 +81,7 @@ def test_an_old_run_measures_as_it_did(name, monkeypatch):
     monkeypatch.setattr(Diffusion, "noise", as_0_6)
     run, task = reopened(OLD / name)
     torch.manual_seed(0)
-    found = task.evaluate(families.load_model(run), 2)
+    found = task.evaluate(loading.load_model(run), 2)
     assert found.keys() >= METRICS[name].keys()  # later versions may measure more
     for key, value in METRICS[name].items():
         assert found[key] == pytest.approx(value, rel=1e-4, abs=1e-6)
@@ -102,13 +103,13 @@ def test_an_old_run_goes_on_from_its_checkpoint(old):
     table = tomllib.loads((old / "config.toml").read_text())
     assert table["run"]["pencil"] == "0.6.0"
     assert table["run"]["settings"] == "0.7"
-    again = families.open_run(old)
+    again = loading.open_run(old)
     assert again.config["model"] == run.config["model"]
-    families.load(old)
+    loading.load(old)
 
 
 def test_old_names_are_refused_in_a_run_of_this_version(tmp_path):
-    run = families.open_run(OLD / "gpt")
+    run = loading.open_run(OLD / "gpt")
     table = {**run.config, "model": {**run.config["model"], "rope_base": 500.0}}
     with pytest.raises(UserError, match=r"model\.rope_base is now called model\.rope_theta"):
         families.create("gpt", table["model"])

@@ -7,6 +7,7 @@ import torch
 
 from families.toy import FAMILY
 from pencil import families
+from pencil.api import loading
 from pencil.cli.main import main
 
 
@@ -40,21 +41,21 @@ def refused(capsys, *words) -> str:
 
 
 def test_it_trains_to_a_run_that_loads(run):
-    model, tokenizer, opened = families.load(run)
+    model, tokenizer, opened = loading.load(run)
     assert tokenizer is None
     assert opened.family == "parity"
     assert model.config.width == 13
 
 
 def test_it_resumes_to_the_same_bits(run, tmp_path):
-    half, whole = tmp_path / "half", families.load(run).model
+    half, whole = tmp_path / "half", loading.load(run).model
     words = ("--model.width", "13", "--train.save_every", "5")
     assert call("train", FAMILY.name, "--out", half, *words, "--train.steps", "10", "--train.schedule", "constant") == 0
     straight = tmp_path / "straight"
     assert call("train", FAMILY.name, "--out", straight, *words, "--train.schedule", "constant",
                 "--train.warmup", "2") == 0  # fmt: skip
     assert call("resume", half, "--train.steps", "20") == 0
-    one, other = families.load(half).model.state_dict(), families.load(straight).model.state_dict()
+    one, other = loading.load(half).model.state_dict(), loading.load(straight).model.state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not torch.equal(one["head.weight"], whole.head.weight)
 

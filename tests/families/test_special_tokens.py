@@ -7,19 +7,20 @@ import pytest
 import torch
 
 from pencil.config import build
-from pencil.data import text
-from pencil.data.tokenizers import read_json
-from pencil.families import configure, create, family, gpt, reader
+from pencil.data.text import text_data as text
+from pencil.data.tokenizers.tokenizer import read_json
+from pencil.families import configure, create, family, gpt
+from pencil.families.reader import record as reader
 from pencil.inference import decode_step
 from pencil.inference.beam import search
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling
 from pencil.inference.text_batches import source_inputs, target_ids, text_ids
 from pencil.inference.text_stream import complete
-from pencil.runs import Loaded
-from pencil.train.language_modeling import LanguageModeling
-from pencil.train.masked_language_modeling import MaskedLanguageModeling
+from pencil.runs.run import Loaded
 from pencil.train.settings import TrainConfig
+from pencil.train.tasks.language_modeling import LanguageModeling
+from pencil.train.tasks.masked_language_modeling import MaskedLanguageModeling
 from small_tokenizers import byte_level, fallback, llama3, roberta, unigram, wordpiece
 
 SIZES = dict(width=24, heads=3, depth=1, context=31)

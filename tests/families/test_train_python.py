@@ -16,9 +16,10 @@ from torch import nn
 
 import pencil
 from conftest import call, unchecked
+from pencil.api.loading import open_run
+from pencil.api.training_request import read_config, resolve
 from pencil.config import UserError
-from pencil.families import FAMILIES, open_run
-from pencil.families.chosen import read_config, resolve
+from pencil.families import FAMILIES
 from pencil.train.settings import plain_names
 
 OLD = Path(__file__).parents[1] / "runs-0.6"
@@ -30,7 +31,7 @@ WORDS += [word for name, value in PACE.items() for word in (f"--train.{name}", v
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch, tmp_path):
-    monkeypatch.setattr("pencil.train.loop.plot_losses", lambda run: None)
+    monkeypatch.setattr("pencil.train.loop.trainer.plot_losses", lambda run: None)
     monkeypatch.chdir(tmp_path)
     with unchecked():
         yield
@@ -114,10 +115,10 @@ def test_a_class_that_is_not_evaluated_while_training_is_named(tmp_path, capsys)
 
 
 def test_train_is_called_whatever_was_imported_before():
-    import pencil.train.loop  # the package of that name
+    import pencil.train.loop.trainer  # the package of that name
 
     assert callable(pencil.train)
-    assert pencil.train.loop.Trainer
+    assert pencil.train.loop.trainer.Trainer
     with pytest.raises(UserError, match="the family is missing"):
         pencil.train()
 

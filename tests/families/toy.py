@@ -13,7 +13,7 @@ from pencil.config import UserError
 from pencil.core.probe import OFF, Probe
 from pencil.families import Family
 from pencil.families.options import NoOptions
-from pencil.tracing.record import trace
+from pencil.tracing.live_trace import trace
 from pencil.train.task import Prepared, Preview, random_of
 
 LENGTH = 5

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 
 from conftest import unchecked
 from pencil.families import create
-from pencil.train import fused_loss, losses
-from pencil.train.fused_loss import linear_cross_entropy, softmax_loss_
+from pencil.train.losses import fused as fused_loss
+from pencil.train.losses import vocabulary as losses
+from pencil.train.losses.fused import linear_cross_entropy, softmax_loss_
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
 TOKENS, WIDTH, VOCAB = 1301, 72, 50257

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from pencil.train import checkpoint
-from pencil.train.report import Metrics
+from pencil.train.loop import checkpoint
+from pencil.train.loop.report import Metrics
 from several import environment, free_port
 from training import bits
 
@@ -18,9 +18,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this mach
 # NCCL wants a GPU for each process; gloo moves the tensors of a shared one
 SHARED = """
 import json, os, signal, sys, torch, torch.distributed as dist
-from pencil import processes
+from pencil.collectives import processes
 from pencil.cli.main import run
-from pencil.train import language_modeling, loop
+from pencil.train.tasks import language_modeling
+from pencil.train.loop import trainer as loop
 
 join, update, stop = dist.init_process_group, loop.Trainer.update, int(sys.argv[1])
 dist.init_process_group = lambda backend, **given: join("gloo", **given)
@@ -134,7 +135,7 @@ def test_exact_mode_has_the_same_bits_with_one_process_and_two(tmp_path, name):
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_killed_process_is_restarted_and_comes_to_the_same_bits(tmp_path, parallel):
     (tmp_path / "killed.py").write_text(
-        "import os, signal\nfrom pathlib import Path\nfrom pencil.cli.main import main\nfrom pencil.train.loop import Trainer\n"
+        "import os, signal\nfrom pathlib import Path\nfrom pencil.cli.main import main\nfrom pencil.train.loop.trainer import Trainer\n"
         "update = Trainer.update\n\n"
         "def once(self):\n"
         "    if self.step == 5 and not Path('killed').exists():\n"

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from conftest import unchecked
-from pencil.families.run_setup import new_run, task_of
-from pencil.runs import Run
-from pencil.train.loop import Trainer
+from pencil.api.run_setup import new_run, task_of
+from pencil.runs.run import Run
+from pencil.train.loop.trainer import Trainer
 from pencil.train.task import Preview
 from training import bits, interrupt_after
 
@@ -98,7 +98,7 @@ def test_fsdp_compiles_one_graph_for_all_blocks(tmp_path, notes):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_run_cut_on_the_gpu_resumes_to_the_same_bits(tmp_path, notes, name, monkeypatch):
-    monkeypatch.setattr("pencil.train.loop.plot_losses", lambda run: None)
+    monkeypatch.setattr("pencil.train.loop.trainer.plot_losses", lambda run: None)
     same = dict(deterministic=True, steps=13, eval_every=13)
     assert trainer(name, tmp_path / "whole", notes, **same).train().finished
     cut = interrupt_after(trainer(name, tmp_path / "cut", notes, **same), 7)

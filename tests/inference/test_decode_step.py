@@ -11,7 +11,7 @@ import torch
 from conftest import unchecked
 from pencil.config import UserError
 from pencil.core.span import Span
-from pencil.data.tokenizers import ByteTokenizer
+from pencil.data.tokenizers.tokenizer import ByteTokenizer
 from pencil.families import create
 from pencil.inference import cache_memory, decode_step
 from pencil.inference.decode_step import bucket_of

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from conftest import unchecked
 from pencil.config import UserError
-from pencil.data.tokenizers import ByteTokenizer, CharTokenizer, train_bpe
+from pencil.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, train_bpe
 from pencil.families import create
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling, penalize, probabilities

@@ -8,7 +8,7 @@ import torch
 
 from conftest import unchecked
 from pencil.config import UserError
-from pencil.data.tokenizers import ByteTokenizer
+from pencil.data.tokenizers.tokenizer import ByteTokenizer
 from pencil.families import create
 from pencil.inference.beam import search
 from pencil.inference.generation import Generation

@@ -15,12 +15,12 @@ from conftest import call, unchecked
 from pencil.config import UserError
 from pencil.cost.count import count
 from pencil.families import FAMILIES
-from pencil.learn import counted  # noqa: F401  (imported before the watch)
-from pencil.learn.check import check_text
-from pencil.learn.claims import SHOWN, WRONG
-from pencil.learn.formula import read, work_out
-from pencil.learn.functions import COUNT
-from pencil.learn.limits import WORK, limited
+from pencil.learn.check import counted  # noqa: F401  (imported before the watch)
+from pencil.learn.check.check import check_text
+from pencil.learn.check.claims import SHOWN, WRONG
+from pencil.learn.check.formula import read, work_out
+from pencil.learn.check.functions import COUNT
+from pencil.learn.check.limits import WORK, limited
 
 CLAIM = '[inputs]\nx = [1, 2]\n\n[[claim]]\ntext = "The sum is {}."\nformula = "sum(x) == {}"\nline = 7\n'
 
@@ -203,7 +203,7 @@ def test_counts_are_those_of_the_cost_report():
 
 
 def test_a_file_counts_some_models_and_each_once(monkeypatch):
-    monkeypatch.setattr("pencil.learn.functions.COUNT", WORK // 2 - 100_000)
+    monkeypatch.setattr("pencil.learn.check.functions.COUNT", WORK // 2 - 100_000)
     with limited():
         for heads in (1, 2, 1, 2, 1, 2):
             work_out(read(f"flops('gpt:nano', 1, heads={heads}, depth=1)"), {})

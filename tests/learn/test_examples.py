@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pencil.config import UserError
-from pencil.learn.examples import EXAMPLES, deviations, example
+from pencil.learn.worked.examples import EXAMPLES, deviations, example
 from pencil.tracing.receipt import receipt
 from traced import traced, unchecked
 

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from pencil.api.loading import load
+from pencil.api.run_setup import new_run
 from pencil.cli.main import main
 from pencil.core.probe import Probe
-from pencil.data.tokenizers import CharTokenizer
-from pencil.families import configure, create, family, load
+from pencil.data.tokenizers.tokenizer import CharTokenizer
+from pencil.families import configure, create, family
 from pencil.families.head_inputs import windows
-from pencil.families.run_setup import new_run
 from pencil.inference.attention_layouts import all_scores, chances, line, repeated
 from pencil.learn.heads import show
 from pencil.learn.heads.inputs import head_inputs, separators
 from pencil.learn.heads.scores import DRAWS, FEWEST, measure, observe, untrained
-from pencil.runs import Run
+from pencil.runs.run import Run
 
 GPT = family("gpt").heads
 PLACES, SHARP = 23, 5.0  # SHARP squared times the height of a normed one-hot: scores of hundreds

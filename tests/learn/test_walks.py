@@ -15,14 +15,14 @@ import pencil
 from conftest import unchecked
 from pencil.config import UserError
 from pencil.core.probe import OFF
-from pencil.learn.check import check, count, shipped
-from pencil.learn.examples import EXAMPLES, example
+from pencil.learn.check.check import check, count, shipped
 from pencil.learn.figures import FIGURES
 from pencil.learn.katas import KATAS
 from pencil.learn.lab import claims
 from pencil.learn.walks import Source, documents, walk
 from pencil.learn.walks.data import document
 from pencil.learn.walks.tables import COLUMNS, ROWS, RUN_COLUMNS, RUN_ROWS, TABLES
+from pencil.learn.worked.examples import EXAMPLES, example
 
 SEEDS = Path(__file__).parents[1] / "seeds"
 DOCUMENTS = "000", "001", "002", "003", "004"
@@ -33,7 +33,7 @@ traced, checked = cache(example), cache(check)
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     """Each example is traced once and each file checked once; shapes are checked elsewhere."""
-    monkeypatch.setattr("pencil.learn.examples.example", traced)
+    monkeypatch.setattr("pencil.learn.worked.examples.example", traced)
     monkeypatch.setattr("pencil.learn.walks.sections.check", checked)
     with unchecked():
         yield

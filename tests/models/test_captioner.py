@@ -23,7 +23,7 @@ from pencil.models.captioner import attention_maps
 from pencil.models.captioner_config import PRESETS, CaptionerConfig
 from pencil.models.gpt import GPTConfig
 from pencil.models.vit import ViTConfig
-from pencil.train.losses import next_token
+from pencil.train.losses.vocabulary import next_token
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 
@@ -604,7 +604,7 @@ def test_begun_by_a_token_every_word_is_predicted_even_the_first(golden):
 
 
 def test_the_begin_token_and_the_picture_reach_the_model_through_text():
-    from pencil.data.tokenizers import CharTokenizer
+    from pencil.data.tokenizers.tokenizer import CharTokenizer
     from pencil.inference.text_stream import complete
 
     tokenizer, picture = CharTokenizer("abcdefghijklmnopqrstuvwxyz ,."), pictures(2)

@@ -17,7 +17,7 @@ from pencil.core.masks import NOWHERE
 from pencil.core.positions import Learned
 from pencil.core.probe import Probe, declared, symbols
 from pencil.core.span import Span
-from pencil.data.tokenizers import learn
+from pencil.data.tokenizers.tokenizer import learn
 from pencil.families import configure, create, family
 from pencil.families.captioner import trace_image
 from pencil.families.trace_labels import grid_labels
@@ -25,8 +25,8 @@ from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling
 from pencil.models.captioner import attention_maps
 from pencil.models.captioner_config import CaptionerConfig
-from pencil.runs import Loaded
-from pencil.train.losses import next_token
+from pencil.runs.run import Loaded
+from pencil.train.losses.vocabulary import next_token
 from traced import disagreeing
 
 SCHEMES = ("learned", "sinusoidal", "rope", "alibi", "shaw", "t5", "none")

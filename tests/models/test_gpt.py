@@ -12,7 +12,7 @@ from pencil.core.probe import Probe, declared
 from pencil.core.span import Span
 from pencil.families import configure, create, family
 from pencil.models.gpt import PRESETS, GPTConfig
-from pencil.train.losses import next_token
+from pencil.train.losses.vocabulary import next_token
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 from pencil.weights.gpt2 import GPT2

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 import pencil
 from conftest import HERE, unchecked
+from pencil.api.loading import open_run
 from pencil.config import UserError
 from pencil.core.positions import Rope, rotate, share
 from pencil.core.span import Span
-from pencil.families import create, open_run
+from pencil.families import create
 from pencil.models.rope_pairs import channel_order, convert_rope
 from pencil.weights.llama import LLAMA
 from pencil.weights.llama_original import LLAMA_ORIGINAL

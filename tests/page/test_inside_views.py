@@ -15,7 +15,7 @@ from conftest import unchecked
 from explore.served import serving
 from explore.small_runs import write_run
 from page.mock import Events, axe, mocked
-from pencil.explore.subject import Subject
+from pencil.explore.session import Subject
 from pencil.learn.katas import kata, progress
 
 ATTENTION = "blocks.1.attn.pattern"

@@ -14,7 +14,7 @@ from explore.served import serving
 from explore.small_runs import write_run
 from page.test_inside_views import address, opened
 from pencil.explore.export import Shown
-from pencil.explore.subject import Subject
+from pencil.explore.session import Subject
 
 MISSING = "This file does not hold"
 

@@ -15,10 +15,10 @@ import torch
 
 from page.mock import Events, Status, axe, mocked
 from pencil.families import configure, create
-from pencil.learn.examples import example
+from pencil.learn.worked.examples import example
 from pencil.tracing import html
-from pencil.tracing.opened import Trace
-from pencil.tracing.record import trace
+from pencil.tracing.live_trace import trace
+from pencil.tracing.trace import Trace
 
 WORDS = "the cat sat on a mat and".split()
 

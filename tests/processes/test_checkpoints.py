@@ -6,10 +6,10 @@ import re
 import pytest
 
 from conftest import call
+from pencil.api.loading import load
 from pencil.config import UserError
 from pencil.explore.checkpoints import at_step
-from pencil.families import load
-from pencil.train import checkpoint
+from pencil.train.loop import checkpoint
 
 # A model whose sizes are not divisible, one of them smaller than the number of processes; after two steps it is saved,
 # or a checkpoint is loaded into it. What each rank has is printed as a hash of its pieces.
@@ -19,12 +19,13 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from pencil.processes import joined, world, from_all
-from pencil.train import checkpoint, shards
+from pencil.collectives.processes import process_group, world, all_gather
+from pencil.train.loop import checkpoint
+from pencil.train.parallel import shards
 
 verb, kind, step = sys.argv[1:4]
 run, step = Path("run"), int(step)
-with joined(torch.device("cpu")) as here:
+with process_group(torch.device("cpu")) as here:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 11), nn.Linear(11, 3), nn.LayerNorm(3))
     model.register_buffer("scale", torch.tensor([2.0, 5.0]))
@@ -41,7 +42,7 @@ with joined(torch.device("cpu")) as here:
             adam.zero_grad()
         tensors = {f"model.{n}": t for n, t in model.state_dict().items()}
         tensors |= {f"optim.{names[p]}.{k}": v for p, s in adam.state.items() for k, v in s.items()}
-        pieces = shards.own_pieces(tensors, here.writer)
+        pieces = shards.own_pieces(tensors, here.is_rank0)
         copies, copied = shards.HostCopy().take({n: p.tensor for n, p in pieces.items()})
         with torch.no_grad():
             for p in model.parameters():
@@ -63,7 +64,7 @@ with joined(torch.device("cpu")) as here:
                     assert type(moment) is type(parameter.data), (type(moment), type(parameter))
                     parameter.add_(moment)
         found = {n: t.full_tensor() if shards.spread(t) else t for n, t in model.state_dict().items()}
-        if here.writer:
+        if here.is_rank0:
             for name, tensor in found.items():
                 print(name, tensor.flatten().tolist())
 """
@@ -140,19 +141,19 @@ import sys
 from pathlib import Path
 import torch
 from pencil.config import build
-from pencil.families import open_run
-from pencil.families.run_setup import task_of
-from pencil.processes import joined, world
-from pencil.train.loop import Trainer
-from pencil.train.resume import restore
+from pencil.api.loading import open_run
+from pencil.api.run_setup import task_of
+from pencil.collectives.processes import process_group, world
+from pencil.train.loop.trainer import Trainer
+from pencil.train.loop.resume import restore
 from pencil.train.settings import TrainConfig
 
 run, (kind, step) = open_run(Path("run")), sys.argv[1:]
 config = build(TrainConfig, {**run.config["train"], "parallel": kind, "keep": 9})
-with joined(torch.device("cpu"), alone=kind == "fsdp"):
+with process_group(torch.device("cpu"), alone=kind == "fsdp"):
     trainer = Trainer(task_of(run, config), run, config)
     notes = restore(trainer)
-    if world().writer:
+    if world().is_rank0:
         print(*notes, sep="\\n")
     trainer.step = int(step)
     trainer.save()
@@ -215,13 +216,13 @@ def test_a_rank_that_does_not_see_the_folder_of_the_run_is_named(together, tmp_p
 import os, time
 from pathlib import Path
 import torch
-from pencil.processes import Ended, joined, world
-from pencil.train import resume
+from pencil.collectives.processes import Ended, process_group, world
+from pencil.train.loop import resume
 resume.time.sleep = lambda seconds: None
 if world().rank == 1:
     os.mkdir("elsewhere")
     os.chdir("elsewhere")
-with joined(torch.device("cpu")):
+with process_group(torch.device("cpu")):
     try:
         resume.check_shared(Path("run"))
     except Ended:
@@ -240,14 +241,15 @@ def test_a_failure_of_one_process_leaves_no_checkpoint_and_is_known_to_all(toget
 import errno, sys
 from pathlib import Path
 import torch
-from pencil.processes import Ended, joined, world
-from pencil.train import checkpoint, shards
+from pencil.collectives.processes import Ended, process_group, world
+from pencil.train.loop import checkpoint
+from pencil.train.parallel import shards
 
 def fail(path, *_):
     path.write_bytes(b"half")
     raise kind(*arguments)
 
-with joined(torch.device("cpu")) as here:
+with process_group(torch.device("cpu")) as here:
     for step, (kind, arguments) in enumerate([(OSError, (errno.ENOSPC, "No space left on device")), (KeyError, ("x",))]):
         if here.rank == 1:
             checkpoint.write_file = fail

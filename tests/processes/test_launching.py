@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import TEXT
+from pencil.api.several_processes import _count_restart, _made_before
 from pencil.cli.launch import _without_option, enter, launch, leave
+from pencil.collectives.processes import RankError, World, _check_device, _difference, lost_another, world
+from pencil.collectives.torchrun import _opened, agent_name
 from pencil.config import UserError
-from pencil.families.several import _count_restart, _made_before
-from pencil.processes import RankError, World, _check_device, _difference, lost_another, world
-from pencil.torchrun import _opened, agent_name
 
 SMALL = ["--data", "notes.txt", "--out", "run", "--model.width", "12", "--model.depth", "1", "--model.heads", "3",
          "--model.context", "13", "--train.batch", "6", "--train.eval_batches", "1", "--train.warmup", "1",
@@ -25,8 +25,8 @@ AT_STEP = """
 import os, signal, sys, time, torch
 from pencil.cli.main import main
 from pencil.config import UserError
-from pencil.processes import world
-from pencil.train.loop import Trainer
+from pencil.collectives.processes import world
+from pencil.train.loop.trainer import Trainer
 
 usual = Trainer.update
 
@@ -65,15 +65,15 @@ def state(folder):
 def test_values_go_from_the_writer_and_from_all(together):
     script = """
 import torch
-from pencil.processes import *
-assert world().writer == (world().rank == 0)
-with joined(torch.device("cpu")) as here:
+from pencil.collectives.processes import *
+assert world().is_rank0 == (world().rank == 0)
+with process_group(torch.device("cpu")) as here:
     assert here == world() and here.size == 3
-    assert any_rank(*(here.rank == one for one in (0, 1, 2, 3))) == (True, True, True, False)
-    assert from_writer({"é": [here.rank, None]}) == {"é": [0, None]}
-    assert from_writer("x" * 997 if here.writer else None) == "x" * 997
-    assert from_all("y" * here.rank) == ["", "y", "yy"]
-    assert total(torch.tensor([1.0, here.rank])).tolist() == [3, 3]
+    assert all_reduce_any(*(here.rank == one for one in (0, 1, 2, 3))) == (True, True, True, False)
+    assert broadcast({"é": [here.rank, None]}) == {"é": [0, None]}
+    assert broadcast("x" * 997 if here.is_rank0 else None) == "x" * 997
+    assert all_gather("y" * here.rank) == ["", "y", "yy"]
+    assert all_reduce_sum(torch.tensor([1.0, here.rank])).tolist() == [3, 3]
     same_everywhere({"a": {"b": 1}}, "settings")
     try:
         same_everywhere({"a": {"b": 1, "lr": here.rank // 2}}, "settings")
@@ -92,17 +92,17 @@ def test_the_others_wait_for_what_the_writer_makes(together, tmp_path):
     script = """
 import time, torch
 from pathlib import Path
-from pencil.processes import *
+from pencil.collectives.processes import *
 def make():
-    if world().writer:
+    if world().is_rank0:
         time.sleep(0.3)
         Path("cache").write_text("once")
     return Path("cache").read_text()
-with joined(torch.device("cpu")):
-    print(writer_first(make))
+with process_group(torch.device("cpu")):
+    print(rank0_first(make))
 """
     assert [ended.out for ended in together(3, script)] == ["once\n"] * 3
-    failing = script.replace("print(writer_first(make))", "writer_first(lambda: 1 / 0 if world().writer else print(7))")
+    failing = script.replace("print(rank0_first(make))", "rank0_first(lambda: 1 / 0 if world().is_rank0 else print(7))")
     ended = together(2, failing, code=1)
     assert "ZeroDivisionError" in ended[0].err
     assert "Ended" in ended[1].err.splitlines()[-1]
@@ -113,7 +113,7 @@ def test_a_restart_does_not_find_the_addresses_of_the_processes_before_it(togeth
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True)
-    script = "import torch\nfrom pencil.processes import *\nwith joined(torch.device('cpu')): print(*any_rank(False))"
+    script = "import torch\nfrom pencil.collectives.processes import *\nwith process_group(torch.device('cpu')): print(*all_reduce_any(False))"
     agent = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for restart in range(3):
         found = together(2, script, env={**agent, "TORCHELASTIC_RESTART_COUNT": str(restart)}, timeout=30)
@@ -123,8 +123,8 @@ def test_a_restart_does_not_find_the_addresses_of_the_processes_before_it(togeth
 def test_nothing_listens_to_other_machines(together):
     script = """
 import os, torch
-from pencil.processes import *
-with joined(torch.device("cpu")):
+from pencil.collectives.processes import *
+with process_group(torch.device("cpu")):
     own = {os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")}
     rows = [line.split() for file in ("tcp", "tcp6") for line in open(f"/proc/net/{file}").readlines()[1:]]
     print(*{row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own})
@@ -141,7 +141,7 @@ def test_the_environment_of_torchrun_is_checked(monkeypatch, fails):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert world() == World(1, 2, 1)
-    assert not world().writer
+    assert not world().is_rank0
     monkeypatch.setenv("RANK", "2")
     assert "RANK, WORLD_SIZE and LOCAL_RANK" in fails("train", "gpt")
 
@@ -155,13 +155,13 @@ def test_a_process_that_waits_for_long_says_where(together, tmp_path):
     script = """
 import sys, time, torch
 from pathlib import Path
-from pencil import processes
-processes.SOON = 0.01
-if processes.world().writer:
+from pencil.collectives import processes
+processes.WAIT_NOTICE_SECONDS = 0.01
+if processes.world().is_rank0:
     sys.__stderr__ = open("waits", "w")
-while not processes.world().writer and not (Path("waits").exists() and Path("waits").read_text()):
+while not processes.world().is_rank0 and not (Path("waits").exists() and Path("waits").read_text()):
     time.sleep(0.01)
-with processes.joined(torch.device("cpu")): pass
+with processes.process_group(torch.device("cpu")): pass
 """
     assert together(2, script)[1].err == ""
     assert "rank 0 waits for the other processes, 1 of them, at 127.0.0.1:" in (tmp_path / "waits").read_text()
@@ -175,11 +175,11 @@ def test_what_is_no_training_runs_in_one_process(together):
 def test_what_is_made_for_a_training_that_is_gone_ends(together):
     script = """
 import torch
-from pencil import processes, torchrun
+from pencil.collectives import processes, torchrun
 from pencil.progress import pollable
-with processes.joined(torch.device("cpu")):
+with processes.process_group(torch.device("cpu")):
     torchrun.PARENT = -1
-    processes.writer_first(lambda: [print(n) for n in pollable([2, 3])])
+    processes.rank0_first(lambda: [print(n) for n in pollable([2, 3])])
 """
     first, second = together(2, script, env={"TORCHELASTIC_RUN_ID": "tuesday"}, code=1)
     assert first.out + second.out == ""
@@ -189,10 +189,10 @@ with processes.joined(torch.device("cpu")):
 def test_a_second_training_of_the_same_processes_meets_again(together):
     script = """
 import torch
-from pencil.processes import *
+from pencil.collectives.processes import *
 for turn in range(3):
-    with joined(torch.device("cpu")) as here:
-        print(*from_all(10 * turn + here.rank), *any_rank(turn == here.rank))
+    with process_group(torch.device("cpu")) as here:
+        print(*all_gather(10 * turn + here.rank), *all_reduce_any(turn == here.rank))
 """
     for ended in together(2, script):
         assert ended.out == "0 1 True\n10 11 True\n20 21 False\n"
@@ -276,8 +276,8 @@ def test_a_model_that_one_rank_cannot_build_ends_the_others(together, rank):
 import sys
 from pencil.cli.main import main
 from pencil.config import UserError
-from pencil.processes import world
-from pencil.train import loop
+from pencil.collectives.processes import world
+from pencil.train.loop import trainer as loop
 
 usual = loop.build_model
 
@@ -314,7 +314,7 @@ def test_ranks_with_other_settings_are_refused(together, tmp_path):
     script = """
 import sys
 from pencil.cli.main import main
-from pencil.processes import world
+from pencil.collectives.processes import world
 main([*sys.argv[1:], "--train.lr", ("0.5", "0.25")[world().rank]])
 """
     ended = together(2, script, arguments=["train", "gpt", *SMALL], code=None)
@@ -329,8 +329,8 @@ def test_a_rank_that_cannot_see_the_run_folder_says_so(together, tmp_path):
 import sys
 from pathlib import Path
 from pencil.cli.main import main
-from pencil.families import several
-from pencil.processes import world
+from pencil.api import several_processes as several
+from pencil.collectives.processes import world
 usual = several.open_run
 several.open_run = lambda path: usual(Path("elsewhere", path.name) if world().rank else path)
 main(sys.argv[1:])

@@ -7,16 +7,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pencil.collectives.processes import RankError, World
 from pencil.config import UserError
-from pencil.processes import RankError, World
-from pencil.train import parallel
+from pencil.train.parallel import modes as parallel
 
 # rows are sorted by the expert that they need; an expert without rows is not run
 SCRIPT = """
 import json, os, sys, torch
 from torch import nn
 from pencil import fit
-from pencil.train.own_task import Task
+from pencil.api.fit import Task
 
 settings, part, first = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 

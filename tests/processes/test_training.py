@@ -11,16 +11,16 @@ from safetensors.torch import load_file
 from training_cases import SCRIPT, train
 
 from albums import album, photos
+from pencil.api.from_run import prepare
+from pencil.api.run_setup import train_config
+from pencil.collectives.processes import World
 from pencil.config import UserError, build
 from pencil.cost.parallel import Plan, device_memory, units_of
-from pencil.data import decoding
+from pencil.data.images import decoding
 from pencil.families import family
-from pencil.families.from_run import prepare
-from pencil.families.run_setup import train_config
-from pencil.processes import World
-from pencil.train.cut_build import build_cut
-from pencil.train.exact import Tree, tree_sum
-from pencil.train.rows import cut, own_batch, own_rows
+from pencil.train.parallel.exact import Tree, tree_sum
+from pencil.train.parallel.rows import cut, own_batch, own_rows
+from pencil.train.parallel.sharded_build import build_cut
 from pencil.train.settings import TrainConfig, check_processes, slots_of
 from pencil.train.task import Request
 
@@ -314,7 +314,7 @@ def test_a_process_makes_its_rows_alone_and_they_are_those_of_the_batch(tmp_path
     for rank in range(4):
         task, decoded = image_task(name, folder, **augmented, **train), []
         monkeypatch.setattr(
-            "pencil.data.examples.decode", lambda *a, found=decoded: found.append(1) or decoding.decode(*a)
+            "pencil.data.images.examples.decode", lambda *a, found=decoded: found.append(1) or decoding.decode(*a)
         )
         own = own_batch(task, 3, 1, World(rank, 4, rank))
         assert 0 < len(decoded) <= 2 * (1 + mixed)

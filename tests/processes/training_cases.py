@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from pencil.api.from_run import prepare
+from pencil.api.run_setup import train_config
+from pencil.collectives.processes import process_group, world
 from pencil.families import family
-from pencil.families.from_run import prepare
-from pencil.families.run_setup import train_config
-from pencil.processes import joined, world
-from pencil.train import losses
-from pencil.train.loop import Trainer
-from pencil.train.losses import fuses
+from pencil.train.loop.trainer import Trainer
+from pencil.train.losses import vocabulary as losses
+from pencil.train.losses.vocabulary import fuses
 from pencil.train.recompute import blocks_of
 from pencil.train.task import Request
 
@@ -92,7 +92,7 @@ def whole(tensor):
 def main():
     torch.set_num_threads(1)
     _, out, cases = sys.argv[1:]
-    with joined(torch.device("cpu")):
+    with process_group(torch.device("cpu")):
         for number, case in enumerate(json.loads(cases)):
             tensors, facts = train(**case)
             path = Path(out) / f"{number}-{world().rank}"

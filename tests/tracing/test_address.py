@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pencil.config import UserError
-from pencil.learn.examples import example
+from pencil.learn.worked.examples import example
 from pencil.tracing.address import parse, written
 from pencil.tracing.graph import Graph, Node
-from pencil.tracing.opened import Trace
-from pencil.tracing.record import trace
+from pencil.tracing.live_trace import trace
+from pencil.tracing.trace import Trace
 
 LETTERS = "ab3#,[]\"'\\: -+␣·="
 
@@ -121,7 +121,7 @@ def test_an_edit_is_addressed_by_word():
 def test_labels_survive_a_file(tmp_path):
     t = trace(lambda x: x * 2, torch.ones(2, 3), words={"a.T": ["x", "y"]})
     t.save(tmp_path / "a.safetensors")
-    from pencil.tracing.opened import read
+    from pencil.tracing.trace import read
 
     assert read(tmp_path / "a.safetensors").labels == {"a.T": ["x", "y"]}
 

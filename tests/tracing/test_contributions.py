@@ -13,11 +13,11 @@ from conftest import call
 from pencil.config import UserError
 from pencil.core.layers import gelu
 from pencil.families import create, family
-from pencil.learn.examples import example
-from pencil.tracing import held_rules
+from pencil.learn.worked.examples import example
+from pencil.tracing import linearized_rules as held_rules
 from pencil.tracing.contributions import Contributions
-from pencil.tracing.opened import read
-from pencil.tracing.record import trace
+from pencil.tracing.live_trace import trace
+from pencil.tracing.trace import read
 from traced import CAPTIONERS, GPTS, PICTURE, VITS, pictures, stirred, unchecked, words
 
 GPT = dict(vocab=29, context=11, width=22, depth=2, heads=1, hidden=17, bias=True)

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from pencil.config import UserError
 from pencil.tracing.file import pack, write
-from pencil.tracing.opened import read
-from pencil.tracing.record import trace
+from pencil.tracing.live_trace import trace
+from pencil.tracing.trace import read
 from traced import THEIRS, disagreeing, theirs, traced, unchecked, wrong
 
 NAMES = ["gpt learned", "gpt grouped", "vit class", "captioner prefix", "example:vit-4x4", "example:kv-cache", "example:mha-demo"]  # fmt: skip
@@ -125,7 +125,7 @@ def test_every_kind_of_number(kind, again):
 
 WITHOUT_TORCH = """
 import sys
-from pencil.tracing.opened import read
+from pencil.tracing.trace import read
 t = read(sys.argv[1])
 r = t["attn.scores[0,0,0,2]"].why()
 assert r.agrees and r.formula == "(0.6·3 + 0.5·2)/√2", r

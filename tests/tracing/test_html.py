@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from pencil.families import configure, create
-from pencil.learn.examples import example
+from pencil.learn.worked.examples import example
 from pencil.tracing import html
 from pencil.tracing.functions import FUNCTIONS
-from pencil.tracing.opened import Trace
+from pencil.tracing.live_trace import trace
 from pencil.tracing.receipt import format_number, receipt
-from pencil.tracing.record import trace
+from pencil.tracing.trace import Trace
 from traced import unchecked
 
 PICTURES = dict(image_size=(6, 10), channels=3, patch=(2, 5), width=24, depth=2, heads=3)

@@ -8,8 +8,8 @@ from torch import nn
 
 import spreadsheet
 from pencil.tracing import file, html
-from pencil.tracing.opened import read
-from pencil.tracing.record import trace
+from pencil.tracing.live_trace import trace
+from pencil.tracing.trace import read
 from pencil.tracing.xlsx import write
 from traced import unchecked
 

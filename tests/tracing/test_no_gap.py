@@ -7,8 +7,8 @@ import torch
 from pencil.core.masks import NOWHERE
 from pencil.core.span import Span
 from pencil.families import configure, create
+from pencil.tracing.live_trace import trace
 from pencil.tracing.receipt import agree
-from pencil.tracing.record import trace
 from pencil.tracing.rules import RULES
 from traced import LEAVES, unchecked
 

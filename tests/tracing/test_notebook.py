@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pencil.api.loading import load
 from pencil.config import UserError
-from pencil.families import load
-from pencil.runs import Run
-from pencil.tracing.record import trace
+from pencil.runs.run import Run
+from pencil.tracing.live_trace import trace
 from traced import ours, traced
 
 OLD = Path(__file__).parents[1] / "runs-0.6"

@@ -11,11 +11,12 @@ from torch import nn
 import spreadsheet
 from pencil.config import UserError
 from pencil.families import configure, create
-from pencil.tracing import html, opened, xlsx
+from pencil.tracing import html, xlsx
+from pencil.tracing import trace as opened
 from pencil.tracing.file import write as write_file
+from pencil.tracing.live_trace import trace
 from pencil.tracing.part import extract
 from pencil.tracing.receipt import receipt
-from pencil.tracing.record import trace
 from traced import unchecked
 
 CLOSE = 1e-12

@@ -9,15 +9,15 @@ from PIL import Image
 
 from pencil import draw
 from pencil.config import UserError
-from pencil.data.tokenizers import learn
+from pencil.data.tokenizers.tokenizer import learn
 from pencil.families import create
 from pencil.families.captioner import trace_image
 from pencil.inference.attention_maps import caption_attention
-from pencil.learn.examples import EXAMPLES
+from pencil.learn.worked.examples import EXAMPLES
 from pencil.models.captioner_config import CaptionerConfig
-from pencil.runs import Loaded
+from pencil.runs.run import Loaded
 from pencil.tracing import picture
-from pencil.tracing.record import trace
+from pencil.tracing.live_trace import trace
 from traced import stirred, theirs, traced
 
 
@@ -243,7 +243,7 @@ def test_a_picture_with_nothing_in_it_is_refused():
 
 
 def test_the_curve_of_deviations(figures):
-    from pencil.learn.examples import deviations
+    from pencil.learn.worked.examples import deviations
 
     opened(picture.curve(deviations()))
     lines = {line.get_label(): line for line in figures[0].axes[0].lines}

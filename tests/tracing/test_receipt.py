@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pencil.tracing.live_trace import trace
 from pencil.tracing.receipt import format_number, receipt
-from pencil.tracing.record import trace
 from traced import OURS, disagreeing, traced, unchecked
 
 # numbers

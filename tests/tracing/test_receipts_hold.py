@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from pencil.config import UserError
-from pencil.learn.examples import EXAMPLES
+from pencil.learn.worked.examples import EXAMPLES
 from pencil.tracing.graph import Graph
-from pencil.tracing.opened import Trace
+from pencil.tracing.live_trace import trace
 from pencil.tracing.receipt import receipt
-from pencil.tracing.record import trace
+from pencil.tracing.trace import Trace
 from traced import (
     CAPTIONERS,
     GPTS,

@@ -14,9 +14,10 @@ from torch.nn.attention.flex_attention import flex_attention
 from pencil.config import UserError
 from pencil.core.notation import Notation
 from pencil.core.probe import Probe, declared
-from pencil.learn.examples import EXAMPLES
-from pencil.tracing import record, recording
-from pencil.tracing.record import LiveTrace, trace
+from pencil.learn.worked.examples import EXAMPLES
+from pencil.tracing import live_trace as record
+from pencil.tracing import recording
+from pencil.tracing.live_trace import LiveTrace, trace
 from traced import OURS, disagreeing, holds, ours, stirred, theirs, traced, unchecked, words
 
 
@@ -394,7 +395,7 @@ def test_an_edit_of_a_model_that_writes_into_its_input():
 
 def test_an_edited_trace_can_be_kept(plain, tmp_path):
     from pencil.tracing.file import write
-    from pencil.tracing.opened import read
+    from pencil.tracing.trace import read
 
     found = plain.edit("blocks.0.attn.pattern[:, 1]", 0)
     write(found, tmp_path / "a.safetensors")
@@ -605,7 +606,7 @@ import resource, sys, time
 import torch
 torch.set_num_threads(1)
 from pencil.families import configure, create
-from pencil.tracing.record import trace
+from pencil.tracing.live_trace import trace
 {build}
 t = trace(model, *inputs, **given)
 for where in {cells}:

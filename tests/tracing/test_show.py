@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from pencil.console import Console
-from pencil.tracing.opened import Trace
+from pencil.tracing.live_trace import trace
 from pencil.tracing.receipt import format_number
-from pencil.tracing.record import trace
 from pencil.tracing.show import differences, names, only_in, receipt, tables
+from pencil.tracing.trace import Trace
 from traced import ours, traced
 
 
@@ -208,7 +208,7 @@ def test_not_a_number_equals_itself_and_differs_from_a_number():
 
 def test_a_trace_is_shown_without_its_model(vit, tmp_path):
     from pencil.tracing.file import write
-    from pencil.tracing.opened import read
+    from pencil.tracing.trace import read
 
     write(vit, tmp_path / "a.safetensors")
     back = read(tmp_path / "a.safetensors")

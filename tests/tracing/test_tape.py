@@ -10,7 +10,7 @@ from torch import nn
 
 from pencil.config import UserError
 from pencil.core.probe import Probe
-from pencil.tracing.record import trace
+from pencil.tracing.live_trace import trace
 from traced import OURS, disagreeing, holds, ours, pictures, stirred, theirs
 
 IDS = torch.tensor([1, 0, 2])

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pencil.families import configure, create
-from pencil.learn.examples import EXAMPLES, example
+from pencil.learn.worked.examples import EXAMPLES, example
 from pencil.tracing import html
+from pencil.tracing.live_trace import trace
 from pencil.tracing.receipt import receipt
-from pencil.tracing.record import trace
 
 EIGHT = torch.full((5, 4), 8.0, dtype=torch.float64)
 SIZES = dict(vocab=7, context=11, width=16, depth=1, heads=2)

@@ -13,9 +13,10 @@ from xlsxwriter.utility import xl_rowcol_to_cell
 import spreadsheet
 from pencil.config import UserError
 from pencil.families import configure, create
-from pencil.learn.examples import EXAMPLES, example
-from pencil.tracing import file, opened
-from pencil.tracing.record import trace
+from pencil.learn.worked.examples import EXAMPLES, example
+from pencil.tracing import file
+from pencil.tracing import trace as opened
+from pencil.tracing.live_trace import trace
 from pencil.tracing.xlsx import write
 from traced import unchecked
 

@@ -14,15 +14,18 @@ import torch
 from test_loop import trainer
 
 from conftest import TINY, call
+from pencil.api import fit as own_task
+from pencil.api import train as train_run
 from pencil.cli import launch
 from pencil.cli.main import main
 from pencil.config import UserError
-from pencil.families import FAMILIES, family, train_run
+from pencil.families import FAMILIES, family
 from pencil.progress import track
-from pencil.runs import Run
-from pencil.train import checkpoint, loop, own_task, pace
-from pencil.train.pace import Budget, Pace, plans_of, time_updates, with_plans
-from pencil.train.report import Metrics
+from pencil.runs.run import Run
+from pencil.train.loop import checkpoint, pace
+from pencil.train.loop import trainer as loop
+from pencil.train.loop.pace import Budget, Pace, plans_of, time_updates, with_plans
+from pencil.train.loop.report import Metrics
 from pencil.train.schedule import factor, step_of_first_plan
 from pencil.train.settings import TrainConfig
 from training import Killed, bits, interrupt_after, kill_after
@@ -431,7 +434,7 @@ def test_a_budget_from_the_command_line(tmp_path, notes, monkeypatch):
 
 
 def test_a_run_of_a_budget_can_be_trained_anew_from_its_file(tmp_path, notes):
-    from pencil.families.chosen import read_config
+    from pencil.api.training_request import read_config
 
     plans = [{"step": 0, "steps": 31, "eval_every": 7}, {"step": 5, "steps": 23, "eval_every": 7}]
     made = following(tmp_path / "a", notes, plans)
@@ -490,15 +493,15 @@ def test_a_process_that_is_started_again_does_not_count_its_time_twice(monkeypat
 def test_processes_with_other_clocks_follow_the_plans_of_the_first(tmp_path, notes, together, monkeypatch):
     """Two processes in exact mode end with the bits of one that follows the plans that rank 0 has recorded."""
     script = f"""
-import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
-from pencil.processes import joined, world
-from pencil.train import pace
+import sys; sys.path[:0] = {[str(Path(__file__).parents[1] / name) for name in ("train", ".", "helpers")]!r}
+from pencil.collectives.processes import process_group, world
+from pencil.train.loop import pace
 from test_budget import Machine, START, UNDECIDED, trainer
-from pencil.runs import Run
+from pencil.runs.run import Run
 import torch
-machine = Machine(lambda t: 1 + t / 30, 1.1 if world().writer else 1e-3)
+machine = Machine(lambda t: 1 + t / 30, 1.1 if world().is_rank0 else 1e-3)
 pace.clock = machine
-with joined(torch.device("cpu")):
+with process_group(torch.device("cpu")):
     folder = __import__("pathlib").Path(sys.argv[1])
     made = trainer(folder, sys.argv[2], run=Run.open(folder), **UNDECIDED, batch=6, exact=True)
     made.began, update = START, made.update

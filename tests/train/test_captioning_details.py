@@ -9,13 +9,13 @@ from torch.nn import functional as F
 from conftest import unchecked
 from pencil import draw
 from pencil.config import UserError, build
-from pencil.data.examples import ArrayExamples
+from pencil.data.images.examples import ArrayExamples
 from pencil.families import family
-from pencil.train import captioning
-from pencil.train.captioning import Captioning
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Request
-from pencil.train.text_scores import corpus_scores
+from pencil.train.tasks import captioning
+from pencil.train.tasks.captioning import Captioning
+from pencil.train.tasks.text_scores import corpus_scores
 
 SIZES = dict(width=24, heads=3, depth=1)
 
@@ -57,7 +57,7 @@ def task(scenes, monkeypatch):
         return ["" if i == 0 else f"word {i}" if i % 3 == 0 else made.data.test.targets[i] for i in numbers]
 
     monkeypatch.setattr(Captioning, "caption", caption)
-    monkeypatch.setattr("pencil.train.image_task.EVAL_BATCH", 4)
+    monkeypatch.setattr("pencil.train.tasks.image_task.EVAL_BATCH", 4)
     return made
 
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_class_weight
 
+from pencil.api.run_setup import settings_of
 from pencil.config import UserError, build
 from pencil.core.span import Span
 from pencil.families import family
-from pencil.families.run_setup import settings_of
 from pencil.models.parts import normalize
-from pencil.train.class_balance import ClassBalance
-from pencil.train.loop import Trainer
+from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Request
+from pencil.train.tasks.class_balance import ClassBalance
 
 SIZES = dict(width=24, heads=3, depth=1)
 PACE = dict(steps=7, batch=6, accumulate=3, eval_batches=1, clip=0.0, device="cpu", optimizer="adamw")

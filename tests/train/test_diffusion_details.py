@@ -9,14 +9,14 @@ from torch import nn
 
 from conftest import unchecked
 from pencil import draw
-from pencil.data import images
+from pencil.api.run_setup import train_config
+from pencil.data.images import loading as images
 from pencil.families import family
-from pencil.families.run_setup import train_config
 from pencil.inference.autoencoder import Autoencoder
-from pencil.train import diffusion_eval
-from pencil.train.diffusion import Diffusion, middle_frames
-from pencil.train.diffusion_data import image_shape
 from pencil.train.task import Request, random_of
+from pencil.train.tasks import diffusion_eval
+from pencil.train.tasks.diffusion import Diffusion, middle_frames
+from pencil.train.tasks.diffusion_data import image_shape
 
 TINY = dict(width=16, depth=1, heads=2)
 

@@ -8,17 +8,17 @@ import torch
 from PIL import Image
 
 from albums import album, cut_short, picture
+from pencil.api.run_setup import train_config
 from pencil.config import UserError
 from pencil.families import family
-from pencil.families.run_setup import train_config
 from pencil.inference.autoencoder import to_bytes
 from pencil.inference.diffusion import RectifiedFlow
 from pencil.inference.image_sampling import sample_images
-from pencil.train import diffusion_eval
-from pencil.train.diffusion import Diffusion
-from pencil.train.diffusion_data import annotations
-from pencil.train.image_classification import ImageClassification
 from pencil.train.task import Request
+from pencil.train.tasks import diffusion_eval
+from pencil.train.tasks.diffusion import Diffusion
+from pencil.train.tasks.diffusion_data import annotations
+from pencil.train.tasks.image_classification import ImageClassification
 
 TINY = dict(width=16, depth=1, heads=2)
 

@@ -6,13 +6,13 @@ from safetensors import safe_open
 from torch import nn
 
 from conftest import unchecked
+from pencil.api.loading import load
+from pencil.api.run_setup import new_run, task_of
 from pencil.config import UserError, build
-from pencil.families import load
-from pencil.families.run_setup import new_run, task_of
-from pencil.runs import Run
-from pencil.train import checkpoint
-from pencil.train.ema import ExponentialMovingAverage
-from pencil.train.loop import Trainer
+from pencil.runs.run import Run
+from pencil.train.loop import checkpoint
+from pencil.train.loop.ema import ExponentialMovingAverage
+from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Preview
 from training import interrupt_after

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 import pencil
 from conftest import TEXT, call
 from conftest import pencil as pencil_command
-from pencil.families.run_setup import new_run
-from pencil.runs import Run
-from pencil.train import checkpoint
+from pencil.api.run_setup import new_run
+from pencil.runs.run import Run
+from pencil.train.loop import checkpoint
 
 pytestmark = pytest.mark.usefixtures("fast_training")
 SHORT = {"steps": 2, "eval_every": 2, "save_every": 1, "batch": 3, "eval_batches": 1, "warmup": 0}

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from conftest import call
 from pencil.config import UserError
 from pencil.families import FAMILIES
-from pencil.runs import Run
-from pencil.train.ema import ExponentialMovingAverage
+from pencil.runs.run import Run
 from pencil.train.frozen import describe_parts, freeze_parameters, frozen_names
+from pencil.train.loop.ema import ExponentialMovingAverage
 from pencil.train.optim import make_optimizers
 from pencil.train.settings import TrainConfig
 

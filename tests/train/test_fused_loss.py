@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from pencil.core.span import Span
 from pencil.families import create
-from pencil.train import losses
-from pencil.train.fused_loss import linear_cross_entropy
+from pencil.train.losses import vocabulary as losses
+from pencil.train.losses.fused import linear_cross_entropy
 
 TOKENS, WIDTH, VOCAB = 23, 7, 41
 
@@ -133,7 +133,7 @@ def test_the_operator_is_what_it_declares():
 
 
 def test_the_logits_are_never_held_as_a_whole(monkeypatch):
-    from pencil.train import fused_loss
+    from pencil.train.losses import fused as fused_loss
 
     seen, kernel = [], fused_loss.softmax_loss_
     monkeypatch.setattr(fused_loss, "softmax_loss_", lambda z, *rest: seen.append(tuple(z.shape)) or kernel(z, *rest))

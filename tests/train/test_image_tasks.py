@@ -11,21 +11,22 @@ from torch.nn import functional as F
 
 from albums import album, photos
 from pencil import draw
+from pencil.api.loading import load
+from pencil.api.run_setup import new_run, settings_of, task_of
+from pencil.api.train import train_to_end
 from pencil.config import build
-from pencil.data import images
-from pencil.data.augment import ImageTransform
-from pencil.data.examples import ArrayExamples
-from pencil.data.tokenizers import learn
-from pencil.families import family, load
-from pencil.families.run_setup import new_run, settings_of, task_of
-from pencil.families.train_run import train_to_end
-from pencil.runs import Run
-from pencil.train.captioning import Captioning
-from pencil.train.image_classification import ImageClassification
-from pencil.train.loop import Trainer
+from pencil.data.images import loading as images
+from pencil.data.images.augment import ImageTransform
+from pencil.data.images.examples import ArrayExamples
+from pencil.data.tokenizers.tokenizer import learn
+from pencil.families import family
+from pencil.runs.run import Run
+from pencil.train.loop.trained import Trained
+from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Preview, Request, Task, epoch_order
-from pencil.train.trained import Trained
+from pencil.train.tasks.captioning import Captioning
+from pencil.train.tasks.image_classification import ImageClassification
 from training import bits, interrupt_after
 
 SIZES = dict(width=24, heads=3, depth=1)
@@ -407,7 +408,7 @@ def test_the_accuracy_of_the_best_loss_and_the_highest_are_told_apart(tmp_path, 
         made = Trainer(*given, **more)
         return made
 
-    monkeypatch.setattr("pencil.families.train_run.Trainer", resumed)
+    monkeypatch.setattr("pencil.api.train.Trainer", resumed)
     outcome = train_to_end(run, task_of(run, config), config, notify=print)
     sentence = "the highest accuracy was 0.7500, at step 3"
     assert (

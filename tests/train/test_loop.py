@@ -12,20 +12,22 @@ import torch
 from safetensors import safe_open
 
 from conftest import TINY, call, unchecked
+from pencil.api.loading import load
+from pencil.api.run_setup import new_run, task_of
 from pencil.cli.train import train_to_end
 from pencil.config import UserError, build
-from pencil.data import text
+from pencil.data.text import text_data as text
 from pencil.device import pick_device
-from pencil.families import configure, family, load
-from pencil.families.run_setup import new_run, task_of
-from pencil.runs import Run
-from pencil.train import checkpoint, losses
-from pencil.train.interrupt import interruptible
-from pencil.train.language_modeling import LanguageModeling
-from pencil.train.loop import Trainer
-from pencil.train.report import Metrics
+from pencil.families import configure, family
+from pencil.runs.run import Run
+from pencil.train.loop import checkpoint
+from pencil.train.loop.interrupt import interruptible
+from pencil.train.loop.report import Metrics
+from pencil.train.loop.trainer import Trainer
+from pencil.train.losses import vocabulary as losses
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Preview, Task, random_of
+from pencil.train.tasks.language_modeling import LanguageModeling
 from training import bits, interrupt_after
 
 SIZES = dict(width=24, heads=3, depth=2, context=31, dropout=0.1)
@@ -90,7 +92,7 @@ def test_nothing_is_called_saved_that_was_not(tmp_path, notes, monkeypatch, caps
         return evaluate()
 
     made.evaluate = interrupted
-    monkeypatch.setattr("pencil.families.train_run.Trainer", lambda *_, **__: made)
+    monkeypatch.setattr("pencil.api.train.Trainer", lambda *_, **__: made)
     assert train_to_end(made.run, made.task, made.config) == 130
     printed = capsys.readouterr().err
     assert "Stopped before the first step. Continue with:" in printed

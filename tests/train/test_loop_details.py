@@ -10,10 +10,11 @@ from test_loop import trainer
 
 from conftest import unchecked
 from pencil.config import UserError
-from pencil.runs import Run
-from pencil.train import checkpoint, loop
-from pencil.train.prefetch import Prefetch
-from pencil.train.report import Metrics
+from pencil.runs.run import Run
+from pencil.train.loop import checkpoint
+from pencil.train.loop import trainer as loop
+from pencil.train.loop.prefetch import Prefetch
+from pencil.train.loop.report import Metrics
 from training import interrupt_after
 
 SMALL = dict(steps=13, eval_every=6, save_every=4, batch=3, eval_batches=1)

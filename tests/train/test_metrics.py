@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics as sklearn
 
-from pencil.train.metrics import (
+from pencil.train.tasks.metrics import (
     Scored,
     about_accuracy,
     character_error_rate,
@@ -21,7 +21,7 @@ from pencil.train.metrics import (
     is_detail,
     wilson_interval,
 )
-from pencil.train.text_scores import corpus_scores
+from pencil.train.tasks.text_scores import corpus_scores
 from pencil.train.validation import higher
 
 few = st.text("abc", max_size=7)

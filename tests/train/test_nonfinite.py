@@ -9,13 +9,13 @@ from safetensors.torch import load_file
 
 from albums import photos
 from conftest import call
+from pencil.api.loading import load
+from pencil.api.run_setup import new_run, task_of
 from pencil.config import UserError
-from pencil.families import load
-from pencil.families.run_setup import new_run, task_of
-from pencil.runs import Run
-from pencil.train import checkpoint
-from pencil.train.loop import Trainer
-from pencil.train.nonfinite import FiniteGuard, named
+from pencil.runs.run import Run
+from pencil.train.loop import checkpoint
+from pencil.train.loop.nonfinite import FiniteGuard, named
+from pencil.train.loop.trainer import Trainer
 from pencil.train.optim import Muon, step_unless
 from training import bits
 

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from conftest import HERE
+from pencil.api.loading import open_run
+from pencil.api.run_setup import new_run, settings_of
 from pencil.config import UserError, build
-from pencil.families import FAMILIES, open_run
-from pencil.families.run_setup import new_run, settings_of
+from pencil.families import FAMILIES
 from pencil.train.optim import make_optimizers
 from pencil.train.schedule import factor
 from pencil.train.settings import TrainConfig

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 
 from pencil.console import Console
 from pencil.progress import track
-from pencil.train import report
-from pencil.train.report import ProgressBar, plot_losses
+from pencil.train.loop import report
+from pencil.train.loop.report import ProgressBar, plot_losses
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from pencil.families import configure, create, family
-from pencil.runs import Run
-from pencil.train import checkpoint
-from pencil.train.identity import Change, differences
-from pencil.train.resume import _drops
+from pencil.runs.run import Run
+from pencil.train.loop import checkpoint
+from pencil.train.loop.identity import Change, differences
+from pencil.train.loop.resume import _drops
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ from safetensors.torch import load_file, save
 from test_loop_details import SMALL, trainer
 
 from pencil.config import UserError
-from pencil.manifest import Manifest, entry_of, list_checkpoints
-from pencil.run_files import RunFiles
+from pencil.files import entry_of
+from pencil.runs.files import RunFiles
+from pencil.runs.manifest import Manifest, list_checkpoints
 from pencil.tensors import torch_dtypes
-from pencil.train import checkpoint, shards
-from pencil.train.background import Background
+from pencil.train.loop import checkpoint
+from pencil.train.loop.background import Background
+from pencil.train.parallel import shards
 
 
 def test_a_file_has_the_bytes_that_the_safetensors_library_writes(tmp_path):
@@ -41,7 +43,7 @@ def watched(made, monkeypatch, write):
     monkeypatch.setattr(
         checkpoint, "write", lambda run, step, *rest: write(lambda: real(run, step, *rest), step)
     )  # fmt: skip
-    monkeypatch.setattr("pencil.train.report.ProgressBar.print", lambda bar, line: lines.append(line))
+    monkeypatch.setattr("pencil.train.loop.report.ProgressBar.print", lambda bar, line: lines.append(line))
     return lines
 
 

@@ -2,11 +2,11 @@ import math
 
 import pytest
 
+from pencil.api.fit import Task, fit
+from pencil.api.run_setup import train_config
+from pencil.api.training_request import Chosen
 from pencil.config import UserError
 from pencil.families import configure, family
-from pencil.families.chosen import Chosen
-from pencil.families.run_setup import train_config
-from pencil.train.own_task import Task, fit
 from pencil.train.schedule import factor
 from pencil.train.settings import TrainConfig
 

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import call
+from pencil.api.loading import open_run
+from pencil.api.run_setup import new_run, settings_of, train_config
 from pencil.config import UserError, build, upgraded
-from pencil.families import FAMILIES, family, open_run
-from pencil.families.run_setup import new_run, settings_of, train_config
-from pencil.runs import Run
+from pencil.families import FAMILIES, family
+from pencil.runs.run import Run
 from pencil.train.schedule import factor
 from pencil.train.settings import TrainConfig, check_settings, fit_warmup
 

@@ -13,15 +13,16 @@ from safetensors import safe_open
 from test_loop import trainer
 
 from conftest import TINY, call, unchecked
+from pencil.api.faster_preset import propose_shorter
 from pencil.config import UserError, build
 from pencil.families import family
-from pencil.families.faster_preset import propose_shorter
 from pencil.progress import duration
-from pencil.runs import Run
-from pencil.train import checkpoint, evaluation, loop
-from pencil.train.loggers import numbers
-from pencil.train.loop import Trainer
-from pencil.train.report import Metrics
+from pencil.runs.run import Run
+from pencil.train.loop import checkpoint, evaluation
+from pencil.train.loop import trainer as loop
+from pencil.train.loop.loggers import numbers
+from pencil.train.loop.report import Metrics
+from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from pencil.train.validation import Amount, Validation
 from training import bits, interrupt_after
@@ -34,7 +35,7 @@ def uninterrupted(notes, tmp_path_factory):
     """What a training that is never interrupted comes to."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     with pytest.MonkeyPatch.context() as patch, unchecked():
-        patch.setattr("pencil.train.loop.plot_losses", lambda run: None)
+        patch.setattr("pencil.train.loop.trainer.plot_losses", lambda run: None)
         trainer(folder, notes, **PACE).train()
     return bits(folder, 12)
 

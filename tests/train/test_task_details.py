@@ -12,18 +12,18 @@ from test_translation import prepare as prepare_pairs
 from test_translation import words
 
 from albums import photos
+from pencil.api.run_setup import train_config
 from pencil.config import UserError, build
-from pencil.data import text
-from pencil.data.dates import Dates
+from pencil.data.tables.dates import Dates
+from pencil.data.text import text_data as text
 from pencil.families import configure, family
-from pencil.families.run_setup import train_config
-from pencil.train import nonfinite
-from pencil.train.diffusion import Diffusion
-from pencil.train.language_modeling import LanguageModeling
-from pencil.train.latents import LatentExamples
-from pencil.train.metrics import character_error_rate, exact_match
+from pencil.train.loop import nonfinite
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Request, check_vocab, epoch_order, random_of, round_up
+from pencil.train.tasks.diffusion import Diffusion
+from pencil.train.tasks.language_modeling import LanguageModeling
+from pencil.train.tasks.latents import LatentExamples
+from pencil.train.tasks.metrics import character_error_rate, exact_match
 
 
 def named(task, step, micro):
@@ -125,7 +125,7 @@ def test_what_a_task_says_of_its_data():
 
 def test_held_out_pictures_come_in_order_and_none_is_an_error(monkeypatch):
     task = prepare_images("vit", "digits")
-    monkeypatch.setattr("pencil.train.image_task.EVAL_BATCH", 100)
+    monkeypatch.setattr("pencil.train.tasks.image_task.EVAL_BATCH", 100)
     parts = list(task.held_out(task.data.test, None))
     assert [len(pictures) for pictures, _ in parts] == [100, 100, 100, 59]
     assert [label for _, labels in parts for label in labels] == list(task.data.test.targets)

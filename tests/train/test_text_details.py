@@ -9,14 +9,14 @@ from test_translation import lively, prepare, words
 
 from conftest import unchecked
 from pencil.config import UserError, build
-from pencil.data import text
+from pencil.data.text import text_data as text
 from pencil.families import configure, family
-from pencil.train import text_classification, translation
-from pencil.train.language_modeling import LanguageModeling
 from pencil.train.settings import TrainConfig
 from pencil.train.task import random_of
-from pencil.train.text_classification import TextClassification
-from pencil.train.translation import Translation
+from pencil.train.tasks import text_classification, translation
+from pencil.train.tasks.language_modeling import LanguageModeling
+from pencil.train.tasks.text_classification import TextClassification
+from pencil.train.tasks.translation import Translation
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from pencil import draw
+from pencil.api.run_setup import new_run, task_of
 from pencil.config import UserError, build
 from pencil.core.masks import NOWHERE
 from pencil.families import family
-from pencil.families.run_setup import new_run, task_of
-from pencil.runs import Run
-from pencil.train.loop import Trainer
-from pencil.train.masked_language_modeling import MaskedLanguageModeling
+from pencil.runs.run import Run
+from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig, check_settings
 from pencil.train.task import Request, Task, random_of
-from pencil.train.text_classification import TextClassification
+from pencil.train.tasks.masked_language_modeling import MaskedLanguageModeling
+from pencil.train.tasks.text_classification import TextClassification
 
 SIZES = dict(width=24, heads=3, depth=1)
 PACE = dict(steps=7, batch=5, eval_every=3, save_every=2, warmup=2, eval_batches=1)
@@ -145,7 +145,7 @@ class Oracle(nn.Module):
 
 
 def test_accuracy_over_all_and_per_class_the_matrix_and_the_mistakes(films, tmp_path, monkeypatch):
-    monkeypatch.setattr("pencil.train.text_classification.EVAL_BATCH", 7)
+    monkeypatch.setattr("pencil.train.tasks.text_classification.EVAL_BATCH", 7)
     task = prepare(films)
     classes, rows = task.data.classes, task.data.test
     assert classes == ("glad", "plain", "sad")

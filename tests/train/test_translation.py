@@ -11,19 +11,20 @@ import torch
 from PIL import Image
 
 from pencil import draw
+from pencil.api.run_setup import new_run, task_of
 from pencil.config import UserError, build
 from pencil.core.masks import NOWHERE
-from pencil.data.dates import Dates
+from pencil.data.tables.dates import Dates
 from pencil.families import family
-from pencil.families.run_setup import new_run, task_of
 from pencil.inference import attention_maps
 from pencil.inference.text_batches import beam_targets, greedy_targets, pad, source_inputs
-from pencil.runs import Run
-from pencil.train import checkpoint, losses
-from pencil.train.loop import Trainer
+from pencil.runs.run import Run
+from pencil.train.loop import checkpoint
+from pencil.train.loop.trainer import Trainer
+from pencil.train.losses import vocabulary as losses
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Request, Task, random_of
-from pencil.train.translation import Translation
+from pencil.train.tasks.translation import Translation
 from training import Killed, bits, kill_after
 
 SIZES = dict(width=24, heads=3, depth=1)
@@ -184,7 +185,7 @@ def greedy(task, model, source):
 
 @pytest.mark.usefixtures("fast_training")
 def test_exact_match_and_loss_equal_a_plain_loop(backwards, monkeypatch):
-    monkeypatch.setattr("pencil.train.translation.EVAL_BATCH", 5)
+    monkeypatch.setattr("pencil.train.tasks.translation.EVAL_BATCH", 5)
     task = prepare(backwards)
     model = lively(task)
     sources = words(11, seed=5)

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 
 from albums import album, photos
 from conftest import unchecked
+from pencil.api.run_setup import new_run
 from pencil.core.span import Span
-from pencil.families.run_setup import new_run
 from pencil.models.parts import normalize
-from pencil.train.loop import Trainer
+from pencil.train.loop.trainer import Trainer
 from pencil.train.optim import Muon
 
 STEPS = 20

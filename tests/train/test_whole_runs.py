@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from conftest import TINY, call
-from pencil import run_files
+from pencil.api.loading import load, open_run
+from pencil.api.run_setup import new_run, task_of
+from pencil.api.verifying import verify_run
 from pencil.config import UserError, build
-from pencil.families import load, open_run
-from pencil.families.run_setup import new_run, task_of
-from pencil.families.verifying import verify_run
-from pencil.manifest import Manifest, _own_hash
-from pencil.runs import Run
-from pencil.train import checkpoint
-from pencil.train.loop import Trainer
-from pencil.train.resume import _elsewhere, restore
+from pencil.runs import files as run_files
+from pencil.runs.manifest import Manifest, _own_hash
+from pencil.runs.run import Run
+from pencil.train.loop import checkpoint
+from pencil.train.loop.resume import _elsewhere, restore
+from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from training import Killed, bits, interrupt_after, kill_after
 
@@ -39,8 +39,8 @@ def sister(notes, tmp_path_factory):
     """Another run of the same sizes, with another seed and checkpoints of the same steps."""
     path = tmp_path_factory.mktemp("sister") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pencil.train.loop.plot_losses", lambda run: None)
-        patch.setattr("pencil.train.loop.Trainer._preview", lambda trainer: None)
+        patch.setattr("pencil.train.loop.trainer.plot_losses", lambda run: None)
+        patch.setattr("pencil.train.loop.trainer.Trainer._preview", lambda trainer: None)
         call("train", "gpt", "--data", notes, "--out", path, *TINY, "--train.steps", 30, "--train.eval_every", 15,
              "--train.save_every", 10, "--train.batch", 7, "--train.warmup", 3, "--train.seed", 7,
              "--train.eval_batches", 1)  # fmt: skip
@@ -431,7 +431,7 @@ def test_the_lock_follows_no_link_and_empties_no_file(copy, tmp_path):
 
 
 def test_files_that_training_writes_replace_a_link(copy, tmp_path):
-    from pencil.train.report import Metrics, plot_losses
+    from pencil.train.loop.report import Metrics, plot_losses
 
     mine = tmp_path / "precious"
     for steps, name in enumerate(("loss.png", "metrics.jsonl", "README.md", "manifest.json"), 31):

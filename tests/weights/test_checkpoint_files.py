@@ -14,10 +14,11 @@ from test_pickled import Executed
 
 from conftest import call
 from pencil.config import UserError
-from pencil.data import images, pairs
-from pencil.data.corpus import find
-from pencil.data.idx import read_idx
-from pencil.data.tokenizer_folders import find_tokenizer
+from pencil.data.images import loading as images
+from pencil.data.images.idx import read_idx
+from pencil.data.tables import pairs
+from pencil.data.text.corpus import find
+from pencil.data.tokenizers.folders import find_tokenizer
 from pencil.tensors import write_tensors
 from pencil.weights.checkpoint_files import open_checkpoint
 

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 import pencil
 from conftest import call
+from pencil.api.loading import SETTINGS_VERSION
 from pencil.config import UserError
-from pencil.families.dit_imported import imported
-from pencil.families.loading import SETTINGS_VERSION
-from pencil.runs import Run
+from pencil.families.dit.imported import imported
+from pencil.runs.run import Run
 from pencil.weights.checkpoint_files import open_checkpoint
 from pencil.weights.dit import DIT
 from pencil.weights.maps import load

@@ -30,7 +30,7 @@ def exported(request, tmp_path_factory):
 def test_transformers_loads_the_folder_and_computes_the_same(exported):
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-    from pencil.families import load
+    from pencil.api.loading import load
 
     ours = load(exported / "run")
     theirs, tokenizer = (kind.from_pretrained(exported / "float32") for kind in (AutoModelForCausalLM, AutoTokenizer))
@@ -45,7 +45,7 @@ def test_transformers_loads_the_folder_and_computes_the_same(exported):
 
 
 def test_the_folder_has_what_vllm_needs(exported):
-    from pencil.families import load
+    from pencil.api.loading import load
 
     folder, ours = exported / "bfloat16", load(exported / "run").model
     config = json.loads((folder / "config.json").read_text())

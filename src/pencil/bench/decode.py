@@ -49,9 +49,19 @@ def as_llama(config: Any) -> Any:
     """A model of the same width, depth and heads with LLaMA's parts, which gpt-fast has."""
     hidden = -(-8 * config.width // 3 // 64) * 64
     return FAMILY.configure(
-        None, vocab=config.vocab, context=config.context, width=config.width, depth=config.depth, heads=config.heads,
-        hidden=hidden, norm="rms", activation="swiglu", positions="rope", rope_pairs="adjacent", tie_embeddings=False,
-    )  # fmt: skip
+        None,
+        vocab=config.vocab,
+        context=config.context,
+        width=config.width,
+        depth=config.depth,
+        heads=config.heads,
+        hidden=hidden,
+        norm="rms",
+        activation="swiglu",
+        positions="rope",
+        rope_pairs="adjacent",
+        tie_embeddings=False,
+    )
 
 
 def generate(
@@ -134,9 +144,14 @@ def _peers(
 
 def _generate(theirs: Any, prompts: Tensor, tokens: int, **options: Any) -> list[list[int]]:
     found = theirs.generate(
-        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=tokens, min_new_tokens=tokens,
-        pad_token_id=0, eos_token_id=None, **options,
-    )  # fmt: skip
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        pad_token_id=0,
+        eos_token_id=None,
+        **options,
+    )
     return found[:, prompts.shape[1] :].tolist()
 
 

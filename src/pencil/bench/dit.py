@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import UserError
-from ..families.dit import FAMILY
+from ..families.dit.record import FAMILY
 from ..weights.dit import EPS, sinusoids
 from .equality import Equality, compare
 from .images import call_ours, forward, train_step
@@ -30,11 +30,13 @@ def run(plan: Plan) -> Iterator[Row]:
     with fast_products():
         contenders = [
             Contender(
-                who, train_step(plan, model, ask, given, lambda out: (out - target).square().mean()), [model],
+                who,
+                train_step(plan, model, ask, given, lambda out: (out - target).square().mean()),
+                [model],
                 None if model is ours else same,
             )
             for who, (model, ask) in both.items()
-        ]  # fmt: skip
+        ]
         work = work_of(FAMILY, config, batch, plan)["train_step"]
         yield from run_case(plan, JOB, f"{preset}, train step, batch {batch}", "images/s", batch, contenders, work)
     same = to_dtype(plan, ours, theirs, same)

@@ -9,7 +9,7 @@ import torch
 from ..cost.count import count
 from ..cost.devices import Workload, workloads
 from ..cost.memory import train_memory
-from ..families.record import Family
+from ..families.family import Family
 from .plan import Plan
 
 

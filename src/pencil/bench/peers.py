@@ -59,9 +59,12 @@ class Peers:
             return None
         theirs = _described(TIMM_VIT, ours)
         made = library.create_model(
-            theirs["architecture"], img_size=ours.config.image_size, in_chans=ours.config.channels,
-            num_classes=ours.config.classes, **theirs.get("model_args", {}),
-        )  # fmt: skip
+            theirs["architecture"],
+            img_size=ours.config.image_size,
+            in_chans=ours.config.channels,
+            num_classes=ours.config.classes,
+            **theirs.get("model_args", {}),
+        )
         return filled(made, TIMM_VIT, ours)
 
     def diffusers_dit(self, ours: Any) -> nn.Module | None:
@@ -84,9 +87,16 @@ class Peers:
         if module is None:
             return None
         args = module.ModelArgs(
-            block_size=c.context, vocab_size=c.vocab, n_layer=c.depth, n_head=c.heads, dim=c.width,
-            intermediate_size=c.mlp_width, n_local_heads=c.kv_heads or c.heads, rope_base=c.rope_theta, norm_eps=c.eps,
-        )  # fmt: skip
+            block_size=c.context,
+            vocab_size=c.vocab,
+            n_layer=c.depth,
+            n_head=c.heads,
+            dim=c.width,
+            intermediate_size=c.mlp_width,
+            n_local_heads=c.kv_heads or c.heads,
+            rope_base=c.rope_theta,
+            norm_eps=c.eps,
+        )
         return filled(module.Transformer(args), LLAMA_ORIGINAL, ours)
 
 

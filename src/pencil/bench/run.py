@@ -31,10 +31,14 @@ def machine(plan: Plan) -> dict[str, Any]:
     versions = {"python": platform.python_version(), "torch": torch.__version__, "pencil": __version__}
     return {
         "device": torch.cuda.get_device_name(plan.device) if plan.cuda else _processor(),
-        "kind": plan.device.type, "threads": torch.get_num_threads(), "cores": os.cpu_count(),
-        "dtype": str(plan.dtype).removeprefix("torch."), **versions,
-        "matmul_flops": plan.ceilings.rate(plan.dtype_name), "copy_bytes": plan.ceilings.bandwidth,
-    }  # fmt: skip
+        "kind": plan.device.type,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        **versions,
+        "matmul_flops": plan.ceilings.rate(plan.dtype_name),
+        "copy_bytes": plan.ceilings.bandwidth,
+    }
 
 
 def _processor() -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cost.devices import Workload
-from ..families.dit import FAMILY
+from ..families.dit.record import FAMILY
 from ..inference.image_sampling import process_of, sample_images
 from ..weights.dit_schedule import describe_schedule
 from .dit import PEER, models, to_dtype
@@ -42,9 +42,16 @@ def run(plan: Plan) -> Iterator[Row]:
 
 def _ours(model: Any, labels: Tensor, steps: int, compiled: bool) -> Any:
     return sample_images(
-        model, process_of(model.config, True), (labels,), len(labels), GUIDANCE, steps, "ddim", decode=_latents,
+        model,
+        process_of(model.config, True),
+        (labels,),
+        len(labels),
+        GUIDANCE,
+        steps,
+        "ddim",
+        decode=_latents,
         compile=compiled,
-    )  # fmt: skip
+    )
 
 
 def _latents(x: Tensor) -> Any:

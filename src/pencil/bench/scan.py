@@ -81,10 +81,19 @@ def _measure(plan: Plan, size: str, value: int) -> Row:
     middle = median(times)
     plan.notify(f"{JOB}: {size} {value:,}: {1e3 * middle:.2f} ms a step")
     return {
-        "job": JOB, "case": f"{size} {value}", "who": OURS, "unit": "tokens/s", "rate": batch / middle,
-        "low": batch / max(times), "high": batch / min(times), "seconds": middle, "scan": size, "value": value,
-        "memory_bytes": memory, "memory": how,
-    }  # fmt: skip
+        "job": JOB,
+        "case": f"{size} {value}",
+        "who": OURS,
+        "unit": "tokens/s",
+        "rate": batch / middle,
+        "low": batch / max(times),
+        "high": batch / min(times),
+        "seconds": middle,
+        "scan": size,
+        "value": value,
+        "memory_bytes": memory,
+        "memory": how,
+    }
 
 
 def _seconds(plan: Plan, model: Any, prompts: list[list[int]], steps: int) -> float:

@@ -104,10 +104,17 @@ def _row(
 ) -> Row:
     middle = median(one.seconds)
     row: Row = {
-        "job": job, "case": case, "who": one.name, "unit": unit, "rate": amount / middle,
-        "low": amount / max(one.seconds), "high": amount / min(one.seconds), "seconds": middle,
-        "startup_seconds": max(0.0, one.startup - middle), **plan.shares(work, middle),
-    }  # fmt: skip
+        "job": job,
+        "case": case,
+        "who": one.name,
+        "unit": unit,
+        "rate": amount / middle,
+        "low": amount / max(one.seconds),
+        "high": amount / min(one.seconds),
+        "seconds": middle,
+        "startup_seconds": max(0.0, one.startup - middle),
+        **plan.shares(work, middle),
+    }
     if plan.cuda:
         row["peak_bytes"] = one.peak
     if one.equality is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..config import UserError
 from ..cost.devices import Workload
 from ..families.gpt import FAMILY
-from ..train.loop import Trainer
+from ..train.loop.trainer import Trainer
 from ..train.settings import TrainConfig
 from .equality import compare
 from .models import fast_products, work_of

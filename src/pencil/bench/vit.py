@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ..config import UserError
-from ..families.vit import FAMILY
+from ..families.vit.record import FAMILY
 from .equality import compare
 from .images import call_ours, forward, train_step
 from .models import fast_products, make, work_of
@@ -37,11 +37,13 @@ def run(plan: Plan) -> Iterator[Row]:
         labels = torch.randint(config.classes, (batch,), device=plan.device)
         contenders = [
             Contender(
-                who, train_step(plan, model, call_ours, (pictures,), lambda out: F.cross_entropy(out, labels)), [model],
+                who,
+                train_step(plan, model, call_ours, (pictures,), lambda out: F.cross_entropy(out, labels)),
+                [model],
                 None if model is ours else same,
             )
             for who, model in models.items()
-        ]  # fmt: skip
+        ]
         work = work_of(FAMILY, config, batch, plan)["train_step"]
         yield from run_case(plan, JOB, f"{preset}, train step, batch {batch}", "images/s", batch, contenders, work)
     batch = plan.batch or inference

@@ -79,9 +79,11 @@ def _check_names(record: Any, given: dict[str, str], settings: dict[str, dict[st
 
 def _check_data(record: Any, data: str) -> None:
     """Let the reader of this kind of data refuse a path that is not there."""
-    from ..data import corpus, images, pairs
     from ..data.hub import current_form
+    from ..data.images import loading as images
     from ..data.sources import PREFIX, expand, is_several
+    from ..data.tables import pairs
+    from ..data.text import corpus
 
     if data in ("", "-", *record.embedded) or current_form(data).startswith(PREFIX) or expand_path(data).exists():
         return

@@ -13,7 +13,7 @@ from .. import files
 from ..bench import JOBS, TAKES
 from ..config import UserError, check_output, nearest
 from ..console import Console, visible
-from .terminal import note
+from .screens.terminal import note
 
 if TYPE_CHECKING:
     from ..bench.plan import Row
@@ -94,9 +94,13 @@ def bench(
     libraries = Peers(peers, tuple(peer_path or ()), note)
     _check_used(libraries.modules, jobs, scan)
     sizes: dict[str, Any] = dict(
-        quick=quick, repeat=repeat or (3 if quick else 5), preset=preset, batch=batch, tokens=tokens,
+        quick=quick,
+        repeat=repeat or (3 if quick else 5),
+        preset=preset,
+        batch=batch,
+        tokens=tokens,
         compile=compiled,
-    )  # fmt: skip
+    )
     plan = Plan(place, libraries, **sizes, notify=note)
     console, rows = Console(highlight=False, soft_wrap=True), []
     command = _command(job, peers, peer_path, scan, sizes)

@@ -14,8 +14,8 @@ from ..config import UserError
 from ..console import Console, visible
 
 if TYPE_CHECKING:
-    from ..learn.check import Number, Report
-    from ..learn.claims import Claim
+    from ..learn.check.check import Number, Report
+    from ..learn.check.claims import Claim
 
 STYLE = {
     "right": "green", "rounded along the way": "yellow", "wrong": "bold red", "shown": "green", "not shown": "yellow"
@@ -36,14 +36,14 @@ def check(
     Parameters
     ----------
     files
-        Example files (see docs/check.md), or the documents that come with pencil: 000 to 004.
+        Example files (see docs/teach/check-an-example.md), or the documents that come with pencil: 000 to 004.
     every
         Check all examples that come with pencil.
     as_json
         Print the verdicts as JSON.
     """
-    from ..learn.check import check, count, shipped
-    from ..learn.claims import count_claims
+    from ..learn.check.check import check, count, shipped
+    from ..learn.check.claims import count_claims
 
     known = shipped()
     if not files and not every:
@@ -77,7 +77,7 @@ def _shipped(word: str, known: dict[str, Path]) -> Path | None:
 
 
 def _show(console: Console, report: "Report") -> None:
-    from ..learn.check import count
+    from ..learn.check.check import count
 
     console.print(Text.assemble((report.title, "bold"), (f"  {report.file}", "dim")))
     wide = min(24, max((len(step.name) for step in report.steps), default=0))
@@ -140,8 +140,8 @@ def _counted(counts: dict[str, int], always: bool = False) -> Text:
 
 def _plain(report: "Report") -> dict:
     """The report as JSON can hold it: an infinite value becomes text."""
-    from ..learn.check import count
-    from ..learn.claims import count_claims
+    from ..learn.check.check import count
+    from ..learn.check.claims import count_claims
 
     table = asdict(report)
     for step in table["steps"]:

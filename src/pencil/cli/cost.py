@@ -9,12 +9,12 @@ from cyclopts import Parameter
 
 from ..config import UserError
 from ..console import Console, visible
-from .cost_report import CostReport, as_json, show
 from .presets import Model, find_model, settings_of, titled
+from .screens.cost_report import CostReport, as_json, show
 from .train import Settings
 
 if TYPE_CHECKING:
-    from ..families.record import Family
+    from ..families.family import Family
 
 # the training settings that a cost depends on
 TRAINING = ("accumulate", "optimizer", "recompute", "sync", "ema", "freeze")
@@ -81,7 +81,7 @@ def cost(
     devices = [find_device(device)] if device else list(DEVICES.values())
     place = None
     if measure:
-        from ..train.loop import pick_device
+        from ..train.loop.trainer import pick_device
 
         place = pick_device("auto")
     usual = "fp32" if place is not None and place.type != "cuda" else "bf16"
@@ -93,7 +93,7 @@ def cost(
     name, sharded = titled(what, config, changes), parallel == "fsdp"
     report = make_report(name, record, config, training, context, batch, chosen, cuda, sharded)
     if gpus is not None:
-        from .cost_scaling import scaling_json, show_scaling, up_to
+        from .screens.cost_scaling import scaling_json, show_scaling, up_to
 
         on = find_device(device or "h200")
         speed = bandwidth and 1e9 * bandwidth
@@ -109,9 +109,17 @@ def cost(
 
         local = measuring.local_device(place, chosen)
         measured = measuring.measure(
-            record.create, report.profile, report.config, batch, context, chosen, place, local, report.memory,
+            record.create,
+            report.profile,
+            report.config,
+            batch,
+            context,
+            chosen,
+            place,
+            local,
+            report.memory,
             report.workloads,
-        )  # fmt: skip
+        )
         devices = [local, *([find_device(device)] if device else [])]
     if json_output:
         print(visible(json.dumps(as_json(report, devices, measured), ensure_ascii=False)))
@@ -154,9 +162,16 @@ def _training(given: Mapping[str, str], parallel: str) -> dict[str, Any]:
 
 
 def make_report(
-    name: str, record: "Family", config: Any, settings: Mapping[str, Any], context: int | None, batch: int, dtype: str,
-    cuda: bool = True, sharded: bool = False,
-) -> CostReport:  # fmt: skip
+    name: str,
+    record: "Family",
+    config: Any,
+    settings: Mapping[str, Any],
+    context: int | None,
+    batch: int,
+    dtype: str,
+    cuda: bool = True,
+    sharded: bool = False,
+) -> CostReport:
     """What the model costs with this text length, batch size and precision."""
     from ..cost.count import count
     from ..cost.devices import workloads
@@ -164,9 +179,10 @@ def make_report(
 
     profile, notes = record.cost, []
     if profile.takes_length and context is not None and context > config.context:
-        notes.append(f"the model was made for {config.context:,} tokens" + (
-            "; its position table is counted with a row for each token" if config.positions == "learned" else ""
-        ))  # fmt: skip
+        notes.append(
+            f"the model was made for {config.context:,} tokens"
+            + ("; its position table is counted with a row for each token" if config.positions == "learned" else "")
+        )
         config = replace(config, **{key: context for key in ("context", "source_context") if hasattr(config, key)})
     freeze, recompute = settings.get("freeze"), settings.get("recompute") == "blocks"
     if freeze:
@@ -182,6 +198,19 @@ def make_report(
     works = workloads(profile, config, counts, memory, batch, context, dtype, optimizer, recompute)
     ema = bool(settings.get("ema"))
     return CostReport(
-        name, record.name, config, batch, dtype, optimizer, ema, recompute, profile, counts, batch * tokens, memory,
-        caches, works, notes,
-    )  # fmt: skip
+        name,
+        record.name,
+        config,
+        batch,
+        dtype,
+        optimizer,
+        ema,
+        recompute,
+        profile,
+        counts,
+        batch * tokens,
+        memory,
+        caches,
+        works,
+        notes,
+    )

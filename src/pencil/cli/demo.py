@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..console import Console
-from .terminal import note, program
+from .screens.terminal import note, program
 from .train import train_to_end
 
 TRAINING: dict[str, Any] = {"steps": 1060, "eval_every": 265, "eval_batches": 2, "save_every": 530}
@@ -24,9 +24,9 @@ def demo(*, out: Path | None = None) -> int:
     """
     import torch
 
-    from ..families import load
+    from ..api.loading import load
+    from ..api.run_setup import new_run
     from ..families.captioner import FAMILY
-    from ..families.run_setup import new_run
     from ..files import write_aside
 
     note("A model learns, from scratch, to describe what is where in an image; about a minute and a half on two cores.")

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from ..config import UserError
 from .dispatch import following
 from .parsing import significant_digits
-from .terminal import note, result_console
+from .screens.terminal import note, result_console
 
 
 def diff(
@@ -27,10 +27,10 @@ def diff(
     digits
         Number of significant digits.
     """
-    from ..tracing.opened import read
     from ..tracing.receipt import format_number
-    from ..tracing.recorded import letter_of
     from ..tracing.show import differences, only_in
+    from ..tracing.trace import read
+    from ..tracing.trace_base import letter_of
 
     first, second = read(a, note), read(b, note)
     console, digits = result_console(), significant_digits(digits)

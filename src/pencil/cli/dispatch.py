@@ -13,7 +13,7 @@ from .parsing import PARAMETERS, option_of, sentence
 from .suggestions import input_meant, word_meant
 
 if TYPE_CHECKING:
-    from ..families.record import Family
+    from ..families.family import Family
 
 RENAMED = {"--new": "max_new_tokens"}  # options of sample, and the field each is now
 HELP = ("--help", "-h")
@@ -23,7 +23,8 @@ TRACE_FILE = ".safetensors"
 def run_family(target: str) -> "Family":
     """The family of a run."""
     check_run(target)
-    from ..families import family, open_run
+    from ..api.loading import open_run
+    from ..families import family
 
     return family(open_run(target).family)
 
@@ -111,9 +112,13 @@ def _read(
     """The line read with the options of this family."""
     shown = usage.replace("FAMILY", target)
     app = App(
-        name=f"pencil {verb}", usage=f"Usage: pencil {verb} {shown}", default_parameter=PARAMETERS, version_flags=[],
-        help_flags=list(HELP), help_format="plaintext",
-    )  # fmt: skip
+        name=f"pencil {verb}",
+        usage=f"Usage: pencil {verb} {shown}",
+        default_parameter=PARAMETERS,
+        version_flags=[],
+        help_flags=list(HELP),
+        help_format="plaintext",
+    )
     app[HELP[0]].show = False
     app.default(command(record))
     try:

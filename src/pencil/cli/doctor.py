@@ -55,8 +55,8 @@ def doctor(*, clear_cache: Annotated[bool, Parameter(negative=())] = False) -> i
     import torch
 
     from .. import __version__
-    from ..data.picture_limits import SETTING, limits
-    from ..data.text import cache_folder
+    from ..data.images.limits import SETTING, limits
+    from ..data.text.text_data import cache_folder
     from ..device import pick_device
 
     device, folder = pick_device("auto"), cache_folder()
@@ -119,7 +119,7 @@ def cached_files(folder: Path) -> dict[str, list[tuple[Path, int]]]:
 
 def _clear() -> int:
     """Remove what can be made again; show a line for each kind of file, and one for what is kept."""
-    from ..data.text import cache_folder
+    from ..data.text.text_data import cache_folder
 
     folder, lines = cache_folder(), []
     for word, files in sorted(cached_files(folder).items()):

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from .. import files
 from ..config import UserError, check_output, expand_path
 from .names import check_run
-from .terminal import note, progress_bar, read_input, read_text
+from .screens.terminal import note, progress_bar, read_input, read_text
 
 
 def embed(
@@ -58,9 +58,9 @@ def embed(
     texts = [read_text(one) for one in prompt or ()] + ([] if file is None else _lines(file))
 
     check_run(run)
+    from ..api.embed import embedder
+    from ..api.loading import load, open_run
     from ..device import pick_device
-    from ..families import load, open_run
-    from ..families.embed_run import embedder
     from ..families.embedding import settings_of
     from ..progress import watched
 
@@ -95,7 +95,7 @@ def _table(texts: list[str], rows: list[list[str]]) -> str:
 
 def _lines(name: str) -> list[str]:
     """The texts of a file, a line each; one that is a table is refused, since its lines are rows."""
-    from ..data.pairs import is_table
+    from ..data.tables.pairs import is_table
 
     if is_table(name):
         raise UserError(f"{name} is a table; --file is a plain text file with one text a line")

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from ..config import UserError, build
 from ..console import shortened, visible
 from ..files import check_inside
 from .names import check_run
-from .terminal import note
+from .screens.terminal import note
 
 DTYPE_HELP = (
     "float32, bfloat16 or float16; int8 rounds the matrices and computes in bfloat16 on CUDA, elsewhere in float32; "
@@ -54,14 +55,16 @@ def evaluate(
         Folder for the figures; by default eval/ in the run's folder, or eval-NAME/ for other data.
     """
     check_run(run)
+    from ..api.judge import trained_classifier
+    from ..api.loading import load_model, open_run
+    from ..api.other_data import amount, task_on
+    from ..api.run_setup import task_of
     from ..device import pick_device
-    from ..families import family, load_model, open_run
-    from ..families.other_data import amount, task_on
-    from ..families.run_setup import task_of
+    from ..families import family
     from ..models.output import check_finite
-    from ..train.metrics import OF_A_CLASS, about_accuracy, class_table
-    from ..train.report import shown_progress
+    from ..train.loop.report import shown_progress
     from ..train.settings import TrainConfig
+    from ..train.tasks.metrics import OF_A_CLASS, about_accuracy, class_table
 
     opened = open_run(run)
     if out is not None and out.exists() and not out.is_dir():
@@ -88,7 +91,7 @@ def evaluate(
         if other or record.evaluate is None:
             metrics, files = task.report(model, folder)
         else:
-            metrics, files = record.evaluate(task, model, folder, note)
+            metrics, files = record.evaluate(task, model, folder, partial(trained_classifier, notify=note))
     if as_json:
         print(json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}))
     else:

@@ -16,7 +16,7 @@ from ..files import user_folder, write_private
 from .names import check_run
 
 if TYPE_CHECKING:
-    from ..explore.subject import Subject
+    from ..explore.session import Subject
 
 MOST = 2  # models side by side
 USAGE = "[RUN] [RUN] [OPTIONS]"
@@ -72,7 +72,7 @@ def _end() -> None:
 
 
 def _opened(runs: tuple[str, ...]) -> "list[Subject]":
-    from ..explore.subject import Subject
+    from ..explore.session import Subject
 
     if not runs:
         return [Subject.of_example()]

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from .names import check_run
-from .terminal import note
+from .screens.terminal import note
 
 
 def export(
@@ -36,7 +36,7 @@ def export(
         Replace a former export of that name; a folder that holds anything else is refused.
     """
     check_run(run)
-    from ..families.exporting import export_run
+    from ..api.interchange.exporting import export_run
 
     export_run(run, to, out=out, dtype=dtype, force=force, notify=note)
     return 0

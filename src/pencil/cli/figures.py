@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from ..config import UserError, expand_path
-from .terminal import note
+from .screens.terminal import note
 
 
 def figures(

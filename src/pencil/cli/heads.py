@@ -11,7 +11,7 @@ from .. import files
 from ..config import UserError, check_output, expand_path
 from ..console import Console, note
 from .names import check_run
-from .terminal import read_input
+from .screens.terminal import read_input
 
 WIDTH = 100  # of the table, where the terminal does not say
 
@@ -58,8 +58,8 @@ def heads(
     typed = prompt if text is None else _read(text)
 
     check_run(run)
+    from ..api.loading import load
     from ..device import pick_device
-    from ..families import load
     from ..files import write_aside
     from ..learn.heads import show
     from ..learn.heads.inputs import head_inputs, head_profile, separators

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ..config import UserError
 from ..console import Console
-from .terminal import note
+from .screens.terminal import note
 
 
 def import_weights(
@@ -65,15 +65,21 @@ def import_weights(
     from ..weights.hub import find_here
 
     find_here(what)  # before torch is imported
-    from ..families.card import usage
-    from ..families.importing import import_checkpoint
-    from ..train.report import shown_progress
+    from ..api.card import usage
+    from ..api.interchange.importing import import_checkpoint
+    from ..train.loop.report import shown_progress
 
     with shown_progress("importing"):
         run = import_checkpoint(
-            what, name=name, out=out, dtype=dtype, tokenizer=tokenizer, without_tokenizer=without_tokenizer,
-            force=force, notify=note,
-        )  # fmt: skip
+            what,
+            name=name,
+            out=out,
+            dtype=dtype,
+            tokenizer=tokenizer,
+            without_tokenizer=without_tokenizer,
+            force=force,
+            notify=note,
+        )
     note(f"The run is in {run.path}. Use it with:", f"  {usage(run)}")
     if parity:
         return _parity(what, run.path)
@@ -81,8 +87,8 @@ def import_weights(
 
 
 def _list() -> int:
-    from ..families.exporting import LIBRARIES
-    from ..families.importing import known
+    from ..api.interchange.exporting import LIBRARIES
+    from ..api.interchange.importing import known
 
     table = Table(box=box.SIMPLE, pad_edge=False)
     for column in ("architecture", "library", "becomes a", "export"):
@@ -97,7 +103,7 @@ def _list() -> int:
 
 def _parity(what: str, path: Path) -> int:
     """The table of errors; exit status 1 if one is too large."""
-    from ..families.parity import compared
+    from ..api.interchange.parity import compared
 
     table = Table(box=box.SIMPLE, pad_edge=False)
     for column in ("value", "largest error", "of the largest value"):
@@ -112,8 +118,10 @@ def _parity(what: str, path: Path) -> int:
     if worst.relative == inf:
         note(f"NOT equal: {worst.name} has NaN or infinity, which equals nothing {how}")
     else:
-        note(f"{'equal' if found.equal else 'NOT equal'}: the largest error is {worst.relative:.1e} of the largest "
-             f"value, in {worst.name} {how}")  # fmt: skip
+        note(
+            f"{'equal' if found.equal else 'NOT equal'}: the largest error is {worst.relative:.1e} of the largest "
+            f"value, in {worst.name} {how}"
+        )
     for line in found.notes:
         note(line)
     return 0 if found.equal else 1

@@ -11,8 +11,8 @@ from cyclopts import App, Parameter
 from ..config import UserError
 from ..console import note
 from ..learn.katas.record import Record as Kept
-from .exercise_screen import Screen, ask
-from .kata_sheets import PLAIN, SHEET, Printing, grade, printed, printed_page
+from .screens.exercise import Screen, ask
+from .screens.kata_sheets import PLAIN, SHEET, Printing, grade, printed, printed_page
 
 if TYPE_CHECKING:
     from ..learn.katas.progress import Outcome
@@ -151,8 +151,11 @@ def _page(name: str, seed: int | None, record: Record) -> int:
     from ..learn.katas import page as sections
 
     screen, done = Screen(), Counter()
-    page = [(section if not i else None, question) for section in sections(name, seed)
-            for i, question in enumerate(section.questions)]  # fmt: skip
+    page = [
+        (section if not i else None, question)
+        for section in sections(name, seed)
+        for i, question in enumerate(section.questions)
+    ]
     for i, (section, question) in enumerate(page, 1):
         if section is not None:
             screen.write(section.title, "bold")

@@ -1,7 +1,7 @@
 """`--processes`: torchrun's agent starts this command several times on this machine, and again if one of them ends.
 
 The processes and the one that started them leave word for each other in a folder, PENCIL_LAUNCH: `process-RANK` has
-its id, `stopped` and `failed` say why none is started again, and `reported` that the writer has shown how it ended.
+its id, `stopped` and `failed` say why none is started again, and `reported` that rank 0 has shown how it ended.
 """
 
 import json
@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ..collectives.processes import RANK0_REPORT_SECONDS, RankError
+from ..collectives.torchrun import LOOPBACK, World, launch_folder, world
 from ..config import UserError
-from ..processes import PATIENCE, RankError
-from ..torchrun import LOOPBACK, World, launch_folder, world
-from .terminal import note
+from .screens.terminal import note
 
 OPTION = "--processes"
 RESTARTS = 1000  # a training that comes no further is given up long before
@@ -88,14 +88,14 @@ def leave(word: str) -> bool:
 def say_failure(error: UserError | str) -> None:
     """Report why the training fails, once for all its processes, and have it not started again.
 
-    What `joined` has not settled is an error from before, most likely the same everywhere: the writer reports it.
+    What `process_group` has not settled is an error from before, most likely the same everywhere: rank 0 reports it.
     """
     try:
         here = world()
     except UserError:  # the very error
         here = World(0, 1, 0)
-    if not here.writer and not isinstance(error, RankError):
-        time.sleep(PATIENCE)
+    if not here.is_rank0 and not isinstance(error, RankError):
+        time.sleep(RANK0_REPORT_SECONDS)
         error = RankError(here.rank, str(error))
     if leave("failed"):
         _record(str(error))
@@ -121,7 +121,7 @@ def _record(sentence: str) -> None:
 def end_after_another() -> None:
     """Another process says why it has failed: end after it, or torchrun takes this one for the cause."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        time.sleep(PATIENCE)
+        time.sleep(RANK0_REPORT_SECONDS)
 
 
 def launch(count: int, words: Sequence[str], debug: bool = False) -> int:
@@ -152,10 +152,18 @@ def _run(count: int, command: Sequence[str], folder: Path, debug: bool) -> int:
     if not debug:
         logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     config = LaunchConfig(
-        1, 1, count, run_id=uuid.uuid4().hex, max_restarts=RESTARTS, local_addr=LOOPBACK, rdzv_backend="c10d",
-        rdzv_endpoint=str(folder / "rendezvous"), rdzv_configs={"store_type": "file"},
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")), signals_to_handle="SIGQUIT",
-    )  # fmt: skip
+        1,
+        1,
+        count,
+        run_id=uuid.uuid4().hex,
+        max_restarts=RESTARTS,
+        local_addr=LOOPBACK,
+        rdzv_backend="c10d",
+        rdzv_endpoint=str(folder / "rendezvous"),
+        rdzv_configs={"store_type": "file"},
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
+        signals_to_handle="SIGQUIT",
+    )
     try:
         elastic_launch(config, sys.executable)(*command)
         return 0

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, Group
 
 from .. import __version__
+from ..collectives.processes import Ended, world
 from ..config import UserError
-from ..processes import Ended, world
 from . import (
     bench,
     check,
@@ -37,7 +37,7 @@ from .before_torch import check_training
 from .dispatch import HELP, dispatch, missing, named_family, run_family, trace_family
 from .launch import Several, end_after_another, enter, launch, leave, say_failure, say_unexpected
 from .parsing import PARAMETERS, sentence
-from .terminal import note, use_utf8
+from .screens.terminal import note, use_utf8
 
 START, USE, INSIDE, LEARN, OTHER = (
     Group(name, sort_key=i)

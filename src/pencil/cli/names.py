@@ -65,7 +65,7 @@ def examples() -> list[str]:
 
 def check_run(path: str | Path) -> None:
     """Refuse a path that is no run's, before what opens a run imports torch."""
-    from ..run_files import find_run
+    from ..runs.files import find_run
 
     find_run(path, families())
 
@@ -97,7 +97,7 @@ def _names(name: str, options: Table, model: Table, renamed: Table, renamed_valu
 def collected() -> dict[str, Any]:
     """What names.json holds, from the records themselves."""
     from ..families import FAMILIES
-    from ..learn.examples import EXAMPLES
+    from ..learn.worked.examples import EXAMPLES
 
     def stored(record: Any) -> dict[str, Any]:
         former = (getattr(record.config, table, {}) for table in ("RENAMED_VALUES", "FORMER_VALUES"))

@@ -11,7 +11,7 @@ from .names import check_model, check_run, families
 from .suggestions import setting_meant
 
 if TYPE_CHECKING:
-    from ..families.record import Family
+    from ..families.family import Family
 
 Model = Annotated[str, Parameter(allow_leading_hyphen=True)]  # settings may come before it
 
@@ -85,7 +85,8 @@ def find_model(what: str, changes: Mapping[str, Any] | None = None) -> "tuple[Fa
         )
     if Path(what).is_dir():
         check_run(what)
-        from ..families import FAMILIES, open_run
+        from ..api.loading import open_run
+        from ..families import FAMILIES
 
         run = open_run(what)
         record = FAMILIES[run.family]

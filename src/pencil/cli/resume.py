@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from ..collectives.processes import rank0_first, wait_long, world
 from ..config import UserError, build, fitted, overrides, setting_types
-from ..processes import wait_long, world, writer_first
 from .launch import start_several
 from .names import check_run
+from .screens.terminal import note
 from .suggestions import setting_meant, undotted
-from .terminal import note
 from .train import Settings, train_to_end
 
 
@@ -45,25 +45,25 @@ def resume(
     changed = overrides(list(settings), ("train",))["train"]
     check_run(run)
     fitted(TrainConfig, changed, "train.")
-    from ..families import open_run
-    from ..families.several import as_writer, check_same
-    from ..families.several import processes as join_others
+    from ..api.loading import open_run
+    from ..api.several_processes import as_writer, check_same
+    from ..api.several_processes import processes as join_others
 
-    if world().writer:
+    if world().is_rank0:
         open_run(run)  # before the processes are started
     start_several(processes)
     with join_others(changed.get("device") or _device(run)):
         check_same(
             {"command": "resume", "run": run.name, "train": changed, "data": data, "allow_changes": allow_changes}
         )
-        found = writer_first(lambda: as_writer(lambda: _prepared(run, changed, data, allow_changes), run))
+        found = rank0_first(lambda: as_writer(lambda: _prepared(run, changed, data, allow_changes), run))
         wait_long()
         return 0 if found is None else train_to_end(*found, allow_changes)
 
 
 def _device(run: Path) -> str | None:
     """The device that a run was trained on; None where it cannot be read, which is reported later."""
-    from ..families import open_run
+    from ..api.loading import open_run
 
     try:
         return open_run(run).config["train"].get("device")
@@ -73,9 +73,10 @@ def _device(run: Path) -> str | None:
 
 def _prepared(run: Path, changed: dict[str, Any], data: str | None, allow_changes: bool) -> tuple[Any, Any, Any] | None:
     """The run, its task and its settings; None where there is nothing left to do."""
-    from ..families import family, open_run
-    from ..families.several import say_restart
-    from ..train.identity import review
+    from ..api.loading import open_run
+    from ..api.several_processes import say_restart
+    from ..families import family
+    from ..train.loop.identity import review
 
     opened = open_run(run)
     if "import" in opened.config:
@@ -84,7 +85,7 @@ def _prepared(run: Path, changed: dict[str, Any], data: str | None, allow_change
             f"{run} was imported, so there is no training to continue; train from it: pencil train {opened.family} "
             f"--from {place} --data DATA"
         )
-    if allow_changes and world().writer:
+    if allow_changes and world().is_rank0:
         with opened.writing():
             if fault := opened.mend_manifest():
                 note(f"{fault}; it is written anew, of the files as they are, which cannot be verified")
@@ -103,9 +104,9 @@ def _continue(
     opened: Any, changed: dict[str, Any], data: str | None, allow_changes: bool
 ) -> tuple[Any, Any, Any] | None:
     """Prepare a run whose settings were reviewed."""
+    from ..api.run_setup import check_memory, task_of
     from ..device import pick_device
     from ..families import family
-    from ..families.run_setup import check_memory, task_of
     from ..train.settings import (
         TrainConfig,
         check_final_rate,
@@ -130,7 +131,7 @@ def _continue(
         check_memory(record, record.read_config(opened.config["model"]), config)
     task = task_of(opened, config, data, note)
     check_patience(config, why_last(task))
-    if data is not None and world().writer:
+    if data is not None and world().is_rank0:
         _record_place(opened, data)
     if not allow_changes and (line := _nothing_left(opened, config)):
         note(line)
@@ -140,8 +141,8 @@ def _continue(
 
 def _nothing_left(opened: Any, config: Any) -> str | None:
     """Why a run that has ended does not go on, and what continues it; None where there is something left to do."""
-    from ..train import checkpoint
-    from ..train.identity import newest_state
+    from ..train.loop import checkpoint
+    from ..train.loop.identity import newest_state
     from ..train.validation import Validation
 
     steps, newest = checkpoint.saved(opened.path), newest_state(opened.path)
@@ -167,10 +168,10 @@ def _nothing_left(opened: Any, config: Any) -> str | None:
 
 def _record_place(run: Any, data: str) -> None:
     """Write into the run where its data is."""
+    from ..api.run_setup import whole_path
     from ..data.hub import current_form
     from ..families import family
-    from ..families.run_setup import whole_path
-    from ..train.identity import Change, record_changes
+    from ..train.loop.identity import Change, record_changes
 
     was, now = run.config["run"]["data_path"], whole_path(data, family(run.family).embedded)
     if current_form(was) != now:

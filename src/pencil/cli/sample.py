@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from ..config import UserError
 from .evaluate import DTYPE_HELP
-from .terminal import JsonOutput, TerminalOutput, read_text
+from .screens.terminal import JsonOutput, TerminalOutput, read_text
 
 
 def sample(run: Path, /, *options: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
@@ -50,8 +50,8 @@ def sample_command(record: Any) -> Callable[..., int]:
         device: Annotated[str, Parameter(group=DEVICE, help="auto, cpu, cuda or mps.")] = "auto",
         dtype: Annotated[str, Parameter(group=DEVICE, help=DTYPE_HELP)] = "auto",
     ) -> int:
+        from ..api.loading import load
         from ..device import pick_device
-        from ..families import load
 
         options.check()
         loaded = load(run, pick_device(device), dtype)

@@ -13,11 +13,11 @@ from rich.text import Text
 from ..config import UserError
 from ..console import Console
 from .presets import Model, find_model, model_settings, titled
-from .terminal import note
+from .screens.terminal import note
 from .train import Settings
 
 if TYPE_CHECKING:
-    from ..families.record import Family
+    from ..families.family import Family
 
 
 def shapes(what: Model, /, *settings: Settings, batch: int = 1) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from ..config import EPOCHS, OTHER_NAMES, closest, nearest_setting
 
 if TYPE_CHECKING:
-    from ..families.record import Family
+    from ..families.family import Family
 
 # commands of other programs
 COMMANDS = {

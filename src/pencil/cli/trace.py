@@ -12,17 +12,19 @@ from cyclopts import Parameter
 from ..config import UserError, check_output
 from .dispatch import TRACE_FILE
 from .parsing import significant_digits
-from .terminal import note, progress_bar, result_console
+from .screens.terminal import note, progress_bar, result_console
 
 Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 Edits = Annotated[
     list[str] | None,
     Parameter(
-        group="Input", negative=(), allow_leading_hyphen=True,
+        group="Input",
+        negative=(),
+        allow_leading_hyphen=True,
         help="Set values during the forward pass: 'blocks.0.attn.pattern[:,2]=0', 'blocks.0.post[0,cat]=0'; may be "
         "repeated.",
     ),
-]  # fmt: skip
+]
 Digits = Annotated[int, Parameter(group="Output", help="Number of significant digits.")]
 
 
@@ -278,7 +280,7 @@ def _title(what: str, given: Any, found: Any) -> str:
 
 def _about(what: str) -> str:
     """The description of a worked example."""
-    from ..learn.examples import EXAMPLES
+    from ..learn.worked.examples import EXAMPLES
 
     made = EXAMPLES.get(what.removeprefix("example:"))
     return f"{(made.__doc__ or '').strip()} Choose a number, and its arithmetic unfolds." if made else ""
@@ -289,20 +291,20 @@ def _open(what: str, record: Any, given: Any, edits: list[str] | None, double: b
     from ..tracing.edits import edited
 
     if what.startswith("example:"):
-        from ..learn.examples import example
+        from ..learn.worked.examples import example
 
         found: Any = example(what.removeprefix("example:"))
         found.alone = "they need a model that answers, and this is a worked example"
     elif record is not None:
+        from ..api.loading import load
         from ..explore.traced import shareable
-        from ..families import load
 
         given.check()
         loaded = load(what, dtype="auto")
         found = record.trace(loaded, given, double)
         found = found if double else shareable(found, loaded, given)
     else:
-        from ..tracing.opened import read
+        from ..tracing.trace import read
 
         if edits:
             raise UserError(f"{what} is a recorded trace: leave --edit out, or name its run")

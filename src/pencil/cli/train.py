@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from ..collectives.processes import only_rank0_prints, world
 from ..config import UserError, overrides
-from ..processes import only_writer_prints, world
 from .launch import began, leave, start_several
+from .screens.terminal import note, program
 from .suggestions import option_meant, setting_meant, undotted
-from .terminal import note, program
 
 # of train, for every family
 SECTIONS = ("model", "train", "data")  # of the settings
@@ -113,10 +113,10 @@ def train_command(record: Any) -> Callable[..., int]:
         ] = None,
     ) -> int:
         words = overrides(dotted(record, settings), SECTIONS)
-        from ..families.chosen import Chosen, given_options, read_config, with_image_size
-        from ..families.several import processes as join_others
-        from ..families.train_run import merge, start_training
-        from .settings_list import write_settings
+        from ..api.several_processes import processes as join_others
+        from ..api.train import merge, start_training
+        from ..api.training_request import Chosen, given_options, read_config, with_image_size
+        from .screens.settings_list import write_settings
 
         given, sizes = with_image_size(given_options(options), words["model"])
         if freeze and "freeze" in words["train"]:
@@ -126,7 +126,7 @@ def train_command(record: Any) -> Callable[..., int]:
         if not settings_only:
             start_several(processes)
         if config is not None:
-            with only_writer_prints():
+            with only_rank0_prints():
                 chosen = merge(chosen, read_config(config), config, note)
         if settings_only:
             write_settings(chosen, out, force)
@@ -154,7 +154,7 @@ def with_family(words: Sequence[str]) -> Sequence[str]:
     path = value or words[option + 1]
     if not Path(path).is_file():  # before torch is imported
         raise UserError(f"there is no config file {path}")
-    from ..families.chosen import read_config
+    from ..api.training_request import read_config
 
     named = read_config(path).family
     return words if named in words else [str(named), *words]
@@ -180,7 +180,7 @@ def dotted(record: Any, words: Sequence[str]) -> list[str]:
 
 def train_to_end(run: Any, task: Any, config: Any, allow_changes: bool = False) -> int:
     """Train to the last step, or to the interruption; the exit status."""
-    from ..families.train_run import train_to_end
+    from ..api.train import train_to_end
 
     outcome = train_to_end(run, task, config, allow_changes, program=program(), began=began())
     if world().size > 1:

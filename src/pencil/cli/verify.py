@@ -5,7 +5,7 @@ from pathlib import Path
 from ..config import UserError
 from ..console import visible
 from .names import check_run
-from .terminal import note, result_console
+from .screens.terminal import note, result_console
 
 NAMED = 10  # files in one sentence
 
@@ -24,7 +24,7 @@ def verify(run: Path, /) -> int:
         The run's folder.
     """
     check_run(run)
-    from ..families.verifying import not_verified, verify_run
+    from ..api.verifying import not_verified, verify_run
 
     console, whole, faults = result_console(), 0, 0
     try:

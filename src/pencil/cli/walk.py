@@ -12,12 +12,12 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from ..config import UserError, check_output
 from .dispatch import following, trace_family
-from .exercise_screen import Screen
 from .parsing import PARAMETERS, option_of, sentence
-from .terminal import note
+from .screens.exercise import Screen
+from .screens.terminal import note
+from .screens.walk import everything, stroll
 from .trace import Edits, trace_options
 from .trace import _open as open_trace
-from .walk_screen import everything, stroll
 
 if TYPE_CHECKING:
     from ..learn.walks import Source

@@ -114,10 +114,14 @@ def count(
             raise
         tokens = profile.tokens(config, length)
         raise UserError(f"{tokens:,} tokens are too many to count: torch has no tensor of that size") from None
-    found = low if not high else {
-        key: {name: low[key][name] + steps * (n - low[key][name]) for name, n in counted.items()}
-        for key, counted in high[0].items()
-    }  # fmt: skip
+    found = (
+        low
+        if not high
+        else {
+            key: {name: low[key][name] + steps * (n - low[key][name]) for name, n in counted.items()}
+            for key, counted in high[0].items()
+        }
+    )
     return Counts(
         _ordered(found["parameters"]),
         found["block_matrices"]["all"],

@@ -33,10 +33,17 @@ class Fit(NamedTuple):
 
 
 def fitting(
-    build: Callable[[Any], nn.Module], profile: CostProfile, config: Any, train: Any, memory: float,
-    devices: int = 1, parallel: str = "ddp", dtype: str = "bf16", cuda: bool = True,
+    build: Callable[[Any], nn.Module],
+    profile: CostProfile,
+    config: Any,
+    train: Any,
+    memory: float,
+    devices: int = 1,
+    parallel: str = "ddp",
+    dtype: str = "bf16",
+    cuda: bool = True,
     slots: Callable[[int], int] | None = None,
-) -> Fit | None:  # fmt: skip
+) -> Fit | None:
     """The largest micro-batch that fits into `memory` bytes of each device, with as many rows in an update as before.
 
     Settings that need less than the present ones, which did not fit. Recomputation, which costs time, only where no

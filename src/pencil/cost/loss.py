@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from .activations import FULL
 
-LARGE, CHUNK, ALIGNED = 1 << 28, 8192, 64  # as train/losses.py and train/fused_loss.py have them; a test compares
+# as train/losses/vocabulary.py and train/losses/fused.py have them; a test compares
+LARGE, CHUNK, ALIGNED = 1 << 28, 8192, 64
 
 
 class LossMemory(NamedTuple):

@@ -48,9 +48,15 @@ class TrainMemory:
 
 
 def train_memory(
-    profile: CostProfile, config: Any, counts: Counts, batch: int, length: int | None = None, dtype: str = "bf16",
-    cuda: bool = False, sharded: bool = False,
-) -> TrainMemory:  # fmt: skip
+    profile: CostProfile,
+    config: Any,
+    counts: Counts,
+    batch: int,
+    length: int | None = None,
+    dtype: str = "bf16",
+    cuda: bool = False,
+    sharded: bool = False,
+) -> TrainMemory:
     """What a train step needs: on CUDA many logits have the fused loss; FSDP2 has blocks in the dtype (`sharded`)."""
     held, half = None, BYTES[dtype]
     if profile.activations is not None:
@@ -85,9 +91,11 @@ def _activation_memory(
     in_blocks = before + saved_by_blocks + copied + max(g.backward for g in groups)
     most = max(loss.forward, loss.backward)
     peak = max(kept + most, in_blocks)
-    in_blocks_recomputed = before + inputs + max(
-        copied + max(g.forward for g in groups), max(g.saved + g.backward for g in groups) + inner // depth
-    )  # fmt: skip
+    in_blocks_recomputed = (
+        before
+        + inputs
+        + max(copied + max(g.forward for g in groups), max(g.saved + g.backward for g in groups) + inner // depth)
+    )
     at_loss = after + copied + max(loss.backward - inner, loss.forward)
     recomputed = max(before + inputs + at_loss, in_blocks_recomputed)
     given_back = saved_by_blocks // depth, inputs // depth

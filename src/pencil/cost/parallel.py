@@ -148,9 +148,11 @@ def device_memory(
         moving += whole + outside * (not plan.holds_whole)
         rest = gradients - FULL * max((u.pieces(plan.devices, trained=True) for u in units), default=0)
         moments = [
-            (accumulated, whole, peak), (accumulated, moving, in_blocks), (max(rest, accumulated), moving, in_last),
+            (accumulated, whole, peak),
+            (accumulated, moving, in_blocks),
+            (max(rest, accumulated), moving, in_last),
             (gradients, whole + outside + FULL * units[0].whole(plan.devices, trained=True), 0),
-        ]  # fmt: skip
+        ]
     at_once, always = max(moments, key=sum), weights + state + average
     gradients, activations = max(gradients, accumulated), max(peak, in_blocks)
     return DeviceMemory(weights, gradients, state, average, at_once[1], activations, always + sum(at_once))

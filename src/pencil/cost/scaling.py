@@ -49,9 +49,15 @@ def bandwidth_of(on: Device, devices: int, given: float | None = None) -> float:
 
 
 def scale(
-    units: list[Unit], plan: Plan, counts: Counts, held: ActivationMemory | None, batch: int, on: Device,
-    recompute: bool = False, bandwidth: float | None = None,
-) -> Scale:  # fmt: skip
+    units: list[Unit],
+    plan: Plan,
+    counts: Counts,
+    held: ActivationMemory | None,
+    batch: int,
+    on: Device,
+    recompute: bool = False,
+    bandwidth: float | None = None,
+) -> Scale:
     """The cost of an update with `batch` rows a device and micro-batch."""
     given = handed(units, plan, counts.trained.share)
     flops = counts.forward.flops + counts.backward + (counts.recomputed if recompute else 0)
@@ -75,9 +81,15 @@ def numbers_up_to(most: int) -> Sequence[int]:
 
 
 def table(
-    units: list[Unit], plan: Plan, counts: Counts, held: ActivationMemory | None, batch: int, on: Device,
-    recompute: bool = False, bandwidth: float | None = None,
-) -> list[Scale]:  # fmt: skip
+    units: list[Unit],
+    plan: Plan,
+    counts: Counts,
+    held: ActivationMemory | None,
+    batch: int,
+    on: Device,
+    recompute: bool = False,
+    bandwidth: float | None = None,
+) -> list[Scale]:
     """The same rows a device on more and more devices."""
     plans = [replace(plan, devices=devices) for devices in numbers_up_to(plan.devices)]
     return [scale(units, one, counts, held, batch, on, recompute, bandwidth) for one in plans]

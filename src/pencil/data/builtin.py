@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .digits import SIDE, digits
+from .images.digits import SIDE, digits
 
 WORDS = (
     "a zero", "a one", "a two", "a three", "a four", "a five", "a six", "a seven", "an eight", "a nine"

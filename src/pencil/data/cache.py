@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ..config import UserError
 from ..console import note
-from ..files import fingerprint, matches, one_at_a_time, read_json, write_aside
-from ..manifest import entry_of
+from ..files import entry_of, fingerprint, matches, one_at_a_time, read_json, write_aside
 
 LARGE = 1 << 26  # bytes of a file that not every process of a training reads whole
 LARGEST_RECORD = 1 << 16  # bytes of the record of one file

@@ -13,8 +13,8 @@ from ..config import UserError, install
 from ..console import note
 from ..files import check_links, check_regular
 from .cache import hash_files
-from .examples import FileExamples, Skipped, Target
-from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
+from .images.examples import FileExamples, Skipped, Target
+from .images.image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
 from .sources import PREFIX
 from .split import SPLIT, Picture, copies, hold_out, in_two_classes, not_evaluated
 

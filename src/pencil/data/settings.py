@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..config import UserError, fitted
-from .augment import Fit, ImageTransform, Resample, Transparency
+from .images.augment import Fit, ImageTransform, Resample, Transparency
 
 IMAGE_SETTINGS = ("fit", "resize", "resample", "transparency", "mean", "std")
 

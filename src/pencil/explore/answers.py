@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from ..config import UserError
-from ..data.detokenizer import Detokenizer
+from ..data.tokenizers.detokenizer import Detokenizer
 from ..families.embedding import embed_texts, settings_of
 from ..families.explore_inputs import data_address
 from ..families.explore_profile import ExploreProfile, Prompt
 from ..inference.generation import Generation
 from ..inference.sampling import Sampling
 from ..inference.text_batches import token_label
-from ..runs import Loaded
-from .chosen import bars, drawing, sampling_of
+from ..runs.run import Loaded
 from .denoising import drawn
 from .edited import Edit, Edited, Watched
 from .plain import address, number
 from .state import State
 from .threads import one_thread
+from .token_choice import bars, drawing, sampling_of
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 LARGEST_VECTOR = 8192  # numbers of a vector that is sent
@@ -84,10 +84,13 @@ def answer(job: Job) -> Found:
     if prompt.picture is not None:
         about["picture"] = data_address(prompt.picture)
     found = {
-        "state": job.state.as_json(), "milliseconds": round(1000 * (time.perf_counter() - began), 1), "words": words,
-        **about, **{name: facts[name] for name in ("grid", "first_patch", "first_word") if name in facts},
+        "state": job.state.as_json(),
+        "milliseconds": round(1000 * (time.perf_counter() - began), 1),
+        "words": words,
+        **about,
+        **{name: facts[name] for name in ("grid", "first_patch", "first_word") if name in facts},
         "notes": notes,
-    }  # fmt: skip
+    }
     return Found(found, prompt, written)
 
 
@@ -99,9 +102,17 @@ def _written(job: Job, model: Any, prompt: Prompt, threads: ExitStack) -> tuple[
     tokenizer, how = job.loaded.tokenizer, sampling_of(job.state.options)
     watched, most = Watched(model), int(job.state.options["tokens"])
     generation = Generation(
-        watched, [list(prompt.ids)], most, how, end=tokenizer.ends, never=tokenizer.never, vocab=tokenizer.vocab,
-        given=prompt.given, cached=not isinstance(model, Edited), capture=False,
-    )  # fmt: skip
+        watched,
+        [list(prompt.ids)],
+        most,
+        how,
+        end=tokenizer.ends,
+        never=tokenizer.never,
+        vocab=tokenizer.vocab,
+        given=prompt.given,
+        cached=not isinstance(model, Edited),
+        capture=False,
+    )
     # a picture's tokens come before the text, and logits are of the text alone
     before = job.loaded.model.config.before if "picture" in prompt.given else 0
     first = len(prompt.ids) - 1
@@ -115,8 +126,16 @@ def _written(job: Job, model: Any, prompt: Prompt, threads: ExitStack) -> tuple[
         if i == 0:
             threads.enter_context(one_thread(job.live))
         uniform = None if how.temperature == 0 else _uniform(generation)
-        one = _token(job.loaded, watched.logits[0], generation.allowed(watched.logits)[0], how, uniform, token,
-                     (0, first + i), before)  # fmt: skip
+        one = _token(
+            job.loaded,
+            watched.logits[0],
+            generation.allowed(watched.logits)[0],
+            how,
+            uniform,
+            token,
+            (0, first + i),
+            before,
+        )
         tokens.append(one)
         written.append(token)
         if token not in tokenizer.ends:
@@ -136,9 +155,15 @@ def _uniform(generation: Generation) -> float:
 
 
 def _token(
-    loaded: Loaded, logits: Tensor, allowed: Tensor, how: Sampling, uniform: float | None, token: int,
-    where: tuple[int, int], before: int = 0,
-) -> dict[str, Any]:  # fmt: skip
+    loaded: Loaded,
+    logits: Tensor,
+    allowed: Tensor,
+    how: Sampling,
+    uniform: float | None,
+    token: int,
+    where: tuple[int, int],
+    before: int = 0,
+) -> dict[str, Any]:
     """A token that was chosen, with its rivals."""
     tokenizer = loaded.tokenizer
 
@@ -149,9 +174,14 @@ def _token(
 
     *top, mine = bars(logits, label, where, also=[token])
     return {
-        "text": label(token), "id": token, "position": before + where[1], "cell": address("logits", (*where, token)),
-        "probability": mine["probability"], "top": top, "chosen": drawing(allowed, how, uniform, token, label),
-    }  # fmt: skip
+        "text": label(token),
+        "id": token,
+        "position": before + where[1],
+        "cell": address("logits", (*where, token)),
+        "probability": mine["probability"],
+        "top": top,
+        "chosen": drawing(allowed, how, uniform, token, label),
+    }
 
 
 def _inputs(prompt: Prompt, loaded: Loaded) -> dict[str, Any]:

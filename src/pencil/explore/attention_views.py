@@ -8,8 +8,8 @@ import numpy as np
 
 from ..config import UserError, nearest
 from ..core.groups import Grouping
-from ..tracing.record import LiveTrace
-from ..tracing.recorded import letter_of
+from ..tracing.live_trace import LiveTrace
+from ..tracing.trace_base import letter_of
 from .outline import tensors
 from .plain import packed
 
@@ -77,11 +77,14 @@ def attention(patterns: Patterns, scores: dict[tuple[str, int, int], dict[str, A
                 known = (scores or {}).get((group, layer_of(name), head), {})
                 heads.append(
                     {
-                        "head": head, "names": list(known.get("names", ())), "scored": known.get("scored", ""),
-                        "score": known.get("score"), "baseline": known.get("baseline"),
+                        "head": head,
+                        "names": list(known.get("names", ())),
+                        "scored": known.get("scored", ""),
+                        "score": known.get("score"),
+                        "baseline": known.get("baseline"),
                         "thumbnail": packed(np.rint(255 * np.clip(np.nan_to_num(one), 0, 1)), "u1"),
                     }
-                )  # fmt: skip
+                )
             layers.append({"name": name, "layer": layer_of(name), "heads": heads, "thumb": list(small[0].shape)})
         queries, keys = patterns.labels(names[0])
         found.append({"name": group, "layers": layers, "queries": queries, "keys": keys})
@@ -177,10 +180,15 @@ class Lights:
                 found, head = each.mean(0), None
         rows = self.seen(found)
         return {
-            "words": self.words, "patches": rows.shape[1], "keys": [self.keys[i] for i in self.columns],
-            "rows": packed(rows, "f4"), "how": how, "layer": layer, "head": head,
+            "words": self.words,
+            "patches": rows.shape[1],
+            "keys": [self.keys[i] for i in self.columns],
+            "rows": packed(rows, "f4"),
+            "how": how,
+            "layer": layer,
+            "head": head,
             "leading": self.leading,
-        }  # fmt: skip
+        }
 
     def rolled(self) -> Array:
         """Attention rollout (Abnar and Zuidema, 2020): the product over layers of half the mean over heads and half I.

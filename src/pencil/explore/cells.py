@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
+from ..tracing.live_trace import LiveTrace
 from ..tracing.receipt import label as label_of
-from ..tracing.record import LiveTrace
-from ..tracing.recorded import letter_of
+from ..tracing.trace_base import letter_of
 from .plain import number, packed
 
 LARGEST_SLICE = 2_000_000  # cells of a slice
@@ -34,11 +34,15 @@ def sliced(
     finite = values[np.isfinite(values)]
     labels = [trace.words(letter_of(node, axis), node.shape[axis], name) for axis in shown]
     return {
-        "name": name, "index": at, "shape": [node.shape[axis] for axis in shown],
-        "values": packed(values, "f8"), "rows": labels[0] if len(labels) == 2 else [""],
-        "columns": labels[-1] if labels else [""], "low": float(finite.min(initial=np.inf)) if finite.size else 0.0,
+        "name": name,
+        "index": at,
+        "shape": [node.shape[axis] for axis in shown],
+        "values": packed(values, "f8"),
+        "rows": labels[0] if len(labels) == 2 else [""],
+        "columns": labels[-1] if labels else [""],
+        "low": float(finite.min(initial=np.inf)) if finite.size else 0.0,
         "high": float(finite.max(initial=-np.inf)) if finite.size else 0.0,
-    }  # fmt: skip
+    }
 
 
 def receipt(trace: LiveTrace, cell: str, digits: int = 4) -> dict[str, Any]:
@@ -55,16 +59,24 @@ def receipt(trace: LiveTrace, cell: str, digits: int = 4) -> dict[str, Any]:
         )
 
     return {
-        "cell": found.where, "label": found.label, "name": found.name, "index": list(found.index),
-        "kind": found.kind, "op": found.op, "formula": found.formula, "meaning": found.meaning,
+        "cell": found.where,
+        "label": found.label,
+        "name": found.name,
+        "index": list(found.index),
+        "kind": found.kind,
+        "op": found.op,
+        "formula": found.formula,
+        "meaning": found.meaning,
         "lines": list(found.lines()),
         "steps": [{"word": s.word, "formula": s.formula, "value": number(s.value)} for s in found.steps],
         "terms": [{"cell": t.where, "label": called(t), "value": number(t.value)} for t in found.terms],
         "leading": [places[term] for term in found.leading],
         "reworked": None if found.reworked is None else number(found.reworked),
-        "recorded": number(found.recorded), "allowed": number(found.allowed), "agrees": found.agrees,
+        "recorded": number(found.recorded),
+        "allowed": number(found.allowed),
+        "agrees": found.agrees,
         "masked": found.masked,
-    }  # fmt: skip
+    }
 
 
 def _index(index: str | Sequence[int | None] | None, shape: Sequence[int]) -> list[int | None]:

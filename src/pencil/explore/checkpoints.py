@@ -5,9 +5,9 @@ from typing import Any
 
 from ..config import UserError
 from ..families import family
-from ..runs import Loaded
+from ..runs.run import Loaded
 from ..tensors import rename
-from ..train import checkpoint
+from ..train.loop import checkpoint
 
 
 def at_step(loaded: Loaded, step: int) -> Any:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..tracing.record import LiveTrace
+from ..tracing.live_trace import LiveTrace
 from ..tracing.show import differences, only_in
 from .plain import address, number
 
@@ -32,10 +32,14 @@ def compare(a: LiveTrace, b: LiveTrace) -> dict[str, Any]:
             relative = one.most / largest if largest else np.inf
         found.append(
             {
-                "name": one.name, "shape": list(values.shape), "most": number(most), "relative": number(relative),
-                "cell": address(one.name, one.index), "counted": counted,
+                "name": one.name,
+                "shape": list(values.shape),
+                "most": number(most),
+                "relative": number(relative),
+                "cell": address(one.name, one.index),
+                "counted": counted,
             }
-        )  # fmt: skip
+        )
     if shapes:
         listed = ", ".join(f"{name} ({x} and {y})" for name, x, y in shapes[:LISTED])
         more = f" and {len(shapes) - LISTED} more" if len(shapes) > LISTED else ""
@@ -43,6 +47,9 @@ def compare(a: LiveTrace, b: LiveTrace) -> dict[str, Any]:
     if a.graph.blocks or b.graph.blocks:
         notes.append("The inside of blocks that were not opened is not compared, only what they give.")
     return {
-        "tensors": found, "first": found[0]["name"] if found else None, "only_a": list(only_in(a, b)),
-        "only_b": list(only_in(b, a)), "notes": notes,
-    }  # fmt: skip
+        "tensors": found,
+        "first": found[0]["name"] if found else None,
+        "only_a": list(only_in(a, b)),
+        "only_b": list(only_in(b, a)),
+        "notes": notes,
+    }

@@ -11,14 +11,23 @@ def contributed(found: Contributions, cell: str, against: str | None = None, par
     parent = found if part is None else part
     parts = list(parent.parts)
     return {
-        "cell": cell, "against": against, "value": number(parent.value),
+        "cell": cell,
+        "against": against,
+        "value": number(parent.value),
         "total": number(found.total if part is None else sum(one.value for one in parts)),
-        "allowed": number(found.allowed), "held": list(found.held), "parts": [_part(one) for one in parts],
-    }  # fmt: skip
+        "allowed": number(found.allowed),
+        "held": list(found.held),
+        "parts": [_part(one) for one in parts],
+    }
 
 
 def _part(part: Any) -> dict[str, Any]:
     return {
-        "id": part.id, "label": part.label, "kind": part.kind, "value": number(part.value),
-        "share": number(part.share), "cell": part.cell, "parts": part.count,
-    }  # fmt: skip
+        "id": part.id,
+        "label": part.label,
+        "kind": part.kind,
+        "value": number(part.value),
+        "share": number(part.share),
+        "cell": part.cell,
+        "parts": part.count,
+    }

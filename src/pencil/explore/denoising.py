@@ -15,7 +15,7 @@ from ..inference.autoencoder import autoencoder_of, has_latents
 from ..inference.diffusion import Process, RectifiedFlow
 from ..inference.diffusion_sampling import classifier_free_guidance, draw_noise, sample_steps, split_variance
 from ..inference.image_sampling import decoder_of, process_of
-from ..runs import Loaded
+from ..runs.run import Loaded
 
 SHOWN = 13  # moments of a picture
 SHOWN_OTHER = 7  # of a video, or where each goes through the autoencoder

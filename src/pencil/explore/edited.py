@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import UserError
 from ..core.probe import Probe, declared, symbols
 from ..tracing.edits import cannot_run, cannot_set
-from ..tracing.record import LiveTrace
+from ..tracing.live_trace import LiveTrace
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from ..config import UserError
 from ..tracing import html
 from ..tracing.file import refs, tables
 from ..tracing.graph import Array, Graph, Node
-from ..tracing.record import LiveTrace
-from ..tracing.recorded import RecordedTrace
+from ..tracing.live_trace import LiveTrace
+from ..tracing.trace_base import RecordedTrace
 from .attention_views import layer_of
 from .export_why import Asked, prepared
 from .outline import module_map
@@ -79,10 +79,12 @@ def exported(
             shown.title or f"{subject.name}: {_read(state, subject)}",
             start=outline["start"],
             views={
-                **views, "view": shown.view, "shown": shown.as_json(),
+                **views,
+                "view": shown.view,
+                "shown": shown.as_json(),
                 "left_out": [*left_out, *([absent] if lacking else [])],
             },
-        )  # fmt: skip
+        )
 
     room = (MOST - len(page(set(), ()).encode())) / PACKED
     while True:
@@ -117,9 +119,13 @@ def _views(
     model = {**about, "path": path, "example": given, "examples": examples}
     trace = subject.trace(key)
     views: dict[str, Any] = {
-        "model": model, "answer": answer, "outline": {"map": module_map(trace.recording.model, all_tensors(trace))},
-        "attention": subject.attention(key), "light": {}, "contributions": {},
-    }  # fmt: skip
+        "model": model,
+        "answer": answer,
+        "outline": {"map": module_map(trace.recording.model, all_tensors(trace))},
+        "attention": subject.attention(key),
+        "light": {},
+        "contributions": {},
+    }
     room, looked = LIGHTS, shown.more.get("attention", "")
     for name, light in _lights(subject, key, views["attention"], looked):
         step(0, 1, "attention")

@@ -40,10 +40,15 @@ class Exercises:
         """All exercises and their progress, and the one to do next."""
         record = Record(note)
         rows = [
-            {"name": one.name, "title": one.title, "topic": one.topic, "due": record.when(one.name),
-             **{key: getattr(record.of(one.name), key) for key in ("attempts", "solved", "seen", "wrong")}}
+            {
+                "name": one.name,
+                "title": one.title,
+                "topic": one.topic,
+                "due": record.when(one.name),
+                **{key: getattr(record.of(one.name), key) for key in ("attempts", "solved", "seen", "wrong")},
+            }
             for one in KATAS.values()
-        ]  # fmt: skip
+        ]
         return {"katas": rows, "next": record.following(list(KATAS))}
 
     def question(self, client: str, name: str, seed: int | str | None) -> dict[str, Any]:
@@ -56,14 +61,24 @@ class Exercises:
         while len(self._attempts) > MOST_CLIENTS:
             self._attempts.pop(next(iter(self._attempts)))
         return {
-            "kata": name, "title": question.title, "topic": kata(name).topic, "seed": question.seed,
-            "page_words": question.page_words, "key": tag_key([question]),
+            "kata": name,
+            "title": question.title,
+            "topic": kata(name).topic,
+            "seed": question.seed,
+            "page_words": question.page_words,
+            "key": tag_key([question]),
             "given": [_given(one) for one in question.given],
-            "ask": question.ask, "digits": digits(question), "choices": choices(question),
-            "blanks": [{"label": label, "decimals": blank.decimals, "words": blank.words}
-                       for label, blank in zip(labels(question), question.blanks, strict=True)],
-            "rows": [list(row) for row in question.rows], "across": list(question.across), "tries_left": TRIES,
-        }  # fmt: skip
+            "ask": question.ask,
+            "digits": digits(question),
+            "choices": choices(question),
+            "blanks": [
+                {"label": label, "decimals": blank.decimals, "words": blank.words}
+                for label, blank in zip(labels(question), question.blanks, strict=True)
+            ],
+            "rows": [list(row) for row in question.rows],
+            "across": list(question.across),
+            "tries_left": TRIES,
+        }
 
     def answered(self, client: str, name: str, seed: int | None, answers: list[str]) -> dict[str, Any]:
         """Which answers are right, and the mistake that explains the others; what cannot be read does not count."""
@@ -80,9 +95,14 @@ class Exercises:
             right, solved, hint = list(graded.right), graded.solved, graded.hint
             outcome = self._count(name, attempt, solved)
         return {
-            "right": right, "unread": unread, "solved": solved, "tries_left": attempt.left, "outcome": outcome,
-            "hint": None if hint is None else {"name": hint.name, "hint": hint.hint}, "due": Record(note).when(name),
-        }  # fmt: skip
+            "right": right,
+            "unread": unread,
+            "solved": solved,
+            "tries_left": attempt.left,
+            "outcome": outcome,
+            "hint": None if hint is None else {"name": hint.name, "hint": hint.hint},
+            "due": Record(note).when(name),
+        }
 
     def working(self, client: str, name: str, seed: int | None) -> dict[str, Any]:
         """The answers and how they come about; asked for before an exercise is solved, it counts as seen."""

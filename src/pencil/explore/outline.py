@@ -11,17 +11,22 @@ from ..core.layers import MLP, GatedMLP
 from ..core.notation import Notation, stored
 from ..core.probe import LEGEND, declared, symbols
 from ..tracing.graph import Node
+from ..tracing.live_trace import LiveTrace
 from ..tracing.nested import tensors as nested_tensors
-from ..tracing.record import LiveTrace
 
 
 def outline(trace: LiveTrace, key: str, start: str) -> dict[str, Any]:
     """What is in a trace, and the cell to open first."""
     nodes = tensors(trace)
     return {
-        "trace": key, "tensors": [_tensor(n) for n in nodes], "labels": trace.labels, "facts": trace.facts,
-        "map": module_map(trace.recording.model, nodes), "start": start, "legend": LEGEND,
-    }  # fmt: skip
+        "trace": key,
+        "tensors": [_tensor(n) for n in nodes],
+        "labels": trace.labels,
+        "facts": trace.facts,
+        "map": module_map(trace.recording.model, nodes),
+        "start": start,
+        "legend": LEGEND,
+    }
 
 
 def tensors(trace: LiveTrace) -> list[Node]:
@@ -73,9 +78,18 @@ def _explained(trace: LiveTrace, nodes: list[Node]) -> list[Node]:
 def _tensor(n: Node) -> dict[str, Any]:
     named = n.named or n.kind in ("input", "weight")
     return {
-        "name": n.name, "symbol": n.symbol, "formula": n.formula, "shape": list(n.shape), "axes": n.axes.split(),
-        "kind": n.kind, "op": n.op, "dtype": n.dtype, "portions": n.portions, "path": _path(n), "named": named,
-    }  # fmt: skip
+        "name": n.name,
+        "symbol": n.symbol,
+        "formula": n.formula,
+        "shape": list(n.shape),
+        "axes": n.axes.split(),
+        "kind": n.kind,
+        "op": n.op,
+        "dtype": n.dtype,
+        "portions": n.portions,
+        "path": _path(n),
+        "named": named,
+    }
 
 
 def _path(n: Node) -> str:
@@ -121,20 +135,29 @@ def _module(
     mine = values.get(path, ())
     formula = next((n.formula for n in reversed(mine) if n.formula), "")
     return {
-        "path": path, "title": at.title, "kind": _kind(module, path),
-        "parameters": sum(p.numel() for p in module.parameters()), "tensors": [n.name for n in mine],
-        "children": children, **({"formula": formula} if formula else {}),
-    }  # fmt: skip
+        "path": path,
+        "title": at.title,
+        "kind": _kind(module, path),
+        "parameters": sum(p.numel() for p in module.parameters()),
+        "tensors": [n.name for n in mine],
+        "children": children,
+        **({"formula": formula} if formula else {}),
+    }
 
 
 def _matrix(path: str, name: str, p: Any, model: nn.Module, learned: Mapping[str, str]) -> dict[str, Any]:
     name = f"{path}.{name}" if path else name
     symbol = learned.get(name)
     return {
-        "path": name, "title": symbol or name.rpartition(".")[2], "kind": "matrix" if p.ndim > 1 else "other",
-        "parameters": p.numel(), "shape": list(p.shape), "tensors": [name], "children": [],
+        "path": name,
+        "title": symbol or name.rpartition(".")[2],
+        "kind": "matrix" if p.ndim > 1 else "other",
+        "parameters": p.numel(),
+        "shape": list(p.shape),
+        "tensors": [name],
+        "children": [],
         **({"formula": stored(model, name, symbol)} if symbol else {}),
-    }  # fmt: skip
+    }
 
 
 TITLES = {

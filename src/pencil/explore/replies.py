@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..config import UserError
-from ..tracing.recorded import LISTED
-from . import asked
+from ..tracing.trace_base import LISTED
+from . import request_parsing as asked
 from .events import EventStream, finished, job_with_queue, to_json, unless_closed
 from .jobs import Cancelled, Job, Jobs
 from .security import CLIENT

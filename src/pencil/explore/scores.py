@@ -4,7 +4,7 @@ from typing import Any
 
 from ..learn.heads.inputs import head_inputs, head_profile, separators
 from ..learn.heads.scores import NAMES, measure
-from ..runs import Loaded
+from ..runs.run import Loaded
 
 
 def head_scores(loaded: Loaded) -> dict[tuple[str, int, int], dict[str, Any]]:

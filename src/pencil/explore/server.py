@@ -13,7 +13,8 @@ from starlette.routing import Route
 from .. import __version__
 from ..console import visible
 from ..learn.walks import Source
-from . import asked, landing, tours
+from . import landing, tours
+from . import request_parsing as asked
 from .compare import compare
 from .errors import Gone, Refused, Unknown
 from .jobs import Job

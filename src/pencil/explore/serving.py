@@ -105,9 +105,17 @@ def server_for(explorer: Explorer, port: int, debug: bool = False) -> uvicorn.Se
     # what fails is a sentence in the page; uvicorn's own lines would only be noise in the terminal
     logging.getLogger("uvicorn.error").setLevel(logging.INFO if debug else logging.CRITICAL)
     config = uvicorn.Config(
-        application(explorer, port), http=Protocol, ws="none", loop="asyncio", lifespan="on", log_config=None,
-        access_log=False, server_header=False, proxy_headers=False, timeout_graceful_shutdown=LAST_SECONDS,
-    )  # fmt: skip
+        application(explorer, port),
+        http=Protocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=LAST_SECONDS,
+    )
     return Server(config, explorer)
 
 

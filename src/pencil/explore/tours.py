@@ -65,10 +65,14 @@ def _section(section: Section, of_run: bool) -> dict[str, Any]:
 
 def _shown(shown: Shown) -> dict[str, Any]:
     grids = [
-        {"where": grid.where, "rows": [list(row) for row in grid.rows], "down": list(grid.down),
-         "across": list(grid.across)}
+        {
+            "where": grid.where,
+            "rows": [list(row) for row in grid.rows],
+            "down": list(grid.down),
+            "across": list(grid.across),
+        }
         for grid in shown.grids
-    ]  # fmt: skip
+    ]
     return {
         **vars(shown),
         "meaning": shown.meaning,

@@ -5,16 +5,16 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from ..data.decoding import FITTED
+from ..api.trace import prepared, trace_loaded
+from ..api.trace import trace as trace_any
+from ..data.images.decoding import FITTED
 from ..families import family
-from ..families import trace as trace_any
 from ..families.explore_inputs import data_address
 from ..families.trace_labels import read_image
-from ..families.trace_run import prepared, trace_loaded
-from ..runs import Loaded
-from ..tracing.record import LiveTrace
+from ..runs.run import Loaded
+from ..tracing.live_trace import LiveTrace
 from .export import Shown
-from .subject import Subject
+from .session import Subject
 
 
 @wraps(trace_any)

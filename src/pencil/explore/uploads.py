@@ -18,8 +18,8 @@ from hashlib import sha256
 from typing import Any, BinaryIO
 
 from ..config import UserError
-from ..data import decoding
-from ..data.augment import ImageTransform
+from ..data.images import decoding
+from ..data.images.augment import ImageTransform
 from .errors import Refused
 
 MOST_BYTES = 10_000_000  # of one file
@@ -30,9 +30,7 @@ RESULT = 32_000_000  # bytes of the largest PNG that is taken back
 KEPT, KEPT_BYTES = 32, 64_000_000  # pictures that are not decoded again
 BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"BM")
 NOT_A_PICTURE = "this file is not a picture that can be read here; save it as PNG, JPEG, WebP, GIF or BMP"
-WORKER = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pencil.explore import uploads; uploads.work()"
-)  # fmt: skip
+WORKER = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pencil.explore import uploads; uploads.work()"
 
 
 def uploaded(url: str) -> bytes:
@@ -104,10 +102,16 @@ class Pictures:
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", WORKER, json.dumps(sys.path), stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-                env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
-            )  # fmt: skip
+                sys.executable,
+                "-c",
+                WORKER,
+                json.dumps(sys.path),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
         return self._process
 
     async def start(self) -> None:

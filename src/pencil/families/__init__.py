@@ -1,17 +1,14 @@
 """The families of models: one record each, registered here."""
 
-from . import captioner, dit, gpt, reader, seq2seq, vit
-from .embed_run import embed
-from .loading import load, load_model, open_run
-from .predict_run import predict
-from .record import Family
+from . import captioner, gpt
+from .dit import record as dit
+from .family import Family
+from .reader import record as reader
 from .registry import FAMILIES, configure, create, family, parameters, register
-from .trace_run import trace
+from .seq2seq import record as seq2seq
+from .vit import record as vit
 
-__all__ = [
-    "FAMILIES", "Family", "configure", "create", "embed", "family", "load", "load_model", "open_run", "parameters",
-    "predict", "register", "trace",
-]  # fmt: skip
+__all__ = ["FAMILIES", "Family", "configure", "create", "family", "parameters", "register"]
 
 for _module in (gpt, vit, captioner, dit, reader, seq2seq):
     register(_module.FAMILY)

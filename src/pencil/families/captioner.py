@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from ..cost.activations import Activations, block_formulas, block_group, norm_bytes
 from ..cost.profile import CostProfile, text_length
-from ..data.images import EMBEDDED
+from ..data.images.loading import EMBEDDED
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
 from ..inference.attention_maps import caption_attention
 from ..inference.sampling import Sampling
@@ -19,11 +19,12 @@ from ..inference.text_batches import vocabulary_labels
 from ..inference.text_stream import complete, stream
 from ..models.captioner import Captioner
 from ..models.captioner_config import PRESETS, CaptionerConfig
-from ..runs import Loaded
-from ..tracing.record import LiveTrace, trace
-from ..train.captioning import Captioning
+from ..runs.run import Loaded
+from ..tracing.live_trace import LiveTrace, trace
+from ..train.tasks.captioning import Captioning
 from .explore_inputs import example_pictures, picture_input, picture_of, text_of
 from .explore_profile import ExploreProfile, Given, Prompt, writing_controls
+from .family import Family
 from .head_inputs import held_out_images, row
 from .options import (
     INPUT,
@@ -39,9 +40,8 @@ from .options import (
 )
 from .output import Output, context_full, joined
 from .predictions import Text, grouped, input_transform, picture_tensor, read_pictures
-from .record import Family
 from .trace_labels import check_context, grid_labels, image_tensor, patch_facts, read_image
-from .vit import one_image
+from .vit.record import one_image
 
 Row = tuple[int, str, int]  # the number of a picture, how its description begins, which of its samples
 _SCENES = dict(batch=64, steps=2000, weight_decay=0.2)
@@ -64,9 +64,8 @@ class SampleOptions(TextOutput, AttentionOutput, Decoding, ImageInput):
 
     prompt: Annotated[
         Texts,
-        Parameter(group=INPUT, help="How the description begins; may be repeated; - is standard input.",
-                  **REPEATABLE),
-    ] = None  # fmt: skip
+        Parameter(group=INPUT, help="How the description begins; may be repeated; - is standard input.", **REPEATABLE),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,12 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
         texts = joined(begun, pieces)
         named = [f"{paths[i]}: {text}" if len(paths) > 1 else text for (i, *_), text in zip(rows, texts, strict=True)]
         output.texts(named)
-        output.result([{"image": str(paths[i]), "prompt": prompt, "text": text}
-                       for (i, prompt, _), text in zip(rows, texts, strict=True)])  # fmt: skip
+        output.result(
+            [
+                {"image": str(paths[i]), "prompt": prompt, "text": text}
+                for (i, prompt, _), text in zip(rows, texts, strict=True)
+            ]
+        )
         if options.attention:
             output.file(options.attention, caption_attention(model, tokenizer, pictures[0], texts[0]))
     if "context" in reasons:
@@ -122,10 +125,19 @@ def _describe(
 ) -> Iterator[list[str]]:
     x, tokenizer = picture_tensor(pictures, loaded), loaded.tokenizer
     return stream(
-        loaded.model, tokenizer, [prompt for _, prompt, _ in rows], options.max_new_tokens, options.sampling(),
-        stop=options.stop or [], samples=[k for *_, k in rows], begin=tokenizer.end,
-        given={"picture": x[[i for i, *_ in rows]]}, reasons=reasons, compile=options.compile, notify=notify,
-    )  # fmt: skip
+        loaded.model,
+        tokenizer,
+        [prompt for _, prompt, _ in rows],
+        options.max_new_tokens,
+        options.sampling(),
+        stop=options.stop or [],
+        samples=[k for *_, k in rows],
+        begin=tokenizer.end,
+        given={"picture": x[[i for i, *_ in rows]]},
+        reasons=reasons,
+        compile=options.compile,
+        notify=notify,
+    )
 
 
 def trace_caption(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
@@ -151,9 +163,13 @@ def _trace_ids(loaded: Loaded, x: torch.Tensor, ids: Sequence[int], text: str) -
     c, patches = model.config, grid_labels("patch", model.config.grid)
     before, words = _words(c, tokenizer, ids)
     labels = {
-        "T": before + words, "S": before + words, "N": patches, "M": before, "t": words,
+        "T": before + words,
+        "S": before + words,
+        "N": patches,
+        "M": before,
+        "t": words,
         "V": vocabulary_labels(tokenizer, c.vocab),
-    }  # fmt: skip
+    }
     facts = _facts(c) | {"text": text}
     return trace(model, torch.tensor([list(ids)]), x, words=labels, facts=facts)
 
@@ -225,9 +241,7 @@ def _layout(loaded: Loaded, prompt: Prompt, written: Sequence[int]) -> tuple[lis
 EXPLORE = ExploreProfile(
     takes=lambda loaded: {
         **picture_input(loaded.model.config),
-        "text": {
-            "label": "How the description begins", "longest": loaded.model.config.context - 1, "optional": True
-        },
+        "text": {"label": "How the description begins", "longest": loaded.model.config.context - 1, "optional": True},
     },
     output=lambda loaded: "tokens",
     read=_read,
@@ -236,7 +250,7 @@ EXPLORE = ExploreProfile(
     examples=example_pictures,
     controls=lambda loaded: writing_controls(64, loaded.model.config.context, 0.0),
     writes=True,
-)  # fmt: skip
+)
 FAMILY = Family(
     name="captioner",
     summary="an image to its description",

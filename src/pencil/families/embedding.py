@@ -14,7 +14,7 @@ from ..inference.text_batches import pad, shorten, text_ids
 from ..models.output import refuse_output
 from ..models.reader import first_of, mean_of
 from ..progress import track
-from ..runs import Loaded
+from ..runs.run import Loaded
 
 BATCH = 64  # texts in one forward pass
 Pool = Literal["mean", "class"]

@@ -10,10 +10,10 @@ import numpy as np
 
 from ..config import UserError
 from ..data.builtin import Scenes
-from ..data.dates import Dates
-from ..data.decoding import FITTED, fitted, reason
-from ..data.digits import digits
-from ..runs import Loaded
+from ..data.images.decoding import FITTED, fitted, reason
+from ..data.images.digits import digits
+from ..data.tables.dates import Dates
+from ..runs.run import Loaded
 from .explore_profile import Given
 from .predictions import input_transform, to_image
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..core.groups import Grouping
-from ..runs import Loaded
-from ..tracing.record import LiveTrace
+from ..runs.run import Loaded
+from ..tracing.live_trace import LiveTrace
 
 Given = Mapping[str, Any]  # an input as the page sends it: text, source, picture, label, options
 

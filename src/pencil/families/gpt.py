@@ -15,9 +15,9 @@ from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadPr
 from ..inference.text_batches import token_label, vocabulary_labels
 from ..inference.text_stream import stream
 from ..models.gpt import GPT, PRESETS, GPTConfig
-from ..runs import Loaded
-from ..tracing.record import LiveTrace, trace
-from ..train.language_modeling import LanguageModeling
+from ..runs.run import Loaded
+from ..tracing.live_trace import LiveTrace, trace
+from ..train.tasks.language_modeling import LanguageModeling
 from ..weights.gpt2 import GPT2
 from ..weights.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from ..weights.llama_original import LLAMA_ORIGINAL
@@ -25,6 +25,7 @@ from ..weights.nanogpt import NANOGPT
 from ..weights.neox import NEOX
 from .explore_inputs import example_texts, named, text_of
 from .explore_profile import ExploreProfile, Given, Prompt, writing_controls
+from .family import Family
 from .head_inputs import windows
 from .options import (
     GENERATION,
@@ -39,18 +40,31 @@ from .options import (
 )
 from .output import SEPARATOR, Output, joined
 from .predictions import Text, check_texts, grouped
-from .record import Family
 from .trace_labels import check_context
 
 _GPT2 = dict(
-    optimizer="adamw", lr=6e-4, final_lr_fraction=0.1, batch=12, accumulate=40, warmup=2000, steps=600_000, beta2=0.95,
+    optimizer="adamw",
+    lr=6e-4,
+    final_lr_fraction=0.1,
+    batch=12,
+    accumulate=40,
+    warmup=2000,
+    steps=600_000,
+    beta2=0.95,
     save_every=1000,
-)  # fmt: skip
+)
 # of the LLaMA papers: batches of four million tokens
 _LLAMA = dict(
-    optimizer="adamw", lr=3e-4, final_lr_fraction=0.1, batch=1, accumulate=1024, warmup=2000, steps=500_000, beta2=0.95,
+    optimizer="adamw",
+    lr=3e-4,
+    final_lr_fraction=0.1,
+    batch=1,
+    accumulate=1024,
+    warmup=2000,
+    steps=500_000,
+    beta2=0.95,
     save_every=1000,
-)  # fmt: skip
+)
 TRAINING: dict[str, dict[str, Any]] = {
     "nano": dict(),
     "nanogpt": dict(optimizer="adamw", lr=1e-3, final_lr_fraction=0.1),
@@ -129,10 +143,18 @@ def _continue(
     count = options.count or 1
     prompts = [text for text in begun for _ in range(count)]
     pieces = stream(
-        loaded.model, loaded.tokenizer, prompts, options.max_new_tokens, options.sampling(TEMPERATURE),
-        stop=options.stop or [], samples=[k for _ in begun for k in range(count)], slide=options.slide, reasons=reasons,
-        compile=options.compile, notify=notify,
-    )  # fmt: skip
+        loaded.model,
+        loaded.tokenizer,
+        prompts,
+        options.max_new_tokens,
+        options.sampling(TEMPERATURE),
+        stop=options.stop or [],
+        samples=[k for _ in begun for k in range(count)],
+        slide=options.slide,
+        reasons=reasons,
+        compile=options.compile,
+        notify=notify,
+    )
     return prompts, pieces
 
 

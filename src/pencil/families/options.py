@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from ..config import UserError, check_output
-from ..data.tokenizers import VOCAB
+from ..data.tokenizers.tokenizer import VOCAB
 from ..inference.sampling import Sampling
 
 Texts = list[str] | None
@@ -153,8 +153,12 @@ class Decoding(NoOptions):
         """The sampling rules, with this temperature unless one was given."""
         return Sampling(
             temperature if self.temperature is None else self.temperature,
-            self.top_k, self.top_p, self.min_p, self.repetition_penalty, self.seed,
-        )  # fmt: skip
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.repetition_penalty,
+            self.seed,
+        )
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from ..config import UserError, build
 from ..console import shortened, visible
-from ..data.augment import ImageTransform, upright
-from ..data.decoding import open_image, to_arrays
+from ..data.images.augment import ImageTransform, upright
+from ..data.images.decoding import open_image, to_arrays
 from ..data.settings import DataConfig, image_transform
 from ..inference.text_batches import shorten
 from ..models.output import refuse_output
 from ..models.parts import normalize
-from ..runs import Loaded
+from ..runs.run import Loaded
 
 TOP = 5  # classes shown
 BATCH = 64  # pictures or texts in one forward pass

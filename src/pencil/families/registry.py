@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import UserError, nearest
-from .record import Family
+from .family import Family
 
 FAMILIES: dict[str, Family] = {}
 

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from ..config import UserError
-from ..data.augment import ImageTransform
-from ..data.decoding import open_image
+from ..data.images.augment import ImageTransform
+from ..data.images.decoding import open_image
 from ..models.parts import normalize
-from ..runs import Loaded
+from ..runs.run import Loaded
 from .predictions import input_transform
 
 

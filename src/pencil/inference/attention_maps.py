@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from .. import draw
-from ..data.tokenizers import Tokenizer
+from ..data.tokenizers.tokenizer import Tokenizer
 from ..models import captioner, seq2seq, vit
 from ..models.parts import normalize
 from .text_batches import source_inputs, target_ids, token_label

@@ -13,7 +13,7 @@ from ..config import UserError, install
 from ..data.hub import offline_if_unreachable
 from ..files import read_json
 from ..models.parts import normalize
-from ..runs import Run
+from ..runs.run import Run
 
 BATCH = 16  # images through the autoencoder at a time
 PICTURE_CHANNELS = (1, 3)

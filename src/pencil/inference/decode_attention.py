@@ -30,11 +30,33 @@ def attend_rows(
     groups = k.shape[1]
     out = torch.empty(batch, heads, 1, width, dtype=q.dtype, device=q.device)
     _kernel[(groups, batch)](  # pyright: ignore[reportIndexIssue]
-        q, k, v, out, index, key_index, held, scale, first, within,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
-        index.stride(0), key_index.stride(0), heads // groups, width,
-        max(16, triton.next_power_of_2(heads // groups)), max(16, triton.next_power_of_2(width)), SLOTS, num_stages=2,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        out,
+        index,
+        key_index,
+        held,
+        scale,
+        first,
+        within,
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        k.stride(2),
+        v.stride(0),
+        v.stride(1),
+        v.stride(2),
+        index.stride(0),
+        key_index.stride(0),
+        heads // groups,
+        width,
+        max(16, triton.next_power_of_2(heads // groups)),
+        max(16, triton.next_power_of_2(width)),
+        SLOTS,
+        num_stages=2,
+    )
     return out
 
 
@@ -48,16 +70,48 @@ def write_rows(
     """Write each row's key and value into its slot, in one launch: two of torch's take three times as long."""
     batch, groups, _, width = k.shape
     _writing[(groups, batch)](  # pyright: ignore[reportIndexIssue]
-        keys, values, k, v, slots, keys.stride(0), keys.stride(1), keys.stride(2), values.stride(0), values.stride(1),
-        values.stride(2), k.stride(0), k.stride(1), v.stride(0), v.stride(1), slots.stride(0), width,
-        triton.next_power_of_2(width), num_warps=1,
-    )  # fmt: skip
+        keys,
+        values,
+        k,
+        v,
+        slots,
+        keys.stride(0),
+        keys.stride(1),
+        keys.stride(2),
+        values.stride(0),
+        values.stride(1),
+        values.stride(2),
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        slots.stride(0),
+        width,
+        triton.next_power_of_2(width),
+        num_warps=1,
+    )
 
 
 def _written(
-    keys, values, k, v, slots, key_row, key_head, key_slot, value_row, value_head, value_slot, k_row, k_head, v_row,
-    v_head, slots_row, WIDTH: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
+    keys,
+    values,
+    k,
+    v,
+    slots,
+    key_row,
+    key_head,
+    key_slot,
+    value_row,
+    value_head,
+    value_slot,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    slots_row,
+    WIDTH: tl.constexpr,
+    D: tl.constexpr,
+):
     group, row, d = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, D)
     slot = tl.load(slots + row * slots_row)
     inside = d < WIDTH
@@ -70,10 +124,32 @@ def _written(
 
 
 def _rows(
-    q, k, v, out, index, key_index, held, scale, first, within,
-    q_row, q_head, k_row, k_head, k_slot, v_row, v_head, v_slot, index_row, key_row,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, SLOTS: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    out,
+    index,
+    key_index,
+    held,
+    scale,
+    first,
+    within,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    k_slot,
+    v_row,
+    v_head,
+    v_slot,
+    index_row,
+    key_row,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
     group, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     d, g = tl.arange(0, D), tl.arange(0, G)  # powers of two: a product takes at least 16 rows and columns
     k += row * k_row + group * k_head

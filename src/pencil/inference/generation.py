@@ -101,9 +101,14 @@ class Generation:
         self.seeds = [(self.sampling.seed * 1_000_003 + k) % (1 << 63) for k in samples or [0] * len(self.rows)]
         self.random: list[torch.Generator] = []
         self.state = DecodeState(
-            len(self.rows), self.sampling, vocab=vocab, context=context, ends=sorted(self.ends), never=never,
+            len(self.rows),
+            self.sampling,
+            vocab=vocab,
+            context=context,
+            ends=sorted(self.ends),
+            never=never,
             device=self.device,
-        )  # fmt: skip
+        )
         self.taken, self.read = 0, 0  # steps so far, and those whose tokens were read
         self.fresh = True  # whether the state has yet to get the rows
         self.known = list(self.reasons)  # the reasons that the state has

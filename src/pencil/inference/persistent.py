@@ -104,17 +104,42 @@ class PersistentStep:
         qkv_bias = c.bias if c.qkv_bias is None else c.qkv_bias
         shifted = getattr(model.norm, "bias", None) is not None
         macros = dict(
-            LAYERS=c.depth, D=c.width, HEADS=c.heads, KV_HEADS=heads, HEAD=c.head_width, HIDDEN=c.mlp_width,
-            VOCAB=c.vocab, B=batch, SLOTS=cache.length + 1, GATED=int(gated),
-            ACTIVATION=ACTIVATIONS[c.activation], RMS=int(isinstance(model.norm, RMSNorm)), EPS=f"{c.eps!r}f",
-            PAIRS=0 if rotation is None else rotation.shape[1], ADJACENT=int(c.rope_pairs == "adjacent"),
-            WINDOW=c.window or 0, SCALE=f"{c.head_width**-0.5!r}f", SPLITS=SPLITS, KEYS_A_SPLIT=KEYS_A_SPLIT,
-            WARPS=WARPS, STAGES=stages, FLIGHT=self.flight, DEEP=DEEP, CHUNK=chunk, WIDEST=widest, SMALL=small,
-            OWNED=owned, NORMED=1 << (batch - 1).bit_length(), GRID=grid, BIAS=int(c.bias), QKV_BIAS=int(qkv_bias),
+            LAYERS=c.depth,
+            D=c.width,
+            HEADS=c.heads,
+            KV_HEADS=heads,
+            HEAD=c.head_width,
+            HIDDEN=c.mlp_width,
+            VOCAB=c.vocab,
+            B=batch,
+            SLOTS=cache.length + 1,
+            GATED=int(gated),
+            ACTIVATION=ACTIVATIONS[c.activation],
+            RMS=int(isinstance(model.norm, RMSNorm)),
+            EPS=f"{c.eps!r}f",
+            PAIRS=0 if rotation is None else rotation.shape[1],
+            ADJACENT=int(c.rope_pairs == "adjacent"),
+            WINDOW=c.window or 0,
+            SCALE=f"{c.head_width**-0.5!r}f",
+            SPLITS=SPLITS,
+            KEYS_A_SPLIT=KEYS_A_SPLIT,
+            WARPS=WARPS,
+            STAGES=stages,
+            FLIGHT=self.flight,
+            DEEP=DEEP,
+            CHUNK=chunk,
+            WIDEST=widest,
+            SMALL=small,
+            OWNED=owned,
+            NORMED=1 << (batch - 1).bit_length(),
+            GRID=grid,
+            BIAS=int(c.bias),
+            QKV_BIAS=int(qkv_bias),
             SHIFTED=int(shifted),
-            QK_NORM=int(c.qk_norm), HEAD_BIAS=int(model.head is not None and model.head.bias is not None),
+            QK_NORM=int(c.qk_norm),
+            HEAD_BIAS=int(model.head is not None and model.head.bias is not None),
             LEARNED=int(isinstance(model.positions, Learned)),
-        )  # fmt: skip
+        )
         major, minor = torch.cuda.get_device_capability(device)
         source = Path(__file__).with_suffix(".cu").read_text(encoding="utf-8")
         code = compiled(source, macros, f"sm_{major}{minor}")
@@ -125,10 +150,13 @@ class PersistentStep:
             return torch.zeros(*shape, dtype=torch.long, device=device)
 
         self.scratch = [
-            exchanged(1), exchanged(batch, c.width), exchanged(batch, qkv),
-            exchanged(batch, c.heads, SPLITS, c.head_width), exchanged(batch, c.heads, SPLITS),
+            exchanged(1),
+            exchanged(batch, c.width),
+            exchanged(batch, qkv),
+            exchanged(batch, c.heads, SPLITS, c.head_width),
+            exchanged(batch, c.heads, SPLITS),
             exchanged(batch, c.mlp_width // 2),
-        ]  # fmt: skip
+        ]
         weights = [_weight(block, name) for block in model.blocks for name in FIELDS]
         table = model.positions.table if isinstance(model.positions, Learned) else None
         head = model.tokens.weight if model.head is None else model.head.weight

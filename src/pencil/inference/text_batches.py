@@ -10,7 +10,7 @@ from torch import Tensor
 from ..config import UserError
 from ..core.masks import NOWHERE
 from ..core.span import Span
-from ..data.tokenizers import Tokenizer
+from ..data.tokenizers.tokenizer import Tokenizer
 from ..progress import pollable
 from .beam import Hypothesis, search
 from .generation import Generation
@@ -96,9 +96,15 @@ def greedy_targets(
     """The target of each source, decoded greedily."""
     start, longest = start_token(tokenizer), model.config.context - 1
     generation = Generation(
-        model, [[start]] * len(sources), min(longest, max_new_tokens or longest), Sampling(0), end=tokenizer.ends,
-        never=tokenizer.never, vocab=tokenizer.vocab, given=source_inputs(model, tokenizer, sources),
-    )  # fmt: skip
+        model,
+        [[start]] * len(sources),
+        min(longest, max_new_tokens or longest),
+        Sampling(0),
+        end=tokenizer.ends,
+        never=tokenizer.never,
+        vocab=tokenizer.vocab,
+        given=source_inputs(model, tokenizer, sources),
+    )
     for _ in pollable(generation):
         pass
     return [decode_text(tokenizer, row[1:]) for row in generation.rows]
@@ -115,9 +121,16 @@ def beam_targets(
     """For each source the highest-scoring targets of a beam search, best first, with their scores."""
     start, longest = start_token(tokenizer), model.config.context - 1
     found = search(
-        model, [[start]] * len(sources), min(longest, max_new_tokens or longest), beams, end=tokenizer.ends,
-        never=tokenizer.never, vocab=tokenizer.vocab, penalty=penalty, given=source_inputs(model, tokenizer, sources),
-    )  # fmt: skip
+        model,
+        [[start]] * len(sources),
+        min(longest, max_new_tokens or longest),
+        beams,
+        end=tokenizer.ends,
+        never=tokenizer.never,
+        vocab=tokenizer.vocab,
+        penalty=penalty,
+        given=source_inputs(model, tokenizer, sources),
+    )
     return [[(decode_text(tokenizer, one.tokens), one) for one in rows] for rows in found]
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config import UserError, build
-from ..data.detokenizer import Detokenizer
-from ..data.tokenizers import Tokenizer
+from ..data.tokenizers.detokenizer import Detokenizer
+from ..data.tokenizers.tokenizer import Tokenizer
 from .generation import Generation
 from .sampling import Sampling
 
@@ -63,9 +63,20 @@ def stream(
     begin = tokenizer.begin if begin is None else begin
     ids = [([] if begin is None else [begin]) + tokenizer.encode(prompt).tolist() for prompt in prompts]
     generation = Generation(
-        model, ids, max_new_tokens, sampling, samples=samples, end=tokenizer.ends, never=tokenizer.never,
-        vocab=tokenizer.vocab, slide=slide, cached=cached, given=given, compile=compile, notify=notify,
-    )  # fmt: skip
+        model,
+        ids,
+        max_new_tokens,
+        sampling,
+        samples=samples,
+        end=tokenizer.ends,
+        never=tokenizer.never,
+        vocab=tokenizer.vocab,
+        slide=slide,
+        cached=cached,
+        given=given,
+        compile=compile,
+        notify=notify,
+    )
     texts = [_TextStream(tokenizer, stop, prompt) for prompt in ids]
     return _pieces(generation, tokenizer, texts, [] if reasons is None else reasons)
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from .. import draw
-from ..tracing.record import LiveTrace
-from .examples import mha_demo, nanogpt_block, soft_lookup
+from ..tracing.live_trace import LiveTrace
+from .worked.examples import mha_demo, nanogpt_block, soft_lookup
 
 INK, GREY, PAPER, SUM = "#222222", "#777777", "#f4f4f4", "#dce9f2"  # orange is for attention alone
 KEYS = ("similar", "opposite", "at a right angle")
@@ -40,8 +40,15 @@ def geometric() -> Any:
         _box(right, x, 5.2, 2.7, 1.5, f"v{i + 1} {_pair(value)}", PAPER)
         _line(right, (x, 7.5), (x, 6.0))
         _line(right, (x, 4.4), (5, 2.4), 0.6 + 3 * weight)
-        right.text(x + (5 - x) * 0.35, 3.75, f"× {weight:.2f}", ha="center", va="center", fontsize=9,
-                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})  # fmt: skip
+        right.text(
+            x + (5 - x) * 0.35,
+            3.75,
+            f"× {weight:.2f}",
+            ha="center",
+            va="center",
+            fontsize=9,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+        )
     _box(right, 5, 1.5, 5.4, 1.6, f"y = Σ α v = ({_text(out[0])}, {_text(out[1])})", PAPER)
     right.text(5, 9.6, f"softmax(q·k/√2): the weights add up to {weights.sum():.0f}", ha="center", fontsize=9)
     return figure
@@ -98,8 +105,16 @@ def block() -> Any:
             axes.annotate(
                 "", (2.25, end), (1.2, end), arrowprops={"arrowstyle": "-|>", "color": draw.GOOD, "shrinkA": 0}
             )
-            axes.text(0.9, (start + end) / 2, f"residual {found[added].node.symbol}", rotation=90, ha="center",
-                      va="center", fontsize=9, color=draw.GOOD)  # fmt: skip
+            axes.text(
+                0.9,
+                (start + end) / 2,
+                f"residual {found[added].node.symbol}",
+                rotation=90,
+                ha="center",
+                va="center",
+                fontsize=9,
+                color=draw.GOOD,
+            )
         if y:
             _line(axes, (6.6, y - 0.33), (6.6, y - 0.67))
     return figure
@@ -197,9 +212,12 @@ def _heat(figure: Any, axes: Any, found: LiveTrace, name: str, head: int, title:
 
 FIGURES: dict[str, dict[str, Callable[[], Any]]] = {
     "002": {
-        "1-soft-lookup": geometric, "2-block": block, "3-attention": attention_demo, "4-heads": multi_head_demo,
+        "1-soft-lookup": geometric,
+        "2-block": block,
+        "3-attention": attention_demo,
+        "4-heads": multi_head_demo,
     },
-}  # fmt: skip
+}
 
 
 def drawn(figure: Any, kind: str) -> bytes:

@@ -119,13 +119,26 @@ class CaptionerConfig:
         """The size of each axis letter used in shapes."""
         tokens, patches = self.before + self.context, prod(self.grid)
         return {
-            "T": tokens, "S": tokens, "N": patches, "M": self.before, "t": self.context,
-            "c": self.channels * prod(self.patch), "E": self.image_width or self.width,
-            "e": self.text_width or self.width, "V": self.vocab, "D": self.width,
-            "h": self.heads, "g": self.kv_heads or self.heads, "d": self.head_width,
-            "d/2": rotary_width(self) // 2, "F": self.mlp_width, "a": 2, "h·d": self.width, "1": 1,
+            "T": tokens,
+            "S": tokens,
+            "N": patches,
+            "M": self.before,
+            "t": self.context,
+            "c": self.channels * prod(self.patch),
+            "E": self.image_width or self.width,
+            "e": self.text_width or self.width,
+            "V": self.vocab,
+            "D": self.width,
+            "h": self.heads,
+            "g": self.kv_heads or self.heads,
+            "d": self.head_width,
+            "d/2": rotary_width(self) // 2,
+            "F": self.mlp_width,
+            "a": 2,
+            "h·d": self.width,
+            "1": 1,
             **patch_sizes(self.channels, self.grid, self.patch),
-        }  # fmt: skip
+        }
 
 
 # a preset without an image_size takes size, channels and patch from the data

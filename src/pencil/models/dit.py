@@ -136,12 +136,26 @@ class DiTConfig:
         patches, first = prod(self.grid), groupings(self, torch.device("cpu"))[0]
         groups = {} if first is None else {"w": first.count, "n": first.size}
         return groups | {
-            "T": patches, "S": patches, "N": patches, "c": self.channels * prod(self.patch_sizes), "D": self.width,
-            "h": self.heads, "g": self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2, "F": self.mlp_width,
-            "a": len(self.grid), "m": (6 if self.adaln == "zero" else 4) * self.width, "f": 256, "s": self.context,
-            "o": self.out_channels * prod(self.patch_sizes), "r": 2 * self.width, "h·d": self.width,
-            "1": 1, **patch_sizes(self.channels, self.grid, self.patch_sizes),
-        }  # fmt: skip
+            "T": patches,
+            "S": patches,
+            "N": patches,
+            "c": self.channels * prod(self.patch_sizes),
+            "D": self.width,
+            "h": self.heads,
+            "g": self.heads,
+            "d": self.head_width,
+            "d/2": rotary_width(self) // 2,
+            "F": self.mlp_width,
+            "a": len(self.grid),
+            "m": (6 if self.adaln == "zero" else 4) * self.width,
+            "f": 256,
+            "s": self.context,
+            "o": self.out_channels * prod(self.patch_sizes),
+            "r": 2 * self.width,
+            "h·d": self.width,
+            "1": 1,
+            **patch_sizes(self.channels, self.grid, self.patch_sizes),
+        }
 
 
 _LATENT = dict(image_size=(32, 32), channels=4, classes=1000, learned_variance=True, noise_schedule="linear")
@@ -194,9 +208,15 @@ class DiT(Shown, nn.Module):
         self.text_tokens, self.text_encoder, self.null_text = None, None, None
         if c.vocab:
             small = ReaderConfig(
-                vocab=c.vocab, context=c.context, width=c.width, depth=c.text_encoder_depth, heads=c.heads,
-                hidden=c.hidden, rope_fraction=c.rope_fraction, rope_pairs=c.rope_pairs,
-            )  # fmt: skip
+                vocab=c.vocab,
+                context=c.context,
+                width=c.width,
+                depth=c.text_encoder_depth,
+                heads=c.heads,
+                hidden=c.hidden,
+                rope_fraction=c.rope_fraction,
+                rope_pairs=c.rope_pairs,
+            )
             self.text_tokens, self.text_encoder = Tokens(c.vocab, c.width), Encoder(small, c.context)
             self.null_text = nn.Parameter(torch.zeros(c.width)) if c.null_condition else None
         block = partial(

@@ -86,10 +86,19 @@ class GPTConfig:
     def sizes(self) -> dict[str, int]:
         """The size of each axis letter used in shapes."""
         return {
-            "T": self.context, "S": self.context, "V": self.vocab, "D": self.width, "h": self.heads,
-            "g": self.kv_heads or self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2, "F": self.mlp_width,
-            "a": 1, "h·d": self.heads * self.head_width, "1": 1,
-        }  # fmt: skip
+            "T": self.context,
+            "S": self.context,
+            "V": self.vocab,
+            "D": self.width,
+            "h": self.heads,
+            "g": self.kv_heads or self.heads,
+            "d": self.head_width,
+            "d/2": rotary_width(self) // 2,
+            "F": self.mlp_width,
+            "a": 1,
+            "h·d": self.heads * self.head_width,
+            "1": 1,
+        }
 
 
 _GPT2 = dict(vocab=50257, context=1024, activation="gelu-tanh", bias=True, positions="learned")

@@ -42,9 +42,12 @@ class Shown:
 
         model: Any = self
         return repr_lib.render_object_constructor(
-            object_type=type(self), attributes=_tree(model, "", symbols(model)), path=path,
-            subtree_renderer=subtree_renderer, roundtrippable=False,
-        )  # fmt: skip
+            object_type=type(self),
+            attributes=_tree(model, "", symbols(model)),
+            path=path,
+            subtree_renderer=subtree_renderer,
+            roundtrippable=False,
+        )
 
 
 def _tree(module: nn.Module, path: str, learned: dict[str, str]) -> dict[str, Any]:

@@ -108,10 +108,18 @@ class ReaderConfig:
         """The size of each axis letter used in shapes."""
         output = {"words": {"V": self.vocab}, "label": {"K": self.classes or 0}}.get(self.output, {})
         return output | {
-            "T": self.context, "S": self.context, "D": self.width, "h": self.heads, "g": self.kv_heads or self.heads,
-            "d": self.head_width, "d/2": rotary_width(self) // 2, "F": self.mlp_width, "a": 1, "h·d": self.width,
+            "T": self.context,
+            "S": self.context,
+            "D": self.width,
+            "h": self.heads,
+            "g": self.kv_heads or self.heads,
+            "d": self.head_width,
+            "d/2": rotary_width(self) // 2,
+            "F": self.mlp_width,
+            "a": 1,
+            "h·d": self.width,
             "1": 1,
-        }  # fmt: skip
+        }
 
 
 _BERT = dict(

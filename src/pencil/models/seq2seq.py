@@ -111,16 +111,33 @@ class Seq2SeqConfig:
     def sizes(self) -> dict[str, int]:
         """The size of each axis letter used in shapes."""
         return {
-            "T": self.context, "S": self.context, "s": self.source_context, "V": self.vocab, "D": self.width,
-            "h": self.heads, "g": self.kv_heads or self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2,
-            "F": self.mlp_width, "a": 1, "h·d": self.heads * self.head_width, "1": 1,
-        }  # fmt: skip
+            "T": self.context,
+            "S": self.context,
+            "s": self.source_context,
+            "V": self.vocab,
+            "D": self.width,
+            "h": self.heads,
+            "g": self.kv_heads or self.heads,
+            "d": self.head_width,
+            "d/2": rotary_width(self) // 2,
+            "F": self.mlp_width,
+            "a": 1,
+            "h·d": self.heads * self.head_width,
+            "1": 1,
+        }
 
 
 _PAPER = dict(
-    vocab=37000, context=512, source_context=512, depth=6, norm_position="post", activation="relu", bias=True,
-    positions="sinusoidal", scale_embeddings=True,
-)  # fmt: skip
+    vocab=37000,
+    context=512,
+    source_context=512,
+    depth=6,
+    norm_position="post",
+    activation="relu",
+    bias=True,
+    positions="sinusoidal",
+    scale_embeddings=True,
+)
 
 # a preset without a context takes both from the data
 PRESETS: dict[str, dict] = {

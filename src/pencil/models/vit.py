@@ -107,11 +107,22 @@ class ViTConfig:
         patches = prod(self.grid)
         tokens = patches + self.before
         return {
-            "T": tokens, "S": tokens, "N": patches, "c": self.channels * prod(self.patch), "K": self.classes,
-            "D": self.width, "h": self.heads, "g": self.heads, "d": self.head_width, "d/2": rotary_width(self) // 2,
-            "F": self.mlp_width, "a": 2, "h·d": self.width, "1": 1,
+            "T": tokens,
+            "S": tokens,
+            "N": patches,
+            "c": self.channels * prod(self.patch),
+            "K": self.classes,
+            "D": self.width,
+            "h": self.heads,
+            "g": self.heads,
+            "d": self.head_width,
+            "d/2": rotary_width(self) // 2,
+            "F": self.mlp_width,
+            "a": 2,
+            "h·d": self.width,
+            "1": 1,
             **patch_sizes(self.channels, self.grid, self.patch),
-        }  # fmt: skip
+        }
 
 
 def check_tokens(c: ViTConfig) -> None:

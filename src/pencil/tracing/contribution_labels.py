@@ -7,9 +7,9 @@ from math import prod
 import numpy as np
 
 from .address import occurrence
-from .held import HeldModel, Leaf
-from .recorded import RecordedTrace
+from .linearized import HeldModel, Leaf
 from .recording import Recording
+from .trace_base import RecordedTrace
 
 Index = tuple[int, ...]
 PARTS = {"attn": "", "cross": "cross-attention"}

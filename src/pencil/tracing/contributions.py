@@ -23,9 +23,9 @@ from .address import Label, parse
 from .contribution_labels import Index, Labels, block_of
 from .contribution_parts import SHOWN, BlockPart, Part, Row, html_table, lines, rows, shared
 from .graph import ROUNDING
-from .held import HeldModel, Leaf
+from .linearized import HeldModel, Leaf
 from .receipt import format_number
-from .recorded import RecordedTrace
+from .trace_base import RecordedTrace
 
 EXACT = 1e-12  # of the sum of sizes: what double precision may leave between a number and the sum of its parts
 
@@ -47,9 +47,16 @@ class LeafPart(Part):
     """The part of a leaf: its `weights` are how much the output changes with each of its cells."""
 
     def __init__(
-        self, tree: "Tree", leaf: Leaf, index: Index, weights: Tensor, parent: "LeafPart | None", value: float,
-        size: float, most: int,
-    ):  # fmt: skip
+        self,
+        tree: "Tree",
+        leaf: Leaf,
+        index: Index,
+        weights: Tensor,
+        parent: "LeafPart | None",
+        value: float,
+        size: float,
+        most: int,
+    ):
         self.tree, self.leaf, self.index, self.weights, self.parent = tree, leaf, index, weights, parent
         self.size = size
         given = dict(zip(tree.labels.groups(leaf), index, strict=True))

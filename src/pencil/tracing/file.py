@@ -14,8 +14,8 @@ from ..config import UserError
 from ..files import MOST_VALUES, check_regular, memory, parse_json, write_aside
 from ..tensors import LARGEST_HEADER, Header, read_header
 from .graph import Array, Graph, Node
-from .recorded import RecordedTrace
 from .sound import Soundness, check_entries
+from .trace_base import RecordedTrace
 
 FORMAT = "pencil trace 1"
 TYPES = {

@@ -26,7 +26,7 @@ from .file import pack
 from .functions import FUNCTIONS
 from .graph import LEAST, ROUNDING, TINY, Array
 from .receipt import DEPTH, ORIGINS, SHOWN, WIDE, format_number
-from .recorded import COUNTING, RecordedTrace, RecordedView
+from .trace_base import COUNTING, RecordedTrace, RecordedView
 
 HEAVY = 10_000_000  # bytes above which a page is no longer something to mail
 ABOUT = "Every number here was computed by the numbers before it. Choose one and its arithmetic unfolds."
@@ -141,9 +141,14 @@ def data(trace: RecordedTrace) -> tuple[dict[str, Any], bytes]:
     from ..core.probe import LEGEND  # here, because it loads torch
 
     rules = {
-        "shown": SHOWN, "depth": DEPTH, "wide": WIDE, "origins": ORIGINS, "rounding": ROUNDING,
-        "least": LEAST, "tiny": TINY,
-    }  # fmt: skip
+        "shown": SHOWN,
+        "depth": DEPTH,
+        "wide": WIDE,
+        "origins": ORIGINS,
+        "rounding": ROUNDING,
+        "least": LEAST,
+        "tiny": TINY,
+    }
     return {**graph, "functions": forms, "rules": rules, "legend": LEGEND, "arrays": placed}, b"".join(chunks)
 
 

@@ -4,7 +4,7 @@ from html import escape
 from typing import Any
 
 from . import html
-from .recorded import RecordedTrace, RecordedView, letter_of
+from .trace_base import RecordedTrace, RecordedView, letter_of
 
 LISTED = 20  # names that a notebook shows at once
 
@@ -68,8 +68,10 @@ def view_in_treescope(view: RecordedView, path: Any, subtree_renderer: Any) -> A
     letters = {axis: letter_of(node, axis) or f"axis {axis}" for axis in range(values.ndim)} if whole else {}
     words = {axis: view.trace.words(letters[axis], values.shape[axis], node.name) for axis in letters}
     drawn = treescope.render_array(
-        values, axis_labels={axis: f"{letter}: {values.shape[axis]}" for axis, letter in letters.items()},
-        axis_item_labels=words, truncate=True,
-    )  # fmt: skip
+        values,
+        axis_labels={axis: f"{letter}: {values.shape[axis]}" for axis, letter in letters.items()},
+        axis_item_labels=words,
+        truncate=True,
+    )
     about = f"{node.symbol or node.name} = {node.formula}" if node.formula else node.symbol
     return parts.siblings(parts.text(f"{node.name}  {about}\n"), drawn.treescope_part)

@@ -11,7 +11,7 @@ from .address import Label, parse
 from .file import refs
 from .graph import Array, Graph, Node, Plan, places
 from .ranges import used
-from .recorded import LISTED, RecordedTrace, letter_of
+from .trace_base import LISTED, RecordedTrace, letter_of
 
 AT_ONCE = 1 << 20  # places that are looked at together
 

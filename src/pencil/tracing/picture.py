@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import draw
 from ..config import UserError, nearest
-from .recorded import RecordedTrace
+from .trace_base import RecordedTrace
 
 
 def attention(trace: RecordedTrace, name: str | None = None, query: str | None = None) -> bytes:

@@ -9,7 +9,7 @@ import numpy as np
 from ..config import UserError
 from .functions import FUNCTIONS
 from .graph import Graph, Node, Plan, places, slack
-from .recorded import RecordedTrace
+from .trace_base import RecordedTrace
 from .writing import EXACT, SHOWN, Known, Tree, format_number, largest, plain, text, walk, weigh
 
 DEPTH = 8  # how deep unnamed values are unfolded

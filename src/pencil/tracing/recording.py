@@ -15,7 +15,7 @@ from ..config import UserError
 from ..core.layers import evaluating
 from ..core.notation import Notation, stored
 from ..core.probe import Probe, declared, symbols
-from .closed import BlockTape
+from .lazy_tape import BlockTape
 from .nested import mapped, tensors
 from .tape import BUDGET, Edit
 

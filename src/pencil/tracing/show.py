@@ -14,7 +14,7 @@ from ..console import Console
 from .contribution_parts import SHARES
 from .graph import Array, Node
 from .receipt import SHOWN, Receipt, format_number
-from .recorded import RecordedTrace, RecordedView
+from .trace_base import RecordedTrace, RecordedView
 
 if TYPE_CHECKING:  # it needs torch, which showing a trace file does not
     from .contributions import Contributions

@@ -226,11 +226,16 @@ class Tape(TorchDispatchMode, Graph):
     def _describe(self, node: int, func: Any, op: str, inputs: dict[str, Any], given: Any, i: int, me: int) -> None:
         n = self.nodes[node]
         call = Call(
-            op, inputs, n.shape, n.dtype, i, me,
+            op,
+            inputs,
+            n.shape,
+            n.dtype,
+            i,
+            me,
             read=lambda x: self.value(x.node),
             again=lambda: moved(func, inputs, given, i, self._table, self._constant),
             table=self._table,
-        )  # fmt: skip
+        )
         if op not in RULES:
             raise UserError(f"the operation {op} (at {n.name}) has no receipt yet")
         try:

@@ -13,7 +13,7 @@ from ..console import visible
 from .formulas import finite, quoted, text
 from .graph import Graph, Node
 from .ranges import Block, Kept, Part
-from .recorded import COUNTING, RecordedTrace
+from .trace_base import COUNTING, RecordedTrace
 
 FORMATS: dict[str, dict[str, Any]] = {
     "title": {"bold": True, "font_size": 16},

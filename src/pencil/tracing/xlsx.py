@@ -17,7 +17,7 @@ from .functions import FUNCTIONS
 from .graph import Array, Graph, Node, Plan
 from .part import Cut, TooMany, extract, needed
 from .ranges import Block, Kept, Part
-from .recorded import RecordedTrace
+from .trace_base import RecordedTrace
 from .workbook import SheetWriter
 
 COLUMNS, ROWS = 16_384, 1_048_576  # of a sheet in Excel

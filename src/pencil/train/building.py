@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from ..collectives.processes import World
 from ..config import UserError
 from ..core.attention import Attention
 from ..core.layers import LayerNorm, RMSNorm
 from ..inference.int8 import refuse_int8
-from ..processes import World
-from .cut_build import build_cut, fill
 from .frozen import freeze_parameters
-from .parallel import Mode, compiles, halves
+from .parallel.modes import Mode, compiles, halves
+from .parallel.sharded_build import build_cut, fill
 from .recompute import blocks_of, compile_blocks, recompute_blocks
 from .settings import TrainConfig
 

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..collectives.dtensor import to_local
 from ..core.attention import Attention
-from .local import local
+from .parallel.sharded_muon import share_out
 from .settings import TrainConfig
-from .shared_muon import share_out
 
 
 class Muon(torch.optim.Optimizer):
@@ -76,10 +76,10 @@ class Muon(torch.optim.Optimizer):
         for p in parameters:
             if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
-            gradient = local(p.grad)
+            gradient = to_local(p.grad)
             gradients.append(gradient if self.found_inf is None else torch.where(self.found_inf > 0, 0.0, gradient))
-            weights.append(local(p))
-            momenta.append(local(self.state[p]["momentum"]))
+            weights.append(to_local(p))
+            momenta.append(to_local(self.state[p]["momentum"]))
         share = (1 - group["momentum"]) * applied
         torch._foreach_mul_(momenta, 1 - share)  # pyright: ignore
         torch._foreach_add_(momenta, torch._foreach_mul(gradients, share))  # pyright: ignore

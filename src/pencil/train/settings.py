@@ -72,8 +72,17 @@ class TrainConfig:
             if getattr(self, name) < 1 and not undecided:
                 raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
         for name in (
-            "warmup", "weight_decay", "lr", "muon_lr", "clip", "seed", "max_skipped", "patience", "augment_ops", "mixup"
-        ):  # fmt: skip
+            "warmup",
+            "weight_decay",
+            "lr",
+            "muon_lr",
+            "clip",
+            "seed",
+            "max_skipped",
+            "patience",
+            "augment_ops",
+            "mixup",
+        ):
             if not (getattr(self, name) or 0) >= 0:
                 raise UserError(f"train.{name} cannot be negative, not {getattr(self, name)}")
         for name in ("ema", "beta1", "beta2", "word_dropout", "mask_fraction", "condition_dropout", "label_smoothing"):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..config import UserError, fitted
 from ..data.settings import DataConfig
 from ..data.split import SPLIT
-from ..data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
+from ..data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 
 FREE = ("dropout", "attention_dropout", "key_dropout")  # settings without weights
 CONTEXTS = ("context", "source_context")  # which may be smaller

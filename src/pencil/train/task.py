@@ -12,11 +12,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..config import UserError, build
-from ..data.pairs import Recorded
 from ..data.settings import DataConfig
 from ..data.split import SPLIT
-from ..data.tokenizers import VOCAB, Tokenizer, learn
-from ..runs import Run
+from ..data.tables.pairs import Recorded
+from ..data.tokenizers.tokenizer import VOCAB, Tokenizer, learn
+from ..runs.run import Run
 from .settings import TrainConfig
 from .start import Start
 

@@ -20,10 +20,14 @@ from .transformers_fields import count_labels, fields
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
                "silu": "silu", "swish": "silu"}  # fmt: skip
 CLASSES = {
-    "bert": {"BertForMaskedLM": "words", "BertForPreTraining": "words", "BertForSequenceClassification": "label",
-             "BertModel": "pool"},
+    "bert": {
+        "BertForMaskedLM": "words",
+        "BertForPreTraining": "words",
+        "BertForSequenceClassification": "label",
+        "BertModel": "pool",
+    },
     "roberta": {"RobertaForMaskedLM": "words", "RobertaForSequenceClassification": "label", "RobertaModel": "pool"},
-}  # fmt: skip
+}
 BLOCK = {
     "attention.output.dense": "attn.out",
     "attention.output.LayerNorm": "attn_norm",
@@ -127,8 +131,17 @@ def _labels(theirs: Fields) -> int:
 
 
 def describe(c: ReaderConfig, kind: str, name: str) -> dict[str, Any]:
-    must_have(c, name, norm_position="post", embed_norm=True, norm="layer", bias=True, positions="learned",
-              kv_heads=(None, c.heads), activation=tuple(dict.fromkeys(ACTIVATIONS.values())))  # fmt: skip
+    must_have(
+        c,
+        name,
+        norm_position="post",
+        embed_norm=True,
+        norm="layer",
+        bias=True,
+        positions="learned",
+        kv_heads=(None, c.heads),
+        activation=tuple(dict.fromkeys(ACTIVATIONS.values())),
+    )
     if c.output == "words" and kind == "bert":
         must_have(c, f"{name} for masked tokens", activation="gelu")
     if c.output in ("label", "pool"):
@@ -140,12 +153,18 @@ def describe(c: ReaderConfig, kind: str, name: str) -> dict[str, Any]:
         raise UserError(f"model.position_offset is {c.position_offset}, which a {name} does not have: only {only}")
     head = "pool" if c.output == "states" else c.output
     theirs: dict[str, Any] = dict(
-        model_type=kind, architectures=[next(one for one, made in CLASSES[kind].items() if made == head)],
-        vocab_size=c.vocab, max_position_embeddings=c.context + c.position_offset, hidden_size=c.width,
-        num_hidden_layers=c.depth, num_attention_heads=c.heads, intermediate_size=c.mlp_width,
-        hidden_act=their_word(ACTIVATIONS, c.activation), layer_norm_eps=c.eps,
+        model_type=kind,
+        architectures=[next(one for one, made in CLASSES[kind].items() if made == head)],
+        vocab_size=c.vocab,
+        max_position_embeddings=c.context + c.position_offset,
+        hidden_size=c.width,
+        num_hidden_layers=c.depth,
+        num_attention_heads=c.heads,
+        intermediate_size=c.mlp_width,
+        hidden_act=their_word(ACTIVATIONS, c.activation),
+        layer_norm_eps=c.eps,
         type_vocab_size=c.token_types,
-    )  # fmt: skip
+    )
     if kind == "roberta":
         theirs["pad_token_id"] = c.position_offset - 1
     if c.classes:
@@ -217,22 +236,37 @@ def _architecture(name: str, kind: str) -> Architecture:
     table, words = f"{kind}.embeddings.word_embeddings.weight", WORDS[kind][2]
     tied = {f"{words}.decoder.weight": table, f"{words}.decoder.bias": f"{words}.bias"}
     return Architecture(
-        name, "transformers", (kind,), Reader, ReaderConfig, FIELDS, partial(settings, kind=kind),
-        partial(describe, kind=kind, name=name), partial(rules, kind=kind),
+        name,
+        "transformers",
+        (kind,),
+        Reader,
+        ReaderConfig,
+        FIELDS,
+        partial(settings, kind=kind),
+        partial(describe, kind=kind, name=name),
+        partial(rules, kind=kind),
         tied=lambda c: tied if c.output == "words" else {},
         unused=partial(_unused, kind=kind),
         # files of the model without a head have no prefix, and the first ones have other names for norms
-        renamed={r"^(?=(embeddings|encoder|pooler)\.)": f"{kind}.", r"LayerNorm\.gamma$": "LayerNorm.weight",
-                 r"LayerNorm\.beta$": "LayerNorm.bias"},
+        renamed={
+            r"^(?=(embeddings|encoder|pooler)\.)": f"{kind}.",
+            r"LayerNorm\.gamma$": "LayerNorm.weight",
+            r"LayerNorm\.beta$": "LayerNorm.bias",
+        },
         written=lambda c: {} if c.output in ("words", "label") else {rf"^{kind}\.": ""},
         sizes=partial(_found, kind=kind),
         dropout={"hidden_dropout_prob": ("dropout", 0.1), "attention_probs_dropout_prob": ("attention_dropout", 0.1)},
-        defaults=dict(hidden_act="gelu", layer_norm_eps=1e-12, type_vocab_size=2, tie_word_embeddings=True,
-                      pad_token_id=0 if kind == "bert" else 1),
+        defaults=dict(
+            hidden_act="gelu",
+            layer_norm_eps=1e-12,
+            type_vocab_size=2,
+            tie_word_embeddings=True,
+            pad_token_id=0 if kind == "bert" else 1,
+        ),
         inputs=_inputs,
         ask=_answer,
         outputs=partial(_outputs, kind=kind),
-    )  # fmt: skip
+    )
 
 
 BERT = _architecture("BERT", "bert")

@@ -58,9 +58,17 @@ FIELDS: dict[str, Use] = {
 BOTH: dict[str, Any] = dict(num_attention_heads=16, out_channels=None, norm_eps=1e-5)  # defaults of both classes
 # of DiTTransformer2DModel; OLDER has others, and which of them count differs between versions of diffusers
 DEFAULTS: dict[str, Any] = dict(
-    attention_head_dim=72, in_channels=4, num_layers=28, sample_size=32, patch_size=2, num_embeds_ada_norm=1000,
-    norm_type="ada_norm_zero", activation_fn="gelu-approximate", attention_bias=True, norm_elementwise_affine=False,
-)  # fmt: skip
+    attention_head_dim=72,
+    in_channels=4,
+    num_layers=28,
+    sample_size=32,
+    patch_size=2,
+    num_embeds_ada_norm=1000,
+    norm_type="ada_norm_zero",
+    activation_fn="gelu-approximate",
+    attention_bias=True,
+    norm_elementwise_affine=False,
+)
 
 
 def settings(theirs: Fields) -> dict[str, Any]:
@@ -97,17 +105,39 @@ def settings(theirs: Fields) -> dict[str, Any]:
 
 
 def describe(c: DiTConfig) -> dict[str, Any]:
-    must_have(c, "DiT of diffusers", frames=1, vocab=None, null_condition=True, attention="full", adaln="zero",
-              positions="learned", eps=EPS, mlp_width=4 * c.width, downscale_freq_shift=True,
-              image_size=((c.image_size[0],) * 2,), patch=((c.patch[0],) * 2,))  # fmt: skip
+    must_have(
+        c,
+        "DiT of diffusers",
+        frames=1,
+        vocab=None,
+        null_condition=True,
+        attention="full",
+        adaln="zero",
+        positions="learned",
+        eps=EPS,
+        mlp_width=4 * c.width,
+        downscale_freq_shift=True,
+        image_size=((c.image_size[0],) * 2,),
+        patch=((c.patch[0],) * 2,),
+    )
     if c.classes is None:
         raise UserError("model.classes is not set, and a DiT of diffusers always has classes")
     return dict(
-        _class_name="DiTTransformer2DModel", num_attention_heads=c.heads, attention_head_dim=c.head_width,
-        in_channels=c.channels, out_channels=c.out_channels, num_layers=c.depth, sample_size=c.image_size[0],
-        patch_size=c.patch[0], num_embeds_ada_norm=c.classes, norm_type="ada_norm_zero", norm_elementwise_affine=False,
-        activation_fn="gelu-approximate", attention_bias=True, norm_eps=c.eps if c.mlp_eps is None else c.mlp_eps,
-    )  # fmt: skip
+        _class_name="DiTTransformer2DModel",
+        num_attention_heads=c.heads,
+        attention_head_dim=c.head_width,
+        in_channels=c.channels,
+        out_channels=c.out_channels,
+        num_layers=c.depth,
+        sample_size=c.image_size[0],
+        patch_size=c.patch[0],
+        num_embeds_ada_norm=c.classes,
+        norm_type="ada_norm_zero",
+        norm_elementwise_affine=False,
+        activation_fn="gelu-approximate",
+        attention_bias=True,
+        norm_eps=c.eps if c.mlp_eps is None else c.mlp_eps,
+    )
 
 
 def rules(c: DiTConfig) -> Iterator[Rule]:
@@ -210,11 +240,19 @@ def _exact_sines(module: Any, given: tuple[Tensor, ...], rounded: Tensor) -> Ten
 
 
 DIT = Architecture(
-    "DiT", "diffusers", ("DiTTransformer2DModel", OLDER), DiT, DiTConfig, FIELDS, settings, describe, rules,
+    "DiT",
+    "diffusers",
+    ("DiTTransformer2DModel", OLDER),
+    DiT,
+    DiTConfig,
+    FIELDS,
+    settings,
+    describe,
+    rules,
     unused=lambda c: {r"pos_embed\.pos_embed": _other_positions},
     inputs=random_inputs,
     ask=lambda original, given: original(*given).sample,
     outputs=lambda c: {f"blocks.{i}.post": f"transformer_blocks.{i}" for i in range(c.depth)},
     exact={"time_proj": _exact_sines},
     rounds="the sines of its timesteps",
-)  # fmt: skip
+)

@@ -41,11 +41,15 @@ def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     width, channels, patch, _ = shape("x_embedder.proj.weight", 4)
     side, rows = isqrt(shape("pos_embed", 3)[1]), shape("final_layer.linear.weight", 2)[0]
     found: dict[str, Any] = dict(
-        input_size=side * patch, patch_size=patch, in_channels=channels, hidden_size=width,
+        input_size=side * patch,
+        patch_size=patch,
+        in_channels=channels,
+        hidden_size=width,
         depth=len([name for name in shapes if name.startswith("blocks.") and name.endswith(".attn.qkv.weight")]),
-        mlp_ratio=shape("blocks.0.mlp.fc1.weight", 2)[0] / width, learn_sigma=rows == 2 * channels * patch**2,
+        mlp_ratio=shape("blocks.0.mlp.fc1.weight", 2)[0] / width,
+        learn_sigma=rows == 2 * channels * patch**2,
         num_classes=shape("y_embedder.embedding_table.weight", 2)[0] - 1,  # the last row is the null class
-    )  # fmt: skip
+    )
     return found | ({"num_heads": HEADS[width]} if width in HEADS else {})
 
 
@@ -90,10 +94,18 @@ def rules(c: DiTConfig) -> Iterator[Rule]:
 
 
 DIT_ORIGINAL = Architecture(
-    NAME, "dit", (), DiT, DiTConfig, FIELDS, settings, None, rules,
+    NAME,
+    "dit",
+    (),
+    DiT,
+    DiTConfig,
+    FIELDS,
+    settings,
+    None,
+    rules,
     marks=("x_embedder.proj.weight", "t_embedder.mlp.0.weight", "final_layer.linear.weight"),
     sizes=sizes,
     inputs=random_inputs,
     ask=lambda original, given: original(*given),
     outputs=lambda c: {f"blocks.{i}.post": f"blocks.{i}" for i in range(c.depth)},
-)  # fmt: skip
+)

@@ -63,6 +63,13 @@ def describe_schedule(config: Any, latents: bool) -> dict[str, Any]:
     beta_schedule = their_word(SCHEDULES, config.noise_schedule)
     prediction = their_word(PREDICTIONS, config.prediction)
     return dict(
-        _class_name="DDIMScheduler", num_train_timesteps=STEPS, beta_schedule=beta_schedule, beta_start=FIRST,
-        beta_end=LAST, prediction_type=prediction, clip_sample=not latents, set_alpha_to_one=True, steps_offset=0,
-    )  # fmt: skip
+        _class_name="DDIMScheduler",
+        num_train_timesteps=STEPS,
+        beta_schedule=beta_schedule,
+        beta_start=FIRST,
+        beta_end=LAST,
+        prediction_type=prediction,
+        clip_sample=not latents,
+        set_alpha_to_one=True,
+        steps_offset=0,
+    )

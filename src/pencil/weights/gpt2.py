@@ -41,14 +41,32 @@ def settings(theirs: Fields) -> dict[str, Any]:
 
 
 def describe(c: GPTConfig) -> dict[str, Any]:
-    must_have(c, "GPT-2", norm="layer", positions="learned", activation=tuple(ACTIVATIONS.values()),
-              kv_heads=(None, c.heads), head_width=c.width // c.heads, qkv_bias=(None, c.bias), qk_norm=False,
-              window=None, **no_head_bias(c))  # fmt: skip
+    must_have(
+        c,
+        "GPT-2",
+        norm="layer",
+        positions="learned",
+        activation=tuple(ACTIVATIONS.values()),
+        kv_heads=(None, c.heads),
+        head_width=c.width // c.heads,
+        qkv_bias=(None, c.bias),
+        qk_norm=False,
+        window=None,
+        **no_head_bias(c),
+    )
     return dict(
-        model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=c.vocab, n_positions=c.context,
-        n_embd=c.width, n_layer=c.depth, n_head=c.heads, n_inner=c.mlp_width, layer_norm_epsilon=c.eps,
-        activation_function=their_word(ACTIVATIONS, c.activation), tie_word_embeddings=c.tie_embeddings,
-    )  # fmt: skip
+        model_type="gpt2",
+        architectures=["GPT2LMHeadModel"],
+        vocab_size=c.vocab,
+        n_positions=c.context,
+        n_embd=c.width,
+        n_layer=c.depth,
+        n_head=c.heads,
+        n_inner=c.mlp_width,
+        layer_norm_epsilon=c.eps,
+        activation_function=their_word(ACTIVATIONS, c.activation),
+        tie_word_embeddings=c.tie_embeddings,
+    )
 
 
 def no_head_bias(c: GPTConfig) -> dict[str, Any]:
@@ -87,7 +105,15 @@ def not_causal(mask: Tensor, config: Any) -> str | None:
 
 
 GPT2 = Architecture(
-    "GPT-2", "transformers", ("gpt2",), GPT, GPTConfig, FIELDS, settings, describe, rules,
+    "GPT-2",
+    "transformers",
+    ("gpt2",),
+    GPT,
+    GPTConfig,
+    FIELDS,
+    settings,
+    describe,
+    rules,
     tied=lambda c: {"lm_head.weight": "transformer.wte.weight"} if c.tie_embeddings else {},
     unused=lambda c: {r"transformer\.h\.\d+\.attn\.(masked_)?bias": not_causal},
     # files of the model without its head have no prefix
@@ -100,4 +126,4 @@ GPT2 = Architecture(
     inputs=token_inputs,
     ask=lambda original, given: original(input_ids=given[0]).logits,
     outputs=lambda c: {f"blocks.{i}.post": f"transformer.h.{i}" for i in range(c.depth)} | {"norm": "transformer.ln_f"},
-)  # fmt: skip
+)

@@ -184,8 +184,16 @@ def _scaling(theirs: Fields, rope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(c: GPTConfig, kind: str, name: str) -> dict[str, Any]:
-    must_have(c, name, norm="rms", activation="swiglu", positions="rope", qk_norm=kind == "qwen3", rope_fraction=1,
-              rope_scaling=(None, "linear", "yarn", "llama3"))  # fmt: skip
+    must_have(
+        c,
+        name,
+        norm="rms",
+        activation="swiglu",
+        positions="rope",
+        qk_norm=kind == "qwen3",
+        rope_fraction=1,
+        rope_scaling=(None, "linear", "yarn", "llama3"),
+    )
     if kind != "llama":
         must_have(c, name, bias=False)
     must_have(c, name, qkv_bias=True if kind == "qwen2" else (None, c.bias))
@@ -203,11 +211,20 @@ def describe(c: GPTConfig, kind: str, name: str) -> dict[str, Any]:
         if c.rope_scaling == "llama3":
             rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     theirs: dict[str, Any] = dict(
-        model_type=kind, architectures=[CLASSES[kind]], vocab_size=c.vocab, max_position_embeddings=c.context,
-        hidden_size=c.width, num_hidden_layers=c.depth, num_attention_heads=c.heads,
-        num_key_value_heads=c.kv_heads or c.heads, intermediate_size=c.mlp_width, rms_norm_eps=c.eps,
-        hidden_act="silu", rope_parameters=rope, tie_word_embeddings=c.tie_embeddings,
-    )  # fmt: skip
+        model_type=kind,
+        architectures=[CLASSES[kind]],
+        vocab_size=c.vocab,
+        max_position_embeddings=c.context,
+        hidden_size=c.width,
+        num_hidden_layers=c.depth,
+        num_attention_heads=c.heads,
+        num_key_value_heads=c.kv_heads or c.heads,
+        intermediate_size=c.mlp_width,
+        rms_norm_eps=c.eps,
+        hidden_act="silu",
+        rope_parameters=rope,
+        tie_word_embeddings=c.tie_embeddings,
+    )
     if kind != "qwen2":
         theirs["head_dim"] = c.head_width
     if kind == "llama":
@@ -217,9 +234,11 @@ def describe(c: GPTConfig, kind: str, name: str) -> dict[str, Any]:
     else:
         layer = "sliding_attention" if c.window else "full_attention"
         theirs |= dict(
-            use_sliding_window=c.window is not None, sliding_window=c.window, max_window_layers=0,
+            use_sliding_window=c.window is not None,
+            sliding_window=c.window,
+            max_window_layers=0,
             layer_types=[layer] * c.depth,
-        )  # fmt: skip
+        )
     return theirs
 
 
@@ -276,9 +295,15 @@ def other_frequencies(held: Tensor, c: GPTConfig) -> str | None:
 
 def _architecture(name: str, kind: str, defaults: dict[str, Any], **others: Use) -> Architecture:
     return Architecture(
-        name, "transformers", (kind,), GPT, GPTConfig,
+        name,
+        "transformers",
+        (kind,),
+        GPT,
+        GPTConfig,
         fields(MAPPED, "attention_dropout rope_interleaved", partial_rotary_factor=only(1), **others),
-        partial(settings, kind=kind), partial(describe, kind=kind, name=name), rules,
+        partial(settings, kind=kind),
+        partial(describe, kind=kind, name=name),
+        rules,
         tied=lambda c: {"lm_head.weight": "model.embed_tokens.weight"} if c.tie_embeddings else {},
         unused=lambda c: {r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq": other_frequencies},
         classes=(CLASSES[kind], CLASSES[kind].replace("ForCausalLM", "Model"), *OLDER.get(kind, ())),
@@ -289,13 +314,17 @@ def _architecture(name: str, kind: str, defaults: dict[str, Any], **others: Use)
         inputs=token_inputs,
         ask=lambda original, given: original(input_ids=given[0]).logits,
         outputs=lambda c: {f"blocks.{i}.post": f"model.layers.{i}" for i in range(c.depth)} | {"norm": "model.norm"},
-    )  # fmt: skip
+    )
 
 
 LLAMA = _architecture(
-    "LLaMA", "llama", dict(attention_bias=False, mlp_bias=False),
-    attention_bias="mapped", mlp_bias="mapped", rope_interleaved=only(False),
-)  # fmt: skip
+    "LLaMA",
+    "llama",
+    dict(attention_bias=False, mlp_bias=False),
+    attention_bias="mapped",
+    mlp_bias="mapped",
+    rope_interleaved=only(False),
+)
 MISTRAL = _architecture("Mistral", "mistral", dict(num_key_value_heads=8, sliding_window=4096), sliding_window="mapped")
 QWEN2 = _architecture("Qwen2", "qwen2", SLIDING, **WINDOWS)
 QWEN3 = _architecture(

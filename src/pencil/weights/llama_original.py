@@ -92,13 +92,31 @@ def settings(theirs: Fields) -> dict[str, Any]:
 
 
 def describe(c: GPTConfig) -> dict[str, Any]:
-    must_have(c, NAME, norm="rms", activation="swiglu", positions="rope", bias=False, qkv_bias=(None, False),
-              qk_norm=False, rope_fraction=1.0, rope_scaling=None)  # fmt: skip
+    must_have(
+        c,
+        NAME,
+        norm="rms",
+        activation="swiglu",
+        positions="rope",
+        bias=False,
+        qkv_bias=(None, False),
+        qk_norm=False,
+        rope_fraction=1.0,
+        rope_scaling=None,
+    )
     theirs: dict[str, Any] = dict(
-        dim=c.width, n_layers=c.depth, n_heads=c.heads, n_kv_heads=c.kv_heads or c.heads, head_dim=c.head_width,
-        hidden_dim=c.mlp_width, norm_eps=c.eps, rope_theta=c.rope_theta, vocab_size=c.vocab, max_seq_len=c.context,
+        dim=c.width,
+        n_layers=c.depth,
+        n_heads=c.heads,
+        n_kv_heads=c.kv_heads or c.heads,
+        head_dim=c.head_width,
+        hidden_dim=c.mlp_width,
+        norm_eps=c.eps,
+        rope_theta=c.rope_theta,
+        vocab_size=c.vocab,
+        max_seq_len=c.context,
         tied_embeddings=c.tie_embeddings,
-    )  # fmt: skip
+    )
     return theirs if c.window is None else theirs | {"sliding_window": c.window}
 
 
@@ -114,7 +132,15 @@ def _named(name: str) -> str:
 
 
 LLAMA_ORIGINAL = Architecture(
-    NAME, "llama", (), GPT, GPTConfig, FIELDS, settings, describe, rules,
+    NAME,
+    "llama",
+    (),
+    GPT,
+    GPTConfig,
+    FIELDS,
+    settings,
+    describe,
+    rules,
     tied=lambda c: {"output.weight": "tok_embeddings.weight"} if c.tie_embeddings else {},
     unused=lambda c: {r"rope\.freqs": llama.other_frequencies},
     marks=("tok_embeddings.weight", "layers.0.feed_forward.w1.weight"),
@@ -122,4 +148,4 @@ LLAMA_ORIGINAL = Architecture(
     inputs=token_inputs,
     ask=lambda original, given: original(given[0]),
     outputs=lambda c: {f"blocks.{i}.post": f"layers.{i}" for i in range(c.depth)} | {"norm": "norm"},
-)  # fmt: skip
+)

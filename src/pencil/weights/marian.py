@@ -47,13 +47,19 @@ FIELDS = fields(
     static_position_embeddings=only(True),
 )
 # other names of a config's sizes: they stand for the encoder's
-SIZES = {"num_hidden_layers": "encoder_layers", "num_attention_heads": "encoder_attention_heads",
-         "hidden_size": "d_model"}  # fmt: skip
+SIZES = {
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+    "hidden_size": "d_model",
+}
 
 DEFAULTS = dict(
-    decoder_vocab_size=None, activation_function="gelu", scale_embedding=False, share_encoder_decoder_embeddings=True,
+    decoder_vocab_size=None,
+    activation_function="gelu",
+    scale_embedding=False,
+    share_encoder_decoder_embeddings=True,
     tie_word_embeddings=True,
-)  # fmt: skip
+)
 
 
 def settings(theirs: Fields) -> dict[str, Any]:
@@ -91,21 +97,43 @@ def settings(theirs: Fields) -> dict[str, Any]:
 
 
 def describe(c: Seq2SeqConfig) -> dict[str, Any]:
-    must_have(c, "Marian", norm_position="post", norm="layer", eps=1e-5, positions="sinusoidal-halves", bias=True,
-              head_bias=True, activation=tuple(dict.fromkeys(ACTIVATIONS.values())), kv_heads=(None, c.heads),
-              head_width=c.width // c.heads, scale_logits=False,
-              **({"tie_embeddings": True} if c.share_embeddings else {}))  # fmt: skip
+    must_have(
+        c,
+        "Marian",
+        norm_position="post",
+        norm="layer",
+        eps=1e-5,
+        positions="sinusoidal-halves",
+        bias=True,
+        head_bias=True,
+        activation=tuple(dict.fromkeys(ACTIVATIONS.values())),
+        kv_heads=(None, c.heads),
+        head_width=c.width // c.heads,
+        scale_logits=False,
+        **({"tie_embeddings": True} if c.share_embeddings else {}),
+    )
     return dict(
-        model_type="marian", architectures=["MarianMTModel"], is_encoder_decoder=True,
-        vocab_size=c.source_vocab or c.vocab, decoder_vocab_size=c.vocab,
+        model_type="marian",
+        architectures=["MarianMTModel"],
+        is_encoder_decoder=True,
+        vocab_size=c.source_vocab or c.vocab,
+        decoder_vocab_size=c.vocab,
         max_position_embeddings=max(c.context, c.source_context),  # one table for both, of any length
-        d_model=c.width, encoder_layers=c.depth, decoder_layers=c.decoder_blocks, encoder_attention_heads=c.heads,
-        decoder_attention_heads=c.heads, encoder_ffn_dim=c.mlp_width, decoder_ffn_dim=c.mlp_width,
-        activation_function=their_word(ACTIVATIONS, c.activation), scale_embedding=c.scale_embeddings,
-        share_encoder_decoder_embeddings=c.share_embeddings, tie_word_embeddings=c.tie_embeddings,
+        d_model=c.width,
+        encoder_layers=c.depth,
+        decoder_layers=c.decoder_blocks,
+        encoder_attention_heads=c.heads,
+        decoder_attention_heads=c.heads,
+        encoder_ffn_dim=c.mlp_width,
+        decoder_ffn_dim=c.mlp_width,
+        activation_function=their_word(ACTIVATIONS, c.activation),
+        scale_embedding=c.scale_embeddings,
+        share_encoder_decoder_embeddings=c.share_embeddings,
+        tie_word_embeddings=c.tie_embeddings,
         # the library's defaults are tokens of one vocabulary
-        pad_token_id=None, forced_eos_token_id=None,
-    )  # fmt: skip
+        pad_token_id=None,
+        forced_eos_token_id=None,
+    )
 
 
 def rules(c: Seq2SeqConfig) -> Iterator[Rule]:
@@ -166,7 +194,15 @@ def ask_pair(original: Any, given: tuple[Tensor, ...]) -> Tensor:
 
 
 MARIAN = Architecture(
-    "Marian", "transformers", ("marian",), Seq2Seq, Seq2SeqConfig, FIELDS, settings, describe, rules,
+    "Marian",
+    "transformers",
+    ("marian",),
+    Seq2Seq,
+    Seq2SeqConfig,
+    FIELDS,
+    settings,
+    describe,
+    rules,
     tied=tied,
     absent=lambda c: {BIAS: None},
     unused=lambda c: {r"model\.(en|de)coder\.embed_positions\.weight": _other_positions},
@@ -179,4 +215,4 @@ MARIAN = Architecture(
     inputs=pair_inputs,
     ask=ask_pair,
     outputs=lambda c: _blocks(c, "model.encoder.layers", "model.decoder.layers"),
-)  # fmt: skip
+)

@@ -55,7 +55,14 @@ def remarks(c: GPTConfig) -> tuple[str, ...]:
 
 
 NANOGPT = Architecture(
-    NAME, "nanogpt", ("nanogpt",), GPT, GPTConfig, FIELDS, settings, None,
+    NAME,
+    "nanogpt",
+    ("nanogpt",),
+    GPT,
+    GPTConfig,
+    FIELDS,
+    settings,
+    None,
     partial(rules, matrix=same, always_biased=False),
     tied=lambda c: {"lm_head.weight": "transformer.wte.weight"} if c.tie_embeddings else {},
     values=values,
@@ -65,4 +72,4 @@ NANOGPT = Architecture(
     inputs=token_inputs,
     ask=lambda original, given: original(given[0]),
     outputs=lambda c: {f"blocks.{i}.post": f"transformer.h.{i}" for i in range(c.depth)} | {"norm": "transformer.ln_f"},
-)  # fmt: skip
+)

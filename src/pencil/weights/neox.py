@@ -34,9 +34,13 @@ FIELDS = fields(
     attention_bias=only(True),
 )
 DEFAULTS = dict(
-    layer_norm_eps=1e-5, hidden_act="gelu", tie_word_embeddings=False, use_parallel_residual=True, rotary_pct=0.25,
+    layer_norm_eps=1e-5,
+    hidden_act="gelu",
+    tie_word_embeddings=False,
+    use_parallel_residual=True,
+    rotary_pct=0.25,
     rotary_emb_base=10000.0,
-)  # fmt: skip
+)
 BLOCK = {"input_layernorm": "attn_norm", "attention.dense": "attn.out", "post_attention_layernorm": "mlp_norm",
          "mlp.dense_h_to_4h": "mlp.up", "mlp.dense_4h_to_h": "mlp.down"}  # fmt: skip
 
@@ -76,18 +80,38 @@ def settings(theirs: Fields) -> dict[str, Any]:
 
 
 def describe(c: GPTConfig) -> dict[str, Any]:
-    must_have(c, NAME, norm="layer", positions="rope", rope_pairs="halves", rope_scaling=None,
-              activation=tuple(ACTIVATIONS.values()), kv_heads=(None, c.heads), head_width=c.width // c.heads,
-              qkv_bias=(None, c.bias), qk_norm=False, window=None, **no_head_bias(c))  # fmt: skip
-    rope = {"rope_type": "default", "rope_theta": c.rope_theta,
-            "partial_rotary_factor": rotary_width(c) / c.head_width}  # fmt: skip
+    must_have(
+        c,
+        NAME,
+        norm="layer",
+        positions="rope",
+        rope_pairs="halves",
+        rope_scaling=None,
+        activation=tuple(ACTIVATIONS.values()),
+        kv_heads=(None, c.heads),
+        head_width=c.width // c.heads,
+        qkv_bias=(None, c.bias),
+        qk_norm=False,
+        window=None,
+        **no_head_bias(c),
+    )
+    rope = {"rope_type": "default", "rope_theta": c.rope_theta, "partial_rotary_factor": rotary_width(c) / c.head_width}
     return dict(
-        model_type="gpt_neox", architectures=["GPTNeoXForCausalLM"], vocab_size=c.vocab,
-        max_position_embeddings=c.context, hidden_size=c.width, num_hidden_layers=c.depth, num_attention_heads=c.heads,
-        intermediate_size=c.mlp_width, layer_norm_eps=c.eps, rope_parameters=rope, use_parallel_residual=False,
-        hidden_act=their_word(ACTIVATIONS, c.activation), attention_bias=True,
+        model_type="gpt_neox",
+        architectures=["GPTNeoXForCausalLM"],
+        vocab_size=c.vocab,
+        max_position_embeddings=c.context,
+        hidden_size=c.width,
+        num_hidden_layers=c.depth,
+        num_attention_heads=c.heads,
+        intermediate_size=c.mlp_width,
+        layer_norm_eps=c.eps,
+        rope_parameters=rope,
+        use_parallel_residual=False,
+        hidden_act=their_word(ACTIVATIONS, c.activation),
+        attention_bias=True,
         tie_word_embeddings=c.tie_embeddings,
-    )  # fmt: skip
+    )
 
 
 def rules(c: GPTConfig) -> Iterator[Rule]:
@@ -120,10 +144,20 @@ def _by_head(theirs: str, ours: str, c: GPTConfig) -> Rule:
 
 
 NEOX = Architecture(
-    NAME, "transformers", ("gpt_neox",), GPT, GPTConfig, FIELDS, settings, describe, rules,
+    NAME,
+    "transformers",
+    ("gpt_neox",),
+    GPT,
+    GPTConfig,
+    FIELDS,
+    settings,
+    describe,
+    rules,
     tied=lambda c: {"lm_head.weight": "gpt_neox.embed_in.weight"} if c.tie_embeddings else {},
-    unused=lambda c: {r"gpt_neox\.layers\.\d+\.attention\.(masked_)?bias": not_causal,
-                      r"gpt_neox\.layers\.\d+\.attention\.rotary_emb\.inv_freq": other_frequencies},
+    unused=lambda c: {
+        r"gpt_neox\.layers\.\d+\.attention\.(masked_)?bias": not_causal,
+        r"gpt_neox\.layers\.\d+\.attention\.rotary_emb\.inv_freq": other_frequencies,
+    },
     renamed={r"^embed_out\.": "lm_head.", r"^(?=(embed_in|layers|final_layer_norm)\.)": "gpt_neox."},
     untie="tie_word_embeddings",
     classes=("GPTNeoXForCausalLM", "GPTNeoXModel"),
@@ -131,6 +165,7 @@ NEOX = Architecture(
     dropout={"hidden_dropout": ("dropout", 0.0), "attention_dropout": ("attention_dropout", 0.0)},
     inputs=token_inputs,
     ask=lambda original, given: original(input_ids=given[0]).logits,
-    outputs=lambda c: {f"blocks.{i}.post": f"gpt_neox.layers.{i}" for i in range(c.depth)}
-    | {"norm": "gpt_neox.final_layer_norm"},
-)  # fmt: skip
+    outputs=lambda c: (
+        {f"blocks.{i}.post": f"gpt_neox.layers.{i}" for i in range(c.depth)} | {"norm": "gpt_neox.final_layer_norm"}
+    ),
+)

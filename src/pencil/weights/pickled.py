@@ -57,9 +57,12 @@ def unpickle(path: Path, out: Path, notify: Callable[[str], None] = lambda line:
     arguments = [json.dumps(sys.path), str(path.resolve()), str(out), str(report), str(min(needed + 1_000_000, free))]
     try:
         done = subprocess.run(
-            [sys.executable, "-c", WORKER, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
+            [sys.executable, "-c", WORKER, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         raise UserError(f"{path} could not be read in {seconds} seconds; {OLD_FORMAT}") from None
     if not report.is_file():

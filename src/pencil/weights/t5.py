@@ -30,9 +30,13 @@ FIELDS = fields(
 SIZES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "head_dim": "d_kv"}
 
 DEFAULTS = dict(
-    d_kv=64, num_decoder_layers=None, relative_attention_num_buckets=32, relative_attention_max_distance=128,
-    layer_norm_epsilon=1e-6, feed_forward_proj="relu",
-)  # fmt: skip
+    d_kv=64,
+    num_decoder_layers=None,
+    relative_attention_num_buckets=32,
+    relative_attention_max_distance=128,
+    layer_norm_epsilon=1e-6,
+    feed_forward_proj="relu",
+)
 
 
 def settings(theirs: Fields) -> dict[str, Any]:
@@ -88,21 +92,44 @@ def _activation(theirs: Fields) -> str:
 def describe(c: Seq2SeqConfig) -> dict[str, Any]:
     gates = {ours: theirs for theirs, ours in reversed(GATED.items())}
     plain = {ours: theirs for theirs, ours in reversed(PLAIN.items())}
-    must_have(c, "T5", norm_position="pre", norm="rms", positions="t5", bias=False, head_bias=False,
-              activation=(*plain, *gates), kv_heads=(None, c.heads), share_embeddings=True, scale_embeddings=False,
-              scale_logits=c.tie_embeddings)  # fmt: skip
+    must_have(
+        c,
+        "T5",
+        norm_position="pre",
+        norm="rms",
+        positions="t5",
+        bias=False,
+        head_bias=False,
+        activation=(*plain, *gates),
+        kv_heads=(None, c.heads),
+        share_embeddings=True,
+        scale_embeddings=False,
+        scale_logits=c.tie_embeddings,
+    )
     gated = c.activation in gates
     name = gates[c.activation] if gated else plain[c.activation]
     # the usual word for a gate is gated-gelu, whichever of the two GELUs it is
     words = f"gated-{name.removesuffix('_new')}" if gated else name
     return dict(
-        model_type="t5", architectures=["T5ForConditionalGeneration"], is_encoder_decoder=True, vocab_size=c.vocab,
-        n_positions=max(c.context, c.source_context), d_model=c.width, d_kv=c.head_width, d_ff=c.mlp_width,
-        num_layers=c.depth, num_decoder_layers=c.decoder_blocks, num_heads=c.heads,
-        relative_attention_num_buckets=c.buckets or 32, relative_attention_max_distance=c.max_distance or 128,
-        layer_norm_epsilon=c.eps, feed_forward_proj=words, dense_act_fn=name, is_gated_act=gated,
+        model_type="t5",
+        architectures=["T5ForConditionalGeneration"],
+        is_encoder_decoder=True,
+        vocab_size=c.vocab,
+        n_positions=max(c.context, c.source_context),
+        d_model=c.width,
+        d_kv=c.head_width,
+        d_ff=c.mlp_width,
+        num_layers=c.depth,
+        num_decoder_layers=c.decoder_blocks,
+        num_heads=c.heads,
+        relative_attention_num_buckets=c.buckets or 32,
+        relative_attention_max_distance=c.max_distance or 128,
+        layer_norm_epsilon=c.eps,
+        feed_forward_proj=words,
+        dense_act_fn=name,
+        is_gated_act=gated,
         tie_word_embeddings=c.tie_embeddings,
-    )  # fmt: skip
+    )
 
 
 def rules(c: Seq2SeqConfig) -> Iterator[Rule]:
@@ -150,7 +177,15 @@ def _outputs(c: Seq2SeqConfig) -> dict[str, str]:
 
 
 T5 = Architecture(
-    "T5", "transformers", ("t5",), Seq2Seq, Seq2SeqConfig, FIELDS, settings, describe, rules,
+    "T5",
+    "transformers",
+    ("t5",),
+    Seq2Seq,
+    Seq2SeqConfig,
+    FIELDS,
+    settings,
+    describe,
+    rules,
     tied=_tied,
     # the library then uses the table for the head
     absent=lambda c: {} if c.tie_embeddings else {HEAD: TABLE},
@@ -163,4 +198,4 @@ T5 = Architecture(
     inputs=pair_inputs,
     ask=ask_pair,
     outputs=_outputs,
-)  # fmt: skip
+)

@@ -35,27 +35,53 @@ ARGUMENTS: dict[str, Use] = {
 }  # fmt: skip
 # of the constructor
 DEFAULTS: dict[str, Any] = dict(
-    img_size=224, patch_size=16, in_chans=3, num_classes=1000, global_pool="token", embed_dim=768, depth=12,
-    num_heads=12, mlp_ratio=4.0, qkv_bias=True, class_token=True, pos_embed="learn", no_embed_class=False, reg_tokens=0,
-    pre_norm=False, fc_norm=None, norm_layer=None, act_layer=None, qk_norm=False, scale_attn_norm=False,
-    scale_mlp_norm=False, pool_include_prefix=False, proj_bias=True, final_norm=True,
-)  # fmt: skip
+    img_size=224,
+    patch_size=16,
+    in_chans=3,
+    num_classes=1000,
+    global_pool="token",
+    embed_dim=768,
+    depth=12,
+    num_heads=12,
+    mlp_ratio=4.0,
+    qkv_bias=True,
+    class_token=True,
+    pos_embed="learn",
+    no_embed_class=False,
+    reg_tokens=0,
+    pre_norm=False,
+    fc_norm=None,
+    norm_layer=None,
+    act_layer=None,
+    qk_norm=False,
+    scale_attn_norm=False,
+    scale_mlp_norm=False,
+    pool_include_prefix=False,
+    proj_bias=True,
+    final_norm=True,
+)
 PRETRAINED: dict[str, Use] = {
     **dict.fromkeys(
         "input_size fixed_input_size num_classes interpolation crop_pct crop_mode mean std label_names "
-        "label_descriptions".split(), MAPPED,
+        "label_descriptions".split(),
+        MAPPED,
     ),
     **dict.fromkeys(
         "url file state_dict hf_hub_id hf_hub_filename source architecture tag custom_load test_input_size "
         "min_input_size test_crop_pct label_offset pool_size test_pool_size first_conv classifier license description "
-        "origin_url paper_name paper_ids notes".split(), NEUTRAL,
+        "origin_url paper_name paper_ids notes".split(),
+        NEUTRAL,
     ),
     "global_pool": MAPPED,
-}  # fmt: skip
+}
 # older files have the fields of pretrained_cfg beside the others
 FIELDS: dict[str, Use] = PRETRAINED | {
-    "architecture": MAPPED, "model_args": MAPPED, "pretrained_cfg": MAPPED, "num_features": NEUTRAL, "labels": MAPPED,
-}  # fmt: skip
+    "architecture": MAPPED,
+    "model_args": MAPPED,
+    "pretrained_cfg": MAPPED,
+    "num_features": NEUTRAL,
+    "labels": MAPPED,
+}
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu-tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 NORMS = {"layernorm": ("layer", 1e-6), "layernorm(eps=1e-05)": ("layer", 1e-5), "rmsnorm": ("rms", 1e-6),
          "rmsnorm(eps=1e-05)": ("rms", 1e-5)}  # fmt: skip
@@ -132,16 +158,27 @@ def settings(theirs: Fields) -> dict[str, Any]:
     if type(ratio := given["mlp_ratio"]) not in (int, float):
         raise UserError(f"this {given.what}'s mlp_ratio must be a number, not {ratio!r}")
     return dict(
-        image_size=sides(given, "img_size"), channels=given.size("in_chans"), patch=sides(given, "patch_size"),
-        classes=given.size("num_classes"), width=width, depth=given.size("depth"),
-        heads=given.size("num_heads"), hidden=int(width * ratio), norm=NORMS[norm][0], eps=NORMS[norm][1],
+        image_size=sides(given, "img_size"),
+        channels=given.size("in_chans"),
+        patch=sides(given, "patch_size"),
+        classes=given.size("num_classes"),
+        width=width,
+        depth=given.size("depth"),
+        heads=given.size("num_heads"),
+        hidden=int(width * ratio),
+        norm=NORMS[norm][0],
+        eps=NORMS[norm][1],
         activation=given.one_of("act_layer", ACTIVATIONS | {"SiLU": "silu"}, "gelu"),
-        positions="learned" if learned else "none", pool=POOLS[pool],
+        positions="learned" if learned else "none",
+        pool=POOLS[pool],
         class_token=None if class_token == (pool == "token") else class_token,
-        registers=registers, token_positions=placed, qkv_bias=None if given["qkv_bias"] else False,
-        embed_norm=bool(given.get("pre_norm")), norm_pooled=bool(given.given("fc_norm", pool == "avg")),
+        registers=registers,
+        token_positions=placed,
+        qkv_bias=None if given["qkv_bias"] else False,
+        embed_norm=bool(given.get("pre_norm")),
+        norm_pooled=bool(given.given("fc_norm", pool == "avg")),
         distilled=distilled,
-    )  # fmt: skip
+    )
 
 
 def _described(c: ViTConfig) -> dict[str, Any]:
@@ -150,19 +187,34 @@ def _described(c: ViTConfig) -> dict[str, Any]:
     ratio = ratio if int(c.width * ratio) == c.mlp_width else (c.mlp_width + 0.5) / c.width
     norm = next(name for name, known in NORMS.items() if known == (c.norm, c.eps))
     return dict(
-        patch_size=c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch), embed_dim=c.width, depth=c.depth,
-        num_heads=c.heads, mlp_ratio=ratio, qkv_bias=c.qkv_bias is not False, class_token=c.before > c.registers,
-        pos_embed="learn" if c.positions == "learned" else "none", no_embed_class=not c.token_positions,
-        reg_tokens=0 if c.distilled else c.registers, pre_norm=c.embed_norm, fc_norm=c.norm_pooled,
-        global_pool="token" if c.pool == "class" else "avg", norm_layer=norm,
+        patch_size=c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch),
+        embed_dim=c.width,
+        depth=c.depth,
+        num_heads=c.heads,
+        mlp_ratio=ratio,
+        qkv_bias=c.qkv_bias is not False,
+        class_token=c.before > c.registers,
+        pos_embed="learn" if c.positions == "learned" else "none",
+        no_embed_class=not c.token_positions,
+        reg_tokens=0 if c.distilled else c.registers,
+        pre_norm=c.embed_norm,
+        fc_norm=c.norm_pooled,
+        global_pool="token" if c.pool == "class" else "avg",
+        norm_layer=norm,
         act_layer=their_word(ACTIVATIONS, c.activation),
-    )  # fmt: skip
+    )
 
 
 def describe(c: ViTConfig) -> dict[str, Any]:
-    must_have(c, WHAT, bias=True, positions=("learned", "none"), activation=tuple(ACTIVATIONS.values()),
-              eps=tuple(eps for norm, eps in NORMS.values() if norm == c.norm),
-              **({"registers": 1, "token_positions": True} if c.distilled else {}))  # fmt: skip
+    must_have(
+        c,
+        WHAT,
+        bias=True,
+        positions=("learned", "none"),
+        activation=tuple(ACTIVATIONS.values()),
+        eps=tuple(eps for norm, eps in NORMS.values() if norm == c.norm),
+        **({"registers": 1, "token_positions": True} if c.distilled else {}),
+    )
     wanted = _described(c)
     name = _name(c, wanted)
     own = _described(_config(name, c))
@@ -172,14 +224,21 @@ def describe(c: ViTConfig) -> dict[str, Any]:
     if others.get("norm_layer", "").endswith(")"):
         raise UserError(f"model.eps is {c.eps}, which a {WHAT} with model.norm {c.norm} has only at 1e-06")
     cfg = dict(
-        input_size=[c.channels, *c.image_size], fixed_input_size=True, num_classes=c.classes, custom_load=False,
+        input_size=[c.channels, *c.image_size],
+        fixed_input_size=True,
+        num_classes=c.classes,
+        custom_load=False,
         classifier=["head", "head_dist"] if c.distilled else "head",
         **({"first_conv": "patch_embed.proj"} if c.channels == 3 else {}),  # timm changes a first_conv of others
-    )  # fmt: skip
+    )
     return {
-        "architecture": name, "num_classes": c.classes, "num_features": c.width, "global_pool": wanted["global_pool"],
-        "pretrained_cfg": cfg, **({"model_args": others} if others else {}),
-    }  # fmt: skip
+        "architecture": name,
+        "num_classes": c.classes,
+        "num_features": c.width,
+        "global_pool": wanted["global_pool"],
+        "pretrained_cfg": cfg,
+        **({"model_args": others} if others else {}),
+    }
 
 
 def _name(c: ViTConfig, wanted: Mapping[str, Any]) -> str:
@@ -231,8 +290,18 @@ def rules(c: ViTConfig) -> Iterator[Rule]:
 
 
 TIMM_VIT = Architecture(
-    WHAT, "timm", tuple(named()), ViT, ViTConfig, FIELDS, settings, describe, rules,
+    WHAT,
+    "timm",
+    tuple(named()),
+    ViT,
+    ViTConfig,
+    FIELDS,
+    settings,
+    describe,
+    rules,
     inputs=random_pictures,
-    outputs=lambda c: {f"blocks.{i}.post": f"blocks.{i}" for i in range(c.depth)}
-    | ({"pooled_norm": "fc_norm"} if c.norm_pooled else {"norm": "norm"}),
-)  # fmt: skip
+    outputs=lambda c: (
+        {f"blocks.{i}.post": f"blocks.{i}" for i in range(c.depth)}
+        | ({"pooled_norm": "fc_norm"} if c.norm_pooled else {"norm": "norm"})
+    ),
+)

@@ -95,18 +95,36 @@ def settings(theirs: Fields, kind: str) -> dict[str, Any]:
 
 
 def describe(c: ViTConfig, kind: str, name: str) -> dict[str, Any]:
-    must_have(c, name, norm="layer", bias=True, positions="learned", activation=tuple(ACTIVATIONS.values()),
-              pool="class", token_positions=True, embed_norm=False, norm_pooled=False,
-              registers=int(kind == "deit"))  # fmt: skip
+    must_have(
+        c,
+        name,
+        norm="layer",
+        bias=True,
+        positions="learned",
+        activation=tuple(ACTIVATIONS.values()),
+        pool="class",
+        token_positions=True,
+        embed_norm=False,
+        norm_pooled=False,
+        registers=int(kind == "deit"),
+    )
     return dict(
-        model_type=kind, architectures=[CLASSES[kind][c.distilled]], image_size=list(c.image_size),
-        patch_size=list(c.patch), num_channels=c.channels, hidden_size=c.width, num_hidden_layers=c.depth,
-        num_attention_heads=c.heads, intermediate_size=c.mlp_width, layer_norm_eps=c.eps,
+        model_type=kind,
+        architectures=[CLASSES[kind][c.distilled]],
+        image_size=list(c.image_size),
+        patch_size=list(c.patch),
+        num_channels=c.channels,
+        hidden_size=c.width,
+        num_hidden_layers=c.depth,
+        num_attention_heads=c.heads,
+        intermediate_size=c.mlp_width,
+        layer_norm_eps=c.eps,
         hidden_act=their_word(ACTIVATIONS, c.activation),
-        qkv_bias=c.qkv_bias is not False, encoder_stride=c.patch[0],
+        qkv_bias=c.qkv_bias is not False,
+        encoder_stride=c.patch[0],
         id2label={str(i): f"LABEL_{i}" for i in range(c.classes)},
         label2id={f"LABEL_{i}": i for i in range(c.classes)},
-    )  # fmt: skip
+    )
 
 
 def rules(c: ViTConfig, kind: str) -> Iterator[Rule]:
@@ -144,16 +162,24 @@ def random_pictures(c: ViTConfig, generator: torch.Generator, length: int) -> tu
 
 def _architecture(name: str, kind: str) -> Architecture:
     return Architecture(
-        name, "transformers", (kind,), ViT, ViTConfig, FIELDS, partial(settings, kind=kind),
-        partial(describe, kind=kind, name=name), partial(rules, kind=kind),
+        name,
+        "transformers",
+        (kind,),
+        ViT,
+        ViTConfig,
+        FIELDS,
+        partial(settings, kind=kind),
+        partial(describe, kind=kind, name=name),
+        partial(rules, kind=kind),
         renamed={old.replace("{kind}", kind): new.replace("{kind}", kind) for old, new in RENAMED.items()},
         dropout={"hidden_dropout_prob": ("dropout", 0.0), "attention_probs_dropout_prob": ("attention_dropout", 0.0)},
         defaults=dict(layer_norm_eps=1e-12, hidden_act="gelu", qkv_bias=True),
         inputs=random_pictures,
         ask=lambda original, given: original(pixel_values=given[0]).logits,
-        outputs=lambda c: {f"blocks.{i}.post": f"{kind}.layers.{i}" for i in range(c.depth)}
-        | {"norm": f"{kind}.layernorm"},
-    )  # fmt: skip
+        outputs=lambda c: (
+            {f"blocks.{i}.post": f"{kind}.layers.{i}" for i in range(c.depth)} | {"norm": f"{kind}.layernorm"}
+        ),
+    )
 
 
 VIT = _architecture("ViT", "vit")

@@ -63,7 +63,7 @@ export function python(session: Session, more: string[] = [], prompt = false): s
 function program(lines: string[]): string {
   const coded = ["b64decode", "b64encode"].filter((name) => lines.some((line) => line.includes(`${name}(`)));
   if (coded.length) lines.unshift(`from base64 import ${coded.join(", ")}`, "from pathlib import Path", "");
-  if (lines.some((line) => line.includes("Subject."))) lines.splice(lines.indexOf("import pencil") + 1, 0, "from pencil.explore.subject import Subject");
+  if (lines.some((line) => line.includes("Subject."))) lines.splice(lines.indexOf("import pencil") + 1, 0, "from pencil.explore.session import Subject");
   return `${lines.join("\n")}\n`;
 }
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ...api.other_data import task_on
+from ...api.run_setup import task_of
 from ...config import UserError, build
 from ...families import family
 from ...families.head_inputs import COUNT
-from ...families.other_data import task_on
-from ...families.run_setup import task_of
 from ...inference.attention_layouts import HeadProfile, Inputs
-from ...runs import Loaded
+from ...runs.run import Loaded
 from ...train.settings import TrainConfig
 
 

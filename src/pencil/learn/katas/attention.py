@@ -34,19 +34,24 @@ def _match(want: Rows, have: Rows) -> Question:
     cells = [(f"s{i + 1} → s{j + 1}", f"match[0,0,{i},{j}]") for i, j in pairs]
     wrong = (attention(have, want, want, 1.0), attention(want, want, want, 1.0))
     return Question(
-        "", None, "", (tags("WANT", want), tags("HAVE", have)),
+        "",
+        None,
+        "",
+        (tags("WANT", want), tags("HAVE", have)),
         "MATCH grid: every WANT dotted with every HAVE, not scaled yet. Row by row: s1 → s2 is s1's WANT with "
         "s2's HAVE.",
         blanks(labels, done["scores"], 0),
         (
-            mistake("WANT and HAVE swapped", "Each row is one strip's WANT and each column one strip's HAVE.",
-                    wrong[0].run("scores")),
-            mistake("WANT with WANT", "A WANT is dotted with a HAVE, never with a WANT.",
-                    wrong[1].run("scores")),
+            mistake(
+                "WANT and HAVE swapped",
+                "Each row is one strip's WANT and each column one strip's HAVE.",
+                wrong[0].run("scores"),
+            ),
+            mistake("WANT with WANT", "A WANT is dotted with a HAVE, never with a WANT.", wrong[1].run("scores")),
         ),
         LazyLines(lambda: hand.lines(*cells)),
         "MATCH grid: every WANT dotted with every HAVE.",
-    )  # fmt: skip
+    )
 
 
 def _scale(want: Rows, have: Rows, row: int) -> Question:
@@ -57,7 +62,10 @@ def _scale(want: Rows, have: Rows, row: int) -> Question:
         attention(want, have, have, s).run("scores")[row] for s in (1.0, 1 / width, math.sqrt(width))
     )
     return Question(
-        "", None, "", (Table("MATCH", [match[row].tolist()], names, [f"s{row + 1}"]),),
+        "",
+        None,
+        "",
+        (Table("MATCH", [match[row].tolist()], names, [f"s{row + 1}"]),),
         f"The tags are {width} wide. SCALE this match row by ÷√(tag width).",
         blanks([f"→ {name}" for name in names], done["scores"][row], 2, rows(hand.roundings("scores", 2), row)),
         (
@@ -67,7 +75,7 @@ def _scale(want: Rows, have: Rows, row: int) -> Question:
         ),
         LazyLines(lambda: hand.lines(*cells)),
         "SCALE each by ÷√(tag width).",
-    )  # fmt: skip
+    )
 
 
 def _softmax(want: Rows, have: Rows, row: int) -> Question:
@@ -76,20 +84,27 @@ def _softmax(want: Rows, have: Rows, row: int) -> Question:
     cells = [(f"score {j + 1}", f"scores[0,0,{row},{j}]") for j in range(len(have))]
     scores = done["scores"][row]
     return Question(
-        "", None, "", (Table("MATCH", match.tolist(), [f"{name}.HAVE" for name in names], strips(len(want))),),
+        "",
+        None,
+        "",
+        (Table("MATCH", match.tolist(), [f"{name}.HAVE" for name in names], strips(len(want))),),
         f"The tags are {width} wide. SCALE s{row + 1}'s match row by ÷√{width}, then SOFTMAX it into portions that add "
         f"to 1.",
-        blanks([f"s{row + 1} → {name}" for name in names], done["pattern"][row], 3,
-               rows(hand.roundings("pattern", 3), row)),
+        blanks(
+            [f"s{row + 1} → {name}" for name in names], done["pattern"][row], 3, rows(hand.roundings("pattern", 3), row)
+        ),
         (
             mistake(FORGOT_SCALE, SCALE_HINT, attention(want, have, have, 1.0).run("pattern")[row]),
             mistake(COLUMNS, COLUMNS_HINT, columns(want, have)[row]),
-            mistake("did not raise e", "Each score is first an exponent of e; only then divide by the total.",
-                    scores / scores.sum() if scores.sum() else scores),
+            mistake(
+                "did not raise e",
+                "Each score is first an exponent of e; only then divide by the total.",
+                scores / scores.sum() if scores.sum() else scores,
+            ),
         ),
         LazyLines(lambda: hand.lines(*cells, *softmax_cells(row, len(have)))),
         f"s{row + 1}'s match row is {bracketed(match[row])}. Scale by ÷{math.sqrt(width):g}, then softmax.",
-    )  # fmt: skip
+    )
 
 
 def _weighted(want: Rows, have: Rows, give: Rows, row: int) -> Question:
@@ -99,22 +114,35 @@ def _weighted(want: Rows, have: Rows, give: Rows, row: int) -> Question:
     cells = [(slot, f"z[0,0,{row},{i}]") for i, slot in enumerate(slots)]
     other = (row + 1) % len(want)
     return Question(
-        "", None, "", (portions, tags("GIVE", give)),
+        "",
+        None,
+        "",
+        (portions, tags("GIVE", give)),
         f"WEIGHTED SUM of the GIVE tags for s{row + 1}: s{row + 1}_new, slot by slot.",
         blanks(slots, done["z"][row], 3, rows(hand.roundings("z", 3), row)),
         (
-            mistake("another strip's portions", f"s{row + 1}_new uses the portions in row s{row + 1}.",
-                    done["z"][other]),
-            mistake("plain average", "Each GIVE is weighted by its portion, not equally.",
-                    attention(want, have, give, 0.0).run("z")[row]),
-            mistake("only the largest", "Every strip adds its portion, the small ones too.",
-                    attention(want, have, give, 1e6).run("z")[row]),
-            mistake("column of portions", "The portions of a strip are its row, not its column.",
-                    _down(done["pattern"], give, row)),
+            mistake(
+                "another strip's portions", f"s{row + 1}_new uses the portions in row s{row + 1}.", done["z"][other]
+            ),
+            mistake(
+                "plain average",
+                "Each GIVE is weighted by its portion, not equally.",
+                attention(want, have, give, 0.0).run("z")[row],
+            ),
+            mistake(
+                "only the largest",
+                "Every strip adds its portion, the small ones too.",
+                attention(want, have, give, 1e6).run("z")[row],
+            ),
+            mistake(
+                "column of portions",
+                "The portions of a strip are its row, not its column.",
+                _down(done["pattern"], give, row),
+            ),
         ),
         LazyLines(lambda: hand.lines(*cells)),
         "WEIGHTED SUM of the GIVE tags, per row.",
-    )  # fmt: skip
+    )
 
 
 def _down(pattern: np.ndarray, give: Rows, row: int) -> np.ndarray:
@@ -128,17 +156,23 @@ def _attention(want: Rows, have: Rows, give: Rows, row: int) -> Question:
     cells = [(f"score {j + 1}", f"scores[0,0,{row},{j}]") for j in range(len(have))]
     sums = [(slot, f"z[0,0,{row},{i}]") for i, slot in enumerate(slots)]
     return Question(
-        "", None, "", (tags("WANT", want), tags("HAVE", have), tags("GIVE", give)),
+        "",
+        None,
+        "",
+        (tags("WANT", want), tags("HAVE", have), tags("GIVE", give)),
         f"Attention for s{row + 1} over every strip: match, ÷√{width}, softmax, weighted sum. Its new numbers?",
         blanks(slots, done["z"][row], 2, rows(hand.roundings("z", 2), row)),
         (
             mistake(FORGOT_SCALE, SCALE_HINT, attention(want, have, give, 1.0).run("z")[row]),
             mistake(COLUMNS, COLUMNS_HINT, columns(want, have)[row] @ np.asarray(give, dtype=float)),
-            mistake("WANT and HAVE swapped", "The match is this strip's WANT with every strip's HAVE.",
-                    attention(have, want, give).run("z")[row]),
+            mistake(
+                "WANT and HAVE swapped",
+                "The match is this strip's WANT with every strip's HAVE.",
+                attention(have, want, give).run("z")[row],
+            ),
         ),
         LazyLines(lambda: hand.lines(*cells, *softmax_cells(row, len(have)), *sums)),
-    )  # fmt: skip
+    )
 
 
 def _draw_match(d: Draws) -> Numbers:

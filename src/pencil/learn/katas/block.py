@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...core.layers import MLP, LayerNorm, gelu, gelu_tanh
 from ...core.probe import OFF, Probe
-from ...train.losses import next_token
+from ...train.losses.vocabulary import next_token
 from .builder import Draws, LazyLines, Numbers, Work, blanks, maker, mistake, tensor, work
 from .exercise import Question, Table
 
@@ -51,22 +51,33 @@ def _residual(strip: list[float], matrix: Rows) -> Question:
     parts = (("read", "read"), ("part", "part"), ("new", "out"))
     cells = [(f"{label} {i + 1}", f"{name}[0,{i}]") for label, name in parts for i in count]
     return Question(
-        "", None, "", (Table("strip", [strip], names), Table("W", matrix, None, [f"new {i + 1}" for i in count])),
+        "",
+        None,
+        "",
+        (Table("strip", [strip], names), Table("W", matrix, None, [f"new {i + 1}" for i in count])),
         "The part reads the tamed strip (LayerNorm: middle 0, spread 1) and multiplies it by W, one row of W for each "
         "new number. Its output is added to the strip itself. The strip afterwards?",
         blanks(names, done["out"], 2, done.roundings("out", 2)),
         (
-            mistake("residual forgotten", "The output of the part is added to the strip, it does not replace it.",
-                    wrong.run("no residual")),
-            mistake("added to the tamed strip", "The residual stream is never tamed: add to the strip as it was given.",
-                    wrong.run("normed residual")),
-            mistake("norm forgotten", "The part reads the tamed strip, not the strip as it is.",
-                    wrong.run("not normed")),
-            mistake("norm after the sum", "Here the norm comes before the part, not after the sum.",
-                    wrong.run("post-norm")),
+            mistake(
+                "residual forgotten",
+                "The output of the part is added to the strip, it does not replace it.",
+                wrong.run("no residual"),
+            ),
+            mistake(
+                "added to the tamed strip",
+                "The residual stream is never tamed: add to the strip as it was given.",
+                wrong.run("normed residual"),
+            ),
+            mistake(
+                "norm forgotten", "The part reads the tamed strip, not the strip as it is.", wrong.run("not normed")
+            ),
+            mistake(
+                "norm after the sum", "Here the norm comes before the part, not after the sum.", wrong.run("post-norm")
+            ),
         ),
         LazyLines(lambda: done.lines(*cells)),
-    )  # fmt: skip
+    )
 
 
 class Hidden(nn.Module):
@@ -96,7 +107,10 @@ def _gelu(strip: list[float], up: Rows, bias: list[float], down: Rows) -> Questi
     cells += [(name, f"out[0,0,{i}]") for i, name in enumerate(names)]
     roundings = [mlp(gelu_tanh).run("out"), *done.roundings("out", 2)]
     return Question(
-        "", None, "", (
+        "",
+        None,
+        "",
+        (
             Table("strip", [strip], slots(len(strip))),
             Table("W₁", up, None, hidden),
             Table("b₁", [bias], hidden),
@@ -113,7 +127,7 @@ def _gelu(strip: list[float], up: Rows, bias: list[float], down: Rows) -> Questi
             mistake("b₁ forgotten", "b₁ is added before GELU.", mlp(bias=[0.0] * len(bias)).run("out")),
         ),
         LazyLines(lambda: done.lines(*cells)),
-    )  # fmt: skip
+    )
 
 
 class CrossEntropy(nn.Module):
@@ -146,20 +160,27 @@ def _cross_entropy(logits: list[float], target: int) -> Question:
     cells = [(f"e^logit of {word}", f"raised[{i}]") for i, word in enumerate(words)]
     cells += [("total", "total"), (f"portion of {words[target]}", f"portion[{target}]"), ("loss", "loss")]
     return Question(
-        "", None, "", (Table("logits", [logits], words),),
+        "",
+        None,
+        "",
+        (Table("logits", [logits], words),),
         f"The next word was “{words[target]}”. Its portion after softmax, and the cross-entropy (natural logarithm)?",
-        blanks(["portion", "loss"], [portion, loss], 3,
-               [[one[0][target], float(one[1])] for one in roundings]),
+        blanks(["portion", "loss"], [portion, loss], 3, [[one[0][target], float(one[1])] for one in roundings]),
         (
-            mistake("minus forgotten", "The logarithm of a portion is below 0; the loss is minus that.",
-                    portion, -loss),
+            mistake(
+                "minus forgotten", "The logarithm of a portion is below 0; the loss is minus that.", portion, -loss
+            ),
             mistake("logarithm of base 2", "The loss is in nats: the natural logarithm.", portion, loss / math.log(2)),
-            mistake("the most likely word", "The loss is that of the word that followed, however unlikely it was.",
-                    other.run("portion")[best], float(other.run("loss"))),
+            mistake(
+                "the most likely word",
+                "The loss is that of the word that followed, however unlikely it was.",
+                other.run("portion")[best],
+                float(other.run("loss")),
+            ),
             mistake("one minus the portion", "The loss is minus the logarithm of the portion.", portion, 1 - portion),
         ),
         LazyLines(lambda: hand.lines(*cells)),
-    )  # fmt: skip
+    )
 
 
 def _draw_residual(d: Draws) -> Numbers:

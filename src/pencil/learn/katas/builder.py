@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.probe import Probe
-from ...tracing.record import LiveTrace, trace
+from ...tracing.live_trace import LiveTrace, trace
 from ...tracing.writing import format_number
 from .exercise import Blank, Mistake, Question, Value, written
 from .grader import accepts, apart, grade

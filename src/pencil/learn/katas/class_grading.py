@@ -202,10 +202,18 @@ def graded(marked: Iterable[Marked]) -> str:
     """Every answer with its marks, as CSV."""
     rows = (
         (
-            one.row.student, one.row.sheet, one.row.number, one.row.answer, one.question.kata, one.right,
-            len(one.question.blanks), "yes" if one.solved else "no", one.summary,
-            one.mistake.hint if one.mistake else "", " ".join(blank.written for blank in one.question.blanks),
+            one.row.student,
+            one.row.sheet,
+            one.row.number,
+            one.row.answer,
+            one.question.kata,
+            one.right,
+            len(one.question.blanks),
+            "yes" if one.solved else "no",
+            one.summary,
+            one.mistake.hint if one.mistake else "",
+            " ".join(blank.written for blank in one.question.blanks),
         )
         for one in marked
-    )  # fmt: skip
+    )
     return as_csv(GRADED, rows)

@@ -53,7 +53,10 @@ def _adaln(strip: Row, scale: Row, shift: Row) -> Question:
     hand = tamed_by_hand(strip, gain, added)
     cells = [(f"new {i + 1}", f"out[0,{i}]") for i in range(len(strip))]
     return Question(
-        "", None, "", (
+        "",
+        None,
+        "",
+        (
             Table("strip", [strip], names),
             Table("from the condition", [scale, shift], names, ["γ (scale)", "β (shift)"]),
         ),
@@ -61,17 +64,23 @@ def _adaln(strip: Row, scale: Row, shift: Row) -> Question:
         "block read? (adaLN-Zero would multiply by 1 + γ.)",
         blanks(names, done["attn_norm"], 2, hand.roundings("out", 2)),
         (
-            mistake("1 + γ, as in adaLN-Zero",
-                    "1 + γ is right for adaLN-Zero, DiT's own block; here γ is the whole scale.",
-                    conditioned(strip, [shift, scale]).run("attn_norm")),
-            mistake("γ and β mixed up", "γ scales and β shifts.",
-                    conditioned(strip, [shift, scale], kind=AdaNormBlock).run("attn_norm")),
+            mistake(
+                "1 + γ, as in adaLN-Zero",
+                "1 + γ is right for adaLN-Zero, DiT's own block; here γ is the whole scale.",
+                conditioned(strip, [shift, scale]).run("attn_norm"),
+            ),
+            mistake(
+                "γ and β mixed up",
+                "γ scales and β shifts.",
+                conditioned(strip, [shift, scale], kind=AdaNormBlock).run("attn_norm"),
+            ),
             mistake(UNBIASED, UNBIASED_HINT, tamed_by_hand(strip, gain, added, short=1).run("out")),
-            mistake("γ and β forgotten", "The condition still has to scale and shift the tamed strip.",
-                    hand.run("tamed")),
+            mistake(
+                "γ and β forgotten", "The condition still has to scale and shift the tamed strip.", hand.run("tamed")
+            ),
         ),
         LazyLines(lambda: hand.lines(*steps(len(strip), "tamed"), *cells)),
-    )  # fmt: skip
+    )
 
 
 def _gate(strip: Row, output: Row, gate: Row) -> Question:
@@ -81,7 +90,10 @@ def _gate(strip: Row, output: Row, gate: Row) -> Question:
     one = conditioned(strip, [still, still, [1.0] * len(strip)], output)
     cells = [(f"new {i + 1}", f"mid[0,0,{i}]") for i in range(len(strip))]
     return Question(
-        "", None, "", (
+        "",
+        None,
+        "",
+        (
             Table("strip", [strip], names),
             Table("attention output", [output], names),
             Table("gate α", [gate], names),
@@ -89,15 +101,22 @@ def _gate(strip: Row, output: Row, gate: Row) -> Question:
         "adaLN-Zero: the attention output is multiplied by its gate α and added to the strip. The strip afterwards?",
         blanks(names, done["mid"], 2),
         (
-            mistake("gate forgotten", "The output is first multiplied by α; at α = 0 nothing is added.",
-                    one.run("mid")),
-            mistake("strip gated too", "Only the attention output is multiplied by the gate, the strip itself is not.",
-                    opened * (x + out)),
-            mistake("residual forgotten", "The strip itself stays, and α times the attention output is added to it.",
-                    opened * out),
+            mistake(
+                "gate forgotten", "The output is first multiplied by α; at α = 0 nothing is added.", one.run("mid")
+            ),
+            mistake(
+                "strip gated too",
+                "Only the attention output is multiplied by the gate, the strip itself is not.",
+                opened * (x + out),
+            ),
+            mistake(
+                "residual forgotten",
+                "The strip itself stays, and α times the attention output is added to it.",
+                opened * out,
+            ),
         ),
         LazyLines(lambda: done.lines(*cells)),
-    )  # fmt: skip
+    )
 
 
 class DDIMStep(nn.Module):
@@ -135,27 +154,46 @@ def _ddim(x: Row, eps: Row, now: float, then: float) -> Question:
     cells = [(f"x₀ {i + 1}", f"picture[0,{i}]") for i in count] + [(f"x {i + 1}", f"out[0,{i}]") for i in count]
     roundings = zip(hand.roundings("picture", 2), hand.roundings("out", 2), strict=True)
     return Question(
-        "", None, "", (
+        "",
+        None,
+        "",
+        (
             Table("x_t", [x], pixels),
             Table("ε, predicted", [eps], pixels),
             Table("ᾱ", [[now, then]], ["now", "after this step"]),
         ),
         "One step of DDIM. x₀ = (x_t − √(1 − ᾱ_now)·ε)/√ᾱ_now is the predicted image; then "
         "x = √ᾱ_after·x₀ + √(1 − ᾱ_after)·ε. Both, for each pixel?",
-        blanks([f"x₀ of {pixel}" for pixel in pixels] + [f"x of {pixel}" for pixel in pixels],
-               [done["picture"], done["out"]], 2, [list(one) for one in roundings]),
+        blanks(
+            [f"x₀ of {pixel}" for pixel in pixels] + [f"x of {pixel}" for pixel in pixels],
+            [done["picture"], done["out"]],
+            2,
+            [list(one) for one in roundings],
+        ),
         (
-            mistake("roots forgotten", "The image is multiplied by √ᾱ and the noise by √(1 − ᾱ): take the roots.",
-                    *both(rootless)),
-            mistake("ᾱ now both times", "The result is mixed with ᾱ after this step, not with ᾱ now.",
-                    *both(work(DDIMStep(now, now), *given))),
-            mistake("the two ᾱ mixed up", "ᾱ now is for subtracting the noise, ᾱ after this step for adding it.",
-                    *both(work(DDIMByHand(), *given, tensor(then), tensor(now)))),
-            mistake("noise not subtracted", "First subtract √(1 − ᾱ_now)·ε from x_t.",
-                    *both(work(DDIMStep(now, then), given[0], torch.zeros_like(given[1])))),
+            mistake(
+                "roots forgotten",
+                "The image is multiplied by √ᾱ and the noise by √(1 − ᾱ): take the roots.",
+                *both(rootless),
+            ),
+            mistake(
+                "ᾱ now both times",
+                "The result is mixed with ᾱ after this step, not with ᾱ now.",
+                *both(work(DDIMStep(now, now), *given)),
+            ),
+            mistake(
+                "the two ᾱ mixed up",
+                "ᾱ now is for subtracting the noise, ᾱ after this step for adding it.",
+                *both(work(DDIMByHand(), *given, tensor(then), tensor(now))),
+            ),
+            mistake(
+                "noise not subtracted",
+                "First subtract √(1 − ᾱ_now)·ε from x_t.",
+                *both(work(DDIMStep(now, then), given[0], torch.zeros_like(given[1]))),
+            ),
         ),
         LazyLines(lambda: hand.lines(*cells)),
-    )  # fmt: skip
+    )
 
 
 def _draw_adaln(d: Draws) -> Numbers:

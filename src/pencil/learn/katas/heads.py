@@ -72,19 +72,23 @@ def _two(want: Rows, have: Rows, give: Rows, row: int) -> Question:
     ]
     sums = [(f"head {h}: slot {i + 1}", f"head {h}.z[0,0,{row},{i}]") for h in (1, 2) for i in (0, 1)]
     return Question(
-        "", None, "", (tags("WANT", want), tags("HAVE", have), tags("GIVE", give)),
+        "",
+        None,
+        "",
+        (tags("WANT", want), tags("HAVE", have), tags("GIVE", give)),
         f"Two heads: head 1 has slots 1–2 of every tag, head 2 slots 3–4, each 2 wide. Each matches, divides by √2, "
         f"softmaxes and sums its own slots; their results are glued, head 1 first. s{row + 1}'s new numbers?",
         blanks(slots, done["glued"][row], 2, rows(hand.roundings("glued", 2), row)),
         (
             mistake("one head", "Each head matches only its own slots, and has its own portions.", one),
-            mistake("divided by the root of the whole width", "The root is that of a head's width, 2, not of all 4.",
-                    wide),
+            mistake(
+                "divided by the root of the whole width", "The root is that of a head's width, 2, not of all 4.", wide
+            ),
             mistake(FORGOT_SCALE, SCALE_HINT, forgot),
             mistake("glued the other way round", "Head 1's numbers come first.", done.run("glued")[row, [2, 3, 0, 1]]),
         ),
         LazyLines(lambda: hand.lines(*cells, *sums)),
-    )  # fmt: skip
+    )
 
 
 def _cross(want: Rows, own: Rows, own_give: Rows, have: Rows, give: Rows, row: int) -> Question:
@@ -95,7 +99,10 @@ def _cross(want: Rows, own: Rows, own_give: Rows, have: Rows, give: Rows, row: i
     sums = [(slot, f"z[0,0,{row},{i}]") for i, slot in enumerate(slots)]
     plain = attention(want, have, give, 0.0).run("z")[row]
     return Question(
-        "", None, "", (
+        "",
+        None,
+        "",
+        (
             Table("WANT of the words", want, None, words),
             Table("HAVE of the words", own, None, words),
             Table("GIVE of the words", own_give, None, words),
@@ -106,13 +113,16 @@ def _cross(want: Rows, own: Rows, own_give: Rows, have: Rows, give: Rows, row: i
         f"word {row + 1}?",
         blanks(slots, done["z"][row], 2, rows(hand.roundings("z", 2), row)),
         (
-            mistake("self-attention", "In cross-attention HAVE and GIVE come from the other sequence, the strips.",
-                    attention(want, own, own_give).run("z")[row]),
+            mistake(
+                "self-attention",
+                "In cross-attention HAVE and GIVE come from the other sequence, the strips.",
+                attention(want, own, own_give).run("z")[row],
+            ),
             mistake(FORGOT_SCALE, SCALE_HINT, attention(want, have, give, 1.0).run("z")[row]),
             mistake("plain average", "Each GIVE is weighted by its portion, not equally.", plain),
         ),
         LazyLines(lambda: hand.lines(*cells, *softmax_cells(row, len(have)), *sums)),
-    )  # fmt: skip
+    )
 
 
 def _draw_two(d: Draws) -> Numbers:

@@ -47,7 +47,10 @@ def _step(kept_have: Rows, kept_give: Rows, want: Rows, have: Rows, give: Rows) 
     sums = [(slot, f"z[0,0,0,{i}]") for i, slot in enumerate(slots)]
     before = strips(count - 1)
     return Question(
-        "", None, "", (
+        "",
+        None,
+        "",
+        (
             Table("HAVE in the cache", kept_have, None, before),
             Table("GIVE in the cache", kept_give, None, before),
             Table(f"s{count}, new", want + have + give, None, ["WANT", "HAVE", "GIVE"]),
@@ -57,14 +60,22 @@ def _step(kept_have: Rows, kept_give: Rows, want: Rows, have: Rows, give: Rows) 
         f"step compute?",
         found,
         (
-            mistake("new token not cached", f"s{count} also sees itself: its HAVE and GIVE go into the cache first.",
-                    old.run("z"), old.run("scores").size),
+            mistake(
+                "new token not cached",
+                f"s{count} also sees itself: its HAVE and GIVE go into the cache first.",
+                old.run("z"),
+                old.run("scores").size,
+            ),
             mistake(FORGOT_SCALE, SCALE_HINT, forgot.run("z"), products),
-            mistake("all computed again", "Only the new WANT is matched: the rows of the others are not needed again.",
-                    values, products**2),
+            mistake(
+                "all computed again",
+                "Only the new WANT is matched: the rows of the others are not needed again.",
+                values,
+                products**2,
+            ),
         ),
         LazyLines(lambda: [*hand.lines(*cells, *softmax_cells(0, count), *sums), f"matches = {products}"]),
-    )  # fmt: skip
+    )
 
 
 def _bytes(layers: int, kv_heads: int, context: int, head_width: int, value_bytes: int = 2) -> int:
@@ -86,24 +97,38 @@ def _cache_bytes(
     kept = [("layers", layers), ("query heads", query_heads), ("key-value heads", kv_heads)]
     kept += [("head width", head_width), ("tokens", context), ("bytes per value", value_bytes)]
     return Question(
-        "", None, "", (Table("model", [[float(size)] for _, size in kept], None, [name for name, _ in kept]),),
+        "",
+        None,
+        "",
+        (Table("model", [[float(size)] for _, size in kept], None, [name for name, _ in kept]),),
         "How large is the KV cache of one sequence? Bytes for one token in all layers; then for all tokens in GB (10⁹ "
         "bytes) and in GiB (2³⁰ bytes).",
         blanks(["bytes per token"], [one], 0) + blanks(["GB", "GiB"], sizes(all_of_them), 2),
         (
             mistake("keys only", "Both a key and a value are cached: times 2.", one / 2, sizes(all_of_them / 2)),
-            mistake("query heads counted", "Only the key-value heads are cached, however many query heads share them.",
-                    every_one, sizes(every)),
+            mistake(
+                "query heads counted",
+                "Only the key-value heads are cached, however many query heads share them.",
+                every_one,
+                sizes(every),
+            ),
             mistake("one layer", "Every layer caches its own keys and values.", single_one, sizes(single)),
-            mistake("GB and GiB mixed up", "A GiB is the larger one, 2³⁰ bytes, so there are fewer of them.",
-                    one, sizes(all_of_them)[::-1]),
+            mistake(
+                "GB and GiB mixed up",
+                "A GiB is the larger one, 2³⁰ bytes, so there are fewer of them.",
+                one,
+                sizes(all_of_them)[::-1],
+            ),
         ),
-        LazyLines(lambda: [
-            f"2 · {layers} layers · {kv_heads} heads · {head_width} · {value_bytes} bytes = {one:,} bytes per token",
-            f"{one:,} · {context:,} tokens = {all_of_them:,} bytes",
-            f"÷ 10⁹ = {all_of_them / 1e9:.3f} GB, ÷ 2³⁰ = {all_of_them / 2**30:.3f} GiB",
-        ]),
-    )  # fmt: skip
+        LazyLines(
+            lambda: [
+                f"2 · {layers} layers · {kv_heads} heads · {head_width} · {value_bytes} bytes = "
+                f"{one:,} bytes per token",
+                f"{one:,} · {context:,} tokens = {all_of_them:,} bytes",
+                f"÷ 10⁹ = {all_of_them / 1e9:.3f} GB, ÷ 2³⁰ = {all_of_them / 2**30:.3f} GiB",
+            ]
+        ),
+    )
 
 
 def _draw_step(d: Draws) -> Numbers:

@@ -70,38 +70,55 @@ def _middle(strip: list[float]) -> Question:
     short = values.sum() / (count - 1)
     roundings = list(zip(hand.roundings("middle", 2), hand.roundings("diffs", 2), strict=True))
     return Question(
-        "", None, "", (Table("strip", [strip], number_labels(count)),),
+        "",
+        None,
+        "",
+        (Table("strip", [strip], number_labels(count)),),
         "The middle of this strip (its average)? Then the diffs from the middle, one for each number.",
-        blanks(["middle", *(f"diff {i + 1}" for i in range(count))], np.append(middle, diffs), 2,
-               [np.append(*one) for one in roundings]),
+        blanks(
+            ["middle", *(f"diff {i + 1}" for i in range(count))],
+            np.append(middle, diffs),
+            2,
+            [np.append(*one) for one in roundings],
+        ),
         (
             mistake("diffs the wrong way round", "A diff is the number minus the middle.", middle, -diffs),
             mistake("divided by n−1", "The middle is the sum over all n numbers, divided by n.", short, values - short),
-            mistake("the median", "The middle here is the average, not the median.",
-                    ordered[count // 2], values - ordered[count // 2]),
+            mistake(
+                "the median",
+                "The middle here is the average, not the median.",
+                ordered[count // 2],
+                values - ordered[count // 2],
+            ),
         ),
         LazyLines(lambda: hand.lines(*steps(count)[: count + 1])),
         f"Strip {bracketed(strip)}. Middle? Then the diffs from the middle?",
-    )  # fmt: skip
+    )
 
 
 def _layernorm(strip: list[float]) -> Question:
     count = len(strip)
     done, hand = tamed(strip, LayerNorm(count, 1e-6)), by_hand(strip)
     return Question(
-        "", None, "", (Table("strip", [strip], number_labels(count)),),
+        "",
+        None,
+        "",
+        (Table("strip", [strip], number_labels(count)),),
         "Tame this strip: middle to 0, spread to 1, reading only this strip.",
         blanks(number_labels(count), done["out"], 2, hand.roundings("out", 2)),
         (
             mistake(UNBIASED, UNBIASED_HINT, by_hand(strip, short=1).run("out")),
-            mistake("middle not subtracted", "First subtract the middle from every number, then take the spread.",
-                    tamed(strip, RMSNorm(count, 1e-6)).run("out")),
+            mistake(
+                "middle not subtracted",
+                "First subtract the middle from every number, then take the spread.",
+                tamed(strip, RMSNorm(count, 1e-6)).run("out"),
+            ),
             mistake("no root", "The spread is the root of the average square.", by_hand(strip, root=False).run("out")),
             mistake("not divided", "The diffs still have to be divided by the spread.", hand.run("diffs")),
         ),
         LazyLines(lambda: hand.lines(*steps(count))),
         "Take ONE strip's numbers and humble them: middle to 0, spread to 1, reading only this strip.",
-    )  # fmt: skip
+    )
 
 
 def _dials(strip: list[float], gamma: list[float], beta: list[float]) -> Question:
@@ -111,7 +128,10 @@ def _dials(strip: list[float], gamma: list[float], beta: list[float]) -> Questio
     done, hand = tamed(strip, norm), by_hand(strip, stretch, shift)
     plain = tensor(hand.run("tamed"))
     return Question(
-        "", None, "", (
+        "",
+        None,
+        "",
+        (
             Table("strip", [strip], number_labels(count)),
             Table("dials", [gamma, beta], number_labels(count), ["γ (stretch)", "β (shift)"]),
         ),
@@ -123,9 +143,13 @@ def _dials(strip: list[float], gamma: list[float], beta: list[float]) -> Questio
             mistake("β forgotten", "After the stretch, β is added.", plain * stretch),
             mistake("γ forgotten", "Before the shift, each number is multiplied by its γ.", plain + shift),
         ),
-        LazyLines(lambda: [*hand.lines(*steps(count, "tamed")),
-                       *hand.lines(*((f"new {i + 1}", f"out[0,{i}]") for i in range(count)))]),
-    )  # fmt: skip
+        LazyLines(
+            lambda: [
+                *hand.lines(*steps(count, "tamed")),
+                *hand.lines(*((f"new {i + 1}", f"out[0,{i}]") for i in range(count))),
+            ]
+        ),
+    )
 
 
 def _draw_middle(d: Draws) -> Numbers:

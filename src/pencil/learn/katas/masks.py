@@ -34,11 +34,18 @@ def _causal(scores: Rows, row: int) -> Question:
     late = everything * (done.run("pattern")[row] > 0)
     equal = " equal raw scores." if len({one for line in scores for one in line}) == 1 else ""
     return Question(
-        "", None, "", (_given(scores),),
+        "",
+        None,
+        "",
+        (_given(scores),),
         f"Causal mask: token i sees no later token j. The scores are scaled already. Token {row + 1} of {count}: its "
         f"portions after softmax?",
-        blanks([f"i{row + 1} → {name}" for name in _tokens(count)], done["pattern"][row], 2,
-               rows(hand.roundings("pattern", 2), row)),
+        blanks(
+            [f"i{row + 1} → {name}" for name in _tokens(count)],
+            done["pattern"][row],
+            2,
+            rows(hand.roundings("pattern", 2), row),
+        ),
         (
             mistake(FUTURE, FUTURE_HINT, everything),
             mistake("blocked after the softmax", "Block before the softmax, or the portions no longer add to 1.", late),
@@ -47,7 +54,7 @@ def _causal(scores: Rows, row: int) -> Question:
         ),
         LazyLines(lambda: hand.lines(*softmax_cells(row, count))),
         f"Causal mask, token {row + 1} of {count},{equal} Its {count} portions?",
-    )  # fmt: skip
+    )
 
 
 def _prefix(scores: Rows, first: int, row: int) -> Question:
@@ -55,18 +62,26 @@ def _prefix(scores: Rows, first: int, row: int) -> Question:
     done, hand = _masked(attention, scores, mask), _masked(by_hand, scores, mask)
     everything, only_past = (_masked(attention, scores, m).run("pattern")[row] for m in (None, causal))
     return Question(
-        "", None, "", (_given(scores),),
+        "",
+        None,
+        "",
+        (_given(scores),),
         f"Prefix mask: the first {first} tokens all see each other, every later one sees all up to itself. The "
         f"scores are scaled already. Token {row + 1} of {count}: its portions after softmax?",
-        blanks([f"i{row + 1} → {name}" for name in _tokens(count)], done["pattern"][row], 2,
-               rows(hand.roundings("pattern", 2), row)),
+        blanks(
+            [f"i{row + 1} → {name}" for name in _tokens(count)],
+            done["pattern"][row],
+            2,
+            rows(hand.roundings("pattern", 2), row),
+        ),
         (
-            mistake("causal throughout", "A token of the prefix sees the whole prefix, later tokens of it too.",
-                    only_past),
+            mistake(
+                "causal throughout", "A token of the prefix sees the whole prefix, later tokens of it too.", only_past
+            ),
             mistake(FUTURE, "For the prefix, all tokens after it are the future: −inf before the softmax.", everything),
         ),
         LazyLines(lambda: hand.lines(*softmax_cells(row, count))),
-    )  # fmt: skip
+    )
 
 
 def _scores(d: Draws) -> Rows:

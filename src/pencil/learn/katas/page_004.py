@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...tracing.record import LiveTrace, trace
+from ...tracing.live_trace import LiveTrace, trace
 from ...tracing.writing import format_number
-from ..examples import VitByHand, vit_4x4
+from ..worked.examples import VitByHand, vit_4x4
 from .exercise import Blank, Question, Table
 from .page_000 import counting
 from .page_parts import Section, drawn, grid, kata, numbers, posed, table
@@ -51,9 +51,16 @@ def _asked(
             yield f"  {row}: {'  '.join(format_number(float(one), decimals + 2) for one in part[i])}"
 
     return posed(
-        "worked", title, seed, ask, grid(down, across, part, decimals), working, given,
-        [(row, len(across)) for row in down], across,
-    )  # fmt: skip
+        "worked",
+        title,
+        seed,
+        ask,
+        grid(down, across, part, decimals),
+        working,
+        given,
+        [(row, len(across)) for row in down],
+        across,
+    )
 
 
 def _value(seed: int | None, name: str, *at: int) -> Any:
@@ -70,15 +77,33 @@ def _head(seed: int | None, head: int) -> Section:
         f"4) Attention, {which}",
         "S = Q Kᵀ/√2, A = softmax of each row of S, and the head's output is A V.",
         (
-            _asked(seed, f"Scores of {which}", "Every Q row dotted with every K row, divided by √2.",
-                   ("attn.scores", (head,), 3), (TOKENS, TOKENS), [q]),
+            _asked(
+                seed,
+                f"Scores of {which}",
+                "Every Q row dotted with every K row, divided by √2.",
+                ("attn.scores", (head,), 3),
+                (TOKENS, TOKENS),
+                [q],
+            ),
             _softmax_row(seed, head),
-            _asked(seed, f"Attention of {which}", "The softmax of each row of the scores.",
-                   ("attn.pattern", (head,), 4), (TOKENS, TOKENS), [scores]),
-            _asked(seed, f"Output of {which}", "A V: each row of the attention times V.",
-                   ("attn.z", (head,), 3), (TOKENS, dims), [pattern, q]),
+            _asked(
+                seed,
+                f"Attention of {which}",
+                "The softmax of each row of the scores.",
+                ("attn.pattern", (head,), 4),
+                (TOKENS, TOKENS),
+                [scores],
+            ),
+            _asked(
+                seed,
+                f"Output of {which}",
+                "A V: each row of the attention times V.",
+                ("attn.z", (head,), 3),
+                (TOKENS, dims),
+                [pattern, q],
+            ),
         ),
-    )  # fmt: skip
+    )
 
 
 def _softmax_row(seed: int | None, head: int) -> Question:
@@ -91,14 +116,19 @@ def _softmax_row(seed: int | None, head: int) -> Question:
     labels = [f"{name}, {token}" for name in names for token in (["all"] if name == "sum" else TOKENS)]
     flat = np.concatenate(parts)
     return posed(
-        "worked", f"The softmax of cls, head {head + 1}", seed,
+        "worked",
+        f"The softmax of cls, head {head + 1}",
+        seed,
         "Step by step: subtract the row's largest score, raise e to each, add the results, divide each by the sum.",
         [Blank(label, float(value), 4) for label, value in zip(labels, flat, strict=True)],
-        lambda: [f"{name}: {'  '.join(format_number(float(one), 6) for one in part)}"
-                 for name, part in zip(names, parts, strict=True)],
-        [table("scores", row, ["cls"], TOKENS)], [(name, len(part)) for name, part in zip(names, parts, strict=True)],
+        lambda: [
+            f"{name}: {'  '.join(format_number(float(one), 6) for one in part)}"
+            for name, part in zip(names, parts, strict=True)
+        ],
+        [table("scores", row, ["cls"], TOKENS)],
+        [(name, len(part)) for name, part in zip(names, parts, strict=True)],
         TOKENS,
-    )  # fmt: skip
+    )
 
 
 def _reading(seed: int | None) -> Question:
@@ -106,13 +136,23 @@ def _reading(seed: int | None) -> Question:
     rows = [np.asarray(_value(seed, "attn.pattern", head, 0)) for head in (0, 1)]
     best = [int(row.argmax()) for row in rows]
     return posed(
-        "worked", "What the class token attends to", seed,
+        "worked",
+        "What the class token attends to",
+        seed,
         "In each head: the index of the token that cls attends to most (cls is 0), and how many percent it gets.",
-        numbers(*(one for head, row in enumerate(rows) for one in
-                  ((f"head {head + 1}: token", best[head], 0), (f"head {head + 1}: percent", 100 * row.max(), 1)))),
+        numbers(
+            *(
+                one
+                for head, row in enumerate(rows)
+                for one in (
+                    (f"head {head + 1}: token", best[head], 0),
+                    (f"head {head + 1}: percent", 100 * row.max(), 1),
+                )
+            )
+        ),
         lambda: [f"head {head + 1}: {TOKENS[best[head]]}, {100 * row.max():.2f} %" for head, row in enumerate(rows)],
         [table(f"cls, head {head + 1}", row, None, TOKENS) for head, row in enumerate(rows)],
-    )  # fmt: skip
+    )
 
 
 def sections(seed: int | None) -> list[Section]:
@@ -127,32 +167,93 @@ def sections(seed: int | None) -> list[Section]:
         table(f"output of head {h + 1}", _value(seed, "attn.z", h), TOKENS, DIMS[2 * h : 2 * h + 2]) for h in (0, 1)
     ]
     return [
-        Section("1) Image to patches", "4 × 4 dots in patches of 2 × 2, each written as a row: top-left, top-right, "
-                "bottom-left, bottom-right.",
-                (counting(seed, 4, 4, 2),
-                 _asked(seed, "The patches", "Write the four dots of each patch.", ("patches.flat", (), 0),
-                        (TOKENS[1:], [f"dot {i + 1}" for i in range(4)]),
-                        [table("image", photo, [f"row {i}" for i in range(4)], columns)]))),
-        Section("2) Patch embedding", "z = patch Eᵀ: each row of E is one output. Then the class token comes first, "
-                "and every token has its position added: Z⁰ = [z_cls; z] + P.",
-                (_asked(seed, "Embed each patch", "z = patch Eᵀ.", ("patches.out", (), 2), (TOKENS[1:], DIMS),
-                        [table("patches", strips, TOKENS[1:]), table("E", weights["patches.proj.weight"], DIMS)]),
-                 _asked(seed, "Add class token and positions", "Z⁰ = [z_cls; z] + P.", ("input", (), 2),
-                        (TOKENS, DIMS),
-                        [cls, table("z", z, TOKENS[1:], DIMS), table("P", weights["positions"], TOKENS, DIMS)]))),
-        Section("3) Q, K and V of two heads", "Head 1 takes dims 0 and 1, head 2 dims 2 and 3; Q = K = V.",
-                tuple(_asked(seed, f"Q of head {head + 1}", f"Q = Z⁰ W_Q, where W_Q picks dims {2 * head} and "
-                             f"{2 * head + 1}.", ("attn.q", (head,), 2), (TOKENS, DIMS[2 * head : 2 * head + 2]),
-                             [table("Z⁰", z0, TOKENS, DIMS)]) for head in (0, 1))),
+        Section(
+            "1) Image to patches",
+            "4 × 4 dots in patches of 2 × 2, each written as a row: top-left, top-right, bottom-left, bottom-right.",
+            (
+                counting(seed, 4, 4, 2),
+                _asked(
+                    seed,
+                    "The patches",
+                    "Write the four dots of each patch.",
+                    ("patches.flat", (), 0),
+                    (TOKENS[1:], [f"dot {i + 1}" for i in range(4)]),
+                    [table("image", photo, [f"row {i}" for i in range(4)], columns)],
+                ),
+            ),
+        ),
+        Section(
+            "2) Patch embedding",
+            "z = patch Eᵀ: each row of E is one output. Then the class token comes first, "
+            "and every token has its position added: Z⁰ = [z_cls; z] + P.",
+            (
+                _asked(
+                    seed,
+                    "Embed each patch",
+                    "z = patch Eᵀ.",
+                    ("patches.out", (), 2),
+                    (TOKENS[1:], DIMS),
+                    [table("patches", strips, TOKENS[1:]), table("E", weights["patches.proj.weight"], DIMS)],
+                ),
+                _asked(
+                    seed,
+                    "Add class token and positions",
+                    "Z⁰ = [z_cls; z] + P.",
+                    ("input", (), 2),
+                    (TOKENS, DIMS),
+                    [cls, table("z", z, TOKENS[1:], DIMS), table("P", weights["positions"], TOKENS, DIMS)],
+                ),
+            ),
+        ),
+        Section(
+            "3) Q, K and V of two heads",
+            "Head 1 takes dims 0 and 1, head 2 dims 2 and 3; Q = K = V.",
+            tuple(
+                _asked(
+                    seed,
+                    f"Q of head {head + 1}",
+                    f"Q = Z⁰ W_Q, where W_Q picks dims {2 * head} and {2 * head + 1}.",
+                    ("attn.q", (head,), 2),
+                    (TOKENS, DIMS[2 * head : 2 * head + 2]),
+                    [table("Z⁰", z0, TOKENS, DIMS)],
+                )
+                for head in (0, 1)
+            ),
+        ),
         _head(seed, 0),
         _head(seed, 1),
         Section("4) Checking printed numbers", "Not every number in print is right.", (kata("wrong-cells", seed),)),
-        Section("5) Concatenate the heads", "Head 1's two numbers, then head 2's; W_O is the identity.",
-                (_asked(seed, "MSA output", "The two outputs of each token side by side.", ("attn.out", (), 3),
-                        (TOKENS, DIMS), both),)),
-        Section("6) Residual connection", "Z′ = Z⁰ + MSA.",
-                (_asked(seed, "Add it to Z⁰", "Z′ = Z⁰ + MSA.", ("out", (), 3), (TOKENS, DIMS),
-                        [table("Z⁰", z0, TOKENS, DIMS), table("MSA", out, TOKENS, DIMS)]),)),
-        Section("7) Reading it", "Each row of the attention says how much of every token goes into one output.",
-                (_reading(seed),)),
-    ]  # fmt: skip
+        Section(
+            "5) Concatenate the heads",
+            "Head 1's two numbers, then head 2's; W_O is the identity.",
+            (
+                _asked(
+                    seed,
+                    "MSA output",
+                    "The two outputs of each token side by side.",
+                    ("attn.out", (), 3),
+                    (TOKENS, DIMS),
+                    both,
+                ),
+            ),
+        ),
+        Section(
+            "6) Residual connection",
+            "Z′ = Z⁰ + MSA.",
+            (
+                _asked(
+                    seed,
+                    "Add it to Z⁰",
+                    "Z′ = Z⁰ + MSA.",
+                    ("out", (), 3),
+                    (TOKENS, DIMS),
+                    [table("Z⁰", z0, TOKENS, DIMS), table("MSA", out, TOKENS, DIMS)],
+                ),
+            ),
+        ),
+        Section(
+            "7) Reading it",
+            "Each row of the attention says how much of every token goes into one output.",
+            (_reading(seed),),
+        ),
+    ]

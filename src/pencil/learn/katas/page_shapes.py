@@ -68,10 +68,21 @@ def _both(
     batch: int, channels: int, height: int, across: int, patch: int, length: int, vocab: int, width: int, hidden: int
 ) -> dict[str, Shape]:
     config = CaptionerConfig(
-        image_size=(height, across), channels=channels, patch=(patch, patch), vocab=vocab, context=length, width=width,
-        depth=1, heads=1, hidden=hidden, mask="causal", positions="learned", type_embeddings=False, delimiters="none",
+        image_size=(height, across),
+        channels=channels,
+        patch=(patch, patch),
+        vocab=vocab,
+        context=length,
+        width=width,
+        depth=1,
+        heads=1,
+        hidden=hidden,
+        mask="causal",
+        positions="learned",
+        type_embeddings=False,
+        delimiters="none",
         bias=True,
-    )  # fmt: skip
+    )
     tokens, picture = torch.zeros(batch, length, dtype=torch.long), torch.zeros(batch, channels, height, across)
     return _shapes(Captioner(config), tokens, picture)
 
@@ -86,8 +97,12 @@ def shapes(seed: int | None, names: Sequence[tuple[str, str]], picture: bool = F
     ]
     letters = {"F": "d_ff"}
     return posed(
-        "shapes", "Write the shapes", seed, "Every axis of each, in the order of the notation.", answers,
+        "shapes",
+        "Write the shapes",
+        seed,
+        "Every axis of each, in the order of the notation.",
+        answers,
         lambda: [f"{symbol}: {' × '.join(map(str, shape))}" for symbol, shape in pairs],
         [table("sizes", list(sizes.values()), None, [letters.get(one, one) for one in sizes])],
         [(symbol, len(shape)) for symbol, shape in pairs],
-    )  # fmt: skip
+    )

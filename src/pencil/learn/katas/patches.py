@@ -50,7 +50,10 @@ def _cut(photo: list[list[float]], strip: int) -> Question:
     dots = [f"dot {i + 1}" for i in range(4)]
     cells = [(dot, f"strips[0,{strip},{i}]") for i, dot in enumerate(dots)]
     return Question(
-        "", None, "", (_given(photo),),
+        "",
+        None,
+        "",
+        (_given(photo),),
         f"Cut the photo into 2 × 2 squares and write each square's 4 dots as one strip: strip 1 is the top-left "
         f"square, then on to the right. Write strip {strip + 1}.",
         blanks(dots, done["strips"][strip], 0),
@@ -61,7 +64,7 @@ def _cut(photo: list[list[float]], strip: int) -> Question:
         LazyLines(lambda: _moves(done, cells)),
         "FOLD reads the line as (down-band, in-square-down, across-band, in-square-across); SWAP brings the two band "
         "labels together; GLUE writes each square's 4 dots as one row.",
-    )  # fmt: skip
+    )
 
 
 def _moves(done: Work, cells: list[tuple[str, str]]) -> list[str]:
@@ -82,17 +85,24 @@ def _missing_swap(photo: list[list[float]], strip: int) -> Question:
     kinds = [_kind(photo, done["strips"][0]) for done in (straight, right)]
     cells = [(dot, f"strips[0,{strip},{i}]") for i, dot in enumerate(dots)]
     return Question(
-        "", None, "", (_given(photo),),
+        "",
+        None,
+        "",
+        (_given(photo),),
         f"A program left out the SWAP and read the flat line straight, four dots per strip. Write its strip "
         f"{strip + 1}. Then: is its strip 1 a row or a square of the photo?",
         (*blanks(dots, straight["strips"][strip], 0), Blank("strip 1 is a", kinds[0], words=True)),
         (
-            mistake("swapped all the same", "That is the strip with the swap; without it the line is read straight.",
-                    right["strips"][strip], kinds[1]),
+            mistake(
+                "swapped all the same",
+                "That is the strip with the swap; without it the line is read straight.",
+                right["strips"][strip],
+                kinds[1],
+            ),
         ),
         LazyLines(lambda: [*_moves(straight, cells), f"strip 1 is all of one {kinds[0]} of the photo, so no square"]),
         "Skip the SWAP: read the flat line straight, four dots per strip. What went wrong with strip 1?",
-    )  # fmt: skip
+    )
 
 
 def _kind(photo: list[list[float]], strip: np.ndarray) -> str:
@@ -114,7 +124,10 @@ def _dot(photo: list[list[float]], patch: int, row: int, column: int) -> Questio
     floor, desk_row, wing, desk, chip, spot = (int(one) for one in right)
     across = len(photo[0]) // patch
     return Question(
-        "", None, "", (_given(photo),),
+        "",
+        None,
+        "",
+        (_given(photo),),
         f"Dot {dot:.0f} sits at row {row}, col {column}, counted from 0; the squares are {patch} × {patch}. FOLD "
         f"splits the row into (floor, desk-row) and the column into (wing, desk). After SWAP and GLUE, which chip "
         f"(strip) is it in, and at which spot, both counted from 0?",
@@ -124,16 +137,18 @@ def _dot(photo: list[list[float]], patch: int, row: int, column: int) -> Questio
             mistake("down and across mixed up", "The row gives floor and desk-row, the column wing and desk.", mixed),
             mistake("counted from 1", "Everything here is counted from 0.", right + 1),
         ),
-        LazyLines(lambda: [
-            f"row {row} = {floor}·{patch} + {desk_row}: floor {floor}, desk-row {desk_row}",
-            f"col {column} = {wing}·{patch} + {desk}: wing {wing}, desk {desk}",
-            f"swapped: ({floor}, {wing}, {desk_row}, {desk})",
-            f"chip = {floor}·{across} + {wing} = {chip}, spot = {desk_row}·{patch} + {desk} = {spot}",
-            f"strips[{chip}] = {[int(one) for one in done['strips'][chip]]}, and its dot {spot} is {dot:.0f}",
-        ]),
+        LazyLines(
+            lambda: [
+                f"row {row} = {floor}·{patch} + {desk_row}: floor {floor}, desk-row {desk_row}",
+                f"col {column} = {wing}·{patch} + {desk}: wing {wing}, desk {desk}",
+                f"swapped: ({floor}, {wing}, {desk_row}, {desk})",
+                f"chip = {floor}·{across} + {wing} = {chip}, spot = {desk_row}·{patch} + {desk} = {spot}",
+                f"strips[{chip}] = {[int(one) for one in done['strips'][chip]]}, and its dot {spot} is {dot:.0f}",
+            ]
+        ),
         "Trace one dot: FOLD gives it four labels, SWAP re-orders them to (floor, wing, desk-row, desk), GLUE makes "
         "them (chip, spot).",
-    )  # fmt: skip
+    )
 
 
 def _labels(folded: np.ndarray, strips: np.ndarray, dot: float) -> np.ndarray:

@@ -51,43 +51,57 @@ def _stamp(seat: int, base: int) -> Question:
     degrees, one_frequency = stamping(seat * DEGREE, nothing, base), stamping(seat, nothing, 1.0)
     grouped = stamping(seat, nothing, base, halves=True)
     return Question(
-        "", None, "", (Table("divisors", [[1.0, slow]], ["slots 1, 2", "slots 3, 4"]),),
+        "",
+        None,
+        "",
+        (Table("divisors", [[1.0, slow]], ["slots 1, 2", "slots 3, 4"]),),
         f"Stamp of seat {seat} at width 4: sin and cos of seat ÷ 1, then sin and cos of seat ÷ {slow:g} (that is "
         f"{base}^(2/4)). The angles are in radians.",
         blanks(SLOTS, done[stamp], 3, hand.roundings("stamp", 3)),
         (
             mistake("degrees", "The angles are in radians: sin(1) is 0.841.", degrees.run(stamp)),
-            mistake("cosine before sine", "Each pair is the sine first, then the cosine.",
-                    done.run(stamp)[0, [1, 0, 3, 2]]),
-            mistake("one frequency for all", "The second pair has a lower frequency: its seat is divided first.",
-                    one_frequency.run(stamp)),
-            mistake("sines first, then cosines", "Sine and cosine of one frequency are neighbours.",
-                    grouped.run(stamp)),
+            mistake(
+                "cosine before sine", "Each pair is the sine first, then the cosine.", done.run(stamp)[0, [1, 0, 3, 2]]
+            ),
+            mistake(
+                "one frequency for all",
+                "The second pair has a lower frequency: its seat is divided first.",
+                one_frequency.run(stamp),
+            ),
+            mistake(
+                "sines first, then cosines", "Sine and cosine of one frequency are neighbours.", grouped.run(stamp)
+            ),
         ),
         LazyLines(lambda: hand.lines(*cells)),
         f"stamp[pos][2i] = sin(pos / {base}^(2i/width)), stamp[pos][2i+1] the cosine. Width 4, seat {seat}.",
-    )  # fmt: skip
+    )
 
 
 def _add_stamp(seat: int, strip: list[float]) -> Question:
     done, stamp = stamping(seat, strip), "positions.embedding"
     stamps = [stamping(one, strip).run(stamp)[0].round(3).tolist() for one in range(seat + 2)]
     return Question(
-        "", None, "", (
+        "",
+        None,
+        "",
+        (
             Table("strip", [strip], SLOTS),
             Table("stamps", stamps, SLOTS, [f"seat {one}" for one in range(seat + 2)]),
         ),
         f"The seat of the strip is {seat}. Add the stamp onto the strip, slot by slot.",
         blanks(SLOTS, done["out"], 3, done.roundings("out", 3)),
         (
-            mistake("multiplied", "The stamp is added to the strip, not multiplied with it.",
-                    tensor(strip) * tensor(done.run(stamp)[0])),
+            mistake(
+                "multiplied",
+                "The stamp is added to the strip, not multiplied with it.",
+                tensor(strip) * tensor(done.run(stamp)[0]),
+            ),
             mistake("the next seat's stamp", "Seats are counted from 0.", stamping(seat + 1, strip).run("out")),
             mistake("subtracted", "Add the stamp, do not subtract it.", 2 * tensor(strip) - tensor(done.run("out")[0])),
         ),
         LazyLines(lambda: done.lines(*((slot, f"out[0,0,{i}]") for i, slot in enumerate(SLOTS)))),
         f"Seat {seat}'s stamp is {bracketed(stamps[seat])}. A strip reads {bracketed(strip)}. After adding the stamp?",
-    )  # fmt: skip
+    )
 
 
 PAIRED = "the paper pairs neighbours, slot 1 with slot 2; LLaMA checkpoints pair halves, slot 1 with slot 3"
@@ -121,7 +135,10 @@ def _rope(tag: list[float], seat: int, base: int) -> Question:
     cells = [("cos of pair " + str(i + 1), f"cos[0,0,0,{i}]") for i in range(2)]
     cells += [("sin of pair " + str(i + 1), f"sin[0,0,0,{i}]") for i in range(2)]
     return Question(
-        "", None, "", (
+        "",
+        None,
+        "",
+        (
             Table("WANT", [tag], SLOTS),
             Table("angle", [angles.round(4).tolist()], ["slots 1, 2", "slots 3, 4"]),
         ),
@@ -130,12 +147,16 @@ def _rope(tag: list[float], seat: int, base: int) -> Question:
         blanks(SLOTS, done["out"], 2, done.roundings("out", 2)),
         (
             mistake("rotated backwards", "The first of a pair loses b·sin θ, the second gains a·sin θ.", back),
-            mistake("halves paired", "Neighbours are a pair here, slot 1 with slot 2; slot 1 with slot 3 is the "
-                    "convention of LLaMA checkpoints.", halves),
+            mistake(
+                "halves paired",
+                "Neighbours are a pair here, slot 1 with slot 2; slot 1 with slot 3 is the "
+                "convention of LLaMA checkpoints.",
+                halves,
+            ),
             mistake("degrees", "The angles are in radians.", degrees),
         ),
         LazyLines(lambda: [PAIRED, *done.lines(*cells, *((s, f"out[0,0,0,{i}]") for i, s in enumerate(SLOTS)))]),
-    )  # fmt: skip
+    )
 
 
 class Biased(nn.Module):
@@ -162,19 +183,28 @@ def _alibi(scores: list[list[float]], count: int, head: int, row: int) -> Questi
     distances = [f"{name}: distance {row - i}, bias {format_number(float(bias[i]))}" for i, name in enumerate(names)]
     cells = [(f"→ {name}", f"scores[0,0,{row},{i}]") for i, name in enumerate(names)]
     return Question(
-        "", None, "", (Table("scores", [scores[row][: row + 1]], names, [f"s{row + 1}"]),),
+        "",
+        None,
+        "",
+        (Table("scores", [scores[row][: row + 1]], names, [f"s{row + 1}"]),),
         f"Head {head + 1} of {count} has the slope 2^(−{power * (head + 1)}). ALiBi subtracts the slope from a "
         f"score once for every step from the query, s{row + 1}, to the key. The scores with their bias?",
         blanks([f"→ {name}" for name in names], right, 3, rows(done.roundings("scores", 3), row, visible)),
         (
-            mistake("added the slope", "A larger distance makes the score smaller: the slope is subtracted.",
-                    2 * given - right),
-            mistake("another head's slope", f"Head 1 has the slope 2^(−{power}); each next head's is smaller.",
-                    next_head.run("scores")[row, visible]),
+            mistake(
+                "added the slope",
+                "A larger distance makes the score smaller: the slope is subtracted.",
+                2 * given - right,
+            ),
+            mistake(
+                "another head's slope",
+                f"Head 1 has the slope 2^(−{power}); each next head's is smaller.",
+                next_head.run("scores")[row, visible],
+            ),
             mistake("one step too many", "The distance of a token to itself is 0.", far.run("scores")[row, visible]),
         ),
         LazyLines(lambda: [*distances, *done.lines(*cells)]),
-    )  # fmt: skip
+    )
 
 
 def _draw_stamp(d: Draws) -> Numbers:

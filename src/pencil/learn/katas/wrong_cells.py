@@ -6,11 +6,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from ...tracing.record import LiveTrace
+from ...tracing.live_trace import LiveTrace
 from ...tracing.writing import format_number
-from ..check import WRONG, Number, check, shipped
-from ..examples import vit_4x4
-from ..published import number
+from ..check.check import WRONG, Number, check, shipped
+from ..check.published import number
+from ..worked.examples import vit_4x4
 from .attention_by_hand import attention
 from .builder import Draws, LazyLines, Numbers, distinguishable, maker, mistake
 from .exercise import Blank, Mistake, Question, Table, written

@@ -9,7 +9,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from ...core.probe import Probe
-from ...data.digits import digits
+from ...data.images.digits import digits
 from ...inference.diffusion import RectifiedFlow
 from ...models.dit import DiT, DiTConfig
 from ...models.parts import normalize

@@ -8,7 +8,7 @@ from ...inference.generation import Generation
 from ...inference.sampling import Sampling
 from ...models.gpt import GPT, GPTConfig
 from ...models.reader import Reader, ReaderConfig
-from ...train.losses import next_token
+from ...train.losses.vocabulary import next_token
 from .claim import Claim, Curve, Measured, Prediction, Size
 from .grammar_task import grammar, grammatical, lowest_loss, sample_texts
 from .removals import without_positions

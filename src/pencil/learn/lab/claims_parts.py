@@ -10,7 +10,7 @@ from ...core.probe import OFF, Probe
 from ...inference.generation import Generation
 from ...inference.sampling import Sampling
 from ...models.gpt import GPT, GPTConfig
-from ...train.losses import next_token
+from ...train.losses.vocabulary import next_token
 from .claim import Claim, Curve, Measured, Prediction, Size
 from .grammar_task import grammar, grammatical, sample_texts
 from .training import generator, points, seeded, train

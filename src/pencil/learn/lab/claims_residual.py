@@ -8,7 +8,7 @@ import torch
 from ...core.probe import Probe
 from ...models.gpt import GPT, GPTConfig
 from ...models.parts import initialise_post
-from ...train.losses import next_token
+from ...train.losses.vocabulary import next_token
 from .claim import Claim, Curve, Measured, Prediction, Size
 from .grammar_task import grammar, sample_texts
 from .removals import gradient_norms, post_norm, without_norms, without_skips

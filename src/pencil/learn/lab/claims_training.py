@@ -7,7 +7,7 @@ import torch
 
 from ...core.probe import Probe
 from ...models.gpt import GPT, GPTConfig
-from ...train.losses import next_token
+from ...train.losses.vocabulary import next_token
 from .claim import Claim, Curve, Measured, Prediction, Size
 from .claims_residual import final_loss, small_gpt, text_batch, train_on_texts
 from .removals import ScaledTokens, post_norm
@@ -66,7 +66,7 @@ def scaled_gpt(size: Size, seed: int, std: float, scaled: bool) -> Any:
 
 _WARM = dict(
     words=17, length=16, width=32, heads=2, batch=16, depth=6, steps=120, warmup=40, rates=(0.001, 0.004, 0.016)
-)  # fmt: skip
+)
 _SCALE = dict(words=17, length=16, width=64, heads=2, batch=16, depth=2, steps=60, lr=2e-3)
 _BY_STEP = Curve("loss by step", "step", "training loss (nats)")
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from ...console import visible
-from ..check import RIGHT, ROUNDED, Number
+from ..check.check import RIGHT, ROUNDED, Number
 from .sections import Compared, Drawn, Section, Walk
 from .tables import Grid, Shown, written
 

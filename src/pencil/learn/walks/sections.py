@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 from ...config import UserError
-from ...tracing.recorded import RecordedTrace
-from ..check import VERDICTS, Number, Report, Step, check, shipped
-from ..claims import Claim
+from ...tracing.trace_base import RecordedTrace
+from ..check.check import VERDICTS, Number, Report, Step, check, shipped
+from ..check.claims import Claim
 from .data import Document, Entry, Figure, document
 from .tables import Shown, fitting, found_in, shown
 
@@ -101,7 +101,7 @@ def walk(number: str, run: Source | None = None) -> Walk:
 
 
 def _published(written: Document) -> Walk:
-    from ..examples import example
+    from ..worked.examples import example
 
     traces = cache(lambda name: Source(f"example:{name}", example(name)))
     report = check(shipped()[written.check])
@@ -172,9 +172,17 @@ def _words(entry: Entry) -> dict[str, Any]:
     return {
         key: getattr(entry, key)
         for key in (
-            "title", "level", "about", "lines", "skipped", "katas", "labs", "corrections", "commands",
+            "title",
+            "level",
+            "about",
+            "lines",
+            "skipped",
+            "katas",
+            "labs",
+            "corrections",
+            "commands",
         )
-    }  # fmt: skip
+    }
 
 
 def _generic(names: str) -> str:

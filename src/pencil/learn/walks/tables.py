@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...tracing.receipt import format_number
-from ...tracing.recorded import RecordedTrace
+from ...tracing.trace_base import RecordedTrace
 
 ROWS, COLUMNS, TABLES = 12, 16, 4  # of one tensor of a worked example
 RUN_ROWS, RUN_COLUMNS, RUN_TABLES = 8, 8, 2  # and of a run's, which are larger

@@ -43,4 +43,4 @@ DRAWN = "rand randn rand_like randn_like randint randperm bernoulli multinomial 
 
 @rule("noise", *DRAWN)
 def _drawn(call: Call) -> Plan:
-    return None  # fmt: skip
+    return None

@@ -1,0 +1,152 @@
+"""The training loop for a task of one's own: any nn.Module, any data, in a folder that can be resumed."""
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import __version__
+from ..collectives.distributed_map import distributed_map, ordered_sum
+from ..collectives.processes import only_rank0_prints, process_group, rank0_first, world
+from ..config import UserError, build
+from ..console import note
+from ..device import pick_device, random_state_kept
+from ..runs.run import Run
+from ..train.loop import pace
+from ..train.loop.trained import Trained
+from ..train.loop.trainer import Trainer
+from ..train.settings import OPTIONAL, TrainConfig, check_final_rate, check_patience, fit_warmup, resumed, with_budget
+from ..train.task import Batch, Preview, one_number, why_last
+
+DEFAULTS: Mapping[str, Any] = dict(optimizer="adamw", weight_decay=0.0)  # of any module; Muon is for a model's blocks
+
+WORDS = ("out=", "force=True")  # by which a folder is chosen, and replaced
+
+
+class Task:
+    """A task of your own: `build`, `batch` and `loss`, and `held_out` or `evaluate`; the rest has defaults.
+
+    `self.train` has the training settings, such as `self.train.batch` and `self.train.seed`, before `build` is called.
+    """
+
+    family: Any = None  # of Pencil's families: none
+    config: Any = None
+    train: TrainConfig
+    unit = "examples"  # what the throughput counts
+    headline = "val_loss"  # the metric to print first
+    select_best = True  # whether the best weights by val_loss are kept, or the last
+    slow = False  # whether batches take long to make, so that they are made ahead on another thread
+    usage = ""
+
+    def build(self) -> nn.Module:
+        """The model."""
+        raise NotImplementedError
+
+    def batch(self, step: int, micro: int = 0) -> Batch:
+        """A tuple of tensors: the examples of a step, the same for the same step, whatever came before."""
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean loss of a batch, which is on the model's device."""
+        raise NotImplementedError
+
+    def held_out(self) -> Iterable[Batch]:
+        """Batches that are not trained on."""
+        raise UserError(f"{type(self).__name__} has no held-out data: give it `held_out`, or an `evaluate` of its own")
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
+        """Metrics, `val_loss` among them: the mean loss of the held-out batches, or of the first `batches` of them."""
+        device = next(model.parameters()).device
+
+        def one(batch: Batch) -> tuple[float, int]:
+            size = self.targets(batch)
+            return float(one_number(self.loss(model, tuple(tensor.to(device) for tensor in batch)), self)) * size, size
+
+        found = distributed_map(islice(self.held_out(), batches), one)
+        total, count = ordered_sum(loss for loss, _ in found), sum(size for _, size in found)
+        if not count:
+            raise UserError(f"the held-out data of {type(self).__name__} is empty")
+        return {"val_loss": total / count}
+
+    def count(self, batch: Batch) -> int:
+        """How many units a batch holds."""
+        return len(batch[0])
+
+    def targets(self, batch: Batch) -> int:
+        """How many targets the loss is a mean over: the weight of a micro-batch in its update."""
+        return len(batch[0])
+
+    def sample_ids(self, step: int, micro: int = 0) -> list[str]:
+        """The examples of a batch, by names with which they are found in the data."""
+        return [f"batch({step}, {micro})"]
+
+    def preview(self, model: nn.Module) -> Preview | None:
+        """A sample to be written while training; None writes none."""
+        return None
+
+    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
+        """All metrics on all held-out data, and pictures of them written into the folder."""
+        return self.evaluate(model), []
+
+    def skipped(self) -> list[tuple[str, str]]:
+        """Data that could not be used so far, and why."""
+        return []
+
+    def about(self) -> str:
+        """The data, in a few words."""
+        return type(self).__name__
+
+
+def fit(
+    task: Task,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+    on_step: Callable[[int, dict[str, float]], Any] | None = None,
+    on_evaluation: Callable[[int, dict[str, float]], Any] | None = None,
+    **settings: Any,
+) -> Trained:
+    """Train a task of your own into the folder `out`; the settings are those of `train.`: steps=500, lr=1e-3.
+
+    The optimizer is AdamW without weight decay unless others are given. With `resume` the run that is in the folder
+    goes on from its newest checkpoint, to the same bits as if it had never stopped; without one it starts.
+    """
+    began, path, name = pace.clock(), Path(out), type(task).__name__
+    if resume and (path / "config.toml").is_file():
+        run = Run.open(path)
+        if run.config["run"].get("task") != name:
+            raise UserError(f"{path} is a run of {run.config['run'].get('task', run.family)}, not of {name}")
+        config = build(TrainConfig, resumed(run.path, run.config["train"], settings, "steps="), "train.")
+    else:
+        run, config = None, build(TrainConfig, with_budget({**DEFAULTS, **settings}), "train.")
+        config, notes = fit_warmup(config, "warmup" in settings)
+        for line in () if quiet or not world().is_rank0 else notes:
+            note(line)
+    for one in OPTIONAL:
+        if getattr(config, one) is not None:
+            raise UserError(f"train.{one} has no effect on a task of your own: leave it out")
+    check_patience(config, why_last(task))
+    check_final_rate(config, settings)
+    task.train = config
+    facts = {"family": name, "task": name, "data": task.about(), "pencil": __version__}
+    with only_rank0_prints(), process_group(pick_device(config.device)):
+        if run is None:
+            table = {"run": facts, "model": {}, "train": config}
+            rank0_first(lambda: Run.create(path, table, None, force, words=WORDS) if world().is_rank0 else None)
+            run = Run.open(path)
+        watching: dict[str, Any] = dict(quiet=quiet, on_step=on_step, on_evaluation=on_evaluation)
+        outcome = Trainer(task, run, config, began=began, **watching).train()
+
+    def opened(path: Path, device: str) -> nn.Module:
+        with random_state_kept(torch.device("cpu")):
+            model = task.build()
+        Run.open(path).load_weights(model)
+        return model.to(device).eval()
+
+    return Trained.of(run, outcome, opened)

@@ -1,0 +1,1 @@
+"""Checkpoints of other libraries: imported, exported, and compared with the original."""

@@ -1,0 +1,231 @@
+"""`pencil.train`: what the verb does, from Python; and what both say while they do it."""
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..collectives.processes import all_gather, has_process_group, lost_another, world
+from ..collectives.torchrun import launch_folder, restarts
+from ..config import UserError
+from ..console import note, visible
+from ..device import pick_device
+from ..families.registry import family as record_of
+from ..runs.run import Run
+from ..train.loop import pace
+from ..train.loop.trained import Trained
+from ..train.loop.trainer import Outcome, Trainer
+from ..train.settings import TrainConfig
+from ..train.tasks.metrics import about_accuracy, class_table
+from ..train.validation import about_highest
+from .faster_preset import propose_shorter
+from .loading import load
+from .out_of_memory import out_of_memory
+from .run_setup import new_run
+from .several_processes import check_same, make_once, processes
+from .training_request import Chosen, check_data, read_config, resolve, with_image_size
+from .what_trains import what_trains
+
+FILES_NAMED = 20  # unusable files reported one by one
+Notify = Callable[[str], None]
+Callback = Callable[[int, dict[str, float]], Any]
+
+
+def train(
+    family: str | None = None,
+    data: str | Path | None = None,
+    *,
+    config: str | Path | None = None,
+    preset: str | None = None,
+    from_run: str | Path | None = None,
+    model: Mapping[str, Any] | None = None,
+    train: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    quiet: bool = False,
+    on_step: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    **settings: Any,
+) -> Trained:
+    """Train a model as `pencil train` does, to the same weights.
+
+    A setting is given by its plain name (depth=4, steps=200, tokenizer="bpe"), or in the tables `model` and `train`.
+    `config` is a file of settings, such as the config.toml of a run; what is given besides goes over it.
+    `from_run` is a run whose weights it begins with (--from); `freeze` names the parameters that are not trained.
+    `on_step(step, metrics)` and `on_evaluation(step, metrics)` are called on the way; one that returns False stops.
+    """
+    began = pace.clock()
+    file = None if config is None else read_config(config)
+    if family is None and file is None:
+        raise UserError('the family is missing: pencil.train("gpt", "notes.txt"), or pencil.train(config="run.toml")')
+    record = file.record if family is None and file is not None else record_of(str(family))
+    if isinstance(patterns := settings.get("freeze"), list | tuple):
+        settings["freeze"] = ",".join(patterns)
+    found = resolve(record, settings)
+    for section, table in (("model", model), ("train", train)):
+        if both := set(found[section]) & set(table or {}):
+            raise UserError(f"{min(both)} is given twice: by its name and in {section}")
+    options, sizes = with_image_size(found["options"], {**(model or {}), **found["model"]})
+    chosen = Chosen(
+        record.name,
+        None if data is None else str(data),
+        preset,
+        options,
+        sizes,
+        {**(train or {}), **found["train"]},
+        found["data"],
+        None if from_run is None else str(from_run),
+    )
+    notify = (lambda line: None) if quiet else note
+    if file is not None and config is not None:
+        chosen = merge(chosen, file, config, notify)
+    with processes(chosen.train.get("device")):
+        run, task, settled = start_training(chosen, name, None if out is None else Path(out), force, notify)
+        outcome = train_to_end(
+            run, task, settled, notify=notify, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation, began=began
+        )
+    return Trained.of(run, outcome, load)
+
+
+def merge(chosen: Chosen, file: Chosen, path: str | Path, notify: Notify) -> Chosen:
+    """What was chosen over what a config file says; what of the file is not kept is reported."""
+    merged, notes = chosen.over(file, path)
+    for line in notes:
+        notify(line)
+    if chosen.data is None:
+        check_data(merged, path)
+    return merged
+
+
+def start_training(
+    chosen: Chosen, name: str | None, out: Path | None, force: bool, notify: Notify
+) -> tuple[Run, Any, TrainConfig]:
+    """The run, its task and its training settings; everything is checked before the folder is made."""
+    record = chosen.record
+    check_same({"command": "train", **asdict(chosen), "name": name, "out": out, "force": force})
+
+    def make(again: Path | None) -> tuple[Run, Any, TrainConfig]:
+        """`again` is a run of this training that is made once more."""
+        return new_run(
+            record.name,
+            chosen.data,
+            preset=chosen.preset,
+            model=chosen.model,
+            train=chosen.train,
+            data_settings=chosen.data_settings,
+            options=chosen.train_options(),
+            run_name=None if again else name,
+            out=again or out,
+            force=force or again is not None,
+            from_run=chosen.from_run,
+            notify=notify,
+        )
+
+    run, task, config = make_once(make, out, name, notify)
+    count, device = record.parameters(task.config), pick_device(config.device).type
+    several = f", {world().size} processes" if world().size > 1 else ""
+    if restarts():
+        return run, task, config
+    notify(f"A {record.name} of {count:,} parameters, from {task.about()}; on {device}{several}.")
+    if chosen.from_run is not None or config.freeze is not None:
+        notify(what_trains(record, task.config, config))
+    return run, task, config
+
+
+def resume_command(program: str, path: Path) -> str:
+    """The command that goes on with a run, in as many processes as now."""
+    words, size = f"resume {shlex.quote(str(path))}", world().size
+    if size == 1 or launch_folder():
+        return f"{program} {words}" + f" --processes {size}" * (size > 1)
+    machines = int(os.environ.get("GROUP_WORLD_SIZE") or 1)
+    options = f"--nproc-per-node {size}" if machines == 1 else "…"  # as it was started
+    return f"torchrun {options} -m pencil {words}"
+
+
+def usual_steps(run: Run, task: Any) -> int | None:
+    """The steps of the run's preset, or of its data where that decides them; None from weights, which need fewer."""
+    facts, record = run.config["run"], task.family
+    if "from" in facts:
+        return None
+    data = getattr(getattr(task, "data", None), "training_defaults", {})
+    decides = data if "image_size" not in record.preset_values(facts["preset"]) else {}
+    return {**record.training.get(facts["preset"], {}), **decides}.get("steps", TrainConfig.steps)
+
+
+def train_to_end(
+    run: Run,
+    task: Any,
+    config: TrainConfig,
+    allow_changes: bool = False,
+    *,
+    notify: Notify = note,
+    program: str = "pencil",
+    **trainer: Any,
+) -> Outcome:
+    """Train to the last step, or to the interruption; report where things are. `trainer` goes to the Trainer."""
+
+    def report_skipped(files: list[tuple[str, str]]) -> None:
+        for name, fault in files[:FILES_NAMED]:
+            notify(visible(f"skipped {name}: {fault}", one_line=True))
+
+    def shorter(seconds: float) -> str:
+        return propose_shorter(task.family, run.config["run"]["preset"], task.config, config, seconds)
+
+    skipped = task.skipped()
+    report_skipped(skipped)
+    try:
+        usual = {"propose": shorter, "usual_steps": usual_steps(run, task)}
+        outcome = Trainer(task, run, config, allow_changes, **{**usual, **trainer}).train()
+    except (RuntimeError, MemoryError) as error:
+        # torch words it differently on each device
+        words, text = ("out of memory", "allocate memory", "not enough memory"), str(error).lower()
+        if isinstance(error, RuntimeError) and (lost_another(error) or not any(word in text for word in words)):
+            raise
+        raise out_of_memory(task.family, task.config, config) from None
+    several = (
+        all_gather(task.skipped()) if has_process_group() else [task.skipped()]
+    )  # each process has read its own pictures
+    if not world().is_rank0:
+        return outcome
+    everywhere = dict.fromkeys((name, fault) for one in several for name, fault in one)
+    later = [found for found in everywhere if found not in skipped]
+    report_skipped(later)
+    if lost := len(skipped) + len(later):
+        notify(f"{lost} file{'s' if lost > 1 else ''} of the data could not be used.")
+    if not outcome.finished:
+        done = f"Stopped after step {outcome.step}, and saved" if outcome.step else "Stopped before the first step"
+        notify(f"{done}. Continue with:")
+        notify(f"  {resume_command(program, run.path)}")
+        return outcome
+    best = outcome.best
+    steps = f"{outcome.step} step" + "s" * (outcome.step > 1)
+    metrics = f"val_loss {best['val_loss']:.4f}"
+    if task.headline != "val_loss":
+        metrics = f"{task.headline} {best[task.headline]:.4f}, {metrics}"
+    which = f"{metrics} at step {best['step']}"
+    if task.select_best:
+        highest = about_highest(outcome.highest, best, task.headline)
+        which = f"kept step {best['step']}, the lowest val_loss: {metrics}{f' ({highest})' * bool(highest)}"
+    used = outcome.used and f" ({outcome.used})"
+    notify(f"Trained {steps} in {outcome.seconds:.1f} s{used}; {which}; the run is in {run.path}")
+    for line in filter(None, [about_accuracy(best, task.unit), *class_table(best)]):
+        notify(visible(line, one_line=True))
+    if about_accuracy(best, task.unit) and (few := config.eval_batches * config.batch) < (held := len(task.data.test)):
+        notify(
+            f"These are figures of {few:,} of the {held:,} held-out {task.unit} (--train.eval_batches "
+            f"{config.eval_batches}); of all: {program} eval {shlex.quote(str(run.path))}"
+        )
+    if best["step"] == 0 and outcome.step:
+        notify(
+            "No evaluation was better than that of the untrained model, so its weights are kept: train for more "
+            "steps, or with a smaller --train.lr"
+        )
+    if outcome.early:
+        notify(f"It stopped before step {config.steps or run.config['train']['steps']}: {outcome.early}. Go on with:")
+        notify(f"  {resume_command(program, run.path)} --train.patience 0")
+    elif outcome.overfits:
+        notify(outcome.overfits)
+    return outcome

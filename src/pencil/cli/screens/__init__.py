@@ -1,0 +1,1 @@
+"""What the verbs print: tables, exercises and reports."""

@@ -1,0 +1,335 @@
+"""The report of `pencil cost`: sections of rows, each a name, a value and its formula; and the same as JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from ...console import Console, visible
+
+if TYPE_CHECKING:
+    from ...cost.count import Counts
+    from ...cost.devices import Device, Workload
+    from ...cost.memory import ActivationMemory, TrainMemory
+    from ...cost.profile import CostProfile
+
+Row = tuple[str, str, str]
+NO_ACTIVATIONS = "activation memory is not estimated for this family"
+
+
+@dataclass(frozen=True)
+class CostReport:
+    """What a model costs at one size."""
+
+    name: str
+    family: str
+    config: Any
+    batch: int
+    dtype: str
+    optimizer: str
+    ema: bool
+    recompute: bool  # whether a train step recomputes the activations of blocks
+    profile: "CostProfile"
+    counts: "Counts"
+    tokens: int  # of the whole batch
+    memory: "TrainMemory"
+    kv_caches: Mapping[str, tuple[int, int]]  # by how query heads share them: KV heads, and bytes
+    workloads: Mapping[str, "Workload"]
+    notes: Sequence[str] = ()
+
+    @property
+    def parameters(self) -> int:
+        return self.counts.total_parameters
+
+    @property
+    def forward(self) -> int:
+        return self.batch * self.counts.forward.flops
+
+    @property
+    def backward(self) -> int:
+        return self.batch * self.counts.backward
+
+    @property
+    def recomputed(self) -> int:
+        """FLOPs of a train step that runs the blocks a second time."""
+        return self.forward + self.backward + self.batch * self.counts.recomputed
+
+    @property
+    def by_group(self) -> dict[str, int]:
+        return {group: self.batch * flops for group, flops in self.counts.forward.by_group.items()}
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads; 0 of a family without attention."""
+        return getattr(self.config, "kv_heads", None) or getattr(self.config, "heads", 0)
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes of a value at inference."""
+        return 2 if self.dtype == "bf16" else 4
+
+    @property
+    def trained(self) -> int:
+        """The number of parameters that are trained."""
+        return self.counts.trained.parameters
+
+    def memory_of(self, workload: str, recompute: bool | None = None) -> int:
+        """Bytes that a workload needs at once; a train step with its own setting of recompute unless one is given."""
+        if workload == "train_step":
+            how = self.recompute if recompute is None else recompute
+            return self.memory.total(self.optimizer, how) + self.memory.gradients * self.ema
+        cache = sum(size for heads, size in self.kv_caches.values() if heads == self.kv_heads)
+        return self.bytes_each * self.parameters + cache
+
+
+def show(
+    console: Console, report: CostReport, devices: "Sequence[Device]", measured: Mapping[str, float | str] | None
+) -> None:
+    """Print the report; with more than two devices, a table of them."""
+    title = f": {report.family}, {report.parameters:,} parameters, {report.dtype}"
+    console.print(Text.assemble((visible(report.name, one_line=True), "bold"), title))
+    for line in _symbols(report):
+        console.print(Text(line, "dim"))
+    for note in report.notes:
+        console.print(Text(f"note: {note}", "yellow"))
+    formulas = report.profile.parameter_formulas(report.config)
+    rows = [(name, f"{count:,}", formulas.get(name, "")) for name, count in report.counts.parameters.items()]
+    trained = [("trained: P_trained", f"{report.trained:,}", "the others are frozen")]
+    frozen = report.trained < report.parameters
+    section(console, "Parameters", [*rows, ("total: P", f"{report.parameters:,}", ""), *trained * frozen])
+    section(console, "FLOPs per token, forward (a multiplication and an addition are two)", _flops(report))
+    section(console, f"Memory of a train step: {precision(report)}", _train_memory(report))
+    if report.memory.activations is None:
+        console.print(Text(f"  {NO_ACTIVATIONS}", "yellow"))
+    if report.kv_caches:
+        section(console, f"Memory to decode: all in {report.dtype}", _decode_memory(report))
+    section(console, "Arithmetic intensity (FLOP/byte), with the fewest bytes", _intensity(report))
+    if len(devices) > 2:
+        _compare(console, report, devices)
+        return
+    for i, on in enumerate(devices):
+        # this machine is the first
+        _show_device(console, report, on, None if i else measured)
+
+
+def section(console: Console, title: str, rows: list[Row]) -> None:
+    """A title, and rows in three columns: name, value, formula."""
+    wide = max((len(value) for _, value, _ in rows), default=0)
+    console.print(Text(f"\n{title}", "bold"))
+    for name, value, formula in rows:
+        line = Text.assemble(f"  {name:26} {value:>{wide}}  ", (formula, "dim"))
+        line.rstrip()
+        console.print(line)
+
+
+def _symbols(report: CostReport) -> list[str]:
+    """The sizes that the formulas name."""
+
+    def of(name: str, words: str) -> str:
+        """A size of the config, where its family has it."""
+        size = getattr(report.config, name, None)
+        return words.format(size, "s" * (size != 1)) if size else ""
+
+    heads = of("heads", "h {:,} head{}"), f"g {plural(report.kv_heads, 'KV head')}" if report.kv_heads else ""
+    sizes = [of("depth", "L {:,} block{}"), of("width", "D {:,} width"), *heads, of("head_width", "d {} head width")]
+    rest = [
+        of("mlp_width", "F {:,} MLP width"),
+        of("vocab", "V {:,} vocabulary"),
+        f"n {plural(report.tokens // report.batch, 'token')}",
+        f"B {report.batch:,} batch size",
+    ]
+    return [" · ".join(filter(None, line)) for line in (sizes, rest)]
+
+
+def _flops(report: CostReport) -> list[Row]:
+    formulas, tokens = report.profile.flop_formulas(report.config), report.tokens
+    both = report.forward + report.backward
+    rows = [(name, f"{si(n / tokens)}FLOP", formulas.get(name, "")) for name, n in report.by_group.items()]
+    again = [("train step, recomputed", f"{si(report.recomputed)}FLOP", "blocks forward twice")] * report.recompute
+    return [
+        *rows,
+        ("forward, per token", f"{si(report.forward / tokens)}FLOP", "all n² scores, masked or not"),
+        ("and backward, per token", f"{si(both / tokens)}FLOP", f"{both / report.forward:.2f} × forward"),
+        ("train step, the batch", f"{si(both)}FLOP", plural(tokens, "token")),
+        *again,
+    ]
+
+
+def precision(report: CostReport) -> str:
+    """The precision of a train step, and the loss that is counted where there are logits of a vocabulary."""
+    found = "float32 weights, bf16 autocast" if report.dtype == "bf16" else "all in float32"
+    held = report.memory.activations
+    return f"{found}, {'fused' if held.fused else 'plain'} loss" if held is not None and held.loss else found
+
+
+def loss_formula(held: "ActivationMemory") -> str:
+    """Where the bytes of the loss come from."""
+    return "some logits at a time" if held.fused else "12 bytes a logit"
+
+
+def _train_memory(report: CostReport) -> list[Row]:
+    m, held = report.memory, report.memory.activations
+    trained = "P" if report.trained == report.parameters else "P_trained"
+    state = ("AdamW", m.adamw, f"8·{trained}")
+    if report.optimizer == "muon":
+        state = ("Muon and AdamW", m.muon, f"4·{trained} in blocks, else 8·{trained}")
+    average = [("EMA of the weights", m.gradients, f"4·{trained}")] if report.ema else []
+    rows = [("weights", m.weights, "4·P"), ("gradients", m.gradients, f"4·{trained}"), state, *average]
+    if held is None:
+        rows.append(("total without activations", report.memory_of("train_step"), ""))
+    else:
+        as_is = [
+            ("activations, at the peak", held.peak, f"{si(held.saved)}B saved"),
+            *([("  of them logits and loss", held.loss, loss_formula(held))] * (held.peak > held.in_blocks)),
+            ("total", report.memory_of("train_step", False), ""),
+        ]
+        again = [
+            ("activations, recomputed", held.peak_recomputed, "inputs of blocks saved"),
+            ("total, recompute blocks", report.memory_of("train_step", True), "train.recompute"),
+        ]
+        rows += again if report.recompute else [*as_is, *again]
+    return [(name, show_bytes(size), formula) for name, size, formula in rows]
+
+
+def _decode_memory(report: CostReport) -> list[Row]:
+    each, layers = report.bytes_each, getattr(report.config, "decoder_depth", None) or "L"
+    rows = [("weights", show_bytes(each * report.parameters), f"{each}·P")]
+    for name, (heads, size) in report.kv_caches.items():
+        mark = ", this model" if heads == report.kv_heads else ""
+        rows.append((f"KV cache, {name}: g {heads}", show_bytes(size), f"2·B·n·{layers}·g·d·{each}{mark}"))
+    return rows
+
+
+def _intensity(report: CostReport) -> list[Row]:
+    each, works = "40·P (Muon: 32)" if report.optimizer == "muon" else "40·P", report.workloads
+    if report.trained < report.parameters:
+        each = "8·P, 32·P_trained"
+    saved = ", 2 × activations" if report.memory.activations else ", without activations"
+    same = "decode" in works and works["prefill"].bytes == works["decode"].bytes
+    rows = []
+    for name, formula in (
+        ("train_step", f"bytes: {each}{saved}"),
+        ("forward", "bytes: every matrix"),
+        ("prefill", "bytes: every matrix, the KV cache"),
+        ("decode", f"{'the same' if same else 'fewer'} bytes, for one token a sequence"),
+    ):
+        if name in works:
+            rows.append((NAMES[name], f"{works[name].intensity:,.1f}", formula))
+        if name == "prefill" and name in works:
+            rows.append(("", "", "its head: for the last token only"))
+    return rows
+
+
+NAMES = {"train_step": "train step", "forward": "forward", "prefill": "prefill", "decode": "decode step"}
+
+
+def _compare(console: Console, report: CostReport, devices: "Sequence[Device]") -> None:
+    """A line for each device."""
+    title = f"\nLeast time for a batch of {report.batch:,}: roofline of vendor peak figures"
+    console.print(Text(title, "bold"))
+    columns = "".join(f"{NAMES[name]:>17}" for name in report.workloads)
+    console.print(Text(f"  {'':8}{'TFLOP/s':>8}{'GB/s':>6}{'GB':>5}{columns}", "dim"))
+    for on in devices:
+        line = f"  {on.name:8}{on.rate(report.dtype) / 1e12:8.4g}{on.bandwidth / 1e9:6.0f}{on.memory / 1e9:5.0f}"
+        for name, work in report.workloads.items():
+            fits = report.memory_of(name) <= on.memory
+            marks = ("m" if work.bound(on, report.dtype) == "memory" else "") + ("" if fits else "*")
+            line += f"{show_time(work.seconds(on, report.dtype)):>14} {marks:2}"
+        console.print(Text(line.rstrip()))
+    console.print(Text("  m: memory-bound, otherwise compute-bound   *: does not fit into the memory", "dim"))
+
+
+def _show_device(
+    console: Console, report: CostReport, on: "Device", measured: Mapping[str, float | str] | None
+) -> None:
+    """One device: each workload's least time and what bounds it, and the time measured."""
+    rates = f"{on.rate(report.dtype) / 1e12:.4g} TFLOP/s, {on.bandwidth / 1e9:.4g} GB/s"
+    local, rows = measured is not None, []
+    for name, work in report.workloads.items():
+        least = work.seconds(on, report.dtype)
+        bound = f"{show_time(least / work.tokens)} per token; {work.bound(on, report.dtype)}-bound"
+        rows.append((NAMES[name], show_time(least), bound))
+        if report.memory_of(name) > on.memory:
+            rows.append(("", "", f"does not fit: {si(report.memory_of(name))}B into {si(on.memory)}B"))
+        got = None if measured is None else measured[name]
+        if isinstance(got, float):
+            how = "  measured, with AdamW" if name == "train_step" and report.optimizer == "muon" else "  measured"
+            rows.append(
+                (how, show_time(got), f"{show_time(got / work.tokens)} per token; {got / least:.1f} × the least")
+            )
+        elif got is not None:
+            rows.append(("  measured", "–", got))
+    section(console, f"Least time on {'this machine' if local else on.name}: {rates}", rows)
+    edge = on.rate(report.dtype) / on.bandwidth
+    source = "rates measured just now" if local else "vendor peak figures, which no program reaches"
+    console.print(Text(f"  {source}\n  memory-bound below {edge:,.3g} FLOP/byte", "dim"))
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" + "s" * (count != 1)
+
+
+def show_bytes(size: float) -> str:
+    """In powers of 1000 and of 1024, each with its own unit."""
+    names = ("", "k", "M", "G", "T", "P", "E")
+    power = min(len(names) - 1, (len(str(int(size))) - 1) // 3)
+    one = f"{size / 1000**power:,.2f} {names[power]}B"
+    return f"{one} = {size / 1024**power:7,.2f} {'Ki' if power == 1 else names[power] + 'i' * (power > 1)}B"
+
+
+def si(value: float) -> str:
+    for letter, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:,.2f} {letter}"
+    return f"{value:.0f} "
+
+
+def show_time(seconds: float) -> str:
+    for word, size in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {word}" if seconds < 1000 else f"{seconds:,.0f} s"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def as_json(
+    report: CostReport, devices: "Sequence[Device]", measured: Mapping[str, float | str] | None
+) -> dict[str, Any]:
+    """What JSON can hold: whole numbers of bytes and FLOPs, and seconds."""
+    m, held = report.memory, report.memory.activations
+    return {
+        "model": report.name,
+        "family": report.family,
+        "batch": report.batch,
+        "tokens": report.tokens,
+        "dtype": report.dtype,
+        "config": asdict(report.config),
+        "notes": list(report.notes),
+        "parameters": {**report.counts.parameters, "total": report.parameters, "trained": report.trained},
+        "flops": {"forward": report.forward, "backward": report.backward, "forward_by_group": report.by_group},
+        "train_step_bytes": {
+            "weights": m.weights,
+            "gradients": m.gradients,
+            "adamw": m.adamw,
+            "muon": m.muon,
+            "activations": None if held is None else asdict(held),
+            "optimizer": report.optimizer,
+            "recompute": "blocks" if report.recompute else "none",
+            "total": report.memory_of("train_step"),
+            "total_recomputed": None if held is None else report.memory_of("train_step", True),
+        },
+        "kv_cache_bytes": {
+            name: {"kv_heads": heads, "bytes": size} for name, (heads, size) in report.kv_caches.items()
+        },
+        "workloads": {
+            name: {**asdict(work), "arithmetic_intensity": work.intensity} for name, work in report.workloads.items()
+        },
+        "least_seconds": {
+            on.name: {
+                name: {"seconds": work.seconds(on, report.dtype), "bound": work.bound(on, report.dtype)}
+                for name, work in report.workloads.items()
+            }
+            for on in devices
+        },
+        "measured_seconds": measured,
+    }

@@ -1,0 +1,1 @@
+"""The processes of one training: how they are started, and what they exchange."""

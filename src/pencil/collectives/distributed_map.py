@@ -1,0 +1,73 @@
+"""An evaluation shared out among the processes of a training.
+
+Each takes its share of the batches. The results of all batches come to all processes and are added up in the order of
+the batches, so that they are those of one process, to the bit.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import reduce
+from itertools import islice
+from operator import add
+from typing import Any, TypeVar
+
+from ..progress import track
+from .gathering import serve_others
+from .processes import on_all_ranks, world
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_sharing: ContextVar[bool] = ContextVar("sharing", default=False)
+
+
+class StopEverywhere(Exception):
+    """What ends an evaluation on all processes, when it is raised on one."""
+
+
+@contextmanager
+def distributed_evaluation() -> Iterator[None]:
+    """A context in which all processes evaluate together."""
+    before = _sharing.set(world().size > 1)
+    try:
+        yield
+    finally:
+        _sharing.reset(before)
+
+
+def distributed_map(items: Iterable[T], work: Callable[[T], R]) -> list[R]:
+    """What `work` returns for each item, in order; while sharing, JSON must be able to express it."""
+    if not _sharing.get():
+        return [work(item) for item in (track(items) if isinstance(items, Sequence) else items)]
+    rank, size = world().rank, world().size
+    own = track(range(rank, len(items), size)) if isinstance(items, Sequence) else None
+    chosen = islice(items, rank, None, size) if own is None else (items[i] for i in own)  # pyright: ignore
+    answers = gather_results(lambda: [work(item) for item in chosen])
+    count = sum(map(len, answers))
+    return [answers[number % size][number // size] for number in range(count)]
+
+
+def ordered_sum(values: Iterable[float]) -> float:
+    """The sum of floats from the first to the last; Python's own `sum` compensates for rounding since 3.12."""
+    return reduce(add, values, 0.0)
+
+
+def gather_results(work: Callable[[], Any]) -> list[Any]:
+    """What `work` returns on each process; if one of them ends it by `StopEverywhere`, so do all."""
+
+    def attempt() -> dict[str, Any]:
+        try:
+            return {"value": work()}
+        except StopEverywhere as reason:
+            return {"ended": type(reason).__name__}
+        finally:
+            serve_others()
+
+    if world().size == 1:
+        return [work()]
+    answers = on_all_ranks(attempt)
+    for answer in answers:
+        if "ended" in answer:
+            raise next(kind for kind in StopEverywhere.__subclasses__() if kind.__name__ == answer["ended"])
+    return [answer["value"] for answer in answers]

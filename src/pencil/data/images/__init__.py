@@ -1,0 +1,1 @@
+"""Images and videos: found, decoded, resized, augmented and indexed."""

@@ -1,0 +1,114 @@
+"""ImageData: what every source of images (built-in, idx files, folders, the hub) is loaded into."""
+
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ...config import UserError
+from ..builtin import Scenes
+from .examples import ArrayExamples, Examples, FileExamples, Skipped
+
+PHOTO_AUGMENTATION = dict(flip=True, crop=0.5, augment_ops=1)
+CAPTIONED_AUGMENTATION = dict(crop=0.9)  # no flip: a caption may name left and right
+
+
+@dataclass
+class ImageData:
+    """A data set: what to train on, what is held out, and the model and training defaults it suggests."""
+
+    name: str
+    hash: str
+    train: Any  # Examples, or Scenes or MovingDigits, which are generated
+    test: Examples
+    classes: tuple[str, ...] = ()
+    model_defaults: dict[str, Any] = field(default_factory=dict)
+    augmentation: dict[str, Any] = field(default_factory=dict)  # training settings that augment its examples
+    training_defaults: dict[str, Any] = field(default_factory=dict)
+    skipped: Skipped = field(default_factory=list)
+    # whether the best weights are selected on `test`: never on a published test set, only on a validation split
+    select_best: bool = True
+    seen_combinations: Examples | None = None  # held-out images of combinations that are in the training data
+    pinned: str = ""  # what names exactly this version of the data, where --data names the newest
+    former_hash: Callable[[], str] | None = None  # as older versions recorded it
+    shapes: list[tuple[int, int]] = field(default_factory=list)  # heights and widths of images in a folder
+    hashes: Mapping[Any, str] = field(default_factory=dict)  # of the files in a folder
+    notes: list[str] = field(default_factory=list)  # how a folder is read, where that may not be what it looks like
+    split: int = 1  # the rule by which a part was held out here (`split.py`)
+
+    def captions(self) -> Iterable[str]:
+        """Texts to learn a tokenizer from."""
+        if isinstance(self.train, Scenes):
+            return self.train.draw(np.random.Generator(np.random.Philox(key=1)), 4000)[1]
+        return map(str, self.train.targets)
+
+
+def all_held_out(data: ImageData) -> ImageData:
+    """The data set with what it would train on held out too; generated images are left out."""
+    train, test = data.train, data.test
+    if isinstance(train, FileExamples) and isinstance(test, FileExamples):
+        nothing = FileExamples([], [], data.skipped)
+        every = FileExamples([*train.sources, *test.sources], [*train.targets, *test.targets], data.skipped)
+    elif isinstance(train, ArrayExamples) and isinstance(test, ArrayExamples):
+        nothing = ArrayExamples(train.pictures[:0], [])
+        every = ArrayExamples(np.concatenate((train.pictures, test.pictures)), [*train.targets, *test.targets])
+    else:
+        nothing, every = train, test
+    return replace(data, train=nothing, test=every, seen_combinations=None)
+
+
+def with_classes(data: ImageData, classes: Sequence[str], model: object) -> ImageData:
+    """The held-out images with the numbers that a model has for their classes; a class it does not have is refused."""
+    number = {name: i for i, name in enumerate(classes)}
+    check_known(data.classes, classes, data.name, model)
+    data.test.targets = [number[data.classes[target]] for target in data.test.targets]
+    return replace(data, classes=tuple(classes))
+
+
+def with_order(data: ImageData, classes: Sequence[str]) -> ImageData:
+    """The same images with their classes numbered in this order."""
+    number = {name: i for i, name in enumerate(classes)}
+    for part in (data.train, data.test):
+        if (targets := getattr(part, "targets", None)) is not None:
+            part.targets = [number[data.classes[target]] for target in targets]
+    return replace(data, classes=tuple(classes))
+
+
+def check_known(found: Sequence[str], known: Sequence[str], data: str, model: object) -> None:
+    """Refuse classes that a model does not know."""
+    unknown = [name for name in found if name not in known]
+    if unknown:
+        raise UserError(
+            f"{data} has the {'classes' if len(unknown) > 1 else 'class'} {_some(unknown)}, and {model} knows "
+            f"{_some(known)}: leave {'them' if len(unknown) > 1 else 'it'} out, or use the model's names"
+        )
+
+
+def lookalikes(classes: Sequence[str]) -> list[str]:
+    """A note of classes whose names differ only in upper and lower case, spaces around them, or Unicode's form."""
+    alike: dict[str, list[str]] = {}
+    composed = {name: unicodedata.normalize("NFC", name) for name in classes}
+    for name, form in composed.items():
+        alike.setdefault(form.strip().casefold(), []).append(name)
+    groups = []
+    for names in (names for names in alike.values() if len(names) > 1):
+        shown = ascii if len({composed[name] for name in names}) < len(names) else repr  # else they would look the same
+        groups.append(" and ".join(map(shown, names)))
+    if not groups:
+        return []
+    return [f"{_some(groups)} are different classes with names that look alike: if they are one, give them one name"]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+
+
+def check_classes(labels: Iterable[str], where: str) -> tuple[str, ...]:
+    """The classes, sorted; refused where there are fewer than two."""
+    classes = tuple(sorted(set(labels)))
+    if len(classes) < 2:
+        only = f"only one class, {classes[0]}" if classes else "no class"
+        raise UserError(f"{where} has {only}; a classifier needs at least two (one folder a class)")
+    return classes

@@ -1,0 +1,225 @@
+"""Pictures in shards: tar files in the form of the `webdataset` package (an extra), each indexed once and cached.
+
+A shard is read by the offsets of its members, so that any sample can be read at any time: the order of training
+follows from (seed, step), as with files in a folder. Of the package, `group_by_keys` says which members are one sample
+(those in a row whose names agree up to the first dot; the rest of the name, in lower case, says what each is), and its
+decoders read .cls, .txt and .json. Pictures are decoded as those in folders are. Nothing is unpacked, and no other
+member is read.
+"""
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...config import UserError, install
+from ...files import check_regular, write_aside
+from ..cache import cache_folder, making, mark_of, seal, usable
+from .decoding import Header, SourceChanged, pool, read_header
+from .folder_layout import ENDINGS
+from .limits import limits
+
+FORMAT = 2  # of the index
+MAX_ANNOTATION = 1 << 20  # bytes of a .cls, .txt or .json member
+MAX_PICTURE = 1 << 28  # bytes of a picture's file
+NOT_READ = -1  # the size of a member that is not read
+META = ("__", "__")  # how the name of a member begins and ends that is about the shard
+
+
+class Sample(NamedTuple):
+    """A picture in a shard, by its bytes; its annotations, and what its header says."""
+
+    name: str  # of the member
+    offset: int
+    size: int
+    label: str | int | None
+    caption: str | None
+    shape: tuple[int, int]
+    grey: bool
+    frames: bool
+    fault: str | None
+    content: str  # SHA-256 of its bytes; empty with a fault
+
+
+class Member(NamedTuple):
+    """One picture, read when it is decoded; a shard that was changed since it was indexed is refused."""
+
+    shard: Path
+    mark: tuple[int, int]  # size and time of the shard
+    offset: int
+    size: int
+    name: str
+
+    def open(self) -> io.BytesIO:
+        try:
+            with self.shard.open("rb") as file:
+                if mark_of(os.fstat(file.fileno())) != self.mark:
+                    raise SourceChanged(
+                        f"{self.shard} has changed since it was read first: put it back, or start again"
+                    )
+                file.seek(self.offset)
+                return io.BytesIO(file.read(self.size))
+        except OSError as error:
+            raise SourceChanged(f"{self.shard} cannot be read any more: {error.strerror}") from None
+
+
+class Members(Sequence[Member]):
+    """The pictures of many shards in little memory: each is made when it is asked for."""
+
+    def __init__(self, shards: Sequence[Path], rows: Sequence[tuple[int, Sample]]):
+        self.shards, self.marks = list(shards), [mark_of(shard.stat()) for shard in shards]
+        self.places = np.array([(which, one.offset, one.size) for which, one in rows], np.int64).reshape(-1, 3)
+        self.names = [one.name for _, one in rows]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[at] for at in range(*i.indices(len(self)))]
+        which, offset, size = self.places[i].tolist()
+        name = f"{self.shards[which].name}/{self.names[i]}"
+        return Member(self.shards[which], self.marks[which], offset, size, name)
+
+
+def index_path(sha: str) -> Path:
+    """Where the index of a shard with this SHA-256 is cached: which pictures are too large depends on a setting."""
+    return cache_folder() / f"shards-{FORMAT}-{sha[:32]}-{limits()[0]}.json"
+
+
+def read_index(path: Path, sha: str) -> list[Sample]:
+    """The samples of a shard with this SHA-256: from the cache, or read once and kept there."""
+    kept = index_path(sha)
+    with making(kept):
+        if usable(kept):
+            rows = json.loads(kept.read_bytes())
+            return [Sample(**row | {"shape": tuple(row["shape"])}) for row in rows]
+        found = list(_samples(path))
+        write_aside(kept, json.dumps([one._asdict() for one in found]).encode())
+        seal(kept)
+    return found
+
+
+def _samples(path: Path) -> Iterator[Sample]:
+    package, about = _package(path), mark_of(check_regular(path))
+    members = ({"fname": one.name, "data": one, "__url__": str(path)} for one in _members(path, about))
+    try:
+        groups = list(package.group_by_keys(members))
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{path} has two members of one name: {error.args[0].partition(':')[0]}") from None
+    rows = [_row(path, group) for group in groups]
+    headers = pool().map(_header, [member for member, _, _ in rows])
+    for (member, label, caption), (header, content) in zip(rows, headers, strict=True):
+        yield Sample(
+            member.name,
+            member.offset,
+            member.size,
+            label,
+            caption,
+            header.shape,
+            header.grey,
+            header.frames,
+            header.fault,
+            content,
+        )
+
+
+def _header(member: Member) -> tuple[Header, str]:
+    """What the header of a picture says, and a hash of its bytes."""
+    if member.size == NOT_READ:
+        return Header("no picture that is read: a link, or a file of another kind"), ""
+    if member.size > MAX_PICTURE:
+        return Header(f"a file of more than {MAX_PICTURE:,} bytes"), ""
+    header = read_header(member)
+    return header, "" if header.fault else hashlib.sha256(member.open().getbuffer()).hexdigest()
+
+
+def _package(path: Path) -> Any:
+    try:
+        from webdataset import tariterators
+    except ImportError:
+        raise UserError(f"{path} is a shard, which needs the webdataset package; {install('shards')}") from None
+    return tariterators
+
+
+def _members(path: Path, mark: tuple[int, int]) -> Iterator[Member]:
+    """The plain files in a tar file; one that is damaged or cut short is refused."""
+    with path.open("rb") as file:
+        if file.read(2) == b"\x1f\x8b":
+            raise UserError(f"{path} is compressed, and members are read by their offsets: unpack it with gunzip")
+    try:
+        with tarfile.open(path, "r:") as archive:
+            end = -1
+            while (one := archive.next()) is not None:
+                if one.size < 0 or archive.offset <= end:
+                    raise tarfile.ReadError(f"a header at byte {one.offset:,} leads back")
+                end = archive.offset
+                # else every header stays in memory
+                archive.members = []  # pyright: ignore[reportAttributeAccessIssue]
+                about = one.name.startswith(META[0]) and one.name.endswith(META[1])
+                if one.isreg() and not one.issparse() and not about:
+                    yield Member(path, mark, one.offset_data, one.size, one.name)
+                elif not one.isdir() and not about:
+                    yield Member(path, mark, 0, NOT_READ, one.name)
+            end = archive.offset
+    except (tarfile.TarError, OSError, EOFError, ValueError, ArithmeticError, MemoryError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UserError(f"{path} is not a whole tar file: {why}; copy or make it again") from None
+    # the package takes a damaged header for the end
+    with path.open("rb") as file:
+        file.seek(end)
+        if file.read(512) != bytes(512):
+            raise UserError(f"{path} is damaged at byte {end:,}, or cut short: copy or make it again")
+
+
+def _row(path: Path, group: dict[str, Any]) -> tuple[Member, str | int | None, str | None]:
+    """The picture of a sample with its label and its caption; of a sample without one, some member that is not read."""
+    key = group["__key__"]
+    pictures = [kind for kind in group if f".{kind.rpartition('.')[2]}" in ENDINGS]
+    plain = [kind for kind in pictures if "." not in kind] or pictures
+    if len(plain) > 1:
+        raise UserError(f"{path}: {key} has several pictures ({', '.join(plain)}); a sample has one")
+    if not plain:
+        member = next(value for value in group.values() if isinstance(value, Member))
+        return member._replace(size=NOT_READ), None, None
+    table = _annotation(path, group, "json")
+    if table is not None and not isinstance(table, dict):
+        raise UserError(f"{path}: {key}.json is not a JSON object")
+    label, caption, table = _annotation(path, group, "cls"), _annotation(path, group, "txt"), table or {}
+    label = table.get("label") if label is None else label
+    caption = table.get("text", table.get("caption")) if caption is None else caption
+    label = label if isinstance(label, (str, int)) and not isinstance(label, bool) else None
+    label = label.strip() or None if isinstance(label, str) else label
+    return group[plain[0]], label, (caption.strip() or None) if isinstance(caption, str) else None
+
+
+def _annotation(path: Path, group: dict[str, Any], kind: str) -> Any:
+    """What a .cls, .txt or .json member says; a class that is no number is its name."""
+    member = group.get(kind)
+    if member is None or member.size == NOT_READ:
+        return None
+    from webdataset.autodecode import decoders
+
+    if member.size > MAX_ANNOTATION:
+        raise UserError(f"{path}: {member.name} is longer than {MAX_ANNOTATION:,} bytes")
+    content = member.open().getvalue()
+    try:
+        return decoders[kind](content)
+    except (ValueError, RecursionError):
+        try:
+            return content.decode() if kind == "cls" else _refuse(path, member.name, kind)
+        except UnicodeDecodeError:
+            return _refuse(path, member.name, kind)
+
+
+def _refuse(path: Path, name: str, kind: str) -> None:
+    what = {"cls": "a number or a name", "txt": "a text in UTF-8", "json": "JSON"}[kind]
+    raise UserError(f"{path}: {name} is not {what}")

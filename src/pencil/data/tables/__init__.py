@@ -1,0 +1,1 @@
+"""Tables: pairs of texts, and texts with labels, from CSV, JSONL and Parquet."""

@@ -1,0 +1,1 @@
+"""Plain text: corpora, and how they become token ids."""

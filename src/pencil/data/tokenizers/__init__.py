@@ -1,0 +1,1 @@
+"""Tokenizers: characters, bytes, trained BPE, and those of other libraries."""

@@ -1,0 +1,232 @@
+"""A tokenizer of the `tokenizers` library: BPE, WordPiece or Unigram, as its tokenizer.json describes it."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ...config import UserError
+from .files import INSIDE, stage_parts
+from .special_tokens import SpecialTokens, WithoutSpecialTokens
+
+END = "<|endoftext|>"
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+KEEPS_TEXT = {"Prepend", "Replace", "Sequence"}  # normalizers that lose nothing, as `check_tokenizer` allows them
+KEEPS_SPACES = {"Metaspace", "Sequence"}  # pre-tokenizers
+T = TypeVar("T")
+
+
+def utf8(text: str) -> str:
+    """The text; one whose bytes were not UTF-8 (Python keeps them as surrogates) is refused."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError("the text is not UTF-8") from None
+    return text
+
+
+def guarded(action: Callable[[], T], refused: str) -> T:
+    """What the library gives; it raises bare Exceptions, and its panics are not even those."""
+    try:
+        return action()
+    except (KeyboardInterrupt, SystemExit, UserError):
+        raise
+    except BaseException as error:
+        raise UserError(f"{refused}: {' '.join(str(error).split())[:200]}") from None
+
+
+def load_inner(text: str, where: str) -> Any:
+    """The library's tokenizer, without the padding and truncation that a file may ask for: every text is whole."""
+    from tokenizers import Tokenizer as Inner
+
+    def load() -> Any:
+        inner = Inner.from_str(text)
+        inner.no_padding()
+        inner.no_truncation()
+        return inner
+
+    return guarded(load, f"{where} is not a tokenizer")
+
+
+class LibraryTokenizer(WithoutSpecialTokens):
+    """A tokenizer of the library. With the `[tokens]` of an imported run it puts and hides special tokens as the
+    original does; without them it has an end token, where there is one, and shows every token."""
+
+    def __init__(
+        self,
+        inner: Any,
+        tokens: Mapping[str, Any] | None = None,
+        where: str = "the tokenizer",
+        content: Mapping[str, Any] | None = None,
+    ):
+        found = content or json.loads(inner.to_str())
+        self.inner, self.kind = inner, type(inner.model).__name__.lower()
+        self.vocab: int = max(inner.get_vocab().values(), default=-1) + 1  # some files leave ids out
+        self.fallback = bool(found["model"].get("byte_fallback"))
+        self._stages = {name: list(stage_parts(found.get(name), inside)) for name, inside in INSIDE.items()}
+        self.byte_level = "ByteLevel" in self._kinds("decoder")
+        self.joined = not self.byte_level
+        prefix = any(part.get("add_prefix_space") for part in self._stages["pre_tokenizer"])
+        self.cuttable = self.byte_level and not prefix
+        self.special = None if tokens is None else SpecialTokens.read(tokens, self.vocab, where)
+        if self.special is None:
+            end = inner.token_to_id(END)
+            self._ends = () if end is None else (end,)
+        else:
+            self.begin, self.mask, self.pad = self.special.begin, self.special.mask, self.special.pad
+            self.start, self.never, self._ends = self.special.start, self.special.never, self.special.end
+            self.around = self._around()
+        self.end = self._ends[0] if self._ends else None
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return self._ends
+
+    def _kinds(self, stage: str) -> set[str]:
+        return {part["type"] for part in self._stages[stage]}
+
+    @property
+    def byte_lengths(self) -> np.ndarray | None:
+        """The UTF-8 length of each id; None where the tokenizer does not keep every byte of a text."""
+        return self._byte_lengths
+
+    @cached_property
+    def _byte_lengths(self) -> np.ndarray | None:
+        vocabulary = self.inner.get_vocab()
+        if not self.byte_level and not self._keeps_every_byte(vocabulary):
+            return None
+        lengths = np.zeros(self.vocab, dtype=np.int64)
+        for token, i in vocabulary.items():
+            if self.byte_level:
+                lengths[i] = len(token)  # one character for each byte
+            else:
+                byte = i not in self._added and BYTE.fullmatch(token)
+                lengths[i] = 1 if byte else len(token.replace("▁", " ").encode())
+        for i in (*self.ends, *(() if self.begin is None else (self.begin,))):
+            lengths[i] = 0
+        return lengths
+
+    def _keeps_every_byte(self, vocabulary: Mapping[str, int]) -> bool:
+        complete = self.fallback and all(f"<0x{i:02X}>" in vocabulary for i in range(256))
+        kept = self._kinds("normalizer") <= KEEPS_TEXT and self._kinds("pre_tokenizer") <= KEEPS_SPACES
+        replaced = [part["pattern"] for part in self._stages["normalizer"] if part["type"] == "Replace"]
+        plain = all(pattern == {"String": " "} for pattern in replaced)
+        return complete and kept and plain
+
+    def encode(self, text: str) -> np.ndarray:
+        # in pieces, which the library encodes in parallel
+        texts = list(pieces([utf8(text)], 1 << 15)) if self.cuttable else [utf8(text)]
+        encoded = guarded(
+            lambda: self.inner.encode_batch_fast(texts, add_special_tokens=False), "the text cannot be encoded"
+        )
+        return np.concatenate([np.asarray(e.ids, dtype=np.int32) for e in encoded] or [np.zeros(0, np.int32)])
+
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The special tokens that the original puts before and after a text."""
+        before: tuple[int, ...] = ()
+        after: tuple[int, ...] = ()
+        for part in self._stages["post_processor"]:
+            if part["type"] in ("BertProcessing", "RobertaProcessing"):
+                before, after = (part["cls"][1], *before), (*after, part["sep"][1])
+            if part["type"] == "TemplateProcessing":
+                form, known = part["single"], part["special_tokens"]
+                at = next(i for i, one in enumerate(form) if "Sequence" in one)
+                sides = form[:at], form[at + 1 :]
+                one, two = ([i for token in side for i in known[token["SpecialToken"]["id"]]["ids"]] for side in sides)
+                before, after = (*one, *before), (*after, *two)
+        return before, after
+
+    def encode_with_special(self, text: str, pair: str | None = None) -> list[int]:
+        """The ids of a text, or of two, with the special tokens that the original puts around them."""
+        return self._with_special(text, pair).ids
+
+    def token_types(self, text: str, pair: str | None = None) -> list[int]:
+        """Which of two texts each token is of: 0 or 1."""
+        return self._with_special(text, pair).type_ids
+
+    def _with_special(self, text: str, pair: str | None) -> Any:
+        wanted, texts = self.special is not None, [utf8(one) for one in (text, pair) if one is not None]
+        return guarded(lambda: self.inner.encode(*texts, add_special_tokens=wanted), "the text cannot be encoded")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tidy(self.plain(ids))
+
+    def plain(self, ids: Sequence[int]) -> str:
+        """The text before it is cleaned up."""
+        wanted = [int(i) for i in ids]
+        hide = self.special is not None
+        return guarded(lambda: self.inner.decode(wanted, skip_special_tokens=hide), "the tokens cannot be decoded")
+
+    def hidden(self, i: int) -> bool:
+        return self.special is not None and int(i) in self._hidden
+
+    @cached_property
+    def _added(self) -> dict[int, Any]:
+        return self.inner.get_added_tokens_decoder()
+
+    @cached_property
+    def _hidden(self) -> set[int]:
+        return {i for i, token in self._added.items() if token.special}
+
+    def pending(self, i: int) -> bool:
+        """A byte: bytes that follow one another are decoded together, and are no text if one of them is none."""
+        return not self.byte_level and int(i) in self._bytes
+
+    @cached_property
+    def _bytes(self) -> set[int]:
+        if "ByteFallback" not in self._kinds("decoder"):
+            return set()
+        return {i for token, i in self.inner.get_vocab().items() if BYTE.fullmatch(token)}
+
+    def token(self, i: int) -> str:
+        """One token as text: special tokens too, and the space before a word, where a token has it."""
+        name = self.inner.id_to_token(int(i))
+        if name is None:
+            return ""
+        if int(i) in self._added:
+            return name
+        if self.byte_level:
+            return self.inner.decode([int(i)], skip_special_tokens=False)
+        if int(i) in self._bytes and int(name[3:5], 16) < 128:
+            return chr(int(name[3:5], 16))
+        return name.replace("▁", " ")
+
+    def tidy(self, text: str) -> str:
+        return text if self.special is None else self.special.tidy(text)
+
+    def certain(self, text: str) -> int:
+        return len(text) if self.special is None else self.special.certain(text)
+
+    def id_of(self, token: str) -> int | None:
+        return self.inner.token_to_id(token)
+
+    def with_tokens(self, tokens: Mapping[str, Any], where: str) -> "LibraryTokenizer":
+        """The same with other special tokens."""
+        return LibraryTokenizer(self.inner, tokens, where)
+
+    def to_json(self) -> str:
+        return self.inner.to_str(pretty=True)
+
+
+_LINE, _WORD = re.compile(r"(?<=\S)\n(?=\S)"), re.compile(r"(?<=\S)(?= \S)")
+
+
+def pieces(blocks: Iterable[str], size: int) -> Iterator[str]:
+    """The text of the blocks in pieces of `size` to twice `size` characters, cut where no byte-level merge crosses:
+    after a newline between two visible characters, else before a single space; anywhere if there is neither."""
+    kept = ""
+    for block in blocks:
+        kept += block
+        begin = 0
+        while len(kept) - begin > 2 * size:
+            low, high = begin + size, begin + 2 * size
+            cut = _LINE.search(kept, low, high) or _WORD.search(kept, low, high)
+            end = cut.end() if cut else high
+            yield kept[begin:end]
+            begin = end
+        kept = kept[begin:]
+    if kept:
+        yield kept

@@ -1,0 +1,128 @@
+"""The special tokens of a tokenizer: what begins and ends a text, pads it, masks a word of it, begins a target."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...config import UserError, nearest
+
+# what older libraries do to decoded text; a rule and its neighbours reach over so many characters
+CLEAN = {
+    " .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't", " 'm": "'m", " 's": "'s", " 've": "'ve",
+    " 're": "'re",
+}  # fmt: skip
+CLEAN_REACH = 6
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The `[tokens]` of a run that was imported; a run that was not has none, and its end token is the tokenizer's."""
+
+    begin: int | None = None  # put before a prompt
+    end: tuple[int, ...] = ()  # each ends a text; the first is written after one
+    pad: int | None = None
+    mask: int | None = None
+    start: int | None = None  # the first token of a target
+    never: tuple[int, ...] = ()  # not generated
+    clean: bool = False  # decoded text is cleaned up: no space before a full stop, …
+
+    @staticmethod
+    def read(table: Mapping[str, Any], vocab: int, where: str) -> "SpecialTokens":
+        """The tokens of a table; one that the tokenizer does not have is refused."""
+        found: dict[str, Any] = {}
+        for name, value in table.items():
+            if name not in SpecialTokens.__dataclass_fields__:
+                names = tuple(SpecialTokens.__dataclass_fields__)
+                raise UserError(f"{where}: [tokens] has no {name}; {nearest(name, names)}")
+            if name == "clean":
+                if not isinstance(value, bool):
+                    raise UserError(f"{where}: tokens.clean must be true or false, not {value!r}")
+                found[name] = value
+                continue
+            several = name in ("end", "never")
+            ids = value if several and isinstance(value, list | tuple) else [value]
+            for one in ids:
+                if type(one) is not int or not 0 <= one < vocab:
+                    raise UserError(f"{where}: tokens.{name} {one!r} is not an id of the tokenizer's {vocab:,}")
+            found[name] = tuple(ids) if several else ids[0]
+        return SpecialTokens(**found)
+
+    def tidy(self, text: str) -> str:
+        """Decoded text, cleaned up where the tokenizer asks for it."""
+        for found, written in CLEAN.items() if self.clean else ():
+            text = text.replace(found, written)
+        return text
+
+    def certain(self, text: str) -> int:
+        """How much of a text is the same whatever follows, once tidied."""
+        end = len(text)
+        while self.clean and end and (space := text.rfind(" ", max(0, end - CLEAN_REACH), end)) >= 0:
+            end = space
+        return end
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The `[tokens]` table: only what is set, and a single id not as a list."""
+        found: dict[str, Any] = {}
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                value = value[0] if len(value) == 1 else list(value)
+            if value is not None and value != [] and value is not False:
+                found[name] = value
+        return found
+
+
+class WithoutSpecialTokens(ABC):
+    """What a tokenizer of characters or bytes says of special tokens: it has none but an end token, perhaps."""
+
+    end: int | None = None
+    begin = mask = pad = start = special = None
+    never: tuple[int, ...] = ()
+    cuttable = True  # a long text may be encoded in pieces
+    joined = False  # the text of a token does not depend on the token before it
+    around: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # what stands before and after a text, as a model reads it
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return () if self.end is None else (self.end,)
+
+    @abstractmethod
+    def encode(self, text: str) -> Any:
+        """The ids of a text, as an array."""
+
+    @abstractmethod
+    def decode(self, ids: Any) -> str:
+        """The text of ids."""
+
+    def encode_with_special(self, text: str, pair: str | None = None) -> list[int]:
+        """The ids of a text as a model reads it: without special tokens here."""
+        if pair is not None:
+            raise UserError("this tokenizer has no form for two texts")
+        return self.encode(text).tolist()
+
+    def encode_target(self, text: str) -> Any:
+        return self.encode(text)
+
+    def token(self, i: int) -> str:
+        """One token as text, special tokens too."""
+        return self.decode([i])
+
+    def plain(self, ids: Any) -> str:
+        return self.decode(ids)
+
+    def pending(self, i: int) -> bool:
+        """Whether what follows may change how this token reads, though it looks whole."""
+        return False
+
+    def hidden(self, i: int) -> bool:
+        """Whether a token is left out of the text."""
+        return False
+
+    def tidy(self, text: str) -> str:
+        return text
+
+    def certain(self, text: str) -> int:
+        """How much of a text is the same whatever follows, once tidied."""
+        return len(text)

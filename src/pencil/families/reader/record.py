@@ -1,0 +1,300 @@
+"""The reader, an encoder alone: text in, its class or its masked tokens out."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from cyclopts import Parameter
+
+from ...config import UserError
+from ...core.masks import full
+from ...core.span import Span
+from ...cost.activations import FULL, SELF_ATTENTION_FLOPS, Activations, block_formulas, block_group, norm_bytes
+from ...cost.profile import CostProfile, text_length
+from ...data.builtin import TEXTS
+from ...data.tables.pairs import is_table
+from ...inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
+from ...inference.text_batches import mask_token, pad, shorten, text_ids, token_label, vocabulary_labels
+from ...models.output import refuse_output
+from ...models.reader import PRESETS, Reader, ReaderConfig
+from ...runs.run import Loaded, Run
+from ...tracing.live_trace import LiveTrace, trace
+from ...train.settings import TrainConfig
+from ...train.task import Prepared, Request
+from ...train.tasks.masked_language_modeling import MaskedLanguageModeling
+from ...train.tasks.text_classification import TextClassification
+from ...weights.bert import BERT, ROBERTA
+from ..embedding import check_padding, embed_texts
+from ..explore_inputs import example_texts, named, text_of
+from ..explore_profile import ExploreProfile, Given, Prompt
+from ..family import Family
+from ..head_inputs import spread, whole_texts, windows
+from ..options import INPUT, REPEATABLE, TextOutput, Texts, TextTraceInput, TokenizerOptions
+from ..output import Output
+from ..predictions import BATCH, TOP, Prediction, check_texts, class_lines, class_row, classify
+from .checkpoint_files import exported, imported
+
+_SMALL = dict(batch=32, weight_decay=0.1)
+_BERT = dict(
+    optimizer="adamw",
+    lr=1e-4,
+    beta2=0.999,
+    weight_decay=0.01,
+    warmup=10_000,
+    batch=256,
+    steps=1_000_000,
+    eval_every=5000,
+    save_every=5000,
+)
+TRAINING: dict[str, dict[str, Any]] = {
+    "nano": _SMALL,
+    "small": _SMALL | dict(steps=8000, eval_every=1000, save_every=1000),
+    "bert-base": _BERT,
+    "bert-large": _BERT,
+}
+MASK = re.compile(r"\[mask\]", re.IGNORECASE)
+
+
+class ReaderTask:
+    """Classification for a file of texts with labels, masked language modelling for text without."""
+
+    @staticmethod
+    def prepare(request: Request, train: TrainConfig) -> Prepared:
+        return (TextClassification if is_table(request.data) else MaskedLanguageModeling).prepare(request, train)
+
+    @staticmethod
+    def reopen(family: Family, run: Run, source: str, train: TrainConfig, whole: bool = False) -> Any:
+        if family.read_config(run.config["model"]).output not in ("words", "label"):
+            raise UserError(_no_head(run.path))
+        labelled = "classes" in run.config["run"]
+        return (TextClassification if labelled else MaskedLanguageModeling).reopen(family, run, source, train, whole)
+
+
+@dataclass(frozen=True)
+class SampleOptions(TextOutput):
+    """What `pencil sample` takes."""
+
+    prompt: Annotated[
+        Texts,
+        Parameter(
+            group=INPUT,
+            help="The text to classify; for a run without labels, a text with [mask] for each token to predict. May be "
+            "repeated; - is standard input.",
+            **REPEATABLE,
+        ),
+    ] = None
+
+    def check(self) -> None:
+        super().check()
+        if not self.prompt:
+            raise UserError("--prompt is missing: give the text to read")
+
+
+def token_ids(model: Any, tokenizer: Any, text: str) -> list[int]:
+    """The input: a text with its special tokens, and with the mask token where it has [mask]."""
+    if tokenizer.special is not None:
+        masked = tokenizer.mask is not None and model.config.classes is None
+        ids = text_ids(tokenizer, MASK.sub(lambda _: tokenizer.token(tokenizer.mask), text) if masked else text)
+    elif model.config.classes is not None:
+        ids = text_ids(tokenizer, text)
+    else:
+        first, *rest = (tokenizer.encode(part).tolist() for part in MASK.split(text))
+        ids = first + [token for part in rest for token in (tokenizer.vocab, *part)]
+    if not text:
+        raise UserError("the text is empty: give at least one word")
+    check_padding(model, tokenizer, text, ids)
+    if len(ids) > model.config.context:
+        raise UserError(
+            f"the text “{shorten(text)}” has {len(ids)} tokens and the context is {model.config.context}; shorten it"
+        )
+    return ids
+
+
+def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
+    """The most likely classes of each text, or the most likely tokens for each [mask]."""
+    texts = [text.strip("\n") for text in options.prompt or []]
+    labelled, lines, data = loaded.model.config.classes is not None, [], []
+    for text, found in zip(texts, predict(loaded, texts, options), strict=True):
+        head = [f"{text}:"] if len(texts) > 1 else []
+        each = [found] if isinstance(found, Prediction) else found
+        lines.append("\n".join([*head, "\n\n".join("\n".join(class_lines(one)) for one in each)]))
+        rows = [class_row(one, None if labelled else TOP) for one in each]
+        data.append({"prompt": text, **(rows[0] if labelled else {"masks": rows})})
+    output.texts(lines, "\n" if labelled else "\n\n")
+    output.result(data)
+
+
+def _no_head(path: Any) -> str:
+    return (
+        f"{path} has no head that predicts tokens or a class: pencil embed {path} gives vectors of texts, and pencil "
+        f"train --from {path} trains a new head"
+    )
+
+
+@torch.no_grad()
+def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> list[Any]:
+    """The classes of each text; for a run without labels a list of its [mask]s, each with the tokens it may be."""
+    model, tokenizer, run = loaded
+    if model.config.output not in ("words", "label"):
+        raise UserError(_no_head(run.path))
+    texts, labelled = check_texts(inputs, "the input of this model"), model.config.classes is not None
+    rows = [token_ids(model, tokenizer, text) for text in texts]
+    for text, ids in zip(texts, rows, strict=True):
+        if not labelled and mask_token(tokenizer) not in ids:
+            raise UserError(
+                f"{run.path} predicts masked tokens: write [mask] where one is to be predicted, in “{text[:40]}”"
+            )
+    found = []
+    for i in range(0, len(rows), BATCH):
+        few = rows[i : i + BATCH]
+        tokens, places = (t.to(loaded.device) for t in pad(few, 0, model.config.context))
+        logits = model(tokens, Span.at(places))
+        if labelled:
+            found += classify(logits, loaded.classes, model)
+        else:
+            likely = logits.float().softmax(-1).cpu().numpy()[..., : tokenizer.vocab]
+            if not np.isfinite(likely).all():
+                refuse_output(model, "the logits")
+            found += [_guesses(tokenizer, ids, row) for ids, row in zip(few, likely, strict=True)]
+    return found
+
+
+def _guesses(tokenizer: Any, ids: Sequence[int], likely: np.ndarray) -> list[Prediction]:
+    """The prediction of each masked token of a text."""
+    masked = [at for at, token in enumerate(ids) if token == mask_token(tokenizer)]
+    return [Prediction(likely[at], lambda i: token_label(tokenizer, i)) for at in masked]
+
+
+def trace_text(loaded: Loaded, options: TextTraceInput, double: bool = False) -> LiveTrace:
+    """The model on one text."""
+    ids = token_ids(loaded.model, loaded.tokenizer, str(options.given))
+    return _trace_ids(loaded, ids, double)
+
+
+def _trace_ids(loaded: Loaded, ids: Sequence[int], double: bool = False) -> LiveTrace:
+    model, tokenizer, run = loaded
+    labelled = model.config.classes is not None
+    words = _words(loaded, ids)
+    labels = {"T": words, "S": words}
+    if labelled:
+        labels["K"] = run.config["run"].get("classes") or []
+    elif model.config.output == "words":
+        labels["V"] = vocabulary_labels(tokenizer, model.config.vocab)
+    return trace(model.double() if double else model, torch.tensor([list(ids)]), words=labels)
+
+
+def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+    tokens = text_length(c, length)
+    rows = batch * tokens
+    blocks = [block_group(c, batch, tokens, c.depth, half)]
+    before = rows * (c.width if c.dropout else 0) + rows * norm_bytes(c) * c.embed_norm
+    after = rows * norm_bytes(c) * (c.norm_position == "pre")
+    if c.output == "words":
+        return Activations(blocks, before, after + rows * (3 * half * c.width + norm_bytes(c)), rows * c.vocab)
+    # a vector sliced out of all tokens keeps them all, unless autocast copies it
+    pooled = rows * FULL * c.width if half == FULL and c.pool == "class" and c.output != "states" else 0
+    return Activations(blocks, before, after + pooled)
+
+
+def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
+    return [AttentionGroup("", f"encoder.{SELF_ATTENTION}", line(full, given[0].shape[1]))]
+
+
+def _held_out(loaded: Loaded, task: Any) -> list[Inputs]:
+    if loaded.model.config.classes is None:
+        return windows(task.data.val, task.config.context, *loaded.tokenizer.around)
+    texts = [task.data.test[i][0] for i in spread(len(task.data.test)).tolist()]
+    return whole_texts(texts, loaded.tokenizer, task.config.context)
+
+
+def _from_text(loaded: Loaded, text: str) -> list[Inputs]:
+    context = loaded.model.config.context
+    if loaded.model.config.classes is None:
+        return windows(loaded.tokenizer.encode(text), context, *loaded.tokenizer.around)
+    return whole_texts([line for line in text.split("\n") if line.strip()], loaded.tokenizer, context)
+
+
+def _words(loaded: Loaded, ids: Sequence[int]) -> list[str]:
+    model, tokenizer, _ = loaded
+    words = ["[mask]" if i == mask_token(tokenizer) else token_label(tokenizer, i) for i in ids]
+    begun = model.config.classes is not None and tokenizer.special is None
+    return ["begin", *words[1:]] if begun else words
+
+
+def _read(loaded: Loaded, given: Given) -> Prompt:
+    """The first line is what the model reads; without a head its vector is compared with those of the other lines."""
+    model, tokenizer, _ = loaded
+    text = text_of(given)
+    if model.config.output not in ("words", "label"):
+        texts = tuple(line for line in text.split("\n") if line.strip()) or ("",)
+        return Prompt(tuple(token_ids(model, tokenizer, texts[0].strip())), texts=texts)
+    ids = token_ids(model, tokenizer, text)
+    masked = tuple(at for at, one in enumerate(ids) if one == mask_token(tokenizer))
+    if model.config.output == "words" and not masked:
+        raise UserError("this model predicts masked tokens: write [mask] where one is to be predicted")
+    return Prompt(tuple(ids), masked=masked if model.config.output == "words" else ())
+
+
+def _takes(loaded: Loaded) -> dict[str, Any]:
+    kind = loaded.model.config.output
+    label = {"words": "Text with [mask]", "label": "Text to classify"}.get(kind, "Text, one a line")
+    return {"text": {"label": label, "longest": loaded.model.config.context, "optional": False}}
+
+
+def _examples(loaded: Loaded) -> list[tuple[str, dict[str, Any]]]:
+    texts = example_texts(loaded)
+    if loaded.model.config.output == "words":
+        texts = [f"{text[: len(text) // 2]}[mask]{text[len(text) // 2 + 1 :]}" for text in texts]
+    elif loaded.model.config.output != "label":
+        texts = ["\n".join(texts), *texts]
+    return named([{"text": text} for text in texts], "text")
+
+
+EXPLORE = ExploreProfile(
+    takes=_takes,
+    output=lambda loaded: {"words": "tokens", "label": "classes"}.get(loaded.model.config.output, "vector"),
+    read=_read,
+    trace=lambda loaded, prompt, written, options: _trace_ids(loaded, prompt.ids),
+    layout=lambda loaded, prompt, written: (_words(loaded, prompt.ids), {}),
+    examples=_examples,
+)
+FAMILY = Family(
+    name="reader",
+    summary="a text to its class, or to its masked tokens",
+    config=ReaderConfig,
+    model=Reader,
+    presets=PRESETS,
+    training=TRAINING,
+    task=ReaderTask,
+    data="pydoc",
+    data_help="A table of texts with labels to classify (.csv, .tsv, .jsonl or .parquet); or text without labels, "
+    "whose masked tokens are predicted: a file, a folder, a pattern of files, hf:OWNER/NAME, - for standard input, or "
+    "pydoc (built in).",
+    embedded=tuple(TEXTS),
+    eval_help="with labels accuracy with its interval, precision and recall per class, the confusion matrix and "
+    "mistakes; else loss, perplexity and accuracy",
+    train_settings=("mask_fraction", "class_weights", "balanced_batches"),
+    data_settings=("delimiter", "header", "text_column", "label_column"),
+    train_options=TokenizerOptions,
+    sample_options=SampleOptions,
+    sample=sample,
+    predict=predict,
+    embed=embed_texts,
+    trace_options=TextTraceInput,
+    trace=trace_text,
+    explore=EXPLORE,
+    cost=CostProfile(
+        tokens=text_length,
+        takes_length=True,
+        activations=_activations,
+        parameter_formulas=block_formulas,
+        flop_formulas=lambda c: SELF_ATTENTION_FLOPS,
+    ),
+    heads=HeadProfile(_attention_groups, _held_out, _from_text),
+    checkpoints=(BERT, ROBERTA),
+    imported=imported,
+    exported=exported,
+)

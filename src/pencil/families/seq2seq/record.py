@@ -1,0 +1,307 @@
+"""Encoder–decoder: a source text in, a target text out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from cyclopts import Parameter
+
+from ...config import UserError
+from ...core.masks import causal, full
+from ...cost.activations import FULL, Activations, block_formulas, block_group, norm_bytes, with_cross_attention
+from ...cost.profile import CostProfile, text_length
+from ...data.tables import pairs
+from ...inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, line
+from ...inference.attention_maps import source_attention
+from ...inference.beam import Hypothesis
+from ...inference.text_batches import (
+    beam_targets,
+    source_inputs,
+    start_token,
+)
+from ...inference.text_stream import stream
+from ...models.seq2seq import PRESETS, Seq2Seq, Seq2SeqConfig
+from ...runs.run import Loaded
+from ...train.schedule import published_peak
+from ...train.tasks.translation import Translation
+from ...weights.marian import MARIAN
+from ...weights.t5 import T5
+from ..family import Family
+from ..head_inputs import row, spread
+from ..options import (
+    GENERATION,
+    INPUT,
+    MOST_SAMPLES,
+    REPEATABLE,
+    AttentionOutput,
+    Decoding,
+    TextOutput,
+    Texts,
+    TokenizerOptions,
+    check_count,
+    default,
+)
+from ..output import Output, context_full, joined
+from ..predictions import Text, check_texts, grouped
+from .trace import EXPLORE, TraceOptions, trace_pair
+
+# of the 2017 paper, which does not clip; where width or warm-up are others, run_setup.py sets lr by the paper's formula
+_PAPER = dict(
+    optimizer="adamw",
+    beta1=0.9,
+    beta2=0.98,
+    eps=1e-9,
+    clip=0.0,
+    schedule="inverse-sqrt",
+    warmup=4000,
+    weight_decay=0.0,
+    label_smoothing=0.1,
+    batch=256,
+    accumulate=8,
+    steps=100_000,
+    eval_every=1000,
+    save_every=1000,
+)
+_SMALL = dict(batch=64, weight_decay=0.1, label_smoothing=0.0)
+TRAINING: dict[str, dict[str, Any]] = {
+    "nano": _SMALL,
+    "small": _SMALL | dict(steps=8000, label_smoothing=0.1, eval_every=1000, save_every=1000),
+    "base": _PAPER | dict(lr=published_peak(512, 4000)),
+    "big": _PAPER | dict(lr=published_peak(1024, 4000), steps=300_000),
+}
+SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "stop")  # without effect on a beam search
+LENGTH_PENALTY = 0.6
+EMPTY = "(empty)"  # a target without a token, where it stands in a list
+
+
+@dataclass(frozen=True)
+class SampleOptions(TextOutput, AttentionOutput, Decoding):
+    """What `pencil sample` takes."""
+
+    source: Annotated[
+        Texts,
+        Parameter(
+            group=INPUT, help="The source text; may be repeated; - is standard input, one source a line.", **REPEATABLE
+        ),
+    ] = None
+    beams: Annotated[
+        int | None,
+        Parameter(
+            group=GENERATION,
+            help="Beam search with this many beams; each target is printed with its score, the log-probability divided "
+            "by ((5 + length)/6)^length-penalty. Default: no beam search.",
+        ),
+    ] = None
+    length_penalty: Annotated[
+        float | None,
+        Parameter(
+            group=GENERATION,
+            help="Of a beam search: above 0 favours longer targets.",
+            show_default=default(LENGTH_PENALTY),
+        ),
+    ] = None
+    count: Annotated[
+        int | None,
+        Parameter(
+            group=GENERATION,
+            help="Number of samples for each source; with --beams, number of targets to show.",
+            show_default=default("1, or all beams"),
+        ),
+    ] = None
+
+    def check(self) -> None:
+        super().check()
+        check_count("--beams", self.beams, MOST_SAMPLES)
+        if not self.source:
+            raise UserError("--source is missing: give the text to translate")
+        if self.beams is None:
+            if self.length_penalty is not None:
+                raise UserError("--length-penalty is for a beam search: give --beams too")
+            return
+        if self.count is not None and self.count > self.beams:
+            raise UserError(
+                f"--count {self.count} is more than the {self.beams} targets that --beams {self.beams} returns"
+            )
+        for name in SAMPLING_ONLY:
+            if getattr(self, name) is not None:
+                raise UserError(f"--{name.replace('_', '-')} has no effect on a beam search: leave it or --beams out")
+        if self.repetition_penalty != 1:
+            raise UserError("--repetition-penalty has no effect on a beam search: leave it or --beams out")
+        if self.compile:
+            raise UserError("--compile has no effect on a beam search: leave it or --beams out")
+
+
+def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
+    """The target of each source; with beams the highest-scoring ones, with their scores."""
+    model, tokenizer, _ = loaded
+    sources = [line for text in options.source or [] for line in text.strip("\n").split("\n")]
+    if options.attention and len(sources) > 1:
+        raise UserError(f"--attention shows one source and its target, and {len(sources)} were given")
+    most, reasons, first = _most(loaded, options), [], ""
+    if options.beams is not None:
+        found, lines = _search(loaded, sources, options), []
+        for source, rows in zip(sources, found, strict=True):
+            head = [f"{source}:"] if len(sources) > 1 else []
+            shown = [f"{one.score:.4f}  {text or EMPTY}" for text, one in rows[: options.count]]
+            lines.append("\n".join(head + shown))
+            reasons += ["end" if one.ended else "length" for _, one in rows[: options.count]]
+        penalty = _length_penalty(options)
+        per_length = f", divided by ((5 + length)/6)^{penalty:g}" if penalty else ""
+        output.note(f"(before each target its score, the log-probability{per_length})")
+        output.texts(lines)
+        output.result(
+            [
+                {"source": source, "text": text, "score": one.score}
+                for source, rows in zip(sources, found, strict=True)
+                for text, one in rows[: options.count]
+            ]
+        )
+        first = found[0][0][0]
+    else:
+        rows, pieces = _translate(loaded, sources, options, reasons, output.note)
+        if len(rows) == 1 and output.streams and options.attention is None:
+            output.stream("", pieces)
+        else:
+            texts = joined([""] * len(rows), pieces)
+            output.texts([f"{s}: {t}" if len(sources) > 1 else t for s, t in zip(rows, texts, strict=True)])
+            output.result([{"source": source, "text": text} for source, text in zip(rows, texts, strict=True)])
+            first = texts[0]
+    if "length" in reasons and most < options.max_new_tokens:
+        output.note(context_full(model.config.context))
+    if options.attention:
+        output.file(options.attention, source_attention(model, tokenizer, sources[0], first))
+
+
+def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> list[Any]:
+    """The target of each source; with beams a list of the highest-scoring ones."""
+    sources = check_texts(inputs, "a source")
+    if options.beams is not None:
+        return [
+            [Text(text, text, "end" if one.ended else "length", one.score) for text, one in rows[: options.count]]
+            for rows in _search(loaded, sources, options)
+        ]
+    rows, pieces = _translate(loaded, sources, options, reasons := [])
+    texts = joined([""] * len(rows), pieces)
+    return grouped([Text(text, text, why) for text, why in zip(texts, reasons, strict=True)], options.count)
+
+
+def _most(loaded: Loaded, options: SampleOptions) -> int:
+    return min(options.max_new_tokens, loaded.model.config.context - 1)
+
+
+def _length_penalty(options: SampleOptions) -> float:
+    return LENGTH_PENALTY if options.length_penalty is None else options.length_penalty
+
+
+def _search(loaded: Loaded, sources: Sequence[str], options: SampleOptions) -> list[list[tuple[str, Hypothesis]]]:
+    """The beam search of each source."""
+    return beam_targets(
+        loaded.model, loaded.tokenizer, sources, options.beams or 1, _length_penalty(options), _most(loaded, options)
+    )
+
+
+def _translate(
+    loaded: Loaded,
+    sources: Sequence[str],
+    options: SampleOptions,
+    reasons: list[str],
+    notify: Callable[[str], None] | None = None,
+) -> tuple[list[str], Iterator[list[str]]]:
+    """Each source as often as it is translated, and the pieces of its target."""
+    model, tokenizer, _ = loaded
+    count = options.count or 1
+    rows = [source for source in sources for _ in range(count)]
+    return rows, stream(
+        model,
+        tokenizer,
+        [""] * len(rows),
+        _most(loaded, options),
+        options.sampling(),
+        stop=options.stop or [],
+        samples=[k for _ in sources for k in range(count)],
+        begin=start_token(tokenizer),
+        given=source_inputs(model, tokenizer, rows),
+        reasons=reasons,
+        compile=options.compile,
+        notify=notify,
+    )
+
+
+def _source_length(c: Any, length: int | None) -> int:
+    return min(length or c.source_context, c.source_context)
+
+
+def _tokens(c: Any, length: int | None) -> int:
+    return text_length(c, length) + _source_length(c, length)
+
+
+def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+    target, source = text_length(c, length), _source_length(c, length)
+    decoder = block_group(c, batch, target, c.decoder_blocks, half)
+    blocks = [
+        block_group(c, batch, source, c.depth, half),
+        with_cross_attention(decoder, c, batch, target, source, half),
+    ]
+    rows = batch * (target + source)
+    states = batch * source * FULL * c.width if half == FULL else 0  # the encoder's output
+    after = rows * norm_bytes(c) * (c.norm_position == "pre") + states + batch * target * half * c.width
+    return Activations(blocks, rows * c.width if c.dropout else 0, after, batch * target * c.vocab)
+
+
+def _parameter_formulas(c: Any) -> dict[str, str]:
+    if c.decoder_blocks == c.depth:
+        return block_formulas(c, "2·L")
+    return block_formulas(c, f"(L + {c.decoder_blocks})", str(c.decoder_blocks))
+
+
+def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
+    length, source = given[0].shape[1], given[1].shape[1]
+    key = torch.arange(source).expand(length, -1)
+    return [
+        AttentionGroup("encoder", f"encoder.{SELF_ATTENTION}", line(full, source)),
+        AttentionGroup("decoder", SELF_ATTENTION, line(causal, length)),
+        AttentionGroup(
+            "cross", "blocks.{}.cross.pattern", every(length, source, {"first": key == 0, "last": key == source - 1})
+        ),
+    ]
+
+
+def _held_out(loaded: Loaded, task: Any) -> list[Inputs]:
+    chosen = [task.data.test[i] for i in spread(len(task.data.test)).tolist()]
+    sides = [(task.target(target)[:-1], task.source(source)) for source, target in chosen]
+    return [(row(target), row(source)) for target, source in sides if min(len(target), len(source)) > 2]
+
+
+FAMILY = Family(
+    name="seq2seq",
+    summary="a text to another text",
+    config=Seq2SeqConfig,
+    model=Seq2Seq,
+    presets=PRESETS,
+    training=TRAINING,
+    task=Translation,
+    data="dates",
+    data_help="dates (built in), or a table of sources and targets: .tsv, .csv, .jsonl or .parquet.",
+    embedded=pairs.EMBEDDED,
+    eval_help="exact match, character error rate, chrF and BLEU, the mistakes, and the attention at each word",
+    train_settings=("label_smoothing",),
+    data_settings=("delimiter", "header", "source_column", "target_column"),
+    train_options=TokenizerOptions,
+    sample_options=SampleOptions,
+    sample=sample,
+    predict=predict,
+    trace_options=TraceOptions,
+    trace=trace_pair,
+    explore=EXPLORE,
+    cost=CostProfile(
+        tokens=_tokens,
+        takes_length=True,
+        decodes=True,
+        activations=_activations,
+        parameter_formulas=_parameter_formulas,
+    ),
+    heads=HeadProfile(_attention_groups, _held_out, unit="pairs"),
+    generates=True,
+    checkpoints=(MARIAN, T5),
+)

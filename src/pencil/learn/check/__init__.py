@@ -1,0 +1,1 @@
+"""Published worked examples checked: their numbers, and what they claim."""

@@ -1,0 +1,259 @@
+"""Small worked examples built from the models' own parts, each a trace in double precision."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...config import UserError, nearest
+from ...core.attention import Attention, attend
+from ...core.embed import Patches
+from ...core.masks import full
+from ...core.probe import OFF, Probe
+from ...core.span import Span
+from ...models.captioner import Captioner
+from ...models.captioner_config import CaptionerConfig
+from ...models.gpt import GPT, GPTConfig
+from ...models.seq2seq import Seq2Seq, Seq2SeqConfig
+from ...tracing.live_trace import LiveTrace, trace
+from .by_hand import one_decimal, set_weight
+from .diffusion import adaln, adaln_zero
+from .positions import alibi, rope, shaw, t5
+
+
+class VitByHand(nn.Module):
+    """Self-attention with two heads over four patches of a 4×4 image and a class token; no norm, no MLP."""
+
+    NAMES = {
+        "input": ("B T D", "Z⁰", "[z_cls; z] + P"),
+        "out": ("B T D", "Z′", "Z⁰ + O"),
+    }
+    INNER = {"patches.out": ("B N D", "z", "X_patch Eᵀ")}
+    WEIGHTS = {"cls": "z_cls", "positions": "P", "patches.proj.weight": "Eᵀ"}
+    SYMBOLS = {"attn": {"X_q": "Z⁰", "X_kv": "Z⁰"}}
+    INPUTS = {"picture": "X_img"}
+
+    def __init__(self):
+        super().__init__()
+        self.patches = Patches(1, (2, 2), 4, bias=False)
+        self.attn = Attention(4, 2, bias=False)
+        self.cls, self.positions = nn.Parameter(torch.empty(1, 1, 4)), nn.Parameter(torch.empty(5, 4))
+        self.double()
+        set_weight(self.patches.proj.weight, [[1, 0, 0, 0], [0, 0.5, 0, 0], [0, 0, 0, 0.25], [0.1, 0.1, 0.1, 0.1]])
+        set_weight(self.cls, [[[0.5] * 4]])
+        set_weight(self.positions, [[0.1, 0, 0, 0], [0, 0.1, 0, 0], [0, 0, 0.1, 0], [0, 0, 0, 0.1], [0.05] * 4])
+        set_weight(self.attn.qkv.weight, np.concatenate([np.eye(4)] * 3))
+        set_weight(self.attn.out.weight, np.eye(4))
+
+    def forward(self, picture: Tensor, probe: Probe = OFF) -> Tensor:
+        patches = self.patches(picture, probe / "patches")
+        x = probe("input", torch.cat((self.cls, patches), 1) + self.positions)
+        return probe("out", x + self.attn(x, Span.whole(5).under(full), probe=probe / "attn"))
+
+
+_PATCHES = {"first_patch": 1, "grid": [2, 2]}
+
+
+def vit_4x4() -> LiveTrace:
+    """A 4×4 image through one attention of two heads, with numbers for work by hand."""
+    tokens = ["cls", "patch 1", "patch 2", "patch 3", "patch 4"]
+    picture = torch.arange(1, 17, dtype=torch.float64).reshape(1, 1, 4, 4)
+    return trace(VitByHand(), picture, words={"T": tokens, "S": tokens, "N": tokens[1:]}, facts=_PATCHES)
+
+
+class TagAttention(nn.Module):
+    """Attention over given WANT (query), HAVE (key) and GIVE (value) tags."""
+
+    NAMES = {name: Attention.NAMES[name] for name in ("raw_scores", "scores", "pattern", "z")}
+    INPUTS = {"want": "Q", "have": "K", "give": "V"}
+
+    def forward(self, want: Tensor, have: Tensor, give: Tensor, probe: Probe = OFF) -> Tensor:
+        return probe("z", attend(want, have, give, probe=probe))
+
+
+def pencil_attention() -> LiveTrace:
+    """Two strips, tags of width 4: match, scale, softmax, weighted sum."""
+    want, have, give = (
+        torch.tensor(rows, dtype=torch.float64)[None, None]
+        for rows in (
+            [[2, 0, 1, 0], [0, 0, 2, 0]],
+            [[1, 0, 0, 0], [3, 0, 2, 0]],
+            [[2, 0, 0, 1], [0, 3, 1, 0]],
+        )
+    )
+    strips = ["s1", "s2"]
+    return trace(TagAttention(), want, have, give, words={"T": strips, "S": strips})
+
+
+def soft_lookup() -> LiveTrace:
+    """One query and three keys in the plane, similar, opposite and at a right angle: a weighted sum of their values."""
+    want, have, give = (
+        torch.tensor(rows, dtype=torch.float64)[None, None]
+        for rows in ([[1.2, 0.8]], [[0.9, 0.5], [-1.7, -1.2], [-0.8, 1.2]], [[2.0, 1.0], [-1.0, 2.0], [1.0, -2.0]])
+    )
+    return trace(TagAttention(), want, have, give, words={"T": ["q"], "S": ["k1", "k2", "k3"]})
+
+
+def nanogpt_block() -> LiveTrace:
+    """Four words through one block of a GPT of width 8 with one head: every line of the notation once."""
+    words = ["the", "cat", "sat", "on", "a", "mat"]
+    model = GPT(
+        GPTConfig(vocab=6, context=4, width=8, depth=1, heads=1, hidden=16, positions="learned", bias=True)
+    ).double()
+    seen = words[:4]
+    return trace(one_decimal(model, 1), torch.arange(4)[None], words={"T": seen, "S": seen, "V": words})
+
+
+def vit_text() -> LiveTrace:
+    """A 4×4 image in four patches, then three words, in one sequence: text attends to the image, not the reverse."""
+    words = ["begin", "a", "dark", "square", "light"]
+    model = Captioner(
+        CaptionerConfig(
+            image_size=(4, 4),
+            channels=1,
+            patch=(2, 2),
+            vocab=5,
+            context=3,
+            width=8,
+            depth=1,
+            heads=1,
+            hidden=16,
+            mask="causal",
+            positions="learned",
+            type_embeddings=False,
+            delimiters="none",
+            bias=True,
+        )
+    ).double()
+    picture = torch.arange(16, dtype=torch.float64).reshape(1, 1, 4, 4) / 10
+    patches = [f"patch {i + 1}" for i in range(4)]
+    sequence = patches + words[:3]
+    labels = {"T": sequence, "S": sequence, "N": patches, "M": patches, "t": words[:3], "V": words}
+    facts = {**_PATCHES, "first_patch": 0, "first_word": len(patches)}
+    return trace(one_decimal(model, 2), torch.arange(3)[None], picture, words=labels, facts=facts)
+
+
+DEVIATIONS = (4, 16, 64, 256, 1024)  # widths for which the standard deviation of scores is measured
+SENTENCE = ["The", "cat", "sat", "on", "the", "mat"]
+
+
+def _drawn() -> dict[str, Any]:
+    """The random numbers of the demonstration, in the order its program draws them."""
+    rng = np.random.RandomState(42)
+    x = rng.randn(6, 8)
+    one = [rng.randn(8, 4) * 0.5 for _ in range(3)]
+    curve = []
+    for width in DEVIATIONS:
+        q, k = rng.randn(1000, width), rng.randn(1000, width)
+        products = (q * k).sum(1)
+        curve.append((width, float(products.std()), float((products / np.sqrt(width)).std())))
+    heads = [[rng.randn(8, 2) * 0.5 for _ in range(4)] for _ in range(3)]
+    return {"x": x, "one": one, "curve": curve, "heads": heads, "out": rng.randn(8, 8) * 0.5}
+
+
+def deviations() -> list[tuple[int, float, float]]:
+    """Head width, standard deviation of the dot products, and of the scaled ones."""
+    return _drawn()["curve"]
+
+
+class OneAndMany(nn.Module):
+    """The same six tokens through one head of width 4, and through four heads of width 2."""
+
+    SYMBOLS = {path: {"X_q": "X", "X_kv": "X"} for path in ("one", "many")}
+    INPUTS = {"x": "X"}
+
+    def __init__(self):
+        super().__init__()
+        drawn = _drawn()
+        self.one = Attention(8, 1, head_width=4, bias=False)
+        self.many = Attention(8, 4, bias=False)
+        self.double()
+        set_weight(self.one.qkv.weight, np.concatenate([w.T for w in drawn["one"]]))
+        set_weight(self.one.out.weight, np.eye(8, 4))  # the output of the one head is not projected
+        set_weight(self.many.qkv.weight, np.concatenate([w.T for part in drawn["heads"] for w in part]))
+        set_weight(self.many.out.weight, drawn["out"].T)
+
+    def forward(self, x: Tensor, probe: Probe = OFF) -> tuple[Tensor, Tensor]:
+        span = Span.whole(x.shape[1]).under(full)
+        return self.one(x, span, probe=probe / "one"), self.many(x, span, probe=probe / "many")
+
+
+def mha_demo() -> LiveTrace:
+    """Six random words through one head, and through four heads."""
+    labels = {"T": SENTENCE, "S": SENTENCE}
+    return trace(OneAndMany(), torch.from_numpy(_drawn()["x"])[None], words=labels, facts={"curve": deviations()})
+
+
+class PrefillAndDecode(nn.Module):
+    """Three tokens fill the cache (prefill); then one more computes only its own key and value (decode)."""
+
+    def __init__(self, model: GPT):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, next: Tensor, probe: Probe = OFF) -> Tensor:
+        cache = self.model.new_cache(1, 4)
+        self.model(tokens, cache=cache, probe=probe / "read")
+        return self.model(next, cache=cache, probe=probe / "next")
+
+
+def kv_cache() -> LiveTrace:
+    """Generation with a KV cache: the keys and values of three words, and the row that the fourth adds."""
+    words = ["the", "cat", "sat", "on"]
+    model = GPT(GPTConfig(vocab=4, context=4, width=4, depth=1, heads=1, hidden=8, positions="learned")).double()
+    inputs = torch.arange(3)[None], torch.tensor([[3]])
+    labels = {"S": words, "T": words[:3], "next.T": words[3:], "V": words}
+    return trace(PrefillAndDecode(one_decimal(model, 3)), *inputs, words=labels)
+
+
+def original_transformer() -> LiveTrace:
+    """An encoder of three words and a decoder of three: the three kinds of attention, with post-norm blocks."""
+    words = ["begin", "the", "cat", "sleeps", "die", "Katze", "schläft"]
+    model = Seq2Seq(
+        Seq2SeqConfig(
+            vocab=7,
+            context=3,
+            source_context=3,
+            width=8,
+            depth=1,
+            heads=2,
+            hidden=16,
+            norm_position="post",
+            activation="relu",
+            bias=True,
+            positions="sinusoidal",
+            scale_embeddings=True,
+        )
+    ).double()
+    source, target = words[1:4], [words[0], *words[4:6]]
+    source_tokens, target_tokens = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 4, 5]])
+    return trace(
+        one_decimal(model, 4), target_tokens, source_tokens, words={"s": source, "T": target, "S": target, "V": words}
+    )
+
+
+EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
+    "vit-4x4": vit_4x4,
+    "pencil-attention": pencil_attention,
+    "nanogpt-block": nanogpt_block,
+    "vit-text": vit_text,
+    "mha-demo": mha_demo,
+    "kv-cache": kv_cache,
+    "original-transformer": original_transformer,
+    "adaln": adaln,
+    "adaln-zero": adaln_zero,
+    "rope": rope,
+    "alibi": alibi,
+    "shaw": shaw,
+    "t5": t5,
+    "soft-lookup": soft_lookup,
+}
+
+
+def example(name: str) -> LiveTrace:
+    """The trace of a worked example."""
+    if name not in EXAMPLES:
+        raise UserError(f"there is no example {name}; {nearest(name, EXAMPLES)}")
+    return EXAMPLES[name]()

@@ -1,0 +1,1 @@
+"""A run: its folder, its files, and the manifest that lists them."""

@@ -1,0 +1,231 @@
+"""The files of a run: written by one process at a time, listed by the manifest, and checked against it."""
+
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..config import UserError, distance, to_toml
+from ..data.cache import remembered_hash
+from ..files import check_inside, entry_of, fingerprint, is_text, locked, matches, read_toml, sweep, write_aside
+from .manifest import CHANGING, CONTENTS, DATA_RECORD, FOLDERS, LISTED, UNLISTED, WEIGHTS, Fault, Manifest
+
+SHOWN = 5  # runs that an error names
+SHARED = "shared"  # the file by which several processes see that they write to one folder
+HASHED_AT_EVERY_LOAD = 1_000_000_000  # bytes; larger files are hashed when size or times changed, and by verify
+
+
+def not_a_run(path: Path) -> UserError:
+    """The error of a folder that is no run; one with a checkpoint of another library can become one."""
+    foreign = any((path / name).is_file() for name in ("config.json", "model_index.json", "adapter_config.json"))
+    foreign = foreign or any(path.glob("*.safetensors"))
+    mend = f"; it looks like a checkpoint of another library: pencil import {path} makes a run of it" if foreign else ""
+    return UserError(f"{path} is not a run: it has no config.toml{mend}")
+
+
+def find_run(path: str | Path, families: Collection[str] = ()) -> Path:
+    """The folder of a run, if it is one; needs no torch, so that a wrong path is answered at once."""
+    path = Path(path)
+    if str(path) in families and not path.exists():
+        raise UserError(f"{path} is a kind of model, and there is no run of that name; train one: pencil train {path}")
+    if not path.is_dir():
+        meant = Path("runs", path.name)
+        hint = f"; did you mean {meant}?" if meant != path and (meant / "config.toml").is_file() else ""
+        what = f"{path} is a file, and a run is a folder" if path.exists() else f"there is no run {path}"
+        raise UserError(f"{what}{hint or f'; {_known_runs(path)}'}")
+    if not (path / "config.toml").is_file():
+        raise not_a_run(path)
+    return path
+
+
+def _known_runs(wanted: Path) -> str:
+    """Where the runs are, those first whose names are like the one wanted; or how to make the first."""
+    folders = [wanted.parent, Path("runs")] if wanted.parent != Path() else [Path("runs")]
+    found = next((runs for folder in folders if (runs := sorted(folder.glob("*/config.toml")))), [])
+    if not found:
+        return "there is none in runs/ yet, and pencil train --help says how to train one"
+    name, paths = wanted.name.lower(), [config.parent for config in found]
+    paths.sort(key=lambda path: (name not in path.name.lower(), distance(name, path.name.lower(), len(str(path)))))
+    more = f", … ({len(paths)} in all)" if len(paths) > SHOWN else ""
+    return f"known: {', '.join(map(str, paths[:SHOWN]))}{more}"
+
+
+def check_name(path: Path) -> None:
+    """Refuse a folder to write a run into that no text can name: its card and its checkpoints could not be written."""
+    if not is_text(str(path)):
+        raise UserError(f"{path} is not a name in UTF-8: choose another for the run")
+
+
+class RunFiles:
+    """A run's folder as files, whatever they are for: replaced only together with their entry in the manifest."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._held: int | None = None  # the open folder, while it is being written
+
+    @property
+    def path(self) -> Path:
+        """The folder. While it is being written it must stay the one that was opened, or a second one would grow."""
+        if self._held is not None:
+            self._check_place(self._held)
+        return self._path
+
+    def _check_place(self, held: int) -> None:
+        there = os.fstat(held)
+        try:
+            here = self._path.stat()
+        except OSError:
+            here = None
+        if here is not None and (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+            return
+        name = Path(f"/proc/self/fd/{held}")
+        now = os.readlink(name) if there.st_nlink and name.is_symlink() else ""
+        where = f"it is {now} now; go on with: pencil resume {now}" if now else "resume it under its new name"
+        raise UserError(
+            f"{self._path} was renamed or removed while it was being written, so the writing stopped; what was saved "
+            f"before is in the renamed folder: {where}"
+        )
+
+    @contextmanager
+    def writing(self):
+        """One writer at a time: the lock ends with the process, however that ends."""
+        check_name(self._path)
+        with locked(self._path, f"{self._path} is being written by another process"):
+            for name in FOLDERS:
+                check_inside(self._path / name, self._path)
+            sweep(self._path, "|".join(map(re.escape, (*LISTED, *UNLISTED, "manifest.json", SHARED))))
+            sweep(self._path / "samples", r"step-\d{8,}\.\w+")
+            if not hasattr(os, "O_DIRECTORY"):
+                yield  # Windows opens no folder, and renames none in which a file is open
+                return
+            self._held = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                yield
+            finally:
+                held, self._held = self._held, None
+                os.close(held)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        path = self.path / "config.toml"
+        config = read_toml(path)
+        for section in ("run", "model", "train"):
+            if not isinstance(config.get(section), dict):
+                raise UserError(f"{path} has no [{section}]")
+        return config
+
+    @property
+    def id(self) -> str | None:
+        """The random name that a run gets when it is made; None for one made by an older version."""
+        return self.config["run"].get("id")
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What the files must be; None for a run of an older version that has no weights yet."""
+        found = Manifest.read(self.path)
+        if found is None and os.path.lexists(self.path / WEIGHTS):
+            raise UserError(f"{self.path} has weights but no manifest.json to check them by")
+        if found is None and self.id is not None:
+            raise UserError(f"{self.path / 'manifest.json'} is missing, so the run cannot be verified")
+        return found
+
+    def check_files(self, *names: str, anew: bool = True) -> Iterator[tuple[Path, Fault | None]]:
+        """Each file of the manifest (or only these) with what is wrong with it; a run without a manifest has none.
+
+        Without `anew` a large file whose size and times are those of its last hashing is not read.
+        """
+        manifest = self.manifest
+        for name in (names or CONTENTS) if manifest else ():
+            file, entries = self.path / name, manifest.files.get(name) if manifest else None
+            while (fault := self._fault_of(file, entries, anew)) is not None:
+                now = self.manifest
+                if now is None or now.files.get(name) == entries:
+                    break
+                entries = now.files.get(name)  # a training has replaced it meanwhile
+            if fault is not None or os.path.lexists(file):
+                yield file, fault
+        if manifest and not names and manifest.run != self._facts().get("id", manifest.run):
+            file = self.path / "manifest.json"
+            yield file, Fault(file, "foreign", f"is of another run, {manifest.run}")
+
+    def _fault_of(self, file: Path, entries: list[dict[str, Any]] | None, anew: bool) -> Fault | None:
+        """What is wrong with a file, of which the manifest lists these entries."""
+        if os.path.lexists(file):
+            if entries and _matches(file, entries, anew):
+                return None
+            if not entries and file.name == DATA_RECORD:
+                return None  # as older versions left it: it cannot be verified
+            return _not_as_listed(file, bool(entries))
+        needed = file.name == "config.toml" or (file.name == "tokenizer.json" and "tokenizer" in self._facts())
+        return Fault(file, "missing", "is missing") if entries or needed else None
+
+    def _facts(self) -> dict[str, Any]:
+        """What config.toml records of the run; nothing if it cannot be read, which is reported elsewhere."""
+        try:
+            return self.config["run"]
+        except UserError:
+            return {}
+
+    def verify(self, *names: str) -> None:
+        """Refuse, by name, a file (or one of these) that does not match the manifest."""
+        for _, fault in self.check_files(*names, anew=False):
+            if fault is not None:
+                raise UserError(str(fault))
+
+    def accept(self, name: str) -> None:
+        """Take a changed file for the run's own."""
+        self._replace(name, (self.path / name).read_bytes())
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        self._replace("config.toml", to_toml(config).encode())
+        self.__dict__.pop("config", None)
+
+    def _replace(self, name: str, content: bytes) -> None:
+        """Replace a file of the manifest."""
+        self._list(name, entry_of(content), lambda: write_aside(self.path / name, content))
+
+    def _list(self, name: str, new: dict[str, Any], put: Callable[[], Any]) -> None:
+        """List a file that `put` puts in its place; till then either may be found, so the manifest allows both.
+
+        What the manifest has of the other files is carried forward: hashing them anew would accept any damage.
+        """
+        with CHANGING:
+            manifest = self.manifest
+            if manifest is None:  # of an older version, and without weights: there is nothing yet to carry forward
+                found = {n: [fingerprint(self.path / n)] for n in LISTED if (self.path / n).is_file()}
+                manifest = Manifest(None, found, None)
+            files = manifest.files
+            manifest._replace(files=files | {name: [new, *files.get(name, ())]}).write(self.path)
+            put()
+            manifest._replace(files=files | {name: [new]}).write(self.path)
+        if new["size"] > HASHED_AT_EVERY_LOAD:
+            remembered_hash(self.path / name, written=new["sha256"])
+
+    def mend_manifest(self) -> str | None:
+        """Write a manifest that is damaged or missing anew, of what lies there; what was wrong with it."""
+        try:
+            _ = self.manifest
+        except UserError as error:
+            found = {n: [fingerprint(self.path / n)] for n in LISTED if (self.path / n).is_file()}
+            Manifest(self.id, found, None).write(self.path)
+            return str(error)
+        return None
+
+
+def _matches(file: Path, entries: list[dict[str, Any]], anew: bool) -> bool:
+    if not file.exists() or not stat.S_ISREG((about := file.stat()).st_mode):
+        return False
+    if about.st_size <= HASHED_AT_EVERY_LOAD:
+        return matches(file, *entries)
+    same = [entry for entry in entries if entry.get("size") == about.st_size]
+    return bool(same) and remembered_hash(file, anew) in [entry.get("sha256") for entry in same]
+
+
+def _not_as_listed(file: Path, listed: bool) -> Fault:
+    if listed:
+        return Fault(file, "damaged", "is damaged or was changed: it does not match manifest.json")
+    return Fault(file, "foreign", "is no part of the run: manifest.json does not list it")

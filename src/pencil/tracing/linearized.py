@@ -1,0 +1,262 @@
+"""A model run again with its nonlinear parts held at their recorded values, so that every output is affine.
+
+Two passes. The first is the recorded one: it keeps what is held. The second is in double precision: each norm has the
+1/σ of the first, each activation its ratio act(u)/u, attention its pattern, a gated MLP its SiLU(gate), and adaLN its
+scales and gates. What is left are products with constants and sums, so an output is the sum of what each source
+(a token, a pixel, a position, a bias, …) adds to it, and a gradient says how much.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..config import UserError
+from ..core import layers
+from ..core.embed import Tokens
+from ..core.layers import evaluating
+from ..core.probe import Probe
+from .lazy_tape import BlockTape
+from .linearized_rules import CONSTANT, Hold, Keep, double
+from .nested import mapped, tensors
+from .recording import Recording
+
+
+class _Gates:
+    """Whether gradients pass the gates; an object of its own, so that no graph holds itself in memory."""
+
+    open = False
+
+
+class _Gate(torch.autograd.Function):
+    """The same value; a gradient passes only while the gates are open."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gates: _Gates) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.gates = gates
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad if ctx.gates.open else None, None
+
+
+@dataclass(eq=False)
+class Leaf:
+    """A value that is a part of the output: a source, or one that divides further (`before` is how it was computed)."""
+
+    name: str
+    kind: str  # head, value, mlp, token, patch, pixel, position, condition, parameter, input or edit
+    value: Tensor
+    before: Tensor | None = None
+    shown: str = ""  # the name of the recorded tensor that shows it
+
+
+class _First(Probe):
+    """Keeps the values that are held, and which cells an edit changed."""
+
+    def __init__(self, edits: Mapping[str, Any]):
+        super().__init__()
+        self.edits_of, self.held, self.changed = dict(edits), {}, {}
+
+    def wants(self, *names: str) -> bool:
+        return True
+
+    def checked(self, value: Tensor) -> Tensor:
+        return value
+
+    def __call__(self, name: str, value: Tensor) -> Tensor:
+        full = self.path + name
+        if full in self.edits_of and full not in self.changed:
+            new = self.edits_of[full](value.detach().clone())
+            self.changed[full] = (new != value).cpu(), double(new)
+            value = new
+        if full.rsplit(".", 1)[-1] in CONSTANT:
+            self.held[full] = double(value)
+        return value
+
+
+class _Second(_First):
+    """Holds those values, and makes leaves of the others that are parts of the output."""
+
+    model: "HeldModel"
+    first: _First
+
+    def __call__(self, name: str, value: Tensor) -> Tensor:
+        full, model = self.path + name, self.model
+        if full in self.first.held:
+            model.sentences[CONSTANT[full.rsplit(".", 1)[-1]]] = None
+            return self.first.held[full]
+        if not value.is_floating_point():
+            return value
+        kind = _kind(full, value)
+        if full in self.first.changed and full not in self.changed:
+            where, new = self.changed[full] = self.first.changed[full]
+            added = value.requires_grad or kind != ""
+            new = model.source(f"edit of {full}", "edit", new, full) if added else new
+            value = torch.where(where, new, value)
+        for leaf in [one for one in model.unshown if one.value.shape[:-1] == value.shape[:-1] and value.requires_grad]:
+            leaf.shown = full
+            model.unshown.remove(leaf)
+        model.values[full] = value
+        if kind in ("pixel", "position", "timestep"):
+            return model.source(full, kind, value, full)
+        return model.cut(full, kind, value) if kind else value
+
+
+def _kind(name: str, value: Tensor) -> str:
+    """What kind of part the value of this name is; of most names none."""
+    path, _, last = name.rpartition(".")
+    module = path.rpartition(".")[2]
+    if last == "z" and value.ndim == 4:
+        return "head"
+    if last in ("v", "v_all") and value.ndim == 4:
+        return "value"
+    if name == "condition":
+        return "condition"
+    if last == "embedding" and module.endswith("positions"):
+        return "position"
+    return {"mlp.act": "mlp", "patches.out": "patch", "patches.fold": "pixel", "time.sinusoids": "timestep"}.get(
+        f"{module}.{last}", ""
+    )
+
+
+class HeldModel:
+    """The second pass of a recorded model: its leaves, and the gradient of any value with respect to them."""
+
+    def __init__(self, recording: Recording):
+        model = recording.model
+        if not (isinstance(model, nn.Module) and recording.probed):
+            raise UserError("contributions need a model that names its values with a probe, as Pencil's models do")
+        self.gates, self.leaves = _Gates(), list[Leaf]()
+        self.values: dict[str, Tensor] = {}
+        self.sentences: dict[str, None] = {}
+        self.unshown: list[Leaf] = []
+        first, keep = _First(recording.edits), Keep()
+        weights = _tensors_of(model)
+        edited = {n: recording.edits[n](weights[n].detach().clone()) for n in recording.edits if n in weights}
+        inputs, given = recording._inputs(BlockTape(None, recording.edits))
+        with _plainly(model), torch.no_grad(), keep:
+            functional_call(model, edited, inputs, {**given, "probe": first})
+        self.held = first.held
+        second = _Second({})
+        second.model, second.first = self, first
+        copy = deepcopy(model).cpu().double()
+        self._prepare(copy, edited)
+        inputs, given = self._inputs(inputs, given, recording)
+        hold = Hold(keep.calls)
+        with _plainly(copy), torch.enable_grad(), _plain_gelu(), hold:
+            out = copy(*inputs, **given, probe=second)
+        for name, value in tensors(out, ""):
+            self.values.setdefault(name or "output", value)
+        self.sentences |= hold.sentences
+
+    def _prepare(self, copy: nn.Module, edited: Mapping[str, Tensor]) -> None:
+        """Parameters that are added are sources; those that multiply are constants, and a table gives its rows."""
+        for name, value in edited.items():
+            _tensors_of(copy)[name].data.copy_(value)
+        copy.requires_grad_(False)
+        for path, module in copy.named_modules():
+            place = f"{path}." if path else ""
+            table = isinstance(module, Tokens | nn.Embedding)
+            for name, parameter in module.named_parameters(recurse=False):
+                if not (name == "weight" and (isinstance(module, nn.Linear) or hasattr(module, "SYMBOL"))):
+                    parameter.requires_grad_(True)
+                    self.leaves.append(Leaf(place + name, "parameter", parameter, shown=place + name))
+            if table:
+                self._table(path or "table", module)
+
+    def _table(self, path: str, module: Any) -> None:
+        weight = module.weight.detach()
+
+        def rows(tokens: Tensor) -> Tensor:
+            found = self.source(path, "token", F.embedding(tokens, weight), "")
+            self.unshown.append(self.leaves[-1])
+            return found
+
+        module.forward = rows
+        module.logits = lambda x: F.linear(x, weight)  # the tied head multiplies by the table
+
+    def _inputs(self, inputs: Any, given: Any, recording: Recording) -> tuple[Any, Any]:
+        """The inputs in double precision; those that are no indices are sources."""
+        own = {*recording.declared, *recording.symbols}
+
+        def ready(name: str, value: Tensor) -> Tensor:
+            value = double(value)
+            shown = f"given.{name}" if name in own else name
+            return self.source(name, "input", value, shown) if value.is_floating_point() else value
+
+        names = [*recording.takes, *(f"input.{i}" for i in range(len(recording.takes), len(inputs)))]
+        placed = tuple(mapped(one, name, ready) for one, name in zip(inputs, names, strict=False))
+        return placed, {name: mapped(one, name, ready) for name, one in given.items()}
+
+    def source(self, name: str, kind: str, value: Tensor, shown: str) -> Tensor:
+        """A leaf that divides no further."""
+        leaf = Leaf(self._fresh(name), kind, value.detach().clone().requires_grad_(), shown=shown)
+        self.leaves.append(leaf)
+        return leaf.value
+
+    def cut(self, name: str, kind: str, value: Tensor) -> Tensor:
+        """A leaf that divides further: gradients end here, unless the gates are open."""
+        if not value.requires_grad:
+            return self.source(name, kind, value, name)
+        leaf = Leaf(self._fresh(name), kind, _Gate.apply(value, self.gates), value, name)  # pyright: ignore[reportArgumentType]
+        self.leaves.append(leaf)
+        return leaf.value
+
+    def _fresh(self, name: str) -> str:
+        same = sum(leaf.name.split("#")[0] == name for leaf in self.leaves)
+        return f"{name}#{same + 1}" if same else name
+
+    def gradients(self, of: Tensor, weights: Tensor) -> Iterator[tuple[Leaf, Tensor]]:
+        """Σ of·weights by each leaf that it depends on directly, not by way of other leaves."""
+        leaves = [leaf.value for leaf in self.leaves]
+        found = torch.autograd.grad(of, leaves, weights, retain_graph=True, allow_unused=True)
+        for leaf, grad in zip(self.leaves, found, strict=True):
+            if grad is not None and bool((grad != 0).any()):
+                yield leaf, grad
+
+    def size_of_rounding(self, of: Tensor, weights: Tensor) -> float:
+        """Σ|gradient·value| over everything on the way to a number: times the relative rounding, its error.
+
+        Each value is off by about its own size times that; a long sum by more, but not all cells in one direction.
+        """
+        values = [one for one in self.values.values() if one.requires_grad]
+        values += [leaf.value for leaf in self.leaves]
+        self.gates.open = True
+        try:
+            found = torch.autograd.grad(of, values, weights, retain_graph=True, allow_unused=True)
+        finally:
+            self.gates.open = False
+        total = 0.0
+        for value, grad in zip(values, found, strict=True):
+            if grad is not None:
+                total += float((grad * value.detach()).abs().sum())
+        return total
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
+
+
+@contextmanager
+def _plainly(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, outside inference mode; as it was afterwards."""
+    with evaluating(model.modules()), torch.inference_mode(False):
+        yield
+
+
+@contextmanager
+def _plain_gelu() -> Iterator[None]:
+    """GELU as the library's function, which can be replaced; ours with a faster gradient cannot."""
+    layers._Gelu.apply = F.gelu  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        del layers._Gelu.apply

@@ -1,0 +1,136 @@
+"""Tracing a model: one run recorded whole, or block by block; its values edited, and the model run on."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..config import UserError
+from .contributions import Contributions
+from .edits import cannot_run, cannot_set
+from .lazy_tape import BlockTape
+from .linearized import HeldModel
+from .recording import Recording
+from .tape import BUDGET, TooMuch
+from .trace import Trace, View
+
+Value = float | int | Tensor | np.ndarray | Trace | View | Callable[[Tensor], Tensor]
+
+
+def trace(
+    model: nn.Module | Callable[..., Any],
+    *inputs: Any,
+    words: Mapping[str, list[str]] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    keep: str = "auto",
+    **given: Any,
+) -> "LiveTrace":
+    """Run a model once and record every operation; any cell of any tensor then unfolds into its arithmetic.
+
+    Any nn.Module (or function of tensors) will do: names come from the probe where the model has one, else from the
+    modules' paths. `words` (the trace's labels) and `facts` are kept with it (see `Trace`). `keep` is "all", "blocks"
+    (only their inputs, each run again when it is opened) or "auto" (all, unless that is more than a gigabyte).
+    """
+    if keep not in ("auto", "all", "blocks"):
+        raise UserError(f"keep must be auto, all or blocks, not {keep}")
+    recording = Recording(model, inputs, given, {})
+    if keep != "blocks":
+        try:
+            return LiveTrace(recording, recording.run(BUDGET if keep == "auto" else None), words, facts)
+        except TooMuch:
+            pass
+    return LiveTrace(recording, recording.run(lazy=True), words, facts)
+
+
+class LiveTrace(Trace):
+    """A trace that still has its model: blocks can be opened, values edited, and the model run on from there."""
+
+    graph: BlockTape
+
+    def __init__(self, recording: Recording, tape: BlockTape, labels: Any = None, facts: Any = None):
+        super().__init__(tape, labels, facts)
+        self.recording = recording
+        self.held_model: Callable[[], HeldModel | None] | None = None  # for contributions, while it is kept
+        self.edits: tuple[str, ...] = ()  # as the command line writes them
+
+    def find(self, name: str) -> int:
+        tape = self.graph
+        if name not in tape.names:
+            for path in tape.blocks:
+                if name.startswith((f"{path}.", f"{path}:")) and path not in tape.opened:
+                    self.recording.open_block(tape, path)
+        return super().find(name)
+
+    def matching(self, pattern: str) -> list[str]:
+        begin = re.split(r"[*?]", pattern)[0]
+        for path in [one for one in self.graph.blocks if one not in self.graph.opened]:
+            if f"{path}.".startswith(begin) or begin.startswith(f"{path}."):
+                self.recording.open_block(self.graph, path)
+        return super().matching(pattern)
+
+    def open(self, node: int) -> None:
+        plan = self.graph.nodes[node].plan
+        if isinstance(plan, tuple) and plan[0] == "block":
+            self.recording.open_block(self.graph, plan[1])
+
+    def edit(self, where: str, value: Value) -> "LiveTrace":
+        """The same run with one value changed: to a number, a tensor, a function of it, or another trace's."""
+        name, index = self.locate(where)
+        value = value.value if isinstance(value, View) else value
+        if isinstance(value, str):
+            raise UserError(f"{where} can be changed by a number, an array, a function or another trace, not by a text")
+        node = self.find(name)
+        name = next((n for n in (name, self.graph.nodes[node].name) if n in self.graph.names), name)
+
+        def change(old: Tensor) -> Tensor:
+            new: Any = value
+            try:
+                if isinstance(value, Trace):
+                    new = torch.as_tensor(value.array(name)).to(old)[index]
+                elif isinstance(value, np.ndarray):
+                    new = torch.as_tensor(value).to(old)
+                elif callable(value):
+                    new = value(old[index])
+                old[index] = new
+            except (IndexError, RuntimeError, TypeError, ValueError, OverflowError) as error:
+                raise cannot_set(where, value, old, error) from None
+            return old
+
+        before = self.recording.edits
+        edits = {**before, name: (lambda old: change(before[name](old))) if name in before else change}
+        again = Recording(self.recording.model, self.recording.inputs, self.recording.given, edits)
+        try:
+            tape = again.run(lazy=bool(self.graph.blocks))
+        except (IndexError, RuntimeError) as error:
+            raise cannot_run(where, error) from None
+        found = LiveTrace(again, tape, self.labels, self.facts)
+        if isinstance(value, int | float):
+            found.shared, found.alone = self.shared, self.alone
+            found.edits = (*self.edits, f"{where}={repr(value).removesuffix('.0')}")
+        else:
+            found.alone = "they need edits that are numbers, and this trace was changed by more than those"
+        return found
+
+    def contributions(self, cell: str, against: str | int | None = None) -> Contributions:
+        """What each part of the model added to one number: `contributions("logits[0,a,seven]", against="eight")`.
+
+        `against` is another label or index along the last axis: then to the difference of the two.
+        """
+        return Contributions(self, cell, against)
+
+    @property
+    def output(self) -> Any:
+        return self.recording.output
+
+    @property
+    def logits(self) -> Tensor:
+        """The model's logits, as it gave them."""
+        out = self.output
+        found = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+        found = out.get("logits") if found is None and isinstance(out, Mapping) else found
+        if found is None:
+            raise UserError("this model gives no logits")
+        return found

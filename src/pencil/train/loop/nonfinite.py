@@ -1,0 +1,79 @@
+"""Losses and gradients that are NaN or infinite: kept from the weights on the device, and read by the host later."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...config import UserError
+
+
+class Nonfinite(NamedTuple):
+    """An update that was left out, by the step it would have made."""
+
+    step: int
+    what: str  # "loss is nan"
+
+
+class FiniteGuard:
+    """Decides on the device whether an update is applied, so that training never waits for the answer.
+
+    With `stop`, all updates after the first bad one are left out as well: when the host reads of it, the weights are
+    still those before it.
+    """
+
+    def __init__(self, device: torch.device, stop: bool):
+        self.stop = stop
+        self.stopped = torch.zeros((), device=device)
+        self.recent: list[Tensor] = []  # loss and gradient norm since they were last read
+
+    def check(self, loss: Tensor, norm: Tensor) -> Tensor:
+        """1 if the update must be left out, else 0; on the device."""
+        found = (~(torch.isfinite(loss) & torch.isfinite(norm))).float()
+        if self.stop:
+            found = self.stopped = torch.maximum(self.stopped, found)
+        self.recent.append(torch.stack([loss.float(), norm.float()]))
+        return found
+
+    def read(self, step: int) -> tuple[list[float], list[Nonfinite]]:
+        """The losses of the updates since the last reading, and those left out; `step` is how many were made in all."""
+        if not self.recent:
+            return [], []
+        values = torch.stack(self.recent).tolist()
+        self.recent.clear()
+        losses, left_out = [], []
+        for at, (loss, norm) in enumerate(values, step - len(values) + 1):
+            if math.isfinite(loss) and math.isfinite(norm):
+                losses.append(loss)
+                continue
+            left_out.append(Nonfinite(at, f"gradient norm is {norm}" if math.isfinite(loss) else f"loss is {loss}"))
+            if self.stop:
+                break
+        return losses, left_out
+
+
+def require_finite(tensors: Mapping[str, Tensor], what: str) -> None:
+    """Refuse to write weights or moments that are not finite."""
+    bad = [name for name, fine in zip(tensors, _finite(tensors.values()), strict=True) if not fine]
+    if bad:
+        raise UserError(
+            f"{what} would hold NaN or infinity in {bad[0]}{f' and {len(bad) - 1} others' if bad[1:] else ''}, "
+            "and was not written; a lower --train.lr may help"
+        )
+
+
+def _finite(tensors: Iterable[Tensor]) -> list[bool]:
+    """Whether each tensor is finite; the host waits once for all of them."""
+    flags = [tensor.isfinite().all() for tensor in tensors]
+    devices = {flag.device for flag in flags}
+    if len(devices) == 1:
+        return torch.stack(flags).tolist()
+    return [bool(flag) for flag in flags]
+
+
+def named(samples: list[str], shown: int = 5) -> str:
+    """The samples of a batch in a sentence."""
+    rest = f" and {len(samples) - shown} more" if len(samples) > shown else ""
+    return ", ".join(samples[:shown]) + rest

@@ -1,0 +1,318 @@
+"""Reports of a training: the progress bar, metrics.jsonl, the loss plot, and the model card."""
+
+import io
+import json
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.status import Status
+
+from ...console import Console, visible
+from ...files import write_aside
+from ...progress import duration, watched
+from ...runs.manifest import Fault
+from ..tasks.metrics import about_accuracy, class_rows, is_detail
+from .loggers import Logger, numbers, open_logger
+
+FIRST_LINE, LINE_EVERY = 2.0, 30.0  # seconds, where there is no terminal to draw a bar in
+LEAST_DONE, LEAST_SPENT = 3, 3.0  # turns and seconds of a loop before the time that is left is shown
+NAMED_LINES = 5  # damaged ones in one sentence
+NO_MEASURES = ("format", "family", "weights", "pencil", "step")  # of what the weights' file records
+
+
+def read_metrics(run: Path) -> tuple[list[dict[str, Any]], Fault | None]:
+    """The lines of metrics.jsonl that can be read, and which are damaged; a last line cut short by a kill is not."""
+    path = run / "metrics.jsonl"
+    lines, damaged = [], []
+    *ended, last = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    for number, content in enumerate([*ended, last] if last else ended, 1):
+        line = _measurements(content)
+        if line is not None:
+            lines.append(line)
+        elif number <= len(ended) or b"}" in last[-2:]:
+            damaged.append(number)
+    if not damaged:
+        return lines, None
+    named = f"line{'s' if len(damaged) > 1 else ''} {', '.join(map(str, damaged[:NAMED_LINES]))}"
+    more = f" and {len(damaged) - NAMED_LINES} more" if len(damaged) > NAMED_LINES else ""
+    return lines, Fault(path, "damaged", f"is damaged in {named}{more}: what was measured there cannot be read")
+
+
+def _measurements(content: bytes) -> dict[str, Any] | None:
+    """The object of one line; None where it is not one of a step and its losses."""
+    try:
+        line = json.loads(content.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or type(line.get("step")) is not int:
+        return None
+    losses = [line[name] for name in ("train_loss", "val_loss") if name in line]
+    return line if all(isinstance(loss, int | float) for loss in losses) else None
+
+
+class Metrics:
+    """One object a line, flushed as it is written; on resume, what came after the checkpoint is cut off."""
+
+    def __init__(self, run: Path, after: int, logger: Logger | None = None, evaluated: bool = True):
+        """Cut off what came after step `after`, and its evaluation unless it was `evaluated`: it is made again."""
+        self.path = run / "metrics.jsonl"
+        lines, self.fault = read_metrics(run)
+        kept = "".join(
+            json.dumps(line) + "\n"
+            for line in lines
+            if after and line["step"] <= after and (evaluated or line["step"] < after or "val_loss" not in line)
+        ).encode()
+        # a link is replaced, never written through: a run may come from somebody else
+        whole = self.path.is_file() and not self.path.is_symlink()
+        if not whole or self.path.read_bytes() != kept:
+            write_aside(self.path, kept)
+        self.file = self.path.open("a", encoding="utf-8")
+        self.logger = logger or open_logger("none", run)
+
+    @staticmethod
+    def read(run: Path) -> list[dict[str, Any]]:
+        return read_metrics(run)[0]
+
+    def write(self, **values: Any) -> None:
+        self.file.write(json.dumps(values) + "\n")
+        self.file.flush()
+        self.logger.log(numbers(values), values["step"])
+
+    def close(self) -> None:
+        self.file.close()
+        self.logger.close()
+
+
+class NoMetrics(Metrics):
+    """Of a process that writes none."""
+
+    def __init__(self):
+        self.fault = None
+
+    def write(self, **values: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def plot_losses(run: Path) -> Path:
+    """loss.png: training and validation loss against the step."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lines = Metrics.read(run)
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    curves = (
+        ("train_loss", "training", {"color": "#999999", "linewidth": 1}),
+        ("val_loss", "validation", {"color": "#0072b2", "marker": "o", "markersize": 3}),
+    )
+    for key, label, style in curves:
+        points = [(line["step"], line[key]) for line in lines if key in line]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=f"{label} (last {points[-1][1]:.3f})", **style)
+    axes.set(xlabel="step", ylabel="loss (nats)", title=visible(run.name, one_line=True))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=130)
+    path = run / "loss.png"
+    write_aside(path, drawn.getvalue())  # replaces a link instead of writing through it
+    return path
+
+
+def _how_to_use(run: Path, facts: Mapping[str, Any], usage: str) -> str:
+    """The commands of a run; of a task of one's own, the call that continues and loads it."""
+    shown = visible(str(run), one_line=True)
+    if "task" in facts:
+        return f"""```python
+import pencil
+model = pencil.fit({facts["task"]}(), "{shown}", resume=True).load()
+```
+"""
+    place = shlex.quote(shown)
+    return f"""```
+pencil sample {place}{usage and " "}{usage}
+pencil eval {place}
+pencil resume {place}
+```
+
+```python
+import pencil
+model, tokenizer, run = pencil.load("{shown}")
+```
+"""
+
+
+def _of_classes(metrics: Mapping[str, float], unit: str) -> str:
+    """How sure the accuracy is, and the figures of each class; nothing without classes."""
+    if not (sentence := about_accuracy(metrics, unit)):
+        return ""
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in class_rows(metrics)]
+    table = "".join([*rows[:1], "|---|---|---|---|---|\n", *rows[1:], "\n"]) if rows else ""
+    return f"{sentence[0].upper()}{sentence[1:]}.\n\n{table}"
+
+
+def model_card(
+    run: Path,
+    config: Mapping[str, Any],
+    parameters: int,
+    weights: Mapping[str, str],
+    why_last: str,
+    usage: str,
+    highest: str = "",
+    unit: str = "examples",
+) -> str:
+    """README.md of a run: what it is, how good it is, how to use it; `weights` is what their file records of them.
+
+    `highest` is a remark about another evaluation, `unit` what there are examples of.
+    """
+    facts, train = config["run"], config["train"]
+    worded = f"tokenizer: {facts['tokenizer']}; " if "tokenizer" in facts else ""
+    preset = f"preset: {facts['preset']}; " if "preset" in facts else ""
+    source = ""
+    if "from" in facts:
+        step, licence = facts.get("from_step"), facts.get("from_licence")
+        of, under = f" (step {step})" if step else "", f", whose licence is {licence}" if licence else ""
+        first = f", which come from `{facts['from_origin']}`" if facts.get("from_origin") else ""
+        source = f"\nIt started from the weights of `{facts['from']}`{of}{first}{under}.\n"
+    frozen = f"; frozen: `{train['freeze']}`" if train.get("freeze") else ""
+    minutes = train.get("minutes")
+    budget = f" in a budget of {minutes:g} minute{'s' * (minutes != 1)}" if minutes else ""
+    which = f"the last: {why_last}" if why_last else "the best by validation loss"
+    which += f"; {highest}" if highest else ""
+    if "val_loss" in weights:
+        found = {name: float(value) for name, value in weights.items() if name not in NO_MEASURES}
+        names = sorted((one for one in found if not is_detail(one)), key=lambda name: (name != "val_loss", name))
+        rows = "\n".join(f"| {name} | {found[name]:.4f} |" for name in names)
+        measures = f"| measure on held-out data | value |\n|---|---|\n{rows}\n\n" + _of_classes(found, unit)
+    else:
+        measures = ""
+        which = "at which training was interrupted. They have not been evaluated"
+        which += "" if "task" in facts else ": `pencil eval` does it"
+    return f"""# {visible(run.name, one_line=True)}
+
+A {facts["family"]} of {parameters:,} parameters, trained by Pencil {facts["pencil"]} on `{facts["data"]}`
+({preset}{worded}at most {train["steps"]} steps{budget}; seed {train["seed"]}{frozen}).
+{source}
+{measures}The weights in `model.safetensors` are those of step {weights.get("step")}, {which}.
+
+{_how_to_use(run, facts, usage)}
+`config.toml` has every setting, `metrics.jsonl` every measurement, `loss.png` the curve, `samples/` the outputs.
+"""
+
+
+class ProgressBar:
+    """Loss, throughput and time left: a bar in a terminal, a line now and then elsewhere."""
+
+    def __init__(self, total: int, start: int, unit: str, console: Console | None = None, quiet: bool = False):
+        self.console = console or Console(stderr=True, quiet=quiet)
+        self.total, self.unit = total, unit
+        self.printed: float | None = None  # when the last line of progress came
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            transient=True,
+        )
+        self.task = self.progress.add_task("training", total=total, completed=start, note="")
+        self.evaluation: Countdown | None = None
+
+    def __enter__(self) -> "ProgressBar":
+        if self.console.is_terminal:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.console.is_terminal:
+            self.progress.stop()
+
+    def due(self, trained: float) -> bool:
+        """Whether it is time to show the progress; `trained` is for how many seconds there were steps."""
+        if self.printed is None:
+            return trained > FIRST_LINE
+        return time.monotonic() - self.printed > (1 if self.console.is_terminal else LINE_EVERY)
+
+    def update(self, step: int, loss: float, rate: float, left: float, trained: float) -> None:
+        """The mean loss, the units a second, and the seconds that are left."""
+        note = f"loss {loss:.4f}  {rate:,.0f} {self.unit}/s  {duration(left)} left"
+        self.progress.update(self.task, completed=step, description="training", note=note)
+        if self.due(trained):
+            self.printed = time.monotonic()
+            if not self.console.is_terminal:
+                self.print(f"step {step}/{self.total}  {note}")
+
+    def evaluating(self, done: int, total: int) -> None:
+        """How far an evaluation is; elsewhere than in a terminal only if it takes long."""
+        self.evaluation = self.evaluation or Countdown("evaluating")
+        words = self.evaluation.words(done, total)
+        self.progress.update(self.task, description=words)
+        if done < total and not self.console.is_terminal and self.evaluation.due:
+            self.print(words)
+
+    def evaluated(self) -> None:
+        """An evaluation has ended."""
+        self.evaluation = None
+        self.progress.update(self.task, description="training")
+
+    def print(self, line: str) -> None:
+        self.console.print(visible(line, one_line=True), highlight=False, markup=False, soft_wrap=True)
+
+
+class Countdown:
+    """How far a loop of known length is, and the time that is left."""
+
+    def __init__(self, what: str):
+        self.what, self.started, self.printed = what, time.monotonic(), time.monotonic() + FIRST_LINE - LINE_EVERY
+
+    def words(self, done: int, total: int) -> str:
+        spent = time.monotonic() - self.started
+        known = done >= LEAST_DONE and spent > LEAST_SPENT
+        left = f", {duration(spent / done * (total - done))} left" if known else ""
+        return f"{self.what} {done}/{total}{left}"
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a line of it: the first soon, the others every half minute."""
+        if time.monotonic() - self.printed < LINE_EVERY:
+            return False
+        self.printed = time.monotonic()
+        return True
+
+
+@contextmanager
+def shown_progress(what: str, console: Console | None = None) -> Iterator[None]:
+    """Show how far the tracked loops inside are: a line that is overwritten in a terminal, elsewhere one at times."""
+    console = console or Console(stderr=True)
+    status, counts = Status("", console=console), None
+    before = 0
+
+    def watch(done: int, total: int) -> None:
+        nonlocal counts, before
+        if counts is None or done < before:  # the first loop, or the next
+            counts = Countdown(what)
+        before = done
+        if not total or done == total:
+            status.stop()  # whatever comes after the loop may have a bar of its own
+            return
+        words = counts.words(done, total)
+        if console.is_terminal:
+            status.update(words)
+            status.start()
+        elif done and counts.due:
+            console.print(words, highlight=False, soft_wrap=True)
+
+    try:
+        with watched(watch):
+            yield
+    finally:
+        status.stop()

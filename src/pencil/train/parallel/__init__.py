@@ -1,0 +1,1 @@
+"""Training on several devices: DDP, FSDP2 and exact mode."""

@@ -1,0 +1,251 @@
+"""The gradients of one update: in one process, in several that each have the model (DDP) or a part of it (FSDP2).
+
+Each process takes its rows of every micro-batch, and the loss of its rows is weighted by their targets among those of
+the whole update. So the sum over the processes is the gradient of one process, but for rounding.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...collectives.dtensor import to_local
+from ...collectives.gathering import Gathering
+from ...collectives.processes import RankError, World, all_reduce_any, all_reduce_sum, broadcast
+from ...config import UserError
+from ...device import sync_of, total_memory, without_fallback_warnings
+from ..settings import TrainConfig
+from ..task import Batch, Task, one_number
+from .rows import own_batch
+
+Mode = Literal["alone", "ddp", "fsdp", "exact"]
+SEARCHED = 1000  # batches, for one with targets
+
+
+def mode_of(config: TrainConfig, size: int) -> Mode:
+    """How the processes share an update."""
+    if config.exact:
+        return "exact"
+    if config.parallel == "auto":
+        return "ddp" if size > 1 else "alone"
+    return config.parallel
+
+
+class Gradients(NamedTuple):
+    """What an update is decided by; the gradients themselves are where torch keeps them, clipped."""
+
+    loss: Tensor
+    norm: Tensor  # before clipping
+    units: int  # in the batches of all processes
+
+
+class Alone:
+    """The gradients of an update in one process; the other modes differ from it where they communicate."""
+
+    scale = 1  # by which the gradients are divided when they are summed
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        config: TrainConfig,
+        device: torch.device,
+        autocast: Callable[[], AbstractContextManager[Any]],
+        here: World,
+    ):
+        self.task, self.model, self.config, self.device, self.here = task, model, config, device, here
+        self.autocast = autocast
+        self.loss: Callable[[Batch], Tensor] = self.make_loss()
+
+    def make_loss(self) -> Callable[[Batch], Tensor]:
+        def loss(batch: Batch) -> Tensor:
+            return self.task.loss(self.model, batch)
+
+        return torch.compile(loss) if compiles(self.config, self.device) else loss
+
+    def __call__(self, step: int, batches: Sequence[Batch]) -> Gradients:
+        """Gradients of these micro-batches, of which this process has its rows."""
+        own, all_targets, units = self.count(batches)
+        targets, losses = sum(all_targets), [torch.zeros((), device=self.device)]
+        used = [micro for micro, many in enumerate(all_targets) if many]  # the mean over no targets is no number
+        for micro in used:
+            batch = batches[micro] if own[micro] else self.filler(step)
+            with self.summing(last=micro == used[-1]):
+                with self.autocast():
+                    loss = one_number(self.loss(self.to_device(batch)), self.task) * (self.scale * own[micro] / targets)
+                loss.backward()
+            losses.append(loss.detach())
+        return Gradients(*self.finish(torch.stack(losses).sum()), units)
+
+    def count(self, batches: Sequence[Batch]) -> tuple[list[float], list[float], int]:
+        """Targets of each micro-batch, here and on all processes, and the units of all."""
+        own, units = list(map(self.task.targets, batches)), sum(map(self.task.count, batches))
+        whole = all(isinstance(one, int) for one in own)  # else they are sums of weights
+        *targets, units = all_reduce_sum(
+            torch.tensor([*own, units], dtype=torch.int64 if whole else torch.float64)
+        ).tolist()
+        return own, targets, int(units)
+
+    def filler(self, step: int) -> Batch:
+        """A batch with targets, which weighs nothing: this process has none, and the others wait for its part."""
+        found = (own_batch(self.task, at, 0, self.here) for at in range(step + 1, step + 1 + SEARCHED))
+        batch = next((batch for batch in found if self.task.targets(batch)), None)
+        if batch is None:
+            sentence = f"its rows of {SEARCHED:,} batches have no targets: a larger --train.batch may help"
+            raise RankError(self.here.rank, sentence) if self.here.size > 1 else UserError(sentence)
+        return batch
+
+    def to_device(self, batch: Batch) -> Batch:
+        if self.device.type == "cuda":
+            batch = tuple(t.pin_memory() for t in batch)
+        return tuple(t.to(self.device, non_blocking=True) for t in batch)
+
+    def summing(self, last: bool) -> AbstractContextManager[Any]:
+        """Where whole gradients are added up here, they are summed over the processes at the last micro-batch."""
+        return nullcontext()
+
+    def finish(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of all processes, and the norm of the gradient, which is clipped."""
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
+        return loss, norm.detach().to(loss.device)  # where there are no gradients it is on the CPU
+
+    def running(self) -> AbstractContextManager[Any]:
+        """A context in which this process runs the model as it likes, whatever the others do."""
+        return nullcontext()
+
+
+class Loss(nn.Module):
+    """A task's loss as a module, for DDP."""
+
+    def __init__(self, task: Task, model: nn.Module):
+        super().__init__()
+        self.task, self.model = task, model
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.task.loss(self.model, batch)
+
+
+class Replicated(Alone):
+    """Each process has the whole model (DDP); gradients are summed while the backward pass goes on."""
+
+    def make_loss(self) -> Callable[[Batch], Tensor]:
+        from torch.nn.parallel import DistributedDataParallel
+
+        self.scale = self.here.size  # DDP takes the mean of the gradients
+        module = Loss(self.task, self.model)
+        batch = self.to_device(tuple(t[:1] if t.ndim else t for t in self.filler(-1)))
+        # buffers are constants, the same on every process
+        names = [name for name, _ in module.named_buffers()]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+        # a task of one's own may use other parameters for other rows
+        (unused,) = all_reduce_any(self.task.family is None or has_unused(self.model, module(batch)))
+        warnings.filterwarnings("ignore", "Warning: find_unused_parameters=True")  # that none was unused
+        self.ddp = DistributedDataParallel(module, gradient_as_bucket_view=True, find_unused_parameters=unused)
+        return torch.compile(self.ddp) if compiles(self.config, self.device) else self.ddp
+
+    def summing(self, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if last else self.ddp.no_sync()
+
+    def finish(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        return super().finish(all_reduce_sum(loss / self.scale))
+
+
+class Sharded(Alone):
+    """Each process has a part of every parameter (FSDP2); a block's are gathered while it runs.
+
+    Gradients are summed over the processes and cut up once an update, if there is room for whole ones until then;
+    otherwise at every micro-batch.
+    """
+
+    model: Any
+
+    def make_loss(self) -> Callable[[Batch], Tensor]:
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        self.sync = broadcast(sync_of(self.config.sync, trained, total_memory(self.device)))
+
+        def loss(batch: Batch) -> Tensor:
+            return self.task.loss(self.model, batch)
+
+        parts = self.parts
+        for part in parts:
+            part.set_gradient_divide_factor(1.0)  # a sum, not a mean
+            part.set_force_sum_reduction_for_comms(True)  # which gloo has, too
+        self.gathering = Gathering(parts)
+        return loss  # compiled block by block
+
+    @property
+    def parts(self) -> list[Any]:
+        """The model with what is outside blocks, and the blocks."""
+        from torch.distributed.fsdp import FSDPModule
+
+        return [part for part in self.model.modules() if isinstance(part, FSDPModule)]
+
+    def summing(self, last: bool) -> AbstractContextManager[Any]:
+        self.model.set_requires_gradient_sync(last or self.sync == "batch")
+        return nullcontext()
+
+    def finish(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """As in one process; loss and norm are summed in one message."""
+        if self.task.family is None:
+            self.check_same_used()
+        gradients = [to_local(p.grad) for p in self.model.parameters() if p.grad is not None]
+        norms = torch._foreach_norm(gradients) if gradients else [torch.zeros_like(loss)]  # pyright: ignore
+        both = all_reduce_sum(torch.stack([loss.double(), torch.stack(list(norms)).double().square().sum()]))
+        loss, norm = both[0].float(), both[1].sqrt().float()
+        if gradients:
+            torch._foreach_mul_(gradients, ((self.config.clip or math.inf) / (norm + 1e-6)).clamp(max=1.0))  # pyright: ignore
+        return loss, norm
+
+    def check_same_used(self) -> None:
+        """Refuse parameters that only some processes have used: their gradients are summed with those of others."""
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        used = [p.grad is not None for p in self.model.parameters() if p.requires_grad]
+        counts = all_reduce_sum(torch.tensor(used, dtype=torch.int64, device=self.device)).tolist()
+        if odd := [name for name, many in zip(names, counts, strict=True) if many % self.here.size]:
+            raise UserError(
+                f"{odd[0]} has a gradient on some processes only, and fsdp sums the same ones on all: use "
+                "--train.parallel ddp"
+            )
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        # compiled blocks would be compiled again for other shapes, and with what asks for a cross-attention's weights;
+        # blocks are gathered in the dtype of autocast
+        with torch.compiler.set_stance("force_eager"), self.autocast(), self.gathering(self.here.size):
+            yield
+
+
+def compiles(config: TrainConfig, device: torch.device) -> bool:
+    return config.compile == "on" or (config.compile == "auto" and device.type == "cuda")
+
+
+def halves(config: TrainConfig, device: torch.device) -> bool:
+    """Whether products are in bfloat16."""
+    return config.dtype == "bfloat16" or (config.dtype == "auto" and device.type == "cuda")
+
+
+def autocast_of(config: TrainConfig, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """The context in which the loss is computed."""
+    if not halves(config, device):
+        return nullcontext
+    if device.type == "cpu":
+        without_fallback_warnings()
+    return partial(torch.autocast, device.type, torch.bfloat16)
+
+
+def has_unused(model: nn.Module, loss: Tensor) -> bool:
+    """Whether a parameter has no gradient of this loss: then DDP must look for such ones at every pass."""
+    used, seen, rest = set(), set(), [loss.grad_fn]
+    while rest:
+        node = rest.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        used.add(getattr(node, "variable", None))
+        rest += [following for following, _ in node.next_functions]
+    return any(p.requires_grad and p not in used for p in model.parameters())

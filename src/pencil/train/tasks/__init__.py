@@ -1,0 +1,1 @@
+"""Tasks: what is trained, one file per objective, and the metrics of each."""

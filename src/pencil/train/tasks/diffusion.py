@@ -1,0 +1,319 @@
+"""Diffusion: predict the prediction target (noise, image or velocity) of a noised image."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ... import draw
+from ...collectives.distributed_map import distributed_map, ordered_sum
+from ...config import UserError, coerce
+from ...console import note
+from ...core.patches import by
+from ...core.span import Span
+from ...data.images import loading as images
+from ...data.images.augment import ImageTransform
+from ...data.images.image_data import ImageData, with_order
+from ...data.images.moving_digits import MovingDigits
+from ...data.tokenizers.tokenizer import Tokenizer
+from ...device import pick_device
+from ...files import write_all
+from ...inference.autoencoder import Autoencoder, autoencoder_of
+from ...inference.diffusion import RectifiedFlow
+from ...inference.diffusion_sampling import split_variance
+from ...inference.image_sampling import decoder_of, process_of, sample_images
+from ...inference.text_batches import end_token, pad
+from ...models.parts import normalize
+from ...runs.run import Run
+from ..settings import TrainConfig
+from ..task import ALL, Batch, Prepared, Preview, Request, random_of
+from ..validation import MOST_PASSES_NOISED, Amount
+from .captioning import caption_context
+from .diffusion_data import DEFAULTS, annotations, check_fit, image_shape, labels_too
+from .image_task import ImageTask, reading_of
+from .latents import to_latents
+from .noise import normal, row_keys, uniform
+
+BOUND_WEIGHT = 0.001  # of the variational bound in the loss, where the variance is learned
+CONDITION_DROPOUT = 0.1  # unless set
+SCORED_BY = (
+    "sample_accuracy: share of samples that the classifier assigns to their label",
+    "classifier_accuracy: of the same classifier on real held-out images, which sample_accuracy is measured against",
+)
+
+
+class Diffusion(ImageTask):
+    """Predict the prediction target of a noised image, given the timestep, and a label or a text if there is one."""
+
+    headline, draws = "val_loss", True
+
+    @classmethod
+    def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
+        labels = coerce(request.model.get("classes"), int | None, "model.classes") is not None
+        want = annotations(request.data, labels)
+        data = images.load(request.data, want, split=request.split)
+        if request.start is not None and (order := request.start.in_order(data.classes)):
+            data = with_order(data, order)
+        train = cls.settings(request, data, train)
+        tokenizer, facts = None, {}
+        found: dict[str, Any] = {"classes": len(data.classes) or None}
+        if want == "caption":
+            tokenizer = request.learn_tokenizer(data.captions(), "bpe")
+            found = {"vocab": tokenizer.vocab, **caption_context(request, data, tokenizer)}
+            facts = {"tokenizer": tokenizer.kind}
+        elif request.options.tokenizer is not None:
+            have = "labels" if data.classes else "no captions"
+            raise UserError(f"--tokenizer is for text, and these images have {have}")
+        autoencoder = None
+        if request.options.vae is not None:
+            if not hasattr(data.train, "targets"):
+                raise UserError(
+                    f"{data.name} is generated while training, so it cannot be encoded before: leave --vae out"
+                )
+            for name in ("flip", "crop", "augment_ops"):
+                if getattr(train, name) is not None:
+                    raise UserError(f"train.{name} has no effect with --vae: images are encoded once, before training")
+            autoencoder = Autoencoder.open(request.options.vae, pick_device(train.device))
+            facts |= {"vae": autoencoder.source, "vae_hash": autoencoder.hash}
+        config = cls.configure(request, data, found, autoencoder)
+        if config.classes:
+            facts |= {"classes": data.classes}
+        task = cls(request.family, data, config, train, tokenizer, request.data, autoencoder)
+        notes = [*task.choose_fit(request)]
+        if want == "caption" and labels_too(request.data):
+            notes.append(f"{data.name} has texts and labels: the texts are used; --model.classes chooses the labels")
+        if autoencoder is not None:  # what the cached latents are found by
+            facts |= {"vae_size": task.transform.size, "vae_channels": task.transform.channels}
+        return Prepared(task, data.name, data.hash, config, train, tokenizer, facts, task.reading, notes)
+
+    @classmethod
+    def configure(
+        cls, request: Request, data: ImageData, found: dict[str, Any], autoencoder: Autoencoder | None = None
+    ) -> Any:
+        """As for other images, but only the shape of the data is taken from it."""
+        preset = request.preset_values
+        suggested = {} if "image_size" in preset else image_shape(request, data)
+        if autoencoder is not None:
+            size = coerce(request.options.size, tuple[int, int] | None, "--size") or suggested.pop("image_size", None)
+            suggested |= {"channels": autoencoder.channels}
+            suggested |= {"image_size": autoencoder.latent_size(size)} if size else {}
+            if "image_size" not in preset:
+                even = not any(side % 2 for side in suggested["image_size"])
+                suggested["patch"] = (2, 2) if even else (1, 1)
+        config = request.configure(**{**suggested, **found})
+        if "prediction" in request.model and config.prediction != "eps" and config.noise_schedule == "flow":
+            raise UserError(
+                "model.prediction needs --model.noise_schedule linear or cosine; a flow predicts the velocity"
+            )
+        if "window" in request.model and config.attention != "windowed":
+            raise UserError(f"model.window has no effect with model.attention {config.attention}: leave it out")
+        check_fit(config, data, "vocab" in found)
+        # without a condition there is nothing to drop
+        return config if config.classes or config.vocab else replace(config, null_condition=False)
+
+    @classmethod
+    def settings(cls, request: Request, data: ImageData, train: TrainConfig) -> TrainConfig:
+        """With the steps that suit the data; images are generated as they are, so none is augmented by default."""
+        defaults = DEFAULTS.get(data.name, {}) if request.preset == request.family.default_preset else {}
+        return replace(train, **{n: v for n, v in defaults.items() if n not in request.train})
+
+    @classmethod
+    def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False) -> "Diffusion":
+        config = family.read_config(run.config["model"])
+        labels = config.classes is not None
+        data = cls.load(source, annotations(source, labels), run, labels, whole)
+        autoencoder = autoencoder_of(run, pick_device(train.device))
+        tokenizer = run.tokenizer if config.vocab is not None else None
+        return cls(family, data, config, train, tokenizer, source, autoencoder).read_as(reading_of(run))
+
+    def __init__(
+        self,
+        family: Any,
+        data: ImageData,
+        config: Any,
+        train: TrainConfig,
+        tokenizer: Tokenizer | None,
+        source: str,
+        autoencoder: Autoencoder | None = None,
+    ):
+        self.autoencoder = autoencoder
+        super().__init__(family, data, config, train)
+        self.source = source
+        self.process, self.tokenizer = process_of(config, autoencoder is not None), tokenizer
+        self.conditional = bool(config.classes or config.vocab)
+        if tokenizer is not None:
+            self.end = end_token(tokenizer)
+            self.encoded = lru_cache(1 << 16)(lambda text: tokenizer.encode(text).tolist())
+        self.condition_dropout = CONDITION_DROPOUT if train.condition_dropout is None else train.condition_dropout
+        if not config.null_condition:
+            self.condition_dropout = 0.0
+
+    def _transform(self) -> ImageTransform:
+        if self.autoencoder is None:
+            return super()._transform()
+        if self.config.channels != self.autoencoder.channels:
+            raise UserError(
+                f"the latents have {self.autoencoder.channels} channels, and model.channels is {self.config.channels}"
+            )
+        height, width = (side * self.autoencoder.factor for side in self.config.image_size)
+        return ImageTransform((height, width), self.autoencoder.image_channels)
+
+    @cached_property
+    def inputs(self) -> ImageData:
+        if self.autoencoder is None:
+            return self.data
+        return to_latents(self.data, self.autoencoder, self.transform, note)
+
+    def build(self) -> nn.Module:
+        _ = self.inputs  # latents are encoded before the training's clock starts
+        return super().build()
+
+    def about(self) -> str:
+        if self.autoencoder is None:
+            return super().about()
+        return f"{super().about()}, as latents of {by((self.config.channels, *self.config.image_size))}"
+
+    @property
+    def select_best(self) -> bool:
+        return False
+
+    last_because = "the validation loss does not measure how good the samples are"
+
+    @property
+    def amount(self) -> Amount | None:
+        """How much there is to train on."""
+        images = super().amount
+        return images and images._replace(most_passes=MOST_PASSES_NOISED)
+
+    @property
+    def usage(self) -> str:
+        if not self.conditional:
+            return "--count 16"
+        return f"--prompt {self.data.test.targets[0]!r}" if self.tokenizer else f"--label {self.data.classes[0]}"
+
+    def examples(self, step: int, micro: int, rows: slice = ALL) -> tuple[np.ndarray, list[Any]]:
+        if isinstance(self.data.train, MovingDigits):
+            videos, labels = self.data.train.draw(random_of(self.train.seed, step, micro), self.train.batch)
+            return videos[rows], labels[rows]
+        return super().examples(step, micro, rows)
+
+    def condition(self, targets: Sequence[Any]) -> tuple[Tensor, ...]:
+        """The labels, or the texts' tokens and their places; or nothing."""
+        if not self.conditional:
+            return ()
+        if self.tokenizer is None:
+            return (torch.tensor(targets),)
+        whole = self.train.deterministic  # kernels, and so the last bits, depend on the shapes compiled
+        return pad([[self.end, *self.encoded(str(text))] for text in targets], self.end, self.config.context, whole)
+
+    def batch(self, step: int, micro: int = 0, rows: slice = ALL) -> Batch:
+        """Images, their conditions, and the key of each row's random numbers."""
+        pictures, targets = self.examples(step, micro, rows)
+        keys = row_keys(random_of(self.train.seed, step, micro + (1 << 23)), self.train.batch)[rows]
+        return torch.from_numpy(np.ascontiguousarray(pictures)), *self.condition(targets), keys
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean squared error of the prediction; times, noise and dropped conditions follow from each row's key."""
+        pictures, *given, keys = batch
+        return self._loss(model, as_floats(pictures), given, keys, self.condition_dropout)
+
+    def noise(self, keys: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """For each row the time, the noise, and a uniform number by which its condition is dropped."""
+        t = self.process.training_times(uniform(keys, 0), normal(keys, (1,), 1)[:, 0])
+        return t, normal(keys, tuple(like.shape[1:]), 3).to(like.dtype), uniform(keys, 2)
+
+    def _loss(
+        self, model: nn.Module, x: Tensor, given: Sequence[Tensor], keys: Tensor, condition_dropout: float
+    ) -> Tensor:
+        t, noise, chance = self.noise(keys, x)
+        dropped = chance < condition_dropout if condition_dropout else None
+        places = Span.at(given[1]) if len(given) > 1 else None
+        noised = self.process.add_noise(x, noise, t)
+        output = model(noised, self.process.timestep(t), given[0] if given else None, places, dropped).float()
+        predicted, variance = split_variance(output, x.shape[1])
+        loss = F.mse_loss(predicted, self.process.target(x, noise, t))
+        if variance is None or isinstance(self.process, RectifiedFlow):
+            return loss
+        levels = 256 if self.autoencoder is None else None
+        bound = self.process.variational_bound(x, noised, predicted, variance, t, levels=levels)
+        # times are uniform: the mean term times their number estimates the sum over all steps
+        return loss + BOUND_WEIGHT * len(self.process) * bound.mean()
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
+        """The loss on held-out images, each time with the same noise."""
+        device, examples = next(model.parameters()).device, self.inputs.test
+        keys = row_keys(random_of(0, 0, 1 << 23), len(examples))
+
+        def one(which: np.ndarray) -> tuple[float, int]:
+            pictures, targets = examples.take(which, self.transform.without_augmentation)
+            if not len(pictures):
+                return 0.0, 0
+            x = as_floats(torch.from_numpy(np.ascontiguousarray(pictures)).to(device))
+            given = [t.to(device) for t in self.condition(targets)]
+            own = keys[which][: len(x)].to(device)  # there are fewer where some cannot be decoded
+            return float(self._loss(model, x, given, own, 0.0)) * len(x), len(x)
+
+        losses, counts = zip(*distributed_map(self.held_out_parts(examples, batches), one), strict=True)
+        return {"val_loss": ordered_sum(losses) / self.decoded(sum(counts))}
+
+    def preview(self, model: nn.Module) -> Preview:
+        """A few samples for the first labels or texts, in a few steps."""
+        targets = self.sample_targets(20)
+        made = self.sample(model, targets, guidance=2.0 if self.config.null_condition else 1.0, steps=20)
+        shown = list(middle_frames(made))
+        names = [self.target_name(target) for target in targets]
+        return Preview(".png", draw.sheet(shown, names, [True] * len(shown), self.data.name))
+
+    def sample_targets(self, count: int) -> list[Any]:
+        """Labels in turn, or the first held-out texts; or no condition."""
+        if not self.conditional:
+            return [None] * count
+        if self.tokenizer is None:
+            return [i % len(self.data.classes) for i in range(count)]
+        return list(self.data.test.targets[:count])
+
+    def target_name(self, target: Any) -> str:
+        if target is None:
+            return ""
+        return str(self.data.classes[target]) if self.tokenizer is None else str(target)
+
+    def sample(self, model: nn.Module, targets: Sequence[Any], **settings: Any) -> np.ndarray:
+        """Samples for these targets, as bytes."""
+        given, decode = self.condition(targets), decoder_of(self.autoencoder)
+        return sample_images(model, self.process, given, len(targets), decode=decode, **settings)[-1]
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether a classifier of the data can score samples."""
+        return self.tokenizer is None and bool(self.data.classes)
+
+    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
+        """The loss, and samples to look at."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return self.evaluate(model), write_all(folder, {"samples.png": self.preview(model).content})
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of the metrics."""
+        if self.data.classes:
+            unscored = "samples have no label, so none is scored: look at samples.png"
+            return [*SCORED_BY] if self.conditional else [unscored]
+        what = "captions" if self.conditional else "images alone"
+        return [f"{what} have no class to score samples by: look at samples.png"]
+
+
+def middle_frames(made: np.ndarray) -> np.ndarray:
+    """Images as they are; of videos the middle frame."""
+    return made if made.ndim == 4 else made[:, :, made.shape[2] // 2]
+
+
+def as_floats(pictures: Tensor) -> Tensor:
+    """Bytes as the model reads them; latents are floats already."""
+    return normalize(pictures) if pictures.dtype == torch.uint8 else pictures

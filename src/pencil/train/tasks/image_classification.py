@@ -1,0 +1,160 @@
+"""Image classification: predict the class of an image."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ... import draw
+from ...collectives.distributed_map import distributed_map
+from ...config import UserError
+from ...data.images import loading as images
+from ...data.images.image_data import with_order
+from ...files import write_all
+from ...models.parts import normalize
+from ...runs.run import Run
+from ..settings import TrainConfig
+from ..task import ALL, Batch, Prepared, Preview, Request, random_of
+from .class_balance import ClassBalance
+from .image_task import ImageTask, reading_of
+from .metrics import Scored, classification_metrics, confusion_matrix, joined, scored
+
+MISTAKES = 40  # on a sheet
+
+
+class ImageClassification(ImageTask):
+    """Predict the class of an image."""
+
+    want, headline = "label", "accuracy"
+
+    @classmethod
+    def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
+        data = images.load(request.data, cls.want, split=request.split)
+        if request.start is not None and (order := request.start.in_order(data.classes)):
+            data = with_order(data, order)
+        train = cls.settings(request, data, train)
+        config = cls.configure(request, data, {"classes": len(data.classes)})
+        task = cls(request.family, data, config, train)
+        notes = task.choose_fit(request)
+        facts = {"classes": data.classes}
+        return Prepared(task, data.name, data.hash, config, train, None, facts, task.reading, notes)
+
+    @classmethod
+    def reopen(
+        cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False
+    ) -> "ImageClassification":
+        data = cls.load(source, cls.want, run, True, whole)
+        task = cls(family, data, family.read_config(run.config["model"]), train)
+        return task.read_as(reading_of(run))
+
+    def __init__(self, family: Any, data: images.ImageData, config: Any, train: TrainConfig):
+        super().__init__(family, data, config, train)
+        if config.classes < len(data.classes):
+            raise UserError(
+                f"model.classes {config.classes} is fewer than the {len(data.classes)} classes of {data.name}"
+            )
+        self.balance = ClassBalance(train, data.train.targets, data.classes, config.classes, data.name)
+
+    def _indices(self, step: int, micro: int) -> list[int]:
+        if not self.balance.members:
+            return super()._indices(step, micro)
+        size = self.train.batch
+        return self.balance.indices(self.train.seed, (step * self.train.accumulate + micro) * size, size)
+
+    def targets(self, batch: Batch) -> float:
+        return self.balance.targets(batch[1])
+
+    def batch(self, step: int, micro: int = 0, rows: slice = ALL) -> Batch:
+        """Images and labels; with mixup the share of each, and, of some rows alone, those they are blended with."""
+        batch = self._pictures(step, micro, rows)
+        if not self.train.mixup:
+            return batch
+        rng = random_of(self.train.seed, step, micro + (1 << 22))
+        share = torch.tensor(rng.beta(self.train.mixup, self.train.mixup), dtype=torch.float32)
+        if rows == ALL:  # slots are cut of it, whose rows are blended as in the whole
+            return *batch, share, *(part.flip(0) for part in batch if self.train.exact)
+        size = self.train.batch
+        others = self._pictures(step, micro, slice(size - rows.stop, size - rows.start))  # row i with the i-th last
+        return *batch, share, *(part.flip(0) for part in others)
+
+    def _pictures(self, step: int, micro: int, rows: slice) -> tuple[Tensor, Tensor]:
+        pictures, labels = self.examples(step, micro, rows)
+        return torch.from_numpy(np.ascontiguousarray(pictures)), torch.tensor(labels)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        pictures, labels, *mixup = batch
+        x = normalize(pictures, self.transform.mean, self.transform.std)
+        if not mixup:
+            return self.balance.cross_entropy(model(x).float(), labels)
+        share, *others = mixup
+        if others:
+            y, other_labels = normalize(others[0], self.transform.mean, self.transform.std), others[1]
+        else:
+            y, other_labels = x.flip(0), labels.flip(0)
+        logits = model(share * x + (1 - share) * y).float()
+        # of the whole batch both have the same weights, of some rows not: they count by those of their own labels
+        other_loss = self.balance.cross_entropy(logits, other_labels, counted=labels)
+        return share * self.balance.cross_entropy(logits, labels) + (1 - share) * other_loss
+
+    @torch.no_grad()
+    def _predict(self, model: nn.Module, batches: int | None) -> Iterator[tuple[Tensor, Tensor, np.ndarray]]:
+        """Log-probabilities, labels and images of the held-out part, a batch at a time."""
+        device = next(model.parameters()).device
+        for pictures, targets in self.held_out(self.data.test, batches):
+            x = normalize(torch.from_numpy(pictures).to(device), self.transform.mean, self.transform.std)
+            logits = model(x)
+            yield logits.float().log_softmax(-1).cpu(), torch.tensor(targets), pictures
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
+        device, examples = next(model.parameters()).device, self.data.test
+
+        def one(which: np.ndarray) -> Scored:
+            pictures, targets = examples.take(which, self.transform.without_augmentation)
+            if not len(pictures):
+                return Scored([], [], [])
+            x = normalize(torch.from_numpy(pictures).to(device), self.transform.mean, self.transform.std)
+            return scored(
+                model(x).float().log_softmax(-1).cpu(), torch.tensor(targets), map(np.ndarray.tobytes, pictures)
+            )
+
+        found = distributed_map(self.held_out_parts(examples, batches), one)
+        self.decoded(sum(len(part[0]) for part in found))
+        return classification_metrics(found, self.data.classes, self.balance.evaluation)
+
+    def preview(self, model: nn.Module) -> Preview:
+        predicted, labels, pictures = next(self._predict(model, 1))
+        shown = [(predicted[i], int(labels[i]), pictures[i]) for i in range(min(24, len(labels)))]
+        return Preview(".png", self._sheet(shown, self.data.name))
+
+    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
+        """The metrics over all and of each class; the confusion matrix, and the most confident mistakes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        parts, mistakes = [], []
+        for predicted, labels, pictures in self._predict(model, None):
+            parts.append(scored(predicted, labels, map(np.ndarray.tobytes, pictures)))
+            wrong = (predicted.argmax(-1) != labels).nonzero()[:, 0].tolist()
+            mistakes += [(predicted[i], int(labels[i]), pictures[i].copy()) for i in wrong]
+            mistakes = sorted(mistakes, key=lambda one: -one[0].max().item())[:MISTAKES]
+        metrics = classification_metrics(parts, self.data.classes, self.balance.evaluation, listed=None)
+        classes, labels = (joined(parts, i) for i in (1, 2))
+        wrong = int((classes != labels).sum())
+        title = f"{wrong} of {len(labels)} wrong" + (": the most confident mistakes" if wrong else "")
+        files = {
+            "confusion.png": confusion_matrix(classes, labels, self.data.classes, self.data.name),
+            "mistakes.png": self._sheet(mistakes, title),
+        }
+        return metrics, write_all(folder, files)
+
+    def _sheet(self, shown: list[tuple[Tensor, int, np.ndarray]], title: str) -> bytes:
+        names = dict(enumerate(self.data.classes))
+        lines, right = [], []
+        for predicted, label, _ in shown:
+            guess = int(predicted.argmax())
+            right.append(guess == label)
+            truth = "" if guess == label else f"\nis {names[label]}"
+            lines.append(f"{names.get(guess, guess)} ({predicted.exp().max():.0%}){truth}")
+        return draw.sheet([picture for *_, picture in shown], lines, right, title)

@@ -1,0 +1,203 @@
+"""Metrics: of predicted classes, and of generated text against a reference."""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ... import draw
+from ...console import shortened
+
+Z = 1.959963984540054  # of 95 %: the standard normal distribution has so much within ±Z
+LISTED = 20  # classes whose own figures are recorded at each evaluation; pencil eval has those of all
+WIDEST = 40  # characters of a class's name in a table
+NAMED = 3  # classes in a sentence
+INPUTS = 3  # their place in what is scored
+OF_A_CLASS = ("held_out", "precision", "recall", "f1")  # figures that each class has, as in recall.CLASS
+
+
+class Scored(NamedTuple):
+    """What the metrics of a batch are computed from; lists, which processes can send to one another."""
+
+    log_probability: list[float]  # of each label
+    predicted: list[int]
+    labels: list[int]
+    inputs: Sequence[str] = ()  # a hash of each, if equal ones are to be known
+
+
+def scored(
+    log_probabilities: Float[Tensor, "n classes"], labels: Int[Tensor, "n"], inputs: Iterable[bytes] = ()
+) -> Scored:
+    """What the metrics of a batch are computed from; `inputs` are what the model has read."""
+    own = log_probabilities.gather(1, labels[:, None])[:, 0]
+    hashes = [hashlib.blake2b(one, digest_size=16).hexdigest() for one in inputs]
+    return Scored(own.tolist(), log_probabilities.argmax(-1).tolist(), labels.tolist(), hashes)
+
+
+def classification_metrics(
+    parts: Iterable[Scored], classes: Sequence[str], weights: Tensor | None = None, listed: int | None = LISTED
+) -> dict[str, float]:
+    """Loss, and figures of the predicted classes, of batches; `weights` are those of the classes in the loss.
+
+    Those of each class are left out where there are more than `listed`. What is not defined is left out as well: the
+    precision of a class that is never predicted, the recall of one of which nothing is evaluated. How many of the
+    latter there are is among the metrics, since the mean of the recalls leaves them out.
+    """
+    parts = list(parts)
+    values, predicted, labels = (joined(parts, i) for i in range(3))
+    if weights is None:
+        loss = F.nll_loss(values[:, None], torch.zeros_like(labels))
+    else:
+        loss = -(weights[labels] * values).sum() / weights[labels].sum()
+    count = max(len(classes), int(predicted.max()) + 1)  # a model may have room for more classes than there are names
+    true, guessed, right = (
+        torch.bincount(which, minlength=count).double() for which in (labels, predicted, labels[predicted == labels])
+    )
+    accuracy = right.sum().item() / len(labels)
+    same = Counter(one for part in parts for one in part[INPUTS])
+    # equal inputs have the same answer, which counts once (Kish's effective number, where some are there more often)
+    low, high = wilson_interval(accuracy, len(labels) ** 2 / sum(n * n for n in same.values()) if same else len(labels))
+    f1 = 2 * right / (true + guessed)
+    found = {
+        "val_loss": loss.item(),
+        "accuracy": accuracy,
+        "accuracy.low": low,
+        "accuracy.high": high,
+        "accuracy.commonest": true.max().item() / len(labels),
+        "accuracy.examples": len(labels),
+        "balanced_accuracy": (right / true)[true > 0].mean().item(),
+        "macro_f1": f1[true + guessed > 0].mean().item(),
+    }
+    if 0 < len(same) < len(labels):
+        found["accuracy.different"] = len(same)
+    if absent := int((true[: len(classes)] == 0).sum()):
+        found["accuracy.unevaluated"] = absent
+    if listed is not None and len(classes) > listed:
+        return found
+    for i, name in enumerate(_in_keys(classes)):
+        own = dict(zip(OF_A_CLASS, (true[i], right[i] / guessed[i], right[i] / true[i], f1[i]), strict=True))
+        found |= {f"{key}.{name}": value.item() for key, value in own.items() if value.isfinite()}
+    return found
+
+
+def _in_keys(classes: Sequence[str]) -> list[str]:
+    """The names of classes in the names of metrics: without spaces, unless two of them would then be the same."""
+    plain = [name.replace(" ", "_") for name in classes]
+    return [name if plain.count(one) > 1 else one for name, one in zip(classes, plain, strict=True)]
+
+
+def joined(parts: Sequence[Scored], place: int) -> Tensor:
+    """One of the lists of all batches: their values, their predicted classes, or their labels."""
+    return torch.tensor([one for part in parts for one in part[place]])
+
+
+def wilson_interval(share: float, count: float) -> tuple[float, float]:
+    """Between which values the true share is, with 95 % confidence, where it is measured on so many examples."""
+    middle = share + Z * Z / (2 * count)
+    half = Z * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
+    scale = 1 + Z * Z / count
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+
+
+def is_detail(name: str) -> bool:
+    """Whether a metric is shown in a table only, and not beside the others at each evaluation."""
+    return name.partition(".")[0] in (*OF_A_CLASS, "accuracy") and "." in name
+
+
+def class_names(metrics: Mapping[str, float]) -> list[str]:
+    """The classes whose own figures are among the metrics."""
+    return [name.removeprefix("held_out.") for name in metrics if name.startswith("held_out.")]
+
+
+def about_accuracy(metrics: Mapping[str, float], unit: str) -> str:
+    """How sure an accuracy is, and what it is to be held against, in a sentence; empty without classes."""
+    if "accuracy.low" not in metrics:
+        return ""
+    names = class_names(metrics)
+    commonest = max(names, key=lambda name: metrics[f"held_out.{name}"], default="")
+    absent = [shortened(name) for name in names if not metrics[f"held_out.{name}"]]
+    count = int(metrics.get("accuracy.unevaluated", 0))
+    named = ", ".join(absent) if absent and count <= NAMED else f"{count} class{'es' * (count > 1)}"
+    without = f"; without {named}, of which nothing was evaluated" if count else ""
+    different = f", {int(metrics['accuracy.different']):,} of them different" if "accuracy.different" in metrics else ""
+    return (
+        f"accuracy {metrics['accuracy']:.4f} on {int(metrics['accuracy.examples']):,} held-out {unit}{different}: 95 % "
+        f"interval {metrics['accuracy.low']:.4f} to {metrics['accuracy.high']:.4f} (Wilson); always the commonest class"
+        f"{f', {shortened(commonest)},' * bool(commonest)} would have {metrics['accuracy.commonest']:.4f}; "
+        f"balanced accuracy {metrics['balanced_accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}{without}"
+    )
+
+
+def class_rows(metrics: Mapping[str, float]) -> list[list[str]]:
+    """The figures of each class as rows of a table, the first its head; none without classes."""
+    rows = [["class", "evaluated", "precision", "recall", "F1"]]
+    for name in class_names(metrics):
+        shares = (metrics.get(f"{key}.{name}") for key in OF_A_CLASS[1:])
+        shown = ["–" if share is None else f"{share:.4f}" for share in shares]
+        rows.append([name, f"{int(metrics[f'held_out.{name}']):,}", *shown])
+    return rows if len(rows) > 1 else []
+
+
+def class_table(metrics: Mapping[str, float]) -> list[str]:
+    """The figures of each class, in columns."""
+    rows = [[shortened(name, WIDEST), *rest] for name, *rest in class_rows(metrics)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([f"{name:{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))])
+        for name, *rest in rows
+    ]
+
+
+def confusion_matrix(
+    predicted: Int[Tensor, "n"], labels: Int[Tensor, "n"], classes: Sequence[str], title: str
+) -> bytes:
+    """A picture of how often each class was predicted for each."""
+    size = len(classes)
+    matrix = torch.zeros(size, size, dtype=torch.long)
+    named = predicted < size  # a model may have room for more classes than there are names
+    matrix.index_put_((labels[named], predicted[named]), torch.ones_like(labels[named]), accumulate=True)
+    return draw.confusion(matrix.numpy(), classes, title)
+
+
+def exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:
+    """The share of texts that equal their reference."""
+    return sum(a == b for a, b in zip(predictions, references, strict=True)) / max(1, len(references))
+
+
+def character_error_rate(predictions: Sequence[str], references: Sequence[str]) -> float:
+    """Character edits from prediction to reference, per character of the reference; can exceed 1."""
+    edits = sum(edit_distance(a, b) for a, b in zip(predictions, references, strict=True))
+    return edits / max(1, sum(map(len, references)))
+
+
+def edit_distance(one: str, other: str) -> int:
+    """The Levenshtein distance: characters inserted, deleted or replaced.
+
+    By Myers: a column of the table of distances is kept as the bits of two integers, one for the steps down it that add
+    an edit and one for those that save one, so that a character of `other` costs a few operations on them.
+    """
+    if not one or not other:
+        return len(one) + len(other)
+    places: dict[str, int] = {}
+    for i, character in enumerate(one):
+        places[character] = places.get(character, 0) | 1 << i
+    every, last = (1 << len(one)) - 1, 1 << (len(one) - 1)
+    more, less, distance = every, 0, len(one)
+    for character in other:
+        same = places.get(character, 0)
+        diagonal = (((same & more) + more) ^ more) | same
+        right_more = less | (every & ~(diagonal | more))
+        right_less = more & diagonal
+        distance += bool(right_more & last) - bool(right_less & last)
+        right_more = right_more << 1 | 1
+        right_less = right_less << 1
+        kept = same | less
+        more = every & (right_less | ~(kept | right_more))
+        less = every & right_more & kept
+    return distance

@@ -1,0 +1,205 @@
+"""Text classification: predict the class of a text."""
+
+import shlex
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...collectives.distributed_map import distributed_map
+from ...config import UserError
+from ...core.span import Span
+from ...data.images.image_data import check_known
+from ...data.settings import DataConfig
+from ...data.tables import pairs
+from ...data.tokenizers.tokenizer import Tokenizer
+from ...files import write_all
+from ...inference.text_batches import pad, text_ids
+from ...progress import track
+from ...runs.run import Run
+from ..settings import TrainConfig
+from ..task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, recorded, round_up
+from ..validation import Amount
+from .class_balance import ClassBalance
+from .metrics import Scored, classification_metrics, confusion_matrix, joined, scored
+
+EVAL_BATCH = 64  # texts
+MISTAKES = 40  # listed
+LONGEST = 512  # tokens read of a text, unless the model is given another context
+
+
+class TextClassification:
+    """Predict the class of a text. The input begins with the end token, whose output is pooled."""
+
+    unit, headline, slow = "texts", "accuracy", False
+
+    @classmethod
+    def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
+        if train.mask_fraction is not None:
+            raise UserError("train.mask_fraction is for text without labels: leave it out")
+        data = pairs.load_labelled(request.data, reading=request.reading, split=request.split)
+        if request.start is not None and (order := request.start.in_order(data.classes)):
+            data = replace(data, classes=order)
+        texts = (one for one, _ in data.all_pairs())
+        tokenizer = request.learn_tokenizer(texts, "bpe")
+        found: dict[str, Any] = {"vocab": tokenizer.vocab, "classes": len(data.classes)}
+        if "context" not in request.preset_values:
+            longest = max(len(tokenizer.encode(one)) for one, _ in data.all_pairs()) + 1
+            found["context"] = min(LONGEST, round_up(longest))
+        config = request.configure(**found)
+        task = cls(request.family, data, config, train, tokenizer)
+        facts = {"tokenizer": tokenizer.kind, "classes": data.classes}
+        reading, notes = DataConfig(**data.reading), [*([data.note] if data.note else []), *data.unevaluated]
+        return Prepared(task, data.name, data.hash, config, train, tokenizer, facts, reading, notes)
+
+    @classmethod
+    def reopen(
+        cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False
+    ) -> "TextClassification":
+        config, data = family.read_config(run.config["model"]), pairs.load_labelled(source, whole, recorded(run))
+        if whole:
+            known = tuple(map(str, run.config["run"].get("classes") or data.classes))
+            check_known(data.classes, known, data.name, run.path)
+            data = replace(data, classes=known)
+        elif set(known := tuple(map(str, run.config["run"].get("classes") or ()))) == set(data.classes):
+            data = replace(data, classes=known)  # in the order of the run that it was started from
+        return cls(family, data, config, train, run.tokenizer)
+
+    def __init__(self, family: Any, data: pairs.PairData, config: Any, train: TrainConfig, tokenizer: Tokenizer):
+        self.family, self.data, self.config, self.train, self.tokenizer = family, data, config, train, tokenizer
+        self.rows = data.train if isinstance(data.train, list) else []
+        check_vocab(config, tokenizer)
+        if (config.classes or 0) < len(data.classes):
+            raise UserError(
+                f"model.classes {config.classes} is fewer than the {len(data.classes)} classes of {data.name}"
+            )
+        self.number = {name: i for i, name in enumerate(data.classes)}
+        self.encoded = lru_cache(1 << 16)(lambda text: text_ids(tokenizer, text, config.context))
+        self.end = self.encoded("")[0]
+        labels = [self.number[label] for _, label in self.rows]
+        self.balance = ClassBalance(train, labels, data.classes, config.classes or 0, data.name)
+
+    @property
+    def select_best(self) -> bool:
+        return self.data.select_best
+
+    @property
+    def last_because(self) -> str:
+        return self.data.last_because
+
+    @property
+    def hash(self) -> str:
+        return self.data.hash
+
+    def about(self) -> str:
+        train, test = len(self.rows), len(self.data.test)
+        extra = len(self.encoded(""))  # special tokens
+        whole = (len(self.tokenizer.encode(one)) + extra for one, _ in self.data.all_pairs())
+        cut = sum(length > self.config.context for length in whole)
+        note = f" ({cut:,} of them longer than the context of {self.config.context} and cut)" if cut else ""
+        return f"texts of {self.data.name}, {train:,} to train on, {test:,} held out{note}"
+
+    @property
+    def amount(self) -> Amount:
+        """How much there is to train on."""
+        return Amount(len(self.rows), "texts", self.train.batch * self.train.accumulate)
+
+    def skipped(self) -> list[tuple[str, str]]:
+        return []
+
+    @property
+    def usage(self) -> str:
+        return f"--prompt {shlex.quote(self.data.test[0][0])}"
+
+    def build(self) -> nn.Module:
+        return self.family.create(self.config)
+
+    def tokens(self, rows: list[pairs.Pair]) -> Batch:
+        """The tokens, their places, and the labels."""
+        ids = [self.encoded(one) for one, _ in rows]
+        whole = self.train.deterministic  # kernels, and so the last bits, depend on the shapes compiled
+        tokens, places = pad(ids, self.end, self.config.context, whole)
+        return tokens, places, torch.tensor([self.number[label] for _, label in rows])
+
+    def batch(self, step: int, micro: int = 0) -> Batch:
+        return self.tokens([self.rows[i] for i in self._indices(step, micro)])
+
+    def _indices(self, step: int, micro: int) -> list[int]:
+        size = self.train.batch
+        first = (step * self.train.accumulate + micro) * size
+        if self.balance.members:
+            return self.balance.indices(self.train.seed, first, size)
+        return epoch_order(self.train.seed, first, size, len(self.rows))
+
+    def sample_ids(self, step: int, micro: int = 0) -> list[str]:
+        return [repr(self.rows[i][0][:60]) for i in self._indices(step, micro)]
+
+    def count(self, batch: Batch) -> int:
+        return len(batch[0])
+
+    def targets(self, batch: Batch) -> float:
+        return self.balance.targets(batch[2])
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        tokens, places, labels = batch
+        return self.balance.cross_entropy(model(tokens, Span.at(places)).float(), labels)
+
+    @torch.no_grad()
+    def _predict(self, model: nn.Module, rows: list[pairs.Pair]) -> list[tuple[Tensor, Tensor]]:
+        """Log-probabilities and labels of held-out texts, a batch at a time."""
+        return [self._classify(model, rows[i : i + EVAL_BATCH]) for i in track(range(0, len(rows), EVAL_BATCH))]
+
+    @torch.no_grad()
+    def _classify(self, model: nn.Module, rows: list[pairs.Pair]) -> tuple[Tensor, Tensor]:
+        device = next(model.parameters()).device
+        tokens, places, labels = self.tokens(rows)
+        logits = model(tokens.to(device), Span.at(places.to(device)))
+        return logits.float().log_softmax(-1).cpu(), labels
+
+    def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
+        total = len(self.data.test)
+        few = total if batches is None else min(total, batches * self.train.batch)
+        rows = [self.data.test[i] for i in np.linspace(0, total - 1, few).astype(int)]
+
+        def one(i: int) -> Scored:
+            return self._scored(self._classify(model, rows[i : i + EVAL_BATCH]), rows[i : i + EVAL_BATCH])
+
+        parts = distributed_map(range(0, few, EVAL_BATCH), one)
+        return classification_metrics(parts, self.data.classes, self.balance.evaluation)
+
+    def _scored(self, found: tuple[Tensor, Tensor], rows: list[pairs.Pair]) -> Scored:
+        return scored(*found, (text.encode() for text, _ in rows))
+
+    def preview(self, model: nn.Module) -> Preview:
+        return Preview(".txt", "\n".join([*self._lines(model, self.data.test[:20]), ""]).encode())
+
+    def _lines(self, model: nn.Module, rows: list[pairs.Pair]) -> list[str]:
+        """For each text the predicted class, and the label where it differs."""
+        lines = []
+        predicted = [row for part, _ in self._predict(model, rows) for row in part]
+        for (one, label), row in zip(rows, predicted, strict=True):
+            guess = int(row.argmax())
+            name = self.data.classes[guess] if guess < len(self.data.classes) else str(guess)
+            lines.append(f"{name} ({row.exp().max():.0%})\t{'' if name == label else f'(is: {label}) '}{one[:200]}")
+        return lines
+
+    def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
+        """The metrics over all and of each class; the confusion matrix, and mistakes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = list(self.data.test)
+        parts = self._predict(model, rows)
+        found = [self._scored(part, rows[i * EVAL_BATCH : (i + 1) * EVAL_BATCH]) for i, part in enumerate(parts)]
+        metrics = classification_metrics(found, self.data.classes, self.balance.evaluation, listed=None)
+        predicted, labels = (joined(found, i) for i in (1, 2))
+        wrong = [row for row, right in zip(rows, (predicted == labels).tolist(), strict=True) if not right]
+        lines = [f"{len(wrong)} of {len(rows)} wrong" + (f"; the first {MISTAKES}" * (len(wrong) > MISTAKES)), ""]
+        lines += self._lines(model, wrong[:MISTAKES]) if wrong else []
+        files = {
+            "confusion.png": confusion_matrix(predicted, labels, self.data.classes, self.data.name),
+            "mistakes.txt": ("\n".join(lines) + "\n").encode(),
+        }
+        return metrics, write_all(folder, files)
