@@ -96,6 +96,24 @@ def test_tables_and_quiet(notes, tmp_path, capsys):
         pencil.train("gpt", str(notes), model=SIZES, train=PACE, name="mine", quiet=True)
 
 
+def test_a_class_that_is_not_evaluated_while_training_is_named(tmp_path, capsys):
+    """A high accuracy is none of a class of which the held-out text is not among those that are evaluated."""
+    common, rare = ([(i, name) for i in range(53) if (i % 17 == 3) == (name == "rare")] for name in ("common", "rare"))
+    rows = [f"text {i},{name}" for i, name in (*common[:27], *rare, *common[27:])]  # it is between the other two
+    (tmp_path / "rare.csv").write_text("\n".join(["text,label", *rows]))
+    sizes = {**SIZES, "context": 16, "depth": 1}
+    for batches, said in ((1, True), (2, False)):
+        trained = pencil.train(
+            "reader", "rare.csv", **sizes, **{**PACE, "batch": 2, "eval_batches": batches}, out="run", force=True
+        )
+        shown, card = capsys.readouterr().err, (tmp_path / "run" / "README.md").read_text()
+        for text in (shown, card):
+            assert ("; without rare, of which nothing was evaluated" in text) == said
+        few = "These are figures of 2 of the 3 held-out texts (--train.eval_batches 1); of all: pencil eval run"
+        assert (few in shown) == said
+        assert trained.best.get("accuracy.unevaluated", 0) == said
+
+
 def test_train_is_called_whatever_was_imported_before():
     import pencil.train.loop.trainer  # the package of that name
 

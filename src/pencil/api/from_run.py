@@ -14,7 +14,7 @@ from ..runs.manifest import ORIGINAL, WEIGHTS
 from ..train.frozen import frozen_names
 from ..train.settings import TrainConfig
 from ..train.start import Start
-from ..train.task import Prepared, Request
+from ..train.task import Prepared, Request, split_of
 from .loading import load_model, open_run
 from .original import origin_of
 
@@ -52,6 +52,8 @@ def open_start(record: Family, place: str | Path, weights: bool = True) -> Start
         facts.get("vae_hash"),
         facts.get("preset", record.default_preset),
         {ORIGINAL: (run.path / ORIGINAL).read_bytes()} if weights and (run.path / ORIGINAL).is_file() else {},
+        data=frozenset(filter(None, (facts.get("data"), facts.get("data_path")))),
+        split=split_of(run),
     )
 
 

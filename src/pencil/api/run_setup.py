@@ -12,10 +12,11 @@ from ..collectives.torchrun import launched, world
 from ..config import UserError, build, fitted
 from ..data.builtin import TEXTS
 from ..data.hub import PREFIX, current_form, say_current_form
-from ..data.images.image_data import lookalikes
-from ..data.settings import DataConfig
+from ..data.images.image_data import ImageData, lookalikes
+from ..data.settings import check_data_settings
 from ..data.sources import absolute, is_several
 from ..data.split import SPLIT
+from ..data.tables.pairs import PairData
 from ..device import pick_device
 from ..families.family import Family
 from ..families.registry import family
@@ -49,13 +50,6 @@ def train_config(record: Family, preset: str, train: dict[str, Any], start: Star
     check_settings(config, record.train_settings, record.name)
     check_final_rate(config, train)
     return config
-
-
-def check_data_settings(record: Family, chosen: Mapping[str, Any]) -> None:
-    """Refuse a setting of how data is read that is not one, or that this family does not have."""
-    for name in fitted(DataConfig, chosen, "data."):
-        if name not in record.data_settings:
-            raise UserError(f"data.{name} has no effect on a {record.name}: leave it out")
 
 
 def settings_of(
@@ -140,6 +134,8 @@ def new_run(
         raise UserError(
             f"the name {run_name} is already taken by {Path('runs') / run_name}; choose another, or --force"
         )
+    if start is not None and start.data & {data, whole_path(data, record.embedded)}:
+        split = start.split  # by another rule, what its weights were trained on would be held out
     request = Request(record, data, preset, model, train, options, data_settings or {}, start, split)
     prepared = prepare(request, config)
     settings, notes = fit_schedule(record, preset, prepared.model, prepared.train, train)
@@ -165,8 +161,9 @@ def new_run(
         **({} if start is None else start.facts),
         **launched(),
     }
-    if (rule := getattr(getattr(prepared.task, "data", None), "split", 1)) > 1:
-        facts["split"] = rule
+    divided = getattr(prepared.task, "data", None)
+    if isinstance(divided, ImageData | PairData) and divided.split > 1:  # the `split` of other data is no rule
+        facts["split"] = divided.split
     table = {"run": facts, "model": prepared.model, "train": settings}
     if prepared.data is not None and any(value is not None for value in asdict(prepared.data).values()):
         table["data"] = prepared.data

@@ -213,6 +213,11 @@ def train_to_end(
     notify(f"Trained {steps} in {outcome.seconds:.1f} s{used}; {which}; the run is in {run.path}")
     for line in filter(None, [about_accuracy(best, task.unit), *class_table(best)]):
         notify(visible(line, one_line=True))
+    if about_accuracy(best, task.unit) and (few := config.eval_batches * config.batch) < (held := len(task.data.test)):
+        notify(
+            f"These are figures of {few:,} of the {held:,} held-out {task.unit} (--train.eval_batches "
+            f"{config.eval_batches}); of all: {program} eval {shlex.quote(str(run.path))}"
+        )
     if best["step"] == 0 and outcome.step:
         notify(
             "No evaluation was better than that of the untrained model, so its weights are kept: train for more "

@@ -14,6 +14,7 @@ from .suggestions import undotted
 from .train import OPTIONS, SECTIONS, dotted
 
 FLAGS = ("force", "settings")  # of the options, those without a value
+DECIDED_BY_OTHERS = ("slots", "sync")  # settings of training whose values are right or wrong by others, of a preset too
 
 
 def check_training(words: Sequence[str]) -> None:
@@ -57,34 +58,39 @@ def _split(record: Any, words: Sequence[str]) -> tuple[dict[str, str], list[str]
 
 
 def _check_names(record: Any, given: dict[str, str], settings: dict[str, dict[str, str]]) -> None:
-    """Refuse a run, a preset or a setting that is none."""
-    from ..data.settings import DataConfig
-    from ..train.settings import TrainConfig
+    """Refuse a run, a preset or a setting that is none, or that this family has not, or has not with this value."""
+    from ..data.settings import check_data_settings
+    from ..train.settings import TrainConfig, check_settings, with_budget
 
     start, preset = given.get("from"), given.get("preset")
     if start is not None:
         check_run(start)
     elif preset is not None and "config" not in given and preset not in record.presets:
         raise UserError(f"{preset} is not a preset of {record.name}; {nearest(preset, record.presets)}")
-    fitted(TrainConfig, settings["train"], "train.")
+    with_budget(settings["train"])
+    for name, value in fitted(TrainConfig, settings["train"], "train.").items():
+        if name not in DECIDED_BY_OTHERS:
+            check_settings(TrainConfig(**{name: value}), tuple(record.train_settings), record.name)
     check_model(record.name, settings["model"])
-    fitted(DataConfig, settings["data"], "data.")
+    if "size" in given and not given.keys() & {"vae", "config"}:  # then it is another word for the model's
+        check_model(record.name, {"image_size": given["size"]})
+    check_data_settings(record, settings["data"])
 
 
 def _check_data(record: Any, data: str) -> None:
     """Let the reader of this kind of data refuse a path that is not there."""
     from ..data.hub import current_form
     from ..data.images import loading as images
-    from ..data.sources import PREFIX, is_several
+    from ..data.sources import PREFIX, expand, is_several
     from ..data.tables import pairs
     from ..data.text import corpus
 
-    if data in ("", "-", *record.embedded) or current_form(data).startswith(PREFIX) or is_several(data):
-        return
-    if expand_path(data).exists():
+    if data in ("", "-", *record.embedded) or current_form(data).startswith(PREFIX) or expand_path(data).exists():
         return
     columns = set(record.data_settings)
-    if "source_column" in columns:
+    if is_several(data) and "source_column" not in columns:
+        expand(data)
+    elif "source_column" in columns:
         pairs.load(data)
     elif "label_column" in columns and pairs.is_table(data):
         pairs.load_labelled(data)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..config import UserError, fitted
 from ..data.settings import DataConfig
+from ..data.split import SPLIT
 from ..data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 
 FREE = ("dropout", "attention_dropout", "key_dropout")  # settings without weights
@@ -33,6 +34,8 @@ class Start:
     preset: str = ""
     others: Mapping[str, bytes] = field(default_factory=dict)  # files that the new run keeps of it
     fresh: frozenset[str] = frozenset()  # tensors of the new model that are not taken from it
+    data: frozenset[str] = frozenset()  # what it was trained on, as it was named and where it is
+    split: int = SPLIT  # the rule by which a part of that was held out
 
     @property
     def values(self) -> dict[str, Any]:

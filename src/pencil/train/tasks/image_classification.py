@@ -117,7 +117,9 @@ class ImageClassification(ImageTask):
             if not len(pictures):
                 return Scored([], [], [])
             x = normalize(torch.from_numpy(pictures).to(device), self.transform.mean, self.transform.std)
-            return scored(model(x).float().log_softmax(-1).cpu(), torch.tensor(targets))
+            return scored(
+                model(x).float().log_softmax(-1).cpu(), torch.tensor(targets), map(np.ndarray.tobytes, pictures)
+            )
 
         found = distributed_map(self.held_out_parts(examples, batches), one)
         self.decoded(sum(len(part[0]) for part in found))
@@ -133,7 +135,7 @@ class ImageClassification(ImageTask):
         folder.mkdir(parents=True, exist_ok=True)
         parts, mistakes = [], []
         for predicted, labels, pictures in self._predict(model, None):
-            parts.append(scored(predicted, labels))
+            parts.append(scored(predicted, labels, map(np.ndarray.tobytes, pictures)))
             wrong = (predicted.argmax(-1) != labels).nonzero()[:, 0].tolist()
             mistakes += [(predicted[i], int(labels[i]), pictures[i].copy()) for i in wrong]
             mistakes = sorted(mistakes, key=lambda one: -one[0].max().item())[:MISTAKES]

@@ -1,6 +1,8 @@
 """Metrics: of predicted classes, and of generated text against a reference."""
 
+import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,6 +17,8 @@ from ...console import shortened
 Z = 1.959963984540054  # of 95 %: the standard normal distribution has so much within ±Z
 LISTED = 20  # classes whose own figures are recorded at each evaluation; pencil eval has those of all
 WIDEST = 40  # characters of a class's name in a table
+NAMED = 3  # classes in a sentence
+INPUTS = 3  # their place in what is scored
 OF_A_CLASS = ("held_out", "precision", "recall", "f1")  # figures that each class has, as in recall.CLASS
 
 
@@ -24,12 +28,16 @@ class Scored(NamedTuple):
     log_probability: list[float]  # of each label
     predicted: list[int]
     labels: list[int]
+    inputs: Sequence[str] = ()  # a hash of each, if equal ones are to be known
 
 
-def scored(log_probabilities: Float[Tensor, "n classes"], labels: Int[Tensor, "n"]) -> Scored:
-    """What the metrics of a batch are computed from."""
+def scored(
+    log_probabilities: Float[Tensor, "n classes"], labels: Int[Tensor, "n"], inputs: Iterable[bytes] = ()
+) -> Scored:
+    """What the metrics of a batch are computed from; `inputs` are what the model has read."""
     own = log_probabilities.gather(1, labels[:, None])[:, 0]
-    return Scored(own.tolist(), log_probabilities.argmax(-1).tolist(), labels.tolist())
+    hashes = [hashlib.blake2b(one, digest_size=16).hexdigest() for one in inputs]
+    return Scored(own.tolist(), log_probabilities.argmax(-1).tolist(), labels.tolist(), hashes)
 
 
 def classification_metrics(
@@ -38,7 +46,8 @@ def classification_metrics(
     """Loss, and figures of the predicted classes, of batches; `weights` are those of the classes in the loss.
 
     Those of each class are left out where there are more than `listed`. What is not defined is left out as well: the
-    precision of a class that is never predicted, the recall of one of which nothing is held out.
+    precision of a class that is never predicted, the recall of one of which nothing is evaluated. How many of the
+    latter there are is among the metrics, since the mean of the recalls leaves them out.
     """
     parts = list(parts)
     values, predicted, labels = (joined(parts, i) for i in range(3))
@@ -51,7 +60,9 @@ def classification_metrics(
         torch.bincount(which, minlength=count).double() for which in (labels, predicted, labels[predicted == labels])
     )
     accuracy = right.sum().item() / len(labels)
-    low, high = wilson_interval(accuracy, len(labels))
+    same = Counter(one for part in parts for one in part[INPUTS])
+    # equal inputs have the same answer, which counts once (Kish's effective number, where some are there more often)
+    low, high = wilson_interval(accuracy, len(labels) ** 2 / sum(n * n for n in same.values()) if same else len(labels))
     f1 = 2 * right / (true + guessed)
     found = {
         "val_loss": loss.item(),
@@ -63,6 +74,10 @@ def classification_metrics(
         "balanced_accuracy": (right / true)[true > 0].mean().item(),
         "macro_f1": f1[true + guessed > 0].mean().item(),
     }
+    if 0 < len(same) < len(labels):
+        found["accuracy.different"] = len(same)
+    if absent := int((true[: len(classes)] == 0).sum()):
+        found["accuracy.unevaluated"] = absent
     if listed is not None and len(classes) > listed:
         return found
     for i, name in enumerate(_in_keys(classes)):
@@ -82,7 +97,7 @@ def joined(parts: Sequence[Scored], place: int) -> Tensor:
     return torch.tensor([one for part in parts for one in part[place]])
 
 
-def wilson_interval(share: float, count: int) -> tuple[float, float]:
+def wilson_interval(share: float, count: float) -> tuple[float, float]:
     """Between which values the true share is, with 95 % confidence, where it is measured on so many examples."""
     middle = share + Z * Z / (2 * count)
     half = Z * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
@@ -104,18 +119,24 @@ def about_accuracy(metrics: Mapping[str, float], unit: str) -> str:
     """How sure an accuracy is, and what it is to be held against, in a sentence; empty without classes."""
     if "accuracy.low" not in metrics:
         return ""
-    commonest = max(class_names(metrics), key=lambda name: metrics[f"held_out.{name}"], default="")
+    names = class_names(metrics)
+    commonest = max(names, key=lambda name: metrics[f"held_out.{name}"], default="")
+    absent = [shortened(name) for name in names if not metrics[f"held_out.{name}"]]
+    count = int(metrics.get("accuracy.unevaluated", 0))
+    named = ", ".join(absent) if absent and count <= NAMED else f"{count} class{'es' * (count > 1)}"
+    without = f"; without {named}, of which nothing was evaluated" if count else ""
+    different = f", {int(metrics['accuracy.different']):,} of them different" if "accuracy.different" in metrics else ""
     return (
-        f"accuracy {metrics['accuracy']:.4f} on {int(metrics['accuracy.examples']):,} held-out {unit}: 95 % interval "
-        f"{metrics['accuracy.low']:.4f} to {metrics['accuracy.high']:.4f} (Wilson); always the commonest class"
+        f"accuracy {metrics['accuracy']:.4f} on {int(metrics['accuracy.examples']):,} held-out {unit}{different}: 95 % "
+        f"interval {metrics['accuracy.low']:.4f} to {metrics['accuracy.high']:.4f} (Wilson); always the commonest class"
         f"{f', {shortened(commonest)},' * bool(commonest)} would have {metrics['accuracy.commonest']:.4f}; "
-        f"balanced accuracy {metrics['balanced_accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}"
+        f"balanced accuracy {metrics['balanced_accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}{without}"
     )
 
 
 def class_rows(metrics: Mapping[str, float]) -> list[list[str]]:
     """The figures of each class as rows of a table, the first its head; none without classes."""
-    rows = [["class", "held out", "precision", "recall", "F1"]]
+    rows = [["class", "evaluated", "precision", "recall", "F1"]]
     for name in class_names(metrics):
         shares = (metrics.get(f"{key}.{name}") for key in OF_A_CLASS[1:])
         shown = ["–" if share is None else f"{share:.4f}" for share in shares]

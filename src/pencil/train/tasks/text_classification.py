@@ -25,7 +25,7 @@ from ..settings import TrainConfig
 from ..task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, recorded, round_up
 from ..validation import Amount
 from .class_balance import ClassBalance
-from .metrics import classification_metrics, confusion_matrix, joined, scored
+from .metrics import Scored, classification_metrics, confusion_matrix, joined, scored
 
 EVAL_BATCH = 64  # texts
 MISTAKES = 40  # listed
@@ -41,7 +41,7 @@ class TextClassification:
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
         if train.mask_fraction is not None:
             raise UserError("train.mask_fraction is for text without labels: leave it out")
-        data = pairs.load_labelled(request.data, reading=request.reading)
+        data = pairs.load_labelled(request.data, reading=request.reading, split=request.split)
         if request.start is not None and (order := request.start.in_order(data.classes)):
             data = replace(data, classes=order)
         texts = (one for one, _ in data.all_pairs())
@@ -164,10 +164,15 @@ class TextClassification:
         total = len(self.data.test)
         few = total if batches is None else min(total, batches * self.train.batch)
         rows = [self.data.test[i] for i in np.linspace(0, total - 1, few).astype(int)]
-        parts = distributed_map(
-            range(0, few, EVAL_BATCH), lambda i: scored(*self._classify(model, rows[i : i + EVAL_BATCH]))
-        )
+
+        def one(i: int) -> Scored:
+            return self._scored(self._classify(model, rows[i : i + EVAL_BATCH]), rows[i : i + EVAL_BATCH])
+
+        parts = distributed_map(range(0, few, EVAL_BATCH), one)
         return classification_metrics(parts, self.data.classes, self.balance.evaluation)
+
+    def _scored(self, found: tuple[Tensor, Tensor], rows: list[pairs.Pair]) -> Scored:
+        return scored(*found, (text.encode() for text, _ in rows))
 
     def preview(self, model: nn.Module) -> Preview:
         return Preview(".txt", "\n".join([*self._lines(model, self.data.test[:20]), ""]).encode())
@@ -186,7 +191,8 @@ class TextClassification:
         """The metrics over all and of each class; the confusion matrix, and mistakes."""
         folder.mkdir(parents=True, exist_ok=True)
         rows = list(self.data.test)
-        found = [scored(*part) for part in self._predict(model, rows)]
+        parts = self._predict(model, rows)
+        found = [self._scored(part, rows[i * EVAL_BATCH : (i + 1) * EVAL_BATCH]) for i, part in enumerate(parts)]
         metrics = classification_metrics(found, self.data.classes, self.balance.evaluation, listed=None)
         predicted, labels = (joined(found, i) for i in (1, 2))
         wrong = [row for row, right in zip(rows, (predicted == labels).tolist(), strict=True) if not right]
