@@ -65,7 +65,7 @@ def import_weights(
     from ..weights.hub import find_here
 
     find_here(what)  # before torch is imported
-    from ..api.card import usage
+    from ..api.interchange.card import usage
     from ..api.interchange.importing import import_checkpoint
     from ..train.loop.report import shown_progress
 

@@ -16,9 +16,9 @@ from ...tensors import write_tensors
 from ...weights.dropout import dropout_fields
 from ...weights.fields import Unfit
 from ...weights.maps import Architecture, skeleton, write
-from ..card import EXPORTED, exported_card
 from ..loading import load_model, open_run
 from ..original import origin_of
+from .card import EXPORTED, exported_card
 from .export_files import files_beside
 from .importing import stored_dtype
 

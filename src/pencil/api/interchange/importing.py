@@ -23,9 +23,9 @@ from ...train.task import check_vocab
 from ...weights.checkpoint_files import Checkpoint, open_checkpoint
 from ...weights.dropout import about_dropout
 from ...weights.maps import Architecture, read, renamed_names, skeleton
-from ..card import imported_card
 from ..loading import SETTINGS_VERSION
 from ..original import about_generation, kept_of
+from .card import imported_card
 
 Notify = Callable[[str], None]
 # the field that names a model in the configs of each library

@@ -1,6 +1,6 @@
 """Checkpoints of other libraries as runs: every verb on them, training from them, and the way back with the same bits.
 
-`python tests/families/test_imported_runs.py` writes the tables of docs/weights.md anew.
+`python tests/api/test_imported_runs.py` writes the tables of docs/weights.md anew.
 """
 
 import json
