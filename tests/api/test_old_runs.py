@@ -14,7 +14,7 @@ import torch
 
 from pencil import families
 from pencil.api import loading
-from pencil.api.run_setup import task_of
+from pencil.api.run_data import task_of
 from pencil.config import UserError, build
 from pencil.runs.run import Run
 from pencil.train.loop.resume import restore

@@ -8,7 +8,7 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from pencil.api.run_setup import settings_of
-from pencil.api.training_request import FROM_DATA
+from pencil.api.training_request import FROM_DATA, TrainingRequest
 from pencil.config import build, setting_types
 from pencil.families import FAMILIES, family
 from pencil.train.settings import OPTIONAL, TrainConfig
@@ -156,7 +156,7 @@ def test_settings_list_every_field_and_rebuild_the_config(type_in, tmp_path, nam
     assert not shown.err
     assert not list(tmp_path.iterdir())
     record, tables = family(name), tomllib.loads(shown.out)
-    configs = dict(zip(("model", "train"), settings_of(name), strict=True))
+    configs = dict(zip(("model", "train"), settings_of(TrainingRequest(name)), strict=True))
     kinds = {"model": record.config, "train": TrainConfig}
     left_out = {"model": set(), "train": set(OPTIONAL) - set(record.train_settings)}
     names, texts = re.findall(r"^\[(\w+)\]$", shown.out, re.M), re.split(r"^\[\w+\]$", shown.out, flags=re.M)[1:]

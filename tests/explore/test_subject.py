@@ -24,7 +24,7 @@ from shapes import (
 from small_runs import FIRST, RUNS, write_run
 
 from conftest import call
-from pencil.api import predict
+from pencil import predict
 from pencil.api.loading import load
 from pencil.config import UserError
 from pencil.data.images.decoding import FITTED
@@ -258,7 +258,7 @@ def test_a_vector_is_that_of_embed_and_the_nearest_comes_first(subjects, runs):
     subject = subjects("reader-vector")
     texts = ["the cat sat", "a dog ran", "the cat sat.", "1999"]
     found = subject.answer({"input": {"text": "\n".join(texts)}})
-    from pencil.api.embed import embed
+    from pencil.api.predict import embed
 
     vectors = embed(runs("reader-vector"), texts).double().numpy()
     np.testing.assert_allclose(found["vector"], vectors[0], rtol=1e-6)

@@ -14,6 +14,7 @@ from ..train.loop.trainer import Trainer
 from ..train.tasks.diffusion import Diffusion
 from .loading import load_model, open_run
 from .run_setup import new_run
+from .training_request import TrainingRequest
 
 TRAINING = dict(steps=800, eval_every=400)  # for data without settings of its own
 
@@ -29,18 +30,14 @@ def trained_classifier(task: Diffusion, notify: Callable[[str], None]) -> Any:
     path = cache_folder() / f"classifier-{task.data.hash[:32]}{ending}"
     if not _finished(path):
         notify(f"Training a classifier of {task.data.name} to score samples by, once; it is kept in {path}")
-        model = {} if native else size | {"patch": patch_for(task.transform.size)}
-        train = {} if task.data.training_defaults else TRAINING
-        run, classify, config = new_run(
+        request = TrainingRequest(
             CLASSIFIER.name,
             task.source,
-            model=model,
-            train=train,
+            model={} if native else size | {"patch": patch_for(task.transform.size)},
+            train={} if task.data.training_defaults else TRAINING,
             data_settings={"fit": fit} if fit else {},
-            out=path,
-            force=path.exists(),
-            split=task.data.split,
         )
+        run, classify, config = new_run(request, out=path, force=path.exists(), split=task.data.split)
         if not Trainer(classify, run, config).train().finished:
             raise KeyboardInterrupt  # a classifier that was not trained to its end must not score anything
     return load_model(open_run(path))

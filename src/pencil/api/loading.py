@@ -9,6 +9,7 @@ import torch
 from ..config import UserError, nearest, upgraded
 from ..device import without_fallback_warnings
 from ..families.family import Family
+from ..families.predictions import predict_loaded
 from ..families.registry import FAMILIES, family
 from ..inference.int8 import to_int8
 from ..models.notebook import model_html
@@ -17,7 +18,6 @@ from ..runs.manifest import WEIGHTS
 from ..runs.run import Loaded, Run
 from ..tensors import check_tensors
 from ..train.settings import RENAMED_FOR_MASKS, TrainConfig
-from .predict import predict_with
 
 DEEP = 100  # blocks that are built in no time
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int8")
@@ -111,7 +111,7 @@ class OpenedRun(Loaded):
 
     def predict(self, inputs: Any = None, **options: Any) -> Any:
         """What the model says of its inputs; see `pencil.predict`."""
-        return predict_with(self, inputs, options)
+        return predict_loaded(self, inputs, options)
 
 
 def load(path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | str | None = None) -> OpenedRun:

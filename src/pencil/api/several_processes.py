@@ -29,10 +29,10 @@ from ..runs.run import Run
 from ..train.loop import checkpoint
 from ..train.settings import TrainConfig
 from .loading import open_run
-from .run_setup import task_of
+from .run_data import task_of
+from .run_setup import Training
 
 T = TypeVar("T")
-Made = tuple[Run, Any, TrainConfig]
 Notify = Callable[[str], None]
 TRIES = 3  # restarts in a row that may come no further
 
@@ -44,20 +44,20 @@ def processes(device: str | None) -> Iterator[None]:
         yield
 
 
-def check_same(chosen: Any) -> None:
+def check_same(settings: Any) -> None:
     """Refuse processes that were not all started with the same settings and versions."""
-    table = json.loads(json.dumps(chosen, default=str))
+    table = json.loads(json.dumps(settings, default=str))
     same_everywhere({**table, "pencil": __version__, "torch": torch.__version__}, "settings")
 
 
-def make_once(make: Callable[[Path | None], Made], out: Path | None, name: str | None, notify: Notify) -> Made:
+def make_once(make: Callable[[Path | None], Training], out: Path | None, name: str | None, notify: Notify) -> Training:
     """The run that rank 0 makes, opened by the others too.
 
     After a restart it is the one that was made before, if it has a checkpoint; else it is made anew in its place.
     """
     if world().size == 1 and not restarts():
         return make(None)
-    made: list[Made] = []
+    made: list[Training] = []
     new: list[bool] = []
 
     def by_writer() -> None:
@@ -129,9 +129,9 @@ def _count_restart(step: int, where: str, mend: str = "") -> None:
         )
 
 
-def _opened(run: Run) -> Made:
+def _opened(run: Run) -> Training:
     config = build(TrainConfig, run.config["train"], "train.")
-    return run, task_of(run, config), config
+    return Training(run, task_of(run, config), config)
 
 
 def _seen(place: str, number: str | None) -> Run:

@@ -26,11 +26,12 @@ def demo(*, out: Path | None = None) -> int:
 
     from ..api.loading import load
     from ..api.run_setup import new_run
+    from ..api.training_request import TrainingRequest
     from ..families.captioner import FAMILY
     from ..files import write_aside
 
     note("A model learns, from scratch, to describe what is where in an image; about a minute and a half on two cores.")
-    run, task, config = new_run(FAMILY.name, "scenes", train=TRAINING, out=out, notify=note)
+    run, task, config = new_run(TrainingRequest(FAMILY.name, "scenes", train=TRAINING), out=out, notify=note)
     c = task.config
     note(
         f"{FAMILY.parameters(c):,} parameters: {c.depth} blocks of width {c.width}, trained on {task.about()}, with "

@@ -104,7 +104,8 @@ def _continue(
     opened: Any, changed: dict[str, Any], data: str | None, allow_changes: bool
 ) -> tuple[Any, Any, Any] | None:
     """Prepare a run whose settings were reviewed."""
-    from ..api.run_setup import check_memory, task_of
+    from ..api.run_data import task_of
+    from ..api.run_setup import check_memory
     from ..device import pick_device
     from ..families import family
     from ..train.settings import (
@@ -168,7 +169,7 @@ def _nothing_left(opened: Any, config: Any) -> str | None:
 
 def _record_place(run: Any, data: str) -> None:
     """Write into the run where its data is."""
-    from ..api.run_setup import whole_path
+    from ..api.run_data import whole_path
     from ..data.hub import current_form
     from ..families import family
     from ..train.loop.identity import Change, record_changes
