@@ -210,18 +210,6 @@ def test_options_of_other_families_are_refused_in_a_sentence_that_names_the_fami
         assert f"{run} is a {name}: it takes no {option}" in fails("trace", run, option, 1)
 
 
-@pytest.mark.parametrize("name", ["gpt", "captioner", "seq2seq"])
-def test_new_is_now_called_max_new_tokens(fails, run_of, name):
-    assert fails("sample", run_of(name), "--new", 5) == "pencil: --new is now called --max-new-tokens"
-    assert fails("sample", run_of(name), "--new=5") == "pencil: --new is now called --max-new-tokens"
-
-
-def test_old_names_of_settings_are_refused_with_the_new_ones(fails):
-    assert fails("train", "gpt", "--model.rope_base", 5) == "pencil: model.rope_base is now called model.rope_theta"
-    assert fails("train", "gpt", "--train.min_lr", 0) == "pencil: train.min_lr is now called train.final_lr_fraction"
-    assert "train.schedule paper is now called inverse-sqrt" in fails("train", "gpt", "--train.schedule", "paper")
-
-
 def test_options_may_come_before_the_run(type_in, fails, run, vit_run):
     after = type_in("sample", run, "--prompt", "line", "--max-new-tokens", 7)
     for words in (("--prompt", "line", "--max-new-tokens", 7, run), ("--max-new-tokens", 7, run, "--prompt", "line"),

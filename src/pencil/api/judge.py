@@ -28,7 +28,7 @@ def trained_classifier(task: Diffusion, notify: Callable[[str], None]) -> Any:
     ending += "" if fit in (None, "crop") else f"-{fit}"
     ending += "" if task.data.split == 1 else f"-split{task.data.split}"
     path = cache_folder() / f"classifier-{task.data.hash[:32]}{ending}"
-    if not _finished(path):
+    if not _is_finished(path):
         notify(f"Training a classifier of {task.data.name} to score samples by, once; it is kept in {path}")
         request = TrainingRequest(
             CLASSIFIER.name,
@@ -43,6 +43,6 @@ def trained_classifier(task: Diffusion, notify: Callable[[str], None]) -> Any:
     return load_model(open_run(path))
 
 
-def _finished(path: Path) -> bool:
+def _is_finished(path: Path) -> bool:
     steps = checkpoint.saved(path)
     return bool(steps) and steps[-1] == Run.open(path).config["train"]["steps"]

@@ -52,15 +52,15 @@ def embed(
     if loaded.tokenizer is None:
         raise UserError("a text needs a tokenizer: give the model's, embed(…, tokenizer=…)")
     batch, single = as_batch(texts)
-    given, model = check_texts(batch, "a text"), loaded.model
+    checked, model = check_texts(batch, "a text"), loaded.model
     trains = model.training
     model.eval()
     try:
         how = settings_of(loaded, pool, normalize)
-        found = vectors(loaded, given, how, lambda line: warnings.warn(line, stacklevel=4))
+        rows = vectors(loaded, checked, how, lambda line: warnings.warn(line, stacklevel=4))
     finally:
         model.train(trains)
-    return found[0] if single else found
+    return rows[0] if single else rows
 
 
 def embedder(name: str, where: Any) -> Callable[..., Tensor]:
@@ -80,9 +80,9 @@ def bare(model: Any, tokenizer: Any, classes: Sequence[str] | None) -> Loaded:
             f"{type(model).__name__} is neither a run nor a model of a family; a run is its folder or what pencil.load "
             "gives"
         )
-    known = getattr(model.config, "classes", None)
-    if classes is not None and len(classes) != known:
-        raise UserError(f"{len(classes)} names of classes were given, and the model has {known or 'none'}")
+    count = getattr(model.config, "classes", None)
+    if classes is not None and len(classes) != count:
+        raise UserError(f"{len(classes)} names of classes were given, and the model has {count or 'none'}")
     facts: dict[str, Any] = {} if classes is None else {"classes": list(map(str, classes))}
     run: Any = SimpleNamespace(path="the model", family=names[0], config={"run": facts})
     return Loaded(model, tokenizer, run)

@@ -28,11 +28,11 @@ from ..runs.run import Run
 from ..train.settings import TrainConfig
 from ..train.task import DataChanged, check_unchanged
 
-MAX_FILES = 50_000  # of a folder with more no list is kept
-MAX_BYTES = 1 << 28  # of a larger file only its size
+MAX_LISTED_FILES = 50_000  # of a folder with more no list is kept
+MAX_HASHED_BYTES = 1 << 28  # of a larger file only its size
 MAX_BLOCKS = 1000  # of lines: a file with no more lines has a hash a line
-DIGITS = 16  # of a SHA-256, enough to tell files apart
-NAMED = 3  # files in one sentence
+HASH_DIGITS = 16  # of a SHA-256, enough to tell files apart
+NAMED_FILES = 3  # files in one sentence
 
 
 def task_of(
@@ -63,11 +63,11 @@ def task_of(
             return task
         check_unchanged(run, task.hash, source)
     except UserError as error:
-        raise _explained(error, run, source, record) from None
+        raise _explain_change(error, run, source, record) from None
     return task
 
 
-def _explained(error: UserError, run: Run, source: str, record: Family) -> UserError:
+def _explain_change(error: UserError, run: Run, source: str, record: Family) -> UserError:
     """The error of data that cannot be used, with what has changed in it since the run was trained."""
     changes = what_changed(run, source, record.embedded)
     if not isinstance(error, DataChanged):
@@ -129,15 +129,15 @@ def _leave_out_trained(task: Any, run: Run, notify: Callable[[str], None]) -> bo
     test, hashes = getattr(data, "test", None), getattr(data, "hashes", {})
     if not trained or not hashes or not isinstance(test, FileExamples):
         return False
-    kept = [i for i, source in enumerate(test.sources) if short_hash(hashes[source]) not in trained]
-    if not kept:
+    unseen = [i for i, source in enumerate(test.sources) if short_hash(hashes[source]) not in trained]
+    if not unseen:
         raise UserError(f"{run.path} was trained on all {len(test):,} images of {data.name}: none is left to evaluate")
-    if len(kept) < len(test):
+    if len(unseen) < len(test):
         notify(
-            f"{run.path} was trained on {len(test) - len(kept):,} of the {len(test):,} images of {data.name}: they "
+            f"{run.path} was trained on {len(test) - len(unseen):,} of the {len(test):,} images of {data.name}: they "
             "are left out"
         )
-        sources, targets = ([part[i] for i in kept] for part in (test.sources, test.targets))
+        sources, targets = ([part[i] for i in unseen] for part in (test.sources, test.targets))
         task.data = replace(data, test=FileExamples(sources, targets, test.skipped))
     return True
 
@@ -161,14 +161,14 @@ def data_record(source: str, embedded: Sequence[str], task: Any) -> bytes:
     return json.dumps(table).encode()
 
 
-def _recorded(run: Run) -> dict[str, Any]:
+def _read_record(run: Run) -> dict[str, Any]:
     """What was recorded; nothing in a run of an older version, or where it is damaged."""
     try:
         run.verify(DATA_RECORD)
-        found = read_json(run.path / DATA_RECORD)
+        table = read_json(run.path / DATA_RECORD)
     except (UserError, OSError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return table if isinstance(table, dict) else {}
 
 
 def _contents(source: str, embedded: Sequence[str], lines_a_block: int | None = None) -> dict[str, Any]:
@@ -179,12 +179,12 @@ def _contents(source: str, embedded: Sequence[str], lines_a_block: int | None = 
         return table
     if path.is_dir():
         files = _files(path)
-        if len(files) <= MAX_FILES:
+        if len(files) <= MAX_LISTED_FILES:
             hashes = hash_files(path, files)
             table["files"] = {one.relative_to(path).as_posix(): short_hash(sha) for one, sha in hashes.items()}
     elif path.is_file():
         table["size"] = path.stat().st_size
-        if table["size"] <= MAX_BYTES:
+        if table["size"] <= MAX_HASHED_BYTES:
             lines = path.read_bytes().split(b"\n")
             step = lines_a_block or -(-len(lines) // MAX_BLOCKS)
             blocks = [b"\n".join(lines[i : i + step]) for i in range(0, len(lines), step)]
@@ -195,7 +195,7 @@ def _contents(source: str, embedded: Sequence[str], lines_a_block: int | None = 
 
 def _files(folder: Path) -> list[Path]:
     """The files under a folder that can be read, without hidden ones and without runs."""
-    found = []
+    readable = []
     for root, folders, names in os.walk(folder):
         here = Path(root)
         if {"config.toml", "manifest.json"} <= set(names):
@@ -203,27 +203,27 @@ def _files(folder: Path) -> list[Path]:
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = (here / name for name in sorted(names) if not name.startswith("."))
-        found += [path for path in paths if path.is_file() and os.access(path, os.R_OK)]
-        if len(found) > MAX_FILES:
+        readable += [path for path in paths if path.is_file() and os.access(path, os.R_OK)]
+        if len(readable) > MAX_LISTED_FILES:
             break
-    return found
+    return readable
 
 
 def trained_files(run: Run) -> set[str]:
     """The hashes of the files that a run was trained on, as far as they are recorded."""
-    table = _recorded(run)
+    table = _read_record(run)
     files, held = table.get("files"), set(table.get("held_out") or ())
     return {sha for name, sha in files.items() if name not in held} if isinstance(files, Mapping) and held else set()
 
 
 def short_hash(sha: str) -> str:
     """A file's hash as it is recorded."""
-    return sha[:DIGITS]
+    return sha[:HASH_DIGITS]
 
 
 def what_changed(run: Run, source: str, embedded: Sequence[str]) -> str:
     """What is another than when the run was trained, in a few words; empty where that is not known."""
-    was = _recorded(run)
+    was = _read_record(run)
     if source in TEXTS:
         made = f", and {run.path} was made with Python {was['python']}" if "python" in was else ""
         return f"it is the documentation of Python itself{made}; this is Python {platform.python_version()}"
@@ -252,8 +252,8 @@ def _changed_files(was: Mapping[str, str], now: Mapping[str, str]) -> str:
         "renamed": [f"{old} to {name}" for old, name in moved],
     }
     return "; ".join(
-        f"{len(names):,} {'file' if len(names) == 1 else 'files'} {what}: {', '.join(names[:NAMED])}"
-        + (", …" if len(names) > NAMED else "")
+        f"{len(names):,} {'file' if len(names) == 1 else 'files'} {what}: {', '.join(names[:NAMED_FILES])}"
+        + (", …" if len(names) > NAMED_FILES else "")
         for what, names in kinds.items()
         if names
     )

@@ -48,9 +48,9 @@ def train_config(record: Family, preset: str, train: dict[str, Any], start: Star
     return config
 
 
-def check_data_settings(record: Family, chosen: Mapping[str, Any]) -> None:
+def check_data_settings(record: Family, settings: Mapping[str, Any]) -> None:
     """Refuse a setting of how data is read that is not one, or that this family does not have."""
-    for name in fitted(DataConfig, chosen, "data."):
+    for name in fitted(DataConfig, settings, "data."):
         if name not in record.data_settings:
             raise UserError(f"data.{name} has no effect on a {record.name}: leave it out")
 
@@ -260,12 +260,12 @@ def check_memory(record: Family, config: Any, train: TrainConfig) -> None:
     tokens = sizes.get("T", 0)  # a family of one's own may have none
     words = sizes.get("t", tokens) * sizes.get("V", 0)
     # of a frozen part only the weights, and of recomputed blocks only what goes into them
-    kept, each = (4, 0) if train.freeze else (16, 1 if train.recompute == "blocks" else 8)
+    bytes_each, each = (4, 0) if train.freeze else (16, 1 if train.recompute == "blocks" else 8)
     size, local = world().size, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     copies = local / size if train.parallel == "fsdp" else local
     try:
         row = words + each * tokens * config.width * config.depth
-        needed = kept * copies * record.parameters(config) + 4 * train.batch * local / size * row
+        needed = bytes_each * copies * record.parameters(config) + 4 * train.batch * local / size * row
     except RuntimeError:  # so large that its bytes cannot be counted
         needed = 1 << 63
     available = memory()

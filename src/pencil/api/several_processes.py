@@ -34,7 +34,7 @@ from .run_setup import Training
 
 T = TypeVar("T")
 Notify = Callable[[str], None]
-TRIES = 3  # restarts in a row that may come no further
+MAX_FRUITLESS_RESTARTS = 3  # restarts in a row that may come no further
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def make_once(make: Callable[[Path | None], Training], out: Path | None, name: s
     def by_writer() -> None:
         if not world().is_rank0:
             return
-        earlier = _made_before(out, name)
+        earlier = _find_earlier_run(out, name)
         if earlier is not None:
             say_restart(earlier, notify)
         elif restarts():
@@ -72,14 +72,14 @@ def make_once(make: Callable[[Path | None], Training], out: Path | None, name: s
         if earlier is None or not checkpoint.saved(earlier.path):
             made.append(make(None if earlier is None else earlier.path))
         else:
-            made.append(_opened(earlier))
+            made.append(_open_again(earlier))
 
     rank0_first(by_writer)
     place = broadcast([str(made[0][0].path.resolve()), made[0][0].id, new[0]] if made else None)
 
     def by_others() -> None:
         if not made:
-            made.append(as_writer(lambda: _opened(_seen(*place[:2])), place[0]))
+            made.append(as_writer(lambda: _open_again(_open_as_seen_here(*place[:2])), place[0]))
 
     try:
         on_all_ranks(by_others, patient=True)  # where they do not share rank 0's cache
@@ -123,18 +123,17 @@ def _count_restart(step: int, where: str, mend: str = "") -> None:
         file.write(f"{step}\n")
         file.seek(0)
         steps = file.read().split()
-    if len(steps) > TRIES and len(set(steps[-TRIES - 1 :])) == 1:
-        raise UserError(
-            f"{TRIES} restarts in a row {'came' if mend else 'ended'} {where}, so the training is given up{mend}"
-        )
+    if len(steps) > MAX_FRUITLESS_RESTARTS and len(set(steps[-MAX_FRUITLESS_RESTARTS - 1 :])) == 1:
+        how = "came" if mend else "ended"
+        raise UserError(f"{MAX_FRUITLESS_RESTARTS} restarts in a row {how} {where}, so the training is given up{mend}")
 
 
-def _opened(run: Run) -> Training:
+def _open_again(run: Run) -> Training:
     config = build(TrainConfig, run.config["train"], "train.")
     return Training(run, task_of(run, config), config)
 
 
-def _seen(place: str, number: str | None) -> Run:
+def _open_as_seen_here(place: str, number: str | None) -> Run:
     """Rank 0's run, as this process sees it."""
     try:
         run = open_run(place)
@@ -148,7 +147,7 @@ def _seen(place: str, number: str | None) -> Run:
     return run
 
 
-def _made_before(out: Path | None, name: str | None) -> Run | None:
+def _find_earlier_run(out: Path | None, name: str | None) -> Run | None:
     """The run that this training made before it was restarted. On several machines not every restart is counted."""
     if not restarts() and not several_machines():
         return None

@@ -62,19 +62,19 @@ def train(
     record = file.record if family is None and file is not None else record_of(str(family))
     if isinstance(patterns := settings.get("freeze"), list | tuple):
         settings["freeze"] = ",".join(patterns)
-    found = resolve(record, settings)
+    values = resolve(record, settings)
     for section, table in (("model", model), ("train", train)):
-        if both := set(found[section]) & set(table or {}):
+        if both := set(values[section]) & set(table or {}):
             raise UserError(f"{min(both)} is given twice: by its name and in {section}")
-    options, sizes = with_image_size(found["options"], {**(model or {}), **found["model"]})
+    options, sizes = with_image_size(values["options"], {**(model or {}), **values["model"]})
     request = TrainingRequest(
         record.name,
         None if data is None else str(data),
         preset,
         options,
         sizes,
-        {**(train or {}), **found["train"]},
-        found["data"],
+        {**(train or {}), **values["train"]},
+        values["data"],
         None if from_run is None else str(from_run),
     )
     notify = (lambda line: None) if quiet else note
@@ -178,7 +178,7 @@ def train_to_end(
     if not world().is_rank0:
         return outcome
     everywhere = dict.fromkeys((name, fault) for one in several for name, fault in one)
-    later = [found for found in everywhere if found not in skipped]
+    later = [one for one in everywhere if one not in skipped]
     report_skipped(later)
     if lost := len(skipped) + len(later):
         notify(f"{lost} file{'s' if lost > 1 else ''} of the data could not be used.")

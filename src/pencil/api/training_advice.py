@@ -19,7 +19,7 @@ from ..progress import duration
 from ..train.frozen import blocks_of, describe_parts, freeze_parameters
 from ..train.settings import TrainConfig, slots_of
 
-SOON = 3600  # seconds
+SOON_SECONDS = 3600  # seconds
 
 
 def what_trains(record: Family, model: Any, config: TrainConfig) -> str:
@@ -56,7 +56,7 @@ def propose_shorter(record: Family, preset: str, model: Any, config: TrainConfig
     """What the training takes here, and what would take less: another preset, or a time budget."""
     line = f"the preset {preset} takes about {duration(seconds)} here"
     faster = {name: time for name, time in _times(record, preset, model, config, seconds).items() if time < seconds / 2}
-    soon = {name: time for name, time in faster.items() if time <= SOON}
+    soon = {name: time for name, time in faster.items() if time <= SOON_SECONDS}
     if faster:
         # the largest of those that end soon, or the fastest
         name = max(soon, key=lambda one: soon[one]) if soon else min(faster, key=lambda one: faster[one])
@@ -69,19 +69,19 @@ def _times(record: Family, preset: str, model: Any, config: TrainConfig, seconds
     # the vocabulary, the classes, the image size: what the preset leaves to the data
     from_data = {one.name: getattr(model, one.name) for one in fields(model) if one.name not in record.presets[preset]}
     usual = asdict(build(TrainConfig, record.training.get(preset, {})))
-    chosen = {name: value for name, value in asdict(config).items() if value != usual[name]}
-    found, here = {}, _flops(record, model, config)
+    changed = {name: value for name, value in asdict(config).items() if value != usual[name]}
+    times, flops = {}, _flops(record, model, config)
     for other in record.presets:
         if other == preset:
             continue
         try:
-            training = build(TrainConfig, {**record.training.get(other, {}), **chosen})
+            training = build(TrainConfig, {**record.training.get(other, {}), **changed})
             sizes = record.configure(other, **{**from_data, **record.presets[other]})
             if sizes.depth * sizes.width**2 <= model.depth * model.width**2:  # a larger model is not counted
-                found[other] = seconds * _flops(record, sizes, training) / here
+                times[other] = seconds * _flops(record, sizes, training) / flops
         except (UserError, RuntimeError):  # sizes that do not fit the data
             continue
-    return found
+    return times
 
 
 def _flops(record: Family, model: Any, config: TrainConfig) -> float:
@@ -116,7 +116,7 @@ def _fit(record: Family, model: Any, train: TrainConfig) -> str:
             return 0
 
     try:
-        found = fitting(
+        fit = fitting(
             record.create,
             record.cost,
             model,
@@ -130,4 +130,4 @@ def _fit(record: Family, model: Any, train: TrainConfig) -> str:
         )
     except (RuntimeError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
         return ""  # a family of one's own may have a profile that cannot be counted
-    return "" if found is None else found.words(train, parallel)
+    return "" if fit is None else fit.words(train, parallel)

@@ -110,7 +110,7 @@ class TrainingRequest:
         if "steps" in self.train:
             train.pop("minutes", None)
             if "warmup" not in self.train and isinstance(warmup := train.get("warmup"), int):
-                notes += _shortened(train, warmup, self.train["steps"], path)
+                notes += _drop_long_warmup(train, warmup, self.train["steps"], path)
         if {**train, **self.train}.get("schedule") in NOT_DECAYING and train.pop("final_lr_fraction", None):
             notes.append(f"train.final_lr_fraction of {path} has no effect with the schedule, and is left out")
         if self.train.get("minutes") is not None:
@@ -118,7 +118,7 @@ class TrainingRequest:
         return train | self.train, notes
 
 
-def _shortened(train: Values, warmup: int, steps: Any, path: str | Path) -> list[str]:
+def _drop_long_warmup(train: Values, warmup: int, steps: Any, path: str | Path) -> list[str]:
     """Leave out a file's warm-up that is longer than the steps chosen: it then follows from them."""
     if not str(steps).isdigit() or warmup <= int(steps):
         return []
@@ -174,14 +174,14 @@ def read_config(path: str | Path) -> TrainingRequest:
             from_run=facts.get("from"),
             options=fitted(record.train_options, options, "options."),
             model=fitted(record.config, tables.get("model", {}), "model."),
-            train=_decided(fitted(TrainConfig, tables.get("train", {}), "train.")),
+            train=_settle_budget(fitted(TrainConfig, tables.get("train", {}), "train.")),
             data_settings=fitted(DataConfig, tables.get("data", {}), "data."),
         )
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def _decided(train: Values) -> Values:
+def _settle_budget(train: Values) -> Values:
     """The steps that a time budget came to, without the budget; or the budget alone where it had not decided yet."""
     if not train.get("minutes"):
         return train
@@ -191,11 +191,11 @@ def _decided(train: Values) -> Values:
 
 def _recorded_options(record: Family, facts: Mapping[str, Any], model: Mapping[str, Any]) -> Values:
     """The options of a run that did not write them down, as far as it recorded what they came to."""
-    known = {one.name for one in fields(record.train_options)}
-    found = {name: facts[name] for name in ("tokenizer", "vae") if name in facts and name in known}
-    if found.get("tokenizer") == "bpe" and "vocab" in model:
-        found["vocab"] = model["vocab"]
-    return found
+    option_names = {one.name for one in fields(record.train_options)}
+    options = {name: facts[name] for name in ("tokenizer", "vae") if name in facts and name in option_names}
+    if options.get("tokenizer") == "bpe" and "vocab" in model:
+        options["vocab"] = model["vocab"]
+    return options
 
 
 def resolve(record: Family, settings: Mapping[str, Any]) -> dict[str, Values]:
@@ -205,7 +205,7 @@ def resolve(record: Family, settings: Mapping[str, Any]) -> dict[str, Values]:
     the model and the training both have is refused.
     """
     sections = plain_names(record)
-    found: dict[str, Values] = {section: {} for section in sections}
+    values: dict[str, Values] = {section: {} for section in sections}
     for name, value in settings.items():
         homes = [section for section, names in sections.items() if name in names]
         home = homes[0] if homes else None
@@ -215,11 +215,11 @@ def resolve(record: Family, settings: Mapping[str, Any]) -> dict[str, Values]:
         if home is None:
             everything = [one for names in sections.values() for one in names]
             raise UserError(f"{name} is not a setting of a {record.name}; {nearest_setting(name, everything)}")
-        found[home][name] = _word(value, setting_types(record.train_options)[name]) if home == "options" else value
-    return found
+        values[home][name] = _as_word(value, setting_types(record.train_options)[name]) if home == "options" else value
+    return values
 
 
-def _word(value: Any, kind: Any) -> Any:
+def _as_word(value: Any, kind: Any) -> Any:
     """A number, a path or several numbers as the word that an option of words takes."""
     if kind not in (str, str | None) or isinstance(value, bool):
         return value

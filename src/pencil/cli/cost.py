@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from ..config import UserError
 from ..console import Console, visible
-from .presets import Model, find_model, settings_of, titled
+from .presets import Model, find_model, settings_of, title_of
 from .screens.cost_report import CostReport, as_json, make_report, show
 from .train import Settings
 
@@ -82,7 +82,7 @@ def cost(
     training = {**usual_training, **requested}
     usual_dtype = "fp32" if place is not None and place.type != "cuda" else "bf16"
     report = make_report(
-        titled(what, config, changes),
+        title_of(what, config, changes),
         record,
         config,
         training,

@@ -5,11 +5,14 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..console import Console
 from .screens.terminal import note, program
 from .train import train_to_end
+
+if TYPE_CHECKING:
+    from ..runs.run import Loaded
 
 TRAINING: dict[str, Any] = {"steps": 1060, "eval_every": 265, "eval_batches": 2, "save_every": 530}
 
@@ -67,7 +70,7 @@ def demo(*, out: Path | None = None) -> int:
     return 0
 
 
-def _unfold(loaded: Any, picture: Any, page: Path) -> None:
+def _unfold(loaded: "Loaded", picture: Any, page: Path) -> None:
     """One number behind the first caption, as its arithmetic; and a page on which every other one unfolds too."""
     from ..families.captioner import trace_image
     from ..tracing import html

@@ -128,7 +128,7 @@ def show(what: str, name: str | None = None, /, *options: Hidden) -> int:
     raise AssertionError("show is dispatched by family")
 
 
-def _documented(verb: Callable[..., int]) -> str:
+def _help_of(verb: Callable[..., int]) -> str:
     """The help of a verb, without the sentence that leads to the help of a run."""
     return "\n\n".join(part for part in (verb.__doc__ or "").split("\n\n") if "The options depend on" not in part)
 
@@ -167,7 +167,7 @@ def why_command(record: "Family | None") -> Callable[..., int]:
 
         if against is not None and not contributions:
             raise UserError("--against is what --contributions compares with: give --contributions too")
-        opened = _open(what, record, options, edit)
+        opened = open_trace(what, record, options, edit)
         if contributions:
             contribution_table(opened.contributions(cell, against), result_console(), significant_digits(digits))
             return 0
@@ -175,7 +175,7 @@ def why_command(record: "Family | None") -> Callable[..., int]:
         receipt(reasons, opened, result_console())
         return 0 if reasons.agrees else 1
 
-    command.__doc__ = _documented(why)
+    command.__doc__ = _help_of(why)
     return command
 
 
@@ -198,12 +198,12 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
     ) -> int:
         outputs = _Outputs(html, xlsx, png, out, of or [], query)
         outputs.check()
-        opened = _open(what, record, options, edit)
+        opened = open_trace(what, record, options, edit)
         part = outputs.part_of(opened)
         if html:
             _write_page(part, html, _title(what, options, opened), _about(what))
         if xlsx:
-            _write_sheet(_open(what, record, options, edit, double=True), xlsx, outputs.of)
+            _write_sheet(open_trace(what, record, options, edit, double=True), xlsx, outputs.of)
         if png:
             _write_picture(opened, png, outputs.of, query)
         if out:
@@ -214,7 +214,7 @@ def trace_command(record: "Family | None") -> Callable[..., int]:
             names(opened, result_console())
         return 0
 
-    command.__doc__ = _documented(trace)
+    command.__doc__ = _help_of(trace)
     return command
 
 
@@ -302,14 +302,14 @@ def show_command(record: "Family | None") -> Callable[..., int]:
     ) -> int:
         from ..tracing.show import names, tables
 
-        opened = _open(what, record, options, None)
+        opened = open_trace(what, record, options, None)
         if name is None:
             names(opened, result_console())
         else:
             tables(opened[name], result_console(), significant_digits(digits))
         return 0
 
-    command.__doc__ = _documented(show)
+    command.__doc__ = _help_of(show)
     return command
 
 
@@ -329,7 +329,7 @@ def _about(what: str) -> str:
     return f"{(made.__doc__ or '').strip()} Choose a number, and its arithmetic unfolds." if made else ""
 
 
-def _open(what: str, record: "Family | None", options: Any, edits: list[str] | None, double: bool = False) -> Any:
+def open_trace(what: str, record: "Family | None", options: Any, edits: list[str] | None, double: bool = False) -> Any:
     """The trace that a word names: of a worked example, from a file, or of a run with its input."""
     from ..tracing.edits import edited
 

@@ -12,7 +12,7 @@ from ..collectives.processes import only_rank0_prints, world
 from ..config import UserError, overrides
 from .launch import began, leave, start_several
 from .screens.terminal import note, program
-from .suggestions import option_meant, setting_meant, undotted
+from .suggestions import option_meant, setting_meant, undotted_words
 
 if TYPE_CHECKING:
     from ..families.family import Family
@@ -68,7 +68,7 @@ def train_command(record: "Family") -> Callable[..., int]:
         force: Force = False,
         processes: Processes = None,
     ) -> int:
-        words = overrides(dotted(record, settings), SECTIONS)
+        words = overrides(check_dotted(record, settings), SECTIONS)
         from ..api.several_processes import processes as join_others
         from ..api.train import merge, start_training
         from ..api.training_request import TrainingRequest, given_options, read_config, with_image_size
@@ -123,13 +123,13 @@ def with_family(words: Sequence[str]) -> Sequence[str]:
     return words if named in words else [str(named), *words]
 
 
-def dotted(record: Any, words: Sequence[str]) -> list[str]:
+def check_dotted(record: Any, words: Sequence[str]) -> list[str]:
     """The words, which are all dotted settings; anything else is refused with what it may have meant."""
     from ..train.settings import plain_names
 
     sections = plain_names(record)
     own = [f"--{name.replace('_', '-')}" for name in (*OPTIONS, *sections.pop("options"))]
-    for name in undotted(words):
+    for name in undotted_words(words):
         if name.startswith("-"):
             swapped = [one for one in own if sorted(one) == sorted(name)]  # --form is --from before it is --model.norm
             meant = option_meant(name, swapped) or setting_meant(name, sections) or option_meant(name, own)

@@ -5,7 +5,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from ..api.trace import prepared, trace_loaded
+from ..api.trace import prepare_trace, trace_loaded
 from ..api.trace import trace as trace_any
 from ..data.images.decoding import FITTED
 from ..families import family
@@ -21,7 +21,7 @@ from .session import Subject
 def trace(what: Any, *inputs: Any, **given: Any) -> LiveTrace:
     if not isinstance(what, str | Path | Loaded):
         return trace_any(what, *inputs, **given)
-    loaded, options, double = prepared(what, inputs, given)
+    loaded, options, double = prepare_trace(what, inputs, given)
     found = trace_loaded(loaded, options, double)
     return found if double else shareable(found, loaded, options)
 

@@ -22,7 +22,7 @@ from ...weights.dropout import dropout_fields
 from ...weights.fields import Unfit
 from ...weights.maps import Architecture, skeleton, write
 from ..loading import load_model, open_run
-from ..original import CONFIG, GENERATION, MADE, OLDER, TEMPLATE, TOKENIZER, TOKENS, origin_of, read_kept
+from ..original import CONFIG, GENERATION, MADE, OLDER, TEMPLATE, TOKENIZER, TOKENS, origin_of, read_original
 from .card import EXPORTED, exported_card
 from .importing import stored_dtype
 
@@ -72,7 +72,7 @@ def export_run(
     """Write a run as a folder that a library loads; nothing is left behind unless all of it fits."""
     if to not in LIBRARIES:
         raise UserError(f"--to is one of {', '.join(LIBRARIES)}, not {to}")
-    run, library, chosen = open_run(path), LIBRARIES[to], stored_dtype(dtype)
+    run, library, requested_dtype = open_run(path), LIBRARIES[to], stored_dtype(dtype)
     record = family(run.family)
     config = record.read_config(run.config["model"])
     try:
@@ -83,7 +83,7 @@ def export_run(
     folder = out or Path("exports") / f"{run.path.name}-{to}"
     check_folder(folder, force)
     files, notes = files_beside(run, record, config, architecture, described)
-    model = load_model(run, dtype=chosen)
+    model = load_model(run, dtype=requested_dtype)
     check_finite(model.state_dict().items())
     kind = (described.get("architectures") or [described.get("_class_name", "")])[0]
     files["README.md"] = exported_card(folder, run.path, library, kind, origin).encode()
@@ -159,66 +159,68 @@ def files_beside(
     contents, notes = {"config.json": described}, []
     if record.exported is not None:
         contents, notes = record.exported(run, config, architecture.library, described)
-    kept = read_kept(run) if architecture.library == "transformers" else {}
-    same = kept.get("architecture") == architecture.name
-    theirs = kept.get("config.json", {}) if same else {}
+    original = read_original(run) if architecture.library == "transformers" else {}
+    same = original.get("architecture") == architecture.name
+    theirs = original.get("config.json", {}) if same else {}
     files: dict[str, bytes] = {}
     special: dict[str, Any] = {}
     if (run.path / "tokenizer.json").is_file():
         context = getattr(config, "context", None)
         files = tokenizer_files(run.tokenizer, context)
-        if TOKENIZER in kept or TOKENS in kept or same:
-            _as_kept(files, kept, same, context if "import" not in run.config else None)
-        special = _special_ids(run.tokenizer, kept, record.generates, bool(described.get("is_encoder_decoder")))
+        if TOKENIZER in original or TOKENS in original or same:
+            _restore_tokenizer_files(files, original, same, context if "import" not in run.config else None)
+        special = _special_ids(run.tokenizer, original, record.generates, bool(described.get("is_encoder_decoder")))
     elif getattr(config, "vocab", None) is not None:
         notes = [*notes, f"{run.path} has no tokenizer, so the folder has none: copy that of the original into it"]
     contents["config.json"] |= special | {name: theirs[name] for name in CONFIG if name in theirs}
     if record.generates and architecture.library == "transformers":
         older = {name: theirs[name] for name in OLDER if theirs.get(name) is not None}
-        if same and GENERATION in kept:
-            contents[GENERATION] = kept[GENERATION]
+        if same and GENERATION in original:
+            contents[GENERATION] = original[GENERATION]
         elif special or older:
             never = [[token] for token in run.tokenizer.never] if special else []
             contents[GENERATION] = special | ({"bad_words_ids": never} if never else {}) | older
     return {name: _json(content) for name, content in contents.items()} | files, notes
 
 
-def _as_kept(files: dict[str, bytes], kept: dict[str, Any], same: bool, context: int | None) -> None:
+def _restore_tokenizer_files(
+    files: dict[str, bytes], original: dict[str, Any], same: bool, context: int | None
+) -> None:
     """Put the settings of the tokenizer into its files as the original has them.
 
     `context` is the most that a run reads which was trained from an imported one.
     """
     ours = json.loads(files[TOKENIZER])
-    settings = dict(kept.get(TOKENIZER) or {name: value for name, value in ours.items() if name != CLASS})
-    if kept.get(MADE) and "tokenizer.json" in files:  # which the class of the original would read in another way
+    settings = dict(original.get(TOKENIZER) or {name: value for name, value in ours.items() if name != CLASS})
+    if original.get(MADE) and "tokenizer.json" in files:  # which the class of the original would read in another way
         settings = {**ours, **settings, CLASS: ours[CLASS]}
     elif CLASS not in settings and not same:  # without one the library goes by the kind of the model
         settings[CLASS] = ours[CLASS]
     if context is not None and settings.get("model_max_length", context + 1) > context:
         settings["model_max_length"] = context
     files[TOKENIZER] = _json(settings)
-    if TOKENS in kept:
-        files[TOKENS] = _json(kept[TOKENS])
-    elif TOKENIZER in kept:  # which then has all that the original says of them
+    if TOKENS in original:
+        files[TOKENS] = _json(original[TOKENS])
+    elif TOKENIZER in original:  # which then has all that the original says of them
         files.pop(TOKENS, None)
-    if TEMPLATE in kept:
-        files[TEMPLATE] = kept[TEMPLATE].encode()
+    if TEMPLATE in original:
+        files[TEMPLATE] = original[TEMPLATE].encode()
 
 
-def _special_ids(tokenizer: Tokenizer, kept: dict[str, Any], generates: bool, targets: bool) -> dict[str, Any]:
+def _special_ids(tokenizer: Tokenizer, original: dict[str, Any], generates: bool, targets: bool) -> dict[str, Any]:
     """The special tokens as the fields of another library's config; what it has not is null there, not its default.
 
     An encoder–decoder (`targets`) also has one that begins a target.
     """
     begin, end = tokenizer.begin, list(tokenizer.ends) if len(tokenizer.ends) > 1 else tokenizer.end
     if begin is None and isinstance(tokenizer, LibraryTokenizer):  # one that is put before no text has only a name
-        named = kept.get(TOKENIZER, {}).get("bos_token", kept.get(TOKENS, {}).get("bos_token"))
+        named = original.get(TOKENIZER, {}).get("bos_token", original.get(TOKENS, {}).get("bos_token"))
         named = named.get("content") if isinstance(named, dict) else named
         begin = tokenizer.id_of(named) if isinstance(named, str) else None
-    found = {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": tokenizer.pad}
+    ids = {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": tokenizer.pad}
     if targets:
-        found["decoder_start_token_id"] = tokenizer.end if tokenizer.start is None else tokenizer.start
-    return {name: value for name, value in found.items() if generates or value is not None}
+        ids["decoder_start_token_id"] = tokenizer.end if tokenizer.start is None else tokenizer.start
+    return {name: value for name, value in ids.items() if generates or value is not None}
 
 
 def _json(content: Any) -> bytes:

@@ -63,19 +63,19 @@ def result_table(results: "list[Result]") -> Table:
     for column in (["claim"] if several else []) + ["predicted", "measured", "verdict"]:
         table.add_column(column, overflow="fold", ratio=None if column in ("claim", "verdict") else 1)
     for result in results:
-        for i, found in enumerate(result.findings):
-            measured = Text(effect(found)) if several else _measured(result, found)
-            cells = [Text(found.prediction.symptom), measured, Text(found.verdict, STYLE[found.verdict])]
+        for i, finding in enumerate(result.findings):
+            measured = Text(effect(finding)) if several else _measured(result, finding)
+            cells = [Text(finding.prediction.symptom), measured, Text(finding.verdict, STYLE[finding.verdict])]
             table.add_row(*([Text(result.claim.name if i == 0 else "", "bold")] if several else []), *cells)
     return table
 
 
-def _measured(result: "Result", found: "Finding") -> Text:
+def _measured(result: "Result", finding: "Finding") -> Text:
     from ...learn.lab.finding import effect, number
 
-    p = found.prediction
+    p = finding.prediction
     text = Text(f"{p.label}\n", "dim")
     if p.near is None:
-        arms = [arm for arm in result.claim.arms if arm in found.values]
-        text.append(", ".join(f"{arm} {number(found.average(arm))}" for arm in arms) + "\n", "not dim")
-    return text.append(effect(found), "not dim")
+        arms = [arm for arm in result.claim.arms if arm in finding.values]
+        text.append(", ".join(f"{arm} {number(finding.average(arm))}" for arm in arms) + "\n", "not dim")
+    return text.append(effect(finding), "not dim")

@@ -106,8 +106,8 @@ def _line(name: str, value: Any) -> str:
 def option_help(kind: type) -> dict[str, str]:
     """The help of each field that is an option of the command line."""
     hints = get_type_hints(kind, include_extras=True)
-    found = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: help for name, one in found.items() if one and (help := getattr(one[0], "help", None))}
+    metadata = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: help for name, one in metadata.items() if one and (help := getattr(one[0], "help", None))}
 
 
 @lru_cache

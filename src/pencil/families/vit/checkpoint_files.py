@@ -42,13 +42,13 @@ PROCESSOR: dict[str, Use] = {
 }  # fmt: skip
 
 
-def imported(found: Checkpoint, config: Any) -> dict[str, Any]:
+def imported(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
     """The tables of a run that is made of a checkpoint: its classes, and how its images are prepared."""
-    theirs, notes = found.config, []
+    theirs, notes = checkpoint.config, []
     if "architecture" in theirs:
         names, data = label_names(theirs), from_timm(theirs, config)
     else:
-        names, data, file = class_names(theirs), {}, found.folder / FILE
+        names, data, file = class_names(theirs), {}, checkpoint.folder / FILE
         if file.is_file():
             kind = DEIT.name if theirs["model_type"] in DEIT.types else VIT.name
             data = from_transformers(read_json(file), kind, config)
@@ -87,20 +87,20 @@ def from_transformers(theirs: Mapping[str, Any], kind: str, c: Any) -> dict[str,
         raise UserError(
             f"this {what} is for a {made}, and only that of a ViTImageProcessor or a DeiTImageProcessor can be read"
         )
-    given = Fields(USUAL[KINDS[made]] | {k: v for k, v in theirs.items() if v is not None}, what)
-    size, centre = _size(given, "size"), bool(given["do_center_crop"])
-    last = _size(given, "crop_size") if centre else size
+    fields = Fields(USUAL[KINDS[made]] | {k: v for k, v in theirs.items() if v is not None}, what)
+    size, centre = _size(fields, "size"), bool(fields["do_center_crop"])
+    last = _size(fields, "crop_size") if centre else size
     if last != tuple(c.image_size):
         raise UserError(f"this {what} makes images of {_by(last)}, and the model reads {_by(c.image_size)}")
     for name, whole, part in zip(("height", "width"), size, last, strict=True):
         if round((whole - part) / 2) != (whole - part) // 2:
             raise UserError(f"this {what} cuts a {name} of {part} out of {whole}, whose middle is rounded in two ways")
-    if given["resample"] not in RESAMPLING:
-        raise UserError(f"this {what} has resample {given['resample']!r}, which is none of {list(RESAMPLING)}")
-    normal = {"mean": given.given("image_mean", HALF), "std": given.given("image_std", HALF)}
-    if not given.given("do_normalize", True):
+    if fields["resample"] not in RESAMPLING:
+        raise UserError(f"this {what} has resample {fields['resample']!r}, which is none of {list(RESAMPLING)}")
+    normal = {"mean": fields.given("image_mean", HALF), "std": fields.given("image_std", HALF)}
+    if not fields.given("do_normalize", True):
         normal = {"mean": 0.0, "std": 1.0}
-    return _checked(c, fit="squash", resize=size, resample=RESAMPLING[given["resample"]], **normal)
+    return _check_reading(c, fit="squash", resize=size, resample=RESAMPLING[fields["resample"]], **normal)
 
 
 def from_timm(theirs: Mapping[str, Any], c: Any) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def from_timm(theirs: Mapping[str, Any], c: Any) -> dict[str, Any]:
     height, width = (math.floor(side / percent) for side in c.image_size)
     if mode == "center" and height != width:
         resample = "bilinear"  # so does timm, whatever its interpolation
-    return _checked(
+    return _check_reading(
         c,
         fit="crop" if mode == "center" else "squash",
         resize=(height, width),
@@ -127,7 +127,7 @@ def from_timm(theirs: Mapping[str, Any], c: Any) -> dict[str, Any]:
     )
 
 
-def _checked(c: Any, **values: Any) -> dict[str, Any]:
+def _check_reading(c: Any, **values: Any) -> dict[str, Any]:
     """The settings, built once, so that what does not fit is refused at import."""
     for name in ("mean", "std"):
         if isinstance(values[name], float | int):
@@ -137,17 +137,17 @@ def _checked(c: Any, **values: Any) -> dict[str, Any]:
     return values | {"mean": list(values["mean"]), "std": list(values["std"]), "transparency": "drop"}
 
 
-def _size(given: Fields, name: str) -> tuple[int, int]:
+def _size(fields: Fields, name: str) -> tuple[int, int]:
     """Height and width; one number is both."""
-    value = given[name]
+    value = fields[name]
     if isinstance(value, Mapping):
         if set(value) != {"height", "width"}:
-            raise UserError(f"this {given.what} has {name} {dict(value)}: only height and width can be read")
+            raise UserError(f"this {fields.what} has {name} {dict(value)}: only height and width can be read")
         value = (value["height"], value["width"])
-    found = tuple(value) if isinstance(value, list | tuple) else (value, value)
-    if len(found) != 2 or any(type(side) is not int or side < 1 for side in found):
-        raise UserError(f"this {given.what}'s {name} must be whole numbers above 0, not {given[name]!r}")
-    return found
+    size = tuple(value) if isinstance(value, list | tuple) else (value, value)
+    if len(size) != 2 or any(type(side) is not int or side < 1 for side in size):
+        raise UserError(f"this {fields.what}'s {name} must be whole numbers above 0, not {fields[name]!r}")
+    return size
 
 
 def to_transformers(c: Any, reading: DataConfig) -> tuple[dict[str, Any] | None, list[str]]:
@@ -155,7 +155,7 @@ def to_transformers(c: Any, reading: DataConfig) -> tuple[dict[str, Any] | None,
     height, width = c.image_size
     size = reading.resize or (height, width)
     numbers = {name: number for number, name in RESAMPLING.items()}
-    found: dict[str, Any] = dict(
+    processor: dict[str, Any] = dict(
         do_resize=True,
         size={"height": size[0], "width": size[1]},
         resample=numbers[reading.resample or "bicubic"],
@@ -170,12 +170,12 @@ def to_transformers(c: Any, reading: DataConfig) -> tuple[dict[str, Any] | None,
         what = "pads images" if reading.fit == "pad" else "crops images that are not square"
         return None, [f"without {FILE}: no image processor of transformers {what} as the run does"]
     else:
-        kind, found["size"] = "CLIPImageProcessor", {"shortest_edge": size[0]}
-    found["do_center_crop"] = kind != "ViTImageProcessor"
-    if found["do_center_crop"]:
-        found["crop_size"] = {"height": height, "width": width}
+        kind, processor["size"] = "CLIPImageProcessor", {"shortest_edge": size[0]}
+    processor["do_center_crop"] = kind != "ViTImageProcessor"
+    if processor["do_center_crop"]:
+        processor["crop_size"] = {"height": height, "width": width}
     note = [] if reading.resize is not None and reading.fit == "squash" else [_note("transformers")]
-    return {"image_processor_type": kind, "do_convert_rgb": c.channels == 3, **found}, note
+    return {"image_processor_type": kind, "do_convert_rgb": c.channels == 3, **processor}, note
 
 
 def to_timm(c: Any, reading: DataConfig) -> tuple[dict[str, Any], list[str]]:
@@ -189,16 +189,16 @@ def to_timm(c: Any, reading: DataConfig) -> tuple[dict[str, Any], list[str]]:
     uneven = fit == "crop" and size[0] != size[1]
     if uneven and reading.resize is not None and resample != "bilinear":
         raise UserError(f"data.resample is {resample}, and timm crops images that are not square by bilinear only")
-    found = dict(interpolation=resample, crop_pct=percent, crop_mode=mode, **_normal(c, reading, "mean", "std"))
-    return found, [] if reading.resize is not None else [_note("timm")]
+    prepared = dict(interpolation=resample, crop_pct=percent, crop_mode=mode, **_normal(c, reading, "mean", "std"))
+    return prepared, [] if reading.resize is not None else [_note("timm")]
 
 
 def _percent(part: tuple[int, int], whole: tuple[int, int]) -> float | None:
     """The crop_pct with which timm comes to `whole`: a short number, if there is one."""
     near = part[0] / whole[0]
-    for found in (*(round(near, digits) for digits in range(1, 7)), near, part[0] / (whole[0] + 0.5)):
-        if 0 < found <= 1 and all(math.floor(p / found) == w for p, w in zip(part, whole, strict=True)):
-            return found
+    for percent in (*(round(near, digits) for digits in range(1, 7)), near, part[0] / (whole[0] + 0.5)):
+        if 0 < percent <= 1 and all(math.floor(p / percent) == w for p, w in zip(part, whole, strict=True)):
+            return percent
     return None
 
 
