@@ -26,7 +26,9 @@ import torch._dynamo  # optimizers import it at their first step: here, once for
 import torch.distributed.fsdp
 
 from pencil.api.loading import open_run
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.api.verifying import verify_run
 from pencil.collectives.processes import process_group
 from pencil.config import build
@@ -155,8 +157,8 @@ def survive(kind: str, kills: int, folder: Path, seed: int) -> Found:
     text.write_text(TEXT)
     killed, whole = folder / f"{name}-killed", folder / f"{name}-whole"
     for out in (killed, whole):
-        new_run("gpt", str(text), model=dict(context=17, width=12, depth=1, heads=3),
-                train={**PACE, "parallel": mode}, out=out)  # fmt: skip
+        sizes = dict(context=17, width=12, depth=1, heads=3)
+        new_run(TrainingRequest("gpt", str(text), model=sizes, train={**PACE, "parallel": mode}), out=out)
     halves = bad = lost = steps_lost = 0
     seen: dict[int, set[str]] = {}
     for _ in range(kills):

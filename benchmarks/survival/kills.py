@@ -21,7 +21,9 @@ import torch._dynamo  # noqa: F401  optimizers import it at their first step: he
 from safetensors import safe_open
 
 from pencil.api.loading import open_run
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.api.verifying import verify_run
 from pencil.config import build
 from pencil.train.loop import checkpoint
@@ -69,7 +71,7 @@ def finish(work: Callable[[], None], log: Path) -> None:
 
 def create(name: str, out: Path, data: dict[str, Path]) -> None:
     source, sizes = FAMILIES[name]
-    new_run(name, str(data.get(source, source)), model=dict(sizes), train=PACE, out=out)
+    new_run(TrainingRequest(name, str(data.get(source, source)), model=dict(sizes), train=PACE), out=out)
 
 
 def train(folder: Path, steps: int) -> None:

@@ -13,7 +13,7 @@ import pencil
 from albums import photos, picture
 from commands import SMALL, trained
 from pencil.api.loading import load, open_run
-from pencil.api.run_setup import task_of
+from pencil.api.run_data import task_of
 from pencil.config import build
 from pencil.families.head_inputs import held_out_images
 from pencil.train.settings import TrainConfig

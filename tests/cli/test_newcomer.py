@@ -156,7 +156,7 @@ def test_the_names_checked_without_torch_are_those_of_the_records():
         name: table | by_type for name, table in named["families"].items()
     }, "run python -m pencil.cli.names"
     assert stored["examples"] == named["examples"]
-    for name, one in names._stored()[0].items():
+    for name, one in names._read_names()[0].items():
         assert setting_types(one.config) == setting_types(FAMILIES[name].config), "run python -m pencil.cli.names"
         assert setting_types(one.train_options) == setting_types(FAMILIES[name].train_options)
 

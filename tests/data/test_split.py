@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from albums import album, idx, photos, picture, write_rows
 from pencil.api.loading import open_run
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError, build
 from pencil.data.images import loading as images
 from pencil.data.split import hold_out, hold_out_texts
@@ -195,7 +197,7 @@ def test_a_text_in_two_classes_is_named(tmp_path):
 
 def test_a_run_records_its_rule_and_one_without_keeps_the_former(tmp_path):
     place = str(copied(tmp_path / "set"))
-    run, task, config = new_run("vit", place, model={"image_size": (8, 8)}, out=tmp_path / "run")
+    run, task, config = new_run(TrainingRequest("vit", place, model={"image_size": (8, 8)}), out=tmp_path / "run")
     assert run.config["run"]["split"] == task.data.split == 2
     again = task_of(open_run(run.path), build(TrainConfig, run.config["train"]))
     assert again.data.test.sources == task.data.test.sources

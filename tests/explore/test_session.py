@@ -262,7 +262,7 @@ def test_a_vector_is_that_of_embed_and_the_nearest_comes_first(sessions, runs):
     session = sessions("reader-vector")
     texts = ["the cat sat", "a dog ran", "the cat sat.", "1999"]
     found = session.answer({"input": {"text": "\n".join(texts)}})
-    from pencil.api.embed import embed
+    from pencil.api.predict import embed
 
     vectors = embed(runs("reader-vector"), texts).double().numpy()
     np.testing.assert_allclose(found["vector"], vectors[0], rtol=1e-6)

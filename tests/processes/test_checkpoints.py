@@ -142,7 +142,7 @@ from pathlib import Path
 import torch
 from pencil.config import build
 from pencil.api.loading import open_run
-from pencil.api.run_setup import task_of
+from pencil.api.run_data import task_of
 from pencil.collectives.processes import process_group, world
 from pencil.train.loop.trainer import Trainer
 from pencil.train.loop.resume import restore

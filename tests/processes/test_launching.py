@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import TEXT
-from pencil.api.several_processes import _count_restart, _made_before
+from pencil.api.several_processes import _count_restart, _find_earlier_run
 from pencil.cli.launch import _without_option, enter, launch, leave
 from pencil.collectives.processes import RankError, World, _check_device, _difference, lost_another, world
 from pencil.collectives.torchrun import _opened, agent_name
@@ -427,11 +427,11 @@ def test_on_several_machines_a_restart_that_is_not_counted_finds_its_run(togethe
     agent = re.search('agent = "(.*)"', config)[1]
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
-    assert _made_before(Path("run"), None) is None  # another torchrun, with the same name
+    assert _find_earlier_run(Path("run"), None) is None  # another torchrun, with the same name
     (tmp_path / "run" / "config.toml").write_text(config.replace(agent, agent_name()))
-    assert _made_before(Path("run"), None).path == Path("run")
+    assert _find_earlier_run(Path("run"), None).path == Path("run")
     monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
-    assert _made_before(Path("run"), None) is None
+    assert _find_earlier_run(Path("run"), None) is None
 
 
 # ---- the launcher

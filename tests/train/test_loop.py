@@ -13,7 +13,9 @@ from safetensors import safe_open
 
 from conftest import TINY, call, unchecked
 from pencil.api.loading import load
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.cli.train import train_to_end
 from pencil.config import UserError, build
 from pencil.data.text import text_data as text
@@ -243,7 +245,7 @@ def test_a_killed_run_resumes_and_ends_as_one_never_killed(tmp_path, notes):
     # more steps than there is time for, with a schedule that does not depend on how many there are
     pace = dict(steps=100_000, batch=7, save_every=5, eval_every=30, eval_batches=1, warmup=0, schedule="constant")
     for name in ("killed", "whole"):
-        new_run("gpt", str(notes), model=SIZES, train=pace, out=tmp_path / name)
+        new_run(TrainingRequest("gpt", str(notes), model=SIZES, train=pace), out=tmp_path / name)
     for _ in range(3):
         process = subprocess.Popen(
             [sys.executable, "-m", "pencil", "resume", str(tmp_path / "killed")], stderr=subprocess.DEVNULL

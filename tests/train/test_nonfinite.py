@@ -10,7 +10,9 @@ from safetensors.torch import load_file
 from albums import photos
 from conftest import call
 from pencil.api.loading import load
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
@@ -24,7 +26,7 @@ PACE = dict(steps=23, batch=5, eval_every=50, save_every=50, eval_batches=1, war
 
 
 def trainer(folder, notes, **settings):
-    run, task, config = new_run("gpt", str(notes), model=SIZES, train={**PACE, **settings}, out=folder)
+    run, task, config = new_run(TrainingRequest("gpt", str(notes), model=SIZES, train={**PACE, **settings}), out=folder)
     return Trainer(task, run, config)
 
 

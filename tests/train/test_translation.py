@@ -11,7 +11,9 @@ import torch
 from PIL import Image
 
 from pencil import draw
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError, build
 from pencil.core.masks import NOWHERE
 from pencil.data.tables.dates import Dates
@@ -342,7 +344,10 @@ def new_trainer(folder, data, **train):
     pace = dict(eval_every=6, save_every=1, warmup=0, schedule="constant", accumulate=2, label_smoothing=0.1)
     model = {**SIZES, "dropout": 0.1}
     run, task, config = new_run(
-        "seq2seq", str(data), options=options(), model=model, train={**PACE, **pace, **train}, out=folder
+        TrainingRequest(
+            "seq2seq", str(data), options={"tokenizer": "char"}, model=model, train={**PACE, **pace, **train}
+        ),
+        out=folder,
     )
     return Trainer(task, run, config)
 
@@ -390,7 +395,8 @@ def test_forty_words_are_memorized(tmp_path, backwards):
     fast = dict(steps=90, batch=19, eval_every=90, save_every=90, warmup=11, muon_lr=0.04, lr=0.01)
     model = {**SIZES, "dropout": 0.0}
     run, task, config = new_run(
-        "seq2seq", str(backwards), options=options(), model=model, train={**PACE, **fast}, out=tmp_path / "a"
+        TrainingRequest("seq2seq", str(backwards), options={"tokenizer": "char"}, model=model, train={**PACE, **fast}),
+        out=tmp_path / "a",
     )
     trainer = Trainer(task, run, config)
     task.data.test = task.data.train

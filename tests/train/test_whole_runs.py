@@ -11,7 +11,9 @@ import pytest
 
 from conftest import TINY, call
 from pencil.api.loading import load, open_run
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.api.verifying import verify_run
 from pencil.config import UserError, build
 from pencil.runs import files as run_files
@@ -127,7 +129,9 @@ def test_a_damaged_manifest_is_named_and_made_anew_with_leave_only(copy, how):
 
 
 def test_a_run_has_a_manifest_from_its_beginning(tmp_path, notes):
-    run, _, _ = new_run("gpt", str(notes), model=dict(width=24, heads=3, depth=1, context=31), out=tmp_path / "new")
+    run, _, _ = new_run(
+        TrainingRequest("gpt", str(notes), model=dict(width=24, heads=3, depth=1, context=31)), out=tmp_path / "new"
+    )
     assert sorted(Manifest.read(run.path).files) == ["config.toml", "data.json", "tokenizer.json"]
     assert Manifest.read(run.path).run == run.id == tomllib.loads((run.path / "config.toml").read_text())["run"]["id"]
     call("verify", run.path)
@@ -234,7 +238,7 @@ def test_a_missing_folder_of_checkpoints_is_no_start_from_zero(copy):
 
 def test_a_run_killed_before_its_first_save_starts_again(tmp_path, notes):
     sizes, pace = dict(width=24, heads=3, depth=1, context=31), dict(steps=9, eval_every=2, eval_batches=1, batch=3)
-    run, task, config = new_run("gpt", str(notes), model=sizes, train=pace, out=tmp_path / "new")
+    run, task, config = new_run(TrainingRequest("gpt", str(notes), model=sizes, train=pace), out=tmp_path / "new")
     with pytest.raises(Killed):
         kill_after(Trainer(task, run, config), 5).train()
     assert run.weights_step == 4
@@ -544,7 +548,7 @@ def test_moved_data_is_pointed_to_and_must_be_the_same(tmp_path, notes):
     whole, moved = (tmp_path / name for name in ("whole", "moved"))
     for out in (whole, moved):
         sizes, pace = dict(width=24, heads=3, depth=1, context=31), dict(steps=6, eval_every=3, eval_batches=1, batch=3)
-        run, task, config = new_run("gpt", str(here), model=sizes, train=pace, out=out)
+        run, task, config = new_run(TrainingRequest("gpt", str(here), model=sizes, train=pace), out=out)
         made = Trainer(task, run, config)
         (interrupt_after(made, 3) if out == moved else made).train()
     there.parent.mkdir()

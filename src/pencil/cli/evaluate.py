@@ -57,8 +57,7 @@ def evaluate(
     check_run(run)
     from ..api.judge import trained_classifier
     from ..api.loading import load_model, open_run
-    from ..api.other_data import amount, task_on
-    from ..api.run_setup import task_of
+    from ..api.run_data import amount, task_of, task_on
     from ..device import pick_device
     from ..families import family
     from ..models.output import check_finite

@@ -5,7 +5,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from ..api.trace import prepared, trace_loaded
+from ..api.trace import prepare_trace, trace_loaded
 from ..api.trace import trace as trace_any
 from ..data.images.decoding import FITTED
 from ..families import family
@@ -22,9 +22,9 @@ from .session import Session
 def trace(what: Any, *inputs: Any, **given: Any) -> LiveTrace:
     if not isinstance(what, str | Path | Loaded):
         return trace_any(what, *inputs, **given)
-    loaded, options, double = prepared(what, inputs, given)
-    traced = trace_loaded(loaded, options, double)
-    return traced if double else shareable(traced, loaded, options)
+    loaded, options, double = prepare_trace(what, inputs, given)
+    found = trace_loaded(loaded, options, double)
+    return found if double else shareable(found, loaded, options)
 
 
 def shareable(trace: LiveTrace, loaded: Loaded, options: Any) -> LiveTrace:

@@ -255,8 +255,8 @@ def _parameter_formulas(c: Any) -> dict[str, str]:
     return block_formulas(c, f"(L + {c.decoder_blocks})", str(c.decoder_blocks))
 
 
-def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
-    length, source = given[0].shape[1], given[1].shape[1]
+def _attention_groups(model: Seq2Seq, inputs: Inputs) -> list[AttentionGroup]:
+    length, source = inputs[0].shape[1], inputs[1].shape[1]
     key = torch.arange(source).expand(length, -1)
     return [
         AttentionGroup("encoder", f"encoder.{SELF_ATTENTION}", line(full, source)),
@@ -267,7 +267,7 @@ def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
     ]
 
 
-def _held_out(loaded: Loaded, task: Any) -> list[Inputs]:
+def _held_out(loaded: Loaded, task: Translation) -> list[Inputs]:
     chosen = [task.data.test[i] for i in spread(len(task.data.test)).tolist()]
     sides = [(task.target(target)[:-1], task.source(source)) for source, target in chosen]
     return [(row(target), row(source)) for target, source in sides if min(len(target), len(source)) > 2]

@@ -1,6 +1,6 @@
 """Checkpoints of other libraries as runs: every verb on them, training from them, and the way back with the same bits.
 
-`python tests/families/test_imported_runs.py` writes the tables of docs/guides/import-export.md anew.
+`python tests/api/test_imported_runs.py` writes the tables of docs/guides/import-export.md anew.
 """
 
 import json
@@ -15,7 +15,7 @@ from albums import photos
 from conftest import TINY, call
 from foreign import MAKERS
 from pencil.api.interchange.exporting import LIBRARIES, expressed
-from pencil.api.interchange.importing import _by_name, known
+from pencil.api.interchange.importing import _by_name, list_architectures
 from pencil.config import UserError
 from pencil.families import FAMILIES
 from pencil.models.gpt import GPT
@@ -119,7 +119,9 @@ def check_back(run, folder):
     to = TO[run.config["import"]["library"]]
     call("export", run.path, "--to", to, "--out", "back")
     held, back = weights_of(folder), weights_of(Path("back"))
-    record, architecture = next(k for k in known() if k.architecture.name == run.config["import"]["architecture"])
+    record, architecture = next(
+        k for k in list_architectures() if k.architecture.name == run.config["import"]["architecture"]
+    )
     names = dict(zip(renamed_names(architecture, Source(held)), held, strict=True))
     again = dict(zip(renamed_names(architecture, Source(back)), back, strict=True))
     assert again.keys() <= names.keys()
@@ -160,7 +162,7 @@ def architectures():
     """What each architecture can do; the tests above do it, except for those that no library makes."""
     words = {library: f"`--to {word}`" for word, library in LIBRARIES.items()}
     rows = []
-    for record, one in known():
+    for record, one in list_architectures():
         out = words.get(one.library, "no") if one.describe is not None else "no"
         reads = "no text" if record.name in ("vit", "dit") else "yes"
         reads = "`--tokenizer`" if one.library in ("nanogpt", "llama") else reads
@@ -200,7 +202,7 @@ def written():
 
 def test_the_tables_of_the_page_are_those_of_the_records():
     assert PAGE.read_text(encoding="utf-8") == written()
-    makers = {one for name in {k.architecture.name for k in known()} for one in NAMED.get(name, (name,))}
+    makers = {one for name in {k.architecture.name for k in list_architectures()} for one in NAMED.get(name, (name,))}
     assert set(MAKERS) <= makers
 
 
@@ -228,7 +230,12 @@ def test_no_other_architecture_is_proposed():
     """Every type of model of transformers that is not ours, and spellings of ours."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    ours = {name for one in known() if one.architecture.library == "transformers" for name in one.architecture.types}
+    ours = {
+        name
+        for one in list_architectures()
+        if one.architecture.library == "transformers"
+        for name in one.architecture.types
+    }
     refusals = {}
     for name in {*CONFIG_MAPPING_NAMES, "gpt3", "llama4"} - ours:
         with pytest.raises(UserError) as refused:

@@ -14,7 +14,7 @@ import torch
 
 from pencil import families
 from pencil.api import loading
-from pencil.api.run_setup import task_of
+from pencil.api.run_data import task_of
 from pencil.config import UserError, build
 from pencil.runs.run import Run
 from pencil.train.loop.resume import restore
@@ -111,5 +111,5 @@ def test_an_old_run_goes_on_from_its_checkpoint(old):
 def test_old_names_are_refused_in_a_run_of_this_version(tmp_path):
     run = loading.open_run(OLD / "gpt")
     table = {**run.config, "model": {**run.config["model"], "rope_base": 500.0}}
-    with pytest.raises(UserError, match=r"model\.rope_base is now called model\.rope_theta"):
+    with pytest.raises(UserError, match=r"model\.rope_base is not a setting; did you mean rope_theta\?"):
         families.create("gpt", table["model"])

@@ -8,7 +8,7 @@ import pytest
 
 from conftest import call
 from foreign import MAKERS
-from pencil.api.card import exported_card
+from pencil.api.interchange.card import exported_card
 from pencil.api.interchange.exporting import WRITTEN
 from pencil.runs.run import Run
 from random_texts import random_texts

@@ -6,11 +6,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
-from ..console import visible
-from ..families.family import Family
-from ..families.registry import family
-from ..runs.run import Run
+from ... import __version__
+from ...console import visible
+from ...families.family import Family
+from ...families.registry import family
+from ...runs.run import Run
 
 EXPORTED = "exported by Pencil"  # the words of a card by which an export is known
 LOADED_BY = {

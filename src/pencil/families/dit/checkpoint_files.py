@@ -9,11 +9,11 @@ from ...inference.autoencoder import Autoencoder
 from ...weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside
 
 
-def imported(found: Checkpoint, config: Any) -> dict[str, Any]:
+def imported(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
     """Tables of the run, from the folder of the pipeline that the transformer is a part of."""
-    if found.folder.name != "transformer":
+    if checkpoint.folder.name != "transformer":
         return {}
-    pipeline = found.folder.parent
+    pipeline = checkpoint.folder.parent
     facts: dict[str, Any] = {"classes": names} if (names := _class_names(pipeline, config.classes)) else {}
     return {"run": facts | _autoencoder(pipeline, config.channels)}
 
