@@ -1,7 +1,7 @@
 """How a run starts: it is planned, with everything checked, before the first file is written."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
