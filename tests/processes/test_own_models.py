@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from pencil.collectives.processes import RankError, World
 from pencil.config import UserError
-from pencil.train.parallel import modes as parallel
+from pencil.train.parallel import gradients as parallel
 
 # rows are sorted by the expert that they need; an expert without rows is not run
 SCRIPT = """

@@ -19,8 +19,8 @@ from pencil.cost.parallel import Plan, device_memory, units_of
 from pencil.data.images import decoding
 from pencil.families import family
 from pencil.train.parallel.exact import Tree, tree_sum
+from pencil.train.parallel.fsdp import build_cut
 from pencil.train.parallel.rows import cut, own_batch, own_rows
-from pencil.train.parallel.sharded_build import build_cut
 from pencil.train.settings import TrainConfig, check_processes, slots_of
 from pencil.train.task import Request
 

@@ -16,7 +16,7 @@ from ..console import note
 from ..device import pick_device, random_state_kept
 from ..runs.run import Run
 from ..train.loop import pace
-from ..train.loop.trained import Trained
+from ..train.loop.state import Trained
 from ..train.loop.trainer import Trainer
 from ..train.settings import OPTIONAL, TrainConfig, check_final_rate, check_patience, fit_warmup, resumed, with_budget
 from ..train.task import Batch, Preview, one_number, why_last

@@ -15,7 +15,7 @@ from ..device import pick_device
 from ..families.registry import family as record_of
 from ..runs.run import Run
 from ..train.loop import pace
-from ..train.loop.trained import Trained
+from ..train.loop.state import Trained
 from ..train.loop.trainer import Outcome, Trainer
 from ..train.settings import TrainConfig
 from ..train.tasks.metrics import about_accuracy, class_table

@@ -13,7 +13,7 @@ from operator import add
 from typing import Any, TypeVar
 
 from ..progress import track
-from .gathering import serve_others
+from .fsdp_gathering import serve_others
 from .processes import on_all_ranks, world
 
 T = TypeVar("T")

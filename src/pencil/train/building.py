@@ -18,8 +18,8 @@ from ..core.attention import Attention
 from ..core.layers import LayerNorm, RMSNorm
 from ..inference.int8 import refuse_int8
 from .frozen import freeze_parameters
-from .parallel.modes import Mode, compiles, halves
-from .parallel.sharded_build import build_cut, fill
+from .parallel.fsdp import build_cut, fill
+from .parallel.gradients import Mode, compiles, halves
 from .recompute import blocks_of, compile_blocks, recompute_blocks
 from .settings import TrainConfig
 

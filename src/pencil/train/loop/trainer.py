@@ -18,7 +18,7 @@ from ...runs.run import Run
 from ..building import build_model, same_bits_again
 from ..optim import make_optimizers, step_unless
 from ..parallel.exact import make_gradients
-from ..parallel.modes import autocast_of, compiles, mode_of
+from ..parallel.gradients import autocast_of, compiles, mode_of
 from ..parallel.rows import own_batch
 from ..parallel.shards import HostCopy
 from ..schedule import factor
@@ -27,8 +27,9 @@ from ..task import Batch, Task, random_of
 from ..validation import Validation, amount_of, higher
 from . import pace
 from .background import Background
+from .checkpointer import DISK_FULL
 from .ema import ExponentialMovingAverage
-from .evaluation import Abandoned, Callback, Evaluating
+from .evaluator import Abandoned, Callback, Evaluating
 from .interrupt import interruptible
 from .loggers import open_logger
 from .nonfinite import FiniteGuard, named
@@ -36,8 +37,7 @@ from .pace import SLOW, Budget, Pace, planned_line, plans_of, with_plans
 from .prefetch import Prefetch
 from .report import FIRST_LINE, Metrics, NoMetrics, ProgressBar, plot_losses
 from .resume import restore
-from .saving import DISK_FULL
-from .trained import Outcome
+from .state import Outcome
 
 LOG_EVERY = 10
 LONG = 3600  # seconds of a whole training, from which a shorter one is proposed

@@ -14,7 +14,7 @@ from ...collectives.processes import all_reduce_sum
 from ...device import seed_generators
 from ..settings import slots_of
 from ..task import Batch, one_number, random_of
-from .modes import Alone, Gradients
+from .gradients import Alone, Gradients
 from .rows import cut
 
 
@@ -111,6 +111,6 @@ def tree_sum_of_all(own: Tensor, size: int) -> Tensor:
 
 def make_gradients(mode: str) -> Callable[..., Alone]:
     """The class for a mode."""
-    from .modes import Replicated, Sharded
+    from .gradients import Replicated, Sharded
 
     return {"alone": Alone, "ddp": Replicated, "fsdp": Sharded, "exact": Exact}[mode]

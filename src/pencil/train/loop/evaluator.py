@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from ...collectives.distributed_map import StopEverywhere, distributed_evaluation, gather_results
-from ...collectives.gathering import serve_others
+from ...collectives.fsdp_gathering import serve_others
 from ...collectives.processes import all_reduce_any, broadcast, world
 from ...config import UserError
 from ...files import write_aside
 from ...progress import duration, watched
-from ..parallel.modes import Alone
+from ..parallel.gradients import Alone
 from ..task import Preview
 from ..tasks.metrics import is_detail
 from ..validation import amount_of, higher, overfitting
 from . import pace
+from .checkpointer import Saving
 from .pace import SAVE_WEIGHTS, Budget, Pace, time_updates
 from .report import FIRST_LINE, Metrics, ProgressBar
-from .saving import Saving
 
 Callback = Callable[[int, dict[str, float]], Any]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...collectives.dtensor import to_local
-from ...collectives.gathering import Gathering
+from ...collectives.fsdp_gathering import Gathering
 from ...collectives.processes import RankError, World, all_reduce_any, all_reduce_sum, broadcast
 from ...config import UserError
 from ...device import sync_of, total_memory, without_fallback_warnings
