@@ -183,7 +183,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    for owner, name in ((loop, "plot_losses"), (loop.Trainer, "_preview")):
+    for owner, name in ((loop, "plot_losses"), (loop.Evaluator, "preview")):
         setattr(owner, name, lambda *_: None)  # pictures that nothing depends on
     results: list[Found] = []
     print(f"a checkpoint every {EVERY} steps; kill -9 of all processes at once")

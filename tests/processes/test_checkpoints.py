@@ -20,7 +20,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from pencil.collectives.processes import process_group, world, all_gather
-from pencil.train import checkpoint, shards
+from pencil.train.loop import checkpoint
+from pencil.train.parallel import shards
 
 verb, kind, step = sys.argv[1:4]
 run, step = Path("run"), int(step)
@@ -144,18 +145,17 @@ from pencil.families import open_run
 from pencil.api.run_setup import task_of
 from pencil.collectives.processes import process_group, world
 from pencil.train.loop.trainer import Trainer
-from pencil.train.loop.resume import restore
 from pencil.train.settings import TrainConfig
 
 run, (kind, step) = open_run(Path("run")), sys.argv[1:]
 config = build(TrainConfig, {**run.config["train"], "parallel": kind, "keep": 9})
 with process_group(torch.device("cpu"), alone=kind == "fsdp"):
     trainer = Trainer(task_of(run, config), run, config)
-    notes = restore(trainer)
+    notes = trainer.restore()
     if world().is_rank0:
         print(*notes, sep="\\n")
-    trainer.step = int(step)
-    trainer.save()
+    trainer.state.step = int(step)
+    trainer.checkpointer.save()
 """
 
 
@@ -241,7 +241,8 @@ import errno, sys
 from pathlib import Path
 import torch
 from pencil.collectives.processes import Ended, process_group, world
-from pencil.train import checkpoint, shards
+from pencil.train.loop import checkpoint
+from pencil.train.parallel import shards
 
 def fail(path, *_):
     path.write_bytes(b"half")

@@ -21,9 +21,8 @@ from pencil.device import pick_device
 from pencil.families import configure, family
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
-from pencil.train.loop.interrupt import interruptible
 from pencil.train.loop.report import Metrics
-from pencil.train.loop.trainer import Trainer
+from pencil.train.loop.trainer import Stopping, Trainer, interruptible
 from pencil.train.losses import vocabulary as losses
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Preview, Task, random_of
@@ -72,7 +71,8 @@ def test_an_ignored_hangup_stays_ignored():
     """`nohup pencil train …` goes on when its terminal is closed."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with interruptible() as stopping:
+        stopping = Stopping()
+        with interruptible(stopping):
             os.kill(os.getpid(), signal.SIGHUP)
             assert not stopping.is_set()
             os.kill(os.getpid(), signal.SIGTERM)
@@ -85,13 +85,13 @@ def test_an_ignored_hangup_stays_ignored():
 @pytest.mark.usefixtures("fast_training")
 def test_nothing_is_called_saved_that_was_not(tmp_path, notes, monkeypatch, capsys):
     made = trainer(tmp_path / "a", notes)
-    evaluate = made.evaluate
+    evaluate = made.evaluator.evaluate
 
     def interrupted():
         os.kill(os.getpid(), signal.SIGINT)
         return evaluate()
 
-    made.evaluate = interrupted
+    made.evaluator.evaluate = interrupted
     monkeypatch.setattr("pencil.api.train.Trainer", lambda *_, **__: made)
     assert train_to_end(made.run, made.task, made.config) == 130
     printed = capsys.readouterr().err

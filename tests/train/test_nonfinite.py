@@ -14,7 +14,7 @@ from pencil.api.run_setup import new_run, task_of
 from pencil.config import UserError
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
-from pencil.train.loop.nonfinite import FiniteGuard, named
+from pencil.train.loop.nonfinite import FiniteGuard, name_samples
 from pencil.train.loop.trainer import Trainer
 from pencil.train.optim import Muon, step_unless
 from training import bits
@@ -167,5 +167,5 @@ def test_muon_applies_its_update_unless_it_is_left_out():
 
 
 def test_a_few_samples_are_named_and_the_rest_counted():
-    assert named(list("abcde")) == "a, b, c, d, e"
-    assert named(list("abcdefg")) == "a, b, c, d, e and 2 more"
+    assert name_samples(list("abcde")) == "a, b, c, d, e"
+    assert name_samples(list("abcdefg")) == "a, b, c, d, e and 2 more"

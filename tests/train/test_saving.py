@@ -15,7 +15,7 @@ from pencil.runs.files import RunFiles
 from pencil.runs.manifest import Manifest, list_checkpoints
 from pencil.tensors import torch_dtypes
 from pencil.train.loop import checkpoint
-from pencil.train.loop.background import Background
+from pencil.train.loop.checkpointer import BackgroundWriter
 from pencil.train.parallel import shards
 
 
@@ -83,7 +83,7 @@ def test_a_failure_of_the_writing_ends_the_training_at_the_next_step(tmp_path, n
             failed.set()
 
     watched(made, monkeypatch, write)
-    made.on_step = lambda step, _: step != 3 or made.background.thread.join(60)
+    made.on_step = lambda step, _: step != 3 or made.checkpointer.writer.thread.join(60)
     with pytest.raises(OSError, match="Input/output error"):
         made.train()
     assert made.step == 3
@@ -120,7 +120,7 @@ def test_an_error_waits_for_the_writing_and_is_not_hidden_by_its_failure():
             background.start(work)
             raise ValueError("first")
 
-    background = Background()
+    background = BackgroundWriter()
     with pytest.raises(ValueError, match="first"):
         train(background)
     assert ended == [1]

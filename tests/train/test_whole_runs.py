@@ -18,7 +18,7 @@ from pencil.runs import files as run_files
 from pencil.runs.manifest import Manifest, _own_hash
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
-from pencil.train.loop.resume import _elsewhere, restore
+from pencil.train.loop.resume import differences_of_machine
 from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from training import Killed, bits, interrupt_after, kill_after
@@ -40,7 +40,7 @@ def sister(notes, tmp_path_factory):
     path = tmp_path_factory.mktemp("sister") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pencil.train.loop.trainer.plot_losses", lambda run: None)
-        patch.setattr("pencil.train.loop.trainer.Trainer._preview", lambda trainer: None)
+        patch.setattr("pencil.train.loop.evaluator.Evaluator.preview", lambda evaluator: None)
         call("train", "gpt", "--data", notes, "--out", path, *TINY, "--train.steps", 30, "--train.eval_every", 15,
              "--train.save_every", 10, "--train.batch", 7, "--train.warmup", 3, "--train.seed", 7,
              "--train.eval_batches", 1)  # fmt: skip
@@ -497,7 +497,7 @@ def test_a_run_renamed_while_training_does_not_grow_a_second_folder(copy, tmp_pa
     def renaming():
         seen = update()
         if made.step == 38:
-            made.background.settle()
+            made.checkpointer.writer.settle()
             copy.rename(away)
             if taken:
                 copy.mkdir()
@@ -568,15 +568,15 @@ def allowed(folder, **settings):
 def test_an_allowed_tokenizer_is_in_the_manifest_afterwards(copy):
     edit(copy / "tokenizer.json", "{", "{ ")
     assert any(fault for _, fault in open_run(copy).check_files("tokenizer.json"))
-    restore(allowed(copy, steps=32))
+    allowed(copy, steps=32).restore()
     assert not any(fault for _, fault in open_run(copy).check_files("tokenizer.json"))
 
 
 def test_lost_weights_are_those_of_the_checkpoint_even_if_better_ones_were_lost(copy):
     flip(copy / "model.safetensors")
     made = allowed(copy, steps=32)
-    restore(made)
-    assert made.best["step"] == 30
+    made.restore()
+    assert made.state.best["step"] == 30
     weights = load(copy).model.state_dict()
     assert all((weights[name] == tensor).all() for name, tensor in made.model.state_dict().items())
 
@@ -587,5 +587,5 @@ def test_another_number_of_threads_is_announced(copy):
     made = trainer(copy, steps=32)
     kept, _ = checkpoint.latest(copy)
     sentence = f"threads was {threads + 4} and is {threads} now: the result may differ in its last bits"
-    assert _elsewhere(made, kept._replace(state=kept.state | {"threads": threads + 4})) == [sentence]
-    assert _elsewhere(made, kept) == []
+    assert differences_of_machine(made.checkpointer, kept.state | {"threads": threads + 4}) == [sentence]
+    assert differences_of_machine(made.checkpointer, kept.state) == []

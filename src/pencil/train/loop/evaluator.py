@@ -3,28 +3,23 @@
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from threading import Event
-from typing import Any
-
-import numpy as np
 
 from ...collectives.distributed_map import StopEverywhere, distributed_evaluation, gather_results
 from ...collectives.fsdp_gathering import serve_others
-from ...collectives.processes import all_reduce_any, broadcast, world
+from ...collectives.processes import broadcast, world
 from ...config import UserError
-from ...files import write_aside
-from ...progress import duration, watched
+from ...progress import watched
 from ..parallel.gradients import Alone
-from ..task import Preview
+from ..task import Preview, Task
 from ..tasks.metrics import is_detail
-from ..validation import amount_of, higher, overfitting
-from . import pace
-from .checkpointer import Saving
-from .pace import SAVE_WEIGHTS, Budget, Pace, time_updates
-from .report import FIRST_LINE, Metrics, ProgressBar
-
-Callback = Callable[[int, dict[str, float]], Any]
+from ..validation import amount_of, overfitting
+from . import pace, report
+from .checkpointer import Checkpointer
+from .ema import ExponentialMovingAverage, averaged
+from .pace import Pace
+from .report import Metrics, ProgressBar
+from .state import TrainState
 
 
 class Abandoned(StopEverywhere):
@@ -35,21 +30,34 @@ class TooLong(StopEverywhere):
     """A first evaluation that takes long: the pace of training is measured and shown before it."""
 
 
-class Evaluating(Saving):
-    """The part of a trainer that evaluates."""
+class Evaluator:
+    """Evaluates a model while it is trained, and keeps the best weights.
 
-    pace: Pace
-    budget: Budget | None
-    stopping: Event
-    autocast: Callable[[], AbstractContextManager[Any]]
-    on_evaluation: Callback | None
-    gradients: Alone
+    `report_pace(seconds)` measures the pace of training for so long, and returns the line that reports it. An
+    evaluation ends where `stopping` is set.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        state: TrainState,
+        gradients: Alone,
+        ema: ExponentialMovingAverage | None,
+        checkpointer: Checkpointer,
+        pace: Pace,
+        stopping: Event,
+        report_pace: Callable[[float], str],
+    ):
+        self.task, self.state, self.gradients, self.ema = task, state, gradients, ema
+        self.model, self.checkpointer = gradients.model, checkpointer
+        self.pace, self.stopping, self.report_pace = pace, stopping, report_pace
 
     def evaluate(self) -> dict[str, float]:
+        """The metrics of the weights that the model is used with."""
         self.model.eval()
-        with self.autocast(), self.averaged(), self.gradients.running(), distributed_evaluation():
+        with self.gradients.autocast(), averaged(self.ema), self.gradients.running(), distributed_evaluation():
             try:
-                results = self.task.evaluate(self.model, self.config.eval_batches)
+                results = self.task.evaluate(self.model, self.state.config.eval_batches)
             finally:
                 serve_others()
         if world().size == 1:
@@ -57,41 +65,63 @@ class Evaluating(Saving):
         # what follows is decided by them, on all processes alike
         return broadcast({name: float(value) for name, value in results.items()})
 
-    def _evaluate(self, metrics: Metrics, bar: ProgressBar) -> None:
-        """Metrics, the weights to be used and a preview; stops where the weights are good for nothing."""
-        began, before = pace.clock(), self.best
-        results, shown = self._watched_evaluation(bar)
-        self.or_later(bar, "metrics", lambda: metrics.write(step=self.step, **results))
-        writing = pace.clock()
-        self.or_later(bar, "weights", lambda: self.keep_best(results))
-        if self.best is not before:  # weights were written
-            self.pace.save = SAVE_WEIGHTS * (pace.clock() - writing)
-        if shown is not None:
-            self.or_later(bar, "preview", lambda: self._write_preview(shown))
-        self.pace.evaluation = pace.clock() - began
-        if self.budget is not None:
-            self.budget.evaluated(self.pace.evaluation, self.pace.save or self.budget.save)
-        self.evaluated = self.step
-        self.highest = higher(self.highest, {"step": self.step, **results}, self.task.headline)
-        values = "  ".join(f"{name} {value:.4f}" for name, value in results.items() if not is_detail(name))
-        bar.print(f"step {self.step:>6}  {values}")
-        if self.validation.add(results["val_loss"]):
-            bar.print(self._overfitting())
-        self._call(self.on_evaluation, results)
+    def preview(self) -> Preview | None:
+        """A sample of the model, which rank 0 alone makes."""
+        preview = None
 
-    def _watched_evaluation(self, bar: ProgressBar) -> tuple[dict[str, float], Preview | None]:
+        def make() -> None:
+            nonlocal preview
+            if world().is_rank0:
+                preview = self.task.preview(self.model)
+
+        self.model.eval()
+        with averaged(self.ema), self.gradients.running():
+            gather_results(make)
+        return preview
+
+    def run(self, metrics: Metrics, bar: ProgressBar) -> dict[str, float]:
+        """Evaluate this step; write metrics, a preview, and the weights if they are the best; return the results.
+
+        An evaluation whose loss is not finite ends the training: the weights are good for nothing.
+        """
+        began, best_before, write = pace.clock(), self.state.best, self.checkpointer.write_or_postpone
+        results, preview = self._evaluate_watched(bar)
+        write(bar, "metrics", lambda: metrics.write(step=self.state.step, **results))
+        writing = pace.clock()
+        write(bar, "weights", lambda: self.checkpointer.keep_best(results))
+        if self.state.best is not best_before:  # weights were written
+            self.pace.count_weights(pace.clock() - writing)
+        if preview is not None:
+            write(bar, "preview", lambda: self.checkpointer.write_preview(preview))
+        self.pace.count_evaluation(pace.clock() - began)
+        if self.state.budget is not None:
+            self.state.budget.count_evaluation(self.pace.evaluation, self.pace.save)
+        announce = self.state.record_evaluation(results, self.task.headline)
+        values = "  ".join(f"{name} {value:.4f}" for name, value in results.items() if not is_detail(name))
+        bar.print(f"step {self.state.step:>6}  {values}")
+        if announce:
+            bar.print(self.describe_overfitting())
+        return results
+
+    def describe_overfitting(self) -> str:
+        """The sentence about a validation loss that rises."""
+        kept = f"the weights of step {self.state.best.get('step')}" if self.task.select_best else "the last weights"
+        return overfitting(amount_of(self.task), f"{kept} are kept")
+
+    def _evaluate_watched(self, bar: ProgressBar) -> tuple[dict[str, float], Preview | None]:
         """Results and a preview. The pace is measured before a first evaluation that takes long, and shown."""
-        began, unmeasured = time.monotonic(), not self.step and not self.pace.updates
+        began, unmeasured = time.monotonic(), not self.state.step and not self.pace.updates
+        budget, long = self.state.budget, report.FIRST_REPORT_SECONDS
 
         def watch(done: int, total: int) -> None:
             bar.evaluating(done, total)
-            if self.budget is not None and world().is_rank0 and self.budget.over() and not self.stopping.is_set():
-                bar.print(f"the time is up: the evaluation of step {self.step} is left out")
+            if budget is not None and world().is_rank0 and budget.over() and not self.stopping.is_set():
+                bar.print(f"the time is up: the evaluation of step {self.state.step} is left out")
                 self.stopping.set()
             if self.stopping.is_set():
                 raise Abandoned
             spent = time.monotonic() - began
-            if unmeasured and spent > FIRST_LINE and (not done or spent / done * (total - done) > FIRST_LINE):
+            if unmeasured and spent > long and (not done or spent / done * (total - done) > long):
                 raise TooLong
 
         try:
@@ -99,12 +129,7 @@ class Evaluating(Saving):
                 return self._results_and_preview()
         except TooLong:
             unmeasured = False
-            self._measure_pace(FIRST_LINE / 2)
-            whole = duration(self.pace.left(0, self.config))
-            bar.print(
-                f"about {self.pace.rate:,.0f} {self.task.unit}/s: {self.config.steps:,} steps take about "
-                f"{whole}; first the untrained model is evaluated"
-            )
+            bar.print(f"{self.report_pace(long / 2)}; first the untrained model is evaluated")
             with watched(watch):
                 return self._results_and_preview()
         finally:
@@ -114,48 +139,7 @@ class Evaluating(Saving):
         results = self.evaluate()
         if not math.isfinite(results["val_loss"]):
             raise UserError(
-                f"training stopped after step {self.step}: val_loss is {results['val_loss']}; {self.last_kept()}; "
-                "a lower --train.lr may help"
+                f"training stopped after step {self.state.step}: val_loss is {results['val_loss']}; "
+                f"{self.checkpointer.describe_last()}; a lower --train.lr may help"
             )
-        return results, self._preview()
-
-    def _preview(self) -> Preview | None:
-        """Made by rank 0 alone."""
-        shown = None
-
-        def make() -> None:
-            nonlocal shown
-            if world().is_rank0:
-                shown = self.task.preview(self.model)
-
-        self.model.eval()
-        with self.averaged(), self.gradients.running():
-            gather_results(make)
-        return shown
-
-    def _write_preview(self, shown: Preview) -> None:
-        (self.run.path / "samples").mkdir(exist_ok=True)
-        write_aside(self.run.path / "samples" / f"step-{self.step:08d}{shown.suffix}", shown.content)
-
-    def _overfitting(self) -> str:
-        kept = f"the weights of step {self.best.get('step')}" if self.task.select_best else "the last weights"
-        return overfitting(amount_of(self.task), f"{kept} are kept")
-
-    def _measure_pace(self, seconds: float) -> None:
-        """Measure the pace before the first step."""
-
-        def poll() -> None:
-            if all_reduce_any(self.stopping.is_set())[0]:
-                raise Abandoned
-
-        time_updates(self, self.pace, seconds, poll)
-
-    def _call(self, callback: Callback | None, values: dict[str, float]) -> None:
-        """Call it; False stops the training, and a word, which would be ignored, is refused."""
-        if callback is None or not world().is_rank0:
-            return
-        answer = callback(self.step, values)
-        if isinstance(answer, str):
-            raise UserError(f"a callback returned {answer!r}: False stops the training, True or nothing goes on")
-        if isinstance(answer, bool | np.bool_) and not answer:
-            self.stopping.set()
+        return results, self.preview()

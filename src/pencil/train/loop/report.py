@@ -19,10 +19,14 @@ from ...runs.manifest import Fault
 from ..tasks.metrics import about_accuracy, class_rows, is_detail
 from .loggers import Logger, numbers, open_logger
 
-FIRST_LINE, LINE_EVERY = 2.0, 30.0  # seconds, where there is no terminal to draw a bar in
-LEAST_DONE, LEAST_SPENT = 3, 3.0  # turns and seconds of a loop before the time that is left is shown
-NAMED_LINES = 5  # damaged ones in one sentence
-NO_MEASURES = ("format", "family", "weights", "pencil", "step")  # of what the weights' file records
+# where there is no terminal to draw a bar in, progress is reported as lines
+FIRST_REPORT_SECONDS = 2.0
+REPORT_INTERVAL_SECONDS = 30.0
+# the time that is left is shown after so many turns of a loop, and so many seconds
+LEAST_TURNS = 3
+LEAST_SECONDS = 3.0
+NAMED_LINES = 5  # how many damaged lines one sentence names
+NO_MEASURES = ("format", "family", "weights", "pencil", "step")  # entries of the weights' file that are no metrics
 
 
 def read_metrics(run: Path) -> tuple[list[dict[str, Any]], Fault | None]:
@@ -239,8 +243,8 @@ class ProgressBar:
     def due(self, trained: float) -> bool:
         """Whether it is time to show the progress; `trained` is for how many seconds there were steps."""
         if self.printed is None:
-            return trained > FIRST_LINE
-        return time.monotonic() - self.printed > (1 if self.console.is_terminal else LINE_EVERY)
+            return trained > FIRST_REPORT_SECONDS
+        return time.monotonic() - self.printed > (1 if self.console.is_terminal else REPORT_INTERVAL_SECONDS)
 
     def update(self, step: int, loss: float, rate: float, left: float, trained: float) -> None:
         """The mean loss, the units a second, and the seconds that are left."""
@@ -250,6 +254,11 @@ class ProgressBar:
             self.printed = time.monotonic()
             if not self.console.is_terminal:
                 self.print(f"step {step}/{self.total}  {note}")
+
+    def set_total(self, total: int) -> None:
+        """Go on to this many steps."""
+        self.total = total
+        self.progress.update(self.task, total=total)
 
     def evaluating(self, done: int, total: int) -> None:
         """How far an evaluation is; elsewhere than in a terminal only if it takes long."""
@@ -272,18 +281,22 @@ class Countdown:
     """How far a loop of known length is, and the time that is left."""
 
     def __init__(self, what: str):
-        self.what, self.started, self.printed = what, time.monotonic(), time.monotonic() + FIRST_LINE - LINE_EVERY
+        self.what, self.started, self.printed = (
+            what,
+            time.monotonic(),
+            time.monotonic() + FIRST_REPORT_SECONDS - REPORT_INTERVAL_SECONDS,
+        )
 
     def words(self, done: int, total: int) -> str:
         spent = time.monotonic() - self.started
-        known = done >= LEAST_DONE and spent > LEAST_SPENT
+        known = done >= LEAST_TURNS and spent > LEAST_SECONDS
         left = f", {duration(spent / done * (total - done))} left" if known else ""
         return f"{self.what} {done}/{total}{left}"
 
     @property
     def due(self) -> bool:
         """Whether it is time for a line of it: the first soon, the others every half minute."""
-        if time.monotonic() - self.printed < LINE_EVERY:
+        if time.monotonic() - self.printed < REPORT_INTERVAL_SECONDS:
             return False
         self.printed = time.monotonic()
         return True
