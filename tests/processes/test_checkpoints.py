@@ -141,7 +141,7 @@ import sys
 from pathlib import Path
 import torch
 from pencil.config import build
-from pencil.families import open_run
+from pencil.api.loading import open_run
 from pencil.api.run_setup import task_of
 from pencil.collectives.processes import process_group, world
 from pencil.train.loop.trainer import Trainer
@@ -216,7 +216,7 @@ import os, time
 from pathlib import Path
 import torch
 from pencil.collectives.processes import Ended, process_group, world
-from pencil.train import resume
+from pencil.train.loop import resume
 resume.time.sleep = lambda seconds: None
 if world().rank == 1:
     os.mkdir("elsewhere")

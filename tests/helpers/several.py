@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-SRC = Path(__file__).parents[1] / "src"
+SRC = Path(__file__).parents[2] / "src"
 SERVER = Path(__file__).parent / "fork_server.py"
 
 

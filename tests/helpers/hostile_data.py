@@ -21,7 +21,7 @@ from PIL import Image
 
 from albums import idx, picture, write_rows
 
-VIT = Path(__file__).parent / "runs-0.6" / "vit"
+VIT = Path(__file__).parents[1] / "runs-0.6" / "vit"
 ESCAPES = "\x1b[31mcat\x07"
 SMALL = ["--model.width", "24", "--model.depth", "1", "--model.heads", "3", "--train.steps", "1", "--train.batch", "3"]
 

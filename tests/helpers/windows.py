@@ -1,4 +1,4 @@
-"""Pencil as on another system: python tests/windows.py MODE COMMANDS runs commands, given as JSON lists of words.
+"""Pencil as on another system: python tests/helpers/windows.py MODE COMMANDS runs commands, given as JSON lists of words.
 
 `missing`: without fcntl, the signals, the flags and the calls that Windows lacks; with a msvcrt whose lock is the
 system's own; and with Windows' rules: what is open or mapped into memory is not renamed or replaced, a name has no

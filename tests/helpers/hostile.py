@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-GPT = Path(__file__).parent / "runs-0.6" / "gpt"
+GPT = Path(__file__).parents[1] / "runs-0.6" / "gpt"
 SECONDS, BYTES = 2.0, 300_000_000  # of CPU time, and of memory, beyond those of the verb on a benign file
 DEEP = b"[" * 100_000
 CASES: dict[str, Callable[[Path], list[str]]] = {}
