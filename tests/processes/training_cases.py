@@ -15,7 +15,7 @@ from pencil.families import family
 from pencil.train.loop.trainer import Trainer
 from pencil.train.losses import vocabulary as losses
 from pencil.train.losses.vocabulary import fuses
-from pencil.train.recompute import blocks_of
+from pencil.train.recompute import model_blocks
 from pencil.train.task import Request
 
 STEPS = 3
@@ -78,7 +78,7 @@ def train(name, text, model=None, poison=None, steps=STEPS, preview=False, fused
 @contextmanager
 def whole_blocks(model):
     """How many blocks are whole, each time that one runs."""
-    counts, blocks = [], blocks_of(model)
+    counts, blocks = [], model_blocks(model)
 
     def count(*_):
         counts.append(sum(not hasattr(next(block.parameters()), "full_tensor") for block in blocks))

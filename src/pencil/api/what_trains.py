@@ -8,7 +8,7 @@ from ..cost.memory import train_memory
 from ..cost.profile import on_meta
 from ..device import pick_device
 from ..families.family import Family
-from ..train.frozen import blocks_of, describe_parts, freeze_parameters
+from ..train.frozen import blocks_with, describe_parts, freeze_parameters
 from ..train.settings import TrainConfig
 
 
@@ -22,7 +22,7 @@ def what_trains(record: Family, model: Any, config: TrainConfig) -> str:
         some, total = (_short(sum(sizes[name] for name in names)) for names in (trained, sizes))
         what = f"{some} of {total} parameters train ({describe_parts(trained, sizes)})"
         counts = replace(counts, trained=count_trained(whole, record.cost))
-        if counts.trained.blocks > len(blocks_of(trained)):
+        if counts.trained.blocks > len(blocks_with(trained)):
             note = "; the backward pass goes through frozen blocks too, since parts before them train"
     cuda = pick_device(config.device).type == "cuda"
     half = config.dtype == "bfloat16" or (config.dtype == "auto" and cuda)

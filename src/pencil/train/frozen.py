@@ -65,8 +65,8 @@ def _nearest(pattern: str, names: Sequence[str]) -> str:
     return f"its parts are {shown}, such as {names[0]}"
 
 
-def blocks_of(names: Iterable[str]) -> set[tuple[str, int | None]]:
-    """The blocks that these parameters are in."""
+def blocks_with(names: Iterable[str]) -> set[tuple[str, int | None]]:
+    """The blocks that have these parameters, each as its stack and its number."""
     return {part for part in _by_part(names) if part[1] is not None}
 
 

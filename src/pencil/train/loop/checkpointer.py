@@ -19,7 +19,7 @@ from ...runs.manifest import WEIGHTS
 from ...runs.run import Run
 from ...tensors import in_file_order
 from ..optim import state_tensors
-from ..parallel.shards import HostCopy, own_pieces, piece_of, spread
+from ..parallel.shards import HostCopy, is_dtensor, own_pieces, piece_of
 from ..task import Preview, Task, why_last
 from ..validation import about_highest
 from . import checkpoint
@@ -128,7 +128,7 @@ class Checkpointer:
         with averaged(self.ema):
             tensors = self.model.state_dict()
             self._require_finite(tensors, WEIGHTS)
-            if any(map(spread, tensors.values())):
+            if any(map(is_dtensor, tensors.values())):
                 on_all_ranks(lambda: self._stream_weights(tensors, facts))
             else:
                 on_rank0(lambda: self.run.write_weights(self.model, facts))
@@ -195,7 +195,7 @@ class Checkpointer:
         here = world()
         pieces = own_pieces(tensors, here.is_rank0)
         cuts = {name: piece.cut for name, piece in pieces.items() if piece.cut is not None}
-        several = here.size > 1 and any(map(spread, tensors.values()))
+        several = here.size > 1 and any(map(is_dtensor, tensors.values()))
         copies, copied = self.host.take({name: piece.tensor for name, piece in pieces.items()})
         recorded = deepcopy(self._record()) if here.is_rank0 else {}  # the training changes its lists
         run, step, keep, group = self.run, self.state.step, self.state.config.keep, self._group()
@@ -268,4 +268,4 @@ class Checkpointer:
 def _gathered(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Whole tensors, one at a time; every process takes part."""
     for name, tensor in tensors.items():
-        yield name, tensor.detach().full_tensor() if spread(tensor) else tensor
+        yield name, tensor.detach().full_tensor() if is_dtensor(tensor) else tensor

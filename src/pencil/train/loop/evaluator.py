@@ -10,7 +10,7 @@ from ...collectives.fsdp_gathering import serve_others
 from ...collectives.processes import broadcast, world
 from ...config import UserError
 from ...progress import watched
-from ..parallel.gradients import Alone
+from ..parallel.gradients import Gradients
 from ..task import Preview, Task
 from ..tasks.metrics import is_detail
 from ..validation import amount_of, overfitting
@@ -41,7 +41,7 @@ class Evaluator:
         self,
         task: Task,
         state: TrainState,
-        gradients: Alone,
+        gradients: Gradients,
         ema: ExponentialMovingAverage | None,
         checkpointer: Checkpointer,
         pace: Pace,

@@ -15,18 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.dtensor import to_local
 from ...collectives.processes import all_reduce_any, broadcast, process_group, wait_long, world
 from ...collectives.torchrun import orphaned
 from ...config import UserError
 from ...device import pick_device, random_state, random_state_kept, seed_generators
 from ...progress import duration
 from ...runs.run import Run
-from ..building import build_model, same_bits_again
+from ..building import build_model, deterministic_kernels
 from ..optim import make_optimizers, step_unless
-from ..parallel.exact import make_gradients
-from ..parallel.gradients import autocast_of, compiles, mode_of
-from ..parallel.rows import own_batch
+from ..parallel.gradients import autocast_of, compiles, make_gradients, mode_of, own_batch
+from ..parallel.shards import to_local
 from ..schedule import factor
 from ..settings import Plan, TrainConfig, check_processes
 from ..task import Batch, Task, random_of
@@ -148,7 +146,7 @@ class Trainer:
         self.group.enter_context(process_group(self.device, alone=self.mode in ("ddp", "fsdp")))
         self.group.callback(random_state(self.device))  # the caller's
         if config.deterministic:
-            self.group.enter_context(same_bits_again(config.exact and self.device.type == "cpu"))
+            self.group.enter_context(deterministic_kernels(config.exact and self.device.type == "cpu"))
         self._seed(0)
         self.model = build_model(task, config, self.mode, self.device, self.here)
         wait_long()  # for data that is encoded before
