@@ -38,7 +38,7 @@ from .captioning import caption_context
 from .diffusion_data import DEFAULTS, annotations, check_fit, image_shape, labels_too
 from .image_task import ImageTask, reading_of
 from .latents import to_latents
-from .noise import normal, row_keys, uniform
+from .row_random import normal, row_keys, uniform
 
 BOUND_WEIGHT = 0.001  # of the variational bound in the loss, where the variance is learned
 CONDITION_DROPOUT = 0.1  # unless set
