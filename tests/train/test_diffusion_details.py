@@ -15,8 +15,7 @@ from pencil.families import family
 from pencil.inference.autoencoder import Autoencoder
 from pencil.train.task import Request, random_of
 from pencil.train.tasks import sample_scores
-from pencil.train.tasks.diffusion import Diffusion, middle_frames
-from pencil.train.tasks.diffusion_data import image_shape
+from pencil.train.tasks.diffusion import Diffusion, middle_frames, suggest_shape
 
 TINY = dict(width=16, depth=1, heads=2)
 
@@ -161,10 +160,10 @@ def test_latents_of_even_sides_are_cut_by_two(size, latent, patch):
 
 def test_the_shape_of_the_data_is_taken_unless_another_is_requested():
     data = images.load("digits", "label")
-    assert image_shape(request_for(), data) == {"image_size": (8, 8), "channels": 1, "patch": (2, 2)}
-    assert image_shape(request_for(size="24x16"), data) == {"image_size": (24, 16), "channels": 1, "patch": (4, 4)}
-    assert image_shape(request_for(size="40"), data)["patch"] == (5, 5)
-    chosen = image_shape(request_for(model={"image_size": "40", "patch": 4}), data)
+    assert suggest_shape(request_for(), data) == {"image_size": (8, 8), "channels": 1, "patch": (2, 2)}
+    assert suggest_shape(request_for(size="24x16"), data) == {"image_size": (24, 16), "channels": 1, "patch": (4, 4)}
+    assert suggest_shape(request_for(size="40"), data)["patch"] == (5, 5)
+    chosen = suggest_shape(request_for(model={"image_size": "40", "patch": 4}), data)
     assert chosen == {"image_size": (40, 40), "channels": 1, "patch": data.model_defaults["patch"]}
     # a side of nothing is refused by the model's config, with its name
-    assert image_shape(request_for(size="0x8"), data)["patch"] == data.model_defaults["patch"]
+    assert suggest_shape(request_for(size="0x8"), data)["patch"] == data.model_defaults["patch"]

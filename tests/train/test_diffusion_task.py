@@ -16,8 +16,7 @@ from pencil.inference.diffusion import RectifiedFlow
 from pencil.inference.image_sampling import sample_images
 from pencil.train.task import Request
 from pencil.train.tasks import sample_scores
-from pencil.train.tasks.diffusion import Diffusion
-from pencil.train.tasks.diffusion_data import annotations
+from pencil.train.tasks.diffusion import Diffusion, annotation_kind
 from pencil.train.tasks.image_classification import ImageClassification
 
 TINY = dict(width=16, depth=1, heads=2)
@@ -139,7 +138,7 @@ def test_without_the_null_condition_guidance_is_refused():
 
 def test_the_annotations_follow_from_the_data(tmp_path):
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "a", "label": "b"}\n')
-    assert [annotations(name) for name in ("digits", "scenes", "moving-digits", str(tmp_path))] == [
+    assert [annotation_kind(name) for name in ("digits", "scenes", "moving-digits", str(tmp_path))] == [
         "label", "caption", "video", "caption",
     ]  # fmt: skip
     task = prepare("scenes", steps=1).task

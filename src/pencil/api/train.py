@@ -18,7 +18,7 @@ from ..train.loop import pace
 from ..train.loop.state import Trained
 from ..train.loop.trainer import Outcome, Trainer
 from ..train.settings import TrainConfig
-from ..train.tasks.metrics import about_accuracy, class_table
+from ..train.tasks.metrics import class_table, describe_accuracy
 from ..train.validation import about_highest
 from .faster_preset import propose_shorter
 from .loading import load
@@ -211,7 +211,7 @@ def train_to_end(
         which = f"kept step {best['step']}, the lowest val_loss: {metrics}{f' ({highest})' * bool(highest)}"
     used = outcome.used and f" ({outcome.used})"
     notify(f"Trained {steps} in {outcome.seconds:.1f} s{used}; {which}; the run is in {run.path}")
-    for line in filter(None, [about_accuracy(best, task.unit), *class_table(best)]):
+    for line in filter(None, [describe_accuracy(best, task.unit), *class_table(best)]):
         notify(visible(line, one_line=True))
     if best["step"] == 0 and outcome.step:
         notify(

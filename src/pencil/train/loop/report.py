@@ -16,7 +16,7 @@ from ...console import Console, visible
 from ...files import write_aside
 from ...progress import duration, watched
 from ...runs.manifest import Fault
-from ..tasks.metrics import about_accuracy, class_rows, is_detail
+from ..tasks.metrics import class_rows, describe_accuracy, is_detail
 from .loggers import Logger, numbers, open_logger
 
 # where there is no terminal to draw a bar in, progress is reported as lines
@@ -157,7 +157,7 @@ model, tokenizer, run = pencil.load("{shown}")
 
 def _of_classes(metrics: Mapping[str, float], unit: str) -> str:
     """How sure the accuracy is, and the figures of each class; nothing without classes."""
-    if not (sentence := about_accuracy(metrics, unit)):
+    if not (sentence := describe_accuracy(metrics, unit)):
         return ""
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in class_rows(metrics)]
     table = "".join([*rows[:1], "|---|---|---|---|---|\n", *rows[1:], "\n"]) if rows else ""

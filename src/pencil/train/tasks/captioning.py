@@ -29,8 +29,7 @@ from ..settings import TrainConfig
 from ..task import ALL, Batch, Prepared, Preview, Request, check_vocab, random_of
 from ..validation import Amount
 from .image_task import ImageTask, reading_of
-from .metrics import exact_match
-from .text_scores import corpus_scores
+from .metrics import corpus_scores, exact_match
 
 MISTAKES = 40  # on a sheet
 MEANINGS = {

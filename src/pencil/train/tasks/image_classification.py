@@ -20,7 +20,7 @@ from ..settings import TrainConfig
 from ..task import ALL, Batch, Prepared, Preview, Request, random_of
 from .class_balance import ClassBalance
 from .image_task import ImageTask, reading_of
-from .metrics import Scored, classification_metrics, confusion_matrix, joined, scored
+from .metrics import ClassPredictions, class_predictions, classification_metrics, concatenate, confusion_matrix
 
 MISTAKES = 40  # on a sheet
 
@@ -112,12 +112,12 @@ class ImageClassification(ImageTask):
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
         device, examples = next(model.parameters()).device, self.data.test
 
-        def one(which: np.ndarray) -> Scored:
+        def one(which: np.ndarray) -> ClassPredictions:
             pictures, targets = examples.take(which, self.transform.without_augmentation)
             if not len(pictures):
-                return Scored([], [], [])
+                return ClassPredictions([], [], [])
             x = normalize(torch.from_numpy(pictures).to(device), self.transform.mean, self.transform.std)
-            return scored(model(x).float().log_softmax(-1).cpu(), torch.tensor(targets))
+            return class_predictions(model(x).float().log_softmax(-1).cpu(), torch.tensor(targets))
 
         found = distributed_map(self.held_out_parts(examples, batches), one)
         self.decoded(sum(len(part[0]) for part in found))
@@ -133,12 +133,12 @@ class ImageClassification(ImageTask):
         folder.mkdir(parents=True, exist_ok=True)
         parts, mistakes = [], []
         for predicted, labels, pictures in self._predict(model, None):
-            parts.append(scored(predicted, labels))
+            parts.append(class_predictions(predicted, labels))
             wrong = (predicted.argmax(-1) != labels).nonzero()[:, 0].tolist()
             mistakes += [(predicted[i], int(labels[i]), pictures[i].copy()) for i in wrong]
             mistakes = sorted(mistakes, key=lambda one: -one[0].max().item())[:MISTAKES]
         metrics = classification_metrics(parts, self.data.classes, self.balance.evaluation, listed=None)
-        classes, labels = (joined(parts, i) for i in (1, 2))
+        classes, labels = (concatenate(parts, i) for i in (1, 2))
         wrong = int((classes != labels).sum())
         title = f"{wrong} of {len(labels)} wrong" + (": the most confident mistakes" if wrong else "")
         files = {

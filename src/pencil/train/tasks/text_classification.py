@@ -25,7 +25,7 @@ from ..settings import TrainConfig
 from ..task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, recorded, round_up
 from ..validation import Amount
 from .class_balance import ClassBalance
-from .metrics import classification_metrics, confusion_matrix, joined, scored
+from .metrics import class_predictions, classification_metrics, concatenate, confusion_matrix
 
 EVAL_BATCH = 64  # texts
 MISTAKES = 40  # listed
@@ -165,7 +165,7 @@ class TextClassification:
         few = total if batches is None else min(total, batches * self.train.batch)
         rows = [self.data.test[i] for i in np.linspace(0, total - 1, few).astype(int)]
         parts = distributed_map(
-            range(0, few, EVAL_BATCH), lambda i: scored(*self._classify(model, rows[i : i + EVAL_BATCH]))
+            range(0, few, EVAL_BATCH), lambda i: class_predictions(*self._classify(model, rows[i : i + EVAL_BATCH]))
         )
         return classification_metrics(parts, self.data.classes, self.balance.evaluation)
 
@@ -186,9 +186,9 @@ class TextClassification:
         """The metrics over all and of each class; the confusion matrix, and mistakes."""
         folder.mkdir(parents=True, exist_ok=True)
         rows = list(self.data.test)
-        found = [scored(*part) for part in self._predict(model, rows)]
+        found = [class_predictions(*part) for part in self._predict(model, rows)]
         metrics = classification_metrics(found, self.data.classes, self.balance.evaluation, listed=None)
-        predicted, labels = (joined(found, i) for i in (1, 2))
+        predicted, labels = (concatenate(found, i) for i in (1, 2))
         wrong = [row for row, right in zip(rows, (predicted == labels).tolist(), strict=True) if not right]
         lines = [f"{len(wrong)} of {len(rows)} wrong" + (f"; the first {MISTAKES}" * (len(wrong) > MISTAKES)), ""]
         lines += self._lines(model, wrong[:MISTAKES]) if wrong else []

@@ -28,8 +28,7 @@ from ..losses.vocabulary import token_loss
 from ..settings import TrainConfig
 from ..task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, random_of, recorded
 from ..validation import Amount
-from .metrics import character_error_rate, exact_match
-from .text_scores import corpus_scores
+from .metrics import character_error_rate, corpus_scores, exact_match
 
 EVAL_BATCH = 64  # pairs
 MISTAKES = 40  # listed
