@@ -215,7 +215,7 @@ def test_a_rank_that_does_not_see_the_folder_of_the_run_is_named(together, tmp_p
 import os, time
 from pathlib import Path
 import torch
-from pencil.collectives.processes import Ended, process_group, world
+from pencil.collectives.processes import OtherRankFailed, process_group, world
 from pencil.train.loop import resume
 resume.time.sleep = lambda seconds: None
 if world().rank == 1:
@@ -224,7 +224,7 @@ if world().rank == 1:
 with process_group(torch.device("cpu")):
     try:
         resume.check_shared(Path("run"))
-    except Ended:
+    except OtherRankFailed:
         print("ended")
     except ValueError as error:
         print(error)
@@ -240,7 +240,7 @@ def test_a_failure_of_one_process_leaves_no_checkpoint_and_is_known_to_all(toget
 import errno, sys
 from pathlib import Path
 import torch
-from pencil.collectives.processes import Ended, process_group, world
+from pencil.collectives.processes import OtherRankFailed, process_group, world
 from pencil.train.loop import checkpoint
 from pencil.train.parallel import shards
 
@@ -255,10 +255,10 @@ with process_group(torch.device("cpu")) as here:
         tensor = torch.full((3,), float(here.rank))
         try:
             checkpoint.write(Path("run"), step, {"a": tensor}, {}, 2, {"a": shards.Cut(0, 3 * here.rank, 6)})
-        except (OSError, KeyError, Ended) as error:
+        except (OSError, KeyError, OtherRankFailed) as error:
             print(type(error).__name__, getattr(error, "errno", None))
 """
     (tmp_path / "run").mkdir()
     shown = [one.out.splitlines() for one in together(2, script)]
-    assert shown == [["OSError 28", "Ended None"], ["OSError 28", "KeyError None"]]
+    assert shown == [["OSError 28", "OtherRankFailed None"], ["OSError 28", "KeyError None"]]
     assert not list((tmp_path / "run" / "checkpoints").iterdir())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..collectives.torchrun import launched, world
+from ..collectives.torchrun import launch_facts, world
 from ..config import UserError, build, fitted
 from ..data.builtin import TEXTS
 from ..data.hub import PREFIX, current_form, say_current_form
@@ -163,7 +163,7 @@ def new_run(
         "pencil": __version__,
         "settings": SETTINGS_VERSION,
         **({} if start is None else start.facts),
-        **launched(),
+        **launch_facts(),
     }
     if (rule := getattr(getattr(prepared.task, "data", None), "split", 1)) > 1:
         facts["split"] = rule

@@ -19,7 +19,7 @@ from ..collectives.processes import (
     only_rank0_prints,
     process_group,
     rank0_first,
-    same_everywhere,
+    require_same_on_all_ranks,
     world,
 )
 from ..collectives.torchrun import agent_name, launch_folder, launch_name, restarts, several_machines
@@ -47,7 +47,7 @@ def processes(device: str | None) -> Iterator[None]:
 def check_same(chosen: Any) -> None:
     """Refuse processes that were not all started with the same settings and versions."""
     table = json.loads(json.dumps(chosen, default=str))
-    same_everywhere({**table, "pencil": __version__, "torch": torch.__version__}, "settings")
+    require_same_on_all_ranks({**table, "pencil": __version__, "torch": torch.__version__}, "settings")
 
 
 def make_once(make: Callable[[Path | None], Made], out: Path | None, name: str | None, notify: Notify) -> Made:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..collectives.processes import all_gather, has_process_group, lost_another, world
+from ..collectives.processes import all_gather, has_process_group, is_lost_connection, world
 from ..collectives.torchrun import launch_folder, restarts
 from ..config import UserError
 from ..console import note, visible
@@ -182,7 +182,7 @@ def train_to_end(
     except (RuntimeError, MemoryError) as error:
         # torch words it differently on each device
         words, text = ("out of memory", "allocate memory", "not enough memory"), str(error).lower()
-        if isinstance(error, RuntimeError) and (lost_another(error) or not any(word in text for word in words)):
+        if isinstance(error, RuntimeError) and (is_lost_connection(error) or not any(word in text for word in words)):
             raise
         raise out_of_memory(task.family, task.config, config) from None
     several = (

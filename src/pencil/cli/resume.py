@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ..collectives.processes import rank0_first, wait_long, world
+from ..collectives.processes import barrier_without_timeout, rank0_first, world
 from ..config import UserError, build, fitted, overrides, setting_types
 from .launch import start_several
 from .names import check_run
@@ -57,7 +57,7 @@ def resume(
             {"command": "resume", "run": run.name, "train": changed, "data": data, "allow_changes": allow_changes}
         )
         found = rank0_first(lambda: as_writer(lambda: _prepared(run, changed, data, allow_changes), run))
-        wait_long()
+        barrier_without_timeout()
         return 0 if found is None else train_to_end(*found, allow_changes)
 
 

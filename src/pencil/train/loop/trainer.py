@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.processes import all_reduce_any, broadcast, process_group, wait_long, world
-from ...collectives.torchrun import orphaned
+from ...collectives.processes import all_reduce_any, barrier_without_timeout, broadcast, process_group, world
+from ...collectives.torchrun import is_orphaned
 from ...config import UserError
 from ...device import pick_device, random_state, random_state_kept, seed_generators
 from ...progress import duration
@@ -82,7 +82,7 @@ class Stopping(threading.Event):
     """Set by a signal; also where torchrun, which started this process, has ended without ending it."""
 
     def is_set(self) -> bool:
-        return super().is_set() or orphaned()
+        return super().is_set() or is_orphaned()
 
 
 @contextmanager
@@ -149,7 +149,7 @@ class Trainer:
             self.group.enter_context(deterministic_kernels(config.exact and self.device.type == "cpu"))
         self._seed(0)
         self.model = build_model(task, config, self.mode, self.device, self.here)
-        wait_long()  # for data that is encoded before
+        barrier_without_timeout()  # for data that is encoded before
         self.optimizers = make_optimizers(self.model, config)
         self.autocast = autocast_of(config, self.device)
         self.gradients = make_gradients(self.mode)(task, self.model, config, self.device, self.autocast, self.here)

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...collectives.fsdp_gathering import Gathering
+from ...collectives.fsdp_gathering import BlockGathering
 from ...collectives.processes import RankError, World, all_reduce_any, all_reduce_sum, broadcast
 from ...config import UserError
 from ...device import seed_generators, sync_of, total_memory, without_fallback_warnings
@@ -210,7 +210,7 @@ class FSDPGradients(Gradients):
         for part in parts:
             part.set_gradient_divide_factor(1.0)  # a sum, not a mean
             part.set_force_sum_reduction_for_comms(True)  # which gloo has, too
-        self.gathering = Gathering(parts)
+        self.gathering = BlockGathering(parts)
         return loss  # compiled block by block
 
     @property
