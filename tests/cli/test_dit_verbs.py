@@ -135,9 +135,9 @@ def test_an_interrupted_classifier_is_trained_to_its_end(type_in, tmp_path, monk
         patch.setattr(Trainer, "update", interrupted)
         assert not type_in("eval", "runs/photos-dit", code=130).out
     (kept,) = (tmp_path / "cache").glob("classifier-*")
-    assert checkpoint.saved(kept) == [4]
+    assert checkpoint.saved_steps(kept) == [4]
     assert "sample_accuracy" in type_in("eval", "runs/photos-dit").out
-    assert checkpoint.saved(kept)[-1] == 7
+    assert checkpoint.saved_steps(kept)[-1] == 7
 
 
 @pytest.mark.usefixtures("light")

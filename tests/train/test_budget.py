@@ -213,7 +213,7 @@ def test_a_run_taken_up_again_follows_its_plans_to_the_same_bits(
         assert not first.train().finished
     recorded = plans_of(Run.open(folder).config)
     assert len(recorded) > 1
-    saved = checkpoint.saved(folder)
+    saved = checkpoint.saved_steps(folder)
     assert bool(saved) == (not save_every)
     spent = checkpoint.read(folder, saved[-1]).state["budget"]["used"] if saved else 0.0
     again = trainer(folder, notes, run=Run.open(folder), **{**UNDECIDED, **decided(folder)})
@@ -259,7 +259,7 @@ def test_what_is_chosen_when_a_budget_goes_on_stays_chosen(tmp_path, notes, at, 
 
     go_on(13)
     assert Run.open(folder).config["train"]["eval_every"] != 3
-    saved = checkpoint.saved(folder)[-1]
+    saved = checkpoint.saved_steps(folder)[-1]
     second = go_on(saved + 1, eval_every=3, save_every=1009, **more)
     assert second.config.eval_every == 3
     recorded = plans_of(Run.open(folder).config)

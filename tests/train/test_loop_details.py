@@ -64,7 +64,7 @@ def test_every_tenth_step_and_the_last_log_the_mean_loss_since_the_line_before(t
         assert line["rate"] > 0
     assert 0 < found[10]["time"] < found[13]["time"]
     assert list(lines(tmp_path / "a", "val_loss")) == [0, 6, 12, 13]
-    assert checkpoint.saved(tmp_path / "a") == [12, 13]
+    assert checkpoint.saved_steps(tmp_path / "a") == [12, 13]
     assert opened[0].file.closed
     assert sorted(path.name for path in (tmp_path / "a" / "samples").iterdir()) == [
         f"step-{step:08d}.txt" for step in (0, 6, 12, 13)
@@ -128,7 +128,7 @@ def test_weights_that_are_not_finite_are_never_written(tmp_path, notes):
     assert made.state.best["step"] == 1
     with pytest.raises(UserError, match="the checkpoint of step 2 would hold NaN or infinity"):
         made.checkpointer.save()
-    assert checkpoint.saved(tmp_path / "a") == []
+    assert checkpoint.saved_steps(tmp_path / "a") == []
 
 
 @pytest.mark.parametrize("dtype, half", [("auto", False), ("float32", False), ("bfloat16", True)])
@@ -174,7 +174,7 @@ def test_a_stop_at_a_bad_update_saves_the_weights_before_it(tmp_path, notes):
     made.loss = lambda batch: loss(batch) * (math.nan if calls.append(1) or len(calls) == 6 else 1)
     with pytest.raises(UserError, match="training stopped at step 6: .*; the checkpoint of step 5 is kept"):
         made.train()
-    assert checkpoint.saved(tmp_path / "a") == [5]
+    assert checkpoint.saved_steps(tmp_path / "a") == [5]
     kept = checkpoint.read(tmp_path / "a", 5).tensors
     weights, facts = weights_of(tmp_path / "a")
     assert facts["step"] == "5"

@@ -127,7 +127,7 @@ def test_a_huge_learning_rate_leaves_nothing_that_is_not_finite(tmp_path):
         assert "training stopped" in printed or "NaN or infinity" in printed
         for path in folder.rglob("*.safetensors"):
             assert all(tensor.isfinite().all() for tensor in load_file(path).values()), path
-        assert not checkpoint.saved(folder)
+        assert not checkpoint.saved_steps(folder)
 
 
 def test_a_setting_that_is_no_number_is_refused():

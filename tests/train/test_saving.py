@@ -59,14 +59,14 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, notes, monkeyp
 
     def on_step(step, _):
         if step == 3:
-            made_after.append(checkpoint.saved(tmp_path / "a"))
+            made_after.append(checkpoint.saved_steps(tmp_path / "a"))
             going_on.set()
 
     watched(made, monkeypatch, write)
     made.on_step = on_step
     made.train()
     assert made_after == [[]]
-    assert checkpoint.saved(tmp_path / "a") == [2, 4, 6]
+    assert checkpoint.saved_steps(tmp_path / "a") == [2, 4, 6]
     monkeypatch.undo()
     trainer(tmp_path / "b", notes, **{**SMALL, "steps": 2, "save_every": 2, "schedule": "constant"}).train()
     kept = [{n: t.tolist() for n, t in checkpoint.read(tmp_path / one, 2).tensors.items()} for one in "ab"]
@@ -100,7 +100,7 @@ def test_a_full_disk_is_reported_with_the_step_of_the_checkpoint(tmp_path, notes
 
     lines = watched(made, monkeypatch, write)
     made.train()
-    assert checkpoint.saved(tmp_path / "a") == [2, 6, 7]
+    assert checkpoint.saved_steps(tmp_path / "a") == [2, 6, 7]
     found = [line for line in lines if "disk is full" in line]
     assert found == [
         "the disk is full: the checkpoint of step 4 could not be written; the checkpoint of step 2 is kept; "

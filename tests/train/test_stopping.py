@@ -66,7 +66,7 @@ def test_an_evaluation_that_was_abandoned_is_made_by_the_resumed_run(tmp_path, n
     seen = interrupt_evaluation(made, step, 3)
     outcome = made.train()
     assert (outcome.finished, outcome.step, len(seen)) == (False, step, 3)
-    assert checkpoint.saved(tmp_path / "a")[-1] == step
+    assert checkpoint.saved_steps(tmp_path / "a")[-1] == step
     assert [line["step"] for line in Metrics.read(tmp_path / "a") if "val_loss" in line] == list(range(0, step, 6))
     # killed once more after it was evaluated, but before it was saved: evaluated anew, with one line of metrics
     again = trainer(tmp_path / "a", notes, run=Run.open(tmp_path / "a"), **PACE)
@@ -176,7 +176,7 @@ def test_a_callback_that_returns_false_stops_as_ctrl_c_does(tmp_path, notes, who
     setattr(made, which, lambda at, metrics: at < step)
     outcome = made.train()
     assert (outcome.finished, outcome.step) == (False, step)
-    assert checkpoint.saved(tmp_path / "a")[-1] == step
+    assert checkpoint.saved_steps(tmp_path / "a")[-1] == step
     assert trainer(tmp_path / "a", notes, run=Run.open(tmp_path / "a"), **PACE).train().finished
     assert bits(tmp_path / "a", 12) == whole
 

@@ -173,7 +173,7 @@ def test_where_and_how_long_a_run_goes_on_may_change_freely(copy):
     shown = call("resume", copy, "--train.eval_batches", 2, "--train.keep", 3, "--train.compile", "off").stderr
     assert "train.steps 30 -> 33" in shown
     assert "Trained 33 steps" in shown
-    assert checkpoint.saved(copy) == [31, 32, 33]
+    assert checkpoint.saved_steps(copy) == [31, 32, 33]
     assert "changes" not in open_run(copy).config["run"]
 
 
@@ -182,7 +182,7 @@ def test_a_setting_changed_on_the_command_line_is_announced_and_recorded(copy):
     with pytest.raises(Killed):
         kill_after(trainer(copy, steps=40, lr=7e-4), step).train()
     assert open_run(copy).config["run"]["changes"] == lines
-    assert checkpoint.saved(copy) == [20, 30]  # nothing was saved with the new rate
+    assert checkpoint.saved_steps(copy) == [20, 30]  # nothing was saved with the new rate
     shown = call("resume", copy, "--train.steps", 33).stderr
     assert "Trained 33 steps" in shown
     again = call("resume", copy, "--train.steps", 34, "--train.lr", 0.0005).stderr
@@ -250,7 +250,7 @@ def test_the_newest_checkpoint_is_known_by_its_manifest(copy):
     assert "Trained 32 steps" in shown
     lines = [json.loads(line)["step"] for line in (copy / "metrics.jsonl").read_text().splitlines()]
     assert lines.count(30) == 2  # training and validation, once each: it went on from 30
-    assert checkpoint.saved(copy) == [30, 32]
+    assert checkpoint.saved_steps(copy) == [30, 32]
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -377,7 +377,7 @@ def test_a_checkpoint_that_a_training_prunes_meanwhile_is_no_fault(copy, monkeyp
     tensors, state = dict(held.tensors.items()), held.state | {"step": 31}
     meanwhile(monkeypatch, at, lambda: checkpoint.write(copy, 31, tensors, state, keep=1), after)
     assert faults(copy) == []
-    assert checkpoint.saved(copy) == [31]
+    assert checkpoint.saved_steps(copy) == [31]
     meanwhile(monkeypatch, at, lambda: shutil.rmtree(copy / "checkpoints" / "step-00000031"), after)
     assert faults(copy) == [f"{copy / 'checkpoints' / 'step-00000031'} is missing or cannot be read"]
 
@@ -508,7 +508,7 @@ def test_a_run_renamed_while_training_does_not_grow_a_second_folder(copy, tmp_pa
         made.train()
     assert str(away) in str(error.value)
     assert list(copy.iterdir()) == [] if taken else not copy.exists()
-    assert checkpoint.saved(away) == [32, 36]
+    assert checkpoint.saved_steps(away) == [32, 36]
     whole = trainer(away, steps=42)
     assert whole.train().finished
 
@@ -516,7 +516,7 @@ def test_a_run_renamed_while_training_does_not_grow_a_second_folder(copy, tmp_pa
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_run_renamed_while_a_checkpoint_is_written_is_one_sentence(copy, tmp_path, monkeypatch, taken):
     made, away = trainer(copy, steps=60, save_every=4), tmp_path / "renamed"
-    before, write = checkpoint.saved(copy), checkpoint._write_shards
+    before, write = checkpoint.saved_steps(copy), checkpoint._write_shards
 
     def renaming(*given):
         copy.rename(away)
@@ -528,7 +528,7 @@ def test_a_run_renamed_while_a_checkpoint_is_written_is_one_sentence(copy, tmp_p
     with pytest.raises(UserError, match="was renamed or removed while it was being written"):
         made.train()
     assert list(copy.iterdir()) == [] if taken else not copy.exists()
-    assert checkpoint.saved(away) == before
+    assert checkpoint.saved_steps(away) == before
 
 
 # data

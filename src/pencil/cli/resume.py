@@ -76,7 +76,7 @@ def _prepared(run: Path, changed: dict[str, Any], data: str | None, allow_change
     from ..api.loading import open_run
     from ..api.several_processes import say_restart
     from ..families import family
-    from ..train.loop.identity import review
+    from ..train.loop.identity import review_changes
 
     opened = open_run(run)
     if "import" in opened.config:
@@ -90,7 +90,7 @@ def _prepared(run: Path, changed: dict[str, Any], data: str | None, allow_change
             if fault := opened.mend_manifest():
                 note(f"{fault}; it is written anew, of the files as they are, which cannot be verified")
     # before the data is read; the trainer reports it
-    changes, notes = review(opened, family(opened.family), allow_changes)
+    changes, notes = review_changes(opened, family(opened.family), allow_changes)
     say_restart(opened, note)
     try:
         return _continue(opened, changed, data, allow_changes)
@@ -145,7 +145,7 @@ def _nothing_left(opened: Any, config: Any) -> str | None:
     from ..train.loop.identity import newest_state
     from ..train.validation import Validation
 
-    steps, newest = checkpoint.saved(opened.path), newest_state(opened.path)
+    steps, newest = checkpoint.saved_steps(opened.path), newest_state(opened.path)
     if not steps or newest is None or newest[1].get("evaluation_due"):
         return None
     validation = Validation.restored(newest[1].get("validation"), {})

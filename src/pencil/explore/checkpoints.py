@@ -13,7 +13,7 @@ from ..train.loop import checkpoint
 def at_step(loaded: Loaded, step: int) -> Any:
     """The same run with its weights after this step: the moving average, where it has one."""
     folder = Path(str(loaded.run.path))
-    steps = checkpoint.saved(folder)
+    steps = checkpoint.saved_steps(folder)
     if step not in steps:
         known = f"it has those of steps {', '.join(map(str, steps))}" if steps else "it has none"
         raise UserError(f"{folder} has no checkpoint of step {step}; {known}")

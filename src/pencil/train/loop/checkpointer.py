@@ -238,7 +238,7 @@ class Checkpointer:
     def save_before_stop(self) -> str:
         """Save the weights before a bad update; returns which checkpoint is kept, for the report of the stop."""
         self.writer.settle()
-        if self.state.step and self.state.step not in on_rank0(lambda: checkpoint.saved(self.run.path)):
+        if self.state.step and self.state.step not in on_rank0(lambda: checkpoint.saved_steps(self.run.path)):
             self.save()
             self.save_interrupted_weights()
         return self.describe_last()
@@ -246,7 +246,7 @@ class Checkpointer:
     def describe_last(self) -> str:
         """Which checkpoint is the last one, for the report of a stop."""
         self.writer.settle()
-        steps = checkpoint.saved(self.run.path)
+        steps = checkpoint.saved_steps(self.run.path)
         return f"the checkpoint of step {steps[-1]} is kept" if steps else "no checkpoint had been written yet"
 
     def write_or_postpone(

@@ -22,7 +22,7 @@ from ..settings import TrainConfig
 from ..task import Task
 from . import checkpoint
 from .checkpointer import Checkpointer
-from .identity import Change, check_start, check_weights, complete, record_changes, review
+from .identity import Change, check_start, check_weights, record_changes, records_all_settings, review_changes
 
 SHARED_FOLDER_WAIT_SECONDS = (0, 0.1, 0.5, 1, 2, 4)  # other machines may see a file of rank 0 some seconds later
 
@@ -75,7 +75,9 @@ def _verify(checkpointer: Checkpointer, allow_changes: bool, recorded_changes: l
             if fault is not None and path.is_file():
                 run.accept(path.name)
     newest, notes = checkpoint.latest(run.path, foreign=allow_changes)
-    changes, more = review(run, task.family, allow_changes, None if newest is None else (newest.folder, newest.state))
+    changes, more = review_changes(
+        run, task.family, allow_changes, None if newest is None else (newest.folder, newest.state)
+    )
     lost = check_weights(run, allow_changes)
     notes += more if newest is not None else [*more, *check_start(run, allow_changes)]
     if newest is None and "from" in run.config["run"] and getattr(task, "start", None) is None:
@@ -218,7 +220,7 @@ def _has_dropout(model: nn.Module) -> bool:
 
 def _under_current_names(checkpointer: Checkpointer, loaded: checkpoint.Checkpoint) -> Pieces:
     """The tensors of a checkpoint under the names of this version."""
-    if complete(loaded.state) or loaded.state["of"].get("model") == checkpointer.run.config["model"]:
+    if records_all_settings(loaded.state) or loaded.state["of"].get("model") == checkpointer.run.config["model"]:
         return loaded.tensors
 
     def current(name: str) -> str:
