@@ -95,7 +95,7 @@ class ImageClassification(ImageTask):
         else:
             y, other_labels = x.flip(0), labels.flip(0)
         logits = model(share * x + (1 - share) * y).float()
-        # of the whole batch both have the same weights, of some rows not: they count by those of their own labels
+        # in a whole batch both have the same weights, in some rows not: these count by the weights of their own labels
         other_loss = self.balance.cross_entropy(logits, other_labels, counted=labels)
         return share * self.balance.cross_entropy(logits, labels) + (1 - share) * other_loss
 
@@ -112,21 +112,21 @@ class ImageClassification(ImageTask):
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
         device, examples = next(model.parameters()).device, self.data.test
 
-        def one(which: np.ndarray) -> ClassPredictions:
+        def predict_batch(which: np.ndarray) -> ClassPredictions:
             pictures, targets = examples.take(which, self.transform.without_augmentation)
             if not len(pictures):
                 return ClassPredictions([], [], [])
             x = normalize(torch.from_numpy(pictures).to(device), self.transform.mean, self.transform.std)
             return class_predictions(model(x).float().log_softmax(-1).cpu(), torch.tensor(targets))
 
-        found = distributed_map(self.held_out_parts(examples, batches), one)
-        self.decoded(sum(len(part[0]) for part in found))
-        return classification_metrics(found, self.data.classes, self.balance.evaluation)
+        parts = distributed_map(self.held_out_parts(examples, batches), predict_batch)
+        self.decoded(sum(len(part[0]) for part in parts))
+        return classification_metrics(parts, self.data.classes, self.balance.evaluation)
 
     def preview(self, model: nn.Module) -> Preview:
         predicted, labels, pictures = next(self._predict(model, 1))
-        shown = [(predicted[i], int(labels[i]), pictures[i]) for i in range(min(24, len(labels)))]
-        return Preview(".png", self._sheet(shown, self.data.name))
+        rows = [(predicted[i], int(labels[i]), pictures[i]) for i in range(min(24, len(labels)))]
+        return Preview(".png", self._sheet(rows, self.data.name))
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
         """The metrics over all and of each class; the confusion matrix, and the most confident mistakes."""
@@ -136,7 +136,7 @@ class ImageClassification(ImageTask):
             parts.append(class_predictions(predicted, labels))
             wrong = (predicted.argmax(-1) != labels).nonzero()[:, 0].tolist()
             mistakes += [(predicted[i], int(labels[i]), pictures[i].copy()) for i in wrong]
-            mistakes = sorted(mistakes, key=lambda one: -one[0].max().item())[:MISTAKES]
+            mistakes = sorted(mistakes, key=lambda mistake: -mistake[0].max().item())[:MISTAKES]
         metrics = classification_metrics(parts, self.data.classes, self.balance.evaluation, listed=None)
         classes, labels = (concatenate(parts, i) for i in (1, 2))
         wrong = int((classes != labels).sum())
@@ -147,12 +147,12 @@ class ImageClassification(ImageTask):
         }
         return metrics, write_all(folder, files)
 
-    def _sheet(self, shown: list[tuple[Tensor, int, np.ndarray]], title: str) -> bytes:
+    def _sheet(self, rows: list[tuple[Tensor, int, np.ndarray]], title: str) -> bytes:
         names = dict(enumerate(self.data.classes))
         lines, right = [], []
-        for predicted, label, _ in shown:
+        for predicted, label, _ in rows:
             guess = int(predicted.argmax())
             right.append(guess == label)
             truth = "" if guess == label else f"\nis {names[label]}"
             lines.append(f"{names.get(guess, guess)} ({predicted.exp().max():.0%}){truth}")
-        return draw.sheet([picture for *_, picture in shown], lines, right, title)
+        return draw.sheet([picture for *_, picture in rows], lines, right, title)
