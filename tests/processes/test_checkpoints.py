@@ -63,7 +63,7 @@ with process_group(torch.device("cpu")) as here:
                     moment = kept.tensors.like(f"optim.{name}.exp_avg", parameter)
                     assert type(moment) is type(parameter.data), (type(moment), type(parameter))
                     parameter.add_(moment)
-        found = {n: t.full_tensor() if shards.spread(t) else t for n, t in model.state_dict().items()}
+        found = {n: t.full_tensor() if shards.is_dtensor(t) else t for n, t in model.state_dict().items()}
         if here.is_rank0:
             for name, tensor in found.items():
                 print(name, tensor.flatten().tolist())
