@@ -22,7 +22,7 @@ from pencil.train.tasks.metrics import (
     is_detail,
     wilson_interval,
 )
-from pencil.train.validation import higher
+from pencil.train.validation import higher_headline
 
 few = st.text("abc", max_size=7)
 any_text = st.text(max_size=97)
@@ -210,10 +210,10 @@ def test_classes_whose_names_differ_by_a_space_have_rows_of_their_own():
 def test_the_highest_of_a_metric_is_told_only_where_higher_is_better():
     best = {}
     for step, value in ((0, 0.5), (5, 0.75), (10, 0.25)):
-        best = higher(best, {"step": step, "accuracy": value}, "accuracy")
+        best = higher_headline(best, {"step": step, "accuracy": value}, "accuracy")
     assert best == {"step": 5, "accuracy": 0.75}
-    assert higher({}, {"step": 0, "mae": 12.3}, "mae") == {}
-    assert higher({}, {"step": 0, "val_loss": 2.0}, "val_loss") == {}
+    assert higher_headline({}, {"step": 0, "mae": 12.3}, "mae") == {}
+    assert higher_headline({}, {"step": 0, "val_loss": 2.0}, "val_loss") == {}
 
 
 def test_only_the_figures_of_classes_are_details():

@@ -19,7 +19,7 @@ from ..train.loop.state import Trained
 from ..train.loop.trainer import Outcome, Trainer
 from ..train.settings import TrainConfig
 from ..train.tasks.metrics import class_table, describe_accuracy
-from ..train.validation import about_highest
+from ..train.validation import describe_highest
 from .faster_preset import propose_shorter
 from .loading import load
 from .out_of_memory import out_of_memory
@@ -207,7 +207,7 @@ def train_to_end(
         metrics = f"{task.headline} {best[task.headline]:.4f}, {metrics}"
     which = f"{metrics} at step {best['step']}"
     if task.select_best:
-        highest = about_highest(outcome.highest, best, task.headline)
+        highest = describe_highest(outcome.highest, best, task.headline)
         which = f"kept step {best['step']}, the lowest val_loss: {metrics}{f' ({highest})' * bool(highest)}"
     used = outcome.used and f" ({outcome.used})"
     notify(f"Trained {steps} in {outcome.seconds:.1f} s{used}; {which}; the run is in {run.path}")

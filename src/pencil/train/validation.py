@@ -83,23 +83,26 @@ class Validation:
         return cls(**values)
 
 
-def higher(highest: Mapping[str, Any], results: Mapping[str, Any], headline: str) -> dict[str, Any]:
+def higher_headline(highest: Mapping[str, Any], results: Mapping[str, Any], headline: str) -> dict[str, Any]:
     """The evaluation with the highest headline so far, and its step: other weights may have a lower validation loss.
 
-    Only of a metric that is known to be better the higher it is: that of a task of one's own may be an error.
+    Only of a metric that is known to be better the higher it is: that of a task of `pencil.fit` may be an error.
     """
     better = headline in HIGHER_IS_BETTER and results.get(headline, -math.inf) > highest.get(headline, -math.inf)
     return {"step": results["step"], headline: results[headline]} if better else dict(highest)
 
 
-def about_highest(highest: Mapping[str, Any], kept: Mapping[str, Any], headline: str) -> str:
-    """A remark, where the weights that are kept for their validation loss do not have the highest headline."""
-    if headline not in highest or not highest[headline] > float(kept.get(headline, math.inf)):
+def describe_highest(highest: Mapping[str, Any], weights: Mapping[str, Any], headline: str) -> str:
+    """A remark, where `weights`, the facts of those kept for their validation loss, lack the highest headline."""
+    if headline not in highest or not highest[headline] > float(weights.get(headline, math.inf)):
         return ""
     return f"the highest {headline} was {highest[headline]:.4f}, at step {highest['step']}"
 
 
-def overfitting(amount: Amount | None, kept: str) -> str:
+def describe_overfitting(amount: Amount | None, kept_weights: str) -> str:
     """The sentence about a validation loss that rises."""
     have = f"{amount}: " if amount else ""
-    return f"{have}validation loss has risen for {RISES_TO_OVERFIT} evaluations; {kept}; more data, or a smaller preset"
+    return (
+        f"{have}validation loss has risen for {RISES_TO_OVERFIT} evaluations; {kept_weights}; more data, or a smaller "
+        "preset"
+    )

@@ -124,19 +124,19 @@ def _prune(run: Path, step: int, keep: int) -> None:
     A later step than the one just written is damaged, or of a course not taken: it must not crowd out a whole one.
     """
     whole, _ = find(run)
-    own = [found for found in whole if found.folder == folder_of(run, found.step)]
-    newest = [found for found in own if found.step <= step][:keep]
+    own = [stored for stored in whole if stored.folder == folder_of(run, stored.step)]
+    newest = [stored for stored in own if stored.step <= step][:keep]
     # what was listed before is carried forward, never hashed anew
     before = _listed_steps(run)
     listed = {n: sha for n, sha in before.items() if n != step}
     list_checkpoints(
         run,
-        {found.step: found.sha256 for found in newest}
-        | {found.step: listed[found.step] for found in newest if found.step in listed},
+        {stored.step: stored.sha256 for stored in newest}
+        | {stored.step: listed[stored.step] for stored in newest if stored.step in listed},
     )
     folder = run / "checkpoints"
     for old in folder.glob("step-*"):
-        if old not in [found.folder for found in newest] and _written_here(old, before):
+        if old not in [stored.folder for stored in newest] and _written_here(old, before):
             _remove(old)
     for stale in folder.glob(".tmp-*"):
         if re.fullmatch(r"\.tmp-[0-9a-f]{32}", stale.name):
@@ -201,7 +201,7 @@ def find(run: Path) -> tuple[list[CheckpointFolder], list[Fault]]:
         if fault is not None and os.path.lexists(folder):  # else a training has pruned it since it was listed here
             faults.append(fault)
     # of two with one step, the one under its own name comes first
-    checkpoints.sort(key=lambda found: (found.step, found.folder == folder_of(run, found.step)), reverse=True)
+    checkpoints.sort(key=lambda stored: (stored.step, stored.folder == folder_of(run, stored.step)), reverse=True)
     return checkpoints, faults
 
 
@@ -218,9 +218,9 @@ def survey(run: Path) -> tuple[list[CheckpointFolder], list[Fault], list[Fault]]
             return checkpoints, faults, compare_with_run(run, checkpoints, listed)
 
 
-def was_pruned(run: Path, found: CheckpointFolder) -> bool:
+def was_pruned(run: Path, stored: CheckpointFolder) -> bool:
     """Whether a checkpoint that was found has been removed by a training since: its run does not list it any more."""
-    return not os.path.lexists(found.folder) and found.step not in _listed_steps(run)
+    return not os.path.lexists(stored.folder) and stored.step not in _listed_steps(run)
 
 
 def _read_manifest(folder: Path, path: Path) -> CheckpointFolder:
@@ -234,37 +234,37 @@ def _read_manifest(folder: Path, path: Path) -> CheckpointFolder:
 
 def saved_steps(run: Path) -> list[int]:
     """The steps that have a checkpoint, oldest first."""
-    return sorted({found.step for found in find(run)[0]})
+    return sorted({stored.step for stored in find(run)[0]})
 
 
-def faults_of(found: CheckpointFolder) -> list[Fault]:
+def faults_of(stored: CheckpointFolder) -> list[Fault]:
     """What is wrong with the files of a checkpoint: each is compared with the manifest."""
     try:
-        return _compare_with_manifest(found)
+        return _compare_with_manifest(stored)
     except (OSError, UserError) as error:
-        if not os.path.lexists(found.folder):
-            return [Fault(found.folder, "missing", "is missing or cannot be read")]
+        if not os.path.lexists(stored.folder):
+            return [Fault(stored.folder, "missing", "is missing or cannot be read")]
         why = getattr(error, "strerror", None) or error
-        return [Fault(found.folder, "damaged", f"cannot be read: {why}")]
+        return [Fault(stored.folder, "damaged", f"cannot be read: {why}")]
 
 
-def _compare_with_manifest(found: CheckpointFolder) -> list[Fault]:
-    folder, faults = found.folder, []
+def _compare_with_manifest(stored: CheckpointFolder) -> list[Fault]:
+    folder, faults = stored.folder, []
     there = {path.name for path in folder.iterdir()} - {"manifest.json"}
-    for name in sorted(there | set(found.files)):
-        if name not in found.files:
+    for name in sorted(there | set(stored.files)):
+        if name not in stored.files:
             faults.append(Fault(folder / name, "foreign", "is not part of this checkpoint"))
         elif name not in there:
             faults.append(Fault(folder / name, "missing", "is missing"))
-        elif not (folder / name).is_file() or not matches(folder / name, found.files[name]):
+        elif not (folder / name).is_file() or not matches(folder / name, stored.files[name]):
             faults.append(Fault(folder / name, "damaged", "is damaged: it does not match its manifest"))
     return faults
 
 
-def state_of(found: CheckpointFolder) -> dict[str, Any] | None:
+def state_of(stored: CheckpointFolder) -> dict[str, Any] | None:
     """What a checkpoint records of the run besides tensors; None if that file is damaged."""
-    path = found.folder / "state.json"
-    if not path.is_file() or not matches(path, found.files["state.json"]):
+    path = stored.folder / "state.json"
+    if not path.is_file() or not matches(path, stored.files["state.json"]):
         return None
     return read_json(path)
 
@@ -274,26 +274,26 @@ def read(run: Path, step: int, checked: str = "") -> Checkpoint:
 
     Where another process has checked them, `checked` is the SHA-256 of the manifest that it read.
     """
-    for found in find(run)[0]:
-        if found.step == step and (not checked or found.sha256 == checked):
-            return _read(found, bool(checked))
+    for stored in find(run)[0]:
+        if stored.step == step and (not checked or stored.sha256 == checked):
+            return _read(stored, bool(checked))
     raise UserError(f"{run} has no checkpoint of step {step}{' like that of rank 0' if checked else ''}")
 
 
-def _read(found: CheckpointFolder, checked: bool = False) -> Checkpoint:
-    for fault in () if checked else faults_of(found):
+def _read(stored: CheckpointFolder, checked: bool = False) -> Checkpoint:
+    for fault in () if checked else faults_of(stored):
         raise UserError(str(fault))
-    state = read_json(found.folder / "state.json")
-    if state.get("step") != found.step:
-        raise UserError(str(step_mismatch(found, state)))
-    shards = [found.folder / name for name in sorted(found.files) if name.endswith(".safetensors")]
-    return Checkpoint(found.step, found.folder, Pieces(shards), state, found.sha256)
+    state = read_json(stored.folder / "state.json")
+    if state.get("step") != stored.step:
+        raise UserError(str(step_mismatch(stored, state)))
+    shards = [stored.folder / name for name in sorted(stored.files) if name.endswith(".safetensors")]
+    return Checkpoint(stored.step, stored.folder, Pieces(shards), state, stored.sha256)
 
 
-def step_mismatch(found: CheckpointFolder, state: dict[str, Any]) -> Fault:
+def step_mismatch(stored: CheckpointFolder, state: dict[str, Any]) -> Fault:
     """A manifest and a state of different steps."""
-    why = f"is of step {found.step}, and state.json beside it of step {state.get('step')}"
-    return Fault(found.folder / "manifest.json", "damaged", why)
+    why = f"is of step {stored.step}, and state.json beside it of step {state.get('step')}"
+    return Fault(stored.folder / "manifest.json", "damaged", why)
 
 
 def latest(run: Path, foreign: bool = False) -> tuple[Checkpoint | None, list[str]]:
@@ -303,12 +303,12 @@ def latest(run: Path, foreign: bool = False) -> tuple[Checkpoint | None, list[st
     """
     checkpoints, faults_of_folders, faults_of_list = survey(run)
     faults = [str(fault) for fault in [*faults_of_folders, *faults_of_list]]
-    for found in checkpoints:
-        wrong = [fault for fault in faults_of_list if fault.path == found.folder and fault.kind == "foreign"]
+    for stored in checkpoints:
+        wrong = [fault for fault in faults_of_list if fault.path == stored.folder and fault.kind == "foreign"]
         if wrong and not foreign:
             raise UserError(f"{wrong[0]}; put back the run's own, or take the folder away")
         try:
-            return _read(found), faults
+            return _read(stored), faults
         except UserError as error:
             faults.append(str(error))
     if faults:
@@ -320,18 +320,18 @@ def compare_with_run(run: Path, checkpoints: list[CheckpointFolder], listed: Map
     """Checkpoints that the run's manifest lists and that are not there, or not as they were written; renamed ones."""
     faults = []
     for step, sha in listed.items():
-        of_step = [found for found in checkpoints if found.step == step]
+        of_step = [stored for stored in checkpoints if stored.step == step]
         if not of_step:
             faults.append(Fault(folder_of(run, step), "missing", "is missing or cannot be read"))
-        for found in of_step:
-            if found.sha256 != sha and faults_of(found):
+        for stored in of_step:
+            if stored.sha256 != sha and faults_of(stored):
                 why = "is damaged or was changed: it does not match the run's manifest.json"
-                faults.append(Fault(found.folder / "manifest.json", "damaged", why))
-            elif found.sha256 != sha:
-                faults.append(Fault(found.folder, "foreign", "is not the checkpoint that this run wrote"))
-    for found in checkpoints:
-        if found.folder != folder_of(run, found.step):
+                faults.append(Fault(stored.folder / "manifest.json", "damaged", why))
+            elif stored.sha256 != sha:
+                faults.append(Fault(stored.folder, "foreign", "is not the checkpoint that this run wrote"))
+    for stored in checkpoints:
+        if stored.folder != folder_of(run, stored.step):
             faults.append(
-                Fault(found.folder, "renamed", f"was renamed: by its manifest it is the one of step {found.step}")
+                Fault(stored.folder, "renamed", f"was renamed: by its manifest it is the one of step {stored.step}")
             )
     return faults

@@ -21,7 +21,7 @@ from ...tensors import in_file_order
 from ..optim import state_tensors
 from ..parallel.shards import HostCopy, is_dtensor, own_pieces, piece_of
 from ..task import Preview, Task, why_last
-from ..validation import about_highest
+from ..validation import describe_highest
 from . import checkpoint
 from .ema import ExponentialMovingAverage, averaged
 from .identity import identity
@@ -156,7 +156,7 @@ class Checkpointer:
             return
         parameters = sum(p.numel() for p in self.model.parameters())
         last = why_last(self.task)
-        highest = "" if last else about_highest(self.state.highest, weights, self.task.headline)
+        highest = "" if last else describe_highest(self.state.highest, weights, self.task.headline)
         card = model_card(
             self.run.path, self.run.config, parameters, weights, last, self.task.usage, highest, self.task.unit
         )

@@ -113,10 +113,10 @@ def record_changes(run: Run, step: int, changes: Iterable[Change], train: Any = 
 
 def newest_state(run: Path) -> tuple[Path, dict[str, Any]] | None:
     """The folder and the state of the newest checkpoint whose state can be read."""
-    for found in checkpoint.find(run)[0]:
-        state = checkpoint.state_of(found)
+    for stored in checkpoint.find(run)[0]:
+        state = checkpoint.state_of(stored)
         if state is not None:
-            return found.folder, state
+            return stored.folder, state
     return None
 
 

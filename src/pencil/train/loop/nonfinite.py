@@ -73,7 +73,7 @@ def _are_finite(tensors: Iterable[Tensor]) -> list[bool]:
     return [bool(flag) for flag in flags]
 
 
-def name_samples(samples: list[str], shown: int = 5) -> str:
+def name_samples(samples: list[str], most: int = 5) -> str:
     """The samples of a batch in a sentence."""
-    rest = f" and {len(samples) - shown} more" if len(samples) > shown else ""
-    return ", ".join(samples[:shown]) + rest
+    rest = f" and {len(samples) - most} more" if len(samples) > most else ""
+    return ", ".join(samples[:most]) + rest

@@ -9,7 +9,7 @@ from ...runs.run import Run
 from ..schedule import factor
 from ..settings import Plan, TrainConfig, fit_warmup
 from ..tasks.metrics import is_detail
-from ..validation import Validation, higher
+from ..validation import Validation, higher_headline
 from .pace import Budget
 
 
@@ -98,7 +98,7 @@ class TrainState:
 
     def record_headline(self, results: Mapping[str, Any], headline: str) -> None:
         """Keep an evaluation if its headline is the highest so far."""
-        self.highest = higher(self.highest, results, headline)
+        self.highest = higher_headline(self.highest, results, headline)
 
 
 def with_plan(config: TrainConfig, plan: Plan) -> TrainConfig:
@@ -136,17 +136,17 @@ class Trained:
 
     @classmethod
     def of(cls, run: Run, outcome: Outcome, open: Callable[..., Any]) -> "Trained":
-        kept = run.weights_step
-        best = outcome.best if outcome.best.get("step") == kept else {"step": kept}
+        step = run.weights_step
+        best = outcome.best if outcome.best.get("step") == step else {"step": step}
         return cls(run.path, outcome.finished, outcome.step, best, outcome.seconds, open, outcome.highest)
 
     def load(self, device: str = "cpu") -> Any:
-        """What was trained, opened for use: as `pencil.load` gives a run; the model of a task of one's own."""
+        """What was trained, opened for use: as `pencil.load` gives a run; the model of a task of `pencil.fit`."""
         return self.open(self.path, device)
 
     def __repr__(self) -> str:
         how = "" if self.finished else ", stopped early"
-        shown = {name: value for name, value in self.best.items() if isinstance(value, float) and not is_detail(name)}
-        metrics = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
-        kept = f"{metrics} at step {self.best['step']}, which is kept" if metrics else "not evaluated"
-        return f"Trained({str(self.path)!r}: {self.step} steps{how}; {kept})"
+        values = {name: value for name, value in self.best.items() if isinstance(value, float) and not is_detail(name)}
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+        weights = f"{metrics} at step {self.best['step']}, which is kept" if metrics else "not evaluated"
+        return f"Trained({str(self.path)!r}: {self.step} steps{how}; {weights})"
