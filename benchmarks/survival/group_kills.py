@@ -118,7 +118,7 @@ def train(folder: Path, steps: int, keep: int, reached: Path | None = None) -> N
 def kill_once(folder: Path, size: int, reached: Path, log: Path, rng: random.Random) -> bool:
     """Train until a checkpoint is being written, or for a random time after one, then kill; whether half of one is left."""
     started = launch(lambda: train(folder, STEPS, 2, reached), size, log)
-    before, began = checkpoint.saved(folder), time.monotonic()
+    before, began = checkpoint.saved_steps(folder), time.monotonic()
     aimed, seen = rng.random() < AIMED, rng.randrange(1, 4)  # which of the next checkpoints
     last: set[str] = set()
     while time.monotonic() - began < LONGEST:
@@ -131,7 +131,7 @@ def kill_once(folder: Path, size: int, reached: Path, log: Path, rng: random.Ran
             if not seen and now:
                 time.sleep(rng.uniform(0, 0.03))
                 break
-        elif checkpoint.saved(folder) != before:
+        elif checkpoint.saved_steps(folder) != before:
             time.sleep(rng.uniform(0, 0.3))
             break
         time.sleep(0.0005)
@@ -167,7 +167,7 @@ def survive(kind: str, kills: int, folder: Path, seed: int) -> Found:
         bad += bool(faults)
         for fault in faults:
             print(f"{kind}: {fault}")
-        steps = checkpoint.saved(killed)
+        steps = checkpoint.saved_steps(killed)
         for step in steps if not faults else ():
             seen.setdefault(step, set()).add(digest(killed, step))
         made, newest = int(reached.read_text()), max(steps, default=0)
@@ -185,7 +185,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    for owner, name in ((loop, "plot_losses"), (loop.Trainer, "_preview")):
+    for owner, name in ((loop, "plot_losses"), (loop.Evaluator, "preview")):
         setattr(owner, name, lambda *_: None)  # pictures that nothing depends on
     results: list[Found] = []
     print(f"a checkpoint every {EVERY} steps; kill -9 of all processes at once")

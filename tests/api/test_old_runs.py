@@ -17,7 +17,6 @@ from pencil.api import loading
 from pencil.api.run_data import task_of
 from pencil.config import UserError, build
 from pencil.runs.run import Run
-from pencil.train.loop.resume import restore
 from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from pencil.train.tasks.diffusion import Diffusion
@@ -92,7 +91,7 @@ def test_an_old_run_goes_on_from_its_checkpoint(old):
     run, task = reopened(old)
     config = build(TrainConfig, {**run.config["train"], "steps": 6, "device": "cpu"}, "train.")
     trainer = Trainer(task, run, config)
-    restore(trainer)
+    trainer.restore()
     assert trainer.step == 4
     before = {name: p.clone() for name, p in trainer.model.named_parameters()}
     moved = [name for name, state in trainer.optimizers["adamw"].state.items() if state]

@@ -23,7 +23,7 @@ from pencil.data.images.examples import ArrayExamples
 from pencil.data.tokenizers.tokenizer import learn
 from pencil.families import family
 from pencil.runs.run import Run
-from pencil.train.loop.trained import Trained
+from pencil.train.loop.state import Trained
 from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Preview, Request, Task, epoch_order

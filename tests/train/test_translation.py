@@ -363,7 +363,7 @@ def test_a_killed_run_on_pairs_ends_as_one_never_killed(tmp_path, backwards):
     """Steps 3 and 4 are lost: a checkpoint is written every second step, and the kill comes before that of step 4."""
     with pytest.raises(Killed):
         kill_after(new_trainer(tmp_path / "killed", backwards, save_every=2), 4).train()
-    assert checkpoint.saved(tmp_path / "killed") == [2]
+    assert checkpoint.saved_steps(tmp_path / "killed") == [2]
     torch.manual_seed(99)
     assert continued(tmp_path / "killed", 7).train().finished
     assert new_trainer(tmp_path / "whole", backwards, save_every=2).train().finished
@@ -378,12 +378,12 @@ def test_a_process_killed_while_training_on_pairs_ends_as_one_never_killed(tmp_p
     process = subprocess.Popen(
         [sys.executable, "-m", "pencil", "resume", str(tmp_path / "killed")], stderr=subprocess.DEVNULL
     )
-    while not checkpoint.saved(tmp_path / "killed"):
+    while not checkpoint.saved_steps(tmp_path / "killed"):
         assert process.poll() is None
         time.sleep(0.02)
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    steps = checkpoint.saved(tmp_path / "killed")[-1] + 5
+    steps = checkpoint.saved_steps(tmp_path / "killed")[-1] + 5
     for name in ("killed", "whole"):
         assert continued(tmp_path / name, steps).train().finished
     assert bits(tmp_path / "killed", steps) == bits(tmp_path / "whole", steps)

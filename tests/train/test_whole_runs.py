@@ -20,7 +20,7 @@ from pencil.runs import files as run_files
 from pencil.runs.manifest import Manifest, _own_hash
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
-from pencil.train.loop.resume import _elsewhere, restore
+from pencil.train.loop.resume import differences_of_machine
 from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from training import Killed, bits, interrupt_after, kill_after
@@ -42,7 +42,7 @@ def sister(notes, tmp_path_factory):
     path = tmp_path_factory.mktemp("sister") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pencil.train.loop.trainer.plot_losses", lambda run: None)
-        patch.setattr("pencil.train.loop.trainer.Trainer._preview", lambda trainer: None)
+        patch.setattr("pencil.train.loop.evaluator.Evaluator.preview", lambda evaluator: None)
         call("train", "gpt", "--data", notes, "--out", path, *TINY, "--train.steps", 30, "--train.eval_every", 15,
              "--train.save_every", 10, "--train.batch", 7, "--train.warmup", 3, "--train.seed", 7,
              "--train.eval_batches", 1)  # fmt: skip
@@ -177,7 +177,7 @@ def test_where_and_how_long_a_run_goes_on_may_change_freely(copy):
     shown = call("resume", copy, "--train.eval_batches", 2, "--train.keep", 3, "--train.compile", "off").stderr
     assert "train.steps 30 -> 33" in shown
     assert "Trained 33 steps" in shown
-    assert checkpoint.saved(copy) == [31, 32, 33]
+    assert checkpoint.saved_steps(copy) == [31, 32, 33]
     assert "changes" not in open_run(copy).config["run"]
 
 
@@ -186,7 +186,7 @@ def test_a_setting_changed_on_the_command_line_is_announced_and_recorded(copy):
     with pytest.raises(Killed):
         kill_after(trainer(copy, steps=40, lr=7e-4), step).train()
     assert open_run(copy).config["run"]["changes"] == lines
-    assert checkpoint.saved(copy) == [20, 30]  # nothing was saved with the new rate
+    assert checkpoint.saved_steps(copy) == [20, 30]  # nothing was saved with the new rate
     shown = call("resume", copy, "--train.steps", 33).stderr
     assert "Trained 33 steps" in shown
     again = call("resume", copy, "--train.steps", 34, "--train.lr", 0.0005).stderr
@@ -254,7 +254,7 @@ def test_the_newest_checkpoint_is_known_by_its_manifest(copy):
     assert "Trained 32 steps" in shown
     lines = [json.loads(line)["step"] for line in (copy / "metrics.jsonl").read_text().splitlines()]
     assert lines.count(30) == 2  # training and validation, once each: it went on from 30
-    assert checkpoint.saved(copy) == [20, 30, 32]  # what somebody renamed stays
+    assert checkpoint.saved_steps(copy) == [20, 30, 32]  # what somebody renamed stays
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -382,7 +382,7 @@ def test_a_checkpoint_that_a_training_prunes_meanwhile_is_no_fault(copy, monkeyp
     tensors, state = dict(held.tensors.items()), held.state | {"step": 31}
     meanwhile(monkeypatch, at, lambda: checkpoint.write(copy, 31, tensors, state, keep=1), after)
     assert faults(copy) == []
-    assert checkpoint.saved(copy) == [31]
+    assert checkpoint.saved_steps(copy) == [31]
     meanwhile(monkeypatch, at, lambda: shutil.rmtree(copy / "checkpoints" / "step-00000031"), after)
     assert faults(copy) == [f"{copy / 'checkpoints' / 'step-00000031'} is missing or cannot be read"]
 
@@ -505,7 +505,7 @@ def test_a_run_renamed_while_training_does_not_grow_a_second_folder(copy, tmp_pa
     def renaming():
         seen = update()
         if made.step == 38:
-            made.background.settle()
+            made.checkpointer.writer.settle()
             copy.rename(away)
             if taken:
                 copy.mkdir()
@@ -516,7 +516,7 @@ def test_a_run_renamed_while_training_does_not_grow_a_second_folder(copy, tmp_pa
         made.train()
     assert str(away) in str(error.value)
     assert list(copy.iterdir()) == [] if taken else not copy.exists()
-    assert checkpoint.saved(away) == [32, 36]
+    assert checkpoint.saved_steps(away) == [32, 36]
     whole = trainer(away, steps=42)
     assert whole.train().finished
 
@@ -524,7 +524,7 @@ def test_a_run_renamed_while_training_does_not_grow_a_second_folder(copy, tmp_pa
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_run_renamed_while_a_checkpoint_is_written_is_one_sentence(copy, tmp_path, monkeypatch, taken):
     made, away = trainer(copy, steps=60, save_every=4), tmp_path / "renamed"
-    before, write = checkpoint.saved(copy), checkpoint._write_shards
+    before, write = checkpoint.saved_steps(copy), checkpoint._write_shards
 
     def renaming(*given):
         copy.rename(away)
@@ -536,7 +536,7 @@ def test_a_run_renamed_while_a_checkpoint_is_written_is_one_sentence(copy, tmp_p
     with pytest.raises(UserError, match="was renamed or removed while it was being written"):
         made.train()
     assert list(copy.iterdir()) == [] if taken else not copy.exists()
-    assert checkpoint.saved(away) == before
+    assert checkpoint.saved_steps(away) == before
 
 
 # data
@@ -576,15 +576,15 @@ def allowed(folder, **settings):
 def test_an_allowed_tokenizer_is_in_the_manifest_afterwards(copy):
     edit(copy / "tokenizer.json", "{", "{ ")
     assert any(fault for _, fault in open_run(copy).check_files("tokenizer.json"))
-    restore(allowed(copy, steps=32))
+    allowed(copy, steps=32).restore()
     assert not any(fault for _, fault in open_run(copy).check_files("tokenizer.json"))
 
 
 def test_lost_weights_are_those_of_the_checkpoint_even_if_better_ones_were_lost(copy):
     flip(copy / "model.safetensors")
     made = allowed(copy, steps=32)
-    restore(made)
-    assert made.best["step"] == 30
+    made.restore()
+    assert made.state.best["step"] == 30
     weights = load(copy).model.state_dict()
     assert all((weights[name] == tensor).all() for name, tensor in made.model.state_dict().items())
 
@@ -595,5 +595,5 @@ def test_another_number_of_threads_is_announced(copy):
     made = trainer(copy, steps=32)
     kept, _ = checkpoint.latest(copy)
     sentence = f"threads was {threads + 4} and is {threads} now: the result may differ in its last bits"
-    assert _elsewhere(made, kept._replace(state=kept.state | {"threads": threads + 4})) == [sentence]
-    assert _elsewhere(made, kept) == []
+    assert differences_of_machine(made.checkpointer, kept.state | {"threads": threads + 4}) == [sentence]
+    assert differences_of_machine(made.checkpointer, kept.state) == []

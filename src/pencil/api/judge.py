@@ -44,5 +44,5 @@ def trained_classifier(task: Diffusion, notify: Callable[[str], None]) -> Any:
 
 
 def _is_finished(path: Path) -> bool:
-    steps = checkpoint.saved(path)
+    steps = checkpoint.saved_steps(path)
     return bool(steps) and steps[-1] == Run.open(path).config["train"]["steps"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__
-from ..collectives.torchrun import launched, world
+from ..collectives.torchrun import launch_facts, world
 from ..config import UserError, build, fitted
 from ..data.images.image_data import ImageData, lookalikes
 from ..data.settings import check_data_settings
@@ -226,7 +226,7 @@ def _tables(request: Request, prepared: Prepared, config: TrainConfig) -> dict[s
         "pencil": __version__,
         "settings": SETTINGS_VERSION,
         **({} if start is None else start.facts),
-        **launched(),
+        **launch_facts(),
     }
     if isinstance(data, ImageData | PairData) and data.split > 1:  # the `split` of other data is no rule
         facts["split"] = data.split

@@ -19,7 +19,7 @@ from ..collectives.processes import (
     only_rank0_prints,
     process_group,
     rank0_first,
-    same_everywhere,
+    require_same_on_all_ranks,
     world,
 )
 from ..collectives.torchrun import agent_name, launch_folder, launch_name, restarts, several_machines
@@ -47,7 +47,7 @@ def processes(device: str | None) -> Iterator[None]:
 def check_same(settings: Any) -> None:
     """Refuse processes that were not all started with the same settings and versions."""
     table = json.loads(json.dumps(settings, default=str))
-    same_everywhere({**table, "pencil": __version__, "torch": torch.__version__}, "settings")
+    require_same_on_all_ranks({**table, "pencil": __version__, "torch": torch.__version__}, "settings")
 
 
 def make_once(make: Callable[[Path | None], Training], out: Path | None, name: str | None, notify: Notify) -> Training:
@@ -69,7 +69,7 @@ def make_once(make: Callable[[Path | None], Training], out: Path | None, name: s
         elif restarts():
             _count_restart(0, "before training began")
         new.append(earlier is None)
-        if earlier is None or not checkpoint.saved(earlier.path):
+        if earlier is None or not checkpoint.saved_steps(earlier.path):
             made.append(make(None if earlier is None else earlier.path))
         else:
             made.append(_open_again(earlier))
@@ -108,7 +108,7 @@ def say_restart(run: Run, notify: Notify) -> None:
     """Report that a restarted training goes on; refuse to, where several restarts in a row came no further."""
     if not restarts() or not world().is_rank0:
         return
-    step = max(checkpoint.saved(run.path), default=0)
+    step = max(checkpoint.saved_steps(run.path), default=0)
     notify(f"A process had ended: restart {restarts()}, on with {run.path} from step {step}")
     every = run.config["train"].get("save_every")
     _count_restart(step, f"no further than step {step}", f"; --train.save_every below {every} saves more often")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..collectives.processes import all_gather, has_process_group, lost_another, world
+from ..collectives.processes import all_gather, has_process_group, is_lost_connection, world
 from ..collectives.torchrun import launch_folder, restarts
 from ..config import UserError
 from ..console import note, visible
@@ -15,11 +15,11 @@ from ..device import pick_device
 from ..families.registry import family as record_of
 from ..runs.run import Run
 from ..train.loop import pace
-from ..train.loop.trained import Trained
+from ..train.loop.state import Trained
 from ..train.loop.trainer import Outcome, Trainer
 from ..train.settings import TrainConfig
-from ..train.tasks.metrics import about_accuracy, class_table
-from ..train.validation import about_highest
+from ..train.tasks.metrics import class_table, describe_accuracy
+from ..train.validation import describe_highest
 from .loading import load
 from .run_setup import Training, new_run
 from .several_processes import check_same, make_once, processes
@@ -169,7 +169,7 @@ def train_to_end(
     except (RuntimeError, MemoryError) as error:
         # torch words it differently on each device
         words, text = ("out of memory", "allocate memory", "not enough memory"), str(error).lower()
-        if isinstance(error, RuntimeError) and (lost_another(error) or not any(word in text for word in words)):
+        if isinstance(error, RuntimeError) and (is_lost_connection(error) or not any(word in text for word in words)):
             raise
         raise out_of_memory(task.family, task.config, config) from None
     several = (
@@ -194,13 +194,14 @@ def train_to_end(
         metrics = f"{task.headline} {best[task.headline]:.4f}, {metrics}"
     which = f"{metrics} at step {best['step']}"
     if task.select_best:
-        highest = about_highest(outcome.highest, best, task.headline)
+        highest = describe_highest(outcome.highest, best, task.headline)
         which = f"kept step {best['step']}, the lowest val_loss: {metrics}{f' ({highest})' * bool(highest)}"
     used = outcome.used and f" ({outcome.used})"
     notify(f"Trained {steps} in {outcome.seconds:.1f} s{used}; {which}; the run is in {run.path}")
-    for line in filter(None, [about_accuracy(best, task.unit), *class_table(best)]):
+    for line in filter(None, [describe_accuracy(best, task.unit), *class_table(best)]):
         notify(visible(line, one_line=True))
-    if about_accuracy(best, task.unit) and (few := config.eval_batches * config.batch) < (held := len(task.data.test)):
+    few = config.eval_batches * config.batch
+    if describe_accuracy(best, task.unit) and few < (held := len(task.data.test)):
         notify(
             f"These are figures of {few:,} of the {held:,} held-out {task.unit} (--train.eval_batches "
             f"{config.eval_batches}); of all: {program} eval {shlex.quote(str(run.path))}"

@@ -16,7 +16,7 @@ from ..cost.profile import on_meta
 from ..device import pick_device, total_memory
 from ..families.family import Family
 from ..progress import duration
-from ..train.frozen import blocks_of, describe_parts, freeze_parameters
+from ..train.frozen import blocks_with, describe_parts, freeze_parameters
 from ..train.settings import TrainConfig, slots_of
 
 SOON_SECONDS = 3600  # seconds
@@ -32,7 +32,7 @@ def what_trains(record: Family, model: Any, config: TrainConfig) -> str:
         some, total = (_short(sum(sizes[name] for name in names)) for names in (trained, sizes))
         what = f"{some} of {total} parameters train ({describe_parts(trained, sizes)})"
         counts = replace(counts, trained=count_trained(whole, record.cost))
-        if counts.trained.blocks > len(blocks_of(trained)):
+        if counts.trained.blocks > len(blocks_with(trained)):
             note = "; the backward pass goes through frozen blocks too, since parts before them train"
     cuda = pick_device(config.device).type == "cuda"
     half = config.dtype == "bfloat16" or (config.dtype == "auto" and cuda)

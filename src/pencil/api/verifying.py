@@ -12,7 +12,7 @@ from ..files import fingerprint
 from ..runs.manifest import CONTENTS, DATA_RECORD, FOLDERS, UNLISTED, Fault
 from ..runs.run import Run
 from ..train.loop import checkpoint
-from ..train.loop.identity import complete, differences, recorded
+from ..train.loop.identity import differences, recorded_changes, records_all_settings
 from ..train.loop.report import read_metrics
 from ..train.tasks.latents import latents_path
 from .loading import open_run
@@ -82,7 +82,7 @@ def _checkpoints(path: Path, run: Run | None, record: Family | None) -> Iterator
         faults = checkpoint.faults_of(one)
         if not faults and run is not None:
             faults = [*_foreign(one, run, record)]
-        if faults and checkpoint.pruned(path, one):
+        if faults and checkpoint.was_pruned(path, one):
             continue
         for fault in faults:
             yield fault.path, fault
@@ -90,7 +90,7 @@ def _checkpoints(path: Path, run: Run | None, record: Family | None) -> Iterator
             yield one.folder, None
 
 
-def _foreign(one: checkpoint.Found, run: Run, record: Family | None) -> Iterator[Fault]:
+def _foreign(one: checkpoint.CheckpointFolder, run: Run, record: Family | None) -> Iterator[Fault]:
     """A whole checkpoint that belongs to another run, or to other settings."""
     try:
         state = checkpoint.state_of(one)
@@ -98,13 +98,13 @@ def _foreign(one: checkpoint.Found, run: Run, record: Family | None) -> Iterator
             yield from checkpoint.faults_of(one)
             return
         if state.get("step") != one.step:
-            yield checkpoint.mixed(one, state)
+            yield checkpoint.step_mismatch(one, state)
         changes = differences(state, run, record)
     except (UserError, OSError) as error:
         yield Fault(one.folder, "foreign", str(error))
         return
-    acknowledged = recorded(run)
-    for change in changes if complete(state) else ():
+    acknowledged = recorded_changes(run)
+    for change in changes if records_all_settings(state) else ():
         if change.name == "run.id":
             yield Fault(one.folder, "foreign", f"is a checkpoint of another run, {change.was}")
         elif not change.free and acknowledged.get(change.name) != str(change.now):

@@ -63,7 +63,7 @@ def evaluate(
     from ..models.output import check_finite
     from ..train.loop.report import shown_progress
     from ..train.settings import TrainConfig
-    from ..train.tasks.metrics import OF_A_CLASS, about_accuracy, class_table
+    from ..train.tasks.metrics import CLASS_FIGURES, class_table, describe_accuracy
 
     opened = open_run(run)
     if out is not None and out.exists() and not out.is_dir():
@@ -95,12 +95,12 @@ def evaluate(
         print(json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}))
     else:
         for name, value in metrics.items():
-            if name.partition(".")[0] not in OF_A_CLASS:
+            if name.partition(".")[0] not in CLASS_FIGURES:
                 print(f"{visible(shortened(name), one_line=True)} {value:.6f}")
         for line in class_table(metrics):
             print(visible(line, one_line=True))
     skipped = [f"skipped {name}: {fault}" for name, fault in task.skipped()]
-    explained = filter(None, [about_accuracy(metrics, task.unit)])
+    explained = filter(None, [describe_accuracy(metrics, task.unit)])
     for line in [*skipped, *explained, *getattr(task, "notes", ()), *map(str, files)]:
         note(line)
     return 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ..collectives.processes import rank0_first, wait_long, world
+from ..collectives.processes import barrier_without_timeout, rank0_first, world
 from ..config import UserError, build, fitted, overrides, setting_types
 from .launch import start_several
 from .names import check_run
@@ -62,7 +62,7 @@ def resume(
             {"command": "resume", "run": run.name, "train": changed, "data": data, "allow_changes": allow_changes}
         )
         training = rank0_first(lambda: as_writer(lambda: _prepare(run, changed, data, allow_changes), run))
-        wait_long()
+        barrier_without_timeout()
         return 0 if training is None else train_to_end(*training, allow_changes)
 
 
@@ -81,7 +81,7 @@ def _prepare(run: Path, changed: dict[str, Any], data: str | None, allow_changes
     from ..api.loading import open_run
     from ..api.several_processes import say_restart
     from ..families import family
-    from ..train.loop.identity import review
+    from ..train.loop.identity import review_changes
 
     opened = open_run(run)
     if "import" in opened.config:
@@ -95,7 +95,7 @@ def _prepare(run: Path, changed: dict[str, Any], data: str | None, allow_changes
             if fault := opened.mend_manifest():
                 note(f"{fault}; it is written anew, of the files as they are, which cannot be verified")
     # before the data is read; the trainer reports it
-    changes, notes = review(opened, family(opened.family), allow_changes)
+    changes, notes = review_changes(opened, family(opened.family), allow_changes)
     say_restart(opened, note)
     try:
         return _continue(opened, changed, data, allow_changes)
@@ -149,7 +149,7 @@ def _nothing_left(opened: "Run", config: "TrainConfig") -> str | None:
     from ..train.loop.identity import newest_state
     from ..train.validation import Validation
 
-    steps, newest = checkpoint.saved(opened.path), newest_state(opened.path)
+    steps, newest = checkpoint.saved_steps(opened.path), newest_state(opened.path)
     if not steps or newest is None or newest[1].get("evaluation_due"):
         return None
     validation = Validation.restored(newest[1].get("validation"), {})

@@ -174,7 +174,7 @@ class Session:
 def load_checkpoint(loaded: Loaded, step: int) -> Loaded:
     """The same run with its weights after this step: the moving average, where it has one."""
     folder = Path(str(loaded.run.path))
-    steps = checkpoint.saved(folder)
+    steps = checkpoint.saved_steps(folder)
     if step not in steps:
         known = f"it has those of steps {', '.join(map(str, steps))}" if steps else "it has none"
         raise UserError(f"{folder} has no checkpoint of step {step}; {known}")

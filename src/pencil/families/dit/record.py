@@ -22,7 +22,7 @@ from ...models.dit import PRESETS, DiT, DiTConfig, groupings
 from ...models.reader import ReaderConfig
 from ...runs.run import Loaded
 from ...train.tasks.diffusion import Diffusion
-from ...train.tasks.diffusion_eval import score_samples
+from ...train.tasks.sample_scores import score_samples
 from ...weights.dit import DIT
 from ...weights.dit_original import DIT_ORIGINAL
 from ..family import Family

@@ -2,8 +2,14 @@
 
 Each process takes its rows of every micro-batch, and the loss of its rows is weighted by their targets among those of
 the whole update. So the sum over the processes is the gradient of one process, but for rounding.
+
+Exact mode gives the same bits on 1, 2, 4, … processes. A micro-batch is cut into slots, a power of two. Each slot is
+run by itself, with random numbers of its own, so that it is the same wherever it runs; the gradients of the slots are
+summed by one binary tree: neighbours, then pairs of neighbours, and so on. A process sums its own slots; the rest of
+the tree is summed from the parts of all processes.
 """
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,17 +20,43 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...collectives.dtensor import to_local
-from ...collectives.gathering import Gathering
+from ...collectives.fsdp_gathering import BlockGathering
 from ...collectives.processes import RankError, World, all_reduce_any, all_reduce_sum, broadcast
 from ...config import UserError
-from ...device import sync_of, total_memory, without_fallback_warnings
-from ..settings import TrainConfig
-from ..task import Batch, Task, one_number
-from .rows import own_batch
+from ...device import seed_generators, sync_of, total_memory, without_fallback_warnings
+from ..settings import TrainConfig, slots_of
+from ..task import Batch, Task, one_number, random_of
+from .shards import to_local
 
 Mode = Literal["alone", "ddp", "fsdp", "exact"]
-SEARCHED = 1000  # batches, for one with targets
+MAX_BATCHES_WITHOUT_TARGETS = 1000  # so many are made in search of one with targets
+
+
+def own_rows(batch: int, here: World) -> slice:
+    """The rows of a micro-batch that this process has."""
+    each = batch // here.size
+    return slice(here.rank * each, (here.rank + 1) * each)
+
+
+def own_batch(task: Any, step: int, micro: int, here: World) -> Batch:
+    """What this process has of a micro-batch; a task that can make some rows alone makes only those."""
+    if here.size == 1:
+        return task.batch(step, micro)
+    rows = own_rows(task.train.batch, here)
+    if "rows" in inspect.signature(task.batch).parameters:
+        return task.batch(step, micro, rows)
+    return cut_rows(task.batch(step, micro), rows, task.train.batch)
+
+
+def cut_rows(batch: Batch, rows: slice, size: int) -> Batch:
+    """Some rows of a batch; a single number belongs to all of them."""
+    for tensor in batch:
+        if tensor.ndim and len(tensor) != size:
+            raise UserError(
+                f"a tensor of the batch has {len(tensor)} rows, not the {size} of train.batch, so it cannot be divided "
+                "among processes: give every tensor one row for each example"
+            )
+    return tuple(tensor[rows] if tensor.ndim else tensor for tensor in batch)
 
 
 def mode_of(config: TrainConfig, size: int) -> Mode:
@@ -36,7 +68,7 @@ def mode_of(config: TrainConfig, size: int) -> Mode:
     return config.parallel
 
 
-class Gradients(NamedTuple):
+class LossAndNorm(NamedTuple):
     """What an update is decided by; the gradients themselves are where torch keeps them, clipped."""
 
     loss: Tensor
@@ -44,10 +76,10 @@ class Gradients(NamedTuple):
     units: int  # in the batches of all processes
 
 
-class Alone:
-    """The gradients of an update in one process; the other modes differ from it where they communicate."""
+class Gradients:
+    """Computes the gradients of an update in one process; the other modes differ from it where they communicate."""
 
-    scale = 1  # by which the gradients are divided when they are summed
+    scale = 1  # the gradients are divided by it when they are summed
 
     def __init__(
         self,
@@ -68,11 +100,11 @@ class Alone:
 
         return torch.compile(loss) if compiles(self.config, self.device) else loss
 
-    def __call__(self, step: int, batches: Sequence[Batch]) -> Gradients:
-        """Gradients of these micro-batches, of which this process has its rows."""
+    def __call__(self, step: int, batches: Sequence[Batch]) -> LossAndNorm:
+        """Compute the gradients of these micro-batches, of which this process has its rows."""
         own, all_targets, units = self.count(batches)
         targets, losses = sum(all_targets), [torch.zeros((), device=self.device)]
-        used = [micro for micro, many in enumerate(all_targets) if many]  # the mean over no targets is no number
+        used = [micro for micro, count in enumerate(all_targets) if count]  # the mean over no targets is NaN
         for micro in used:
             batch = batches[micro] if own[micro] else self.filler(step)
             with self.summing(last=micro == used[-1]):
@@ -80,23 +112,26 @@ class Alone:
                     loss = one_number(self.loss(self.to_device(batch)), self.task) * (self.scale * own[micro] / targets)
                 loss.backward()
             losses.append(loss.detach())
-        return Gradients(*self.finish(torch.stack(losses).sum()), units)
+        return LossAndNorm(*self.finish(torch.stack(losses).sum()), units)
 
     def count(self, batches: Sequence[Batch]) -> tuple[list[float], list[float], int]:
-        """Targets of each micro-batch, here and on all processes, and the units of all."""
+        """The targets of each micro-batch, in this process and in all, and the units of all."""
         own, units = list(map(self.task.targets, batches)), sum(map(self.task.count, batches))
-        whole = all(isinstance(one, int) for one in own)  # else they are sums of weights
+        counts = all(isinstance(targets, int) for targets in own)  # else they are sums of weights
         *targets, units = all_reduce_sum(
-            torch.tensor([*own, units], dtype=torch.int64 if whole else torch.float64)
+            torch.tensor([*own, units], dtype=torch.int64 if counts else torch.float64)
         ).tolist()
         return own, targets, int(units)
 
     def filler(self, step: int) -> Batch:
-        """A batch with targets, which weighs nothing: this process has none, and the others wait for its part."""
-        found = (own_batch(self.task, at, 0, self.here) for at in range(step + 1, step + 1 + SEARCHED))
-        batch = next((batch for batch in found if self.task.targets(batch)), None)
+        """A batch with targets, of weight zero: where this process has none, the others still wait for its part."""
+        later = range(step + 1, step + 1 + MAX_BATCHES_WITHOUT_TARGETS)
+        batches = (own_batch(self.task, at, 0, self.here) for at in later)
+        batch = next((batch for batch in batches if self.task.targets(batch)), None)
         if batch is None:
-            sentence = f"its rows of {SEARCHED:,} batches have no targets: a larger --train.batch may help"
+            sentence = (
+                f"its rows of {MAX_BATCHES_WITHOUT_TARGETS:,} batches have no targets: a larger --train.batch may help"
+            )
             raise RankError(self.here.rank, sentence) if self.here.size > 1 else UserError(sentence)
         return batch
 
@@ -106,11 +141,11 @@ class Alone:
         return tuple(t.to(self.device, non_blocking=True) for t in batch)
 
     def summing(self, last: bool) -> AbstractContextManager[Any]:
-        """Where whole gradients are added up here, they are summed over the processes at the last micro-batch."""
+        """A context of a backward pass; only the last one sums gradients that are added up here over the processes."""
         return nullcontext()
 
     def finish(self, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of all processes, and the norm of the gradient, which is clipped."""
+        """Clip the gradient; returns the loss of all processes, and the norm before clipping."""
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
         return loss, norm.detach().to(loss.device)  # where there are no gradients it is on the CPU
 
@@ -119,7 +154,7 @@ class Alone:
         return nullcontext()
 
 
-class Loss(nn.Module):
+class TaskLoss(nn.Module):
     """A task's loss as a module, for DDP."""
 
     def __init__(self, task: Task, model: nn.Module):
@@ -130,14 +165,14 @@ class Loss(nn.Module):
         return self.task.loss(self.model, batch)
 
 
-class Replicated(Alone):
+class DDPGradients(Gradients):
     """Each process has the whole model (DDP); gradients are summed while the backward pass goes on."""
 
     def make_loss(self) -> Callable[[Batch], Tensor]:
         from torch.nn.parallel import DistributedDataParallel
 
         self.scale = self.here.size  # DDP takes the mean of the gradients
-        module = Loss(self.task, self.model)
+        module = TaskLoss(self.task, self.model)
         batch = self.to_device(tuple(t[:1] if t.ndim else t for t in self.filler(-1)))
         # buffers are constants, the same on every process
         names = [name for name, _ in module.named_buffers()]
@@ -155,8 +190,8 @@ class Replicated(Alone):
         return super().finish(all_reduce_sum(loss / self.scale))
 
 
-class Sharded(Alone):
-    """Each process has a part of every parameter (FSDP2); a block's are gathered while it runs.
+class FSDPGradients(Gradients):
+    """Each process has a part of every parameter (FSDP2); those of a block are gathered while it runs.
 
     Gradients are summed over the processes and cut up once an update, if there is room for whole ones until then;
     otherwise at every micro-batch.
@@ -175,12 +210,12 @@ class Sharded(Alone):
         for part in parts:
             part.set_gradient_divide_factor(1.0)  # a sum, not a mean
             part.set_force_sum_reduction_for_comms(True)  # which gloo has, too
-        self.gathering = Gathering(parts)
+        self.gathering = BlockGathering(parts)
         return loss  # compiled block by block
 
     @property
     def parts(self) -> list[Any]:
-        """The model with what is outside blocks, and the blocks."""
+        """What FSDP gathers at once: the model, with what is outside blocks, and each block."""
         from torch.distributed.fsdp import FSDPModule
 
         return [part for part in self.model.modules() if isinstance(part, FSDPModule)]
@@ -220,18 +255,115 @@ class Sharded(Alone):
             yield
 
 
+class ExactGradients(Gradients):
+    """The gradients of an update, computed slot by slot."""
+
+    def __call__(self, step: int, batches: Sequence[Batch]) -> LossAndNorm:
+        _, all_targets, units = self.count(batches)
+        targets, slots = sum(all_targets), slots_of(self.config)
+        own = slots // self.here.size
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        has = torch.zeros(len(parameters), dtype=torch.int64)
+        losses = torch.zeros(slots, device=self.device)
+        sums = TreeSum()
+        for slot in range(self.here.rank * own, (self.here.rank + 1) * own):
+            for micro, batch in enumerate(batches):
+                part = self._slot(batch, slot % own, own)
+                if not (count := self.task.targets(part)):
+                    continue
+                drawn = random_of(self.config.seed, step, micro, 1 + slot).integers(1 << 62)
+                seed_generators(int(drawn), self.device)
+                with self.autocast():
+                    loss = one_number(self.loss(self.to_device(part)), self.task) * (count / targets)
+                loss.backward()
+                losses[slot] += loss.detach()
+            has += torch.tensor([p.grad is not None for p in parameters])
+            sums.add(_take_gradients(parameters))
+        gradient = tree_sum_of_all(sums.value(), self.here.size)
+        has = all_reduce_sum(has).tolist()
+        for parameter, part, there in zip(
+            parameters, gradient.split([p.numel() for p in parameters]), has, strict=True
+        ):
+            parameter.grad = part.view_as(parameter).clone() if there else None
+        loss = tree_sum(list(all_reduce_sum(losses)))  # every slot is zero but on one process
+        return LossAndNorm(*self.finish(loss), units)
+
+    def _slot(self, batch: Batch, number: int, own: int) -> Batch:
+        each = self.config.batch // slots_of(self.config)
+        rows = slice(number * each, (number + 1) * each)
+        # copies: kernels may compute otherwise where the memory is aligned otherwise
+        return tuple(t.clone() for t in cut_rows(batch, rows, own * each))
+
+
+def _take_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Concatenate all gradients, and remove them from the parameters."""
+    flat = torch.cat([torch.zeros_like(p).view(-1) if p.grad is None else p.grad.reshape(-1) for p in parameters])
+    for parameter in parameters:
+        parameter.grad = None
+    return flat
+
+
+class TreeSum:
+    """A sum by a binary tree of 2ⁿ values that come one by one; at most n + 1 partial sums are held at once."""
+
+    def __init__(self):
+        self.sums: list[tuple[int, Tensor]] = []  # how many values each partial sum is of, and the sum
+
+    def add(self, value: Tensor) -> None:
+        count = 1
+        while self.sums and self.sums[-1][0] == count:
+            value, count = self.sums.pop()[1] + value, 2 * count
+        self.sums.append((count, value))
+
+    def value(self) -> Tensor:
+        ((_, value),) = self.sums
+        return value
+
+
+def tree_sum(values: Sequence[Tensor]) -> Tensor:
+    tree = TreeSum()
+    for value in values:
+        tree.add(value)
+    return tree.value()
+
+
+def tree_sum_of_all(own: Tensor, size: int) -> Tensor:
+    """The sum of a vector over the processes, by a tree in the order of the ranks; the same bits on each.
+
+    Each process gets one part of the vector from all, sums it, and hands the sum to all.
+    """
+    if size == 1:
+        return own
+    import torch.distributed as dist
+
+    length = own.numel()
+    each = -(-length // size)
+    sent = torch.cat([own, own.new_zeros(each * size - length)])
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent)
+    summed = tree_sum(received.split(each))
+    dist.all_gather(list(sent.split(each)), summed)
+    return sent[:length]
+
+
+def make_gradients(mode: Mode) -> type[Gradients]:
+    """The class for a mode."""
+    return {"alone": Gradients, "ddp": DDPGradients, "fsdp": FSDPGradients, "exact": ExactGradients}[mode]
+
+
 def compiles(config: TrainConfig, device: torch.device) -> bool:
+    """Whether the loss is compiled."""
     return config.compile == "on" or (config.compile == "auto" and device.type == "cuda")
 
 
-def halves(config: TrainConfig, device: torch.device) -> bool:
+def uses_bfloat16(config: TrainConfig, device: torch.device) -> bool:
     """Whether products are in bfloat16."""
     return config.dtype == "bfloat16" or (config.dtype == "auto" and device.type == "cuda")
 
 
 def autocast_of(config: TrainConfig, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
     """The context in which the loss is computed."""
-    if not halves(config, device):
+    if not uses_bfloat16(config, device):
         return nullcontext
     if device.type == "cpu":
         without_fallback_warnings()
