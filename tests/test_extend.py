@@ -15,7 +15,7 @@ from PIL import Image
 
 from conftest import call
 from pencil import families
-from pencil.core import biases
+from pencil.core import positions
 from pencil.cost.activations import score_bias
 from pencil.families import configure, create
 from pencil.models import parts
@@ -154,8 +154,8 @@ def test_every_verb_takes_a_family_without_attention(mixer, tmp_path, monkeypatc
 
 def test_a_scheme_of_the_page_is_counted_and_in_every_formula(monkeypatch):
     """KERPLE in the place of ALiBi: as large a bias, and as many formulas."""
-    alike = dict(vars(biases))
-    exec(code_of("at the end of src/pencil/core/biases.py"), alike)
+    alike = dict(vars(positions))
+    exec(code_of("at the end of src/pencil/core/positions.py"), alike)
     sizes = dict(width=12, depth=1, heads=3, positions="alibi", image_positions="rope", context=7)
     gpt = configure("gpt", None, vocab=11, context=13, width=12, depth=1, heads=3, positions="alibi")
     bias, plain = score_bias(gpt, 5, 13, 2), score_bias(replace(gpt, positions="rope"), 5, 13, 2)

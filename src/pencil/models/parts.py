@@ -14,12 +14,11 @@ from torch.nn import functional as F
 
 from ..config import UserError
 from ..core.attention import Attention
-from ..core.biases import T5, Alibi, Shaw
 from ..core.blocks import Block, CrossBlock, PostBlock, PostCrossBlock
 from ..core.layers import MLP, GatedMLP, LayerNorm, RMSNorm, gelu, gelu_tanh
 from ..core.masks import NOWHERE
 from ..core.patches import by
-from ..core.positions import Learned, Positions, Rope, Sinusoidal, interpolate, llama3, ntk, yarn
+from ..core.positions import T5, Alibi, Learned, Positions, Rope, Shaw, Sinusoidal, interpolate, llama3, ntk, yarn
 from ..core.span import Span
 
 Model = TypeVar("Model", bound=nn.Module)

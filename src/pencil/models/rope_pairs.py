@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from ..config import UserError, nearest
 from ..core.attention import Attention
-from ..core.biases import Shaw
-from ..core.positions import Positions, Rope
+from ..core.positions import Positions, Rope, Shaw
 from .parts import Model, RopePairs, rebuilt
 
 PAIRS = ("halves", "adjacent")
