@@ -132,7 +132,11 @@ def test_seed_002s_cache_in_its_true_units():
 @pytest.mark.parametrize("length", [127, 61])
 def test_the_fused_loss_of_many_logits_saves_what_is_counted(monkeypatch, length):
     """In float32 on a CPU, where the matrix is not padded; tokens are taken in chunks of equal size."""
-    assert (cost_memory.LARGE, cost_memory.CHUNK, cost_memory.ALIGNED) == (losses.LARGE, fused_loss.CHUNK, fused_loss.ALIGNED)
+    assert (cost_memory.LARGE, cost_memory.CHUNK, cost_memory.ALIGNED) == (
+        losses.LARGE,
+        fused_loss.CHUNK,
+        fused_loss.ALIGNED,
+    )
     rows, width, vocab, chunk = 3 * length, 352, 509, 128
     monkeypatch.setattr(cost_memory, "CHUNK", chunk)
     monkeypatch.setattr(cost_memory, "ALIGNED", 1)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 from .probe import OFF, Probe
 from .span import Span
 
+# the schemes by the words of a setting; `models/parts.py` makes them
+Scheme = Literal["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
+
 # what coordinates are called in formulas, by the number of axes
 AXES = {1: ("pos",), 2: ("row", "column"), 3: ("frame", "row", "column")}
 
@@ -26,6 +30,7 @@ AXES = {1: ("pos",), 2: ("row", "column"), 3: ("frame", "row", "column")}
 class Positions(nn.Module):
     """No positions; and the three methods from which a scheme overrides its own."""
 
+    NAMES: dict[str, tuple[str, str, str]] = {}
     scale: float | None = None  # of the scores, where a scheme sets its own
     strength: float = 1.0  # a factor on the rotated q and k
     adjacent: bool = False  # whether the rotated pairs are neighbouring channels
@@ -36,6 +41,11 @@ class Positions(nn.Module):
     def biases_scores(self) -> bool:
         """Whether a matrix is added to the scores."""
         return type(self).bias is not Positions.bias
+
+    @property
+    def rotates_heads(self) -> bool:
+        """Whether queries and keys are rotated."""
+        return type(self).angles is not Positions.angles
 
     def bias_formula(self, part: str) -> str:
         """The bias as a formula writes it, where the symbols have the name of a part of the sequence: B_txt."""

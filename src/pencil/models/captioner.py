@@ -15,35 +15,20 @@ from ..core.cache import Cache
 from ..core.embed import Patches, Project, ProjectText, TiedProjectText, Tokens
 from ..core.masks import NOWHERE, causal, prefix
 from ..core.patches import grid_of, grid_positions, patch_sizes
-from ..core.positions import within_segments
+from ..core.positions import Scheme, within_segments
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .config import BlockConfig, check_picture, check_positions, check_sizes
 from .notebook import Shown
 from .output import Last, pick_tokens
-from .parts import (
-    RENAMED,
-    RENAMED_VALUES,
-    Activation,
-    RopePairs,
-    Scheme,
-    block_maker,
-    check_length,
-    check_picture,
-    check_positions,
-    check_sizes,
-    describe,
-    initialise,
-    make_positions,
-    norm_maker,
-    rotary_width,
-)
+from .parts import block_maker, check_length, describe, initialise, make_positions, norm_maker
 from .vit import check_shape
 
 Delimiters = Literal["none", "begin", "end", "both"]
 
 
 @dataclass(frozen=True)
-class CaptionerConfig:
+class CaptionerConfig(BlockConfig, without=("head_dim", "rope_scaling", "rope_factor", "rope_original_context")):
     """Sizes and options of a captioner; text has one axis of positions, the image two."""
 
     image_size: tuple[int, int] = (16, 16)  # height and width
@@ -53,37 +38,25 @@ class CaptionerConfig:
     context: int = 32  # maximum number of text tokens after the image
     width: int = 96  # size of the residual stream (d_model)
     depth: int = 3  # number of blocks
-    heads: int = 4  # attention heads in a block
-    kv_heads: int | None = None  # key-value heads (grouped-query attention); heads unless given
-    hidden: int | None = None  # width of the MLP; 4·width unless given
     image_width: int | None = None  # width of the patch embeddings, projected to width; width unless given
     text_width: int | None = None  # width of the token embeddings, projected to width; width unless given
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
-    eps: float = 1e-5  # epsilon of the norms
-    activation: Activation = "gelu"  # of the MLP; swiglu and geglu are gated
     bias: bool = False  # biases in norms, blocks and head; the patch projection always has one
-    dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
-    attention_dropout: float | None = None  # rate for attention weights; dropout unless given
-    key_dropout: float = 0.0  # rate for whole keys, the same for all queries
     mask: Literal["causal", "prefix"] = "prefix"  # prefix: the image attends to itself in both directions
     positions: Scheme = "rope"  # position scheme of the text
     image_positions: Scheme | None = None  # position scheme of the image; positions unless given
     rope_theta: float = 100.0  # base of the RoPE frequencies
-    rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
-    rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
-    max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
     type_embeddings: bool = True  # one for patches, one for text tokens
     delimiters: Delimiters = "both"  # begin: [IMG] before the patches; end: [/IMG] after them
     delimiter_positions: bool = False  # delimiters have a position: [IMG] before the first patch, [/IMG] after the last
     tie_embeddings: bool = True  # the token table, with its projection, is also the output matrix
 
-    RENAMED: ClassVar = RENAMED | {
+    RENAMED: ClassVar = BlockConfig.RENAMED | {
         "tied": "tie_embeddings",
         "types": "type_embeddings",
         "picture_positions": "image_positions",
         "picture_width": "image_width",
     }
-    RENAMED_VALUES: ClassVar = RENAMED_VALUES
     FORMER_VALUES: ClassVar = {("delimiters", True): "both", ("delimiters", False): "none"}
 
     def __post_init__(self):
@@ -104,16 +77,12 @@ class CaptionerConfig:
             )
 
     @property
-    def head_width(self) -> int:
-        return self.width // self.heads
-
-    @property
-    def mlp_width(self) -> int:
-        return self.hidden or 4 * self.width
-
-    @property
-    def image_scheme(self) -> str:
+    def image_scheme(self) -> Scheme:
         return self.image_positions or self.positions
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        return self.positions, self.image_scheme
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -139,9 +108,7 @@ class CaptionerConfig:
     def sizes(self) -> dict[str, int]:
         """The size of each axis letter used in shapes."""
         tokens, patches = self.before + self.context, prod(self.grid)
-        return {
-            "T": tokens,
-            "S": tokens,
+        return self.block_sizes(tokens, 2) | {
             "N": patches,
             "M": self.before,
             "t": self.context,
@@ -149,15 +116,6 @@ class CaptionerConfig:
             "E": self.image_width or self.width,
             "e": self.text_width or self.width,
             "V": self.vocab,
-            "D": self.width,
-            "h": self.heads,
-            "g": self.kv_heads or self.heads,
-            "d": self.head_width,
-            "d/2": rotary_width(self) // 2,
-            "F": self.mlp_width,
-            "a": 2,
-            "h·d": self.width,
-            "1": 1,
             **patch_sizes(self.channels, self.grid, self.patch),
         }
 
@@ -185,6 +143,9 @@ class Captioner(Shown, nn.Module):
     RENAMED_TENSORS = {"picture_positions.": "image_positions."}  # before 0.7
     INPUTS = {"tokens": "t", "picture": "X_img"}
     WEIGHTS = {"types": "T_img T_txt", "marks": "[IMG] [/IMG]", "head.weight": "W_vocab", "head.bias": "b_vocab"}
+
+    SYMBOLS: dict[str, dict[str, str]]
+    INNER: dict[str, tuple[str, str, str]]
 
     def __init__(self, config: CaptionerConfig):
         super().__init__()
@@ -347,7 +308,7 @@ _SYMBOLS = {
 }  # fmt: skip
 
 
-def declare_formulas(model: Any) -> None:
+def declare_formulas(model: Captioner) -> None:
     """Write the tables that `core/notation.py` reads: of the two parts of the sequence, as the config has them."""
     c = model.config
     describe(model, model.positions, model.mask.words)
@@ -361,8 +322,9 @@ def declare_formulas(model: Any) -> None:
     model.NAMES = type(model).NAMES | {"picture": ("B M D", "I⁰", image), "text": ("B t D", "X_txt⁰", text)}
     model.INNER = {"patches.out": ("B N E", "I", "X_patch W_patch⟨ + b_patch⟩")}
     model.LETTERS = {}
-    for path, letter, axis in (("positions", "t", "1"), ("image_positions", "N", "a")):
-        for name, (axes, symbol, formula) in getattr(getattr(model, path), "NAMES", {}).items():
+    tables = (("positions", model.positions, "t", "1"), ("image_positions", model.image_positions, "N", "a"))
+    for path, scheme, letter, axis in tables:
+        for name, (axes, symbol, formula) in scheme.NAMES.items():
             axes = axes.replace("T", letter) if name in ("embedding", "angles") else axes.replace("a", axis)
             model.INNER[f"{path}.{name}"] = (axes, symbol, formula)
     schemes = (model.image_positions, "img", "image"), (model.positions, "txt", "text")

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..collectives.processes import World
 from ..config import UserError
 from ..core.attention import Attention
-from ..core.layers import LayerNorm, RMSNorm
+from ..core.layers import Norm
 from ..inference.int8 import refuse_int8
 from .frozen import freeze_parameters
 from .parallel.modes import Mode, compiles, halves
@@ -107,10 +107,9 @@ def shard(model: nn.Module, device: torch.device, size: int, half: bool = False)
 def norm_in_full(block: nn.Module) -> None:
     """Make norms compute in float32 with weights in bfloat16; on a CPU autocast does not."""
     for part in block.modules():
-        if isinstance(part, (LayerNorm, nn.LayerNorm)):
-            part.__class__ = _with_forward(type(part), _layer_norm)  # pyright: ignore
-        elif isinstance(part, (RMSNorm, nn.RMSNorm)):
-            part.__class__ = _with_forward(type(part), _rms_norm)  # pyright: ignore
+        for kind, forward in _IN_FULL.items():
+            if isinstance(part, kind):
+                part.__class__ = _with_forward(type(part), forward)  # pyright: ignore
 
 
 @cache
@@ -119,14 +118,25 @@ def _with_forward(kind: type[nn.Module], forward: Callable[..., Tensor]) -> type
     return type(kind.__name__, (kind,), {"forward": forward})
 
 
+def _norm(norm: Any, x: Tensor) -> Tensor:
+    return norm.formula(x, *[_full(getattr(norm, name), x) for name in norm.WEIGHTS])
+
+
 def _layer_norm(norm: Any, x: Tensor) -> Tensor:
-    shape = getattr(norm, "normalized_shape", x.shape[-1:])
-    return F.layer_norm(x, shape, _full(norm.weight, x), _full(norm.bias, x), norm.eps)
+    return F.layer_norm(x, norm.normalized_shape, _full(norm.weight, x), _full(norm.bias, x), norm.eps)
 
 
 def _rms_norm(norm: Any, x: Tensor) -> Tensor:
-    return F.rms_norm(x, getattr(norm, "normalized_shape", x.shape[-1:]), _full(norm.weight, x), norm.eps)
+    return F.rms_norm(x, norm.normalized_shape, _full(norm.weight, x), norm.eps)
 
 
 def _full(weight: Tensor | None, x: Tensor) -> Tensor | None:
     return weight if weight is None else weight.to(torch.promote_types(weight.dtype, x.dtype))
+
+
+# the forward pass in full of Pencil's norms, and of torch's own in a model of the user's
+_IN_FULL: dict[type[nn.Module], Callable[..., Tensor]] = {
+    Norm: _norm,
+    nn.LayerNorm: _layer_norm,
+    nn.RMSNorm: _rms_norm,
+}
