@@ -134,7 +134,8 @@ def test_the_additions_of_the_page_work(sandbox, tmp_path):  # noqa: F811
     assert "gettext; source from msgid" in result.stdout + result.stderr
     assert 'family = "mixer"' in (work / "runs" / "photos-mixer" / "config.toml").read_text()
     assert result.stdout.count("✓") >= 6  # all receipts agree
-    assert "DyT_attn(X⁰)" in result.stdout and "ReLU²(U)" in result.stdout
+    assert "DyT_attn(X⁰)" in result.stdout
+    assert "ReLU²(U)" in result.stdout
     assert "typical-p must be at least 1e-09 and at most 1, not 2.0" in result.stdout + result.stderr
     assert "--typical-p has no effect on a beam search" in result.stdout + result.stderr
     assert "Traceback" not in result.stdout + result.stderr

@@ -47,7 +47,7 @@ def families(fields: Iterable[str] = (), strings: Iterable[str] = ()) -> Mapping
 
 
 def outdated(fields: Iterable[str], strings: Iterable[str]) -> bool:
-    """Whether the models, their parts and the families have one of these fields of a dataclass, or strings, and names.json has not."""
+    """Whether the sources have one of these fields of a dataclass, or strings, and names.json has not."""
     known = FILE.read_text(encoding="utf-8")
     patterns = [rf"^    {re.escape(one)}: " for one in fields if one not in known]
     patterns += [f'"{re.escape(one)}"' for one in strings if one not in known]
