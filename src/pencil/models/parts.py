@@ -1,4 +1,4 @@
-"""Shared by the models: parts chosen by a config, what their formulas are told, and initialisation."""
+"""Shared by the models: parts chosen by a config, what their formulas call things, and initialisation."""
 
 import math
 import warnings
