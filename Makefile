@@ -5,7 +5,7 @@ BIN := .venv/bin
 # wheels of these hashes alone, and nothing that they ask for besides
 LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all:
 
-.PHONY: setup demo page test test-all lint lock clean
+.PHONY: setup demo page reading test test-all lint lock clean
 .DELETE_ON_ERROR:
 
 .venv/bin/python:
@@ -39,6 +39,11 @@ demo: .venv/.ready
 page: .venv/.ready
 	cd web && npm ci --ignore-scripts && npm run check && npm run build
 	$(BIN)/pencil trace example:vit-4x4 --html docs/vit-4x4.html
+
+# the source in the order of the computation, prose and code side by side
+reading: .venv/bin/python
+	$(BIN)/python tools/reading.py --html build/reading.html
+	@echo "open build/reading.html"
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"

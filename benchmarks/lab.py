@@ -1,6 +1,6 @@
 """The table of the removal lab, from the results of a run into the documentation.
 
-`pencil lab all --quick && python benchmarks/lab.py lab/all/results.json` writes the table into docs/lab.md, between its
+`pencil lab all --quick && python benchmarks/lab.py lab/all/results.json` writes the table into docs/explain/ablations.md, between its
 two marks.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from pencil.files import write_aside
 from pencil.learn.lab.report import table
 
-DOCS = Path(__file__).parents[1] / "docs" / "lab.md"
+DOCS = Path(__file__).parents[1] / "docs" / "explain" / "ablations.md"
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 

@@ -1,4 +1,4 @@
-"""The pictures of docs/explore.md, made again: each view of `pencil explore` in Chromium, on real runs.
+"""The pictures of docs/guides/explore.md, made again: each view of `pencil explore` in Chromium, on real runs.
 
     python benchmarks/screenshots.py [RUNS] [--out docs/explore] [--only answer,why]
 

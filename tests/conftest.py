@@ -37,7 +37,7 @@ TEXT = "".join(
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "proof(name, family): a row of the proofs table in docs/proofs.md")
+    config.addinivalue_line("markers", "proof(name, family): a row of the proofs table in docs/project/proofs.md")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,7 +24,7 @@ from foreign import MAKERS
 from pencil.cli.main import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_HERE = [page for page in PAGES if page.name != "extend.md"]  # whose commands need its code: tests/test_extend.py
 PROMPT = re.compile(r"^\S+ → \S+: (.*)\n", re.M)  # an answer typed in a transcript; over a pipe there are no prompts
 MARK = re.compile(r"#.*needs (a GPU|a network)")
@@ -37,7 +37,7 @@ SLOW = re.compile(
 SHORT = ["--train.steps", "2", "--train.eval_every", "2", "--train.eval_batches", "1", "--train.save_every", "2",
          "--train.batch", "4", "--train.warmup", "0"]  # fmt: skip
 RUNS = {
-    "notes-gpt": "gpt --data notes.txt", "digits-vit": "vit", "photos-vit": "vit --data photos/", "mnist-vit": "vit",
+    "notes-gpt": "gpt --data notes.txt", "pydoc-gpt": "gpt", "digits-vit": "vit", "photos-vit": "vit --data photos/", "mnist-vit": "vit",
     "album-captioner": "captioner --data album/", "scenes-captioner": "captioner", "dates-seq2seq": "seq2seq",
     "reviews-reader": "reader --data reviews.tsv", "notes-reader": "reader --data notes.txt", "digits-dit": "dit",
     "moving-digits-dit": "dit --data moving-digits", "album-dit": "dit --data album/", "pairs-seq2seq": "seq2seq --data pairs.tsv",
@@ -144,7 +144,7 @@ def corpus_and_shards(folder: Path, rng: np.random.Generator) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(sandbox):
-    """A small GPT-2, as transformers saves it: what docs/weights.md imports."""
+    """A small GPT-2, as transformers saves it: what docs/guides/import-export.md imports."""
     return MAKERS["GPT-2"](sandbox / "gpt2")
 
 
@@ -209,7 +209,7 @@ def shortened(words: list[str]) -> list[str]:
 @pytest.mark.parametrize("page", RUN_HERE, ids=lambda page: page.name)
 def test_every_command_of_a_page_runs(page, sandbox, capsys, monkeypatch, request):
     monkeypatch.chdir(sandbox)
-    if page.name == "weights.md":
+    if page.name == "import-export.md":
         request.getfixturevalue("checkpoint")
     found = commands(page)
     if page == PAGES[0]:  # the others have the next test
@@ -287,8 +287,11 @@ def test_the_python_of_the_readme_runs(sandbox, capsys, monkeypatch):
     assert "torch.Size([1," in capsys.readouterr().out
 
 
-def test_the_readme_has_at_most_ten_rows_of_figures():
+def test_the_readme_is_short():
+    """One picture, fewer than 15 links, and at most ten rows of figures."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"!\[", text)) == 1
+    assert len(re.findall(r"\]\(", text)) < 15
     table = text[text.index("## Figures") : text.index("## More")]
     assert len([line for line in table.splitlines() if line.startswith("| ")]) - 1 <= 10
 

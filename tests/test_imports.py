@@ -1,6 +1,7 @@
 """The arrows between packages, no circle between files, what loads torch, and what is never used."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -213,3 +214,21 @@ def test_public_names_all_resolve():
         assert name not in modules or callable(getattr(pencil, name)), f"{name} is both a module and a public name"
     with pytest.raises(AttributeError):
         _ = pencil.nothing
+
+
+def test_code_in_strings_names_modules_that_are_there():
+    """What is started in a process of its own imports by names that no linter sees."""
+    found = []
+    for path in [*FILES, *Path(__file__).parent.rglob("*.py")]:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            for package, names in re.findall(r"from (pencil(?:\.\w+)*) import ((?:\w+(?:, )?)+)", line):
+                where = SRC.joinpath(*package.split(".")[1:])
+                if not where.with_suffix(".py").is_file() and not where.is_dir():
+                    found.append(f"{path.name}: {package}")
+                elif where.is_dir() and where != SRC:
+                    text = (where / "__init__.py").read_text(encoding="utf-8")
+                    ours = {one.stem for one in where.iterdir()} | set(re.findall(r"\w+", text))
+                    found += [
+                        f"{path.name}: {package}.{name}" for name in names.split(", ") if name and name not in ours
+                    ]
+    assert not found, "\n".join(found)

@@ -20,7 +20,7 @@ def elsewhere(*commands, cwd, mode="missing", code=0, **env):
     """Run commands one after another in a process that lacks what other systems lack; what it printed."""
     words = [[str(word) for word in command] for command in commands]
     done = subprocess.run(
-        [sys.executable, "-X", "warn_default_encoding", HERE / "windows.py", mode, json.dumps(words)],
+        [sys.executable, "-X", "warn_default_encoding", HERE / "helpers" / "windows.py", mode, json.dumps(words)],
         capture_output=True, text=True, encoding="utf-8", cwd=cwd, timeout=600, env={**os.environ, **env},
     )  # fmt: skip
     assert done.returncode == code, done.stderr[-3000:]
@@ -145,5 +145,7 @@ def test_the_simulation_refuses_what_windows_refuses(tmp_path):
         "    try: call()\n"
         "    except OSError as error: print(type(error).__name__, error.errno)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, HERE], capture_output=True, text=True, cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, HERE / "helpers"], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
     assert done.stdout.split() == ["PermissionError", "13", "OSError", "22", "PermissionError", "13"]

@@ -1,4 +1,4 @@
-"""The parts that `pencil` exports: docs/python.md as it stands, and the listings of 002 and 003 against numpy."""
+"""The parts that `pencil` exports: docs/guides/python.md as it stands, and the listings of 002 and 003 against numpy."""
 
 import ast
 import contextlib
@@ -30,12 +30,12 @@ def prints(source: str, names: dict) -> tuple[str, list[str]]:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param("python.md", marks=pytest.mark.long),
-        "positions.md",
-        "pictures.md",
-        "texts.md",
-        "look-inside.md",
-        "explore.md",
+        pytest.param("guides/python.md", marks=pytest.mark.long),
+        "explain/positions.md",
+        "guides/images.md",
+        "guides/text.md",
+        "guides/inspect.md",
+        "guides/explore.md",
     ],
 )
 def test_the_python_of_a_page_runs_and_prints_what_it_says(page, sandbox, capsys, monkeypatch):  # noqa: F811
@@ -252,7 +252,7 @@ def test_the_table_and_the_embedding_of_003():
 
 
 def test_everything_named_in_the_docs_is_exported():
-    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guides" / "guides/python.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\bpencil\.(\w+)", text)) <= set(pencil.__all__)
     wanted = {"Attention", "attend", "causal", "full", "prefix", "window", "padding", "Learned", "Sinusoidal", "Rope", "Alibi",
               "Shaw", "T5", "Cache", "Span", "Block", "CrossBlock", "PostBlock", "PostCrossBlock", "AdaBlock", "AdaNormBlock",

@@ -42,9 +42,9 @@ def quoted(name: str) -> list[str]:
     return [one for one in re.findall(r"^\| `([^`]+)` \|", text, re.M) if " " in one and not one.startswith("pencil ")]
 
 
-@pytest.mark.parametrize("page", ["troubleshooting.md", "pictures.md"])
+@pytest.mark.parametrize("page", ["guides/troubleshooting.md", "guides/images.md"])
 def test_the_sentences_of_a_page_are_those_of_the_source(page):
-    found = [one for one in quoted(page) if page == "troubleshooting.md" or "…" in one]
+    found = [one for one in quoted(page) if page == "guides/troubleshooting.md" or "…" in one]
     assert len(found) >= 4
     assert [one for one in found if not occurs(one)] == []
     assert [one for one in found if max(len(part.strip()) for part in one.split("…")) < 12] == []
@@ -57,7 +57,7 @@ def test_a_sentence_that_nothing_says_is_noticed():
 
 
 def test_how_much_data_is_enough_follows_from_the_preset():
-    text = (ROOT / "docs" / "how-long.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guides" / "plan-a-run.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) (\w+).* \| ([\d,]+) times \|", text, re.M)
     assert len(rows) == 6
     most = {MOST_PASSES, MOST_PASSES_AUGMENTED, MOST_PASSES_NOISED}

@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
 
 import hostile_files  # noqa: F401  adds its cases to those of hostile
 from hostile import BYTES, CASES, SECONDS, Outcome, benign, faults, run_case

@@ -213,13 +213,13 @@ def test_words_that_name_no_file(type_in, write, words, said):
 
 
 def test_the_report_in_the_docs_is_what_is_printed(type_in, write):
-    page = (Path(__file__).parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "teach" / "check-an-example.md").read_text(encoding="utf-8")
     example, report = re.search(r"```toml\n(.*?)```\n\n```\n\$ pencil check strips.toml\n(.*?)```", page, re.S).groups()
     assert type_in("check", write(example, "strips.toml"), code=1).out == report
 
 
 def test_the_report_of_claims_in_the_docs_is_what_is_printed(type_in, write):
-    page = (Path(__file__).parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "teach" / "check-an-example.md").read_text(encoding="utf-8")
     example, report = re.search(
         r"```toml\n([^`]*?)```\n\n```\n\$ pencil check words.toml\n(.*?)```", page, re.S
     ).groups()
@@ -227,7 +227,7 @@ def test_the_report_of_claims_in_the_docs_is_what_is_printed(type_in, write):
 
 
 def test_the_docs_name_every_function_and_no_other():
-    page = (Path(__file__).parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "teach" / "check-an-example.md").read_text(encoding="utf-8")
     table = page[page.index("| number by number") : page.index("`var` and `std` divide")]
     quoted = " ".join(re.findall(r"`([^`]*)`", table))
     assert set(FUNCTIONS) <= set(re.findall(r"\w+", quoted))

@@ -841,7 +841,7 @@ def test_the_list_loads_nothing_heavy():
 
 @pytest.fixture
 def docs():
-    return (Path(__file__).parents[2] / "docs" / "katas.md").read_text(encoding="utf-8")
+    return (Path(__file__).parents[2] / "docs" / "learn" / "exercises.md").read_text(encoding="utf-8")
 
 
 def test_the_session_in_the_docs_is_what_happens(do, monkeypatch, docs):

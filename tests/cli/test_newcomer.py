@@ -123,7 +123,7 @@ def test_a_typing_error_is_answered_before_torch_is_imported_and_in_the_same_wor
     """The answers of a process without torch against those of this one, where the records of the families are loaded;
     and no command of the docs is refused."""
     mistakes = [line.replace("RUN", str(run)) for line in MISTAKES]
-    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     lines = [words_of(line) for page in pages if page.name != "extend.md" for line, _ in commands(page)]
     right = [words[1:] for words in lines if words[0] == "train" and words[1] in FAMILIES and "--config" not in words]
     assert len(right) > 30

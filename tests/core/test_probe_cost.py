@@ -60,7 +60,7 @@ print(json.dumps(out))
 
 @pytest.fixture(scope="module")
 def found():
-    tests = str(Path(__file__).parents[1])
+    tests = str(Path(__file__).parents[1] / "helpers")
     counts = subprocess.run([sys.executable, "-c", CODE, tests], capture_output=True, text=True, check=False)
     assert counts.returncode == 0, counts.stderr[-2000:]
     return json.loads(counts.stdout.splitlines()[-1])

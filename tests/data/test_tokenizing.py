@@ -97,7 +97,7 @@ def test_ids_do_not_depend_on_where_units_are_cut(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from pencil.data import corpus, text, token_workers, tokenizing, units
+from pencil.data.text import corpus, text_data as text, token_workers, tokenizing, units
 tokenizing.LARGE, token_workers.UNIT, corpus.CHUNK, units.CHUNK = 1, 1 << 14, 4099, 4099
 tokenizing.units_of = lambda *how: units.units_of(*how, 1 << 14)
 done = []
@@ -222,13 +222,13 @@ def test_a_tokenizer_that_cannot_be_written_down_is_used_here(tmp_path, monkeypa
 MEMORY = """
 import atexit, sys
 from pathlib import Path
-from pencil.data import text, token_workers
+from pencil.data.text import text_data as text, token_workers
 from pencil.data.tokenizers.tokenizer import ByteTokenizer
 # a process that was forked counts its parent's memory in ru_maxrss; this is only its own
 OWN = "int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0])"
 report = Path(sys.argv[2])
 token_workers.WORKER = (
-    f"import sys; from pencil.data import token_workers; before = {OWN}; import atexit; "
+    f"import sys; from pencil.data.text import token_workers; before = {OWN}; import atexit; "
     f"atexit.register(lambda: open({str(report)!r}, 'a').write(str({OWN} - before) + ' ')); token_workers.work()"
 )
 before = eval(OWN)
@@ -255,7 +255,9 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch, workers, bi
     assert 1 < max(each) * 1024 < size / 4, each
 
 
-AT_ONCE = "import sys; from pencil.data import text; print(len(text.load(sys.argv[1], 'bpe', 300).ids))"
+AT_ONCE = (
+    "import sys; from pencil.data.text import text_data as text; print(len(text.load(sys.argv[1], 'bpe', 300).ids))"
+)
 
 
 def test_processes_that_need_one_corpus_take_turns(tmp_path, folder):

@@ -197,7 +197,7 @@ def test_a_prefix_of_another_library_is_refused(gpt2):
 
 KILLED = """
 import sys, time
-from pencil.families import importing
+from pencil.api.interchange import importing
 def slowly(tensors, *rest):
     for pair in tensors:
         yield pair

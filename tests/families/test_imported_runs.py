@@ -1,6 +1,6 @@
 """Checkpoints of other libraries as runs: every verb on them, training from them, and the way back with the same bits.
 
-`python tests/families/test_imported_runs.py` writes the tables of docs/weights.md anew.
+`python tests/families/test_imported_runs.py` writes the tables of docs/guides/import-export.md anew.
 """
 
 import json
@@ -146,7 +146,7 @@ def check_training(run, data):
 
 
 NANO = dict(n_layer=2, n_head=3, n_embd=30, block_size=17, bias=False, vocab_size=53, dropout=0.0)
-PAGE = Path(__file__).parents[2] / "docs" / "weights.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "import-export.md"
 NAMED = {"GPT-2": ("GPT-2", "GPT-2 untied"), "BERT": ("BERT", "BERT with labels", "MiniLM"),
          "VisionTransformer": ("timm ViT",)}  # fmt: skip
 

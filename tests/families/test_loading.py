@@ -190,7 +190,7 @@ def test_writing_that_fails_leaves_the_former_weights(run, tmp_path):
 
 PEAK = """
 import gc, resource, sys, torch, pencil
-from pencil.families import loading
+from pencil.api import loading
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 torch.ones(3) @ torch.ones(3)
 loading.open_run(sys.argv[1])

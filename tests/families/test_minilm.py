@@ -15,7 +15,7 @@ import pencil
 from conftest import call, unchecked
 
 pytestmark = pytest.mark.long
-PAGE = Path(__file__).parents[2] / "docs" / "embeddings.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "embeddings.md"
 
 
 @pytest.fixture(scope="module")

@@ -246,7 +246,7 @@ def test_a_run_of_our_own_is_exported_with_what_comes_nearest_and_a_note(fit, ki
     (dict(mean="0.5"), "data.mean and data.std belong together"),
     (dict(mean="0.5x0.4", std="1"), "data.mean has 2 values"),
     (dict(mean="0.5", std="0"), "data.std must be above 0"),
-    (dict(mean="half"), "data.mean must be numbers like 0.5x0.4x0.3"),
+    (dict(mean="half"), "data.mean must be numbers like 0.5,0.4,0.3"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(values, words):
     with pytest.raises(UserError, match=words):

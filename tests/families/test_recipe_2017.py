@@ -1,4 +1,4 @@
-"""docs/recipe-2017.md: its settings are those of the preset, its rates the formula's, and its run a small one."""
+"""docs/explain/recipe-2017.md: its settings are those of the preset, its rates the formula's, and its run a small one."""
 
 import re
 
@@ -12,7 +12,7 @@ from pencil.api.run_setup import settings_of
 from pencil.learn.lab import claims
 from test_docs import ROOT
 
-PAGE = (ROOT / "docs" / "recipe-2017.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "explain" / "recipe-2017.md").read_text(encoding="utf-8")
 (COMMAND,) = re.findall(r"^pencil (train .* --out .*)$", PAGE, re.M)
 
 

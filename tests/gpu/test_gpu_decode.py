@@ -323,7 +323,7 @@ for kind in ("learned", "rope", "t5", "shaw", "llama", "captioner", "seq2seq pad
 def test_compiled_steps_generate_what_eager_ones_do():
     """In a process of its own: what checks shapes cannot be compiled."""
     here = os.path.dirname(__file__)
-    path = os.pathsep.join([here, os.path.dirname(here), *sys.path])
+    path = os.pathsep.join([here, os.path.dirname(here), os.path.join(os.path.dirname(here), "helpers"), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", COMPILED], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
     )

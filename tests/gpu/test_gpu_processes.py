@@ -18,9 +18,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this mach
 # NCCL wants a GPU for each process; gloo moves the tensors of a shared one
 SHARED = """
 import json, os, signal, sys, torch, torch.distributed as dist
-from pencil import processes
+from pencil.collectives import processes
 from pencil.cli.main import run
-from pencil.train import language_modeling, loop
+from pencil.train.tasks import language_modeling
+from pencil.train.loop import trainer as loop
 
 join, update, stop = dist.init_process_group, loop.Trainer.update, int(sys.argv[1])
 dist.init_process_group = lambda backend, **given: join("gloo", **given)

@@ -34,7 +34,7 @@ from pencil.learn.lab.training import generator, mean_of_last, seeded, train
 from pencil.models.gpt import GPT, GPTConfig
 
 MINE = "scaling residual layernorm pre-norm positions causal-mask warm-up embedding-scale kv-cache".split()
-DOCS = Path(__file__).parents[2] / "docs" / "lab.md"
+DOCS = Path(__file__).parents[2] / "docs" / "explain" / "ablations.md"
 HANGS = 900  # seconds: only a process that never ends reaches this
 MODEL = dict(vocab=7, context=5, width=6, heads=3, depth=2, bias=True)
 

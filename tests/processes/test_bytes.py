@@ -45,7 +45,7 @@ SMALL = ["--model.width", 44, "--model.heads", 11, "--model.depth", 3, "--model.
 ])  # fmt: skip
 def test_collectives_are_handed_what_cost_counts(together, tmp_path, request, size, parallel, optimizer, dtype, sync):
     (tmp_path / "notes.txt").write_text("".join(f"the cat sat on mat {i}.\n" for i in range(200)))
-    script = SCRIPT.format(tests=str(request.config.rootpath / "tests"))
+    script = SCRIPT.format(tests=str(request.config.rootpath / "tests" / "helpers"))
     words = ["train", "gpt", "--data", "notes.txt", "--out", "run", *SMALL]
     together(size, script, arguments=[
         *words, "--train.parallel", parallel, "--train.optimizer", optimizer, "--train.dtype", dtype,

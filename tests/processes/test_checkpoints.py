@@ -20,7 +20,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from pencil.collectives.processes import process_group, world, all_gather
-from pencil.train import checkpoint, shards
+from pencil.train.loop import checkpoint
+from pencil.train.parallel import shards
 
 verb, kind, step = sys.argv[1:4]
 run, step = Path("run"), int(step)
@@ -140,7 +141,7 @@ import sys
 from pathlib import Path
 import torch
 from pencil.config import build
-from pencil.families import open_run
+from pencil.api.loading import open_run
 from pencil.api.run_setup import task_of
 from pencil.collectives.processes import process_group, world
 from pencil.train.loop.trainer import Trainer
@@ -216,7 +217,7 @@ import os, time
 from pathlib import Path
 import torch
 from pencil.collectives.processes import Ended, process_group, world
-from pencil.train import resume
+from pencil.train.loop import resume
 resume.time.sleep = lambda seconds: None
 if world().rank == 1:
     os.mkdir("elsewhere")
@@ -241,7 +242,8 @@ import errno, sys
 from pathlib import Path
 import torch
 from pencil.collectives.processes import Ended, process_group, world
-from pencil.train import checkpoint, shards
+from pencil.train.loop import checkpoint
+from pencil.train.parallel import shards
 
 def fail(path, *_):
     path.write_bytes(b"half")

@@ -155,7 +155,7 @@ def test_a_process_that_waits_for_long_says_where(together, tmp_path):
     script = """
 import sys, time, torch
 from pathlib import Path
-from pencil import processes
+from pencil.collectives import processes
 processes.WAIT_NOTICE_SECONDS = 0.01
 if processes.world().is_rank0:
     sys.__stderr__ = open("waits", "w")
@@ -175,7 +175,7 @@ def test_what_is_no_training_runs_in_one_process(together):
 def test_what_is_made_for_a_training_that_is_gone_ends(together):
     script = """
 import torch
-from pencil import processes, torchrun
+from pencil.collectives import processes, torchrun
 from pencil.progress import pollable
 with processes.process_group(torch.device("cpu")):
     torchrun.PARENT = -1
@@ -277,7 +277,7 @@ import sys
 from pencil.cli.main import main
 from pencil.config import UserError
 from pencil.collectives.processes import world
-from pencil.train import loop
+from pencil.train.loop import trainer as loop
 
 usual = loop.build_model
 

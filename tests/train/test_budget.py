@@ -493,9 +493,9 @@ def test_a_process_that_is_started_again_does_not_count_its_time_twice(monkeypat
 def test_processes_with_other_clocks_follow_the_plans_of_the_first(tmp_path, notes, together, monkeypatch):
     """Two processes in exact mode end with the bits of one that follows the plans that rank 0 has recorded."""
     script = f"""
-import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
+import sys; sys.path[:0] = {[str(Path(__file__).parents[1] / name) for name in ("train", ".", "helpers")]!r}
 from pencil.collectives.processes import process_group, world
-from pencil.train import pace
+from pencil.train.loop import pace
 from test_budget import Machine, START, UNDECIDED, trainer
 from pencil.runs.run import Run
 import torch

@@ -207,7 +207,7 @@ WRITER = """
 import os, signal, sys, time
 from pathlib import Path
 import torch
-from pencil.train import checkpoint
+from pencil.train.loop import checkpoint
 run = Path(sys.argv[1])
 for line in sys.stdin:
     last, seconds = line.split()

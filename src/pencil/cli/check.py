@@ -36,7 +36,7 @@ def check(
     Parameters
     ----------
     files
-        Example files (see docs/check.md), or the documents that come with pencil: 000 to 004.
+        Example files (see docs/teach/check-an-example.md), or the documents that come with pencil: 000 to 004.
     every
         Check all examples that come with pencil.
     as_json

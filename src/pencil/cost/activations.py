@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..core.layers import ACTIVATIONS
-from ..core.positions import Positions, Scheme
+from ..core.positions import Positions
 from ..models.config import BlockConfig
 from ..models.dit import DiTConfig
 from ..models.parts import make_positions
@@ -61,7 +61,7 @@ def block_group(
     inputs = half * c.width * (3 if is_gated(c) and half < FULL else 2)
     # q, k, v and the output; and one logsumexp per query
     attention = half * (2 * c.heads + 2 * c.kv_head_count) * d + FULL * c.heads
-    if _scheme(c.positions, c, tokens).rotates_heads:
+    if _rotates(c, tokens):
         # rotated copies, while v keeps the joined product alive; and the output, laid out as q is, copied for W_O
         attention += half * (2 * c.heads + c.kv_head_count) * d
     if c.key_dropout:
@@ -77,16 +77,21 @@ def block_group(
 
 def score_bias(c: BlockConfig, batch: int, tokens: int, half: int) -> int:
     """Schemes that bias the scores add a matrix to them in each block: one for all rows of the batch, or one each."""
-    schemes = [scheme for name in set(c.schemes) if (scheme := _scheme(name, c, tokens)).biases_scores]
+    schemes = [scheme for scheme in _schemes(c, tokens) if scheme.biases_scores]
     if not schemes:
         return 0
     return half * c.heads * tokens * tokens * (batch if any(scheme.bias_by_row for scheme in schemes) else 1)
 
 
-def _scheme(name: Scheme, c: BlockConfig, tokens: int) -> Positions:
-    """The position scheme without memory, to ask what it does."""
+def _rotates(c: BlockConfig, tokens: int) -> bool:
+    """Whether a scheme rotates queries and keys."""
+    return any(scheme.rotates_heads for scheme in _schemes(c, tokens))
+
+
+def _schemes(c: BlockConfig, tokens: int) -> list[Positions]:
+    """The position schemes of a model, without memory: a captioner's image can have another than its text."""
     with torch.device("meta"):
-        return make_positions(name, c, (tokens,))
+        return [make_positions(name, c, (tokens,)) for name in set(c.schemes)]
 
 
 def with_cross_attention(
@@ -108,9 +113,9 @@ def adaln_block_group(c: DiTConfig, batch: int, groups: int, tokens: int, count:
     Attention is within `groups` groups of `tokens` tokens.
     """
     rows, gates = batch * groups * tokens, 2 if c.adaln == "zero" else 0
-    rotates = _scheme(c.positions, c, tokens).rotates_heads
     norms = 2 * (2 * FULL * c.width + 2 * FULL)
-    attention = half * 4 * c.width + FULL * c.heads + (half * 3 * c.width if rotates else 0)
+    rotated = half * 3 * c.width if _rotates(c, tokens) else 0
+    attention = half * 4 * c.width + FULL * c.heads + rotated
     each = norms + half * 2 * c.width + attention + half * 2 * c.mlp_width + half * gates * c.width
     condition = half * ((6 if gates else 4) + 3) * c.width + (FULL * c.width if groups > 1 else 0)
     saved = rows * each + batch * groups * condition + score_bias(c, batch * groups, tokens, half)

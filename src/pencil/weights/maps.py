@@ -139,7 +139,9 @@ class Architecture:
             return build(self.config, settings, "model.")
         except UserError as error:
             sentence = re.sub(
-                r"(?:--)?model\.(\w+)( \d+(?:\.\d+)?)?", lambda m: self._in_theirs(m, theirs, settings), str(error)
+                r"(?:--)?model\.(\w+)( \d+(?:\.\d+)?(?![\d×]|\.\d))?",
+                lambda m: self._in_theirs(m, theirs, settings),
+                str(error),
             )
             raise UserError(f"this {self.name}'s {CONFIG_FILES.get(self.library, 'config.json')}: {sentence}") from None
 

@@ -20,7 +20,7 @@ BRIGHTEST = 16
 @lru_cache
 def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The images (1797, 1, 8, 8) as uint8 from 0 to 255, their labels, and which (a random fifth) are held out."""
-    content = gzip.decompress(files("pencil").joinpath("data", "digits.gz").read_bytes())
+    content = gzip.decompress(files("pencil").joinpath("data", "images", "digits.gz").read_bytes())
     values = np.frombuffer(content, np.uint8)
     pixels, labels = values[: COUNT * SIDE * SIDE].reshape(COUNT, 1, SIDE, SIDE), values[COUNT * SIDE * SIDE :]
     pictures = np.round(pixels.astype(np.float64) * (255 / BRIGHTEST)).astype(np.uint8)

@@ -22,7 +22,7 @@ from .units import UNIT, Unit, encode_unit
 
 SETTING = "PENCIL_WORKERS"  # in the environment: processes that tokenize; by default one a core
 WORKER = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pencil.data import token_workers; "
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pencil.data.text import token_workers; "
     "token_workers.work()"
 )
 
