@@ -151,8 +151,9 @@ class Decoding(NoOptions):
 
     def sampling(self, temperature: float = 0.0) -> Sampling:
         """The sampling rules, each the option of its name, with this temperature unless one was given."""
-        chosen = {one.name: vars(self)[one.name] for one in fields(Sampling)}
-        return Sampling(**chosen | {"temperature": temperature if self.temperature is None else self.temperature})
+        rules: dict[str, Any] = {one.name: vars(self)[one.name] for one in fields(Sampling)}
+        rules["temperature"] = temperature if self.temperature is None else self.temperature
+        return Sampling(**rules)
 
 
 @dataclass(frozen=True)
