@@ -11,7 +11,7 @@ from PIL import Image
 import pencil
 from conftest import call, unchecked
 from pencil.config import UserError
-from pencil.explore.session import Subject
+from pencil.explore.session import Session
 from pencil.runs.run import Run
 
 OLD = Path(__file__).parents[1] / "runs-0.6"
@@ -70,7 +70,7 @@ def test_eval_heads_export_and_explore_refuse(broken, tmp_path):
     assert SAID in call("export", broken / "gpt", "--to", "hf", "--out", tmp_path / "out", code=2).stderr
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match=SAID):
-        Subject.open(broken / "gpt")
+        Session.open(broken / "gpt")
 
 
 def test_training_from_such_weights_names_them_instead_of_the_learning_rate(broken, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from conftest import call
 from pencil.api.loading import load
 from pencil.config import UserError
-from pencil.explore.checkpoints import at_step
+from pencil.explore.session import load_checkpoint
 from pencil.train.loop import checkpoint
 
 # A model whose sizes are not divisible, one of them smaller than the number of processes; after two steps it is saved,
@@ -192,7 +192,7 @@ def _use(run):
     call("sample", run, "--max-new-tokens", 3, "--prompt", "line")
     call("eval", run)
     call("export", run, "--to", "hf", "--out", run.parent / "hf")
-    at_step(opened, 3)
+    load_checkpoint(opened, 3)
     damaged = run / "checkpoints" / "step-00000004" / "shard-00002.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     shown = call("verify", run, code=1)

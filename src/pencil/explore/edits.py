@@ -1,4 +1,4 @@
-"""A model that runs with edits, without being recorded: the same numbers as an edited trace, but faster."""
+"""Edits, and a model that runs with them unrecorded: the same numbers as an edited trace, but faster."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..config import UserError
 from ..core.probe import Probe, declared, symbols
-from ..tracing.edits import cannot_run, cannot_set
+from ..tracing.edits import cannot_run, cannot_set, parse_edit
 from ..tracing.live_trace import LiveTrace
 
 
@@ -23,8 +23,30 @@ class Edit:
     index: tuple[int | slice, ...]
     value: float
 
+    def __str__(self) -> str:
+        """The edit as it is written, in indices."""
+        return f"{self.name}{f'[{self._written_index()}]' if self.index else ''}={self.value!r}"
 
-def check_token(trace: LiveTrace, name: str, where: str, value: float) -> None:
+    def _written_index(self) -> str:
+        parts = []
+        for one in self.index:
+            if isinstance(one, slice):
+                ends = ["" if end is None else str(end) for end in (one.start, one.stop, one.step)]
+                parts.append(":".join(ends[: 3 if ends[2] else 2]))
+            else:
+                parts.append(str(one))
+        return ",".join(parts)
+
+
+def locate_edit(trace: LiveTrace, text: str) -> Edit:
+    """An edit with indices for its labels, which the trace without edits has."""
+    where, value = parse_edit(text)
+    name, index = trace.locate(where)
+    _check_token(trace, name, where, value)
+    return Edit(name, tuple(index), value)
+
+
+def _check_token(trace: LiveTrace, name: str, where: str, value: float) -> None:
     """Refuse an id that no token has, where the edited value is the id of one."""
     node, words = trace.graph.nodes[trace.find(name)], trace.labels.get("V", ())
     ids = node.kind == "input" and "int" in node.dtype and len(node.shape) == 2
@@ -32,22 +54,7 @@ def check_token(trace: LiveTrace, name: str, where: str, value: float) -> None:
         raise UserError(f"{where} is the id of a token: give a whole number from 0 to {len(words) - 1}, not {value:g}")
 
 
-class Watched:
-    """A model that remembers the logits it gave last."""
-
-    def __init__(self, model: Any):
-        self.model, self.logits = model, torch.empty(0)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def __call__(self, *args: Any, **given: Any) -> Any:
-        out = self.model(*args, **given)
-        self.logits = out[:, -1]
-        return out
-
-
-class Edited:
+class EditedModel:
     """A model whose named values, weights and inputs are changed whenever it runs.
 
     An index beyond the tokens that there are so far changes nothing yet: a text grows, and its earlier tokens never
