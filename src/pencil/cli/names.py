@@ -50,15 +50,15 @@ def families(fields: Iterable[str] = (), strings: Iterable[str] = ()) -> Mapping
 
 
 def outdated(fields: Iterable[str], strings: Iterable[str]) -> bool:
-    """Whether the models and families have one of these fields of a dataclass, or strings, and names.json has not."""
+    """Whether the sources have one of these fields of a dataclass, or strings, and names.json has not."""
     stored = FILE.read_text(encoding="utf-8")
     patterns = [rf"^    {re.escape(one)}: " for one in fields if one not in stored]
     patterns += [f'"{re.escape(one)}"' for one in strings if one not in stored]
     if not patterns:
         return False
     named = re.compile("|".join(patterns), re.MULTILINE)
-    folders = (FILE.parents[1] / "models", FILE.parents[1] / "families")
-    return any(named.search(file.read_text(encoding="utf-8")) for folder in folders for file in folder.glob("*.py"))
+    folders = [FILE.parents[1] / name for name in ("core", "models", "families")]
+    return any(named.search(file.read_text(encoding="utf-8")) for folder in folders for file in folder.rglob("*.py"))
 
 
 def examples() -> list[str]:

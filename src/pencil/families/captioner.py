@@ -17,8 +17,7 @@ from ..inference.attention_maps import caption_attention
 from ..inference.sampling import Sampling
 from ..inference.text_batches import vocabulary_labels
 from ..inference.text_stream import complete, stream
-from ..models.captioner import Captioner
-from ..models.captioner_config import PRESETS, CaptionerConfig
+from ..models.captioner import PRESETS, Captioner, CaptionerConfig
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
 from ..train.tasks.captioning import Captioning

@@ -112,18 +112,21 @@ def option_help(kind: type) -> dict[str, str]:
 
 @lru_cache
 def field_comments(kind: type) -> dict[str, str]:
-    """The comment at the end of each field's line in the source."""
+    """The comment at the end of each field's line in the source, its own or that of a class it inherits from."""
+    inherited = {
+        name: text for base in kind.__bases__ if base is not object for name, text in field_comments(base).items()
+    }
     try:
         source = inspect.cleandoc("\n" + inspect.getsource(kind))
     except OSError:
-        return {}
+        return inherited
     comments = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
     fields = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AnnAssign)]
-    return {
+    return inherited | {
         node.target.id: comments[node.end_lineno]
         for node in fields
         if isinstance(node.target, ast.Name) and node.end_lineno in comments

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...collectives.processes import World
 from ...config import UserError
 from ...core.attention import Attention
-from ...core.layers import LayerNorm, RMSNorm
+from ...core.layers import Norm
 from ..recompute import model_blocks
 from ..task import Task
 from .shards import to_local
@@ -157,10 +157,9 @@ def shard(model: nn.Module, device: torch.device, size: int, bfloat16: bool = Fa
 def compute_norms_in_float32(block: nn.Module) -> None:
     """Make norms compute in float32 with weights in bfloat16; on a CPU autocast does not."""
     for part in block.modules():
-        if isinstance(part, (LayerNorm, nn.LayerNorm)):
-            part.__class__ = _with_forward(type(part), _layer_norm)  # pyright: ignore
-        elif isinstance(part, (RMSNorm, nn.RMSNorm)):
-            part.__class__ = _with_forward(type(part), _rms_norm)  # pyright: ignore
+        for kind, forward in FLOAT32_FORWARDS.items():
+            if isinstance(part, kind):
+                part.__class__ = _with_forward(type(part), forward)  # pyright: ignore
 
 
 @cache
@@ -169,14 +168,25 @@ def _with_forward(kind: type[nn.Module], forward: Callable[..., Tensor]) -> type
     return type(kind.__name__, (kind,), {"forward": forward})
 
 
+def _norm(norm: Any, x: Tensor) -> Tensor:
+    return norm.formula(x, *[_promote(getattr(norm, name), x) for name in norm.WEIGHTS])
+
+
 def _layer_norm(norm: Any, x: Tensor) -> Tensor:
-    shape = getattr(norm, "normalized_shape", x.shape[-1:])
-    return F.layer_norm(x, shape, _promote(norm.weight, x), _promote(norm.bias, x), norm.eps)
+    return F.layer_norm(x, norm.normalized_shape, _promote(norm.weight, x), _promote(norm.bias, x), norm.eps)
 
 
 def _rms_norm(norm: Any, x: Tensor) -> Tensor:
-    return F.rms_norm(x, getattr(norm, "normalized_shape", x.shape[-1:]), _promote(norm.weight, x), norm.eps)
+    return F.rms_norm(x, norm.normalized_shape, _promote(norm.weight, x), norm.eps)
 
 
 def _promote(weight: Tensor | None, x: Tensor) -> Tensor | None:
     return weight if weight is None else weight.to(torch.promote_types(weight.dtype, x.dtype))
+
+
+# the forward pass in float32 of Pencil's norms, and of torch's own in a model of the user's
+FLOAT32_FORWARDS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    Norm: _norm,
+    nn.LayerNorm: _layer_norm,
+    nn.RMSNorm: _rms_norm,
+}
