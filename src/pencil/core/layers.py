@@ -38,7 +38,9 @@ class LayerNorm(Norm):
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         return self.formula(x, self.weight, self.bias)
 
-    def formula(self, x: Float[Tensor, "... D"], weight: Tensor | None, bias: Tensor | None) -> Float[Tensor, "... D"]:
+    def formula(
+        self, x: Float[Tensor, "... D"], weight: Float[Tensor, "D"] | None, bias: Float[Tensor, "D"] | None
+    ) -> Float[Tensor, "... D"]:
         return F.layer_norm(x, x.shape[-1:], weight, bias, self.eps)
 
 
@@ -56,7 +58,7 @@ class RMSNorm(Norm):
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         return self.formula(x, self.weight)
 
-    def formula(self, x: Float[Tensor, "... D"], weight: Tensor) -> Float[Tensor, "... D"]:
+    def formula(self, x: Float[Tensor, "... D"], weight: Float[Tensor, "D"]) -> Float[Tensor, "... D"]:
         return F.rms_norm(x, x.shape[-1:], weight, self.eps)
 
 
