@@ -8,7 +8,6 @@ import shutil
 
 import numpy as np
 import pytest
-from pencil.manifest import Manifest
 from PIL import Image
 from test_verbs import QUICK
 
@@ -17,6 +16,7 @@ from commands import SMALL
 from conftest import TEXT, TINY, pencil
 from pencil.cli.main import main
 from pencil.config import UserError
+from pencil.runs.manifest import Manifest
 
 BAD_FILES = {
     "empty.txt": b"",
