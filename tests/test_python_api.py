@@ -252,7 +252,7 @@ def test_the_table_and_the_embedding_of_003():
 
 
 def test_everything_named_in_the_docs_is_exported():
-    text = (ROOT / "docs" / "guides" / "guides/python.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guides" / "python.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\bpencil\.(\w+)", text)) <= set(pencil.__all__)
     wanted = {"Attention", "attend", "causal", "full", "prefix", "window", "padding", "Learned", "Sinusoidal", "Rope", "Alibi",
               "Shaw", "T5", "Cache", "Span", "Block", "CrossBlock", "PostBlock", "PostCrossBlock", "AdaBlock", "AdaNormBlock",

@@ -212,7 +212,9 @@ def test_a_run_records_its_rule_and_one_without_keeps_the_former(tmp_path):
 
 @pytest.mark.parametrize("name", ["gpt", "reader"])
 def test_how_many_tokens_of_a_text_are_trained_on_is_no_rule(tmp_path, notes, name):
-    run, task, _ = new_run(name, str(notes), model={"width": 24, "heads": 3, "depth": 1}, out=tmp_path / "run")
+    run, task, _ = new_run(
+        TrainingRequest(name, str(notes), model={"width": 24, "heads": 3, "depth": 1}), out=tmp_path / "run"
+    )
     assert task.data.split > 2
     assert "split" not in run.config["run"]
 
@@ -227,12 +229,16 @@ def test_what_starts_from_an_older_run_is_not_evaluated_on_what_that_was_trained
     for family, data, name in (("reader", "same.csv", "old"), ("vit", "set", "seen")):
         model = {"width": 24, "heads": 3, "depth": 1} | ({"image_size": (8, 8)} if family == "vit" else {})
         train = {"steps": 2, "batch": 3, "warmup": 0}
-        made = new_run(family, str(tmp_path / data), model=model, train=train, out=tmp_path / name, split=1)
+        made = new_run(
+            TrainingRequest(family, str(tmp_path / data), model=model, train=train), out=tmp_path / name, split=1
+        )
         assert Trainer(made[1], made[0], made[2], quiet=True).train().finished
 
     def begun(family, data, source, said=lambda line: None):
         out = tmp_path / f"{source}-{data}"
-        run, task, _ = new_run(family, str(tmp_path / data), from_run=tmp_path / source, out=out, notify=said)
+        run, task, _ = new_run(
+            TrainingRequest(family, str(tmp_path / data), from_run=str(tmp_path / source)), out=out, notify=said
+        )
         again = task_of(open_run(run.path), task.train)
         assert again.data.test == task.data.test or again.data.test.sources == task.data.test.sources
         return run.config["run"].get("split"), task.data
@@ -256,7 +262,7 @@ def test_copies_that_are_held_out_are_known_to_the_interval(tmp_path):
         ("vit", copied(tmp_path / "set"), {"image_size": (8, 8)}, 10),
         ("reader", tmp_path / "texts.csv", {}, 6),
     ):
-        _, task, _ = new_run(family, str(data), model=small | more, out=tmp_path / family)
+        _, task, _ = new_run(TrainingRequest(family, str(data), model=small | more), out=tmp_path / family)
         model = task.build().eval()
         for found in (task.evaluate(model), task.report(model, tmp_path / "eval")[0]):
             assert (found["accuracy.examples"], found["accuracy.different"]) == (count, 2)

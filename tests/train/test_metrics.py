@@ -185,7 +185,7 @@ def test_copies_count_once_in_the_interval(right, times):
     def found(times):
         rows = [(int(one), str(i)) for i, one in enumerate(right) for _ in range(times)]
         parts = [
-            Scored([-1.0] * len(part), [one for one, _ in part], [1] * len(part), [name for _, name in part])
+            ClassPredictions([-1.0] * len(part), [one for one, _ in part], [1] * len(part), [name for _, name in part])
             for part in (rows[: len(rows) // 3], rows[len(rows) // 3 :])
         ]
         return classification_metrics(parts, ["a", "b"])

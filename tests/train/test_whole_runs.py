@@ -375,7 +375,7 @@ def faults(folder):
 
 
 @pytest.mark.parametrize("at, after", [
-    ("find", False), ("_found", False), ("find", True), ("faults_of", False), ("matches", False), ("state_of", False),
+    ("find", False), ("_read_manifest", False), ("find", True), ("faults_of", False), ("matches", False), ("state_of", False),
 ])  # fmt: skip
 def test_a_checkpoint_that_a_training_prunes_meanwhile_is_no_fault(copy, monkeypatch, at, after):
     held = checkpoint.latest(copy)[0]

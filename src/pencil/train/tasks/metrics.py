@@ -32,6 +32,9 @@ BLEU_WORD_RULES = (
 )
 
 
+INPUTS = 3  # their place in the predictions, which come from other processes as plain lists
+
+
 class ClassPredictions(NamedTuple):
     """What the metrics of a batch are computed from; lists, which processes can send to one another."""
 
@@ -73,7 +76,7 @@ def classification_metrics(
         torch.bincount(which, minlength=count).double() for which in (labels, predicted, labels[predicted == labels])
     )
     accuracy = right.sum().item() / len(labels)
-    same = Counter(one for part in parts for one in part.inputs)
+    same = Counter(one for part in parts for one in part[INPUTS])
     # equal inputs have the same answer, which counts once (Kish's effective number, where some are there more often)
     low, high = wilson_interval(accuracy, len(labels) ** 2 / sum(n * n for n in same.values()) if same else len(labels))
     f1 = 2 * right / (true + guessed)
