@@ -15,7 +15,9 @@ from PIL import Image
 
 from conftest import call
 from pencil import families
+from pencil.cli import main
 from pencil.core import biases
+from pencil.core.positions import Rope
 from pencil.cost.activations import score_bias
 from pencil.families import configure, create
 from pencil.models import parts
@@ -25,8 +27,24 @@ PAGE = ROOT / "docs" / "guides" / "extend.md"
 DRIVER = """
 import json, sys
 from pencil.cli.main import main
+from pencil.explore.session import Subject
+
+def explore(run):
+    '''The views of the page, which the verb would serve until it is stopped.'''
+    subject = Subject.open(run)
+    state = {"model": subject.id, "input": subject.about()["example"], "edits": []}
+    subject.answer(state)
+    subject.record(state)
+    key = subject.key(state)
+    start = subject.outline(key)["start"]
+    assert subject.receipt(key, start)["agrees"]
+    subject.attention(key), subject.light(key), subject.contributions(key, start)
+
 for code, *words in json.loads(sys.argv[1]):
     print("$", *words, flush=True)
+    if words[0] == "explore" and not code:
+        explore(words[1])
+        continue
     try:
         main(words)
     except SystemExit as ended:
@@ -40,7 +58,8 @@ VERBS = {
         ("train", "mixer", "--name", "mix"), ("resume", "runs/mix", "--train.steps", "3"), ("verify", "runs/mix"),
         ("eval", "runs/mix"), ("sample", "runs/mix", "--image", "cat.png"), ("shapes", "mixer:nano"), ("cost", "mixer:nano"),
         ("cost", "mixer:wide", "--json"), ("trace", "runs/mix", *RECEIPT), ("why", "runs/mix", "logits[0,1]", *RECEIPT),
-        ("show", "runs/mix", "logits", *RECEIPT),
+        ("show", "runs/mix", "logits", *RECEIPT), ("trace", "runs/mix", "--out", "mix.safetensors", *RECEIPT),
+        ("diff", "mix.safetensors", "mix.safetensors"), ("walk", "004", "--run", "runs/mix", *RECEIPT),
     ],
     "kerple": [
         ("train", "gpt", "--data", "notes.txt", "--model.positions", "kerple", "--name", "ker"),
@@ -50,10 +69,28 @@ VERBS = {
         ("shapes", "captioner:nano", "--model.positions", "kerple"),
         *(("train", name, "--model.positions", "kerple", "--name", f"ker-{name}")
           for name in ("captioner", "seq2seq", "reader", "dit")),
+        ("why", "runs/ker", "blocks.0.attn.bias[0,0,2,1]", "--input", "the"), ("embed", "runs/ker-reader", "--prompt", "the"),
+        ("trace", "runs/ker", "--out", "ker.safetensors", "--input", "the"), ("diff", "ker.safetensors", "ker.safetensors"),
+        ("heads", "runs/ker"), ("walk", "003", "--run", "runs/ker", "--input", "the"), ("explore", "runs/ker"),
+        ("explore", "runs/ker-captioner"),
+    ],
+    "po": [
+        ("train", "seq2seq", "--data", "app.po", "--name", "po"), ("resume", "runs/po", "--train.steps", "3"),
+        ("verify", "runs/po"), ("eval", "runs/po", "--data", "app.po"), ("sample", "runs/po", "--source", "Open"),
+        ("shapes", "runs/po"), ("cost", "runs/po"), ("trace", "runs/po", "--out", "po.safetensors", "--input", "Open"),
+        ("diff", "po.safetensors", "po.safetensors"), ("why", "runs/po", "logits[0,0,1]", "--input", "Open"),
+        ("show", "runs/po", "logits", "--input", "Open"), ("heads", "runs/po"), ("explore", "runs/po"),
+        ("walk", "003", "--run", "runs/po", "--input", "Open"),
     ],
 }  # fmt: skip
-REFUSED = [("export", "runs/mix", "--to", "timm"), ("explore", "runs/mix", "--no-browser"), ("heads", "runs/mix"),
-           ("export", "runs/ker", "--to", "hf")]  # fmt: skip
+REFUSED = {
+    "mixer": [("export", "runs/mix", "--to", "timm"), ("explore", "runs/mix", "--no-browser"), ("heads", "runs/mix"),
+              ("embed", "runs/mix", "--prompt", "a")],
+    "kerple": [("export", "runs/ker", "--to", "hf")],
+    "po": [("export", "runs/po", "--to", "hf"), ("embed", "runs/po", "--prompt", "a")],
+}  # fmt: skip
+# verbs that take no run, family or trace: nothing of them depends on an addition
+OTHERS = {"demo", "doctor", "import", "bench", "kata", "figures", "check", "lab"}
 
 
 def applied(text: str, root: Path) -> None:
@@ -92,6 +129,11 @@ def test_what_the_page_replaces_is_in_the_source(tmp_path):
     assert (extended(tmp_path) / "pencil" / "families" / "mixer.py").is_file()
 
 
+@pytest.mark.parametrize("addition", VERBS)
+def test_no_verb_is_left_out(addition):
+    assert {words[0] for words in VERBS[addition] + REFUSED[addition]} == {verb for _, verb, *_ in main.VERBS} - OTHERS
+
+
 @pytest.mark.long
 def test_the_additions_of_the_page_work(sandbox, tmp_path):  # noqa: F811
     source = extended(tmp_path)
@@ -105,7 +147,7 @@ def test_the_additions_of_the_page_work(sandbox, tmp_path):  # noqa: F811
         [0, *words, *(SHORT if words in more else SHORT[2:]), "--force"] if words[0] == "train" else [0, *words]
         for words in [*lines, *more]
     ]
-    short += [[2, *words] for words in REFUSED]
+    short += [[2, *words] for table in REFUSED.values() for words in table]
     result = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(short)],
         cwd=work, env=os.environ | {"PYTHONPATH": str(source)}, capture_output=True, text=True,
@@ -148,7 +190,7 @@ def test_every_verb_takes_a_family_without_attention(mixer, tmp_path, monkeypatc
             assert "L 4 blocks · D 64 width\n" in done.stdout
         if words[0] == "why":
             assert "✓" in done.stdout
-    for words in REFUSED[:3]:
+    for words in REFUSED["mixer"]:
         assert call(*words, code=2).stderr.startswith("pencil: ")
 
 
@@ -172,3 +214,17 @@ def test_a_scheme_of_the_page_is_counted_and_in_every_formula(monkeypatch):
     name = "blocks.0.attn.bias"
     assert after.INNER[name] == before.INNER[name] == ("B h T S", "B", "B_txt within the text")
     assert score_bias(gpt, 5, 13, 2) == bias
+
+
+def test_a_scheme_of_ones_own_that_rotates_is_counted_as_rope_is(monkeypatch):
+    class Turned(Rope):
+        """Rope under another name."""
+
+    for name in ("gpt", "dit"):
+        config = configure(name, "nano" if name == "gpt" else "s/2", positions="alibi")
+        rope, activations = replace(config, positions="rope"), families.family(name).cost.activations
+        expected = activations(rope, 5, None, 2)
+        assert activations(config, 5, None, 2) != expected
+        with monkeypatch.context() as patch:
+            patch.setattr(parts, "Alibi", lambda heads, axes, config=config: Turned(config.head_width, axes))
+            assert activations(config, 5, None, 2) == expected

@@ -59,7 +59,7 @@ CACHED = "cached = uncached under random chunking and mixed lengths"
 PROOFS = {
     "parity with a reference on random weights",
     CACHED,
-    "observed = fast, values and gradients",
+    "observed = fast to rounding, values and gradients",
     "one compiled graph, no breaks",
     "declared names = fired names",
     "golden ten-step loss",

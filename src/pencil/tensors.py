@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from .config import UserError
-from .files import WINDOWS, check_regular, parse_json
+from .files import WINDOWS, check_regular, is_text, parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -130,6 +130,8 @@ def map_file(path: Path) -> "Tensor":
     import torch
 
     size = check_regular(path).st_size
+    if not is_text(str(path)):
+        raise UserError(f"{path} cannot be read, since its path is not UTF-8: rename it")
     try:
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
     except RuntimeError:

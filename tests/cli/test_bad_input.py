@@ -16,6 +16,7 @@ from commands import SMALL
 from conftest import TEXT, TINY, pencil
 from pencil.cli.main import main
 from pencil.config import UserError
+from pencil.manifest import Manifest
 
 BAD_FILES = {
     "empty.txt": b"",
@@ -233,6 +234,18 @@ def test_data_that_changed_under_a_run(fails, type_in, tmp_path):
     assert "tale.txt has changed since" in fails("resume", "runs/tale-gpt", "--train.steps", 9)
     (tmp_path / "tale.txt").write_text(TEXT + "Ж")  # which the tokenizer has never met
     assert "tale.txt has changed since" in fails("eval", "runs/tale-gpt")
+    folder = tmp_path / "runs" / "tale-gpt"
+    manifest = Manifest.read(folder)  # as older versions left it: nothing says that the record of the data is damaged
+    manifest._replace(files={n: e for n, e in manifest.files.items() if n != "data.json"}).write(folder)
+    (tmp_path / "tale.txt").write_text(TEXT + "more")
+    whole = (folder / "data.json").read_text()
+    for old, new in (
+        ("lines_a_block", "lines_a_blocj"),
+        ('"lines": ', '"lines": 1.'),
+        ('"blocks": [', '"blocks": 7, "_": ['),
+    ):
+        (folder / "data.json").write_text(whole.replace(old, new))
+        assert "tale.txt has changed since" in fails("eval", "runs/tale-gpt")
 
 
 def test_data_that_cannot_be_opened_for_another_reason_has_not_changed(fails, run, tmp_path, monkeypatch):

@@ -60,6 +60,26 @@ def test_what_is_behind_a_given_mask_has_no_effect(mask, fault):
         assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("mask", ["key 2", causal])
+@pytest.mark.parametrize("observed", [False, True])
+def test_a_masked_key_whose_score_is_infinite_has_no_effect_on_gradients(mask, observed):
+    """Its weight is exp(−∞) = 0 without any mask, so the result is finite; the gradient of q would be 0·∞."""
+    torch.manual_seed(0)
+    last = 2 if mask == "key 2" else S - 1
+    mask = torch.arange(S).expand(S, S) != 2 if mask == "key 2" else mask
+    q, k, v = torch.randn(B, H, S, D), torch.randn(B, G, S, D), torch.randn(B, G, S, D)
+    q[..., 3].abs_()
+    found = []
+    for fault in (0, -torch.inf):
+        k[:, :, last, 3] = fault
+        given = [one.clone().requires_grad_() for one in (q, k, v)]
+        rows = attend(*given, mask, probe=Probe()) if observed else attend(*given, mask)
+        rows = rows[:, :, :-1]  # all are blind to that key, and the last query of a causal mask is left out
+        found.append([rows, *torch.autograd.grad(rows.square().sum(), given)])
+    for expected, one in zip(*found, strict=True):
+        torch.testing.assert_close(one, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_a_module_with_a_given_mask_does_not_read_what_it_masks():
     torch.manual_seed(0)
     attention, x = Attention(12, 3), torch.randn(2, 5, 12)

@@ -1,6 +1,7 @@
 """Parameters and FLOPs counted on the meta device, against closed formulas, real models and public sizes; the sizes are different primes."""
 
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from pencil.config import UserError
 from pencil.cost.count import count
 from pencil.cost.profile import CostProfile
 from pencil.families import FAMILIES, family
+from pencil.models.parts import Scheme
 
 aten = torch.ops.aten
 # the counter knows the fused attention kernels of CUDA, not those of a CPU: the same work under another name
@@ -163,6 +165,17 @@ def test_seq2seq_with_a_shorter_decoder_and_heads_of_another_width():
     sizes = dict(L=depth, D=D, h=H, g=H, d=7, F=F)
     for group in ("attention", "cross-attention", "MLP"):
         assert eval(formulas[group].replace("·", "*"), {}, sizes) == counts.parameters[group]
+
+
+@pytest.mark.parametrize("scheme", get_args(Scheme))
+def test_the_formulas_of_a_gpt_are_its_numbers_of_parameters(scheme):
+    values = TEXT | dict(positions=scheme, bias=False, kv_heads=1, tie_embeddings=False)
+    formulas = family("gpt").cost.parameter_formulas(family("gpt").configure(**SIZES | values))
+    sizes = dict(L=L, D=D, h=H, g=1, d=d, F=F, V=V, context=T)
+    counts, parts = counted("gpt", 7, **values).parameters, {"embeddings", "attention", "MLP", "norms", "head"}
+    for group in parts | ({"positions"} if scheme == "learned" else set()):
+        assert eval(formulas[group].replace("·", "*"), {}, sizes) == counts[group], group
+    assert ("positions" in formulas) == (scheme == "learned")
 
 
 @pytest.mark.parametrize("attention, changed, groups", [

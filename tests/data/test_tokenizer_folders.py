@@ -11,6 +11,7 @@ from pencil.config import UserError
 from pencil.data.tokenizers.detokenizer import Detokenizer
 from pencil.data.tokenizers.export import tokenizer_files
 from pencil.data.tokenizers.folders import find_tokenizer, special_tokens
+from pencil.data.tokenizers.library import LibraryTokenizer
 from pencil.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from pencil.data.tokenizers.sentencepiece_files import SentencePieces, read_sentencepiece, write_sentencepiece
 from pencil.data.tokenizers.tokenizer import read_json
@@ -195,8 +196,17 @@ def test_special_tokens_come_from_all_settings(tmp_path):
     files["tokenizer_config.json"] = {"add_bos_token": True, "bos_token": "<|eot_id|>"}
     assert special_tokens(files, ours)["begin"] == turn
     files["generation_config.json"] = {"bad_words_ids": [[1, 2]]}
-    with pytest.raises(UserError, match="bad_words_ids"):
+    with pytest.raises(UserError, match="generation_config.json has bad_words_ids"):
         special_tokens(files, ours)
+
+
+def test_what_is_never_generated_is_read_from_one_file():
+    """As in transformers: config.json has it in files of before generation_config.json, and beside one it has no say."""
+    ours, banned = LibraryTokenizer(llama3()), {"suppress_tokens": [3], "bad_words_ids": [[5]]}
+    assert special_tokens({"config.json": banned}, ours) == {"never": [5, 3]}
+    assert special_tokens({"config.json": banned, "generation_config.json": {}}, ours) == {}
+    with pytest.raises(UserError, match="^config.json has bad_words_ids of several tokens"):
+        special_tokens({"config.json": {"bad_words_ids": [[1, 2]]}}, ours)
 
 
 @pytest.mark.parametrize(

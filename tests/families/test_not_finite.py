@@ -51,13 +51,22 @@ def test_samples_are_refused(broken, family, monkeypatch):
     assert done.stdout.strip() in ("", "a")  # a prompt is shown at once
 
 
+@pytest.mark.parametrize("family", SAMPLES)
+def test_weights_are_refused_before_they_are_rounded(broken, family):
+    """As int8 NaN would be some whole number, and the output finite."""
+    with unchecked(), pytest.raises(UserError, match=r"blocks.0.mlp.up.weight holds NaN or infinity"):
+        pencil.load(broken / family, dtype="int8")
+
+
 def test_beams_are_refused(broken):
     done = call("sample", broken / "seq2seq", "--source", "a", "--beams", 3, "--device", "cpu", code=2)
     assert SAID in done.stderr
 
 
-def test_eval_export_and_explore_refuse(broken, tmp_path):
+def test_eval_heads_export_and_explore_refuse(broken, tmp_path):
     assert SAID in call("eval", broken / "vit", "--device", "cpu", code=2).stderr
+    assert SAID in call("heads", broken / "gpt", "--device", "cpu", code=2).stderr
+    assert not (broken / "gpt" / "heads.png").exists()
     assert SAID in call("export", broken / "gpt", "--to", "hf", "--out", tmp_path / "out", code=2).stderr
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match=SAID):

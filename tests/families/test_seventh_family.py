@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from families.toy import FAMILY
+from families.toy import FAMILY, ParityConfig
 from pencil import families
 from pencil.api import loading
 from pencil.cli.main import main
@@ -110,6 +110,14 @@ def test_its_shapes_and_costs_are_shown(run, capsys):
     assert call("cost", "parity:wide", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["parameters"]["total"] == 7 * 23 + 2 * 23 + 2
+    assert call("cost", "parity:wide") == 0
+    assert "n 5 tokens" in capsys.readouterr().out
+
+
+def test_its_cost_is_shown_though_its_inputs_are_no_tokens(capsys, monkeypatch):
+    monkeypatch.setattr(ParityConfig, "sizes", property(lambda config: {"D": config.width, "K": 2}))
+    assert call("cost", "parity:wide") == 0
+    assert "n 1 token " in capsys.readouterr().out
 
 
 def test_what_it_cannot_do_is_refused_in_a_sentence(run, capsys):

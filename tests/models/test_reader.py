@@ -97,8 +97,8 @@ def test_declared_names_are_fired_with_their_declared_shapes(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.proof("observed = fast, values and gradients", "reader")
-def test_observing_changes_neither_the_answer_nor_the_gradients(kind):
+@pytest.mark.proof("observed = fast to rounding, values and gradients", "reader")
+def test_observing_changes_answer_and_gradients_by_rounding_alone(kind):
     """With padding, so that both routes have a mask to keep to, and with types where there are some."""
     model = tiny(**KINDS[kind])
     (ids, span), count = padded(tokens(3, 11), (11, 4, 7), right=True), model.config.token_types

@@ -56,6 +56,7 @@ def test_only_what_was_written_here_is_removed(tmp_path):
         (held / place / "precious.txt").write_text(place)
     shutil.copytree(held / "step-00000010", held / "step-00000011")
     (held / "step-00000011" / "precious.txt").write_text("notes about it")
+    shutil.copytree(held / "step-00000010", held / "step-00000099")  # a copy that somebody keeps under another step
     for step in (20, 30, 40):
         write(run, step)
     assert checkpoint.latest(run)[0].step == 40
@@ -64,6 +65,7 @@ def test_only_what_was_written_here_is_removed(tmp_path):
         outside / path.name for path in (held / "step-00000010-mybackup").iterdir()
     )
     assert (held / "step-00000007").is_symlink()
+    assert (held / "step-00000099" / "state.json").exists()
     kept = ["step-00000005", "step-00000011", "step-diary"]
     assert all((held / place / "precious.txt").exists() for place in (*kept, ".tmp-mine"))
     (moved,) = held.glob("step-00000030-*")  # which stood where a checkpoint was written

@@ -250,7 +250,7 @@ def test_the_newest_checkpoint_is_known_by_its_manifest(copy):
     assert "Trained 32 steps" in shown
     lines = [json.loads(line)["step"] for line in (copy / "metrics.jsonl").read_text().splitlines()]
     assert lines.count(30) == 2  # training and validation, once each: it went on from 30
-    assert checkpoint.saved(copy) == [30, 32]
+    assert checkpoint.saved(copy) == [20, 30, 32]  # what somebody renamed stays
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -338,12 +338,13 @@ def test_damaged_metrics_are_named_and_left_out(copy):
     path = copy / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     nested = b"[" * 200_003 + b"\n"
-    path.write_bytes(
-        lines[0] + nested + lines[1].replace(b"step", b"st\xe5p") + b"".join(lines[2:]) + b'{"step": 31, "tr'
-    )
-    assert f"damaged  {path} is damaged in lines 2, 3: " in call("verify", copy, code=1).stdout
+    huge = b'{"step": 7, "train_loss": ' + b"9" * 400 + b"}\n"  # no float, so no plot, can hold it
+    flipped = lines[1].replace(b"step", b"st\xe5p")
+    path.write_bytes(lines[0] + nested + flipped + huge + b"".join(lines[2:]) + b'{"step": 31, "tr')
+    said = f"{path} is damaged in lines 2, 3, 4: what was measured there cannot be read"
+    assert f"damaged  {said}\n" in call("verify", copy, code=1).stdout
     shown = call("resume", copy, *MORE).stderr
-    assert shown.count(f"{path} is damaged in lines 2, 3: what was measured there cannot be read, and is left out") == 1
+    assert shown.count(f"{said}, and is left out") == 1
     call("verify", copy)
     assert path.read_bytes().startswith(lines[0] + b"".join(lines[2:]))
 
@@ -476,7 +477,9 @@ def test_a_folder_that_is_a_link_out_of_the_run_is_refused_before_anything_is_wr
 
 def test_a_name_with_a_line_break_or_without_utf8_is_written_out(copy, notes, tmp_path):
     broken = copy.rename(tmp_path / "a\nwhole    b")
-    for shown in (call("verify", broken), call("resume", broken, *MORE)):
+    walk = ("walk", "000", "--run", broken, "--input", "a")
+    for words in (("verify", broken), ("resume", broken, *MORE), ("shapes", broken), walk):
+        shown = call(*words)
         printed = (shown.stdout + shown.stderr).splitlines()
         assert not any(line.startswith("whole    b") for line in printed)
         assert any("a\\x0awhole    b" in line for line in printed)
@@ -486,6 +489,7 @@ def test_a_name_with_a_line_break_or_without_utf8_is_written_out(copy, notes, tm
     assert not unreadable.exists()
     broken.rename(unreadable)
     call("verify", unreadable)
+    assert "run-\\udcff/model.safetensors cannot be read, since its path is not UTF-8" in refused("eval", unreadable)
     assert "run-\\udcff is not a name in UTF-8" in refused("resume", unreadable, "--train.steps", 33)
 
 

@@ -179,12 +179,16 @@ def test_a_second_attention_is_refused_by_its_tensors_too():
     (dict(interpolation_scale=2), "interpolation_scale is 2"),
     (dict(_class_name="Transformer2DModel"), "has no norm_elementwise_affine"),  # whose default is another
     (dict(_class_name="Transformer2DModel", norm_elementwise_affine=False, sample_size=128), "scales its positions"),
+    (dict(_class_name="Transformer2DModel", norm_elementwise_affine=False, norm_type=None), "norm_type must have a value"),
     (dict(scheduler=dict(beta_schedule="scaled_linear")), "beta_schedule is 'scaled_linear'"),
     (dict(scheduler=dict(beta_end=0.012)), "beta_end is 0.012"),
     (dict(scheduler=dict(prediction_type="flow")), "prediction_type is 'flow'"),
     (dict(scheduler=dict(num_train_timesteps=500)), "num_train_timesteps is 500"),
     (dict(scheduler=dict(rescale_betas_zero_snr=True)), "rescale_betas_zero_snr is True"),
     (dict(scheduler=dict(trained_betas=[0.1, 0.2])), "trained_betas"),
+    (dict(scheduler=dict(prediction_type=None)), "prediction_type is None"),
+    (dict(scheduler=dict(_class_name="CogVideoXDDIMScheduler")), "is a CogVideoXDDIMScheduler, whose noise schedule"),
+    (dict(scheduler=3), "scheduler must be a table of fields, not 3"),
 ])  # fmt: skip
 def test_what_ours_cannot_do_is_refused_in_a_sentence(values, words):
     DIT.configure({**FULL, "_class_name": "Transformer2DModel", "norm_elementwise_affine": False})

@@ -22,6 +22,16 @@ MAX_BYTES = 1 << 28  # of a larger file only its size
 MAX_BLOCKS = 1000  # of lines: a file with no more lines has a hash a line
 DIGITS = 16  # of a SHA-256, enough to tell files apart
 NAMED = 3  # files in one sentence
+# of the values of a record; that of an older version has no hash, so damage to it is found by these alone
+KINDS = {
+    "python": str,
+    "files": dict,
+    "held_out": list,
+    "size": int,
+    "lines": int,
+    "lines_a_block": int,
+    "blocks": list,
+}
 
 
 def data_record(source: str, embedded: Sequence[str], task: Any) -> bytes:
@@ -41,7 +51,8 @@ def _recorded(run: Run) -> dict[str, Any]:
         found = read_json(run.path / DATA_RECORD)
     except (UserError, OSError):
         return {}
-    return found if isinstance(found, dict) else {}
+    fine = all(isinstance(found[name], kind) for name, kind in KINDS.items() if name in found)
+    return found if fine and ("blocks" not in found or found.keys() >= {"lines", "lines_a_block"}) else {}
 
 
 def _contents(source: str, embedded: Sequence[str], lines_a_block: int | None = None) -> dict[str, Any]:

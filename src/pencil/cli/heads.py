@@ -64,8 +64,10 @@ def heads(
     from ..learn.heads import show
     from ..learn.heads.inputs import head_inputs, head_profile, separators
     from ..learn.heads.scores import measure
+    from ..models.output import check_finite
 
     loaded = load(run, pick_device(device), "auto")
+    check_finite(loaded.model.named_parameters())
     profile = head_profile(loaded)
     report = measure(loaded.model, profile, head_inputs(loaded, typed, data), separators(loaded))
     path = out or loaded.run.path / "heads.png"

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..config import UserError
-from ..console import Console
+from ..console import Console, visible
 from .presets import Model, find_model, model_settings, titled
 from .screens.terminal import note
 from .train import Settings
@@ -56,7 +56,7 @@ def shapes(what: Model, /, *settings: Settings, batch: int = 1) -> int:
     positions = f", positions {config.positions}" if hasattr(config, "positions") else ""
     decoder = getattr(config, "decoder_depth", None)
     blocks = f"{config.depth} blocks" if decoder is None else f"{config.depth} blocks and {decoder} of the decoder"
-    say(f"{what}: {record.name}, {count:,} parameters, {blocks}{positions}")
+    say(f"{visible(what, one_line=True)}: {record.name}, {count:,} parameters, {blocks}{positions}")
     letters = {letter for name in probe.values for letter in names[name].axes.split()}
     say(" · ".join(f"{letter} {meaning}" for letter, meaning in LEGEND.items() if letter in letters))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from ..config import UserError, check_output
+from ..console import visible
 from .dispatch import following, trace_family
 from .parsing import PARAMETERS, option_of, sentence
 from .screens.exercise import Screen
@@ -87,7 +88,7 @@ def _run_command(record: Any, run: str, html: Path | None) -> Callable[..., int]
     ) -> int:
         from ..learn.walks import Source
 
-        return _walk(document, html, Source(run, open_trace(run, record, given, edit)))
+        return _walk(document, html, Source(visible(run, one_line=True), open_trace(run, record, given, edit)))
 
     return command
 

@@ -42,11 +42,11 @@ def attend(
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if seen is None or not seen.given or seen.route == "all":
         return _attend(q, k, v, seen, bias, scale, dropout, probe)
-    # on a CPU a finite result is quickly known to be right; a second pass may neither draw nor show anything anew
-    if q.device.type == "cpu" and probe is OFF and not dropout and not torch.compiler.is_compiling():
-        z = _attend(q, k, v, seen, bias, scale, dropout, probe)
-        if _known_finite(z):
-            return z
+    # on a CPU it is quickly known whether k and v are finite; whether the result is says too little: a masked key of −∞
+    # can have the score −∞ and the weight 0, as it should, and only in the gradient of q is this 0 multiplied with the
+    # key
+    if q.device.type == "cpu" and not torch.compiler.is_compiling() and _known_finite(k) and _known_finite(v):
+        return _attend(q, k, v, seen, bias, scale, dropout, probe)
     k, v, broken = _finite(q, k, v, seen)
     return _attend(q, k, v, seen, bias, scale, dropout, probe).masked_fill(broken, torch.nan)
 
@@ -58,10 +58,10 @@ def _attend(q, k, v, seen: Seen | None, bias, scale: float, dropout: float, prob
     return _fused(q, k, v, seen, bias, scale, dropout)
 
 
-def _known_finite(z: Tensor) -> bool:
-    """Whether all is finite, so that nothing came through a mask; unknown under vmap, which has one answer a row."""
+def _known_finite(x: Tensor) -> bool:
+    """Whether all is finite, so that nothing can come through a mask; unknown under vmap: one answer a row."""
     try:
-        return bool(z.detach().sum().isfinite())
+        return bool(x.detach().sum().isfinite())
     except RuntimeError:
         return False
 

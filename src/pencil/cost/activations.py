@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..core.positions import Positions
 from ..models.parts import make_positions
 
 FULL = 4  # bytes of a float32
@@ -60,7 +61,7 @@ def block_group(c: Any, batch: int, tokens: int, count: int, half: int, half_res
     # the inputs of the first matrix of attention and of the MLP; autocast copies one for each matrix of a gated MLP
     inputs = half * c.width * (3 if is_gated(c) and half < FULL else 2)
     attention = half * (2 * c.heads + 2 * kv_heads(c)) * d + FULL * c.heads  # q, k, v, output; one logsumexp a query
-    if c.positions == "rope":
+    if _rotates(c, tokens):
         # rotated copies, while v keeps the joined product alive; and the output, laid out as q is, copied for W_O
         attention += half * (2 * c.heads + kv_heads(c)) * d
     if getattr(c, "key_dropout", 0):
@@ -76,12 +77,22 @@ def block_group(c: Any, batch: int, tokens: int, count: int, half: int, half_res
 
 def score_bias(c: Any, batch: int, tokens: int, half: int) -> int:
     """Schemes that bias the scores add a matrix to them in each block: one for all rows of the batch, or one each."""
-    with torch.device("meta"):
-        names = {c.positions, getattr(c, "image_scheme", c.positions)}
-        schemes = [scheme for name in names if (scheme := make_positions(name, c, (tokens,))).biases_scores]
+    schemes = [scheme for scheme in _schemes(c, tokens) if scheme.biases_scores]
     if not schemes:
         return 0
     return half * c.heads * tokens * tokens * (batch if any(scheme.bias_by_row for scheme in schemes) else 1)
+
+
+def _rotates(c: Any, tokens: int) -> bool:
+    """Whether a scheme rotates queries and keys."""
+    return any(type(scheme).angles is not Positions.angles for scheme in _schemes(c, tokens))
+
+
+def _schemes(c: Any, tokens: int) -> list[Positions]:
+    """The position schemes of a model: a captioner's image can have another than its text."""
+    names = {c.positions, getattr(c, "image_scheme", c.positions)}
+    with torch.device("meta"):
+        return [make_positions(name, c, (tokens,)) for name in names]
 
 
 def with_cross_attention(blocks: BlockGroup, c: Any, batch: int, tokens: int, source: int, half: int) -> BlockGroup:
@@ -102,7 +113,8 @@ def adaln_block_group(c: Any, batch: int, groups: int, tokens: int, count: int, 
     """
     rows, gates = batch * groups * tokens, 2 if c.adaln == "zero" else 0
     norms = 2 * (2 * FULL * c.width + 2 * FULL)
-    attention = half * 4 * c.width + FULL * c.heads + (half * 3 * c.width if c.positions == "rope" else 0)
+    rotated = half * 3 * c.width if _rotates(c, tokens) else 0
+    attention = half * 4 * c.width + FULL * c.heads + rotated
     each = norms + half * 2 * c.width + attention + half * 2 * c.mlp_width + half * gates * c.width
     condition = half * ((6 if gates else 4) + 3) * c.width + (FULL * c.width if groups > 1 else 0)
     saved = rows * each + batch * groups * condition + score_bias(c, batch * groups, tokens, half)

@@ -202,7 +202,8 @@ def _activations(c: Any, batch: int, length: int | None, half: int) -> Activatio
 
 def _parameter_formulas(c: Any) -> dict[str, str]:
     norms = f"(2·L + 1)·{'2·' if c.norm == 'layer' and c.bias else ''}D"
-    return block_formulas(c) | {"embeddings": "V·D", "positions": "context·D", "head": "V·D", "norms": norms}
+    table = {"positions": "context·D"} if c.positions == "learned" else {}  # others have other parameters, or none
+    return block_formulas(c) | table | {"embeddings": "V·D", "head": "V·D", "norms": norms}
 
 
 def attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from ..core.embed import Tokens
+from ..models.output import check_finite
 
 LARGEST = 127
 
@@ -75,6 +76,7 @@ def to_int8(model: Any, dtype: torch.dtype) -> Any:
 
     A token table is rounded where it is the output matrix too, as in GPT-2: there every token's step reads all of it.
     """
+    check_finite(model.named_parameters())  # rounded, NaN would be some whole number
     words = hasattr(type(model), "output_matrix") and getattr(model.config, "output", "words") == "words"
     tied = model.output_matrix[0] if words else None
     for parent in list(model.modules()):

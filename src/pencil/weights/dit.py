@@ -73,17 +73,16 @@ DEFAULTS: dict[str, Any] = dict(
 
 def settings(theirs: Fields) -> dict[str, Any]:
     older = theirs.get("_class_name") == OLDER
-    theirs = Fields(with_defaults(theirs, BOTH if older else BOTH | DEFAULTS, theirs.what), theirs.what)
+    for name in DEFAULTS if older else ():  # one that is missing is refused
+        theirs[name]
+    theirs = Fields(with_defaults(theirs, BOTH | DEFAULTS, theirs.what), theirs.what)
     channels, side = theirs.size("in_channels"), theirs.size("sample_size")
     out = channels if theirs["out_channels"] is None else theirs.size("out_channels")
-    if older:
-        for name in DEFAULTS:  # one that is missing is refused
-            theirs[name]
-        if side >= 128 and theirs.get("interpolation_scale") is None:
-            raise UserError(
-                f"this DiT is a {OLDER} of sample_size {side} without interpolation_scale, which scales its positions: "
-                "ours are not scaled"
-            )
+    if older and side >= 128 and theirs.get("interpolation_scale") is None:
+        raise UserError(
+            f"this DiT is a {OLDER} of sample_size {side} without interpolation_scale, which scales its positions: "
+            "ours are not scaled"
+        )
     if out not in (channels, 2 * channels):
         raise UserError(f"this DiT has {channels} input and {out} output channels; ours has as many or twice as many")
     heads = theirs.size("num_attention_heads")

@@ -34,8 +34,8 @@ def sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """The arguments of its constructor; the number of heads is that of the published model of this width, if any."""
 
     def shape(name: str, length: int) -> tuple[int, ...]:
-        if len(shapes.get(name, ())) != length:
-            raise UserError(f"this {NAME} has no {name} of {length} axes")
+        if len(shapes.get(name, ())) != length or 0 in shapes[name]:
+            raise UserError(f"this {NAME} has no {name} of {length} axes that are not empty")
         return shapes[name]
 
     width, channels, patch, _ = shape("x_embedder.proj.weight", 4)

@@ -124,18 +124,21 @@ def special_tokens(files: Files, tokenizer: Found) -> dict[str, Any]:
         "pad": next(iter(pads), None),
         "mask": by_name("mask_token"),
         "start": by_id("decoder_start_token_id"),
-        "never": known(_never(generation, config)),
+        "never": known(_never(files)),
         # other libraries do so for these only: of a BPE it would change the text
         "clean": bool(named.get("clean_up_tokenization_spaces")) and tokenizer.kind != "bpe",
     }
     return {name: value for name, value in found.items() if value is not None and value is not False and value != []}
 
 
-def _never(generation: Mapping[str, Any], config: Mapping[str, Any]) -> list[int]:
-    words = generation.get("bad_words_ids") or config.get("bad_words_ids") or []
-    others = generation.get("suppress_tokens") or []
+def _never(files: Files) -> list[int]:
+    """Tokens that are never generated, as transformers reads them: of config.json only where there is no
+    generation_config.json."""
+    name = "generation_config.json" if "generation_config.json" in files else "config.json"
+    settings = files.get(name, {})
+    words, others = settings.get("bad_words_ids") or [], settings.get("suppress_tokens") or []
     if not all(isinstance(word, list) and len(word) == 1 for word in words) or not isinstance(others, list):
-        raise UserError("generation_config.json has bad_words_ids of several tokens, which is not supported: remove it")
+        raise UserError(f"{name} has bad_words_ids of several tokens, which is not supported: remove it")
     return [*(word[0] for word in words), *others]
 
 

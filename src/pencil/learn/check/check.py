@@ -1,7 +1,8 @@
 """Checks a published worked example number by number: right to the printed digits, rounded along the way, or wrong.
 
 The file is TOML: the given values under [inputs], then one [[step]] for each computed value, with its formula and its
-printed numbers, and one [[claim]] for each sentence that a computation decides. docs/teach/check-an-example.md describes it for authors.
+printed numbers, and one [[claim]] for each sentence that a computation decides. docs/teach/check-an-example.md
+describes it for authors.
 """
 
 import itertools

@@ -140,9 +140,10 @@ def _prune(run: Path, step: int, keep: int) -> None:
 
 
 def _written_here(folder: Path, listed: Mapping[int, str]) -> bool:
-    """Whether a folder is a checkpoint that was written under such a name, and holds nothing else.
+    """Whether a folder is a checkpoint that was written under this name, and holds nothing else.
 
-    It has a checkpoint's manifest; where that is damaged, the run's manifest lists its step.
+    It has the manifest of a checkpoint of this step, where a copy under another name has that of another; where that is
+    damaged, the run's manifest lists its step.
     """
     name = re.fullmatch(r"step-(\d{8,})", folder.name)
     if name is None or folder.is_symlink() or not folder.is_dir():
@@ -150,7 +151,7 @@ def _written_here(folder: Path, listed: Mapping[int, str]) -> bool:
     if not all(re.fullmatch(FILES, path.name) and path.is_file() for path in folder.iterdir()):
         return False
     try:
-        return bool(_found(folder, folder / "manifest.json"))
+        return _found(folder, folder / "manifest.json").step == int(name[1])
     except NO_MANIFEST:
         return int(name[1]) in listed
 

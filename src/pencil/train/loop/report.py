@@ -22,6 +22,7 @@ from .loggers import Logger, numbers, open_logger
 FIRST_LINE, LINE_EVERY = 2.0, 30.0  # seconds, where there is no terminal to draw a bar in
 LEAST_DONE, LEAST_SPENT = 3, 3.0  # turns and seconds of a loop before the time that is left is shown
 NAMED_LINES = 5  # damaged ones in one sentence
+LARGEST = 1 << 63  # a whole number of hundreds of digits is a measurement of nothing, and cannot be drawn
 NO_MEASURES = ("format", "family", "weights", "pencil", "step")  # of what the weights' file records
 
 
@@ -52,7 +53,9 @@ def _measurements(content: bytes) -> dict[str, Any] | None:
     if not isinstance(line, dict) or type(line.get("step")) is not int:
         return None
     losses = [line[name] for name in ("train_loss", "val_loss") if name in line]
-    return line if all(isinstance(loss, int | float) for loss in losses) else None
+    whole = [value for value in line.values() if isinstance(value, int)]
+    fine = all(isinstance(loss, int | float) for loss in losses) and all(abs(value) < LARGEST for value in whole)
+    return line if fine else None
 
 
 class Metrics:
