@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from pencil import families
 from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.train.loop import trainer as loop
 from pencil.train.loop.trainer import Trainer
 
@@ -79,11 +79,10 @@ def main() -> None:
         for i, (name, (family, preset, train, batch)) in enumerate(cases.items()):
             model = {"image_size": "32", "channels": "3"} if family == "dit" else {}
             data = str(text) if family == "gpt" else None
-            options = families.family(family).train_options(tokenizer="byte") if family == "gpt" else None
+            options = {"tokenizer": "byte"} if family == "gpt" else {}
             settings = {"steps": 100_000, "batch": batch, "accumulate": 1, **train}
-            run, task, config = new_run(
-                family, data, preset=preset, model=model, train=settings, options=options, out=Path(folder) / f"run-{i}"
-            )
+            request = TrainingRequest(family, data, preset, options, model, settings)
+            run, task, config = new_run(request, out=Path(folder) / f"run-{i}")
             compare(name, Trainer(task, run, config), 10 if cuda else 20, 15)
             torch.compiler.reset()
 

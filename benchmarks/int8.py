@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from pencil.api.loading import load_model, open_run
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.config import build
 from pencil.device import pick_device
 from pencil.progress import track
@@ -74,7 +76,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         train = {"device": options.device} | ({} if options.steps is None else {"steps": options.steps})
-        run, task, config = new_run("gpt", options.text, preset=options.preset, train=train, out=Path(folder) / "run")
+        request = TrainingRequest("gpt", options.text, options.preset, train=train)
+        run, task, config = new_run(request, out=Path(folder) / "run")
         outcome = Trainer(task, run, config).train()
         print(f"\n{options.preset}, {outcome.step} steps in {outcome.seconds:.0f} s on {device}\n")
         report(run, task, device)

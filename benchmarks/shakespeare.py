@@ -15,6 +15,7 @@ import torch
 
 from pencil.api.loading import load_model
 from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.train.loop.trainer import Trainer
 
 
@@ -46,10 +47,9 @@ def main() -> None:
     for preset in options.presets:
         for seed in options.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                run, task, config = new_run(
-                    "gpt", options.text, preset=preset,
-                    train={"steps": options.steps, "batch": 12, "seed": seed, "eval_every": 500}, out=Path(folder) / "run",
-                )  # fmt: skip
+                train = {"steps": options.steps, "batch": 12, "seed": seed, "eval_every": 500}
+                request = TrainingRequest("gpt", options.text, preset, train=train)
+                run, task, config = new_run(request, out=Path(folder) / "run")
                 outcome = Trainer(task, run, config).train()
                 model = load_model(run)
                 rows.append((preset, seed, task.evaluate(model)["val_loss"], *estimates(task, model), outcome.seconds))

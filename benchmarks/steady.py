@@ -17,6 +17,7 @@ def one(what: str, fifth: int) -> float:
     import numpy as np
 
     from pencil.api.run_setup import new_run
+    from pencil.api.training_request import TrainingRequest
     from pencil.cli.demo import TRAINING
     from pencil.data import builtin
     from pencil.data.images import loading as images
@@ -29,9 +30,8 @@ def one(what: str, fifth: int) -> float:
     builtin.digits = images.digits = lambda: (pictures, labels, held)
     family, settings = ("vit", {}) if what == "digits" else ("captioner", TRAINING)
     with tempfile.TemporaryDirectory() as folder:
-        run, task, config = new_run(
-            family, train={**settings, "seed": fifth, "device": "cpu"}, out=Path(folder) / "run"
-        )
+        request = TrainingRequest(family, train={**settings, "seed": fifth, "device": "cpu"})
+        run, task, config = new_run(request, out=Path(folder) / "run")
         trainer = Trainer(task, run, config)
         trainer.train()
         trainer.model.eval()

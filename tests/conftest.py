@@ -62,8 +62,7 @@ def usual_seconds():
 def no_matter_how_slow(request, monkeypatch):
     """Work that takes long shows its progress, and a training measures its pace first; a busy machine changes nothing."""
     if "usual_seconds" not in request.fixturenames:
-        for module in ("report", "evaluation", "trainer"):
-            monkeypatch.setattr(f"pencil.train.loop.{module}.FIRST_LINE", 1e9)
+        monkeypatch.setattr("pencil.train.loop.report.FIRST_REPORT_SECONDS", 1e9)
         monkeypatch.setattr("pencil.cli.screens.terminal.QUIET", 1e9)
 
 

@@ -11,15 +11,17 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from conftest import call
 from pencil import families
 from pencil.cli import main
-from pencil.core import biases
+from pencil.core import positions
 from pencil.core.positions import Rope
 from pencil.cost.activations import score_bias
 from pencil.families import configure, create
+from pencil.inference import sampling
 from pencil.models import parts
 from test_docs import ROOT, SHORT, blocks, commands, sandbox, words_of  # noqa: F401
 
@@ -83,11 +85,31 @@ VERBS = {
         ("walk", "003", "--run", "runs/po", "--input", "Open"),
     ],
 }  # fmt: skip
+# the same of those that are a part of a model, or a rule
+PARTS = {
+    "dyt": [
+        ("train", "gpt", "--data", "notes.txt", "--model.norm", "dyt", "--name", "dyt-long"),
+        ("resume", "runs/dyt-long", "--train.steps", "3"), ("verify", "runs/dyt-long"), ("eval", "runs/dyt-long"),
+        ("why", "runs/dyt-long", "blocks.0.mlp_norm[0,1,3]", "--input", "the"), ("cost", "gpt:nano", "--model.norm", "dyt"),
+        *(("train", name, "--model.norm", "dyt", "--name", f"dyt-{name}") for name in ("vit", "captioner", "seq2seq", "reader")),
+    ],
+    "relu2": [
+        ("train", "vit", "--model.activation", "relu2", "--name", "relu2-vit"), ("eval", "runs/relu2-vit"),
+        ("resume", "runs/relu2-vit", "--train.steps", "3"), ("cost", "gpt:nano", "--model.activation", "relu2"),
+        ("shapes", "gpt:nano", "--model.activation", "relu2"),
+    ],
+    "typical": [
+        ("train", "seq2seq", "--name", "typical"),
+        ("sample", "runs/typical", "--source", "1 May 2020", "--temperature", "1", "--typical-p", "0.5", "--max-new-tokens", "5"),
+    ],
+}  # fmt: skip
 REFUSED = {
     "mixer": [("export", "runs/mix", "--to", "timm"), ("explore", "runs/mix", "--no-browser"), ("heads", "runs/mix"),
               ("embed", "runs/mix", "--prompt", "a")],
     "kerple": [("export", "runs/ker", "--to", "hf")],
     "po": [("export", "runs/po", "--to", "hf"), ("embed", "runs/po", "--prompt", "a")],
+    "typical": [("sample", "runs/ker", "--prompt", "the", "--typical-p", "2"),
+                ("sample", "runs/typical", "--source", "1 May 2020", "--beams", "2", "--typical-p", "0.5")],
 }  # fmt: skip
 # verbs that take no run, family or trace: nothing of them depends on an addition
 OTHERS = {"demo", "doctor", "import", "bench", "kata", "figures", "check", "lab"}
@@ -142,7 +164,7 @@ def test_the_additions_of_the_page_work(sandbox, tmp_path):  # noqa: F811
     shutil.copytree(sandbox, work)
     (work / "app.po").write_text("\n".join(entries), encoding="utf-8")
     lines = [words_of(line) for line, _ in commands(PAGE)]
-    more = [words for table in VERBS.values() for words in table]
+    more = [words for table in (VERBS | PARTS).values() for words in table]
     short = [
         [0, *words, *(SHORT if words in more else SHORT[2:]), "--force"] if words[0] == "train" else [0, *words]
         for words in [*lines, *more]
@@ -156,7 +178,11 @@ def test_the_additions_of_the_page_work(sandbox, tmp_path):  # noqa: F811
     assert "kerple" in (work / "runs" / "kerple" / "config.toml").read_text()
     assert "gettext; source from msgid" in result.stdout + result.stderr
     assert 'family = "mixer"' in (work / "runs" / "photos-mixer" / "config.toml").read_text()
-    assert result.stdout.count("✓") >= 3  # all receipts agree
+    assert result.stdout.count("✓") >= 6  # all receipts agree
+    assert "DyT_attn(X⁰)" in result.stdout
+    assert "ReLU²(U)" in result.stdout
+    assert "typical-p must be at least 1e-09 and at most 1, not 2.0" in result.stdout + result.stderr
+    assert "--typical-p has no effect on a beam search" in result.stdout + result.stderr
     assert "Traceback" not in result.stdout + result.stderr
     assert "B_img within the" in result.stdout  # the formula of a captioner's bias
 
@@ -179,6 +205,18 @@ def mixer():
     del families.FAMILIES["mixer"], sys.modules[module.__name__]
 
 
+def test_the_rule_of_the_page_keeps_the_most_typical_tokens():
+    rules = dict(vars(sampling))
+    exec(code_of("at the end of src/pencil/inference/sampling.py"), rules)
+    # the mean surprise of these is 1.16 nats; that of 0.25 is 1.39, of 0.2 is 1.61, of 0.5 is 0.69 and of 0.05 is 3.00
+    p = torch.tensor([[0.5, 0.25, 0.05, 0.2]], dtype=torch.float64)
+    found = [rules["_typical"](p, mass)[0].tolist() for mass in (0.2, 0.3, 0.6, 1.0)]
+    assert found[0] == [0, 1, 0, 0]
+    assert found[1] == pytest.approx([0, 0.25 / 0.45, 0, 0.2 / 0.45])
+    assert found[2] == pytest.approx([0.5 / 0.95, 0.25 / 0.95, 0, 0.2 / 0.95])
+    assert found[3] == pytest.approx(p[0].tolist())
+
+
 def test_every_verb_takes_a_family_without_attention(mixer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save("cat.png")
@@ -196,8 +234,8 @@ def test_every_verb_takes_a_family_without_attention(mixer, tmp_path, monkeypatc
 
 def test_a_scheme_of_the_page_is_counted_and_in_every_formula(monkeypatch):
     """KERPLE in the place of ALiBi: as large a bias, and as many formulas."""
-    alike = dict(vars(biases))
-    exec(code_of("at the end of src/pencil/core/biases.py"), alike)
+    alike = dict(vars(positions))
+    exec(code_of("at the end of src/pencil/core/positions.py"), alike)
     sizes = dict(width=12, depth=1, heads=3, positions="alibi", image_positions="rope", context=7)
     gpt = configure("gpt", None, vocab=11, context=13, width=12, depth=1, heads=3, positions="alibi")
     bias, plain = score_bias(gpt, 5, 13, 2), score_bias(replace(gpt, positions="rope"), 5, 13, 2)

@@ -115,7 +115,7 @@ def test_a_second_writer_is_refused_where_the_system_can_lock(run, tmp_path, mod
 # what only some systems have, and where it may be named: there it is guarded
 GUARDED = {
     "fcntl": {"files.py"}, "msvcrt": {"files.py"}, "sysconf": {"files.py"},
-    "SIGHUP": {"train/loop/interrupt.py", "cli/launch.py"},
+    "SIGHUP": {"train/loop/trainer.py", "cli/launch.py"},
     "O_DIRECTORY": {"files.py", "runs/files.py"}, "pthread_sigmask": {"learn/lab/run.py"},
     "getloadavg": {"learn/lab/run.py"}, "/proc/": {"runs/files.py", "files.py", "learn/lab/run.py", "bench/run.py"},
     "import resource": {"files.py"}, "os.kill(": {"cli/launch.py"}, "SIGKILL": {"cli/launch.py"},

@@ -197,15 +197,16 @@ def test_doctor_says_of_an_installed_package_that_it_cannot_be_imported(type_in,
         (tmp_path / f"{name}-3.5.dist-info" / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {name}\nVersion: 3.5\n"
         )
+    (tmp_path / "a_folder").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(
-        "pencil.cli.doctor.EXTRAS", {"all": (["fine_one", "lacks_another", "odd", "absent_one"], "a use")}
+        "pencil.cli.doctor.EXTRAS", {"all": (["fine_one", "lacks_another", "odd", "absent_one", "a_folder"], "a use")}
     )
     line = type_in("doctor").out.splitlines()[-1]
     assert line == (
         "all              a use: fine_one 3.5, lacks_another 3.5, installed, but cannot be imported: No module named "
-        "'another_one_that_is_missing', odd 3.5, installed, but cannot be imported: division by zero, absent_one missing; "
-        "pip install '.[all]' in the checkout of Pencil"
+        "'another_one_that_is_missing', odd 3.5, installed, but cannot be imported: division by zero, absent_one missing, "
+        "a_folder missing; pip install '.[all]' in the checkout of Pencil"
     )
 
 

@@ -181,7 +181,7 @@ def main() -> int:
     parser.add_argument("--mutations", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    for owner, name in ((loop, "plot_losses"), (loop.Trainer, "_preview")):
+    for owner, name in ((loop, "plot_losses"), (loop.Evaluator, "preview")):
         setattr(owner, name, lambda *_: None)  # pictures that nothing depends on
     rng, kinds, missed = random.Random(chosen.seed), Counter(), 0
     with tempfile.TemporaryDirectory() as folder:

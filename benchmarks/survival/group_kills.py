@@ -26,7 +26,9 @@ import torch._dynamo  # optimizers import it at their first step: here, once for
 import torch.distributed.fsdp
 
 from pencil.api.loading import open_run
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.api.verifying import verify_run
 from pencil.collectives.processes import process_group
 from pencil.config import build
@@ -116,7 +118,7 @@ def train(folder: Path, steps: int, keep: int, reached: Path | None = None) -> N
 def kill_once(folder: Path, size: int, reached: Path, log: Path, rng: random.Random) -> bool:
     """Train until a checkpoint is being written, or for a random time after one, then kill; whether half of one is left."""
     started = launch(lambda: train(folder, STEPS, 2, reached), size, log)
-    before, began = checkpoint.saved(folder), time.monotonic()
+    before, began = checkpoint.saved_steps(folder), time.monotonic()
     aimed, seen = rng.random() < AIMED, rng.randrange(1, 4)  # which of the next checkpoints
     last: set[str] = set()
     while time.monotonic() - began < LONGEST:
@@ -129,7 +131,7 @@ def kill_once(folder: Path, size: int, reached: Path, log: Path, rng: random.Ran
             if not seen and now:
                 time.sleep(rng.uniform(0, 0.03))
                 break
-        elif checkpoint.saved(folder) != before:
+        elif checkpoint.saved_steps(folder) != before:
             time.sleep(rng.uniform(0, 0.3))
             break
         time.sleep(0.0005)
@@ -155,8 +157,8 @@ def survive(kind: str, kills: int, folder: Path, seed: int) -> Found:
     text.write_text(TEXT)
     killed, whole = folder / f"{name}-killed", folder / f"{name}-whole"
     for out in (killed, whole):
-        new_run("gpt", str(text), model=dict(context=17, width=12, depth=1, heads=3),
-                train={**PACE, "parallel": mode}, out=out)  # fmt: skip
+        sizes = dict(context=17, width=12, depth=1, heads=3)
+        new_run(TrainingRequest("gpt", str(text), model=sizes, train={**PACE, "parallel": mode}), out=out)
     halves = bad = lost = steps_lost = 0
     seen: dict[int, set[str]] = {}
     for _ in range(kills):
@@ -165,7 +167,7 @@ def survive(kind: str, kills: int, folder: Path, seed: int) -> Found:
         bad += bool(faults)
         for fault in faults:
             print(f"{kind}: {fault}")
-        steps = checkpoint.saved(killed)
+        steps = checkpoint.saved_steps(killed)
         for step in steps if not faults else ():
             seen.setdefault(step, set()).add(digest(killed, step))
         made, newest = int(reached.read_text()), max(steps, default=0)
@@ -183,7 +185,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    for owner, name in ((loop, "plot_losses"), (loop.Trainer, "_preview")):
+    for owner, name in ((loop, "plot_losses"), (loop.Evaluator, "preview")):
         setattr(owner, name, lambda *_: None)  # pictures that nothing depends on
     results: list[Found] = []
     print(f"a checkpoint every {EVERY} steps; kill -9 of all processes at once")

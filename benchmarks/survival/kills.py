@@ -21,7 +21,9 @@ import torch._dynamo  # noqa: F401  optimizers import it at their first step: he
 from safetensors import safe_open
 
 from pencil.api.loading import open_run
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.api.verifying import verify_run
 from pencil.config import build
 from pencil.train.loop import checkpoint
@@ -69,7 +71,7 @@ def finish(work: Callable[[], None], log: Path) -> None:
 
 def create(name: str, out: Path, data: dict[str, Path]) -> None:
     source, sizes = FAMILIES[name]
-    new_run(name, str(data.get(source, source)), model=dict(sizes), train=PACE, out=out)
+    new_run(TrainingRequest(name, str(data.get(source, source)), model=dict(sizes), train=PACE), out=out)
 
 
 def train(folder: Path, steps: int) -> None:
@@ -80,10 +82,10 @@ def train(folder: Path, steps: int) -> None:
 
 def kill_once(folder: Path, log: Path, rng: random.Random) -> None:
     """Train for a random time, or until shortly after a save, then kill."""
-    before, began = checkpoint.saved(folder), time.monotonic()
+    before, began = checkpoint.saved_steps(folder), time.monotonic()
     process = start(lambda: train(folder, STEPS), log)
     if rng.random() < 0.6:
-        while checkpoint.saved(folder) == before and time.monotonic() - began < 60:
+        while checkpoint.saved_steps(folder) == before and time.monotonic() - began < 60:
             if os.waitpid(process, os.WNOHANG)[0]:
                 raise SystemExit(f"a training ended by itself; {log} ends with: {log.read_text()[-1500:]}")
             time.sleep(0.02)
@@ -120,7 +122,7 @@ def survive(name: str, kills: int, folder: Path, seed: int) -> tuple[int, bool]:
         bad += bool(faults)
         for fault in faults:
             print(f"{name}: {fault}")
-    steps = max(checkpoint.saved(killed), default=0) + REST
+    steps = max(checkpoint.saved_steps(killed), default=0) + REST
     for out in (killed, whole):
         finish(lambda out=out: train(out, steps), log)
     equal = contents(killed, steps) == contents(whole, steps)
@@ -136,7 +138,7 @@ def main() -> int:
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    for owner, name in ((loop, "plot_losses"), (loop.Trainer, "_preview")):
+    for owner, name in ((loop, "plot_losses"), (loop.Evaluator, "preview")):
         setattr(owner, name, lambda *_: None)  # pictures that nothing depends on
     bad, equal, count = 0, 0, len(chosen.families)
     with tempfile.TemporaryDirectory() as folder:

@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 SOURCES = ["src/pencil/train/*.py", "src/pencil/inference/generation.py", "src/pencil/inference/beam.py",
            "src/pencil/inference/sampling.py"]  # fmt: skip
 # of the command line, the tests that train or generate
-TESTS = ["tests/train", "tests/inference", "tests/families", "tests/processes/test_training.py",
+TESTS = ["tests/train", "tests/inference", "tests/api", "tests/families", "tests/processes/test_training.py",
          *(f"tests/cli/test_{name}.py" for name in (
              "verbs", "dit_verbs", "image_verbs", "text_verbs", "latent_verbs", "options", "bad_input"))]  # fmt: skip
 # shapes are checked in what is mutated; checking them everywhere makes each child import for seconds

@@ -33,9 +33,9 @@ _LAZY = {
     "Sinusoidal": "core.positions",
     "Rope": "core.positions",
     "rotate": "core.positions",
-    "Alibi": "core.biases",
-    "Shaw": "core.biases",
-    "T5": "core.biases",
+    "Alibi": "core.positions",
+    "Shaw": "core.positions",
+    "T5": "core.positions",
     "Cache": "core.cache",
     "Span": "core.span",
     "Block": "core.blocks",
@@ -59,8 +59,8 @@ _LAZY = {
     "complete": "inference.text_stream",
     "stream": "inference.text_stream",
     "load": "api.loading",
-    "predict": "api.predict_run",
-    "embed": "api.embed",
+    "predict": "api.predict",
+    "embed": "api.predict",
     "train": "train",  # a package that can be called
     "trace": "explore.traced",  # of a run, with the views of the explorer
     "Task": "api.fit",

@@ -17,7 +17,7 @@ class UserError(ValueError):
     """A mistake the user can fix: one sentence that names the file, the value and the fix."""
 
 
-LISTED = 16  # choices that an error names one by one
+LISTED_CHOICES = 16  # choices that an error names one by one
 EPOCHS = ("epoch", "epochs", "n_epochs", "num_epochs", "num_train_epochs", "max_epochs")
 # settings as other libraries call them, by their name here
 OTHER_NAMES = {
@@ -85,13 +85,13 @@ def nearest(word: str, known: Iterable[str], see: str = "", alike_first: bool = 
 def listed(known: Iterable[str], see: str = "", near: str = "") -> str:
     """The choices; of many, where to `see` them, or those most like a word."""
     known = sorted(set(known))
-    if len(known) <= LISTED:
+    if len(known) <= LISTED_CHOICES:
         return f"known: {', '.join(known)}"
     if see:
         return f"{see} lists them"
     if near:
         known.sort(key=lambda one: -difflib.SequenceMatcher(None, near.lower(), one.lower()).ratio())
-    return f"known: {', '.join(known[:LISTED])}, … ({len(known)} in all)"
+    return f"known: {', '.join(known[:LISTED_CHOICES])}, … ({len(known)} in all)"
 
 
 def nearest_setting(word: str, known: Iterable[str], see: str = "", section: str = "") -> str:
@@ -120,16 +120,18 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     one choice begins with counts as close too.
     """
     word, known = word.strip(), list(known)
-    found = (
-        (distance(word.lower(), one.lower(), limit), limit, one) for one in known for limit in [_allowed(word, one)]
+    edits_of = (
+        (distance(word.lower(), one.lower(), limit), limit, one)
+        for one in known
+        for limit in [_allowed_edits(word, one)]
     )
-    if near := min(((edits, one) for edits, limit, one in found if edits <= limit), default=None):
+    if near := min(((edits, one) for edits, limit, one in edits_of if edits <= limit), default=None):
         return near[1]
     begun = [one for one in known if one.lower().startswith(word.lower())]
     return begun[0] if len(word) >= 3 and len(begun) == 1 else None
 
 
-def _allowed(word: str, other: str) -> int:
+def _allowed_edits(word: str, other: str) -> int:
     letters = max(len(word), len(other))
     return 0 if letters < 2 else 1 if letters < 6 else 2
 
@@ -182,18 +184,13 @@ def build(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def fitted(kind: type, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """The values as the dataclass's fields want them; unknown names, old names and wrong types are refused."""
+    """The values as the dataclass's fields want them; unknown names and wrong types are refused."""
     hints = setting_types(kind)
-    renamed, values_renamed = getattr(kind, "RENAMED", {}), getattr(kind, "RENAMED_VALUES", {})
-    for name, value in values.items():
-        if renamed.get(name) in hints:
-            raise UserError(f"{where}{name} is now called {where}{renamed[name]}")
+    for name in values:
         if name not in hints:
             see = "pencil train FAMILY --settings"
             raise UserError(f"{where}{name} is not a setting; {nearest_setting(name, hints, see, where)}")
-        if isinstance(value, str) and (name, value) in values_renamed:
-            raise UserError(f"{where}{name} {value} is now called {values_renamed[name, value]}")
-    # a setting that was true or false and is now one of several words
+    # A run that was resumed since may still have true or false for a setting that is one of several words now.
     former = getattr(kind, "FORMER_VALUES", {})
     values = {name: former.get((name, _fit(value, bool)), value) for name, value in values.items()}
     return {name: coerce(value, hints[name], where + name) for name, value in values.items()}
@@ -293,7 +290,7 @@ def _fit_each(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 def overrides(words: list[str], sections: Iterable[str]) -> dict[str, dict[str, str]]:
     """`--model.depth 6 --train.lr=3e-4` as {"model": {"depth": "6"}, "train": {"lr": "3e-4"}}."""
-    found: dict[str, dict[str, str]] = {section: {} for section in sections}
+    values: dict[str, dict[str, str]] = {section: {} for section in sections}
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -301,15 +298,15 @@ def overrides(words: list[str], sections: Iterable[str]) -> dict[str, dict[str, 
         section, dot, field = name.removeprefix("--").partition(".")
         if not word.startswith("--") or not dot:
             raise UserError(f"unknown option {word}; settings look like --model.depth 6 or --train.lr 3e-4")
-        if section not in found:
-            only = " and ".join(f"--{section}" for section in found)
+        if section not in values:
+            only = " and ".join(f"--{section}" for section in values)
             raise UserError(f"unknown option {name}: only {only} settings can be changed here")
         if not equals:
             if not rest:
                 raise UserError(f"{name} needs a value")
             value = rest.pop(0)
-        found[section][field.replace("-", "_")] = value
-    return found
+        values[section][field.replace("-", "_")] = value
+    return values
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:

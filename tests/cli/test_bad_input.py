@@ -16,7 +16,7 @@ from commands import SMALL
 from conftest import TEXT, TINY, pencil
 from pencil.cli.main import main
 from pencil.config import UserError
-from pencil.manifest import Manifest
+from pencil.runs.manifest import Manifest
 
 BAD_FILES = {
     "empty.txt": b"",
@@ -259,7 +259,7 @@ def test_data_that_cannot_be_opened_for_another_reason_has_not_changed(fails, ru
 
 @pytest.mark.parametrize("lines", [997, 2003, 3001])  # blocks of 1, 3 and 4 lines, of which the last may have fewer
 def test_the_lines_that_changed_are_lines_of_the_file(tmp_path, lines):
-    from pencil.api.data_record import _changed_lines, _contents
+    from pencil.api.run_data import _changed_lines, _contents
 
     path = tmp_path / "notes.txt"
     path.write_text("\n".join(map(str, range(lines))))

@@ -12,7 +12,7 @@ from albums import album, picture
 from pencil.api import judge as classifier
 from pencil.train.loop import checkpoint
 from pencil.train.loop.trainer import Trainer
-from pencil.train.tasks import diffusion_eval
+from pencil.train.tasks import sample_scores
 
 SMALL = ("--model.width", 16, "--model.depth", 1, "--model.heads", 2, "--train.batch", 5, "--train.steps", 2,
          "--train.eval_every", 2, "--train.eval_batches", 1, "--train.save_every", 1)  # fmt: skip
@@ -21,8 +21,8 @@ SMALL = ("--model.width", 16, "--model.depth", 1, "--model.heads", 2, "--train.b
 def quick_classifier(monkeypatch, steps):
     """A classifier of a few steps, and a few samples for it to score."""
     monkeypatch.setattr(classifier, "TRAINING", dict(steps=steps, eval_every=steps, eval_batches=1, batch=3))
-    monkeypatch.setattr(diffusion_eval, "SAMPLES", 5)
-    monkeypatch.setattr(diffusion_eval, "STEPS", 2)
+    monkeypatch.setattr(sample_scores, "SAMPLES", 5)
+    monkeypatch.setattr(sample_scores, "STEPS", 2)
 
 
 def test_train_sample_and_resume_a_dit_on_digits(type_in, tmp_path):
@@ -135,9 +135,9 @@ def test_an_interrupted_classifier_is_trained_to_its_end(type_in, tmp_path, monk
         patch.setattr(Trainer, "update", interrupted)
         assert not type_in("eval", "runs/photos-dit", code=130).out
     (kept,) = (tmp_path / "cache").glob("classifier-*")
-    assert checkpoint.saved(kept) == [4]
+    assert checkpoint.saved_steps(kept) == [4]
     assert "sample_accuracy" in type_in("eval", "runs/photos-dit").out
-    assert checkpoint.saved(kept)[-1] == 7
+    assert checkpoint.saved_steps(kept)[-1] == 7
 
 
 @pytest.mark.usefixtures("light")

@@ -13,7 +13,7 @@ import pencil
 from albums import photos, picture
 from commands import SMALL, trained
 from pencil.api.loading import load, open_run
-from pencil.api.run_setup import task_of
+from pencil.api.run_data import task_of
 from pencil.config import build
 from pencil.families.head_inputs import held_out_images
 from pencil.train.settings import TrainConfig
@@ -111,8 +111,8 @@ def test_where_it_has_no_effect_or_is_none_it_is_refused(fails, notes, wide):
 def test_a_dit_crops_and_its_classifier_reads_as_it_does(type_in, light, wide, tmp_path, monkeypatch):
     monkeypatch.setenv("PENCIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("pencil.api.judge.TRAINING", dict(steps=2, eval_every=2, warmup=1))
-    monkeypatch.setattr("pencil.train.tasks.diffusion_eval.SAMPLES", 4)
-    monkeypatch.setattr("pencil.train.tasks.diffusion_eval.STEPS", 2)
+    monkeypatch.setattr("pencil.train.tasks.sample_scores.SAMPLES", 4)
+    monkeypatch.setattr("pencil.train.tasks.sample_scores.STEPS", 2)
     shown = type_in("train", "dit", "--data", wide, "--size", 16, *SMALL, "--out", "a")
     assert "would lose more than a quarter by cropping, and are cropped" in shown.err.replace("\n", " ")
     assert config_of(tmp_path / "a")["data"] == {"fit": "crop"}

@@ -93,6 +93,11 @@ MISTAKES = [
     "train reader --data stampz.txt", "train seq2seq --data stampz.tsv", "train captioner --data stampz",
     "train dit --data stampz", "train gpt --preset nanoo", "train gpt --from runs/nope", "train gpt --from gpt",
     "train gpt --config nope.toml", "train gpt --train.stepz 5", "train gpt --train.steps abc", "train gpt --train.epochs=3",
+    "train gpt --train.lr -1", "train gpt --train.steps 0", "train gpt --train.minutes 1 --train.steps 3",
+    "train gpt --train.mixup 0.3", "train reader --train.word_dropout 0.3", "train vit --train.crop 2",
+    "train reader --train.class_weights balansed", "train reader --train.class_weights 1,0", "train gpt --data.fit crop",
+    "train vit --size 3z", "train dit --size 3z", "train vit --data stampz/*.tar", "train gpt --data stampz-?.txt",
+    "train reader --data stampz.txt,more.txt", "train gpt --data.text_column a --data.resize 3",
     "train gpt --model.depht 5", "train gpt --model.depth abc", "train gpt --model.positions ropee",
     "train gpt --model.rope_base 3", "train captioner --model.delimiters perhaps", "train gpt --data.text_colum x",
     "train gpt --optimizer.lr 3", "train gpt --lr 3", "train gpt --dta x", "train gpt notes.txt",
@@ -151,7 +156,7 @@ def test_the_names_checked_without_torch_are_those_of_the_records():
         name: table | by_type for name, table in named["families"].items()
     }, "run python -m pencil.cli.names"
     assert stored["examples"] == named["examples"]
-    for name, one in names._stored()[0].items():
+    for name, one in names._read_names()[0].items():
         assert setting_types(one.config) == setting_types(FAMILIES[name].config), "run python -m pencil.cli.names"
         assert setting_types(one.train_options) == setting_types(FAMILIES[name].train_options)
 

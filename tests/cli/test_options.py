@@ -8,7 +8,7 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from pencil.api.run_setup import settings_of
-from pencil.api.training_request import FROM_DATA
+from pencil.api.training_request import FROM_DATA, TrainingRequest
 from pencil.config import build, setting_types
 from pencil.families import FAMILIES, family
 from pencil.train.settings import OPTIONAL, TrainConfig
@@ -156,7 +156,7 @@ def test_settings_list_every_field_and_rebuild_the_config(type_in, tmp_path, nam
     assert not shown.err
     assert not list(tmp_path.iterdir())
     record, tables = family(name), tomllib.loads(shown.out)
-    configs = dict(zip(("model", "train"), settings_of(name), strict=True))
+    configs = dict(zip(("model", "train"), settings_of(TrainingRequest(name)), strict=True))
     kinds = {"model": record.config, "train": TrainConfig}
     left_out = {"model": set(), "train": set(OPTIONAL) - set(record.train_settings)}
     names, texts = re.findall(r"^\[(\w+)\]$", shown.out, re.M), re.split(r"^\[\w+\]$", shown.out, flags=re.M)[1:]
@@ -208,18 +208,6 @@ def test_options_of_other_families_are_refused_in_a_sentence_that_names_the_fami
         assert fails("train", name, option, 1) == sentence
     for option in sorted(set().union(*TRACE_INPUT.values()) - set(TRACE_INPUT[name])):
         assert f"{run} is a {name}: it takes no {option}" in fails("trace", run, option, 1)
-
-
-@pytest.mark.parametrize("name", ["gpt", "captioner", "seq2seq"])
-def test_new_is_now_called_max_new_tokens(fails, run_of, name):
-    assert fails("sample", run_of(name), "--new", 5) == "pencil: --new is now called --max-new-tokens"
-    assert fails("sample", run_of(name), "--new=5") == "pencil: --new is now called --max-new-tokens"
-
-
-def test_old_names_of_settings_are_refused_with_the_new_ones(fails):
-    assert fails("train", "gpt", "--model.rope_base", 5) == "pencil: model.rope_base is now called model.rope_theta"
-    assert fails("train", "gpt", "--train.min_lr", 0) == "pencil: train.min_lr is now called train.final_lr_fraction"
-    assert "train.schedule paper is now called inverse-sqrt" in fails("train", "gpt", "--train.schedule", "paper")
 
 
 def test_options_may_come_before_the_run(type_in, fails, run, vit_run):

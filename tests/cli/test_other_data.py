@@ -148,7 +148,7 @@ def test_a_changed_text_names_its_first_line(type_in, fails, trained_here, tmp_p
 
 
 def test_a_long_text_names_a_range_of_lines():
-    from pencil.api.data_record import _changed_lines, _contents
+    from pencil.api.run_data import _changed_lines, _contents
 
     assert _contents("pydoc", ("pydoc",)).keys() == {"python"}
     was = {"lines": 2999, "lines_a_block": 3, "blocks": [str(i) for i in range(1000)]}

@@ -67,7 +67,7 @@ def test_a_setting_without_effect_is_said(type_in):
     (["gpt:nanogpt", "--model.preset", "1"], "model.preset is not a setting; "),
     (["gpt:nanogpt", "--model.heads", "5"], "model.heads 5 does not divide model.width"),
     (["gpt:nanogpt", "--model.heads", "one"], "model.heads must be a whole number, not 'one'"),
-    (["gpt:nanogpt", "--model.positions", "sincos"], "model.positions sincos is now called sinusoidal"),
+    (["gpt:nanogpt", "--model.positions", "sincos"], "model.positions must be one of learned, sinusoidal, "),
     (["gpt:nanogpt", "--model.heads"], "--model.heads needs a value"),
     (["gpt:nanogpt", "--data.lr", "1"], "unknown option --data.lr: only --model"),
     (["gpt:nanogpt", "--heads", "1"], "takes no --heads; did you mean --model.heads?"),

@@ -9,10 +9,23 @@ import torch
 from hypothesis import given, settings
 
 from pencil.core.attention import Attention
-from pencil.core.biases import T5, Alibi, Shaw, ladder, slopes, within_segments
 from pencil.core.cache import Cache
 from pencil.core.masks import NOWHERE, causal, full, padding, prefix
-from pencil.core.positions import Learned, Positions, Rope, Sinusoidal, interpolate, ntk, yarn
+from pencil.core.positions import (
+    T5,
+    Alibi,
+    Learned,
+    Positions,
+    Rope,
+    Shaw,
+    Sinusoidal,
+    interpolate,
+    ladder,
+    ntk,
+    slopes,
+    within_segments,
+    yarn,
+)
 from pencil.core.probe import Probe
 from pencil.core.span import Span
 

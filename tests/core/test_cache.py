@@ -4,12 +4,11 @@ import torch
 from hypothesis import given, settings
 
 from pencil.core.attention import Attention
-from pencil.core.biases import T5, Alibi, Shaw
 from pencil.core.blocks import CrossBlock
 from pencil.core.cache import Cache, Memory
 from pencil.core.layers import MLP, LayerNorm
 from pencil.core.masks import NOWHERE, causal, padding
-from pencil.core.positions import Positions, Rope
+from pencil.core.positions import T5, Alibi, Positions, Rope, Shaw
 from pencil.core.span import Span
 
 

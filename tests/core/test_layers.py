@@ -1,9 +1,22 @@
+from typing import get_args
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from pencil.core.embed import Tokens
-from pencil.core.layers import MLP, GatedMLP, LayerNorm, RMSNorm, gelu, gelu_tanh
+from pencil.core.layers import (
+    ACTIVATIONS,
+    MLP,
+    NORMS,
+    ActivationWord,
+    GatedMLP,
+    LayerNorm,
+    NormWord,
+    RMSNorm,
+    gelu,
+    gelu_tanh,
+)
 from pencil.core.probe import Probe
 
 
@@ -92,3 +105,8 @@ def test_tokens_are_rows_and_logits_are_products_with_them():
     assert torch.equal(tokens(ids)[0], tokens.weight[[3, 10, 0]])
     x = torch.randn(1, 3, 5)
     torch.testing.assert_close(tokens.logits(x), x @ tokens.weight.T)
+
+
+def test_the_words_of_a_setting_are_those_of_its_table():
+    assert get_args(NormWord) == tuple(NORMS)
+    assert get_args(ActivationWord) == tuple(ACTIVATIONS)

@@ -7,12 +7,14 @@ import torch
 from hypothesis import given, settings
 
 from pencil.core.attention import Attention
-from pencil.core.biases import T5, Alibi, Shaw
 from pencil.core.masks import causal, full
 from pencil.core.positions import (
+    T5,
+    Alibi,
     Learned,
     Positions,
     Rope,
+    Shaw,
     Sinusoidal,
     interpolate,
     llama3,

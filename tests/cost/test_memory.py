@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from pencil.cost import loss
+from pencil.cost import memory as cost_memory
 from pencil.cost.count import count
 from pencil.cost.devices import DEVICES, Workload, device, workloads
 from pencil.cost.memory import kv_cache, kv_sharing, train_memory
@@ -132,11 +132,15 @@ def test_seed_002s_cache_in_its_true_units():
 @pytest.mark.parametrize("length", [127, 61])
 def test_the_fused_loss_of_many_logits_saves_what_is_counted(monkeypatch, length):
     """In float32 on a CPU, where the matrix is not padded; tokens are taken in chunks of equal size."""
-    assert (loss.LARGE, loss.CHUNK, loss.ALIGNED) == (losses.LARGE, fused_loss.CHUNK, fused_loss.ALIGNED)
+    assert (cost_memory.LARGE, cost_memory.CHUNK, cost_memory.ALIGNED) == (
+        losses.LARGE,
+        fused_loss.CHUNK,
+        fused_loss.ALIGNED,
+    )
     rows, width, vocab, chunk = 3 * length, 352, 509, 128
-    monkeypatch.setattr(loss, "CHUNK", chunk)
-    monkeypatch.setattr(loss, "ALIGNED", 1)
-    monkeypatch.setattr(loss, "LARGE", rows * vocab)
+    monkeypatch.setattr(cost_memory, "CHUNK", chunk)
+    monkeypatch.setattr(cost_memory, "ALIGNED", 1)
+    monkeypatch.setattr(cost_memory, "LARGE", rows * vocab)
     hidden, weight = torch.zeros(rows, width, requires_grad=True), torch.zeros(vocab, width, requires_grad=True)
     targets, saved, made = torch.zeros(rows, dtype=torch.long), [], MemTracker()
     made.track_external(hidden, weight, targets)
@@ -144,7 +148,7 @@ def test_the_fused_loss_of_many_logits_saves_what_is_counted(monkeypatch, length
         found = fused_loss.linear_cross_entropy(hidden, weight, None, targets, chunk=chunk)
     with made, torch.no_grad():
         fused_loss._summed._init_fn(hidden, weight, None, targets, 0.0, chunk, True, True, False)
-    counted = loss.loss_memory(rows * vocab, vocab, width, 4, True)
+    counted = cost_memory.loss_memory(rows * vocab, vocab, width, 4, True)
     assert counted.fused
     assert sum(t.nbytes for t in saved if t.ndim > 1) == counted.saved
     peak = made.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
@@ -153,8 +157,8 @@ def test_the_fused_loss_of_many_logits_saves_what_is_counted(monkeypatch, length
     each = -(-rows // -(-rows // chunk)) * vocab * 4
     assert counted.forward == pytest.approx(peak - before - each, rel=0.02)
     assert found.requires_grad
-    assert not loss.loss_memory(rows * vocab - 1, vocab, width, 4, True).fused
-    assert not loss.loss_memory(rows * vocab, vocab, width, 4, False).fused
+    assert not cost_memory.loss_memory(rows * vocab - 1, vocab, width, 4, True).fused
+    assert not cost_memory.loss_memory(rows * vocab, vocab, width, 4, False).fused
 
 
 def test_many_logits_on_cuda_need_less_memory_and_fsdp_no_copies_of_blocks():

@@ -23,7 +23,7 @@ from pencil.device import sync_of
 from pencil.families import FAMILIES, configure, family
 from pencil.train.building import shard
 from pencil.train.frozen import frozen_model
-from pencil.train.recompute import blocks_of, recompute_blocks
+from pencil.train.recompute import model_blocks, recompute_blocks
 from pencil.train.settings import TrainConfig
 
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def test_units_are_the_blocks_and_the_rest(name):
     config = configure(name, **dict(width=44, heads=11, depth=3, hidden=29))
     model = on_meta(family(name).create, config)
     units = units_of(model)
-    assert sum(unit.times for unit in units if unit.gathers == 2) == len(blocks_of(model))
+    assert sum(unit.times for unit in units if unit.gathers == 2) == len(model_blocks(model))
     assert sum(unit.times * unit.pieces(1) for unit in units) == sum(p.numel() for p in model.parameters())
 
 
@@ -79,7 +79,7 @@ def test_bytes_are_those_that_fsdp2_hands_to_its_collectives(name, devices):
     # and by hand: a block's rows are dealt out, each parameter for itself, and gathered twice, the rest once
     padded = lambda parameters: sum(-(-len(p) // devices) * devices * p[0].numel() for p in parameters)  # noqa: E731
     model = family(name).create(config)
-    blocks = [p for block in blocks_of(model) for p in block.parameters()]
+    blocks = [p for block in model_blocks(model) for p in block.parameters()]
     rest = [p for p in model.parameters() if not any(p is other for other in blocks)]
     assert counted.found["all-gather"] == 3 * ((2 if half else 4) * 2 * padded(blocks) + 4 * padded(rest))
     assert counted.found["reduce-scatter"] == 3 * 4 * (padded(blocks) + padded(rest))

@@ -15,7 +15,9 @@ SLURM = DOCS / "slurm"
 
 @pytest.mark.parametrize("name", ["big.toml", "train.sbatch"])
 def test_the_page_shows_the_files_as_they_are(name):
-    shown = re.findall(r"^```\w+\n(.*?)^```", (DOCS / "guides" / "many-devices.md").read_text(encoding="utf-8"), re.M | re.S)
+    shown = re.findall(
+        r"^```\w+\n(.*?)^```", (DOCS / "guides" / "many-devices.md").read_text(encoding="utf-8"), re.M | re.S
+    )
     assert (SLURM / name).read_text(encoding="utf-8") in shown
 
 

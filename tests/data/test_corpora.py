@@ -261,6 +261,15 @@ def test_a_text_of_two_encodings_is_not_to_be_converted_whole(tmp_path, monkeypa
         (tmp_path / "a.txt").write_bytes(begin.encode() + "Öl".encode("latin-1"))
         with pytest.raises(UserError, match="convert it: iconv"):
             corpus.find(str(tmp_path / "a.txt"))
+    for end in ("Käse und\n", "plain\nKäse\nplain"):
+        (tmp_path / "a.txt").write_bytes("Öl\nund Öl\n".encode("latin-1") + end.encode())
+        with pytest.raises(
+            UserError, match="offset 0\\); other lines are, .* two encodings: save line 1, and the others"
+        ):
+            corpus.find(str(tmp_path / "a.txt"))
+    (tmp_path / "a.csv").write_bytes("text,label\nÖl,b\n".encode("latin-1") + "Käse,a\n".encode())
+    with pytest.raises(UserError, match="line 2: byte 0xd6, .* two encodings: save line 2, and the others"):
+        load_labelled(str(tmp_path / "a.csv"))
     (tmp_path / "a.csv").write_bytes("text,label\nKäse,a\n".encode() + "Öl,b\n".encode("latin-1"))
     with pytest.raises(UserError, match="line 3: byte 0xd6, .* two encodings: save what begins in line 3"):
         load_labelled(str(tmp_path / "a.csv"))

@@ -9,6 +9,7 @@ from PIL import Image
 
 from albums import album, idx, photos, picture
 from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError
 from pencil.data.images import loading as images
 from pencil.data.images.augment import ImageTransform
@@ -49,7 +50,7 @@ def test_classes_that_look_alike_are_announced_for_pictures_and_texts(tmp_path):
     (tmp_path / "rows.csv").write_text("text,label\n" + "\n".join(rows))
     for family, data, pair in (("vit", "pets", "'Cat' and 'cat'"), ("reader", "rows.csv", "'Pos' and 'pos'")):
         notes = []
-        new_run(family, str(tmp_path / data), out=tmp_path / family, notify=notes.append)
+        new_run(TrainingRequest(family, str(tmp_path / data)), out=tmp_path / family, notify=notes.append)
         assert f"{pair} are different classes with names that look alike: if they are one, give them one name" in notes
 
 

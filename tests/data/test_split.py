@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from albums import album, idx, photos, picture, write_rows
 from pencil.api.loading import open_run
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError, build
 from pencil.data.images import loading as images
 from pencil.data.split import hold_out, hold_out_texts
 from pencil.data.tables import pairs
+from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from pencil.train.tasks.latents import latents_path
 
@@ -140,6 +143,14 @@ def test_what_idx_files_share_is_said(tmp_path):
     name.write_bytes(content)
     (note,) = images.load(str(tmp_path), "label").notes
     assert note.startswith("1 of the 11 held-out pictures are trained on too (t10k picture 0 is train picture 3)")
+    labels = tmp_path / "t10k-labels-idx1-ubyte"
+    content = bytearray(labels.read_bytes())
+    content[8] = (arrays["train", "labels-idx1"][3] + 1) % 3
+    labels.write_bytes(content)
+    first, second = images.load(str(tmp_path), "label").notes
+    assert second == note
+    assert first.startswith("train picture 3 (")
+    assert ") and t10k picture 0 (" in first
 
 
 def test_copies_in_a_table_are_on_one_side(tmp_path, monkeypatch):
@@ -173,9 +184,20 @@ def test_a_class_without_a_held_out_text_is_named(tmp_path):
     assert note == "spam has too few different texts to hold one out: it is trained on, and not evaluated"
 
 
+def test_a_text_in_two_classes_is_named(tmp_path):
+    rows = [f"message {i}\t{'ham' if i % 3 else 'spam'}" for i in range(30)]
+    path = tmp_path / "two.tsv"
+    path.write_text("\n".join([*rows, "message 7\tspam", "message 8\tham", ""]))
+    (note,) = pairs.load_labelled(str(path)).unevaluated
+    assert note == "'message 7' is labelled ham and spam: no model can be right about both; remove one of them"
+    path.write_text("\n".join([*rows, "message 7\tspam", "message 9\tham", ""]))
+    (note,) = pairs.load_labelled(str(path)).unevaluated
+    assert "ham and spam, and 1 more texts have two labels:" in note
+
+
 def test_a_run_records_its_rule_and_one_without_keeps_the_former(tmp_path):
     place = str(copied(tmp_path / "set"))
-    run, task, config = new_run("vit", place, model={"image_size": (8, 8)}, out=tmp_path / "run")
+    run, task, config = new_run(TrainingRequest("vit", place, model={"image_size": (8, 8)}), out=tmp_path / "run")
     assert run.config["run"]["split"] == task.data.split == 2
     again = task_of(open_run(run.path), build(TrainConfig, run.config["train"]))
     assert again.data.test.sources == task.data.test.sources
@@ -186,6 +208,58 @@ def test_a_run_records_its_rule_and_one_without_keeps_the_former(tmp_path):
     assert former.data.test.sources != task.data.test.sources
     # what is cached for one rule is not used for the other
     assert len({latents_path("data", "vae", (8, 8), 3, "train", split=rule) for rule in (1, 2)}) == 2
+
+
+@pytest.mark.parametrize("name", ["gpt", "reader"])
+def test_how_many_tokens_of_a_text_are_trained_on_is_no_rule(tmp_path, notes, name):
+    run, task, _ = new_run(name, str(notes), model={"width": 24, "heads": 3, "depth": 1}, out=tmp_path / "run")
+    assert task.data.split > 2
+    assert "split" not in run.config["run"]
+
+
+@pytest.mark.usefixtures("fast_training")
+def test_what_starts_from_an_older_run_is_not_evaluated_on_what_that_was_trained_on(tmp_path):
+    """On the same data the rule of the run that it starts from holds, on other data today's."""
+    rows = [f"text {i},{'rare' if i % 17 == 3 else 'common'}" for i in range(53)]
+    for name in ("same", "other"):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
+    copied(tmp_path / "set")
+    for family, data, name in (("reader", "same.csv", "old"), ("vit", "set", "seen")):
+        model = {"width": 24, "heads": 3, "depth": 1} | ({"image_size": (8, 8)} if family == "vit" else {})
+        train = {"steps": 2, "batch": 3, "warmup": 0}
+        made = new_run(family, str(tmp_path / data), model=model, train=train, out=tmp_path / name, split=1)
+        assert Trainer(made[1], made[0], made[2], quiet=True).train().finished
+
+    def begun(family, data, source, said=lambda line: None):
+        out = tmp_path / f"{source}-{data}"
+        run, task, _ = new_run(family, str(tmp_path / data), from_run=tmp_path / source, out=out, notify=said)
+        again = task_of(open_run(run.path), task.train)
+        assert again.data.test == task.data.test or again.data.test.sources == task.data.test.sources
+        return run.config["run"].get("split"), task.data
+
+    rule, same = begun("reader", "same.csv", "old")
+    assert (rule, {label for _, label in same.test}) == (None, {"common"})
+    rule, other = begun("reader", "other.csv", "old")
+    assert (rule, {label for _, label in other.test}) == (2, {"common", "rare"})
+    lines = []
+    rule, pictures = begun("vit", "set", "seen", lines.append)
+    assert rule is None
+    assert pictures.test.sources == images.load(str(tmp_path / "set"), "label", split=1).test.sources
+    assert any("of the 5 held-out pictures are trained on too" in line for line in lines)
+
+
+def test_copies_that_are_held_out_are_known_to_the_interval(tmp_path):
+    rows = [f"text {i % 53},{'ab'[i % 53 % 2]}" for i in range(3 * 53)]
+    (tmp_path / "texts.csv").write_text("\n".join(["text,label", *rows]))
+    small = {"width": 24, "heads": 3, "depth": 1}
+    for family, data, more, count in (
+        ("vit", copied(tmp_path / "set"), {"image_size": (8, 8)}, 10),
+        ("reader", tmp_path / "texts.csv", {}, 6),
+    ):
+        _, task, _ = new_run(family, str(data), model=small | more, out=tmp_path / family)
+        model = task.build().eval()
+        for found in (task.evaluate(model), task.report(model, tmp_path / "eval")[0]):
+            assert (found["accuracy.examples"], found["accuracy.different"]) == (count, 2)
 
 
 def test_one_picture_many_times_cannot_be_divided(tmp_path):

@@ -1,4 +1,6 @@
 import json
+import sys
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -15,6 +17,7 @@ from pencil.data.tokenizers.tokenizer import (
     read_json,
     train_bpe,
 )
+from pencil.inference.autoencoder import Autoencoder
 
 TEXT = "The pencil draws a strip; the strip has a seat. naïve café, 日本, 👍!\n\n  def f(x):\n\treturn x\n" * 20
 BPE = train_bpe([TEXT], 300)
@@ -121,6 +124,30 @@ def test_gpt2s_tokenizer_is_the_hubs_file(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *words: requested.append(words) or str(path))
     assert from_name("gpt2").vocab == BPE.vocab
     assert requested == [("openai-community/gpt2", "tokenizer.json")]
+
+
+@pytest.mark.parametrize("what", ["tokenizer", "autoencoder"])
+def test_a_hub_that_gives_no_answer_is_not_asked_again_for_a_model(monkeypatch, what):
+    """The library would ask for half a minute, and print it; its cache is still looked into."""
+    import huggingface_hub
+
+    def load(*_, **__):
+        seen.append(huggingface_hub.constants.HF_HUB_OFFLINE)
+        raise OSError("it is not in the cache")
+
+    def ask(*_, **__):
+        raise OSError("no route")
+
+    seen = []
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", ask)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", load)
+    kind = SimpleNamespace(AutoencoderKL=SimpleNamespace(from_pretrained=load))  # diffusers takes seconds to import
+    monkeypatch.setitem(sys.modules, "diffusers.models.autoencoders.autoencoder_kl", kind)
+    with pytest.raises(UserError, match="(could not be downloaded|cannot be loaded)"):
+        from_name("gpt2") if what == "tokenizer" else Autoencoder.open("owner/name")
+    assert seen == [True]
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 @pytest.mark.parametrize("name", ["char", "byte", "bpe"])

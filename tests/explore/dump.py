@@ -10,53 +10,58 @@ sys.path.insert(0, str(Path(__file__).parent))
 from small_runs import RUNS, write_run
 
 from pencil.config import UserError
-from pencil.explore.compare import compare
-from pencil.explore.session import Subject
+from pencil.explore.attention_views import attention as attention_of
+from pencil.explore.attention_views import light
+from pencil.explore.cells import contributions, tensor_slice
+from pencil.explore.cells import receipt as receipt_of
+from pencil.explore.compare import compare, compare_edit
+from pencil.explore.outline import outline as outline_of
+from pencil.explore.session import Session
 
 
-def views(subject: Subject) -> dict:
+def views(session: Session) -> dict:
     """Every view of one model on its example."""
-    about = subject.about()
-    state = {"model": subject.id, "input": about["example"], "edits": []}
-    found = {"model": about, "answer": subject.answer(state)}
-    key = subject.key(state)
-    subject.record(state)
-    found["outline"] = subject.outline(key)
-    found["attention"] = subject.attention(key)
+    about = session.about()
+    state = {"model": session.id, "input": about["example"], "edits": []}
+    found = {"model": about, "answer": session.answer(state)}
+    key = session.state(state).key
+    session.record(state)
+    found["outline"] = outline_of(session, key)
+    found["attention"] = attention_of(session, key)
     for how in ("head", "mean", "rollout"):
         layer, head = (0, 1) if how == "head" else (0, None) if how == "mean" else (None, None)
         try:
-            found["light" if how == "mean" else f"light-{how}"] = subject.light(key, layer, head, how)
+            found["light" if how == "mean" else f"light-{how}"] = light(session, key, layer, head, how)
         except UserError as error:
             found[f"light-{how}"] = {"error": str(error)}
     pattern = found["attention"]["groups"][0]["layers"][0]["name"]
-    found["slice"] = subject.slice(key, pattern)
-    found["receipt"] = subject.receipt(key, found["outline"]["start"])
+    found["slice"] = tensor_slice(session, key, pattern)
+    found["receipt"] = receipt_of(session, key, found["outline"]["start"])
     edit = f"{pattern.removesuffix('pattern')}z[:,1]=0"
-    found["changed"] = subject.edit(state, edit)
-    found["difference"] = compare(subject.record(state), subject.record({**state, "edits": [edit]}))
+    found["changed"] = compare_edit(session, state, edit)
+    found["difference"] = compare(session.record(state), session.record({**state, "edits": [edit]}))
     try:
-        found["contributions"] = subject.contributions(key, found["outline"]["start"])
+        found["contributions"] = contributions(session, key, found["outline"]["start"])
         deep = max(found["contributions"]["parts"], key=lambda part: part["parts"])
-        found["contributions-part"] = subject.contributions(key, found["outline"]["start"], part=deep["id"])
+        found["contributions-part"] = contributions(session, key, found["outline"]["start"], part=deep["id"])
     except (AttributeError, UserError) as error:
         found["contributions"] = {"error": str(error)}
     return found
 
 
-def write(subject: Subject, folder: Path) -> None:
+def write(session: Session, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in views(subject).items():
+    for name, content in views(session).items():
         (folder / f"{name}.json").write_text(json.dumps(content, allow_nan=False, ensure_ascii=False, indent=1))
 
 
 def main(out: str, *runs: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in RUNS:
-            write(Subject.open(write_run(name, Path(folder))), Path(out) / name)
+            write(Session.open(write_run(name, Path(folder))), Path(out) / name)
             print(name, flush=True)
     for path in runs:
-        write(Subject.open(path), Path(out) / Path(path).name)
+        write(Session.open(path), Path(out) / Path(path).name)
         print(path, flush=True)
 
 

@@ -5,18 +5,25 @@ import http.client
 import itertools
 import json
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
+import pencil
 from pencil.data.images.augment import ImageTransform
-from pencil.explore.errors import Gone
+from pencil.explore import server
+from pencil.explore.requests import Gone, State, read_state
 from pencil.explore.server import Explorer
 from pencil.explore.serving import bind, server_for
+from pencil.families.explore_profile import Control
 
 KEY = "0123456789abcdef"
 COMMAND = 'pencil explore "runs/a"'
 PAGES = itertools.count()
+EXAMPLE = Path(pencil.__file__).parent / "explore" / "example"
 PICTURE = {"height": 7, "width": 5, "channels": 3}
 
 
@@ -34,11 +41,19 @@ class Reply(NamedTuple):
         return self.data["error"]
 
 
+class PretendedState(State):
+    """A state whose key the tests know."""
+
+    key = KEY
+
+
 class Pretended:
-    """A subject without a model: it answers at once, or in steps that the test allows one by one."""
+    """A session without a model: it answers at once, or in steps that the test allows one by one."""
 
     def __init__(self, id="a", name="pretended"):
-        self.id, self.name = id, name
+        self.id, self.name, self.folder = id, name, EXAMPLE
+        self.takes = {"text": {}, "picture": PICTURE}
+        self.controls = (Control("temperature", 1, 0, 2, False, "The logits are divided by it."),)
         self.asked = []
         self.begun, self.ended = threading.Event(), threading.Event()
         self.steps = threading.Semaphore(0)
@@ -48,10 +63,13 @@ class Pretended:
         self.transform = asdict(ImageTransform((PICTURE["height"], PICTURE["width"]), PICTURE["channels"]))
 
     def about(self):
-        return {"id": self.id, "name": self.name, "input": {"text": {}, "picture": PICTURE}, "example": {"text": "x"}}
+        return {"id": self.id, "name": self.name, "input": self.takes, "example": {"text": "x"}}
+
+    def state(self, raw):
+        return PretendedState(**vars(read_state(raw, self.id, "pretended", self.takes, self.controls)))
 
     def answer(self, state, on_event, stopped):
-        self.asked.append(state)
+        self.asked.append(state.as_json())
         if self.fails is not None:
             raise self.fails
         self.was_stopped = False
@@ -63,14 +81,11 @@ class Pretended:
                 self.was_stopped = True
                 break
         self.ended.set()
-        return {"state": state, "words": [state["input"].get("text", "")]}
+        return {"state": state.as_json(), "words": [state.input.get("text", "")]}
 
     def record(self, state, on_event=None, stopped=None):
-        self.asked.append(state)
+        self.asked.append(state.as_json())
         return "a trace"
-
-    def key(self, state):
-        return KEY
 
     def outline(self, key):
         return {"trace": key, "tensors": []}
@@ -96,11 +111,30 @@ class Pretended:
         return {"cell": cell, "against": against, "part": part}
 
     def edit(self, state, edit):
-        return {"edit": edit, "before": state}
+        return {"edit": edit, "before": state.as_json()}
 
     def export(self, state, shown, on_event, stopped):
         on_event("progress", {"done": 0, "total": 1, "text": "writing"})
         return f"<!doctype html><title>{shown.view}</title>"
+
+
+# the views of the server, and the methods that a pretended session has in their place
+VIEWS = {
+    "outline": "outline",
+    "tensor_slice": "slice",
+    "receipt": "receipt",
+    "attention": "attention",
+    "light": "light",
+    "contributions": "contributions",
+    "compare_edit": "edit",
+    "export_page": "export",
+}
+
+
+def view_of(real, method, session, *given, **named):
+    return (
+        getattr(session, method)(*given, **named) if isinstance(session, Pretended) else real(session, *given, **named)
+    )
 
 
 class Served:
@@ -186,20 +220,28 @@ def events(reply):
 
 
 @contextmanager
-def serving(*subjects, debug=False, port=0, secret=""):
+def serving(*sessions, debug=False, port=0, secret=""):
+    with ExitStack() as stack:
+        for name, method in VIEWS.items():
+            stack.enter_context(mock.patch.object(server, name, partial(view_of, getattr(server, name), method)))
+        yield stack.enter_context(running(*sessions, debug=debug, port=port, secret=secret))
+
+
+@contextmanager
+def running(*sessions, debug, port, secret):
     found = bind(port)
     port = found.getsockname()[1]
-    explorer = Explorer(subjects or [Pretended()], debug, COMMAND, secret)
-    server = server_for(explorer, port, debug)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [found]})
+    explorer = Explorer(sessions or [Pretended()], debug, COMMAND, secret)
+    running = server_for(explorer, port, debug)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [found]})
     thread.start()
     try:
         client = Served(explorer, port)
-        client.server = server
+        client.server = running
         yield client
     finally:
-        server.should_exit = True
-        for one in explorer.subjects.values():  # a job that still waits for the test
+        running.should_exit = True
+        for one in explorer.sessions.values():  # a job that still waits for the test
             if isinstance(one, Pretended):
                 one.steps.release(100)
         thread.join(30)

@@ -24,11 +24,11 @@ GPT = HERE / "runs-0.6" / "gpt"
 
 @pytest.fixture
 def opened(monkeypatch, tmp_path):
-    """The subjects that would be served, and the browser's addresses; nothing is served."""
+    """The sessions that would be served, and the browser's addresses; nothing is served."""
     found = {"browser": []}
 
-    def serve(subjects, socket, debug, command, secret, ready):
-        found.update(subjects=subjects, debug=debug, command=command, secret=secret)
+    def serve(sessions, socket, debug, command, secret, ready):
+        found.update(sessions=sessions, debug=debug, command=command, secret=secret)
         ready(f"http://127.0.0.1:7/#secret={secret}")
 
     def browse(address):
@@ -53,7 +53,7 @@ def main(*words):
 
 def test_two_runs_are_a_and_b_and_the_browser_opens(opened, capsys):
     assert main(str(GPT), str(GPT)) == 0
-    assert [(one.id, one.name) for one in opened["subjects"]] == [("a", "gpt"), ("b", "gpt")]
+    assert [(one.id, one.name) for one in opened["sessions"]] == [("a", "gpt"), ("b", "gpt")]
     address = f"http://127.0.0.1:7/#secret={opened['secret']}"
     assert capsys.readouterr().out == f"{address}\n"
     [(given, path, text, mode)] = opened["browser"]
@@ -100,7 +100,7 @@ def test_what_cannot_be_opened_is_a_sentence(opened, capsys, monkeypatch, tmp_pa
     monkeypatch.chdir(tmp_path)
     assert main(*words) == 2
     assert said in capsys.readouterr().err
-    assert "subjects" not in opened
+    assert "sessions" not in opened
 
 
 def test_a_taken_port_is_a_sentence(opened, capsys):
@@ -157,11 +157,11 @@ def test_a_whole_session_ends_with_ctrl_c_and_status_0(tmp_path):
 
 
 def test_the_example_is_opened_without_a_run(opened, monkeypatch):
-    from pencil.explore.session import Subject
+    from pencil.explore.session import Session
 
-    monkeypatch.setattr(Subject, "of_example", classmethod(lambda cls, id="a": "the example"))
+    monkeypatch.setattr(Session, "of_example", classmethod(lambda cls, id="a": "the example"))
     assert main() == 0
-    assert opened["subjects"] == ["the example"]
+    assert opened["sessions"] == ["the example"]
 
 
 def test_ports_are_checked():

@@ -8,8 +8,11 @@ from shapes import ANSWER, ATTENTION, CONTRIBUTIONS, LIGHT, MODEL, check
 from small_runs import FIRST, write_run
 
 from pencil.config import UserError
-from pencil.explore import export, export_why
-from pencil.explore.session import Subject
+from pencil.explore import export
+from pencil.explore.cells import contributions
+from pencil.explore.export import export_page
+from pencil.explore.outline import outline as outline_of
+from pencil.explore.session import Session
 from pencil.tracing.graph import Graph
 from pencil.tracing.trace_base import RecordedTrace
 
@@ -17,13 +20,13 @@ SOME = [name if name in ("vit", "captioner", "dit") else pytest.param(name, mark
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory):
+def session(tmp_path_factory):
     folder, made = tmp_path_factory.mktemp("runs"), {}
 
     def get(name, **changed):
         key = (name, *changed.items())
         if key not in made:
-            made[key] = Subject.open(write_run(name, folder / str(len(made)), **changed))
+            made[key] = Session.open(write_run(name, folder / str(len(made)), **changed))
         return made[key]
 
     return get
@@ -40,10 +43,10 @@ def parts(page):
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_a_file_has_every_view(subject, name, monkeypatch):
-    monkeypatch.setattr(export_why, "DIVIDED", 12)
-    one = subject(name)
-    graph, views = parts(one.export(first(one), "answer"))
+def test_a_file_has_every_view(session, name, monkeypatch):
+    monkeypatch.setattr(export, "MOST_DIVIDED", 12)
+    one = session(name)
+    graph, views = parts(export_page(one, first(one), "answer"))
     check(views["model"], MODEL)
     check(views["answer"], ANSWER)
     check(views["attention"], ATTENTION)
@@ -63,14 +66,14 @@ def test_a_file_has_every_view(subject, name, monkeypatch):
     assert views["view"] == "answer"
 
 
-def test_a_file_that_would_be_too_large_keeps_what_is_near_the_first_cell(subject, monkeypatch):
-    one = subject("gpt", width=96, hidden=384, context=61, depth=3)
+def test_a_file_that_would_be_too_large_keeps_what_is_near_the_first_cell(session, monkeypatch):
+    one = session("gpt", width=96, hidden=384, context=61, depth=3)
     state = {"input": {"text": "the cat sat on the mat " * 2, "options": {"tokens": 2}}}
-    monkeypatch.setattr(export, "PREPARED", 150_000)
-    monkeypatch.setattr(export_why, "DIVIDED", 3)
-    whole = len(one.export(state).encode())
-    monkeypatch.setattr(export, "MOST", 2 * whole // 3)
-    page = one.export(state)
+    monkeypatch.setattr(export, "MOST_VIEW_BYTES", 150_000)
+    monkeypatch.setattr(export, "MOST_DIVIDED", 3)
+    whole = len(export_page(one, state).encode())
+    monkeypatch.setattr(export, "MOST_FILE_BYTES", 2 * whole // 3)
+    page = export_page(one, state)
     assert whole // 2 < len(page.encode()) <= 2 * whole // 3
     graph, views = parts(page)
     assert any(re.search(r"values of \d+ of \d+ tensors", line) for line in views["left_out"])
@@ -79,7 +82,7 @@ def test_a_file_that_would_be_too_large_keeps_what_is_near_the_first_cell(subjec
     assert any(node["key"] is None and not node["plan"] for node in graph["nodes"])
     # what is kept unfolds to the same receipt as in the whole trace
     trace = one.record(state)
-    kept, _ = export._kept(trace, [graph["start"]], 600_000)
+    kept, _ = export._fitting_nodes(trace, [graph["start"]], 600_000)
     lean = RecordedTrace(export.Lean(trace.graph, kept), trace.labels, trace.facts)
     from pencil.tracing.receipt import receipt
 
@@ -91,33 +94,33 @@ def test_a_file_that_would_be_too_large_keeps_what_is_near_the_first_cell(subjec
 
 
 @pytest.mark.long
-def test_a_model_of_four_blocks_at_256_tokens_fits_into_five_megabytes(subject):
-    one = subject("gpt", width=256, hidden=1024, context=256, depth=4, heads=8)
-    page = one.export({"input": {"text": ("the cat sat on the mat " * 12)[:245], "options": {"tokens": 12}}})
+def test_a_model_of_four_blocks_at_256_tokens_fits_into_five_megabytes(session):
+    one = session("gpt", width=256, hidden=1024, context=256, depth=4, heads=8)
+    page = export_page(one, {"input": {"text": ("the cat sat on the mat " * 12)[:245], "options": {"tokens": 12}}})
     assert len(page.encode()) <= 5_000_000
     assert any("tensors" in line for line in parts(page)[1]["left_out"])
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_contributions_sum_and_divide(subject, name):
-    one = subject(name)
+def test_contributions_sum_and_divide(session, name):
+    one = session(name)
     state = first(one)
     one.record(state)
-    key = one.key(state)
-    cell = one.outline(key)["start"]
-    found = one.contributions(key, cell)
+    key = one.state(state).key
+    cell = outline_of(one, key)["start"]
+    found = contributions(one, key, cell)
     check(found, CONTRIBUTIONS)
     assert found["value"] == pytest.approx(float(one.trace(key)[cell]), abs=1e-4)
     assert sum(part["value"] for part in found["parts"]) == pytest.approx(found["total"])
     assert abs(found["total"] - found["value"]) <= found["allowed"]
     assert found["held"]
     divided = next(part for part in found["parts"] if part["parts"] and part["kind"] == "head")
-    inner = one.contributions(key, cell, part=divided["id"])
+    inner = contributions(one, key, cell, part=divided["id"])
     check(inner, CONTRIBUTIONS)
     assert inner["value"] == divided["value"]
     assert sum(part["value"] for part in inner["parts"]) == pytest.approx(divided["value"])
     with pytest.raises(UserError):
-        one.contributions(key, cell, part="no such part")
+        contributions(one, key, cell, part="no such part")
     if name in ("vit", "gpt"):
         name, index = one.trace(key).locate(cell)
         other = (
@@ -125,7 +128,7 @@ def test_contributions_sum_and_divide(subject, name):
             if one.profile.output(one.loaded) == "classes"
             else one.answer(state)["tokens"][0]["top"][3]["label"]
         )
-        less = one.contributions(key, cell, other)
+        less = contributions(one, key, cell, other)
         assert less["against"] == other
         at = (
             *index[:-1],

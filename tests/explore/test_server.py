@@ -12,8 +12,7 @@ import pytest
 from served import KEY, Pretended, serving, state
 
 from pencil.config import UserError
-from pencil.explore import request_parsing as asked
-from pencil.explore import security
+from pencil.explore import replies, requests, security, server
 from pencil.explore import serving as serving_module
 from pencil.explore.serving import bind, bind_usual
 
@@ -375,7 +374,7 @@ def test_hostile_json_is_refused_in_a_sentence(two, name):
 
 def test_too_much_of_anything_is_refused(two):
     many = [
-        {"model": "a", "input": {"text": "x" * (asked.TEXT + 1)}},
+        {"model": "a", "input": {"text": "x" * (requests.TEXT_CHARACTERS + 1)}},
         {"model": "a", "input": {}, "edits": ["x=0"] * 65},
         {"model": "a", "input": {}, "edits": ["x" * 2000]},
         {"model": "a", "input": {"options": {f"o{i}": 1 for i in range(40)}}},
@@ -388,23 +387,23 @@ def test_too_much_of_anything_is_refused(two):
 
 def test_a_long_body_is_refused_before_it_is_read(two):
     connection = two.connection()
-    two.send(connection, "POST", "/api/answer", Content_Length=str(asked.STATE_BYTES + 1))
+    two.send(connection, "POST", "/api/answer", Content_Length=str(server.STATE_BYTES + 1))
     reply = connection.getresponse()  # although no byte of the body was sent
     assert reply.status == 413
     assert "MB" in json.loads(reply.read())["error"]
     connection.close()
-    assert two.post("/api/katas/softmax/answer", b"x" * (asked.SMALL_BYTES + 1)).status == 413
+    assert two.post("/api/katas/softmax/answer", b"x" * (server.SMALL_BYTES + 1)).status == 413
 
 
 def test_a_body_without_a_length_is_counted_while_it_arrives(two, monkeypatch):
-    monkeypatch.setattr(asked, "STATE_BYTES", 5000)
+    monkeypatch.setattr(server, "STATE_BYTES", 5000)
     chunk = b"3e8\r\n" + b"x" * 1000 + b"\r\n"
     reply = two.post("/api/answer", chunk * 6 + b"0\r\n\r\n", Transfer_Encoding="chunked")
     assert reply.status == 413
 
 
 def test_a_body_that_does_not_arrive_is_not_waited_for(two, monkeypatch):
-    monkeypatch.setattr(asked, "SECONDS", 0.05)
+    monkeypatch.setattr(replies, "BODY_SECONDS", 0.05)
     connection = two.connection()
     two.send(connection, "POST", "/api/answer", Content_Length="100")
     assert connection.getresponse().status == 408
@@ -414,8 +413,8 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(two, monkeypatch):
 @pytest.mark.parametrize("start", ["", "GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nX-A: "])
 def test_headers_that_never_end_are_refused(two, monkeypatch, start):
     """Whatever trickles in between; a request that is only answered slowly is not concerned."""
-    subject = two.explorer.subjects["a"]
-    monkeypatch.setattr(subject, "stepwise", 1)
+    session = two.explorer.sessions["a"]
+    monkeypatch.setattr(session, "stepwise", 1)
     with ExitStack() as opened:
         slow = opened.enter_context(two.stream("/api/answer", state()))
         assert next(slow)[0] == "token"
@@ -435,7 +434,7 @@ def test_headers_that_never_end_are_refused(two, monkeypatch, start):
             said += more
         assert said.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
         assert b"the headers of this request did not end within 0.2 seconds" in said
-        subject.steps.release()
+        session.steps.release()
         assert [name for name, _ in slow] == ["answer"]
 
 
@@ -466,15 +465,15 @@ def test_what_is_not_http_does_not_disturb(two):
 
 
 def test_a_mistake_is_its_sentence_and_a_fault_is_named(capfd):
-    subject = Pretended()
+    session = Pretended()
     for debug in (False, True):
-        with serving(subject, debug=debug) as served:
-            subject.fails = UserError("the text has 300 tokens, and the model reads 256")
+        with serving(session, debug=debug) as served:
+            session.fails = UserError("the text has 300 tokens, and the model reads 256")
             reply = served.post("/api/answer", state())
             assert (reply.status, reply.error) == (400, "the text has 300 tokens, and the model reads 256")
             with served.stream("/api/answer", state()) as found:
                 assert list(found)[-1] == ("error", {"error": "the text has 300 tokens, and the model reads 256"})
-            subject.fails = KeyError("secret")
+            session.fails = KeyError("secret")
             reply = served.post("/api/answer", state())
             assert reply.status == 500
             assert "KeyError" in reply.error
@@ -483,12 +482,10 @@ def test_a_mistake_is_its_sentence_and_a_fault_is_named(capfd):
 
 
 def test_a_run_that_vanished_is_said_so(tmp_path):
-    from types import SimpleNamespace
-
-    subject = Pretended()
-    subject.loaded = SimpleNamespace(run=SimpleNamespace(path=tmp_path))
+    session = Pretended()
+    session.folder = tmp_path
     (tmp_path / "config.toml").touch()
-    with serving(subject) as served:
+    with serving(session) as served:
         assert served.post("/api/answer", state()).status == 200
         (tmp_path / "config.toml").unlink()
         for path in ("answer", "record"):

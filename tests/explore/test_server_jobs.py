@@ -6,10 +6,10 @@ import threading
 import pytest
 from served import KEY, Pretended, serving, state
 
-from pencil.explore import events as module
+from pencil.explore import replies as module
 from pencil.explore import serving as serving_module
-from pencil.explore.errors import Refused
 from pencil.explore.jobs import MOST_WAITING, Cancelled, Job, Jobs, Lane
+from pencil.explore.requests import Refused
 
 WAIT = 20  # seconds until a test that hangs fails
 
@@ -217,36 +217,36 @@ def test_closing_ends_everything():
 
 def test_ctrl_c_stops_a_generation_at_its_next_step(monkeypatch):
     monkeypatch.setattr(serving_module, "LAST_SECONDS", 600)  # that replies end by themselves is not waited for
-    subject = Pretended()
-    subject.stepwise = 1000
-    with serving(subject) as served, served.stream("/api/answer", state()) as events:
-        assert subject.begun.wait(WAIT)
+    session = Pretended()
+    session.stepwise = 1000
+    with serving(session) as served, served.stream("/api/answer", state()) as events:
+        assert session.begun.wait(WAIT)
         served.server.should_exit = True
         assert served.explorer.jobs.stopping.wait(WAIT)
-        subject.steps.release(1000)
+        session.steps.release(1000)
         *_, (name, data) = events
         assert (name, data["error"]) == ("error", "the server was stopped: start it again")
-        assert subject.was_stopped
+        assert session.was_stopped
 
 
 # ---- over HTTP
 
 
-def until_stopped(subject):
+def until_stopped(session):
     """Allow steps one by one: each asks whether to stop, until the closed connection was noticed."""
     for _ in range(2000):
-        subject.steps.release()
-        if subject.ended.wait(0.01):
+        session.steps.release()
+        if session.ended.wait(0.01):
             return
 
 
 def test_events_arrive_one_by_one_and_text_cannot_break_them():
-    subject = Pretended()
-    subject.stepwise = 2
+    session = Pretended()
+    session.stepwise = 2
     hostile = "a\r\n\r\nevent: error\ndata: {}\u2028"
-    with serving(subject) as served, served.stream("/api/answer", state(hostile)) as found:
+    with serving(session) as served, served.stream("/api/answer", state(hostile)) as found:
         assert next(found) == ("token", {"text": "word\n0"})  # before the answer is whole
-        subject.steps.release(2)
+        session.steps.release(2)
         assert next(found) == ("token", {"text": "word\n1"})
         name, answer = next(found)
         assert (name, answer["words"]) == ("answer", [hostile])
@@ -254,32 +254,32 @@ def test_events_arrive_one_by_one_and_text_cannot_break_them():
 
 
 def test_a_closed_connection_cancels_what_it_asked_for():
-    subject = Pretended()
-    subject.stepwise = 10**6
-    with serving(subject) as served:
+    session = Pretended()
+    session.stepwise = 10**6
+    with serving(session) as served:
         with served.stream("/api/answer", state()) as found:
             assert next(found)[0] == "token"
-        until_stopped(subject)
-        assert subject.was_stopped
+        until_stopped(session)
+        assert session.was_stopped
 
 
 def test_a_plain_request_is_cancelled_too():
-    subject = Pretended()
-    subject.stepwise = 10**6
-    with serving(subject) as served:
+    session = Pretended()
+    session.stepwise = 10**6
+    with serving(session) as served:
         connection = served.connection()
         served.send(connection, "POST", "/api/answer", state())
-        assert subject.begun.wait(WAIT)
+        assert session.begun.wait(WAIT)
         connection.close()
-        until_stopped(subject)
-        assert subject.was_stopped
+        until_stopped(session)
+        assert session.was_stopped
 
 
 def test_a_receipt_does_not_wait_for_a_generation():
-    subject = Pretended()
-    with serving(subject) as served:
+    session = Pretended()
+    with serving(session) as served:
         served.post("/api/record", state())
-        subject.stepwise = 3
+        session.stepwise = 3
         with served.stream("/api/answer", state()) as found:
             assert next(found)[0] == "token"
             replies = []
@@ -289,18 +289,18 @@ def test_a_receipt_does_not_wait_for_a_generation():
             other.start()
             lane = served.explorer.jobs._lanes[True]
             assert any(lane or threading.Event().wait(0.01) for _ in range(2000))  # it waits for the next step
-            subject.steps.release()
+            session.steps.release()
             other.join(WAIT)
             assert replies[0]["thread"] == "pencil-quick"
-            assert not subject.ended.is_set()
-            subject.steps.release(2)
+            assert not session.ended.is_set()
+            session.steps.release(2)
             assert list(found)[-1][0] == "answer"
 
 
 def test_two_pages_do_not_disturb_each_other():
-    subject = Pretended()
-    subject.stepwise = 1
-    with serving(subject) as served:
+    session = Pretended()
+    session.stepwise = 1
+    with serving(session) as served:
         tokens = [served.token, served.new_page()]
         with (
             served.stream("/api/answer", state("one"), token=tokens[0]) as first,
@@ -311,15 +311,15 @@ def test_two_pages_do_not_disturb_each_other():
                 "progress",
                 {"done": 0, "total": 0, "text": "waiting: 1 request is before this one"},
             )
-            subject.steps.release(2)
+            session.steps.release(2)
             assert list(first)[-1][1]["words"] == ["one"]
             assert list(second)[-1][1]["words"] == ["two"]
 
 
 def test_a_superseded_request_is_told_so():
-    subject = Pretended()
-    subject.stepwise = 1
-    with serving(subject) as served, served.stream("/api/answer", state("first")) as first:
+    session = Pretended()
+    session.stepwise = 1
+    with serving(session) as served, served.stream("/api/answer", state("first")) as first:
         assert next(first)[0] == "token"
         live = {"X_Pencil_Live": "answer"}
         with served.stream("/api/answer", state("old"), **live) as old:
@@ -327,29 +327,29 @@ def test_a_superseded_request_is_told_so():
             with served.stream("/api/answer", state("new"), **live) as new:
                 assert next(new)[0] == "progress"
                 assert list(old)[-1] == ("error", {"error": "a newer request replaces this one"})
-                subject.steps.release(2)
+                session.steps.release(2)
                 assert list(new)[-1][1]["words"] == ["new"]
-    assert [one["input"]["text"] for one in subject.asked] == ["first", "new"]
+    assert [one["input"]["text"] for one in session.asked] == ["first", "new"]
 
 
 def test_a_waiting_connection_is_kept_alive(monkeypatch):
-    monkeypatch.setattr(module, "BEAT", 0.01)
-    subject = Pretended()
-    subject.stepwise = 1
-    with serving(subject) as served, served.stream("/api/answer", state()) as found:
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.01)
+    session = Pretended()
+    session.stepwise = 1
+    with serving(session) as served, served.stream("/api/answer", state()) as found:
         names = [""]
         while names[-1] != "token":  # a slow machine waits before the first token too
             names.append(next(found)[0])
         assert set(names) == {"", "token"}
         assert next(found) == ("", "waiting")
-        subject.steps.release()
+        session.steps.release()
         assert list(found)[-1][0] == "answer"
 
 
 def test_a_result_that_is_no_json_is_an_error_and_not_silence():
-    subject = Pretended()
-    subject.answer = lambda state, on_event, stopped: {"value": object()}
-    with serving(subject) as served:
+    session = Pretended()
+    session.answer = lambda state, on_event, stopped: {"value": object()}
+    with serving(session) as served:
         with served.stream("/api/answer", state()) as found:
             assert [name for name, _ in found] == ["error"]
         assert served.post("/api/answer", state()).status == 500

@@ -191,10 +191,10 @@ def test_a_tour_has_the_sections_of_the_walk(served):
 
 def test_a_tour_goes_over_the_model_on_screen():
     found = traced("gpt learned")
-    subject = Pretended()
-    subject.trace = lambda key: found
-    subject.record = lambda state, *_: found
-    with serving(subject) as served:
+    session = Pretended()
+    session.trace = lambda key: found
+    session.record = lambda state, *_: found
+    with serving(session) as served:
         served.post("/api/record", state())
         for end in (f"?trace={KEY}", f"?model={KEY}", "?model=a"):
             tour = served.get(f"/api/tours/002{end}").data

@@ -1,4 +1,4 @@
-"""The server with real models: over HTTP everything is what the subject itself gives, and a browser finds no fault."""
+"""The server with real models: over HTTP everything is what the session itself gives, and a browser finds no fault."""
 
 import base64
 import json
@@ -10,14 +10,16 @@ import pytest
 from served import serving, state
 
 from conftest import HERE, unchecked
-from pencil.explore.session import Subject
+from pencil.explore.cells import contributions, tensor_slice
+from pencil.explore.cells import receipt as receipt_of
+from pencil.explore.session import Session
 
 
 @pytest.fixture(scope="module")
 def served():
     with unchecked():
-        gpt = Subject.open(HERE / "runs-0.6" / "gpt", "a")
-        captioner = Subject.open(HERE / "runs-0.6" / "captioner", "b")
+        gpt = Session.open(HERE / "runs-0.6" / "gpt", "a")
+        captioner = Session.open(HERE / "runs-0.6" / "captioner", "b")
         with serving(gpt, captioner) as found:
             found.gpt, found.captioner = gpt, captioner
             yield found
@@ -46,19 +48,19 @@ def test_the_events_are_the_answer_token_by_token(served):
 def test_a_trace_is_read_as_the_subject_reads_it(served):
     outline = served.post("/api/record", state("The")).data
     key, cell = outline["trace"], quote(outline["start"])
-    assert served.get(f"/api/trace/{key}/receipt?cell={cell}").data == served.gpt.receipt(key, outline["start"])
+    assert served.get(f"/api/trace/{key}/receipt?cell={cell}").data == receipt_of(served.gpt, key, outline["start"])
     found = served.get(f"/api/trace/{key}/slice?name=logits").data
-    assert found == served.gpt.slice(key, "logits")
+    assert found == tensor_slice(served.gpt, key, "logits")
     assert served.get(f"/api/trace/{key}/receipt?cell=nothing%5B0%5D").status == 400
-    assert served.get(f"/api/trace/{key}/contributions?cell={cell}").data == served.gpt.contributions(
-        key, outline["start"]
+    assert served.get(f"/api/trace/{key}/contributions?cell={cell}").data == contributions(
+        served.gpt, key, outline["start"]
     )
 
 
 def test_a_slice_less_another_is_their_difference(served):
     keys = [served.post("/api/record", state(text, options={"tokens": 1})).data["trace"] for text in ("The", "Tee")]
     path = f"/api/trace/{keys[0]}/slice?name=logits&index=0,:,:"
-    one, other = (numbers(served.gpt.slice(key, "logits")) for key in keys)
+    one, other = (numbers(tensor_slice(served.gpt, key, "logits")) for key in keys)
     assert (numbers(served.get(f"{path}&minus={keys[1]}").data) == one - other).all()
     assert (one != other).any()
 

@@ -18,7 +18,7 @@ from served import PICTURE, Pretended, serving, state
 from pencil.data.images.augment import ImageTransform
 from pencil.data.images.decoding import FITTED, open_image
 from pencil.explore import uploads
-from pencil.explore.errors import Refused
+from pencil.explore.requests import Refused
 
 SIZE = (PICTURE["height"], PICTURE["width"])
 TRANSFORM = asdict(ImageTransform(SIZE, 3))
@@ -27,9 +27,9 @@ OTHER = asdict(ImageTransform((11, 13), 3))
 
 @pytest.fixture(scope="module")
 def served():
-    subject = Pretended()
-    with serving(subject) as found:
-        found.subject = subject
+    session = Pretended()
+    with serving(session) as found:
+        found.session = session
         yield found
 
 
@@ -99,10 +99,10 @@ def test_a_file_becomes_the_picture_that_sample_makes_of_it(tmp_path, how):
 def test_a_picture_reaches_the_model_whatever_its_kind_is_called(served):
     for name, content in photographs().items():
         assert served.post("/api/answer", state(picture=url(content, "application/x-anything"))).status == 200
-        sent = served.subject.asked[-1]["input"]["picture"]
+        sent = served.session.asked[-1]["input"]["picture"]
         assert sent == FITTED + base64.b64encode(uploads.plain_png(content, TRANSFORM)).decode(), name
         assert served.post("/api/answer", state(picture=sent)).status == 200
-        assert served.subject.asked[-1]["input"]["picture"] == sent
+        assert served.session.asked[-1]["input"]["picture"] == sent
 
 
 def test_nothing_but_pixels_is_kept():
@@ -226,9 +226,9 @@ def test_the_process_has_limits(served):
 
 
 def test_a_model_without_pictures_refuses_one():
-    subject = Pretended()
-    subject.transform = None
-    subject.about = lambda: {"id": "a", "name": "x", "input": {"text": {}}, "example": {}}
-    with serving(subject) as found:
+    session = Pretended()
+    session.transform, session.takes = None, {"text": {}}
+    session.about = lambda: {"id": "a", "name": "x", "input": {"text": {}}, "example": {}}
+    with serving(session) as found:
         reply = found.post("/api/answer", state(picture=url(encoded(Image.new("L", (3, 5)), "PNG"))))
-        assert (reply.status, reply.error) == (400, "this model reads no picture")
+        assert (reply.status, reply.error) == (400, "this model takes no picture; it takes text")

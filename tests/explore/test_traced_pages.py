@@ -11,7 +11,7 @@ from small_runs import write_run
 
 import pencil
 from pencil.cli.main import run as command
-from pencil.explore import export, export_why
+from pencil.explore import export
 from pencil.tracing.trace import read
 
 
@@ -31,8 +31,8 @@ def runs(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
     """How much of Why is in a file is proved elsewhere."""
-    monkeypatch.setattr(export_why, "SHOWN", 2)
-    monkeypatch.setattr(export_why, "DIVIDED", 2)
+    monkeypatch.setattr(export, "MOST_NUMBERS", 2)
+    monkeypatch.setattr(export, "MOST_DIVIDED", 2)
 
 
 def views_of(page):
@@ -79,11 +79,11 @@ def test_a_picture_and_a_step_are_those_of_the_trace(runs, tmp_path):
 
 def test_a_file_of_a_trace_has_the_limit_of_share(runs, tmp_path, monkeypatch):
     run = runs("gpt", width=96, hidden=384, context=61)
-    monkeypatch.setattr(export, "PREPARED", 150_000)
+    monkeypatch.setattr(export, "MOST_VIEW_BYTES", 150_000)
     whole = written(run, "--input", "the cat sat on the mat", folder=tmp_path)
-    monkeypatch.setattr(export, "MOST", 2 * len(whole) // 3)
+    monkeypatch.setattr(export, "MOST_FILE_BYTES", 2 * len(whole) // 3)
     less = written(run, "--input", "the cat sat on the mat", folder=tmp_path)
-    assert len(less.encode()) <= export.MOST
+    assert len(less.encode()) <= export.MOST_FILE_BYTES
     assert any(re.search(r"values of \d+ of \d+ tensors", line) for line in views_of(less)["left_out"])
 
 

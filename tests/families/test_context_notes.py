@@ -9,7 +9,7 @@ from PIL import Image
 
 from pencil.data.tokenizers.tokenizer import CharTokenizer
 from pencil.families import create, family
-from pencil.models.captioner_config import CaptionerConfig
+from pencil.models.captioner import CaptionerConfig
 from pencil.models.gpt import GPTConfig
 from pencil.models.seq2seq import Seq2SeqConfig
 from pencil.runs.run import Loaded

@@ -9,6 +9,7 @@ from conftest import call
 from pencil import Probe, Seq2Seq, Sinusoidal
 from pencil.api.loading import open_run
 from pencil.api.run_setup import settings_of
+from pencil.api.training_request import TrainingRequest
 from pencil.learn.lab import claims
 from test_docs import ROOT
 
@@ -17,7 +18,7 @@ PAGE = (ROOT / "docs" / "explain" / "recipe-2017.md").read_text(encoding="utf-8"
 
 
 def test_every_setting_in_the_table_is_the_presets():
-    model, train = settings_of("seq2seq", None, "base")
+    model, train = settings_of(TrainingRequest("seq2seq", None, preset="base"))
     found = re.findall(
         r"`--(model|train)\.(\w+) ([^` ]+)`", PAGE[PAGE.index("## Its parts") : PAGE.index("To see a part")]
     )
@@ -31,8 +32,8 @@ def test_every_setting_in_the_table_is_the_presets():
 
 def test_the_hidden_width_follows_the_width():
     for preset, hidden in (("base", 2048), ("big", 4096)):
-        assert settings_of("seq2seq", None, preset)[0].mlp_width == hidden
-    assert settings_of("seq2seq", None, "base", {"width": 64})[0].mlp_width == 256
+        assert settings_of(TrainingRequest("seq2seq", None, preset=preset))[0].mlp_width == hidden
+    assert settings_of(TrainingRequest("seq2seq", None, preset="base", model={"width": 64}))[0].mlp_width == 256
 
 
 def test_the_rates_of_the_page_are_the_formulas():
@@ -70,7 +71,11 @@ def test_its_command_is_the_papers_model_at_that_width():
     given = {word: words[i + 1] for i, word in enumerate(words) if word.startswith("--")}
     settings = {part: {name[8:]: int(value) for name, value in given.items() if name.startswith(f"--{part}.")}
                 for part in ("model", "train")}  # fmt: skip
-    model, train = settings_of("seq2seq", given["--data"], given["--preset"], settings["model"], settings["train"])
+    model, train = settings_of(
+        TrainingRequest(
+            "seq2seq", given["--data"], preset=given["--preset"], model=settings["model"], train=settings["train"]
+        )
+    )
     assert train.lr == pytest.approx((64 * 400) ** -0.5)
     assert (train.beta1, train.beta2, train.eps, train.label_smoothing) == (0.9, 0.98, 1e-9, 0.1)
     assert (model.width, model.heads, model.dropout, model.norm_position) == (64, 8, 0.1, "post")

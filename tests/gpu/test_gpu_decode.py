@@ -19,7 +19,7 @@ from pencil.inference.beam import search
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling, choose, probabilities
 from pencil.inference.text_stream import stream
-from pencil.models.captioner_config import CaptionerConfig
+from pencil.models.captioner import CaptionerConfig
 from pencil.models.gpt import GPTConfig
 from pencil.models.seq2seq import Seq2SeqConfig
 

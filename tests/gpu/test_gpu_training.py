@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from conftest import unchecked
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.runs.run import Run
 from pencil.train.loop.trainer import Trainer
 from pencil.train.task import Preview
@@ -44,7 +46,7 @@ def trainer(name, folder, notes, **settings):
         rows = [f"{'so ' * (i % 23)}{i}\t{'good' if i % 2 else 'bad'}" for i in range(97)]
         Path(data).write_text("\n".join(rows) + "\n")
     model = SIZES | ({"context": 31} if name == "gpt" else {})
-    run, task, config = new_run(name, data, model=model, train={**TRAIN, **settings}, out=folder)
+    run, task, config = new_run(TrainingRequest(name, data, model=model, train={**TRAIN, **settings}), out=folder)
     task.preview = lambda model: Preview(".txt", b"")
     return Trainer(task, run, config)
 

@@ -65,7 +65,7 @@ def light(monkeypatch):
 @contextmanager
 def lightly(monkeypatch):
     monkeypatch.setattr("pencil.train.loop.trainer.plot_losses", lambda run: None)
-    monkeypatch.setattr("pencil.train.loop.trainer.Trainer._preview", lambda trainer: None)
+    monkeypatch.setattr("pencil.train.loop.evaluator.Evaluator.preview", lambda evaluator: None)
     with unchecked():
         yield
 

@@ -16,7 +16,7 @@ def child(job, rank):
         os.dup2(file, number)
         os.close(file)
     sys.argv = ["pencil", *job["words"]]
-    torchrun.PARENT = os.getppid()  # which was another when it was imported
+    torchrun.PARENT_PID = os.getppid()  # which was another when it was imported
     code = 0
     try:
         if job["script"]:

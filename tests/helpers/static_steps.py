@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from pencil.core.masks import NOWHERE
 from pencil.core.span import Span
 from pencil.families import create
-from pencil.models.captioner_config import CaptionerConfig
+from pencil.models.captioner import CaptionerConfig
 from pencil.models.gpt import GPTConfig
 from pencil.models.seq2seq import Seq2SeqConfig
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import config
 
 from pencil.families import create
-from pencil.models.captioner_config import CaptionerConfig
+from pencil.models.captioner import CaptionerConfig
 from pencil.models.gpt import GPTConfig
 from pencil.models.vit import ViTConfig
 from pencil.tracing.live_trace import trace

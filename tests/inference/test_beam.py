@@ -15,7 +15,7 @@ from pencil.families import create
 from pencil.inference.beam import search
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling
-from pencil.models.captioner_config import CaptionerConfig
+from pencil.models.captioner import CaptionerConfig
 from pencil.models.gpt import GPTConfig
 from pencil.models.seq2seq import Seq2SeqConfig
 

@@ -18,7 +18,7 @@ from pencil.inference.decode_step import bucket_of
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling
 from pencil.inference.text_stream import stream
-from pencil.models.captioner_config import CaptionerConfig
+from pencil.models.captioner import CaptionerConfig
 from pencil.models.gpt import GPTConfig
 from pencil.models.seq2seq import Seq2SeqConfig
 

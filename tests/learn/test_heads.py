@@ -10,6 +10,7 @@ import torch
 
 from pencil.api.loading import load
 from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.cli.main import main
 from pencil.core.probe import Probe
 from pencil.data.tokenizers.tokenizer import CharTokenizer
@@ -346,7 +347,7 @@ def test_every_family_is_measured_on_its_own_held_out_data(name, data, columns, 
     (tmp_path / "labels.tsv").write_text("".join(f"{line}\t{'xy'[i % 2]}\n" for i, line in enumerate(2 * lines)))
     (tmp_path / "plain.txt").write_text("\n".join(19 * lines))
     sizes = {"width": 24, "heads": 3, "depth": 1} | ({"context": 31} if data == "plain.txt" else {})
-    run, task, _ = new_run(name, data, model=sizes, out=tmp_path / "run")
+    run, task, _ = new_run(TrainingRequest(name, data, model=sizes), out=tmp_path / "run")
     torch.manual_seed(3)
     run.write_weights(task.build(), {})
     loaded = load(run.path)

@@ -13,7 +13,7 @@ from pencil.core.masks import NOWHERE
 from pencil.core.positions import Learned
 from pencil.core.span import Span
 from pencil.families import create
-from pencil.models.captioner_config import CaptionerConfig
+from pencil.models.captioner import CaptionerConfig
 from pencil.models.dit import DiTConfig
 from pencil.models.gpt import GPTConfig
 from pencil.models.reader import ReaderConfig

@@ -19,8 +19,7 @@ from pencil.core.span import Span
 from pencil.families import configure, create, family
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling
-from pencil.models.captioner import attention_maps
-from pencil.models.captioner_config import PRESETS, CaptionerConfig
+from pencil.models.captioner import PRESETS, CaptionerConfig, attention_maps
 from pencil.models.gpt import GPTConfig
 from pencil.models.vit import ViTConfig
 from pencil.train.losses.vocabulary import next_token

@@ -23,8 +23,7 @@ from pencil.families.captioner import trace_image
 from pencil.families.trace_labels import grid_labels
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling
-from pencil.models.captioner import attention_maps
-from pencil.models.captioner_config import CaptionerConfig
+from pencil.models.captioner import CaptionerConfig, attention_maps
 from pencil.runs.run import Loaded
 from pencil.train.losses.vocabulary import next_token
 from traced import disagreeing

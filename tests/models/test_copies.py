@@ -10,8 +10,9 @@ import torch
 from test_compiled import KINDS, MORE, SIZES
 
 from pencil.core.masks import causal, full, padding, prefix, window
+from pencil.core.positions import Scheme
 from pencil.families import configure, create
-from pencil.models.parts import Scaling, Scheme
+from pencil.models.config import Scaling
 from pencil.models.rope_pairs import convert_rope
 
 VARIANTS = [

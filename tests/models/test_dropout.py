@@ -12,7 +12,7 @@ import torch
 from pencil.core.probe import Probe
 from pencil.data.images import loading as images
 from pencil.families import create, family
-from pencil.models.captioner_config import CaptionerConfig
+from pencil.models.captioner import CaptionerConfig
 from pencil.models.gpt import GPTConfig
 from pencil.models.reader import ReaderConfig
 from pencil.models.seq2seq import Seq2SeqConfig

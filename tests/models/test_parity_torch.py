@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from pencil.core.attention import Attention
-from pencil.core.biases import T5
 from pencil.core.masks import NOWHERE, causal, padding
+from pencil.core.positions import T5
 from pencil.core.probe import Probe
 from pencil.core.span import Span
 from pencil.families import create

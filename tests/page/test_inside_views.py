@@ -15,7 +15,8 @@ from conftest import unchecked
 from explore.served import serving
 from explore.small_runs import write_run
 from page.mock import Events, axe, mocked
-from pencil.explore.session import Subject
+from pencil.explore.cells import receipt as receipt_of
+from pencil.explore.session import Session
 from pencil.learn.katas import kata, progress
 
 ATTENTION = "blocks.1.attn.pattern"
@@ -46,14 +47,14 @@ def runs(home, quickly):
 def texts(runs, home):
     before = os.environ.get("PENCIL_DATA")
     os.environ["PENCIL_DATA"] = str(home / "data")
-    with serving(Subject.open(runs["gpt"]), Subject.open(runs["other"], "b")) as found:
+    with serving(Session.open(runs["gpt"]), Session.open(runs["other"], "b")) as found:
         yield found
     os.environ.pop("PENCIL_DATA") if before is None else os.environ.update(PENCIL_DATA=before)
 
 
 @pytest.fixture(scope="module")
 def pictures(runs):
-    with serving(Subject.open(runs["captioner"])) as found:
+    with serving(Session.open(runs["captioner"])) as found:
         yield found
 
 
@@ -77,8 +78,8 @@ def opened(browser, served, where="", refused=False, **how):
     assert refused or said == []
 
 
-def subject(served, id="a"):
-    return served.explorer.subjects[id]
+def session(served, id="a"):
+    return served.explorer.sessions[id]
 
 
 def asked(text="the cat", model="a", edits=(), tokens=3):
@@ -104,7 +105,7 @@ def test_every_head_has_a_picture_and_one_opens_down_to_a_receipt(browser, texts
         assert page.locator(".thumb").count() == 2 * 3
         page.click(f'[data-head="{ATTENTION}:2"]')
         page.wait_for_selector(".keys .key")
-        pattern = subject(texts).record(asked()).array(ATTENTION)[0, 2]
+        pattern = session(texts).record(asked()).array(ATTENTION)[0, 2]
         row = 3
         page.locator(".words .word").nth(row).hover()
         shown = [float(word) for word in page.locator(".keys .p").all_inner_texts()]
@@ -214,7 +215,7 @@ def test_from_the_answer_to_the_receipt_of_a_pixel_in_four_clicks(browser, pictu
         page.wait_for_function("() => location.hash.includes('cell=given.picture')")
         assert len(clicks) <= 4
         cell = cell_of(page)
-        one = subject(pictures)
+        one = session(pictures)
         state = {"model": "a", "input": one.about()["example"], "edits": []}
         pixel = float(one.record(state)[cell].value)
         page.wait_for_function("() => document.querySelector('#receipt').innerText.includes('given')")
@@ -222,7 +223,7 @@ def test_from_the_answer_to_the_receipt_of_a_pixel_in_four_clicks(browser, pictu
 
 
 def test_the_parts_on_screen_sum_to_the_logit_and_to_a_difference(browser, texts):
-    one = subject(texts)
+    one = session(texts)
     answer = one.answer(asked())
     token = answer["tokens"][0]
     with opened(browser, texts, address("why", cell=token["cell"])) as page:
@@ -251,7 +252,7 @@ def test_the_parts_on_screen_sum_to_the_logit_and_to_a_difference(browser, texts
 
 def test_a_head_is_switched_off_and_on_and_the_address_reproduces_it(browser, texts):
     edit = "blocks.0.attn.z[:,1]=0"
-    one = subject(texts)
+    one = session(texts)
     before, after = one.answer(asked()), one.answer(asked(edits=[edit]))
     with opened(browser, texts, address("change")) as page:
         page.click("button[aria-label='head 2 of block 1 · attention off']")
@@ -330,7 +331,7 @@ def test_each_change_is_in_words_and_of_many_the_last_are_shown(browser):
 
 
 def test_a_token_is_set_by_its_text_or_its_id(browser, texts):
-    one = subject(texts)
+    one = session(texts)
     words = one.record(asked()).labels["V"]
     at = next(i for i, word in enumerate(words) if len(word) == 1 and word.isalpha())
     with opened(browser, texts, address("change", cell="tokens[0,3]")) as page:
@@ -367,7 +368,7 @@ def test_a_number_a_mask_and_an_input_are_set_from_a_cell(browser, texts):
         assert "Write a number" in page.inner_text("[role=alert]")
         page.wait_for_selector(".reply >> nth=1")
     # a token of the input
-    tokens = subject(texts).record(asked()).array("tokens")
+    tokens = session(texts).record(asked()).array("tokens")
     with opened(browser, texts, address("change", cell="tokens[0,4]")) as page:
         page.fill("form input", str(int(tokens[0, 0])))
         page.click("text=Set this token")
@@ -393,7 +394,7 @@ def test_an_edit_that_is_refused_can_be_taken_back_and_is_never_called_a_change(
 
 @pytest.mark.long
 def test_two_models_differ_from_the_first_tensor_that_is_named(browser, texts):
-    one, other = subject(texts), subject(texts, "b")
+    one, other = session(texts), session(texts, "b")
     lengths = {len(each.answer(asked(model=id))["tokens"]) for each, id in ((one, "a"), (other, "b"))}
     tokens = 1 if len(lengths) > 1 else 3  # answers of two lengths are compared before their first token
     a, b = (each.record(asked(model=id, tokens=tokens)) for each, id in ((one, "a"), (other, "b")))
@@ -460,9 +461,9 @@ def test_a_tour_is_walked_by_the_arrow_keys_and_answers_come_after_a_prediction(
         page.click("text=Reveal")
         assert "Your prediction: 0.5" in page.inner_text(".predict")
         page.locator(".predict >> text=Open its receipt").first.click()
-        one = subject(texts)
+        one = session(texts)
         cell = cell_of(page)
-        receipt = one.receipt(one.key(asked()), cell)
+        receipt = receipt_of(one, one.state(asked()).key, cell)
         assert page.locator(".predict pre").first.inner_text().splitlines()[-1] == receipt["lines"][-1]
 
 
@@ -572,7 +573,7 @@ def test_a_large_picture_stands_in_the_link_as_the_model_sees_it(browser, pictur
 
 @pytest.mark.long
 def test_two_pictures_make_two_files_in_the_python(browser, pictures):
-    model = subject(pictures).about()
+    model = session(pictures).about()
     one, other = (input["input"]["picture"] for input in model["examples"][:2])
     rest = quote(json.dumps({"picture": other}))
     with opened(browser, pictures, f"#view=compare&picture={quote(one)}&b.input={rest}&o.tokens=1") as page:

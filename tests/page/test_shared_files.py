@@ -13,8 +13,8 @@ from conftest import unchecked
 from explore.served import serving
 from explore.small_runs import write_run
 from page.test_inside_views import address, opened
-from pencil.explore.export import Shown
-from pencil.explore.session import Subject
+from pencil.explore.export import Shown, export_page
+from pencil.explore.session import Session
 
 MISSING = "This file does not hold"
 
@@ -36,7 +36,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def texts(runs):
-    with serving(Subject.open(runs("gpt"))) as found:
+    with serving(Session.open(runs("gpt"))) as found:
         yield found
 
 
@@ -97,9 +97,9 @@ def test_the_file_of_why_opens_on_the_input_and_the_parts_that_were_on_screen(br
 
 
 def test_the_head_that_opens_by_itself_is_in_the_file(runs):
-    one = Subject.open(runs("gpt"))
+    one = Session.open(runs("gpt"))
     state = {"input": {"text": "it was", "options": {"tokens": 12}}}
-    views = json.loads(re.search(r'id="views">(.*?)</script>', one.export(state), re.DOTALL)[1])
+    views = json.loads(re.search(r'id="views">(.*?)</script>', export_page(one, state), re.DOTALL)[1])
     held = views["contributions"]
     for token in views["answer"]["tokens"][:12]:
         whole = held[f"{token['cell']}||"]
@@ -111,15 +111,15 @@ def test_the_head_that_opens_by_itself_is_in_the_file(runs):
     assert any(f"what {lacking} of the {len(inside)} parts" in line for line in views["left_out"])
 
 
-def other(subject):
+def other(session):
     """An input that is not the one the model begins with."""
-    return subject.about()["examples"][1]["input"]
+    return session.about()["examples"][1]["input"]
 
 
 def test_a_file_of_a_picture_shows_it_and_leads_to_a_pixel(browser, runs):
-    one = Subject.open(runs("captioner"))
+    one = Session.open(runs("captioner"))
     given = other(one)
-    page = offline(browser, one.export({"input": {**given, "options": {"tokens": 3}}}, Shown("why")))
+    page = offline(browser, export_page(one, {"input": {**given, "options": {"tokens": 3}}}, Shown("why")))
     page.wait_for_selector(".why [aria-expanded=true]")
     page.locator(".why ul ul [data-kind=patch]").first.click()
     pixel = page.locator(".why [data-kind=pixel]").first
@@ -132,9 +132,9 @@ def test_a_file_of_a_picture_shows_it_and_leads_to_a_pixel(browser, runs):
 
 
 def test_a_file_of_a_label_shows_it(browser, runs):
-    one = Subject.open(runs("dit"))
+    one = Session.open(runs("dit"))
     given = {"label": "7", "options": {"steps": 3, "step": 2}}
-    page = offline(browser, one.export({"input": given, "edits": ["blocks.0.mlp.out=0"]}, "answer"))
+    page = offline(browser, export_page(one, {"input": given, "edits": ["blocks.0.mlp.out=0"]}, "answer"))
     assert page.inner_text(".given .fixed") == "7"
     assert "blocks.0.mlp.out=0" in page.inner_text(".given")
     assert page.inner_text(".bar .count") == "after 3 of 3 steps"
@@ -182,7 +182,7 @@ GIVEN = {
 @pytest.mark.parametrize("name", [n if n == "gpt" else pytest.param(n, marks=pytest.mark.long) for n in GIVEN])
 def test_the_python_of_an_answer_prints_the_same(browser, runs, name, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    with serving(Subject.open(runs(name.partition(",")[0]))) as served, opened(browser, served, GIVEN[name]) as page:
+    with serving(Session.open(runs(name.partition(",")[0]))) as served, opened(browser, served, GIVEN[name]) as page:
         page.wait_for_selector(".copy")
         page.wait_for_function("() => !pencil.session.stale && pencil.session.answer")
         answer = page.evaluate("JSON.parse(JSON.stringify(pencil.session.answer))")

@@ -8,7 +8,7 @@ import pytest
 from conftest import call
 from pencil.api.loading import load
 from pencil.config import UserError
-from pencil.explore.checkpoints import at_step
+from pencil.explore.session import load_checkpoint
 from pencil.train.loop import checkpoint
 
 # A model whose sizes are not divisible, one of them smaller than the number of processes; after two steps it is saved,
@@ -63,7 +63,7 @@ with process_group(torch.device("cpu")) as here:
                     moment = kept.tensors.like(f"optim.{name}.exp_avg", parameter)
                     assert type(moment) is type(parameter.data), (type(moment), type(parameter))
                     parameter.add_(moment)
-        found = {n: t.full_tensor() if shards.spread(t) else t for n, t in model.state_dict().items()}
+        found = {n: t.full_tensor() if shards.is_dtensor(t) else t for n, t in model.state_dict().items()}
         if here.is_rank0:
             for name, tensor in found.items():
                 print(name, tensor.flatten().tolist())
@@ -142,21 +142,20 @@ from pathlib import Path
 import torch
 from pencil.config import build
 from pencil.api.loading import open_run
-from pencil.api.run_setup import task_of
+from pencil.api.run_data import task_of
 from pencil.collectives.processes import process_group, world
 from pencil.train.loop.trainer import Trainer
-from pencil.train.loop.resume import restore
 from pencil.train.settings import TrainConfig
 
 run, (kind, step) = open_run(Path("run")), sys.argv[1:]
 config = build(TrainConfig, {**run.config["train"], "parallel": kind, "keep": 9})
 with process_group(torch.device("cpu"), alone=kind == "fsdp"):
     trainer = Trainer(task_of(run, config), run, config)
-    notes = restore(trainer)
+    notes = trainer.restore()
     if world().is_rank0:
         print(*notes, sep="\\n")
-    trainer.step = int(step)
-    trainer.save()
+    trainer.state.step = int(step)
+    trainer.checkpointer.save()
 """
 
 
@@ -192,7 +191,7 @@ def _use(run):
     call("sample", run, "--max-new-tokens", 3, "--prompt", "line")
     call("eval", run)
     call("export", run, "--to", "hf", "--out", run.parent / "hf")
-    at_step(opened, 3)
+    load_checkpoint(opened, 3)
     damaged = run / "checkpoints" / "step-00000004" / "shard-00002.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     shown = call("verify", run, code=1)
@@ -216,7 +215,7 @@ def test_a_rank_that_does_not_see_the_folder_of_the_run_is_named(together, tmp_p
 import os, time
 from pathlib import Path
 import torch
-from pencil.collectives.processes import Ended, process_group, world
+from pencil.collectives.processes import OtherRankFailed, process_group, world
 from pencil.train.loop import resume
 resume.time.sleep = lambda seconds: None
 if world().rank == 1:
@@ -225,7 +224,7 @@ if world().rank == 1:
 with process_group(torch.device("cpu")):
     try:
         resume.check_shared(Path("run"))
-    except Ended:
+    except OtherRankFailed:
         print("ended")
     except ValueError as error:
         print(error)
@@ -241,7 +240,7 @@ def test_a_failure_of_one_process_leaves_no_checkpoint_and_is_known_to_all(toget
 import errno, sys
 from pathlib import Path
 import torch
-from pencil.collectives.processes import Ended, process_group, world
+from pencil.collectives.processes import OtherRankFailed, process_group, world
 from pencil.train.loop import checkpoint
 from pencil.train.parallel import shards
 
@@ -256,10 +255,10 @@ with process_group(torch.device("cpu")) as here:
         tensor = torch.full((3,), float(here.rank))
         try:
             checkpoint.write(Path("run"), step, {"a": tensor}, {}, 2, {"a": shards.Cut(0, 3 * here.rank, 6)})
-        except (OSError, KeyError, Ended) as error:
+        except (OSError, KeyError, OtherRankFailed) as error:
             print(type(error).__name__, getattr(error, "errno", None))
 """
     (tmp_path / "run").mkdir()
     shown = [one.out.splitlines() for one in together(2, script)]
-    assert shown == [["OSError 28", "Ended None"], ["OSError 28", "KeyError None"]]
+    assert shown == [["OSError 28", "OtherRankFailed None"], ["OSError 28", "KeyError None"]]
     assert not list((tmp_path / "run" / "checkpoints").iterdir())

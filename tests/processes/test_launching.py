@@ -11,10 +11,17 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import TEXT
-from pencil.api.several_processes import _count_restart, _made_before
+from pencil.api.several_processes import _count_restart, _find_earlier_run
 from pencil.cli.launch import _without_option, enter, launch, leave
-from pencil.collectives.processes import RankError, World, _check_device, _difference, lost_another, world
-from pencil.collectives.torchrun import _opened, agent_name
+from pencil.collectives.processes import (
+    RankError,
+    World,
+    _check_device,
+    _describe_difference,
+    is_lost_connection,
+    world,
+)
+from pencil.collectives.torchrun import _open_store, agent_name
 from pencil.config import UserError
 
 SMALL = ["--data", "notes.txt", "--out", "run", "--model.width", "12", "--model.depth", "1", "--model.heads", "3",
@@ -74,9 +81,9 @@ with process_group(torch.device("cpu")) as here:
     assert broadcast("x" * 997 if here.is_rank0 else None) == "x" * 997
     assert all_gather("y" * here.rank) == ["", "y", "yy"]
     assert all_reduce_sum(torch.tensor([1.0, here.rank])).tolist() == [3, 3]
-    same_everywhere({"a": {"b": 1}}, "settings")
+    require_same_on_all_ranks({"a": {"b": 1}}, "settings")
     try:
-        same_everywhere({"a": {"b": 1, "lr": here.rank // 2}}, "settings")
+        require_same_on_all_ranks({"a": {"b": 1, "lr": here.rank // 2}}, "settings")
         raise SystemExit(1)
     except RankError as error:
         print(error)
@@ -105,7 +112,7 @@ with process_group(torch.device("cpu")):
     failing = script.replace("print(rank0_first(make))", "rank0_first(lambda: 1 / 0 if world().is_rank0 else print(7))")
     ended = together(2, failing, code=1)
     assert "ZeroDivisionError" in ended[0].err
-    assert "Ended" in ended[1].err.splitlines()[-1]
+    assert "OtherRankFailed" in ended[1].err.splitlines()[-1]
     assert ended[1].out == ""
 
 
@@ -147,8 +154,8 @@ def test_the_environment_of_torchrun_is_checked(monkeypatch, fails):
 
 
 def test_a_difference_is_shown_where_it_is():
-    assert _difference({"a": 1}, {"a": 1, "b": "x" * 99}) == f"b is {'x' * 60}… here and not given there"
-    assert _difference([1], [2]) == "it is [2] here and [1] there"
+    assert _describe_difference({"a": 1}, {"a": 1, "b": "x" * 99}) == f"b is {'x' * 60}… here and not given there"
+    assert _describe_difference([1], [2]) == "it is [2] here and [1] there"
 
 
 def test_a_process_that_waits_for_long_says_where(together, tmp_path):
@@ -178,12 +185,12 @@ import torch
 from pencil.collectives import processes, torchrun
 from pencil.progress import pollable
 with processes.process_group(torch.device("cpu")):
-    torchrun.PARENT = -1
+    torchrun.PARENT_PID = -1
     processes.rank0_first(lambda: [print(n) for n in pollable([2, 3])])
 """
     first, second = together(2, script, env={"TORCHELASTIC_RUN_ID": "tuesday"}, code=1)
     assert first.out + second.out == ""
-    assert "Ended" in first.err.splitlines()[-1]
+    assert "OtherRankFailed" in first.err.splitlines()[-1]
 
 
 def test_a_second_training_of_the_same_processes_meets_again(together):
@@ -204,10 +211,14 @@ def test_devices_that_processes_cannot_share_are_refused():
 
 
 def test_errors_of_the_network_are_not_all_taken_for_the_end_of_another():
-    assert lost_another(RuntimeError("[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:17"))
-    assert lost_another(torch.distributed.DistNetworkError("failed to recv, got 0 bytes"))
-    assert not lost_another(torch.distributed.DistBackendError("NCCL error: unhandled system error, /dev/shm is full"))
-    assert not lost_another(RuntimeError("[/gloo/transport/tcp/device.cc:84] rv != -1: unable to resolve host"))
+    assert is_lost_connection(
+        RuntimeError("[/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:17")
+    )
+    assert is_lost_connection(torch.distributed.DistNetworkError("failed to recv, got 0 bytes"))
+    assert not is_lost_connection(
+        torch.distributed.DistBackendError("NCCL error: unhandled system error, /dev/shm is full")
+    )
+    assert not is_lost_connection(RuntimeError("[/gloo/transport/tcp/device.cc:84] rv != -1: unable to resolve host"))
 
 
 # ---- a training of several processes
@@ -396,10 +407,10 @@ def test_a_port_that_was_taken_meanwhile_is_another_after_a_restart(monkeypatch,
         for name, value in at.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(UserError, match="the processes cannot meet at 127.0.0.1:.*; use another MASTER_PORT"):
-            _opened(World(0, 2, 0))
+            _open_store(World(0, 2, 0))
         monkeypatch.setenv("PENCIL_LAUNCH", str(tmp_path))  # whose ports torchrun chooses
         with pytest.raises(RuntimeError, match="where the processes meet, was taken meanwhile"):
-            _opened(World(0, 2, 0))
+            _open_store(World(0, 2, 0))
 
 
 def test_another_training_of_the_same_name_is_not_taken_for_a_restart(together, tmp_path):
@@ -427,11 +438,11 @@ def test_on_several_machines_a_restart_that_is_not_counted_finds_its_run(togethe
     agent = re.search('agent = "(.*)"', config)[1]
     for name, value in torchrun.items():
         monkeypatch.setenv(name, value)
-    assert _made_before(Path("run"), None) is None  # another torchrun, with the same name
+    assert _find_earlier_run(Path("run"), None) is None  # another torchrun, with the same name
     (tmp_path / "run" / "config.toml").write_text(config.replace(agent, agent_name()))
-    assert _made_before(Path("run"), None).path == Path("run")
+    assert _find_earlier_run(Path("run"), None).path == Path("run")
     monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
-    assert _made_before(Path("run"), None) is None
+    assert _find_earlier_run(Path("run"), None) is None
 
 
 # ---- the launcher

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from pencil.collectives.processes import RankError, World
 from pencil.config import UserError
-from pencil.train.parallel import modes as parallel
+from pencil.train.parallel import gradients as parallel
 
 # rows are sorted by the expert that they need; an expert without rows is not run
 SCRIPT = """
@@ -104,7 +104,7 @@ def test_fsdp_refuses_a_parameter_that_is_a_single_number(trained):
 def test_rows_that_never_have_targets_end_the_search(monkeypatch):
     monkeypatch.setattr(parallel, "own_batch", lambda task, step, micro, here: step)
     for size, error in ((1, UserError), (2, RankError)):
-        gradients = object.__new__(parallel.Alone)
+        gradients = object.__new__(parallel.Gradients)
         gradients.task, gradients.here = SimpleNamespace(targets=lambda step: step == 1007), World(0, size, 0)
         assert gradients.filler(9) == 1007
         with pytest.raises(error, match="its rows of 1,000 batches have no targets"):

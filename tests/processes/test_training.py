@@ -18,9 +18,8 @@ from pencil.config import UserError, build
 from pencil.cost.parallel import Plan, device_memory, units_of
 from pencil.data.images import decoding
 from pencil.families import family
-from pencil.train.parallel.exact import Tree, tree_sum
-from pencil.train.parallel.rows import cut, own_batch, own_rows
-from pencil.train.parallel.sharded_build import build_cut
+from pencil.train.parallel.fsdp import build_sharded
+from pencil.train.parallel.gradients import TreeSum, cut_rows, own_batch, own_rows, tree_sum
 from pencil.train.settings import TrainConfig, check_processes, slots_of
 from pencil.train.task import Request
 
@@ -243,7 +242,7 @@ def test_a_model_built_in_parts_has_the_weights_of_one_process(name, here, notes
     torch.manual_seed(7)
     expected, after = Build().build(), torch.rand(3)
     torch.manual_seed(7)
-    model, values = build_cut(Build(), here)
+    model, values = build_sharded(Build(), here)
     assert torch.equal(torch.rand(3), after)
     assert values is not None
     assert any(p.is_meta for p in model.parameters())
@@ -263,7 +262,7 @@ def test_a_model_initialised_in_another_way_is_built_whole():
     torch.manual_seed(7)
     expected = Build().build()
     torch.manual_seed(7)
-    model, values = build_cut(Build(), World(0, 2, 0))
+    model, values = build_sharded(Build(), World(0, 2, 0))
     assert values is None
     assert torch.equal(model.weight, expected.weight)
 
@@ -278,7 +277,7 @@ def test_a_model_that_looks_at_its_values_is_built_whole(line):
             exec(line)
             return linear
 
-    model, values = build_cut(Build(), World(0, 2, 0))
+    model, values = build_sharded(Build(), World(0, 2, 0))
     assert values is None
     assert not model.weight.is_meta
 
@@ -289,7 +288,7 @@ def test_slots_of_a_blended_batch_are_blended_as_the_whole(tmp_path):
     whole, size = task.batch(3, 1), task.train.batch
     for rank in range(4):
         rows = own_rows(size, World(rank, 4, rank))
-        for found, expected in zip(task.batch(3, 1, rows), cut(whole, rows, size), strict=True):
+        for found, expected in zip(task.batch(3, 1, rows), cut_rows(whole, rows, size), strict=True):
             assert torch.equal(found, expected)
 
 
@@ -319,7 +318,7 @@ def test_a_process_makes_its_rows_alone_and_they_are_those_of_the_batch(tmp_path
         own = own_batch(task, 3, 1, World(rank, 4, rank))
         assert 0 < len(decoded) <= 2 * (1 + mixed)
         rows = slice(2 * rank, 2 * rank + 2)
-        for mine, all_ in zip(own, cut(whole, rows, 8), strict=not mixed):
+        for mine, all_ in zip(own, cut_rows(whole, rows, 8), strict=not mixed):
             assert torch.equal(mine, all_)
         if mixed:
             assert torch.equal(own[3], whole[0].flip(0)[rows])
@@ -330,7 +329,7 @@ def test_values_are_summed_by_a_binary_tree():
     values = [torch.tensor(v) for v in (1.0, 1e8, -1e8, 1.0, 3.0, 1e8, 7.0, -1e8)]
     a, b, c, d, e, f, g, h = values
     assert tree_sum(values) == ((a + b) + (c + d)) + ((e + f) + (g + h))
-    tree = Tree()
+    tree = TreeSum()
     for value in values[:6]:
         tree.add(value)
     assert [count for count, _ in tree.sums] == [4, 2]

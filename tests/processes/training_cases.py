@@ -15,7 +15,7 @@ from pencil.families import family
 from pencil.train.loop.trainer import Trainer
 from pencil.train.losses import vocabulary as losses
 from pencil.train.losses.vocabulary import fuses
-from pencil.train.recompute import blocks_of
+from pencil.train.recompute import model_blocks
 from pencil.train.task import Request
 
 STEPS = 3
@@ -53,12 +53,17 @@ def train(name, text, model=None, poison=None, steps=STEPS, preview=False, fused
         made.loss = lambda batch: clean(batch) * (float("nan") if [world().rank, made.step] == poison else 1.0)
     with made.group:
         with whole_blocks(made.model) as counts:
-            first = made.evaluate()
-            shown = made._preview() if preview else None
+            first = made.evaluator.evaluate()
+            shown = made.evaluator.preview() if preview else None
         for _ in range(steps):
             made.update()
         found, left_out = made.guard.read(made.step)
-        facts = {"first": first, "losses": found, "left out": [list(one) for one in left_out], "last": made.evaluate()}
+        facts = {
+            "first": first,
+            "losses": found,
+            "left out": [list(one) for one in left_out],
+            "last": made.evaluator.evaluate(),
+        }
         if preview:
             facts |= {"preview": shown and shown.content.hex(), "whole blocks": max(counts, default=0)}
         tensors = {name: whole(t) for name, t in made.model.state_dict().items()}
@@ -73,7 +78,7 @@ def train(name, text, model=None, poison=None, steps=STEPS, preview=False, fused
 @contextmanager
 def whole_blocks(model):
     """How many blocks are whole, each time that one runs."""
-    counts, blocks = [], blocks_of(model)
+    counts, blocks = [], model_blocks(model)
 
     def count(*_):
         counts.append(sum(not hasattr(next(block.parameters()), "full_tensor") for block in blocks))

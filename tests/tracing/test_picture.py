@@ -14,7 +14,7 @@ from pencil.families import create
 from pencil.families.captioner import trace_image
 from pencil.inference.attention_maps import caption_attention
 from pencil.learn.worked.examples import EXAMPLES
-from pencil.models.captioner_config import CaptionerConfig
+from pencil.models.captioner import CaptionerConfig
 from pencil.runs.run import Loaded
 from pencil.tracing import picture
 from pencil.tracing.live_trace import trace

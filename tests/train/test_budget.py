@@ -24,7 +24,7 @@ from pencil.progress import track
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint, pace
 from pencil.train.loop import trainer as loop
-from pencil.train.loop.pace import Budget, Pace, plans_of, time_updates, with_plans
+from pencil.train.loop.pace import Budget, Pace, plans_of, with_plans
 from pencil.train.loop.report import Metrics
 from pencil.train.schedule import factor, step_of_first_plan
 from pencil.train.settings import TrainConfig
@@ -66,13 +66,13 @@ def at(monkeypatch):
     """Let a trainer run on a machine; without `compute` nothing is trained and written, and it only takes its time."""
 
     def run(machine, made, compute=True):
-        update, evaluate, save = made.update, made.task.evaluate, made.save
+        update, evaluate, save = made.update, made.task.evaluate, made.checkpointer.save
 
         def timed_update():
             machine.work(machine.update)
             if compute:
                 return update()
-            made.step += 1
+            made.state.step += 1
             return 5
 
         def timed_evaluation(model, batches):
@@ -85,9 +85,9 @@ def at(monkeypatch):
             save()
 
         if not compute:
-            made._start_saving = made._write_config = lambda: None
-            made.write_weights = lambda facts: None
-        made.update, made.task.evaluate, made.save = timed_update, timed_evaluation, timed_save
+            made.checkpointer._start_saving = made._write_config = lambda: None
+            made.checkpointer.write_weights = lambda facts: None
+        made.update, made.task.evaluate, made.checkpointer.save = timed_update, timed_evaluation, timed_save
         monkeypatch.setattr(loop, "plot_losses", lambda run: machine.work(machine.rest / 2))
         monkeypatch.setattr(pace, "clock", machine)
         made.began = START
@@ -112,7 +112,7 @@ def test_the_steps_of_a_plan_take_as_long_as_the_budget(chosen, monkeypatch):
         monkeypatch.setattr(pace, "clock", lambda: START)
         budget = Budget(rng.uniform(1, 10), START)
         budget.updates, budget.busy, budget.plot = 3, rng.uniform(0.03, 1.5), rng.uniform(0, 0.5)
-        budget.evaluated(rng.uniform(0.0, 3.0), rng.uniform(0.0, 0.5))
+        budget.count_evaluation(rng.uniform(0.0, 3.0), rng.uniform(0.0, 0.5))
         config = TrainConfig(**{**UNDECIDED, "minutes": budget.minutes, **chosen})
         plan = budget.plan(0, config, [name for name in ("eval_every", "save_every") if name not in chosen])
         found = replace(config, **{name: value for name, value in plan.items() if name != "step"})
@@ -149,10 +149,10 @@ def test_the_whole_command_takes_its_time_on_any_machine(tmp_path, notes, at, up
         least, most = (0.9, 1.02) if steady else (0.7, 1.3)
         assert least * 60 <= clock.used <= most * 60, machine
         assert outcome.finished or (evaluation == 5.0 and not steady)
-        assert outcome.step == made.config.steps == made.plans[-1]["steps"] > 5
+        assert outcome.step == made.config.steps == made.state.plans[-1]["steps"] > 5
         assert outcome.used == f"{clock.used:.0f} of 60 s used"
         if steady:  # no sudden stop: the rate has decayed
-            assert factor(made.step, made.config, made.plans) < 1e-9
+            assert factor(made.step, made.config, made.state.plans) < 1e-9
 
 
 @pytest.mark.usefixtures("fast_training")
@@ -161,7 +161,7 @@ def test_the_time_is_kept_on_a_machine_with_spikes(tmp_path, notes, at):
     made = at(clock, trainer(tmp_path / "a", notes, **UNDECIDED), compute=False)
     assert made.train().finished
     assert 0.8 * 60 <= clock.used <= 1.3 * 60
-    assert 2 < len(made.plans) <= 50
+    assert 2 < len(made.state.plans) <= 50
 
 
 @pytest.mark.usefixtures("fast_training")
@@ -213,7 +213,7 @@ def test_a_run_taken_up_again_follows_its_plans_to_the_same_bits(
         assert not first.train().finished
     recorded = plans_of(Run.open(folder).config)
     assert len(recorded) > 1
-    saved = checkpoint.saved(folder)
+    saved = checkpoint.saved_steps(folder)
     assert bool(saved) == (not save_every)
     spent = checkpoint.read(folder, saved[-1]).state["budget"]["used"] if saved else 0.0
     again = trainer(folder, notes, run=Run.open(folder), **{**UNDECIDED, **decided(folder)})
@@ -222,7 +222,7 @@ def test_a_run_taken_up_again_follows_its_plans_to_the_same_bits(
     plans = plans_of(Run.open(folder).config)
     assert plans[: len(recorded)] == recorded
     assert len(plans) > len(recorded)
-    assert again.plans == plans
+    assert again.state.plans == plans
     assert 0.8 * 60 <= spent + clock.now - begins <= 1.3 * 60
     state = json.loads((checkpoint.folder_of(folder, again.step) / "state.json").read_text())
     assert state["plans"] == plans
@@ -235,7 +235,7 @@ def test_a_run_taken_up_again_follows_its_plans_to_the_same_bits(
     whole = following(tmp_path / "whole", notes, plans, warmup=decided(folder)["warmup"], **chosen)
     monkeypatch.setattr(Budget, "due", lambda *_: False)  # it only follows
     at(Machine(MACHINES["steady"], 1.1), whole).train()
-    assert whole.plans == plans
+    assert whole.state.plans == plans
     assert bits(tmp_path / "whole", again.step) == bits(folder, again.step)
 
 
@@ -259,7 +259,7 @@ def test_what_is_chosen_when_a_budget_goes_on_stays_chosen(tmp_path, notes, at, 
 
     go_on(13)
     assert Run.open(folder).config["train"]["eval_every"] != 3
-    saved = checkpoint.saved(folder)[-1]
+    saved = checkpoint.saved_steps(folder)[-1]
     second = go_on(saved + 1, eval_every=3, save_every=1009, **more)
     assert second.config.eval_every == 3
     recorded = plans_of(Run.open(folder).config)
@@ -276,9 +276,9 @@ def test_an_evaluation_that_writes_no_weights_does_not_forget_how_long_a_checkpo
 
     def made(**settings):
         made = trainer(folder, notes, **{**UNDECIDED, **settings})
-        write = made.write_weights
+        write = made.checkpointer.write_weights
         made.task.evaluate = lambda *_: {"val_loss": 2.0 + made.step}  # never better than at first
-        made.write_weights = lambda facts: (clock.work(0.3), write(facts))
+        made.checkpointer.write_weights = lambda facts: (clock.work(0.3), write(facts))
         at(clock, made).began = clock.now
         return made
 
@@ -286,7 +286,7 @@ def test_an_evaluation_that_writes_no_weights_does_not_forget_how_long_a_checkpo
         kill_after(made(), 23).train()
     again = made(run=Run.open(folder), **decided(folder))
     assert again.train().finished
-    assert again.budget.save == pytest.approx(pace.SAVE_WEIGHTS * 0.3, rel=0.1)
+    assert again.state.budget.save == pytest.approx(pace.CHECKPOINT_PER_WEIGHTS * 0.3, rel=0.1)
 
 
 @pytest.mark.usefixtures("fast_training")
@@ -294,7 +294,7 @@ def test_one_plan_is_a_run_with_so_many_steps(tmp_path, notes, at):
     clock = Machine(MACHINES["steady"], update=4.9)
     made = at(clock, trainer(tmp_path / "budget", notes, **UNDECIDED))
     made.train()
-    assert len(made.plans) == 1
+    assert len(made.state.plans) == 1
     assert f"{made.step} steps in a budget of 1 minute" in (tmp_path / "budget" / "README.md").read_text()
     trainer(tmp_path / "plain", notes, eval_batches=1, **decided(tmp_path / "budget")).train()
     assert bits(tmp_path / "budget", made.step) == bits(tmp_path / "plain", made.step)
@@ -336,7 +336,7 @@ def test_a_budget_without_room_for_a_step_is_refused(monkeypatch):
     monkeypatch.setattr(pace, "clock", lambda: START)
     budget = Budget(1.0, START - 3)
     budget.updates, budget.busy = 1, 2.0
-    budget.evaluated(64.0, 0.1)
+    budget.count_evaluation(64.0, 0.1)
     assert budget.plan(0, TrainConfig(**UNDECIDED), ["eval_every", "save_every"])["steps"] == 0
     with pytest.raises(
         UserError, match=r"1 is too little here: 3.0 s were used before the first step \(a step 2.0 s, an ev"
@@ -380,7 +380,7 @@ def test_updates_that_were_only_timed_leave_no_trace(tmp_path, notes):
     trainer(tmp_path / "plain", notes, **settings).train()
     made = trainer(tmp_path / "timed", notes, **settings)
     state, pace, polled = torch.random.get_rng_state(), Pace(), []
-    time_updates(made, pace, 0.0, lambda: polled.append(made.step))
+    made.time_updates(pace, 0.0, lambda: polled.append(made.step))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert polled == [1, 2]  # one to warm up, and one that counts
     assert (pace.updates, pace.units) == (1, 5 * 31)
@@ -510,7 +510,7 @@ with process_group(torch.device("cpu")):
         return update()
     made.update = timed
     assert made.train().finished
-    print(made.plans)
+    print(made.state.plans)
 """
     folder = tmp_path / "two"
     trainer(folder, notes, **UNDECIDED, batch=6, exact=True).group.close()

@@ -15,7 +15,7 @@ from pencil.train.settings import TrainConfig
 from pencil.train.task import Request
 from pencil.train.tasks import captioning
 from pencil.train.tasks.captioning import Captioning
-from pencil.train.tasks.text_scores import corpus_scores
+from pencil.train.tasks.metrics import corpus_scores
 
 SIZES = dict(width=24, heads=3, depth=1)
 

@@ -24,7 +24,7 @@ def write(run, step, keep=2):
 def test_a_checkpoint_is_read_back_and_the_newest_two_are_kept(tmp_path):
     for step in (10, 20, 30):
         write(tmp_path, step)
-    assert checkpoint.saved(tmp_path) == [20, 30]
+    assert checkpoint.saved_steps(tmp_path) == [20, 30]
     kept, faults = checkpoint.latest(tmp_path)
     assert kept.step == 30
     assert kept.state["step"] == 30
@@ -39,7 +39,7 @@ def test_damaged_later_checkpoints_do_not_crowd_out_an_intact_one(tmp_path):
         (write(tmp_path, step, keep=9) / "state.json").write_text("{}")
     assert checkpoint.latest(tmp_path)[0].step == 100
     write(tmp_path, 150)
-    assert checkpoint.saved(tmp_path) == [100, 150]
+    assert checkpoint.saved_steps(tmp_path) == [100, 150]
     assert checkpoint.latest(tmp_path)[0].step == 150
 
 
@@ -218,7 +218,7 @@ for line in sys.stdin:
     while not writer:
         step += 1
         checkpoint.write(run, step, {"model.a": torch.full((300, 700), float(step)), "optim.b": torch.full((300, 700), -float(step))}, {})
-    while not any(step > last for step in checkpoint.saved(run)):
+    while not any(step > last for step in checkpoint.saved_steps(run)):
         assert os.waitpid(writer, os.WNOHANG) == (0, 0)
         time.sleep(0.002)
     time.sleep(float(seconds))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_class_weight
 
 from pencil.api.run_setup import settings_of
+from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError, build
 from pencil.core.span import Span
 from pencil.families import family
@@ -180,4 +181,4 @@ def test_batches_are_balanced_and_a_function_of_seed_and_step(rare):
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused(rare, notes, name, data, train, sentence):
     with pytest.raises(UserError, match=sentence):
-        settings_of(name, {"rare": str(rare), "notes": str(notes)}.get(data, data), train=train)
+        settings_of(TrainingRequest(name, {"rare": str(rare), "notes": str(notes)}.get(data, data), train=train))

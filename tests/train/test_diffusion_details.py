@@ -14,9 +14,8 @@ from pencil.data.images import loading as images
 from pencil.families import family
 from pencil.inference.autoencoder import Autoencoder
 from pencil.train.task import Request, random_of
-from pencil.train.tasks import diffusion_eval
-from pencil.train.tasks.diffusion import Diffusion, middle_frames
-from pencil.train.tasks.diffusion_data import image_shape
+from pencil.train.tasks import sample_scores
+from pencil.train.tasks.diffusion import Diffusion, middle_frames, suggest_shape
 
 TINY = dict(width=16, depth=1, heads=2)
 
@@ -83,13 +82,13 @@ def test_the_features_of_many_pictures_are_in_their_order():
 
     pictures = np.random.default_rng(5).integers(0, 256, (259, 1, 3, 5), dtype=np.uint8)
     plain = pictures[:, 0].astype(float) / 127.5 - 1
-    found, labels = diffusion_eval.features(classifier, pictures)
+    found, labels = sample_scores.features(classifier, pictures)
     expected = np.stack([plain.mean((1, 2)), plain.max((1, 2))], 1)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert labels.tolist() == (expected[:, 0] < 0).astype(int).tolist()
     videos = pictures[:257].reshape(-1, 257, 1, 1, 3, 5).repeat(2, 3)[0]
     videos[:, :, 1] = pictures[2:259]
-    found, _ = diffusion_eval.features(classifier, videos)
+    found, _ = sample_scores.features(classifier, videos)
     np.testing.assert_allclose(found, (expected[:257] + expected[2:259]) / 2, atol=1e-6)
 
 
@@ -99,7 +98,7 @@ def test_samples_are_scored_by_what_a_classifier_takes_them_for(task, monkeypatc
     taken = [(label + 1) % 10 if i % 3 == 0 else label for i, label in enumerate(labels)]
     made, sheets, asked = np.zeros((20, 1, 8, 8), np.uint8), [], {}
     made[:, 0, 0, 0] = taken
-    monkeypatch.setattr(diffusion_eval, "SAMPLES", 20)
+    monkeypatch.setattr(sample_scores, "SAMPLES", 20)
     monkeypatch.setattr(Diffusion, "sample", lambda self, model, targets, **settings: asked.update(settings) or made)
     monkeypatch.setattr(draw, "sheet", lambda *given: sheets.append(given) or b"\x89PNG")
 
@@ -108,7 +107,7 @@ def test_samples_are_scored_by_what_a_classifier_takes_them_for(task, monkeypatc
         first = ((x[:, 0, 0, 0] + 1) * 127.5).round().long()
         return torch.nn.functional.one_hot(first.clamp(max=16), 17).float()[:, :10] * 9
 
-    metrics, files = diffusion_eval.score_samples(task, None, classifier)
+    metrics, files = sample_scores.score_samples(task, None, classifier)
     assert asked == {"guidance": 3.0, "steps": 50}
     assert metrics["sample_accuracy"] == pytest.approx(13 / 20)
     # of the real held-out images: those whose first pixel is their label; another one is class 0, of which none is
@@ -125,7 +124,7 @@ def test_samples_are_scored_by_what_a_classifier_takes_them_for(task, monkeypatc
     held = torch.from_numpy(task.data.test.pictures).float().flatten(1)[:, :3] / 127.5 - 1
     some = random_of(0, 0).permutation(len(task.data.train))[:20]
     real = torch.from_numpy(task.data.train.pictures[some]).float().flatten(1)[:, :3] / 127.5 - 1
-    expected = diffusion_eval.frechet(real.double().numpy(), held.double().numpy())
+    expected = sample_scores.frechet(real.double().numpy(), held.double().numpy())
     assert metrics["frechet_of_real"] == pytest.approx(expected, rel=1e-5)
     assert metrics["frechet"] > metrics["frechet_of_real"]
 
@@ -134,7 +133,7 @@ def test_a_dim_moving_point_is_followed_like_a_bright_one():
     video = np.zeros((1, 1, 4, 7, 11), np.uint8)
     for frame, column in enumerate((0, 1, 3, 6)):
         video[0, 0, frame, 2, column] = 1
-    assert diffusion_eval.jerk(video) == pytest.approx(0.5, rel=1e-3)  # one pixel more a frame, along one of two axes
+    assert sample_scores.jerk(video) == pytest.approx(0.5, rel=1e-3)  # one pixel more a frame, along one of two axes
 
 
 def test_of_a_video_the_middle_frame_is_shown():
@@ -161,10 +160,10 @@ def test_latents_of_even_sides_are_cut_by_two(size, latent, patch):
 
 def test_the_shape_of_the_data_is_taken_unless_another_is_requested():
     data = images.load("digits", "label")
-    assert image_shape(request_for(), data) == {"image_size": (8, 8), "channels": 1, "patch": (2, 2)}
-    assert image_shape(request_for(size="24x16"), data) == {"image_size": (24, 16), "channels": 1, "patch": (4, 4)}
-    assert image_shape(request_for(size="40"), data)["patch"] == (5, 5)
-    chosen = image_shape(request_for(model={"image_size": "40", "patch": 4}), data)
+    assert suggest_shape(request_for(), data) == {"image_size": (8, 8), "channels": 1, "patch": (2, 2)}
+    assert suggest_shape(request_for(size="24x16"), data) == {"image_size": (24, 16), "channels": 1, "patch": (4, 4)}
+    assert suggest_shape(request_for(size="40"), data)["patch"] == (5, 5)
+    chosen = suggest_shape(request_for(model={"image_size": "40", "patch": 4}), data)
     assert chosen == {"image_size": (40, 40), "channels": 1, "patch": data.model_defaults["patch"]}
     # a side of nothing is refused by the model's config, with its name
-    assert image_shape(request_for(size="0x8"), data)["patch"] == data.model_defaults["patch"]
+    assert suggest_shape(request_for(size="0x8"), data)["patch"] == data.model_defaults["patch"]

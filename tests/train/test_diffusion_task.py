@@ -15,9 +15,8 @@ from pencil.inference.autoencoder import to_bytes
 from pencil.inference.diffusion import RectifiedFlow
 from pencil.inference.image_sampling import sample_images
 from pencil.train.task import Request
-from pencil.train.tasks import diffusion_eval
-from pencil.train.tasks.diffusion import Diffusion
-from pencil.train.tasks.diffusion_data import annotations
+from pencil.train.tasks import sample_scores
+from pencil.train.tasks.diffusion import Diffusion, annotation_kind
 from pencil.train.tasks.image_classification import ImageClassification
 
 TINY = dict(width=16, depth=1, heads=2)
@@ -139,7 +138,7 @@ def test_without_the_null_condition_guidance_is_refused():
 
 def test_the_annotations_follow_from_the_data(tmp_path):
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "a", "label": "b"}\n')
-    assert [annotations(name) for name in ("digits", "scenes", "moving-digits", str(tmp_path))] == [
+    assert [annotation_kind(name) for name in ("digits", "scenes", "moving-digits", str(tmp_path))] == [
         "label", "caption", "video", "caption",
     ]  # fmt: skip
     task = prepare("scenes", steps=1).task
@@ -161,18 +160,18 @@ def test_the_frechet_distance_is_that_of_gaussians():
     a = rng.normal(size=(400_003, 3)) * [1, 2, 0.5]
     b = rng.normal(size=(400_003, 3)) * [1, 1, 2] + [3, 0, -1]
     expected = 9 + 1 + (1 - 1) ** 2 + (2 - 1) ** 2 + (0.5 - 2) ** 2
-    assert diffusion_eval.frechet(a, b) == pytest.approx(expected, rel=0.02)
-    assert diffusion_eval.frechet(a, a) == pytest.approx(0, abs=1e-6)
+    assert sample_scores.frechet(a, b) == pytest.approx(expected, rel=0.02)
+    assert sample_scores.frechet(a, a) == pytest.approx(0, abs=1e-6)
 
 
 def test_even_motion_has_no_jerk_and_a_jump_has_some():
     video = np.zeros((1, 1, 5, 11, 13), np.uint8)
     for frame in range(5):
         video[0, 0, frame, frame, 2 * frame] = 255
-    assert diffusion_eval.jerk(video) == pytest.approx(0, abs=1e-3)
+    assert sample_scores.jerk(video) == pytest.approx(0, abs=1e-3)
     video[0, 0, 2] = 0
     video[0, 0, 2, 5, 4] = 255  # three rows off: changes of −3… along one of two axes in three places
-    assert diffusion_eval.jerk(video) == pytest.approx((3 + 6 + 3) / 6, rel=1e-3)
+    assert sample_scores.jerk(video) == pytest.approx((3 + 6 + 3) / 6, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["mixup", "word_dropout", "label_smoothing"])

@@ -7,7 +7,9 @@ from torch import nn
 
 from conftest import unchecked
 from pencil.api.loading import load
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError, build
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
@@ -22,7 +24,9 @@ PACE = dict(steps=7, batch=5, eval_every=5, save_every=2, warmup=2, eval_batches
 
 
 def trainer(folder, **train):
-    run, task, config = new_run("dit", "digits", model=SIZES, train={**PACE, "ema": 0.9, **train}, out=folder)
+    run, task, config = new_run(
+        TrainingRequest("dit", "digits", model=SIZES, train={**PACE, "ema": 0.9, **train}), out=folder
+    )
     return trainer_of(run, task, config)
 
 

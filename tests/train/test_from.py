@@ -16,6 +16,7 @@ import pencil
 from conftest import TEXT, call
 from conftest import pencil as pencil_command
 from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
 
@@ -251,7 +252,7 @@ def test_the_weights_it_began_with_stay_its_own_while_they_are_best(run, notes, 
 
 
 def test_killed_before_its_weights_are_kept_it_is_trained_anew(run, notes, tmp_path):
-    new_run("gpt", str(notes), train=SHORT, out=tmp_path / "b", from_run=str(run))
+    new_run(TrainingRequest("gpt", str(notes), train=SHORT, from_run=str(run)), out=tmp_path / "b")
     said = call("resume", tmp_path / "b", code=2).stderr
     assert f"train it anew with --from {run} --out {tmp_path / 'b'} --force" in said
 

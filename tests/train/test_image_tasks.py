@@ -12,8 +12,10 @@ from torch.nn import functional as F
 from albums import album, photos
 from pencil import draw
 from pencil.api.loading import load
-from pencil.api.run_setup import new_run, settings_of, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run, settings_of
 from pencil.api.train import train_to_end
+from pencil.api.training_request import TrainingRequest
 from pencil.config import build
 from pencil.data.images import loading as images
 from pencil.data.images.augment import ImageTransform
@@ -21,7 +23,7 @@ from pencil.data.images.examples import ArrayExamples
 from pencil.data.tokenizers.tokenizer import learn
 from pencil.families import family
 from pencil.runs.run import Run
-from pencil.train.loop.trained import Trained
+from pencil.train.loop.state import Trained
 from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Preview, Request, Task, epoch_order
@@ -326,7 +328,7 @@ def test_the_data_gives_default_sizes_and_settings_which_can_be_set(folder):
 
 def trainer(tmp_path, name, which, data, model=None, **train):
     model, train = {**SIZES, **(model or {})}, {**PACE, **train}
-    run, task, config = new_run(which, str(data), model=model, train=train, out=tmp_path / name)
+    run, task, config = new_run(TrainingRequest(which, str(data), model=model, train=train), out=tmp_path / name)
     return trainer_of(run, task, config)
 
 
@@ -478,10 +480,10 @@ def test_scenes_have_the_size_and_channels_of_the_model():
 def test_sizes_are_checked_against_the_data_not_against_a_default(tmp_path, folder):
     """8 does not divide 28, and need not."""
     model = dict(patch="8")
-    _, task, _ = new_run("vit", "digits", model=model, train=dict(device="cpu"), out=tmp_path / "run")
+    _, task, _ = new_run(TrainingRequest("vit", "digits", model=model, train=dict(device="cpu")), out=tmp_path / "run")
     assert task.config.grid == (1, 1)
-    model_config, train_config = settings_of("vit", "digits")
+    model_config, train_config = settings_of(TrainingRequest("vit", "digits"))
     assert model_config.image_size == (8, 8)
     assert train_config.steps == task.data.training_defaults["steps"]
     # a preset with sizes of its own keeps its own training settings
-    assert settings_of("vit", "digits", "ti/16")[1].steps == 50_000
+    assert settings_of(TrainingRequest("vit", "digits", preset="ti/16"))[1].steps == 50_000

@@ -13,7 +13,9 @@ from safetensors import safe_open
 
 from conftest import TINY, call, unchecked
 from pencil.api.loading import load
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.cli.train import train_to_end
 from pencil.config import UserError, build
 from pencil.data.text import text_data as text
@@ -21,9 +23,8 @@ from pencil.device import pick_device
 from pencil.families import configure, family
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
-from pencil.train.loop.interrupt import interruptible
 from pencil.train.loop.report import Metrics
-from pencil.train.loop.trainer import Trainer
+from pencil.train.loop.trainer import Stopping, Trainer, interruptible
 from pencil.train.losses import vocabulary as losses
 from pencil.train.settings import TrainConfig
 from pencil.train.task import Preview, Task, random_of
@@ -72,7 +73,8 @@ def test_an_ignored_hangup_stays_ignored():
     """`nohup pencil train …` goes on when its terminal is closed."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with interruptible() as stopping:
+        stopping = Stopping()
+        with interruptible(stopping):
             os.kill(os.getpid(), signal.SIGHUP)
             assert not stopping.is_set()
             os.kill(os.getpid(), signal.SIGTERM)
@@ -85,19 +87,19 @@ def test_an_ignored_hangup_stays_ignored():
 @pytest.mark.usefixtures("fast_training")
 def test_nothing_is_called_saved_that_was_not(tmp_path, notes, monkeypatch, capsys):
     made = trainer(tmp_path / "a", notes)
-    evaluate = made.evaluate
+    evaluate = made.evaluator.evaluate
 
     def interrupted():
         os.kill(os.getpid(), signal.SIGINT)
         return evaluate()
 
-    made.evaluate = interrupted
+    made.evaluator.evaluate = interrupted
     monkeypatch.setattr("pencil.api.train.Trainer", lambda *_, **__: made)
     assert train_to_end(made.run, made.task, made.config) == 130
     printed = capsys.readouterr().err
     assert "Stopped before the first step. Continue with:" in printed
     assert "and saved" not in printed
-    assert not checkpoint.saved(tmp_path / "a")
+    assert not checkpoint.saved_steps(tmp_path / "a")
 
 
 def test_a_batch_is_a_function_of_seed_and_step_alone(notes):
@@ -173,7 +175,7 @@ def test_the_files_of_a_run(run, short_previews):
     assert sorted(p.name for p in (run / "samples").iterdir()) == [f"step-{s:08d}.txt" for s in (0, 15, 30)]
     assert len((run / "samples" / "step-00000030.txt").read_text()) == 16 + short_previews + 1
     assert short_previews == 256
-    assert checkpoint.saved(run) == [20, 30]
+    assert checkpoint.saved_steps(run) == [20, 30]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "val_loss" in line] == [0, 15, 30]
     assert [line["step"] for line in lines if "train_loss" in line] == [10, 20, 30]
@@ -213,8 +215,8 @@ def test_evaluation_is_the_mean_over_the_held_out_text(tmp_path, notes):
 
 def wait_for_checkpoint(folder, process):
     """Until a new checkpoint is written; the cap guards only against hanging."""
-    before, began = checkpoint.saved(folder), time.monotonic()
-    while checkpoint.saved(folder) == before:
+    before, began = checkpoint.saved_steps(folder), time.monotonic()
+    while checkpoint.saved_steps(folder) == before:
         assert process.poll() is None, process.stderr and process.stderr.read()
         assert time.monotonic() - began < 600, "no checkpoint came"
         time.sleep(0.05)
@@ -230,7 +232,7 @@ def test_ctrl_c_saves_and_prints_the_command_that_continues(tmp_path, notes, how
     process.send_signal(how)
     printed = process.communicate(timeout=600)[1]
     assert process.returncode == 130
-    step = checkpoint.saved(folder)[-1]
+    step = checkpoint.saved_steps(folder)[-1]
     assert f"Stopped after step {step}, and saved" in printed
     assert f"pencil resume '{folder}'" in printed
     assert load(folder).model is not None
@@ -243,7 +245,7 @@ def test_a_killed_run_resumes_and_ends_as_one_never_killed(tmp_path, notes):
     # more steps than there is time for, with a schedule that does not depend on how many there are
     pace = dict(steps=100_000, batch=7, save_every=5, eval_every=30, eval_batches=1, warmup=0, schedule="constant")
     for name in ("killed", "whole"):
-        new_run("gpt", str(notes), model=SIZES, train=pace, out=tmp_path / name)
+        new_run(TrainingRequest("gpt", str(notes), model=SIZES, train=pace), out=tmp_path / name)
     for _ in range(3):
         process = subprocess.Popen(
             [sys.executable, "-m", "pencil", "resume", str(tmp_path / "killed")], stderr=subprocess.DEVNULL
@@ -252,7 +254,7 @@ def test_a_killed_run_resumes_and_ends_as_one_never_killed(tmp_path, notes):
         time.sleep(rng.uniform(0, 0.3))  # at any point of a step, an evaluation or a save
         process.kill()
         assert process.wait() == -signal.SIGKILL
-    steps = checkpoint.saved(tmp_path / "killed")[-1] + 7
+    steps = checkpoint.saved_steps(tmp_path / "killed")[-1] + 7
     for name in ("killed", "whole"):
         run = Run.open(tmp_path / name)
         config = build(TrainConfig, {**run.config["train"], "steps": steps})

@@ -13,8 +13,8 @@ from pencil.config import UserError
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
 from pencil.train.loop import trainer as loop
-from pencil.train.loop.prefetch import Prefetch
 from pencil.train.loop.report import Metrics
+from pencil.train.loop.trainer import Prefetch
 from training import interrupt_after
 
 SMALL = dict(steps=13, eval_every=6, save_every=4, batch=3, eval_batches=1)
@@ -64,7 +64,7 @@ def test_every_tenth_step_and_the_last_log_the_mean_loss_since_the_line_before(t
         assert line["rate"] > 0
     assert 0 < found[10]["time"] < found[13]["time"]
     assert list(lines(tmp_path / "a", "val_loss")) == [0, 6, 12, 13]
-    assert checkpoint.saved(tmp_path / "a") == [12, 13]
+    assert checkpoint.saved_steps(tmp_path / "a") == [12, 13]
     assert opened[0].file.closed
     assert sorted(path.name for path in (tmp_path / "a" / "samples").iterdir()) == [
         f"step-{step:08d}.txt" for step in (0, 6, 12, 13)
@@ -76,15 +76,15 @@ def test_a_resumed_run_logs_on_and_repeats_no_evaluation(tmp_path, notes):
     interrupt_after(trainer(tmp_path / "a", notes, **SMALL), 6).train()
     assert list(lines(tmp_path / "a", "val_loss")) == [0]  # an interrupted run does not wait for an evaluation
     made, losses = watched(trainer(tmp_path / "a", notes, run=Run.open(tmp_path / "a"), **SMALL))
-    evaluated, evaluate = [], made.evaluate
-    made.evaluate = lambda: evaluated.append(made.step) or evaluate()
+    evaluated, evaluate = [], made.evaluator.evaluate
+    made.evaluator.evaluate = lambda: evaluated.append(made.step) or evaluate()
     made.train()
     assert evaluated == [6, 12, 13]
     assert len(losses) == 7
     assert list(lines(tmp_path / "a", "train_loss")) == [10, 13]
     evaluated.clear()
     made = trainer(tmp_path / "a", notes, run=Run.open(tmp_path / "a"), **SMALL)
-    made.evaluate = lambda: evaluated.append(made.step) or evaluate()
+    made.evaluator.evaluate = lambda: evaluated.append(made.step) or evaluate()
     assert made.train().finished  # nothing left to do
     assert evaluated == []
 
@@ -92,9 +92,9 @@ def test_a_resumed_run_logs_on_and_repeats_no_evaluation(tmp_path, notes):
 def test_of_weights_that_are_equally_good_the_first_are_kept(tmp_path, notes):
     made = trainer(tmp_path / "a", notes, **SMALL)
     for step, loss, kept in ((1, 2.0, 1), (2, 2.0, 1), (3, 1.5, 3), (4, 1.75, 3)):
-        made.step = step
-        made.keep_best({"val_loss": loss})
-        assert made.best == {"step": kept, "val_loss": {1: 2.0, 3: 1.5}[kept]}
+        made.state.step = step
+        made.checkpointer.keep_best({"val_loss": loss})
+        assert made.state.best == {"step": kept, "val_loss": {1: 2.0, 3: 1.5}[kept]}
         assert weights_of(tmp_path / "a")[1]["step"] == str(kept)
 
 
@@ -108,27 +108,27 @@ def test_of_weights_that_are_equally_good_the_first_are_kept(tmp_path, notes):
 def test_which_weights_an_interrupted_run_is_used_with(tmp_path, notes, monkeypatch, select, best, step, written):
     made, kept = trainer(tmp_path / "a", notes, **SMALL), []
     monkeypatch.setattr(type(made.task), "select_best", select)
-    monkeypatch.setattr(made, "write_weights", kept.append)
-    made.best, made.step = best, step
-    made.save_interrupted_weights()
+    monkeypatch.setattr(made.checkpointer, "write_weights", kept.append)
+    made.state.best, made.state.step = best, step
+    made.checkpointer.save_interrupted_weights()
     assert kept == ([{"step": step}] if written else [])
 
 
 def test_weights_that_are_not_finite_are_never_written(tmp_path, notes):
     made = trainer(tmp_path / "a", notes, **SMALL)
-    made.step = 1
-    made.keep_best({"val_loss": 2.0})
+    made.state.step = 1
+    made.checkpointer.keep_best({"val_loss": 2.0})
     before = (tmp_path / "a" / "model.safetensors").read_bytes()
     with torch.no_grad():
         next(made.model.parameters())[0] = math.nan
-    made.step = 2
+    made.state.step = 2
     with pytest.raises(UserError, match="model.safetensors would hold NaN or infinity"):
-        made.keep_best({"val_loss": 1.0})
+        made.checkpointer.keep_best({"val_loss": 1.0})
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == before
-    assert made.best["step"] == 1
+    assert made.state.best["step"] == 1
     with pytest.raises(UserError, match="the checkpoint of step 2 would hold NaN or infinity"):
-        made.save()
-    assert checkpoint.saved(tmp_path / "a") == []
+        made.checkpointer.save()
+    assert checkpoint.saved_steps(tmp_path / "a") == []
 
 
 @pytest.mark.parametrize("dtype, half", [("auto", False), ("float32", False), ("bfloat16", True)])
@@ -174,7 +174,7 @@ def test_a_stop_at_a_bad_update_saves_the_weights_before_it(tmp_path, notes):
     made.loss = lambda batch: loss(batch) * (math.nan if calls.append(1) or len(calls) == 6 else 1)
     with pytest.raises(UserError, match="training stopped at step 6: .*; the checkpoint of step 5 is kept"):
         made.train()
-    assert checkpoint.saved(tmp_path / "a") == [5]
+    assert checkpoint.saved_steps(tmp_path / "a") == [5]
     kept = checkpoint.read(tmp_path / "a", 5).tensors
     weights, facts = weights_of(tmp_path / "a")
     assert facts["step"] == "5"
@@ -205,7 +205,7 @@ def test_the_state_of_a_checkpoint_records_where_it_was_saved(tmp_path, notes):
     made = trainer(tmp_path / "a", notes, **SMALL)
     with unchecked():
         made.update()
-    made.save()
+    made.checkpointer.save()
     state = json.loads((checkpoint.folder_of(tmp_path / "a", 1) / "state.json").read_text())
     assert state["threads"] == torch.get_num_threads()
     assert state["device"] == "cpu"

@@ -10,19 +10,19 @@ from scipy import stats
 from sklearn import metrics as sklearn
 
 from pencil.train.tasks.metrics import (
-    Scored,
-    about_accuracy,
+    ClassPredictions,
     character_error_rate,
     class_names,
     class_table,
     classification_metrics,
+    corpus_scores,
+    describe_accuracy,
     edit_distance,
     exact_match,
     is_detail,
     wilson_interval,
 )
-from pencil.train.tasks.text_scores import corpus_scores
-from pencil.train.validation import higher
+from pencil.train.validation import higher_headline
 
 few = st.text("abc", max_size=7)
 any_text = st.text(max_size=97)
@@ -153,7 +153,7 @@ PREDICTED = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1
 def test_figures_of_classes_are_those_of_scikit_learn(rows):
     """Predictions of five classes, the last without a name, and labels of four; some never occur."""
     predicted, labels = map(list, zip(*rows, strict=True))
-    found = classification_metrics([Scored([-1.0] * len(rows), predicted, labels)], list("abcd"))
+    found = classification_metrics([ClassPredictions([-1.0] * len(rows), predicted, labels)], list("abcd"))
     assert found["accuracy"] == pytest.approx(sklearn.accuracy_score(labels, predicted))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # classes that are predicted and do not occur
@@ -177,30 +177,55 @@ def test_the_interval_of_an_accuracy_is_wilsons(case):
     assert wilson_interval(right / count, count) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
+@settings(max_examples=29)
+@given(st.lists(st.booleans(), min_size=1, max_size=31), st.integers(2, 5))
+def test_copies_count_once_in_the_interval(right, times):
+    """Each example as often as any other: as sure as without the copies, whatever batches they come in."""
+
+    def found(times):
+        rows = [(int(one), str(i)) for i, one in enumerate(right) for _ in range(times)]
+        parts = [
+            Scored([-1.0] * len(part), [one for one, _ in part], [1] * len(part), [name for _, name in part])
+            for part in (rows[: len(rows) // 3], rows[len(rows) // 3 :])
+        ]
+        return classification_metrics(parts, ["a", "b"])
+
+    once, often = found(1), found(times)
+    for name in ("accuracy", "accuracy.low", "accuracy.high", "balanced_accuracy"):
+        assert often[name] == pytest.approx(once[name])
+    assert "accuracy.different" not in once
+    assert (often["accuracy.examples"], often["accuracy.different"]) == (times * len(right), len(right))
+    assert f"held-out texts, {len(right)} of them different: 95 % interval" in describe_accuracy(often, "texts")
+
+
 def test_the_figures_of_classes_as_a_table():
     rows = [(0, 0)] * 5 + [(1, 0)] + [(0, 1)] * 2
     predicted, labels = map(list, zip(*rows, strict=True))
-    found = classification_metrics([Scored([-0.5] * 8, predicted, labels)], ["good dog", "rare", "never"])
+    found = classification_metrics([ClassPredictions([-0.5] * 8, predicted, labels)], ["good dog", "rare", "never"])
     assert class_table(found) == [
-        "class     held out  precision  recall      F1",
-        "good_dog         6     0.7143  0.8333  0.7692",
-        "rare             2     0.0000  0.0000  0.0000",
-        "never            0          –       –       –",
+        "class     evaluated  precision  recall      F1",
+        "good_dog          6     0.7143  0.8333  0.7692",
+        "rare              2     0.0000  0.0000  0.0000",
+        "never             0          –       –       –",
     ]
-    assert about_accuracy(found, "texts") == (
+    assert describe_accuracy(found, "texts") == (
         "accuracy 0.6250 on 8 held-out texts: 95 % interval 0.3057 to 0.8632 (Wilson); always the commonest class, "
-        "good_dog, would have 0.7500; balanced accuracy 0.4167, macro F1 0.3846"
+        "good_dog, would have 0.7500; balanced accuracy 0.4167, macro F1 0.3846; without never, of which "
+        "nothing was evaluated"
     )
-    many = classification_metrics([Scored([-0.5] * 8, predicted, labels)], [str(i) for i in range(23)])
+    many = classification_metrics([ClassPredictions([-0.5] * 8, predicted, labels)], [str(i) for i in range(23)])
     assert class_table(many) == []
-    assert "the commonest class would have 0.7500" in about_accuracy(many, "texts")
-    every = classification_metrics([Scored([-0.5], [0], [0])], [str(i) for i in range(23)], listed=None)
+    assert "the commonest class would have 0.7500" in describe_accuracy(many, "texts")
+    assert "; without 21 classes, of which nothing was evaluated" in describe_accuracy(many, "texts")
+    every = classification_metrics([ClassPredictions([-0.5], [0], [0])], [str(i) for i in range(23)], listed=None)
     assert len(class_table(every)) == 24
-    assert about_accuracy({"val_loss": 1.0, "accuracy": 0.5}, "tokens") == ""
+    assert describe_accuracy({"val_loss": 1.0, "accuracy": 0.5}, "tokens") == ""
 
 
 def test_classes_whose_names_differ_by_a_space_have_rows_of_their_own():
-    found = classification_metrics([Scored([-1.0] * 5, [0, 0, 1, 2, 2], [0, 1, 1, 2, 2])], ["a b", "a_b", "c d"])
+    found = classification_metrics(
+        [ClassPredictions([-1.0] * 5, [0, 0, 1, 2, 2], [0, 1, 1, 2, 2])], ["a b", "a_b", "c d"]
+    )
     assert class_names(found) == ["a b", "a_b", "c_d"]
     assert [found[f"recall.{name}"] for name in class_names(found)] == [1.0, 0.5, 1.0]
 
@@ -208,10 +233,10 @@ def test_classes_whose_names_differ_by_a_space_have_rows_of_their_own():
 def test_the_highest_of_a_metric_is_told_only_where_higher_is_better():
     best = {}
     for step, value in ((0, 0.5), (5, 0.75), (10, 0.25)):
-        best = higher(best, {"step": step, "accuracy": value}, "accuracy")
+        best = higher_headline(best, {"step": step, "accuracy": value}, "accuracy")
     assert best == {"step": 5, "accuracy": 0.75}
-    assert higher({}, {"step": 0, "mae": 12.3}, "mae") == {}
-    assert higher({}, {"step": 0, "val_loss": 2.0}, "val_loss") == {}
+    assert higher_headline({}, {"step": 0, "mae": 12.3}, "mae") == {}
+    assert higher_headline({}, {"step": 0, "val_loss": 2.0}, "val_loss") == {}
 
 
 def test_only_the_figures_of_classes_are_details():

@@ -10,11 +10,13 @@ from safetensors.torch import load_file
 from albums import photos
 from conftest import call
 from pencil.api.loading import load
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
-from pencil.train.loop.nonfinite import FiniteGuard, named
+from pencil.train.loop.nonfinite import FiniteGuard, name_samples
 from pencil.train.loop.trainer import Trainer
 from pencil.train.optim import Muon, step_unless
 from training import bits
@@ -24,7 +26,7 @@ PACE = dict(steps=23, batch=5, eval_every=50, save_every=50, eval_batches=1, war
 
 
 def trainer(folder, notes, **settings):
-    run, task, config = new_run("gpt", str(notes), model=SIZES, train={**PACE, **settings}, out=folder)
+    run, task, config = new_run(TrainingRequest("gpt", str(notes), model=SIZES, train={**PACE, **settings}), out=folder)
     return Trainer(task, run, config)
 
 
@@ -127,7 +129,7 @@ def test_a_huge_learning_rate_leaves_nothing_that_is_not_finite(tmp_path):
         assert "training stopped" in printed or "NaN or infinity" in printed
         for path in folder.rglob("*.safetensors"):
             assert all(tensor.isfinite().all() for tensor in load_file(path).values()), path
-        assert not checkpoint.saved(folder)
+        assert not checkpoint.saved_steps(folder)
 
 
 def test_a_setting_that_is_no_number_is_refused():
@@ -167,5 +169,5 @@ def test_muon_applies_its_update_unless_it_is_left_out():
 
 
 def test_a_few_samples_are_named_and_the_rest_counted():
-    assert named(list("abcde")) == "a, b, c, d, e"
-    assert named(list("abcdefg")) == "a, b, c, d, e and 2 more"
+    assert name_samples(list("abcde")) == "a, b, c, d, e"
+    assert name_samples(list("abcdefg")) == "a, b, c, d, e and 2 more"

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from pencil.train.loop.prefetch import Prefetch
+from pencil.train.loop.trainer import Prefetch
 
 
 def test_prefetched_batches_equal_those_made_on_demand():

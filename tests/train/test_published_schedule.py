@@ -7,6 +7,7 @@ from torch import nn
 from conftest import HERE
 from pencil.api.loading import open_run
 from pencil.api.run_setup import new_run, settings_of
+from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError, build
 from pencil.families import FAMILIES
 from pencil.train.optim import make_optimizers
@@ -24,7 +25,9 @@ def words(tmp_path):
 
 
 def settings(words, preset="base", model=None, **train):
-    return settings_of("seq2seq", words, preset, {**SIZES, **(model or {})}, train)
+    return settings_of(
+        TrainingRequest("seq2seq", words, preset=preset, model={**SIZES, **(model or {})}, train=train or {})
+    )
 
 
 @pytest.mark.parametrize("width, warmup", [(512, 4000), (1024, 4000), (66, 4000), (512, 97), (46, 31), (14, 1)])
@@ -45,10 +48,9 @@ def test_a_rate_that_was_chosen_is_the_peak(words):
 
 def test_the_rate_is_announced_where_it_is_not_the_presets(words, tmp_path):
     notes: list[str] = []
-    made = dict(
-        model={**SIZES, "width": 46}, train=dict(steps=7, warmup=5, device="cpu"), preset="base", notify=notes.append
-    )
-    run, task, config = new_run("seq2seq", words, out=tmp_path / "a", **made)
+    train = dict(steps=7, warmup=5, device="cpu")
+    request = TrainingRequest("seq2seq", words, preset="base", model={**SIZES, "width": 46}, train=train)
+    run, task, config = new_run(request, out=tmp_path / "a", notify=notes.append)
     assert notes[:2] == [
         f"Writing {tmp_path / 'a'}.",
         "words.tsv: tab-separated without a header; source from column 1, target from column 2",

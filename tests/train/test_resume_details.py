@@ -9,7 +9,7 @@ from pencil.families import configure, create, family
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
 from pencil.train.loop.identity import Change, differences
-from pencil.train.loop.resume import _drops
+from pencil.train.loop.resume import _has_dropout
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_dropout_is_found_in_models_of_both_kinds(dropout):
         create("gpt", configure("gpt", width=22, heads=11, depth=1, dropout=dropout)),
         torch.nn.Dropout(dropout),
     ):
-        assert _drops(torch.nn.Sequential(model)) == (dropout > 0)
+        assert _has_dropout(torch.nn.Sequential(model)) == (dropout > 0)

@@ -15,7 +15,7 @@ from pencil.runs.files import RunFiles
 from pencil.runs.manifest import Manifest, list_checkpoints
 from pencil.tensors import torch_dtypes
 from pencil.train.loop import checkpoint
-from pencil.train.loop.background import Background
+from pencil.train.loop.checkpointer import BackgroundWriter
 from pencil.train.parallel import shards
 
 
@@ -59,14 +59,14 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, notes, monkeyp
 
     def on_step(step, _):
         if step == 3:
-            made_after.append(checkpoint.saved(tmp_path / "a"))
+            made_after.append(checkpoint.saved_steps(tmp_path / "a"))
             going_on.set()
 
     watched(made, monkeypatch, write)
     made.on_step = on_step
     made.train()
     assert made_after == [[]]
-    assert checkpoint.saved(tmp_path / "a") == [2, 4, 6]
+    assert checkpoint.saved_steps(tmp_path / "a") == [2, 4, 6]
     monkeypatch.undo()
     trainer(tmp_path / "b", notes, **{**SMALL, "steps": 2, "save_every": 2, "schedule": "constant"}).train()
     kept = [{n: t.tolist() for n, t in checkpoint.read(tmp_path / one, 2).tensors.items()} for one in "ab"]
@@ -83,7 +83,7 @@ def test_a_failure_of_the_writing_ends_the_training_at_the_next_step(tmp_path, n
             failed.set()
 
     watched(made, monkeypatch, write)
-    made.on_step = lambda step, _: step != 3 or made.background.thread.join(60)
+    made.on_step = lambda step, _: step != 3 or made.checkpointer.writer.thread.join(60)
     with pytest.raises(OSError, match="Input/output error"):
         made.train()
     assert made.step == 3
@@ -100,7 +100,7 @@ def test_a_full_disk_is_reported_with_the_step_of_the_checkpoint(tmp_path, notes
 
     lines = watched(made, monkeypatch, write)
     made.train()
-    assert checkpoint.saved(tmp_path / "a") == [2, 6, 7]
+    assert checkpoint.saved_steps(tmp_path / "a") == [2, 6, 7]
     found = [line for line in lines if "disk is full" in line]
     assert found == [
         "the disk is full: the checkpoint of step 4 could not be written; the checkpoint of step 2 is kept; "
@@ -120,7 +120,7 @@ def test_an_error_waits_for_the_writing_and_is_not_hidden_by_its_failure():
             background.start(work)
             raise ValueError("first")
 
-    background = Background()
+    background = BackgroundWriter()
     with pytest.raises(ValueError, match="first"):
         train(background)
     assert ended == [1]

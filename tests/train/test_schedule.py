@@ -4,7 +4,7 @@ import pytest
 
 from pencil.api.fit import Task, fit
 from pencil.api.run_setup import train_config
-from pencil.api.training_request import Chosen
+from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError
 from pencil.families import configure, family
 from pencil.train.schedule import factor
@@ -82,9 +82,11 @@ def test_a_final_rate_of_a_preset_or_a_file_does_not_stop_another_schedule():
     constant = {"schedule": "constant"}
     assert train_config(family("gpt"), "nanogpt", constant).final_lr_fraction == 0.1
     for value, count in ((0.0, 0), (0.1, 1)):  # as a run of the preset records it
-        file = Chosen("gpt", train={"schedule": "constant", "final_lr_fraction": value})
-        merged, notes = Chosen("gpt").over(file, "a.toml")
+        file = TrainingRequest("gpt", train={"schedule": "constant", "final_lr_fraction": value})
+        merged, notes = TrainingRequest("gpt").over(file, "a.toml")
         assert (merged.train, len(notes)) == (constant, count)
-    merged, notes = Chosen("gpt", train=constant).over(Chosen("gpt", train={"final_lr_fraction": 0.1}), "a.toml")
+    merged, notes = TrainingRequest("gpt", train=constant).over(
+        TrainingRequest("gpt", train={"final_lr_fraction": 0.1}), "a.toml"
+    )
     assert merged.train == constant
     assert notes == ["train.final_lr_fraction of a.toml has no effect with the schedule, and is left out"]

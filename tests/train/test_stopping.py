@@ -13,16 +13,16 @@ from safetensors import safe_open
 from test_loop import trainer
 
 from conftest import TINY, call, unchecked
-from pencil.api.faster_preset import propose_shorter
+from pencil.api.training_advice import propose_shorter
 from pencil.config import UserError, build
 from pencil.families import family
 from pencil.progress import duration
 from pencil.runs.run import Run
-from pencil.train.loop import checkpoint, evaluation
+from pencil.train.loop import checkpoint, evaluator
 from pencil.train.loop import trainer as loop
+from pencil.train.loop.evaluator import Evaluator
 from pencil.train.loop.loggers import numbers
 from pencil.train.loop.report import Metrics
-from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from pencil.train.validation import Amount, Validation
 from training import bits, interrupt_after
@@ -66,11 +66,11 @@ def test_an_evaluation_that_was_abandoned_is_made_by_the_resumed_run(tmp_path, n
     seen = interrupt_evaluation(made, step, 3)
     outcome = made.train()
     assert (outcome.finished, outcome.step, len(seen)) == (False, step, 3)
-    assert checkpoint.saved(tmp_path / "a")[-1] == step
+    assert checkpoint.saved_steps(tmp_path / "a")[-1] == step
     assert [line["step"] for line in Metrics.read(tmp_path / "a") if "val_loss" in line] == list(range(0, step, 6))
     # killed once more after it was evaluated, but before it was saved: evaluated anew, with one line of metrics
     again = trainer(tmp_path / "a", notes, run=Run.open(tmp_path / "a"), **PACE)
-    again.save = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
+    again.checkpointer.save = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         again.train()
     assert trainer(tmp_path / "a", notes, run=Run.open(tmp_path / "a"), **PACE).train().finished
@@ -88,16 +88,16 @@ def test_an_evaluation_is_not_begun_after_an_interruption(tmp_path, notes, whole
 
 @pytest.mark.usefixtures("fast_training")
 def test_a_run_interrupted_in_its_last_evaluation_is_not_finished(tmp_path, notes, monkeypatch):
-    evaluate, out = Trainer.evaluate, tmp_path / "a"
+    evaluate, out = Evaluator.evaluate, tmp_path / "a"
 
     def interrupted(self):
-        if self.step == 4:
+        if self.state.step == 4:
             os.kill(os.getpid(), signal.SIGINT)
         return evaluate(self)
 
     words = ("train", "gpt", "--data", notes, "--out", out, *TINY, "--train.steps", "4", "--train.eval_batches", "1")
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "evaluate", interrupted)
+        patch.setattr(Evaluator, "evaluate", interrupted)
         assert f"pencil resume {out}" in call(*words, code=130).stderr
     assert "Trained 4 steps" in call("resume", out).stderr
     assert "has made 4 steps" in call("resume", out).stderr
@@ -116,7 +116,7 @@ class Tick:
 
 @pytest.mark.usefixtures("usual_seconds")
 def test_the_pace_is_shown_before_a_first_evaluation_that_takes_long(tmp_path, notes, whole, monkeypatch, capsys):
-    monkeypatch.setattr(evaluation.time, "monotonic", Tick(0.9))
+    monkeypatch.setattr(evaluator.time, "monotonic", Tick(0.9))
     assert trainer(tmp_path / "a", notes, **PACE).train().finished
     printed = capsys.readouterr().err.splitlines()
     first = next(i for i, line in enumerate(printed) if "tokens/s: 12 steps take about" in line)
@@ -176,7 +176,7 @@ def test_a_callback_that_returns_false_stops_as_ctrl_c_does(tmp_path, notes, who
     setattr(made, which, lambda at, metrics: at < step)
     outcome = made.train()
     assert (outcome.finished, outcome.step) == (False, step)
-    assert checkpoint.saved(tmp_path / "a")[-1] == step
+    assert checkpoint.saved_steps(tmp_path / "a")[-1] == step
     assert trainer(tmp_path / "a", notes, run=Run.open(tmp_path / "a"), **PACE).train().finished
     assert bits(tmp_path / "a", 12) == whole
 
@@ -184,7 +184,7 @@ def test_a_callback_that_returns_false_stops_as_ctrl_c_does(tmp_path, notes, who
 def scripted(made, losses):
     """A trainer whose validation losses are given, by the number of the evaluation."""
     every = made.config.eval_every
-    made.evaluate = lambda: {"val_loss": losses[made.step // every]}
+    made.evaluator.evaluate = lambda: {"val_loss": losses[made.step // every]}
     return made
 
 
@@ -230,7 +230,7 @@ def test_early_stopping_stops_where_it_would_have_without_an_interruption(tmp_pa
 @pytest.mark.usefixtures("fast_training")
 def test_early_stopping_from_the_command_line(tmp_path, notes, monkeypatch):
     out = tmp_path / "a"
-    monkeypatch.setattr(Trainer, "evaluate", lambda self: {"val_loss": 2.0 + self.step})
+    monkeypatch.setattr(Evaluator, "evaluate", lambda self: {"val_loss": 2.0 + self.state.step})
     words = ("train", "gpt", "--data", notes, "--out", out, *TINY, "--train.steps", "9", "--train.eval_every", "2")
     printed = call(*words, "--train.patience", "2").stderr
     assert "It stopped before step 9: no better validation loss in 2 evaluations. Go on with:" in printed

@@ -180,9 +180,9 @@ def test_a_vocabulary_must_hold_the_tokenizers(notes):
 
 
 def test_the_samples_of_a_batch_in_a_sentence():
-    assert nonfinite.named(list("abc")) == "a, b, c"
-    assert nonfinite.named(list("abcde")) == "a, b, c, d, e"
-    assert nonfinite.named(list("abcdefg")) == "a, b, c, d, e and 2 more"
+    assert nonfinite.name_samples(list("abc")) == "a, b, c"
+    assert nonfinite.name_samples(list("abcde")) == "a, b, c, d, e"
+    assert nonfinite.name_samples(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
 def test_exact_match_of_one_text_and_of_none():

@@ -9,7 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from pencil import draw
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError, build
 from pencil.core.masks import NOWHERE
 from pencil.families import family
@@ -99,7 +101,8 @@ def test_classes_that_one_word_decides_are_learned(tmp_path, films, pool):
     fast = dict(steps=90, batch=29, eval_every=90, save_every=90, warmup=7, muon_lr=0.04, lr=0.01)
     model = {**SIZES, "pool": pool, "dropout": 0.0}
     run, task, config = new_run(
-        "reader", str(films), options=options(), model=model, train={**PACE, **fast}, out=tmp_path / "a"
+        TrainingRequest("reader", str(films), model=model, train={**PACE, **fast}),
+        out=tmp_path / "a",
     )
     trainer = Trainer(task, run, config)
     assert task.evaluate(trainer.model.eval())["accuracy"] < 0.7
@@ -266,7 +269,9 @@ def test_masked_tokens_are_evaluated_on_the_held_out_text_alone(notes):
 def test_masked_language_modelling_learns(tmp_path, notes):
     fast = dict(steps=40, batch=17, eval_every=40, save_every=40, warmup=5, muon_lr=0.04, lr=0.01)
     model = {**SIZES, "context": 31, "dropout": 0.0}
-    run, task, config = new_run("reader", str(notes), model=model, train={**PACE, **fast}, out=tmp_path / "a")
+    run, task, config = new_run(
+        TrainingRequest("reader", str(notes), model=model, train={**PACE, **fast}), out=tmp_path / "a"
+    )
     trainer = Trainer(task, run, config)
     before = task.evaluate(trainer.model.eval())
     trainer.train()

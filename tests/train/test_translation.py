@@ -11,7 +11,9 @@ import torch
 from PIL import Image
 
 from pencil import draw
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.config import UserError, build
 from pencil.core.masks import NOWHERE
 from pencil.data.tables.dates import Dates
@@ -342,7 +344,10 @@ def new_trainer(folder, data, **train):
     pace = dict(eval_every=6, save_every=1, warmup=0, schedule="constant", accumulate=2, label_smoothing=0.1)
     model = {**SIZES, "dropout": 0.1}
     run, task, config = new_run(
-        "seq2seq", str(data), options=options(), model=model, train={**PACE, **pace, **train}, out=folder
+        TrainingRequest(
+            "seq2seq", str(data), options={"tokenizer": "char"}, model=model, train={**PACE, **pace, **train}
+        ),
+        out=folder,
     )
     return Trainer(task, run, config)
 
@@ -358,7 +363,7 @@ def test_a_killed_run_on_pairs_ends_as_one_never_killed(tmp_path, backwards):
     """Steps 3 and 4 are lost: a checkpoint is written every second step, and the kill comes before that of step 4."""
     with pytest.raises(Killed):
         kill_after(new_trainer(tmp_path / "killed", backwards, save_every=2), 4).train()
-    assert checkpoint.saved(tmp_path / "killed") == [2]
+    assert checkpoint.saved_steps(tmp_path / "killed") == [2]
     torch.manual_seed(99)
     assert continued(tmp_path / "killed", 7).train().finished
     assert new_trainer(tmp_path / "whole", backwards, save_every=2).train().finished
@@ -373,12 +378,12 @@ def test_a_process_killed_while_training_on_pairs_ends_as_one_never_killed(tmp_p
     process = subprocess.Popen(
         [sys.executable, "-m", "pencil", "resume", str(tmp_path / "killed")], stderr=subprocess.DEVNULL
     )
-    while not checkpoint.saved(tmp_path / "killed"):
+    while not checkpoint.saved_steps(tmp_path / "killed"):
         assert process.poll() is None
         time.sleep(0.02)
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    steps = checkpoint.saved(tmp_path / "killed")[-1] + 5
+    steps = checkpoint.saved_steps(tmp_path / "killed")[-1] + 5
     for name in ("killed", "whole"):
         assert continued(tmp_path / name, steps).train().finished
     assert bits(tmp_path / "killed", steps) == bits(tmp_path / "whole", steps)
@@ -390,7 +395,8 @@ def test_forty_words_are_memorized(tmp_path, backwards):
     fast = dict(steps=90, batch=19, eval_every=90, save_every=90, warmup=11, muon_lr=0.04, lr=0.01)
     model = {**SIZES, "dropout": 0.0}
     run, task, config = new_run(
-        "seq2seq", str(backwards), options=options(), model=model, train={**PACE, **fast}, out=tmp_path / "a"
+        TrainingRequest("seq2seq", str(backwards), options={"tokenizer": "char"}, model=model, train={**PACE, **fast}),
+        out=tmp_path / "a",
     )
     trainer = Trainer(task, run, config)
     task.data.test = task.data.train

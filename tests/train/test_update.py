@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from albums import album, photos
 from conftest import unchecked
 from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.core.span import Span
 from pencil.models.parts import normalize
 from pencil.train.loop.trainer import Trainer
@@ -88,10 +89,7 @@ def data_of(name, folder, notes):
 def trainer(name, folder, notes, **settings):
     model = {**SIZES, **CASES[name][1]}
     settings |= {"mixup": 0.0} if name == "vit" else {}
-    run, task, config = new_run(
-        name.split(",")[0], str(data_of(name, folder, notes)), model=model, train={**TRAIN, **settings},
-        out=folder / "run",
-    )  # fmt: skip
+    run, task, config = new_run(TrainingRequest(name.split(",")[0], str(data_of(name, folder, notes)), model=model, train={**TRAIN, **settings}), out=folder / "run")  # fmt: skip
     made = Trainer(task, run, config)
     for group in made.optimizers["adamw"].param_groups:
         group["eps"] = EPSILON

@@ -11,14 +11,16 @@ import pytest
 
 from conftest import TINY, call
 from pencil.api.loading import load, open_run
-from pencil.api.run_setup import new_run, task_of
+from pencil.api.run_data import task_of
+from pencil.api.run_setup import new_run
+from pencil.api.training_request import TrainingRequest
 from pencil.api.verifying import verify_run
 from pencil.config import UserError, build
 from pencil.runs import files as run_files
 from pencil.runs.manifest import Manifest, _own_hash
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
-from pencil.train.loop.resume import _elsewhere, restore
+from pencil.train.loop.resume import differences_of_machine
 from pencil.train.loop.trainer import Trainer
 from pencil.train.settings import TrainConfig
 from training import Killed, bits, interrupt_after, kill_after
@@ -40,7 +42,7 @@ def sister(notes, tmp_path_factory):
     path = tmp_path_factory.mktemp("sister") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pencil.train.loop.trainer.plot_losses", lambda run: None)
-        patch.setattr("pencil.train.loop.trainer.Trainer._preview", lambda trainer: None)
+        patch.setattr("pencil.train.loop.evaluator.Evaluator.preview", lambda evaluator: None)
         call("train", "gpt", "--data", notes, "--out", path, *TINY, "--train.steps", 30, "--train.eval_every", 15,
              "--train.save_every", 10, "--train.batch", 7, "--train.warmup", 3, "--train.seed", 7,
              "--train.eval_batches", 1)  # fmt: skip
@@ -127,7 +129,9 @@ def test_a_damaged_manifest_is_named_and_made_anew_with_leave_only(copy, how):
 
 
 def test_a_run_has_a_manifest_from_its_beginning(tmp_path, notes):
-    run, _, _ = new_run("gpt", str(notes), model=dict(width=24, heads=3, depth=1, context=31), out=tmp_path / "new")
+    run, _, _ = new_run(
+        TrainingRequest("gpt", str(notes), model=dict(width=24, heads=3, depth=1, context=31)), out=tmp_path / "new"
+    )
     assert sorted(Manifest.read(run.path).files) == ["config.toml", "data.json", "tokenizer.json"]
     assert Manifest.read(run.path).run == run.id == tomllib.loads((run.path / "config.toml").read_text())["run"]["id"]
     call("verify", run.path)
@@ -173,7 +177,7 @@ def test_where_and_how_long_a_run_goes_on_may_change_freely(copy):
     shown = call("resume", copy, "--train.eval_batches", 2, "--train.keep", 3, "--train.compile", "off").stderr
     assert "train.steps 30 -> 33" in shown
     assert "Trained 33 steps" in shown
-    assert checkpoint.saved(copy) == [31, 32, 33]
+    assert checkpoint.saved_steps(copy) == [31, 32, 33]
     assert "changes" not in open_run(copy).config["run"]
 
 
@@ -182,7 +186,7 @@ def test_a_setting_changed_on_the_command_line_is_announced_and_recorded(copy):
     with pytest.raises(Killed):
         kill_after(trainer(copy, steps=40, lr=7e-4), step).train()
     assert open_run(copy).config["run"]["changes"] == lines
-    assert checkpoint.saved(copy) == [20, 30]  # nothing was saved with the new rate
+    assert checkpoint.saved_steps(copy) == [20, 30]  # nothing was saved with the new rate
     shown = call("resume", copy, "--train.steps", 33).stderr
     assert "Trained 33 steps" in shown
     again = call("resume", copy, "--train.steps", 34, "--train.lr", 0.0005).stderr
@@ -234,7 +238,7 @@ def test_a_missing_folder_of_checkpoints_is_no_start_from_zero(copy):
 
 def test_a_run_killed_before_its_first_save_starts_again(tmp_path, notes):
     sizes, pace = dict(width=24, heads=3, depth=1, context=31), dict(steps=9, eval_every=2, eval_batches=1, batch=3)
-    run, task, config = new_run("gpt", str(notes), model=sizes, train=pace, out=tmp_path / "new")
+    run, task, config = new_run(TrainingRequest("gpt", str(notes), model=sizes, train=pace), out=tmp_path / "new")
     with pytest.raises(Killed):
         kill_after(Trainer(task, run, config), 5).train()
     assert run.weights_step == 4
@@ -250,7 +254,7 @@ def test_the_newest_checkpoint_is_known_by_its_manifest(copy):
     assert "Trained 32 steps" in shown
     lines = [json.loads(line)["step"] for line in (copy / "metrics.jsonl").read_text().splitlines()]
     assert lines.count(30) == 2  # training and validation, once each: it went on from 30
-    assert checkpoint.saved(copy) == [20, 30, 32]  # what somebody renamed stays
+    assert checkpoint.saved_steps(copy) == [20, 30, 32]  # what somebody renamed stays
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -378,7 +382,7 @@ def test_a_checkpoint_that_a_training_prunes_meanwhile_is_no_fault(copy, monkeyp
     tensors, state = dict(held.tensors.items()), held.state | {"step": 31}
     meanwhile(monkeypatch, at, lambda: checkpoint.write(copy, 31, tensors, state, keep=1), after)
     assert faults(copy) == []
-    assert checkpoint.saved(copy) == [31]
+    assert checkpoint.saved_steps(copy) == [31]
     meanwhile(monkeypatch, at, lambda: shutil.rmtree(copy / "checkpoints" / "step-00000031"), after)
     assert faults(copy) == [f"{copy / 'checkpoints' / 'step-00000031'} is missing or cannot be read"]
 
@@ -501,7 +505,7 @@ def test_a_run_renamed_while_training_does_not_grow_a_second_folder(copy, tmp_pa
     def renaming():
         seen = update()
         if made.step == 38:
-            made.background.settle()
+            made.checkpointer.writer.settle()
             copy.rename(away)
             if taken:
                 copy.mkdir()
@@ -512,7 +516,7 @@ def test_a_run_renamed_while_training_does_not_grow_a_second_folder(copy, tmp_pa
         made.train()
     assert str(away) in str(error.value)
     assert list(copy.iterdir()) == [] if taken else not copy.exists()
-    assert checkpoint.saved(away) == [32, 36]
+    assert checkpoint.saved_steps(away) == [32, 36]
     whole = trainer(away, steps=42)
     assert whole.train().finished
 
@@ -520,7 +524,7 @@ def test_a_run_renamed_while_training_does_not_grow_a_second_folder(copy, tmp_pa
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_run_renamed_while_a_checkpoint_is_written_is_one_sentence(copy, tmp_path, monkeypatch, taken):
     made, away = trainer(copy, steps=60, save_every=4), tmp_path / "renamed"
-    before, write = checkpoint.saved(copy), checkpoint._write_shards
+    before, write = checkpoint.saved_steps(copy), checkpoint._write_shards
 
     def renaming(*given):
         copy.rename(away)
@@ -532,7 +536,7 @@ def test_a_run_renamed_while_a_checkpoint_is_written_is_one_sentence(copy, tmp_p
     with pytest.raises(UserError, match="was renamed or removed while it was being written"):
         made.train()
     assert list(copy.iterdir()) == [] if taken else not copy.exists()
-    assert checkpoint.saved(away) == before
+    assert checkpoint.saved_steps(away) == before
 
 
 # data
@@ -544,7 +548,7 @@ def test_moved_data_is_pointed_to_and_must_be_the_same(tmp_path, notes):
     whole, moved = (tmp_path / name for name in ("whole", "moved"))
     for out in (whole, moved):
         sizes, pace = dict(width=24, heads=3, depth=1, context=31), dict(steps=6, eval_every=3, eval_batches=1, batch=3)
-        run, task, config = new_run("gpt", str(here), model=sizes, train=pace, out=out)
+        run, task, config = new_run(TrainingRequest("gpt", str(here), model=sizes, train=pace), out=out)
         made = Trainer(task, run, config)
         (interrupt_after(made, 3) if out == moved else made).train()
     there.parent.mkdir()
@@ -572,15 +576,15 @@ def allowed(folder, **settings):
 def test_an_allowed_tokenizer_is_in_the_manifest_afterwards(copy):
     edit(copy / "tokenizer.json", "{", "{ ")
     assert any(fault for _, fault in open_run(copy).check_files("tokenizer.json"))
-    restore(allowed(copy, steps=32))
+    allowed(copy, steps=32).restore()
     assert not any(fault for _, fault in open_run(copy).check_files("tokenizer.json"))
 
 
 def test_lost_weights_are_those_of_the_checkpoint_even_if_better_ones_were_lost(copy):
     flip(copy / "model.safetensors")
     made = allowed(copy, steps=32)
-    restore(made)
-    assert made.best["step"] == 30
+    made.restore()
+    assert made.state.best["step"] == 30
     weights = load(copy).model.state_dict()
     assert all((weights[name] == tensor).all() for name, tensor in made.model.state_dict().items())
 
@@ -591,5 +595,5 @@ def test_another_number_of_threads_is_announced(copy):
     made = trainer(copy, steps=32)
     kept, _ = checkpoint.latest(copy)
     sentence = f"threads was {threads + 4} and is {threads} now: the result may differ in its last bits"
-    assert _elsewhere(made, kept._replace(state=kept.state | {"threads": threads + 4})) == [sentence]
-    assert _elsewhere(made, kept) == []
+    assert differences_of_machine(made.checkpointer, kept.state | {"threads": threads + 4}) == [sentence]
+    assert differences_of_machine(made.checkpointer, kept.state) == []

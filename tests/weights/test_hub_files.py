@@ -202,7 +202,7 @@ def test_the_licence_is_what_the_card_names(tmp_path, card, licence):
 
 
 def test_the_former_prefix_of_data_is_read_and_said_once(tmp_path, capsys):
-    from pencil.api.run_setup import whole_path
+    from pencil.api.run_data import whole_path
     from pencil.data.hub import say_current_form
 
     say_current_form.cache_clear()

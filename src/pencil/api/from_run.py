@@ -14,12 +14,12 @@ from ..runs.manifest import ORIGINAL, WEIGHTS
 from ..train.frozen import frozen_names
 from ..train.settings import TrainConfig
 from ..train.start import Start
-from ..train.task import Prepared, Request
+from ..train.task import Prepared, Request, split_of
 from .loading import load_model, open_run
 from .original import origin_of
 
 # AdamW's peak rate for weights that were trained before, times the width: at 768 it is 6.5e-5, as others fine-tune
-RATE = 0.05
+RATE_TIMES_WIDTH = 0.05
 
 
 def open_start(record: Family, place: str | Path, weights: bool = True) -> Start:
@@ -52,6 +52,8 @@ def open_start(record: Family, place: str | Path, weights: bool = True) -> Start
         facts.get("vae_hash"),
         facts.get("preset", record.default_preset),
         {ORIGINAL: (run.path / ORIGINAL).read_bytes()} if weights and (run.path / ORIGINAL).is_file() else {},
+        data=frozenset(filter(None, (facts.get("data"), facts.get("data_path")))),
+        split=split_of(run),
     )
 
 
@@ -68,7 +70,7 @@ def preset_of(record: Family, preset: str | None, start: Start | None) -> str:
 
 def usual_training(record: Family, start: Start) -> dict[str, Any]:
     """The training settings where none are chosen: of the family's default preset, at a rate for trained weights."""
-    rate = float(f"{RATE / start.config.width:.2g}")
+    rate = float(f"{RATE_TIMES_WIDTH / start.config.width:.2g}")
     return {**record.training.get(record.default_preset, {}), "optimizer": "adamw", "lr": rate}
 
 
@@ -77,10 +79,10 @@ def check_options(options: Any, start: Start) -> Any:
     for name in ("tokenizer", "vocab", "size"):
         if getattr(options, name, None) is not None:
             raise UserError(f"--{name} has no effect beside --from: that of {start.place} is used; leave it out")
-    own, given = start.vae, getattr(options, "vae", None)
-    if given is not None and str(given) != own:
+    own, vae = start.vae, getattr(options, "vae", None)
+    if vae is not None and str(vae) != own:
         has = f"the autoencoder {own}" if own else "no autoencoder: its model reads pixels"
-        raise UserError(f"--vae {given} cannot be used beside --from: {start.place} has {has}; leave it out")
+        raise UserError(f"--vae {vae} cannot be used beside --from: {start.place} has {has}; leave it out")
     return options if own is None else replace(options, vae=own)
 
 

@@ -14,6 +14,7 @@ from ..train.loop.trainer import Trainer
 from ..train.tasks.diffusion import Diffusion
 from .loading import load_model, open_run
 from .run_setup import new_run
+from .training_request import TrainingRequest
 
 TRAINING = dict(steps=800, eval_every=400)  # for data without settings of its own
 
@@ -27,25 +28,21 @@ def trained_classifier(task: Diffusion, notify: Callable[[str], None]) -> Any:
     ending += "" if fit in (None, "crop") else f"-{fit}"
     ending += "" if task.data.split == 1 else f"-split{task.data.split}"
     path = cache_folder() / f"classifier-{task.data.hash[:32]}{ending}"
-    if not _finished(path):
+    if not _is_finished(path):
         notify(f"Training a classifier of {task.data.name} to score samples by, once; it is kept in {path}")
-        model = {} if native else size | {"patch": patch_for(task.transform.size)}
-        train = {} if task.data.training_defaults else TRAINING
-        run, classify, config = new_run(
+        request = TrainingRequest(
             CLASSIFIER.name,
             task.source,
-            model=model,
-            train=train,
+            model={} if native else size | {"patch": patch_for(task.transform.size)},
+            train={} if task.data.training_defaults else TRAINING,
             data_settings={"fit": fit} if fit else {},
-            out=path,
-            force=path.exists(),
-            split=task.data.split,
         )
+        run, classify, config = new_run(request, out=path, force=path.exists(), split=task.data.split)
         if not Trainer(classify, run, config).train().finished:
             raise KeyboardInterrupt  # a classifier that was not trained to its end must not score anything
     return load_model(open_run(path))
 
 
-def _finished(path: Path) -> bool:
-    steps = checkpoint.saved(path)
+def _is_finished(path: Path) -> bool:
+    steps = checkpoint.saved_steps(path)
     return bool(steps) and steps[-1] == Run.open(path).config["train"]["steps"]

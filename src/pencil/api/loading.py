@@ -9,6 +9,7 @@ import torch
 from ..config import UserError, nearest, upgraded
 from ..device import without_fallback_warnings
 from ..families.family import Family
+from ..families.predictions import predict_loaded
 from ..families.registry import FAMILIES, family
 from ..inference.int8 import to_int8
 from ..models.notebook import model_html
@@ -17,9 +18,8 @@ from ..runs.manifest import WEIGHTS
 from ..runs.run import Loaded, Run
 from ..tensors import check_tensors
 from ..train.settings import RENAMED_FOR_MASKS, TrainConfig
-from .predict import predict_with
 
-DEEP = 100  # blocks that are built in no time
+DEEP_BLOCKS = 100  # blocks that are built in no time
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int8")
 SETTINGS_VERSION = "0.7"  # of the names of settings; a run made before is read under its own
 
@@ -64,7 +64,7 @@ def load_model(run: Run, device: torch.device | str = "cpu", dtype: torch.dtype 
     The dtype "auto" is the stored one, but on a CPU at least float32: there half precision is slow, or not computed.
     With "int8" the matrices are rounded, and the rest is in bfloat16 on CUDA, elsewhere in float32.
     """
-    chosen = _pick_dtype(run, device, dtype)
+    wanted = _pick_dtype(run, device, dtype)
     if torch.device(device).type == "cpu":
         without_fallback_warnings()
     run.verify("config.toml", "tokenizer.json")  # a model of other settings would only be refused by its shapes
@@ -73,8 +73,8 @@ def load_model(run: Run, device: torch.device | str = "cpu", dtype: torch.dtype 
     _check_depth(run, config)
     with torch.device("meta"):
         model = record.create(config)
-    run.load_weights(model, record.renamed_tensors, device, None if chosen == torch.int8 else chosen)
-    if chosen == torch.int8:
+    run.load_weights(model, record.renamed_tensors, device, None if wanted == torch.int8 else wanted)
+    if wanted == torch.int8:
         to_int8(model, torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32)
     return model.to(device).eval()
 
@@ -96,7 +96,7 @@ def _check_depth(run: Run, config: Any) -> None:
     weights = run.path / WEIGHTS
     for name in ("depth", "decoder_depth"):
         depth = getattr(config, name, None) or 0
-        if depth > DEEP and weights.is_file() and depth > len(check_tensors(weights).tensors):
+        if depth > DEEP_BLOCKS and weights.is_file() and depth > len(check_tensors(weights).tensors):
             raise UserError(
                 f"{weights} is of another model: config.toml has model.{name} {depth}, and it has fewer tensors"
             )
@@ -111,7 +111,7 @@ class OpenedRun(Loaded):
 
     def predict(self, inputs: Any = None, **options: Any) -> Any:
         """What the model says of its inputs; see `pencil.predict`."""
-        return predict_with(self, inputs, options)
+        return predict_loaded(self, inputs, options)
 
 
 def load(path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | str | None = None) -> OpenedRun:

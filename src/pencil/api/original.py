@@ -58,31 +58,34 @@ LEFT_OUT = ("auto_map", "name_or_path", "_name_or_path", "_commit_hash", "tokeni
             "special_tokens_map_file")  # fmt: skip
 
 
-def kept_of(found: Checkpoint, architecture: Architecture, with_tokenizer: bool) -> dict[str, bytes]:
+def original_files(checkpoint: Checkpoint, architecture: Architecture, with_tokenizer: bool) -> dict[str, bytes]:
     """The file of a run with what it keeps of a checkpoint; without its tokenizer, if another one is used."""
     if architecture.library != "transformers":
         return {}
-    kept: dict[str, Any] = {"architecture": architecture.name}
-    kept["config.json"] = {name: found.config[name] for name in (*CONFIG, *OLDER) if name in found.config}
+    contents: dict[str, Any] = {"architecture": architecture.name}
+    contents["config.json"] = {name: checkpoint.config[name] for name in (*CONFIG, *OLDER) if name in checkpoint.config}
     for name in (GENERATION, *([TOKENIZER, TOKENS] if with_tokenizer else [])):
-        if (found.folder / name).exists():
-            content = read_json(inside(found.folder, name), LARGEST_CONFIG)
-            kept[name] = {key: value for key, value in content.items() if key not in LEFT_OUT}
-    if with_tokenizer and not (found.folder / "tokenizer.json").exists():
-        kept[MADE] = any((found.folder / name).exists() for name in SENTENCEPIECE_FILES)
-    if with_tokenizer and (found.folder / TEMPLATE).exists():
-        kept[TEMPLATE] = read_text(inside(found.folder, TEMPLATE), LARGEST_CONFIG)
-    return {ORIGINAL: json.dumps(kept, indent=2, ensure_ascii=False).encode()}
+        if (checkpoint.folder / name).exists():
+            content = read_json(inside(checkpoint.folder, name), LARGEST_CONFIG)
+            contents[name] = {key: value for key, value in content.items() if key not in LEFT_OUT}
+    if with_tokenizer and not (checkpoint.folder / "tokenizer.json").exists():
+        contents[MADE] = any((checkpoint.folder / name).exists() for name in SENTENCEPIECE_FILES)
+    if with_tokenizer and (checkpoint.folder / TEMPLATE).exists():
+        contents[TEMPLATE] = read_text(inside(checkpoint.folder, TEMPLATE), LARGEST_CONFIG)
+    return {ORIGINAL: json.dumps(contents, indent=2, ensure_ascii=False).encode()}
 
 
-def about_generation(found: Checkpoint, architecture: Architecture, record: Family) -> tuple[str, ...]:
+def about_generation(checkpoint: Checkpoint, architecture: Architecture, record: Family) -> tuple[str, ...]:
     """A sentence about the settings of generation that change what the original writes and are not applied here."""
     options = record.sample_options.__dataclass_fields__
     if architecture.library != "transformers" or "max_new_tokens" not in options:
         return ()
-    name, settings = "config.json", {key: found.config[key] for key in (*CONFIG, *OLDER) if key in found.config}
-    if (found.folder / GENERATION).exists():
-        name, settings = GENERATION, read_json(inside(found.folder, GENERATION), LARGEST_CONFIG)
+    name, settings = (
+        "config.json",
+        {key: checkpoint.config[key] for key in (*CONFIG, *OLDER) if key in checkpoint.config},
+    )
+    if (checkpoint.folder / GENERATION).exists():
+        name, settings = GENERATION, read_json(inside(checkpoint.folder, GENERATION), LARGEST_CONFIG)
     without = {"task_specific_params", "prefix", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id"}
     usual = dict(USUAL)
     for table, counts in (
@@ -99,8 +102,8 @@ def about_generation(found: Checkpoint, architecture: Architecture, record: Fami
     if not used:
         return ()
     listed = ", ".join(f"{key} {json.dumps(value)}" for key, value in used.items())
-    given = [f"--{OPTIONS[key].replace('_', '-')} {used[key]}" for key in used if OPTIONS.get(key) in options]
-    how = f"; pencil sample takes {' '.join(given)}" if given else ""
+    arguments = [f"--{OPTIONS[key].replace('_', '-')} {used[key]}" for key in used if OPTIONS.get(key) in options]
+    how = f"; pencil sample takes {' '.join(arguments)}" if arguments else ""
     return (f"settings of its {name} that change what is generated are not applied: {listed}{how}",)
 
 
@@ -109,7 +112,7 @@ def _counts(value: Any, usual: Any) -> bool:
     return value is not None and value is not False and value not in ([], {}, "") and value != usual
 
 
-def read_kept(run: Run) -> dict[str, Any]:
+def read_original(run: Run) -> dict[str, Any]:
     """What a run keeps of the original, by the names of its files; nothing where it keeps none."""
     path = run.path / ORIGINAL
     return read_json(path, 4 * LARGEST_CONFIG) if path.is_file() else {}

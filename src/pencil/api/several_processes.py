@@ -19,7 +19,7 @@ from ..collectives.processes import (
     only_rank0_prints,
     process_group,
     rank0_first,
-    same_everywhere,
+    require_same_on_all_ranks,
     world,
 )
 from ..collectives.torchrun import agent_name, launch_folder, launch_name, restarts, several_machines
@@ -29,12 +29,12 @@ from ..runs.run import Run
 from ..train.loop import checkpoint
 from ..train.settings import TrainConfig
 from .loading import open_run
-from .run_setup import task_of
+from .run_data import task_of
+from .run_setup import Training
 
 T = TypeVar("T")
-Made = tuple[Run, Any, TrainConfig]
 Notify = Callable[[str], None]
-TRIES = 3  # restarts in a row that may come no further
+MAX_FRUITLESS_RESTARTS = 3  # restarts in a row that may come no further
 
 
 @contextmanager
@@ -44,42 +44,42 @@ def processes(device: str | None) -> Iterator[None]:
         yield
 
 
-def check_same(chosen: Any) -> None:
+def check_same(settings: Any) -> None:
     """Refuse processes that were not all started with the same settings and versions."""
-    table = json.loads(json.dumps(chosen, default=str))
-    same_everywhere({**table, "pencil": __version__, "torch": torch.__version__}, "settings")
+    table = json.loads(json.dumps(settings, default=str))
+    require_same_on_all_ranks({**table, "pencil": __version__, "torch": torch.__version__}, "settings")
 
 
-def make_once(make: Callable[[Path | None], Made], out: Path | None, name: str | None, notify: Notify) -> Made:
+def make_once(make: Callable[[Path | None], Training], out: Path | None, name: str | None, notify: Notify) -> Training:
     """The run that rank 0 makes, opened by the others too.
 
     After a restart it is the one that was made before, if it has a checkpoint; else it is made anew in its place.
     """
     if world().size == 1 and not restarts():
         return make(None)
-    made: list[Made] = []
+    made: list[Training] = []
     new: list[bool] = []
 
     def by_writer() -> None:
         if not world().is_rank0:
             return
-        earlier = _made_before(out, name)
+        earlier = _find_earlier_run(out, name)
         if earlier is not None:
             say_restart(earlier, notify)
         elif restarts():
             _count_restart(0, "before training began")
         new.append(earlier is None)
-        if earlier is None or not checkpoint.saved(earlier.path):
+        if earlier is None or not checkpoint.saved_steps(earlier.path):
             made.append(make(None if earlier is None else earlier.path))
         else:
-            made.append(_opened(earlier))
+            made.append(_open_again(earlier))
 
     rank0_first(by_writer)
     place = broadcast([str(made[0][0].path.resolve()), made[0][0].id, new[0]] if made else None)
 
     def by_others() -> None:
         if not made:
-            made.append(as_writer(lambda: _opened(_seen(*place[:2])), place[0]))
+            made.append(as_writer(lambda: _open_again(_open_as_seen_here(*place[:2])), place[0]))
 
     try:
         on_all_ranks(by_others, patient=True)  # where they do not share rank 0's cache
@@ -108,7 +108,7 @@ def say_restart(run: Run, notify: Notify) -> None:
     """Report that a restarted training goes on; refuse to, where several restarts in a row came no further."""
     if not restarts() or not world().is_rank0:
         return
-    step = max(checkpoint.saved(run.path), default=0)
+    step = max(checkpoint.saved_steps(run.path), default=0)
     notify(f"A process had ended: restart {restarts()}, on with {run.path} from step {step}")
     every = run.config["train"].get("save_every")
     _count_restart(step, f"no further than step {step}", f"; --train.save_every below {every} saves more often")
@@ -123,18 +123,17 @@ def _count_restart(step: int, where: str, mend: str = "") -> None:
         file.write(f"{step}\n")
         file.seek(0)
         steps = file.read().split()
-    if len(steps) > TRIES and len(set(steps[-TRIES - 1 :])) == 1:
-        raise UserError(
-            f"{TRIES} restarts in a row {'came' if mend else 'ended'} {where}, so the training is given up{mend}"
-        )
+    if len(steps) > MAX_FRUITLESS_RESTARTS and len(set(steps[-MAX_FRUITLESS_RESTARTS - 1 :])) == 1:
+        how = "came" if mend else "ended"
+        raise UserError(f"{MAX_FRUITLESS_RESTARTS} restarts in a row {how} {where}, so the training is given up{mend}")
 
 
-def _opened(run: Run) -> Made:
+def _open_again(run: Run) -> Training:
     config = build(TrainConfig, run.config["train"], "train.")
-    return run, task_of(run, config), config
+    return Training(run, task_of(run, config), config)
 
 
-def _seen(place: str, number: str | None) -> Run:
+def _open_as_seen_here(place: str, number: str | None) -> Run:
     """Rank 0's run, as this process sees it."""
     try:
         run = open_run(place)
@@ -148,7 +147,7 @@ def _seen(place: str, number: str | None) -> Run:
     return run
 
 
-def _made_before(out: Path | None, name: str | None) -> Run | None:
+def _find_earlier_run(out: Path | None, name: str | None) -> Run | None:
     """The run that this training made before it was restarted. On several machines not every restart is counted."""
     if not restarts() and not several_machines():
         return None

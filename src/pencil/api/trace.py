@@ -15,7 +15,7 @@ from ..tracing import live_trace as record
 from .loading import load
 
 
-def trace(what: Any, *inputs: Any, **given: Any) -> record.LiveTrace:
+def trace(what: Any, *inputs: Any, **options: Any) -> record.LiveTrace:
     """Run a model once and record every operation; any cell of any tensor then unfolds into its arithmetic.
 
     `what` is a run (its folder, or what `pencil.load` gives), and then the input and the options are those of `pencil
@@ -24,10 +24,10 @@ def trace(what: Any, *inputs: Any, **given: Any) -> record.LiveTrace:
     and the inputs are its own (see `tracing.record.trace`).
     """
     if isinstance(what, str | Path | Loaded):
-        return trace_loaded(*prepared(what, inputs, given))
+        return trace_loaded(*prepare_trace(what, inputs, options))
     if isinstance(what, torch.nn.Module):
         refuse_int8(what, "traced")
-    return record.trace(what, *inputs, **given)
+    return record.trace(what, *inputs, **options)
 
 
 def trace_loaded(loaded: Loaded, options: Any, double: bool = False) -> record.LiveTrace:
@@ -37,15 +37,15 @@ def trace_loaded(loaded: Loaded, options: Any, double: bool = False) -> record.L
     return kind.trace(loaded, options, double)
 
 
-def prepared(what: Any, inputs: tuple[Any, ...], given: dict[str, Any]) -> tuple[Loaded, Any, bool]:
+def prepare_trace(what: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Loaded, Any, bool]:
     """A run opened, the options of its trace, and whether it is in double precision."""
     loaded = what if isinstance(what, Loaded) else load(what, dtype="auto")
     refuse_int8(loaded.model, "traced")
     kind = family(loaded.run.family)
     if kind.trace is None:
         raise UserError(f"a {kind.name} is traced as a module: pencil.trace(loaded.model, …)")
-    double = given.pop("double", False)
-    options = _options(kind.trace_options, inputs, given)
+    double = keywords.pop("double", False)
+    options = _options(kind.trace_options, inputs, keywords)
     options.check()
     half = next(loaded.model.parameters()).dtype in (torch.bfloat16, torch.float16)
     if isinstance(what, Loaded) and (double or half or loaded.device.type != "cpu"):
@@ -54,12 +54,12 @@ def prepared(what: Any, inputs: tuple[Any, ...], given: dict[str, Any]) -> tuple
     return loaded, options, double
 
 
-def _options(kind: type, inputs: tuple[Any, ...], given: dict[str, Any]) -> Any:
+def _options(kind: type, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """The options of a family's trace, by the names they have on the command line."""
     names = {"input" if one.name == "given" else one.name: one.name for one in fields(kind)}
-    if len(inputs) > 1 or (inputs and ("input" not in names or "input" in given)):
+    if len(inputs) > 1 or (inputs and ("input" not in names or "input" in keywords)):
         raise UserError(f"a run is traced with {', '.join(f'{name}=…' for name in names)}; it takes no further input")
-    values = {**({"input": inputs[0]} if inputs else {}), **given}
+    values = {**({"input": inputs[0]} if inputs else {}), **keywords}
     for name, value in values.items():
         if name not in names:
             raise UserError(f"{name} is not an option of this run's trace; {nearest(name, [*names, 'double'])}")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..collectives.processes import all_gather, has_process_group, lost_another, world
+from ..collectives.processes import all_gather, has_process_group, is_lost_connection, world
 from ..collectives.torchrun import launch_folder, restarts
 from ..config import UserError
 from ..console import note, visible
@@ -15,18 +15,16 @@ from ..device import pick_device
 from ..families.registry import family as record_of
 from ..runs.run import Run
 from ..train.loop import pace
-from ..train.loop.trained import Trained
+from ..train.loop.state import Trained
 from ..train.loop.trainer import Outcome, Trainer
 from ..train.settings import TrainConfig
-from ..train.tasks.metrics import about_accuracy, class_table
-from ..train.validation import about_highest
-from .faster_preset import propose_shorter
+from ..train.tasks.metrics import class_table, describe_accuracy
+from ..train.validation import describe_highest
 from .loading import load
-from .out_of_memory import out_of_memory
-from .run_setup import new_run
+from .run_setup import Training, new_run
 from .several_processes import check_same, make_once, processes
-from .training_request import Chosen, check_data, read_config, resolve, with_image_size
-from .what_trains import what_trains
+from .training_advice import out_of_memory, propose_shorter, what_trains
+from .training_request import TrainingRequest, check_data, read_config, resolve, with_image_size
 
 FILES_NAMED = 20  # unusable files reported one by one
 Notify = Callable[[str], None]
@@ -64,75 +62,64 @@ def train(
     record = file.record if family is None and file is not None else record_of(str(family))
     if isinstance(patterns := settings.get("freeze"), list | tuple):
         settings["freeze"] = ",".join(patterns)
-    found = resolve(record, settings)
+    values = resolve(record, settings)
     for section, table in (("model", model), ("train", train)):
-        if both := set(found[section]) & set(table or {}):
+        if both := set(values[section]) & set(table or {}):
             raise UserError(f"{min(both)} is given twice: by its name and in {section}")
-    options, sizes = with_image_size(found["options"], {**(model or {}), **found["model"]})
-    chosen = Chosen(
+    options, sizes = with_image_size(values["options"], {**(model or {}), **values["model"]})
+    request = TrainingRequest(
         record.name,
         None if data is None else str(data),
         preset,
         options,
         sizes,
-        {**(train or {}), **found["train"]},
-        found["data"],
+        {**(train or {}), **values["train"]},
+        values["data"],
         None if from_run is None else str(from_run),
     )
     notify = (lambda line: None) if quiet else note
     if file is not None and config is not None:
-        chosen = merge(chosen, file, config, notify)
-    with processes(chosen.train.get("device")):
-        run, task, settled = start_training(chosen, name, None if out is None else Path(out), force, notify)
+        request = merge(request, file, config, notify)
+    with processes(request.train.get("device")):
+        training = start_training(request, name, None if out is None else Path(out), force, notify)
         outcome = train_to_end(
-            run, task, settled, notify=notify, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation, began=began
+            *training, notify=notify, quiet=quiet, on_step=on_step, on_evaluation=on_evaluation, began=began
         )
-    return Trained.of(run, outcome, load)
+    return Trained.of(training.run, outcome, load)
 
 
-def merge(chosen: Chosen, file: Chosen, path: str | Path, notify: Notify) -> Chosen:
-    """What was chosen over what a config file says; what of the file is not kept is reported."""
-    merged, notes = chosen.over(file, path)
+def merge(request: TrainingRequest, file: TrainingRequest, path: str | Path, notify: Notify) -> TrainingRequest:
+    """A request over what a config file says; what of the file could not stay is reported."""
+    merged, notes = request.over(file, path)
     for line in notes:
         notify(line)
-    if chosen.data is None:
+    if request.data is None:
         check_data(merged, path)
     return merged
 
 
 def start_training(
-    chosen: Chosen, name: str | None, out: Path | None, force: bool, notify: Notify
-) -> tuple[Run, Any, TrainConfig]:
+    request: TrainingRequest, name: str | None, out: Path | None, force: bool, notify: Notify
+) -> Training:
     """The run, its task and its training settings; everything is checked before the folder is made."""
-    record = chosen.record
-    check_same({"command": "train", **asdict(chosen), "name": name, "out": out, "force": force})
+    record = request.record
+    check_same({"command": "train", **asdict(request), "name": name, "out": out, "force": force})
 
-    def make(again: Path | None) -> tuple[Run, Any, TrainConfig]:
+    def make(again: Path | None) -> Training:
         """`again` is a run of this training that is made once more."""
-        return new_run(
-            record.name,
-            chosen.data,
-            preset=chosen.preset,
-            model=chosen.model,
-            train=chosen.train,
-            data_settings=chosen.data_settings,
-            options=chosen.train_options(),
-            run_name=None if again else name,
-            out=again or out,
-            force=force or again is not None,
-            from_run=chosen.from_run,
-            notify=notify,
-        )
+        if again is not None:
+            return new_run(request, out=again, force=True, notify=notify)
+        return new_run(request, name=name, out=out, force=force, notify=notify)
 
     run, task, config = make_once(make, out, name, notify)
+    if restarts():
+        return Training(run, task, config)
     count, device = record.parameters(task.config), pick_device(config.device).type
     several = f", {world().size} processes" if world().size > 1 else ""
-    if restarts():
-        return run, task, config
     notify(f"A {record.name} of {count:,} parameters, from {task.about()}; on {device}{several}.")
-    if chosen.from_run is not None or config.freeze is not None:
+    if request.from_run is not None or config.freeze is not None:
         notify(what_trains(record, task.config, config))
-    return run, task, config
+    return Training(run, task, config)
 
 
 def resume_command(program: str, path: Path) -> str:
@@ -182,7 +169,7 @@ def train_to_end(
     except (RuntimeError, MemoryError) as error:
         # torch words it differently on each device
         words, text = ("out of memory", "allocate memory", "not enough memory"), str(error).lower()
-        if isinstance(error, RuntimeError) and (lost_another(error) or not any(word in text for word in words)):
+        if isinstance(error, RuntimeError) and (is_lost_connection(error) or not any(word in text for word in words)):
             raise
         raise out_of_memory(task.family, task.config, config) from None
     several = (
@@ -191,7 +178,7 @@ def train_to_end(
     if not world().is_rank0:
         return outcome
     everywhere = dict.fromkeys((name, fault) for one in several for name, fault in one)
-    later = [found for found in everywhere if found not in skipped]
+    later = [one for one in everywhere if one not in skipped]
     report_skipped(later)
     if lost := len(skipped) + len(later):
         notify(f"{lost} file{'s' if lost > 1 else ''} of the data could not be used.")
@@ -207,12 +194,18 @@ def train_to_end(
         metrics = f"{task.headline} {best[task.headline]:.4f}, {metrics}"
     which = f"{metrics} at step {best['step']}"
     if task.select_best:
-        highest = about_highest(outcome.highest, best, task.headline)
+        highest = describe_highest(outcome.highest, best, task.headline)
         which = f"kept step {best['step']}, the lowest val_loss: {metrics}{f' ({highest})' * bool(highest)}"
     used = outcome.used and f" ({outcome.used})"
     notify(f"Trained {steps} in {outcome.seconds:.1f} s{used}; {which}; the run is in {run.path}")
-    for line in filter(None, [about_accuracy(best, task.unit), *class_table(best)]):
+    for line in filter(None, [describe_accuracy(best, task.unit), *class_table(best)]):
         notify(visible(line, one_line=True))
+    few = config.eval_batches * config.batch
+    if describe_accuracy(best, task.unit) and few < (held := len(task.data.test)):
+        notify(
+            f"These are figures of {few:,} of the {held:,} held-out {task.unit} (--train.eval_batches "
+            f"{config.eval_batches}); of all: {program} eval {shlex.quote(str(run.path))}"
+        )
     if best["step"] == 0 and outcome.step:
         notify(
             "No evaluation was better than that of the untrained model, so its weights are kept: train for more "

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..config import UserError
 from ..data.cache import cache_fault
 from ..data.text import text_data as text
+from ..families.family import Family
 from ..families.registry import family
 from ..files import fingerprint
 from ..runs.manifest import CONTENTS, DATA_RECORD, FOLDERS, UNLISTED, Fault
 from ..runs.run import Run
 from ..train.loop import checkpoint
-from ..train.loop.identity import complete, differences, recorded
+from ..train.loop.identity import differences, recorded_changes, records_all_settings
 from ..train.loop.report import read_metrics
 from ..train.tasks.latents import latents_path
 from .loading import open_run
@@ -53,9 +53,9 @@ def not_verified(path: Path) -> tuple[list[str], list[str]]:
     """The names in a run's folder of what was written there and is not hashed, and of what no command wrote there."""
     listed = [*CONTENTS, "manifest.json", "checkpoints", *([DATA_RECORD] if _lists_data(Run(path)) else ())]
     rest = sorted(one for one in path.iterdir() if one.name not in listed and not one.name.startswith("."))
-    known = [one for one in rest if one.name in (*UNLISTED, *FOLDERS, DATA_RECORD) or one.name.startswith("eval-")]
+    written = [one for one in rest if one.name in (*UNLISTED, *FOLDERS, DATA_RECORD) or one.name.startswith("eval-")]
     names = {one: f"{one.name}/" if one.is_dir() else one.name for one in rest}
-    return [names[one] for one in known], [names[one] for one in rest if one not in known]
+    return [names[one] for one in written], [names[one] for one in rest if one not in written]
 
 
 def _lists_data(run: Run) -> bool:
@@ -71,18 +71,18 @@ def _without(error: UserError, path: Path) -> str:
     return str(error).removeprefix(str(path)).lstrip(": ")
 
 
-def _checkpoints(path: Path, run: Run | None, record: Any) -> Iterator[Verdict]:
+def _checkpoints(path: Path, run: Run | None, record: Family | None) -> Iterator[Verdict]:
     try:
-        found, strange, listed = checkpoint.survey(path)
+        checkpoints, strange, listed = checkpoint.survey(path)
     except UserError:  # a manifest that cannot be read is named already
-        (found, strange), listed = checkpoint.find(path), []
+        (checkpoints, strange), listed = checkpoint.find(path), []
     for fault in [*strange, *listed]:
         yield fault.path, fault
-    for one in found:
+    for one in checkpoints:
         faults = checkpoint.faults_of(one)
         if not faults and run is not None:
             faults = [*_foreign(one, run, record)]
-        if faults and checkpoint.pruned(path, one):
+        if faults and checkpoint.was_pruned(path, one):
             continue
         for fault in faults:
             yield fault.path, fault
@@ -90,7 +90,7 @@ def _checkpoints(path: Path, run: Run | None, record: Any) -> Iterator[Verdict]:
             yield one.folder, None
 
 
-def _foreign(one: checkpoint.Found, run: Run, record: Any) -> Iterator[Fault]:
+def _foreign(one: checkpoint.CheckpointFolder, run: Run, record: Family | None) -> Iterator[Fault]:
     """A whole checkpoint that belongs to another run, or to other settings."""
     try:
         state = checkpoint.state_of(one)
@@ -98,16 +98,16 @@ def _foreign(one: checkpoint.Found, run: Run, record: Any) -> Iterator[Fault]:
             yield from checkpoint.faults_of(one)
             return
         if state.get("step") != one.step:
-            yield checkpoint.mixed(one, state)
+            yield checkpoint.step_mismatch(one, state)
         changes = differences(state, run, record)
     except (UserError, OSError) as error:
         yield Fault(one.folder, "foreign", str(error))
         return
-    known = recorded(run)
-    for change in changes if complete(state) else ():
+    acknowledged = recorded_changes(run)
+    for change in changes if records_all_settings(state) else ():
         if change.name == "run.id":
             yield Fault(one.folder, "foreign", f"is a checkpoint of another run, {change.was}")
-        elif not change.free and known.get(change.name) != str(change.now):
+        elif not change.free and acknowledged.get(change.name) != str(change.now):
             yield Fault(one.folder, "foreign", f"was saved with {change.name} {change.was}; config.toml: {change.now}")
 
 
@@ -121,8 +121,8 @@ def _caches(run: Run) -> Iterator[Verdict]:
     if data and "vae_hash" in facts:
         size, channels = facts.get("vae_size"), facts.get("vae_channels")
         if size and channels:
-            known, fit = (data, facts["vae_hash"], tuple(size), channels), run.config.get("data", {}).get("fit", "crop")
-            paths += [latents_path(*known, part, fit, facts.get("split", 1)) for part in ("train", "test")]
+            key, fit = (data, facts["vae_hash"], tuple(size), channels), run.config.get("data", {}).get("fit", "crop")
+            paths += [latents_path(*key, part, fit, facts.get("split", 1)) for part in ("train", "test")]
     for path in paths:
         fault = cache_fault(path)
         if fault is not None:

@@ -10,10 +10,11 @@ from typing import Any
 
 from ..config import UserError, expand_path, fitted, nearest, overrides
 from .names import check_model, check_run, families, outdated
-from .suggestions import undotted
-from .train import OPTIONS, SECTIONS, dotted
+from .suggestions import undotted_words
+from .train import OPTIONS, SECTIONS, check_dotted
 
 FLAGS = ("force", "settings")  # of the options, those without a value
+DECIDED_BY_OTHERS = ("slots", "sync")  # settings of training whose values are right or wrong by others, of a preset too
 
 
 def check_training(words: Sequence[str]) -> None:
@@ -25,23 +26,23 @@ def check_training(words: Sequence[str]) -> None:
     if targets and not set(targets) & set(known):
         raise UserError(f"{targets[-1]} is not a family of models; {nearest(targets[-1], known)}")
     record = known.get(words[0])
-    if record is None or (found := _split(record, words[1:])) is None:
+    if record is None or (parts := _split(record, words[1:])) is None:
         return
-    given, rest = found
-    if outdated([name.lstrip("-") for name in undotted(rest)], [given.get("preset", "")]):
+    options, rest = parts
+    if outdated([name.lstrip("-") for name in undotted_words(rest)], [options.get("preset", "")]):
         return
-    settings = overrides(dotted(record, rest), SECTIONS)
-    if (config := given.get("config")) is not None and not Path(config).is_file():
+    settings = overrides(check_dotted(record, rest), SECTIONS)
+    if (config := options.get("config")) is not None and not Path(config).is_file():
         raise UserError(f"there is no config file {config}")
-    _check_names(record, given, settings)
-    if (data := given.get("data")) is not None:
+    _check_names(record, options, settings)
+    if (data := options.get("data")) is not None:
         _check_data(record, data)
 
 
 def _split(record: Any, words: Sequence[str]) -> tuple[dict[str, str], list[str]] | None:
     """The options with their values, and the other words; None where an option lacks its value."""
     names = {f"--{name}": name for name in (*OPTIONS, *record.train_options.__dataclass_fields__)}
-    given, left, rest = {}, [], list(words)
+    options, left, rest = {}, [], list(words)
     while rest:
         word = rest.pop(0)
         option, equals, value = word.partition("=")
@@ -52,39 +53,44 @@ def _split(record: Any, words: Sequence[str]) -> tuple[dict[str, str], list[str]
         elif names[option] not in FLAGS:
             if not equals and (not rest or (rest[0].startswith("--") and option != "--data")):
                 return None
-            given[names[option]] = value if equals else rest.pop(0)
-    return given, left
+            options[names[option]] = value if equals else rest.pop(0)
+    return options, left
 
 
-def _check_names(record: Any, given: dict[str, str], settings: dict[str, dict[str, str]]) -> None:
-    """Refuse a run, a preset or a setting that is none."""
-    from ..data.settings import DataConfig
-    from ..train.settings import TrainConfig
+def _check_names(record: Any, options: dict[str, str], settings: dict[str, dict[str, str]]) -> None:
+    """Refuse a run, a preset or a setting that is none, or that this family has not, or has not with this value."""
+    from ..data.settings import check_data_settings
+    from ..train.settings import TrainConfig, check_settings, with_budget
 
-    start, preset = given.get("from"), given.get("preset")
+    start, preset = options.get("from"), options.get("preset")
     if start is not None:
         check_run(start)
-    elif preset is not None and "config" not in given and preset not in record.presets:
+    elif preset is not None and "config" not in options and preset not in record.presets:
         raise UserError(f"{preset} is not a preset of {record.name}; {nearest(preset, record.presets)}")
-    fitted(TrainConfig, settings["train"], "train.")
+    with_budget(settings["train"])
+    for name, value in fitted(TrainConfig, settings["train"], "train.").items():
+        if name not in DECIDED_BY_OTHERS:
+            check_settings(TrainConfig(**{name: value}), tuple(record.train_settings), record.name)
     check_model(record.name, settings["model"])
-    fitted(DataConfig, settings["data"], "data.")
+    if "size" in options and not options.keys() & {"vae", "config"}:  # then it is another word for the model's
+        check_model(record.name, {"image_size": options["size"]})
+    check_data_settings(record, settings["data"])
 
 
 def _check_data(record: Any, data: str) -> None:
     """Let the reader of this kind of data refuse a path that is not there."""
     from ..data.hub import current_form
     from ..data.images import loading as images
-    from ..data.sources import PREFIX, is_several
+    from ..data.sources import PREFIX, expand, is_several
     from ..data.tables import pairs
     from ..data.text import corpus
 
-    if data in ("", "-", *record.embedded) or current_form(data).startswith(PREFIX) or is_several(data):
-        return
-    if expand_path(data).exists():
+    if data in ("", "-", *record.embedded) or current_form(data).startswith(PREFIX) or expand_path(data).exists():
         return
     columns = set(record.data_settings)
-    if "source_column" in columns:
+    if is_several(data) and "source_column" not in columns:
+        expand(data)
+    elif "source_column" in columns:
         pairs.load(data)
     elif "label_column" in columns and pairs.is_table(data):
         pairs.load_labelled(data)

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
-from rich.text import Text
 
 from .. import files
 from ..bench import JOBS, TAKES
 from ..config import UserError, check_output, nearest
-from ..console import Console, visible
+from ..console import Console
+from .screens.bench_rows import show_machine, show_row
 from .screens.terminal import note
 
 if TYPE_CHECKING:
-    from ..bench.plan import Row
+    from ..bench.plan import Plan
 
 
 def bench(
@@ -74,20 +74,14 @@ def bench(
     """
     if write_page is not None:
         return _write_page(write_page)
-    jobs = _chosen(
+    jobs = _jobs(
         job, {"--preset": preset, "--batch": batch, "--tokens": tokens, "--scan": scan, "--compile": compiled or None}
     )
-    for name, value in (("--batch", batch), ("--tokens", tokens), ("--repeat", repeat)):
-        if value is not None and value < 1:
-            raise UserError(f"{name} must be at least 1, not {value}")
-    for folder in peer_path or ():
-        if not (folder / "model.py").is_file():
-            raise UserError(f"{folder} has no model.py; --peer-path is a folder with nanoGPT or gpt-fast")
+    _check_sizes({"--batch": batch, "--tokens": tokens, "--repeat": repeat}, peer_path or ())
     check_output("--json", out, ".json")
 
     from ..bench.peers import Peers
     from ..bench.plan import Plan
-    from ..bench.run import machine, rows_of
     from ..device import pick_device
 
     place = pick_device(device)
@@ -102,20 +96,26 @@ def bench(
         compile=compiled,
     )
     plan = Plan(place, libraries, **sizes, notify=note)
+    _measure(plan, jobs, scan, out, {"command": _command(job, peers, peer_path, scan, sizes), "job": job or "all"})
+    return 0
+
+
+def _measure(plan: "Plan", jobs: Sequence[str], scan: str | None, out: Path | None, facts: Mapping[str, str]) -> None:
+    """Show each row as it is measured, and write all so far into a file, so that an interrupted run keeps them."""
+    from ..bench.run import machine, rows_of
+
     console, rows = Console(highlight=False, soft_wrap=True), []
-    command = _command(job, peers, peer_path, scan, sizes)
-    for one in jobs:
-        for row in rows_of(one, plan, scan):
+    for job in jobs:
+        for row in rows_of(job, plan, scan):
             if not rows:
-                _show_machine(console, machine(plan))
-            _show(console, row, first=not rows or rows[-1]["case"] != row["case"])
+                show_machine(console, machine(plan))
+            show_row(console, row, first=not rows or rows[-1]["case"] != row["case"])
             rows.append(row)
-            if out is not None:  # after each row, so that a run that is interrupted keeps those it has
-                result = {"machine": machine(plan), "command": command, "job": job or "all", "rows": rows}
+            if out is not None:
+                result = {"machine": machine(plan), **facts, "rows": rows}
                 files.write_aside(out, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     if out is not None:
         note(f"Results are in {out}")
-    return 0
 
 
 def _write_page(path: Path) -> int:
@@ -128,7 +128,7 @@ def _write_page(path: Path) -> int:
     return 0
 
 
-def _chosen(job: str | None, options: Mapping[str, object]) -> Sequence[str]:
+def _jobs(job: str | None, options: Mapping[str, object]) -> Sequence[str]:
     """The jobs to run; an option that they do not take is refused."""
     if job is not None and job not in JOBS:
         raise UserError(f"{job} is not a job; {nearest(job, JOBS)}")
@@ -147,9 +147,19 @@ def _chosen(job: str | None, options: Mapping[str, object]) -> Sequence[str]:
     return JOBS if job is None else [job]
 
 
-def _check_used(found: Iterable[str], jobs: Sequence[str], scan: str | None) -> None:
+def _check_sizes(sizes: Mapping[str, int | None], folders: Sequence[Path]) -> None:
+    """Refuse sizes below 1, and folders of libraries without a model."""
+    for name, value in sizes.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name} must be at least 1, not {value}")
+    for folder in folders:
+        if not (folder / "model.py").is_file():
+            raise UserError(f"{folder} has no model.py; --peer-path is a folder with nanoGPT or gpt-fast")
+
+
+def _check_used(libraries: Iterable[str], jobs: Sequence[str], scan: str | None) -> None:
     """Refuse a library of a folder that no job is compared with."""
-    for library in found:
+    for library in libraries:
         wanted = {"nanoGPT": "train", "gpt-fast": "decode"}[library]
         if wanted not in jobs or scan is not None:
             raise UserError(f"{library} is compared with in {wanted} only: leave --peer-path out")
@@ -167,56 +177,3 @@ def _command(
         if value is not None and value != usual.get(name):
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return shlex.join(words)
-
-
-def _show_machine(console: Console, where: Mapping[str, Any]) -> None:
-    from ..bench.page import threads_of
-
-    threads = "" if where["kind"] == "cuda" else f", {threads_of(where)}"
-    console.print(Text(f"{visible(where['device'])}{threads}, {where['dtype']}, torch {where['torch']}", "bold"))
-    rates = f"{where['matmul_flops'] / 1e12:,.3g} TFLOP/s, {where['copy_bytes'] / 1e9:,.4g} GB/s"
-    console.print(Text(f"{rates}: a matrix product and a copy", "dim"))
-
-
-def _show(console: Console, row: "Row", first: bool) -> None:
-    """One contender of a case: its rate, and below it what it is compared with."""
-    from ..bench.page import percent, spread
-
-    if first:
-        console.print(Text(f"\n{row['job']}: {row['case']}", "bold"))
-    console.print(f"  {row['who']}: {spread(row)}", markup=False)
-    ours = [f"{name} {percent(key)(row)}" for key, name in SHARES.items() if key in row]
-    if row.get("startup_seconds", 0) >= SHOWN:
-        ours.append(f"start-up {row['startup_seconds']:.1f} s")
-    if "peak_bytes" in row:
-        ours.append(f"{row['peak_bytes'] / 1e9:.3g} GB")
-    if "memory_bytes" in row:
-        ours += [f"{1e3 * row['seconds']:.3g} ms a step", f"{row['memory_bytes'] / 1e6:,.4g} MB {row['memory']}"]
-    if "times_causal" in row:
-        ours.append(f"route {row['route']}, {row['times_causal']:.2f} of the time of torch's causal kernel")
-    lines = [", ".join(ours), _verdict(row), _fitted(row)]
-    for line in filter(None, lines):
-        console.print(Text(f"    {line}", "dim" if row.get("equal") is not False else "bold red"))
-
-
-SHOWN = 0.05  # seconds of start-up from which it is shown
-SHARES = {"mfu": "MFU", "bandwidth_share": "bandwidth"}
-
-
-def _verdict(row: "Row") -> str:
-    """Whether the outputs are equal to ours, and how much faster ours is."""
-    if "errors" not in row:
-        return ""
-    worst = ", ".join(f"{f'{error:.0e}' if error else '0'} in {dtype}" for dtype, error in row["errors"].items())
-    if not row["equal"]:
-        allowed = ", ".join(f"{bound:.0e}" for bound in row["bounds"].values())
-        return f"outputs differ by {worst}; rounding explains {allowed}: not compared"
-    same = f"; {row['same_tokens']:,} of {row['of_tokens']:,} tokens the same" if "same_tokens" in row else ""
-    faster = f"pencil is {row['ratio']:.2f} × as fast; " if "ratio" in row else ""
-    return f"{faster}outputs equal ({worst}){same}"
-
-
-def _fitted(row: "Row") -> str:
-    names = {"seconds": "time", "memory_bytes": "memory"}
-    found = [f"{names[name]} grows as {row['scan']}^{p:.2f}" for name, p in row.get("exponents", {}).items()]
-    return ", ".join(found)

@@ -48,7 +48,7 @@ def check(
     known = shipped()
     if not files and not every:
         raise UserError(f"name a file to check, or --all for those that come with pencil: {', '.join(known)}")
-    paths = [Path(word) if Path(word).exists() else _shipped(word, known) or Path(word) for word in files]
+    paths = [Path(word) if Path(word).exists() else _find_shipped(word, known) or Path(word) for word in files]
     reports = [check(path) for path in [*paths, *(known.values() if every else ())]]
     total = count([step for report in reports for step in report.steps])
     claims = count_claims([claim for report in reports for claim in report.claims])
@@ -61,13 +61,13 @@ def check(
             _show(console, report)
         of_both = sum(total.values()) and sum(claims.values())
         if sum(total.values()) or not sum(claims.values()):
-            console.print(Text("numbers: " if of_both else "") + _counted(total, always=True))
+            console.print(Text("numbers: " if of_both else "") + _count_line(total, always=True))
         if sum(claims.values()):
-            console.print(Text("claims: ") + _counted(claims, always=True))
+            console.print(Text("claims: ") + _count_line(claims, always=True))
     return 1 if total["wrong"] or claims["wrong"] else 0
 
 
-def _shipped(word: str, known: dict[str, Path]) -> Path | None:
+def _find_shipped(word: str, known: dict[str, Path]) -> Path | None:
     """The example with this name, or the only one whose name starts with it."""
     alike = [path for name, path in known.items() if word and name.startswith(word)]
     if word.isdecimal() and len(alike) != 1:
@@ -91,7 +91,7 @@ def _show(console: Console, report: "Report") -> None:
             console.print(head + details[0])
             continue
         notes = {number.note for number in step.numbers if number.verdict == "right" and number.note}
-        console.print(head + _counted(count([step])).append("".join(f", {note}" for note in notes), "dim"))
+        console.print(head + _count_line(count([step])).append("".join(f", {note}" for note in notes), "dim"))
         for detail in details:
             console.print(Text(" " * 14) + detail)
     if report.steps and report.claims:
@@ -133,7 +133,7 @@ def _details(numbers: "list[Number]") -> list[Text]:
     ]
 
 
-def _counted(counts: dict[str, int], always: bool = False) -> Text:
+def _count_line(counts: dict[str, int], always: bool = False) -> Text:
     parts = [Text(f"{n} {verdict}", STYLE[verdict]) for verdict, n in counts.items() if n or always]
     return Text(", ").join(parts)
 

@@ -1,19 +1,21 @@
-"""cost."""
+"""cost: what a model costs, on one device or on several."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from ..config import UserError
 from ..console import Console, visible
-from .presets import Model, find_model, settings_of, titled
-from .screens.cost_report import CostReport, as_json, show
+from .presets import Model, find_model, settings_of, title_of
+from .screens.cost_report import CostReport, as_json, make_report, show
 from .train import Settings
 
 if TYPE_CHECKING:
+    import torch
+
+    from ..cost.devices import Device
     from ..families.family import Family
 
 # the training settings that a cost depends on
@@ -65,74 +67,97 @@ def cost(
     json_output
         Print the report as JSON, in bytes, FLOPs and seconds.
     """
-    what, found = settings_of("cost", (what, *settings), ("model", "train"))
-    changes = found["model"]
+    what, sections = settings_of("cost", (what, *settings), ("model", "train"))
+    changes = sections["model"]
+    _check_sizes(batch, context, dtype)
+    _check_several(gpus, parallel, bandwidth, measure)
+    record, config, usual_training = find_model(what, changes)
+    from ..cost.devices import DEVICES
+    from ..cost.devices import device as find_device
+    from ..device import pick_device
+
+    named = find_device(device) if device else None
+    place = pick_device("auto") if measure else None
+    requested = _training(sections["train"], parallel or "auto")
+    training = {**usual_training, **requested}
+    usual_dtype = "fp32" if place is not None and place.type != "cuda" else "bf16"
+    report = make_report(
+        title_of(what, config, changes),
+        record,
+        config,
+        training,
+        context,
+        batch,
+        DTYPES[dtype.lower()] if dtype else usual_dtype,
+        cuda=place is None and (named is None or named.cuda),  # what is measured has the plain loss
+        sharded=parallel == "fsdp",
+    )
+    if gpus is not None:
+        from .screens.cost_scaling import scaling_json, show_scaling, up_to
+
+        on, bytes_per_second = named or find_device("h200"), bandwidth and 1e9 * bandwidth
+        freeze = training.get("freeze")
+        scales = up_to(gpus, parallel or "ddp", requested, report, record, freeze, on, bytes_per_second)
+        if json_output:
+            _print_json(scaling_json(report, scales, on))
+        else:
+            show_scaling(_console(), report, scales, gpus, on, bandwidth)
+        return 0
+    devices, measured = [named] if named else list(DEVICES.values()), None
+    if place is not None:
+        here, measured = _measure(report, record, place, context)
+        devices = [here, *([named] if named else [])]
+    if json_output:
+        _print_json(as_json(report, devices, measured))
+    else:
+        show(_console(), report, devices, measured)
+    return 0
+
+
+def _console() -> Console:
+    return Console(soft_wrap=True, highlight=False)
+
+
+def _print_json(table: Mapping[str, Any]) -> None:
+    print(visible(json.dumps(table, ensure_ascii=False)))
+
+
+def _measure(
+    report: CostReport, record: "Family", place: "torch.device", context: int | None
+) -> "tuple[Device, dict[str, float | str]]":
+    """This machine as a device, and the seconds of each workload on it."""
+    from ..cost.measure import local_device, measure
+
+    here = local_device(place, report.dtype)
+    times = measure(
+        record.create,
+        report.profile,
+        report.config,
+        report.batch,
+        context,
+        report.dtype,
+        place,
+        here,
+        report.memory,
+        report.workloads,
+    )
+    return here, times
+
+
+def _check_sizes(batch: int, context: int | None, dtype: str | None) -> None:
     if batch < 1:
         raise UserError(f"--batch must be at least 1, not {batch}")
     if context is not None and context < 1:
         raise UserError(f"--context must be at least 1, not {context}")
     if dtype is not None and dtype.lower() not in DTYPES:
         raise UserError(f"--dtype must be bf16 or fp32, not {dtype}")
-    _check_several(gpus, parallel, bandwidth, measure)
-    record, config, training = find_model(what, changes)
-    from ..cost.devices import DEVICES
-    from ..cost.devices import device as find_device
-
-    devices = [find_device(device)] if device else list(DEVICES.values())
-    place = None
-    if measure:
-        from ..train.loop.trainer import pick_device
-
-        place = pick_device("auto")
-    usual = "fp32" if place is not None and place.type != "cuda" else "bf16"
-    chosen_training = _training(found["train"], parallel or "auto")
-    training = {**training, **chosen_training}
-    chosen = DTYPES[dtype.lower()] if dtype else usual
-    # what is measured has the plain loss
-    cuda = not measure and (find_device(device).cuda if device else True)
-    name, sharded = titled(what, config, changes), parallel == "fsdp"
-    report = make_report(name, record, config, training, context, batch, chosen, cuda, sharded)
-    if gpus is not None:
-        from .screens.cost_scaling import scaling_json, show_scaling, up_to
-
-        on = find_device(device or "h200")
-        speed = bandwidth and 1e9 * bandwidth
-        scales = up_to(gpus, parallel or "ddp", chosen_training, report, record, training.get("freeze"), on, speed)
-        if json_output:
-            print(visible(json.dumps(scaling_json(report, scales, on), ensure_ascii=False)))
-        else:
-            show_scaling(Console(soft_wrap=True, highlight=False), report, scales, gpus, on, bandwidth)
-        return 0
-    measured = None
-    if place is not None:
-        from ..cost import measure as measuring
-
-        local = measuring.local_device(place, chosen)
-        measured = measuring.measure(
-            record.create,
-            report.profile,
-            report.config,
-            batch,
-            context,
-            chosen,
-            place,
-            local,
-            report.memory,
-            report.workloads,
-        )
-        devices = [local, *([find_device(device)] if device else [])]
-    if json_output:
-        print(visible(json.dumps(as_json(report, devices, measured), ensure_ascii=False)))
-    else:
-        show(Console(soft_wrap=True, highlight=False), report, devices, measured)
-    return 0
 
 
 def _check_several(gpus: int | None, parallel: str | None, bandwidth: float | None, measure: bool) -> None:
     if gpus is None:
-        given = "--parallel" if parallel is not None else "--bandwidth" if bandwidth is not None else None
-        if given:
-            raise UserError(f"{given} is of several devices: give their number with --gpus")
+        alone = "--parallel" if parallel is not None else "--bandwidth" if bandwidth is not None else None
+        if alone:
+            raise UserError(f"{alone} is of several devices: give their number with --gpus")
         return
     if not 1 <= gpus <= 1 << 16:
         raise UserError(f"--gpus must be from 1 to 65,536, not {gpus}")
@@ -144,12 +169,12 @@ def _check_several(gpus: int | None, parallel: str | None, bandwidth: float | No
         raise UserError("--measure is of this machine: leave it or --gpus out")
 
 
-def _training(given: Mapping[str, str], parallel: str) -> dict[str, Any]:
+def _training(words: Mapping[str, str], parallel: str) -> dict[str, Any]:
     """The training settings of the command line, as their types; those that cost nothing are refused."""
     from ..config import fitted
     from ..train.settings import TrainConfig
 
-    values = fitted(TrainConfig, given, "train.")
+    values = fitted(TrainConfig, words, "train.")
     for name in values:
         if name == "batch":
             raise UserError("train.batch is of all devices together: --batch says how many rows one device takes")
@@ -159,58 +184,3 @@ def _training(given: Mapping[str, str], parallel: str) -> dict[str, Any]:
             raise UserError(f"train.{name} does not change a cost: leave it out")
     TrainConfig(**{**values, "parallel": parallel})  # refuses values out of range
     return values
-
-
-def make_report(
-    name: str,
-    record: "Family",
-    config: Any,
-    settings: Mapping[str, Any],
-    context: int | None,
-    batch: int,
-    dtype: str,
-    cuda: bool = True,
-    sharded: bool = False,
-) -> CostReport:
-    """What the model costs with this text length, batch size and precision."""
-    from ..cost.count import count
-    from ..cost.devices import workloads
-    from ..cost.memory import kv_cache, kv_sharing, train_memory
-
-    profile, notes = record.cost, []
-    if profile.takes_length and context is not None and context > config.context:
-        notes.append(
-            f"the model was made for {config.context:,} tokens"
-            + ("; its position table is counted with a row for each token" if config.positions == "learned" else "")
-        )
-        config = replace(config, **{key: context for key in ("context", "source_context") if hasattr(config, key)})
-    freeze, recompute = settings.get("freeze"), settings.get("recompute") == "blocks"
-    if freeze:
-        from ..train.frozen import frozen_model
-
-        counts = count(frozen_model(record.create, freeze), profile, config, context, short=False)
-    else:
-        counts = count(record.create, profile, config, context)
-    tokens, optimizer = profile.tokens(config, context), settings.get("optimizer", "muon")
-    memory = train_memory(profile, config, counts, batch, context, dtype, cuda, sharded)
-    shared = kv_sharing(config) if profile.decodes else {}
-    caches = {kind: (heads, kv_cache(config, batch, tokens, dtype, heads)) for kind, heads in shared.items()}
-    works = workloads(profile, config, counts, memory, batch, context, dtype, optimizer, recompute)
-    ema = bool(settings.get("ema"))
-    return CostReport(
-        name,
-        record.name,
-        config,
-        batch,
-        dtype,
-        optimizer,
-        ema,
-        recompute,
-        profile,
-        counts,
-        batch * tokens,
-        memory,
-        caches,
-        works,
-        notes,
-    )

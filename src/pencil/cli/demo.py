@@ -5,11 +5,14 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..console import Console
 from .screens.terminal import note, program
 from .train import train_to_end
+
+if TYPE_CHECKING:
+    from ..runs.run import Loaded
 
 TRAINING: dict[str, Any] = {"steps": 1060, "eval_every": 265, "eval_batches": 2, "save_every": 530}
 
@@ -26,11 +29,12 @@ def demo(*, out: Path | None = None) -> int:
 
     from ..api.loading import load
     from ..api.run_setup import new_run
+    from ..api.training_request import TrainingRequest
     from ..families.captioner import FAMILY
     from ..files import write_aside
 
     note("A model learns, from scratch, to describe what is where in an image; about a minute and a half on two cores.")
-    run, task, config = new_run(FAMILY.name, "scenes", train=TRAINING, out=out, notify=note)
+    run, task, config = new_run(TrainingRequest(FAMILY.name, "scenes", train=TRAINING), out=out, notify=note)
     c = task.config
     note(
         f"{FAMILY.parameters(c):,} parameters: {c.depth} blocks of width {c.width}, trained on {task.about()}, with "
@@ -66,7 +70,7 @@ def demo(*, out: Path | None = None) -> int:
     return 0
 
 
-def _unfold(loaded: Any, picture: Any, page: Path) -> None:
+def _unfold(loaded: "Loaded", picture: Any, page: Path) -> None:
     """One number behind the first caption, as its arithmetic; and a page on which every other one unfolds too."""
     from ..families.captioner import trace_image
     from ..tracing import html

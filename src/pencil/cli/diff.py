@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ..config import UserError
-from .dispatch import following
+from .dispatch import reporting_misfits
 from .parsing import significant_digits
 from .screens.terminal import note, result_console
 
@@ -38,23 +38,25 @@ def diff(
     if not shared:
         raise UserError(f"{a} and {b} have no name in common: they are of different models")
     count = 0
-    with following(f"{a} or {b}"):
+    with reporting_misfits(f"{a} or {b}"):
         every_difference = list(differences(first, second))
-    for found in every_difference:
+    for difference in every_difference:
         count += 1
         if count > 1 and not every:
             continue
-        if found.shapes:
-            one, other = ("×".join(map(str, shape)) for shape in found.shapes)
-            line = f"{found.name} differs: its shape is {one} and {other}"
+        if difference.shapes:
+            one, other = ("×".join(map(str, shape)) for shape in difference.shapes)
+            line = f"{difference.name} differs: its shape is {one} and {other}"
         else:
-            where = ",".join(map(str, found.index))
-            n = first.graph.nodes[first.graph.names[found.name]]
-            called = ((axis, first.called(n, axis, i)) for axis, i in enumerate(found.index))
+            where = ",".join(map(str, difference.index))
+            n = first.graph.nodes[first.graph.names[difference.name]]
+            called = ((axis, first.called(n, axis, i)) for axis, i in enumerate(difference.index))
             labels = ", ".join(f"{letter_of(n, axis)} '{label}'" for axis, label in called if label is not None)
             at = f"[{where}] ({labels})" if labels else f"[{where}]"
-            most, one, other = (format_number(v, digits) for v in (found.most, found.first, found.second))
-            line = f"{found.name} differs by at most {most}, at {at}: {one} and {other}"
+            most, one, other = (
+                format_number(v, digits) for v in (difference.most, difference.first, difference.second)
+            )
+            line = f"{difference.name} differs by at most {most}, at {at}: {one} and {other}"
         console.print(line, highlight=False, markup=False)
     if count > 1 and not every:
         console.print(f"and {count - 1} more after it, of {shared} (--all)", highlight=False, markup=False)

@@ -15,7 +15,6 @@ from .suggestions import input_meant, word_meant
 if TYPE_CHECKING:
     from ..families.family import Family
 
-RENAMED = {"--new": "max_new_tokens"}  # options of sample, and the field each is now
 HELP = ("--help", "-h")
 TRACE_FILE = ".safetensors"
 
@@ -48,7 +47,7 @@ def trace_family(target: str) -> "Family | None":
 
 
 @contextmanager
-def following(path: str | Path) -> Iterator[None]:
+def reporting_misfits(path: str | Path) -> Iterator[None]:
     """Work on a trace file: what its checks could not foresee is a sentence too, since the file is another's."""
     try:
         yield
@@ -81,24 +80,24 @@ def dispatch(
         record = None
         try:
             record = find(target)
-            chosen, bound = _read(verb, words, usage, target, record, command)
+            function, bound = _read(verb, words, usage, target, record, command)
         except UserError as error:
             failures.append((record is not None, error))
             continue
         if asks_help or len(targets) == 1 or str(next(iter(bound.arguments.values()), None)) == target:
-            with nullcontext() if record is not None else following(target):
-                return chosen(*bound.args, **bound.kwargs) or 0
+            with nullcontext() if record is not None else reporting_misfits(target):
+                return function(*bound.args, **bound.kwargs) or 0
     failures.sort(key=lambda failure: failure[0])  # a word that names a family says more than one that does not
     raise failures[-1][1] if failures else UserError(f"usage: pencil {verb} {usage}")
 
 
 def missing(verb: str, usage: str) -> str:
     """What to say where the first word of a verb is missing: of a family, which there are."""
-    known = ""
+    families_named = ""
     if usage.startswith("FAMILY"):
         *most, last = families()
-        known = f": {', '.join(most)} or {last}"
-    return f"{usage.split()[0]} is missing{known}; usage: pencil {verb} {usage}"
+        families_named = f": {', '.join(most)} or {last}"
+    return f"{usage.split()[0]} is missing{families_named}; usage: pencil {verb} {usage}"
 
 
 def _read(
@@ -122,19 +121,19 @@ def _read(
     app[HELP[0]].show = False
     app.default(command(record))
     try:
-        chosen, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
+        function, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
     except UnknownOptionError as error:
-        raise UserError(_unknown(verb, target, record, option_of(error))) from None
+        raise UserError(_explain_unknown(verb, target, record, option_of(error))) from None
     except UnusedCliTokensError as error:
         raise UserError(
-            _unused(verb, record, error) or sentence(error, f"pencil {verb}", f"pencil {verb} {shown}")
+            _explain_unused(verb, record, error) or sentence(error, f"pencil {verb}", f"pencil {verb} {shown}")
         ) from None
     except CycloptsError as error:
         raise UserError(sentence(error, f"pencil {verb}", f"pencil {verb} {shown}")) from None
-    return chosen, bound
+    return function, bound
 
 
-def _unused(verb: str, record: "Family | None", error: UnusedCliTokensError) -> str | None:
+def _explain_unused(verb: str, record: "Family | None", error: UnusedCliTokensError) -> str | None:
     """How a word after the run is given to the model as its input; None where it has no such input."""
     if (
         record is None
@@ -145,9 +144,7 @@ def _unused(verb: str, record: "Family | None", error: UnusedCliTokensError) -> 
     return f"{verb} cannot use {words[0]!r} by itself; {meant}"
 
 
-def _unknown(verb: str, target: str, record: "Family | None", option: str) -> str:
-    if hasattr(getattr(record, "sample_options", None), RENAMED.get(option, "")) and verb == "sample":
-        return f"{option} is now called --{RENAMED[option].replace('_', '-')}"
+def _explain_unknown(verb: str, target: str, record: "Family | None", option: str) -> str:
     if verb == "train":
         return f"{option} comes after the family: pencil train {target} {option} VALUE"
     see = f"pencil {verb} {target} --help lists its options"

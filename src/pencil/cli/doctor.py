@@ -90,7 +90,10 @@ def _state(package: str) -> str:
     """The version of a package that can be imported; else why not: pip installs some without what they need."""
     if importlib.util.find_spec(package) is None:
         return MISSING
-    version = importlib.metadata.version(package)
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # a folder of that name, such as the one wandb writes its runs to
+        return MISSING
     try:
         with warnings.catch_warnings(action="ignore"):
             importlib.import_module(package)

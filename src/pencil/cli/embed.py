@@ -58,8 +58,8 @@ def embed(
     texts = [read_text(one) for one in prompt or ()] + ([] if file is None else _lines(file))
 
     check_run(run)
-    from ..api.embed import embedder
     from ..api.loading import load, open_run
+    from ..api.predict import embedder
     from ..device import pick_device
     from ..families.embedding import settings_of
     from ..progress import watched

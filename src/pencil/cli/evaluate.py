@@ -57,14 +57,13 @@ def evaluate(
     check_run(run)
     from ..api.judge import trained_classifier
     from ..api.loading import load_model, open_run
-    from ..api.other_data import amount, task_on
-    from ..api.run_setup import task_of
+    from ..api.run_data import amount, task_of, task_on
     from ..device import pick_device
     from ..families import family
     from ..models.output import check_finite
     from ..train.loop.report import shown_progress
     from ..train.settings import TrainConfig
-    from ..train.tasks.metrics import OF_A_CLASS, about_accuracy, class_table
+    from ..train.tasks.metrics import CLASS_FIGURES, class_table, describe_accuracy
 
     opened = open_run(run)
     if out is not None and out.exists() and not out.is_dir():
@@ -96,12 +95,12 @@ def evaluate(
         print(json.dumps({name: value if math.isfinite(value) else None for name, value in metrics.items()}))
     else:
         for name, value in metrics.items():
-            if name.partition(".")[0] not in OF_A_CLASS:
+            if name.partition(".")[0] not in CLASS_FIGURES:
                 print(f"{visible(shortened(name), one_line=True)} {value:.6f}")
         for line in class_table(metrics):
             print(visible(line, one_line=True))
     skipped = [f"skipped {name}: {fault}" for name, fault in task.skipped()]
-    explained = filter(None, [about_accuracy(metrics, task.unit)])
+    explained = filter(None, [describe_accuracy(metrics, task.unit)])
     for line in [*skipped, *explained, *getattr(task, "notes", ()), *map(str, files)]:
         note(line)
     return 0

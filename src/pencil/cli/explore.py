@@ -16,9 +16,9 @@ from ..files import user_folder, write_private
 from .names import check_run
 
 if TYPE_CHECKING:
-    from ..explore.session import Subject
+    from ..explore.session import Session
 
-MOST = 2  # models side by side
+MOST_MODELS = 2  # side by side
 USAGE = "[RUN] [RUN] [OPTIONS]"
 
 
@@ -42,22 +42,24 @@ def explore(
     browser
         Open the browser; the address is printed in every case.
     """
-    if len(runs) > MOST:
-        raise UserError(f"at most {MOST} models are shown side by side, not {len(runs)}")
+    if len(runs) > MOST_MODELS:
+        raise UserError(f"at most {MOST_MODELS} models are shown side by side, not {len(runs)}")
     for path, _ in map(_run_and_step, runs):
         check_run(path)
     # from here on torch is needed
     from ..explore.serving import bind, bind_usual, serve
 
     secret = _secret()
-    found = bind(port) if port else bind_usual(secret)  # before a model is opened, which takes longer
-    page = user_folder().absolute() / f"explorer-{found.getsockname()[1]}.html"
+    listening = bind(port) if port else bind_usual(secret)  # before a model is opened, which takes longer
+    page = user_folder().absolute() / f"explorer-{listening.getsockname()[1]}.html"
     try:
-        subjects = _opened(runs)
+        sessions = _opened(runs)
         command = shlex.join(["pencil", "explore", *runs, *(["--port", str(port)] if port else [])])
-        serve(subjects, found, debug, command, secret, lambda address: _announce(address, page if browser else None))
+        serve(
+            sessions, listening, debug, command, secret, lambda address: _announce(address, page if browser else None)
+        )
     finally:
-        found.close()
+        listening.close()
         with suppress(OSError):
             page.unlink(missing_ok=True)
     _end()
@@ -71,12 +73,12 @@ def _end() -> None:
     os._exit(0)
 
 
-def _opened(runs: tuple[str, ...]) -> "list[Subject]":
-    from ..explore.session import Subject
+def _opened(runs: tuple[str, ...]) -> "list[Session]":
+    from ..explore.session import Session
 
     if not runs:
-        return [Subject.of_example()]
-    return [Subject.open(path, id, step) for id, (path, step) in zip("ab", map(_run_and_step, runs), strict=False)]
+        return [Session.of_example()]
+    return [Session.open(path, id, step) for id, (path, step) in zip("ab", map(_run_and_step, runs), strict=False)]
 
 
 def _run_and_step(word: str) -> tuple[str, int | None]:

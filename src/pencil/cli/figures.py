@@ -1,4 +1,4 @@
-"""The command figures."""
+"""figures: the figures of a document, drawn from traces."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,6 +25,7 @@ def figures(
     format
         svg, whose text can be searched, or png.
     """
+    from ..files import write_aside
     from ..learn.figures import FIGURES, drawn
 
     if document not in FIGURES:
@@ -35,12 +36,6 @@ def figures(
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in FIGURES[document].items():
         path = folder / f"{document}-{name}.{format}"
-        _write(path, drawn(figure(), format))
+        write_aside(path, drawn(figure(), format))
         note(str(path))
     return 0
-
-
-def _write(path: Path, content: bytes) -> None:
-    from ..files import write_aside
-
-    write_aside(path, content)

@@ -1,4 +1,4 @@
-"""heads."""
+"""heads: what each attention head of a run does, as a table and a figure."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from ..console import Console, note
 from .names import check_run
 from .screens.terminal import read_input
 
-WIDTH = 100  # of the table, where the terminal does not say
+TABLE_WIDTH_COLUMNS = 100  # of the table, where the terminal does not say
 
 
 def heads(
@@ -75,7 +75,7 @@ def heads(
     if as_json:
         print(json.dumps(show.as_data(report)))
     else:
-        console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=WIDTH, soft_wrap=True)
+        console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=TABLE_WIDTH_COLUMNS, soft_wrap=True)
         for table in show.tables(report):
             console.print(table)
         own = typed is None and data is None

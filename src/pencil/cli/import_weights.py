@@ -65,7 +65,7 @@ def import_weights(
     from ..weights.hub import find_here
 
     find_here(what)  # before torch is imported
-    from ..api.card import usage
+    from ..api.interchange.card import usage
     from ..api.interchange.importing import import_checkpoint
     from ..train.loop.report import shown_progress
 
@@ -88,13 +88,13 @@ def import_weights(
 
 def _list() -> int:
     from ..api.interchange.exporting import LIBRARIES
-    from ..api.interchange.importing import known
+    from ..api.interchange.importing import list_architectures
 
     table = Table(box=box.SIMPLE, pad_edge=False)
     for column in ("architecture", "library", "becomes a", "export"):
         table.add_column(column)
     words = {library: word for word, library in LIBRARIES.items()}
-    for record, one in known():
+    for record, one in list_architectures():
         exports = one.describe is not None and one.library in words
         table.add_row(one.name, one.library, record.name, f"--to {words[one.library]}" if exports else "no")
     Console(soft_wrap=True).print(table)
@@ -108,20 +108,20 @@ def _parity(what: str, path: Path) -> int:
     table = Table(box=box.SIMPLE, pad_edge=False)
     for column in ("value", "largest error", "of the largest value"):
         table.add_column(column, justify="left" if column == "value" else "right")
-    found = compared(what, path)
-    for row in found.rows:
+    comparison = compared(what, path)
+    for row in comparison.rows:
         table.add_row(row.name, f"{row.error:.1e}", f"{row.relative:.1e}")
     Console(soft_wrap=True).print(table)
-    kind = str(found.rounded).removeprefix("torch.")
-    before = "" if found.rounded is None else f", from the weights as they are before they are rounded to {kind}"
-    worst, how = found.worst, f"(computed in float32{before})"
+    kind = str(comparison.rounded).removeprefix("torch.")
+    before = "" if comparison.rounded is None else f", from the weights as they are before they are rounded to {kind}"
+    worst, how = comparison.worst, f"(computed in float32{before})"
     if worst.relative == inf:
         note(f"NOT equal: {worst.name} has NaN or infinity, which equals nothing {how}")
     else:
         note(
-            f"{'equal' if found.equal else 'NOT equal'}: the largest error is {worst.relative:.1e} of the largest "
+            f"{'equal' if comparison.equal else 'NOT equal'}: the largest error is {worst.relative:.1e} of the largest "
             f"value, in {worst.name} {how}"
         )
-    for line in found.notes:
+    for line in comparison.notes:
         note(line)
-    return 0 if found.equal else 1
+    return 0 if comparison.equal else 1

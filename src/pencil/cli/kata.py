@@ -93,9 +93,9 @@ ALLOWED = {
 }
 
 
-def _fit_together(given: dict[str, object]) -> None:
+def _fit_together(values: dict[str, object]) -> None:
     """Refuse options that cannot be combined."""
-    options = [word for word, value in given.items() if value is not None and value is not False]
+    options = [word for word, value in values.items() if value is not None and value is not False]
     task = next((word for word in ALLOWED if word in options), "")
     for word in options:
         if word != task and word not in ALLOWED[task]:

@@ -1,25 +1,21 @@
-"""The command lab."""
+"""lab: claims about parts of a transformer, measured over several seeds."""
 
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from ..config import UserError, expand_path
 from ..console import Console
+from .screens.lab_results import announce, list_claims, result_line, result_table
 
 if TYPE_CHECKING:
     from ..learn.lab.claim import Claim
-    from ..learn.lab.finding import Finding
     from ..learn.lab.run import Plan, Result, Row
-
-STYLE = {"shown": "green", "partly shown": "yellow", "not shown at this size": "yellow", "the opposite": "bold red"}
 
 
 def lab(
@@ -54,29 +50,18 @@ def lab(
 
     console = Console(highlight=False)
     if name is None:
-        _list(console, list(claims().values()))
+        list_claims(console, list(claims().values()))
         return 0
     if seeds < 3:
         raise UserError(f"--seeds must be at least 3, not {seeds}: a confidence interval needs several runs")
     every = name == "all"
-    chosen = list(claims().values()) if every else [claim_of(name)]
+    tested = list(claims().values()) if every else [claim_of(name)]
     words = ["pencil", "lab", name, *(["--quick"] if quick else []), *(["--seeds", str(seeds)] if seeds != 5 else [])]
     folder = _folder(expand_path(out) if out is not None else Path("lab") / name)
-    plan, command = Plan(chosen, seeds, quick), shlex.join(words)
+    plan, command = Plan(tested, seeds, quick), shlex.join(words)
     with writing(folder):
         _take_over(console, plan, folder, command, force)
         return _run(console, plan, folder, command, every)
-
-
-def _list(console: Console, known: "list[Claim]") -> None:
-    wide = max(len(claim.name) for claim in known)
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(width=wide, no_wrap=True)
-    table.add_column(overflow="fold")
-    for claim in known:
-        table.add_row(Text(claim.name, "bold"), Text(claim.hypothesis))
-    console.print(table)
-    console.print(f"\npencil lab NAME runs one, pencil lab all --quick runs all {len(known)}.", markup=False)
 
 
 def _folder(folder: Path) -> Path:
@@ -138,7 +123,7 @@ def _measure(console: Console, plan: "Plan", folder: Path, every: bool) -> "tupl
             for result in run(plan, measured, failed):
                 results.append(result)
                 if every:
-                    console.print(_line(result, time.monotonic() - begun))
+                    console.print(result_line(result, time.monotonic() - begun))
         except KeyboardInterrupt:
             line = f"Interrupted: {count} of {total} measurements are kept in {folder}; the same command goes on."
             console.print(line, markup=False, soft_wrap=True)
@@ -148,15 +133,16 @@ def _measure(console: Console, plan: "Plan", folder: Path, every: bool) -> "tupl
 
 
 def _run(console: Console, plan: "Plan", folder: Path, command: str, every: bool) -> int:
+    """Measure the claims, show the results and write them; the exit status."""
     from ..learn.lab.report import write_all, write_claim
 
     begun = time.monotonic()
     if not every:
-        _announce(console, plan.claims[0], plan.quick)
+        announce(console, plan.claims[0], plan.quick)
     results, lost = _measure(console, plan, folder, every)
     if not results:
         raise UserError("no claim could be measured")
-    console.print(_table(results))
+    console.print(result_table(results))
     seconds = time.monotonic() - begun
     took = f"{seconds:.0f} seconds" + (f" after {len(plan.kept)} measurements from before" if plan.kept else "")
     paths = write_all(folder, results, command, took) if every else write_claim(folder, results[0], command)
@@ -167,55 +153,3 @@ def _run(console: Console, plan: "Plan", folder: Path, command: str, every: bool
     if lost:
         console.print(f"Not measured: {', '.join(lost)}.", markup=False, soft_wrap=True)
     return 1 if lost else 0
-
-
-def _announce(console: Console, claim: "Claim", quick: bool) -> None:
-    from ..learn.lab.run import sizes_in_words
-
-    lines = {
-        "claim": claim.hypothesis,
-        "from": claim.source,
-        "removed": claim.removed,
-        "sizes": sizes_in_words(claim.size(quick)),
-    }
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(width=7)
-    table.add_column(overflow="fold")
-    for name, text in lines.items():
-        if text:
-            table.add_row(Text(name, "dim"), Text(text))
-    console.print(Text(claim.title, "bold"))
-    console.print(table)
-
-
-def _line(result: "Result", seconds: float) -> Text:
-    return Text.assemble(
-        (f"{seconds:4.0f} s  ", "dim"), (f"{result.claim.name:18}", "bold"), (result.verdict, STYLE[result.verdict])
-    )
-
-
-def _table(results: "list[Result]") -> Table:
-    """Predicted beside measured; for one claim with the mean of every arm, for many with the effect only."""
-    from ..learn.lab.finding import effect
-
-    several = len(results) > 1
-    table: Any = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in (["claim"] if several else []) + ["predicted", "measured", "verdict"]:
-        table.add_column(column, overflow="fold", ratio=None if column in ("claim", "verdict") else 1)
-    for result in results:
-        for i, found in enumerate(result.findings):
-            measured = Text(effect(found)) if several else _measured(result, found)
-            cells = [Text(found.prediction.symptom), measured, Text(found.verdict, STYLE[found.verdict])]
-            table.add_row(*([Text(result.claim.name if i == 0 else "", "bold")] if several else []), *cells)
-    return table
-
-
-def _measured(result: "Result", found: "Finding") -> Text:
-    from ..learn.lab.finding import effect, number
-
-    p = found.prediction
-    text = Text(f"{p.label}\n", "dim")
-    if p.near is None:
-        arms = [arm for arm in result.claim.arms if arm in found.values]
-        text.append(", ".join(f"{arm} {number(found.average(arm))}" for arm in arms) + "\n", "not dim")
-    return text.append(effect(found), "not dim")

@@ -25,8 +25,8 @@ from .screens.terminal import note
 
 OPTION = "--processes"
 RESTARTS = 1000  # a training that comes no further is given up long before
-SHUTDOWN = 600  # seconds for a checkpoint, where torchrun itself is asked to end
-A_CORE = 8  # processes that a core may be given
+SHUTDOWN_SECONDS = 600  # seconds for a checkpoint, where torchrun itself is asked to end
+PROCESSES_PER_CORE = 8  # processes that a core may be given
 
 
 class Several(Exception):
@@ -44,8 +44,10 @@ def start_several(count: int | None) -> None:
     cores = _cores()
     if "RANK" in os.environ:
         raise UserError(f"torchrun has started the processes, {world().size} of them: leave {OPTION} out")
-    if count < 1 or count > A_CORE * cores:
-        raise UserError(f"{OPTION} {count} is not from 1 to {A_CORE * cores}, the most for the {cores} cores here")
+    if count < 1 or count > PROCESSES_PER_CORE * cores:
+        raise UserError(
+            f"{OPTION} {count} is not from 1 to {PROCESSES_PER_CORE * cores}, the most for the {cores} cores here"
+        )
     if count > 1:
         raise Several(count)
 
@@ -176,13 +178,13 @@ def _run(count: int, command: Sequence[str], folder: Path, debug: bool) -> int:
 
 def _without_option(words: Sequence[str]) -> list[str]:
     """The words without --processes and its value."""
-    kept, skip = [], False
+    rest, skip = [], False
     for word in words:
         if skip or word == OPTION:
             skip = word == OPTION and not skip
         elif not word.startswith(f"{OPTION}="):
-            kept.append(word)
-    return kept
+            rest.append(word)
+    return rest
 
 
 def _cores() -> int:
@@ -196,7 +198,7 @@ def _environment(count: int, folder: Path) -> Iterator[None]:
     before = dict(os.environ)
     os.environ |= {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_SECONDS),
         "PENCIL_LAUNCH": str(folder),
         "PENCIL_BEGAN": repr(began()),
     }

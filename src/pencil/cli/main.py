@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, Group
 
 from .. import __version__
-from ..collectives.processes import Ended, world
+from ..collectives.processes import OtherRankFailed, world
 from ..config import UserError
 from . import (
     bench,
@@ -142,7 +142,7 @@ def main(words: Sequence[str] | None = None, began: float | None = None) -> None
         sys.exit(status)
     except Several as asked:
         sys.exit(launch(asked.count, words, debug))
-    except Ended:
+    except OtherRankFailed:
         end_after_another()
         sys.exit(1)
     except UserError as error:

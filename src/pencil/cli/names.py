@@ -17,6 +17,9 @@ from typing import Any
 
 from ..config import fitted, setting_types
 
+if typing.TYPE_CHECKING:
+    from ..families.family import Family
+
 Table = dict[str, str]
 FILE = Path(__file__).with_name("names.json")
 
@@ -40,27 +43,27 @@ def families(fields: Iterable[str] = (), strings: Iterable[str] = ()) -> Mapping
     A program may have registered a family of its own, and the sources may have been extended since the file was made.
     """
     if f"{__name__.partition('.')[0]}.families" not in sys.modules and not outdated(fields, strings):
-        return _stored()[0]
+        return _read_names()[0]
     from ..families import FAMILIES
 
     return FAMILIES
 
 
 def outdated(fields: Iterable[str], strings: Iterable[str]) -> bool:
-    """Whether the models and families have one of these fields of a dataclass, or strings, and names.json has not."""
-    known = FILE.read_text(encoding="utf-8")
-    patterns = [rf"^    {re.escape(one)}: " for one in fields if one not in known]
-    patterns += [f'"{re.escape(one)}"' for one in strings if one not in known]
+    """Whether the sources have one of these fields of a dataclass, or strings, and names.json has not."""
+    stored = FILE.read_text(encoding="utf-8")
+    patterns = [rf"^    {re.escape(one)}: " for one in fields if one not in stored]
+    patterns += [f'"{re.escape(one)}"' for one in strings if one not in stored]
     if not patterns:
         return False
     named = re.compile("|".join(patterns), re.MULTILINE)
-    folders = (FILE.parents[1] / "models", FILE.parents[1] / "families")
-    return any(named.search(file.read_text(encoding="utf-8")) for folder in folders for file in folder.glob("*.py"))
+    folders = [FILE.parents[1] / name for name in ("core", "models", "families")]
+    return any(named.search(file.read_text(encoding="utf-8")) for folder in folders for file in folder.rglob("*.py"))
 
 
 def examples() -> list[str]:
     """The names of the worked examples."""
-    return _stored()[1]
+    return _read_names()[1]
 
 
 def check_run(path: str | Path) -> None:
@@ -76,16 +79,15 @@ def check_model(name: str, values: Mapping[str, Any]) -> None:
 
 
 @cache
-def _stored() -> tuple[dict[str, Names], list[str]]:
+def _read_names() -> tuple[dict[str, Names], list[str]]:
     stored = json.loads(FILE.read_text(encoding="utf-8"))
     return {name: _names(name, **table) for name, table in stored["families"].items()}, stored["examples"]
 
 
-def _names(name: str, options: Table, model: Table, renamed: Table, renamed_values: list[Any], **others: Any) -> Names:
+def _names(name: str, options: Table, model: Table, former_values: list[Any], **others: Any) -> Names:
     """Names whose settings are dataclasses, as those of a record are."""
     here = {"__module__": __name__}  # where the types, which are stored as words, are looked up
-    values = {(setting, old): new for setting, old, new in renamed_values}
-    former = {"RENAMED": renamed, "RENAMED_VALUES": values, "FORMER_VALUES": values}
+    former = {"FORMER_VALUES": {(setting, old): new for setting, old, new in former_values}}
     return Names(
         name,
         train_options=make_dataclass(name, options.items(), namespace=here),
@@ -99,8 +101,7 @@ def collected() -> dict[str, Any]:
     from ..families import FAMILIES
     from ..learn.worked.examples import EXAMPLES
 
-    def stored(record: Any) -> dict[str, Any]:
-        former = (getattr(record.config, table, {}) for table in ("RENAMED_VALUES", "FORMER_VALUES"))
+    def stored(record: "Family") -> dict[str, Any]:
         return {
             "presets": list(record.presets),
             "embedded": list(record.embedded),
@@ -108,8 +109,7 @@ def collected() -> dict[str, Any]:
             "data_settings": list(record.data_settings),
             "options": _types(record.train_options),
             "model": _types(record.config),
-            "renamed": getattr(record.config, "RENAMED", {}),
-            "renamed_values": [[*key, new] for values in former for key, new in values.items()],
+            "former_values": [[*key, new] for key, new in getattr(record.config, "FORMER_VALUES", {}).items()],
         }
 
     return {"families": {name: stored(record) for name, record in FAMILIES.items()}, "examples": list(EXAMPLES)}

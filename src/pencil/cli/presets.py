@@ -18,8 +18,8 @@ Model = Annotated[str, Parameter(allow_leading_hyphen=True)]  # settings may com
 
 def model_settings(verb: str, words: Sequence[str]) -> tuple[str, dict[str, str]]:
     """A model's name and settings from `gpt:nano --model.heads 1 --model.width 64`; all else is refused."""
-    what, found = settings_of(verb, words, ("model",))
-    return what, found["model"]
+    what, sections = settings_of(verb, words, ("model",))
+    return what, sections["model"]
 
 
 def settings_of(verb: str, words: Sequence[str], sections: Sequence[str]) -> tuple[str, dict[str, dict[str, str]]]:
@@ -34,12 +34,12 @@ def settings_of(verb: str, words: Sequence[str], sections: Sequence[str]) -> tup
         if "." not in name:
             raise UserError(f"{verb} takes no {name}; {_meant(name) or f'pencil {verb} --help lists its options'}")
         dotted += [word] if equals or not rest else [word, rest.pop(0)]
-    found = overrides(dotted, sections)
+    values = overrides(dotted, sections)
     if not plain:
         raise UserError(f"WHAT is missing; usage: pencil {verb} WHAT [OPTIONS] [--model.SETTING VALUE]")
     if len(plain) > 1:
         raise UserError(_too_many(verb, *plain))
-    return plain[0], found
+    return plain[0], values
 
 
 def _meant(option: str) -> str | None:
@@ -53,7 +53,7 @@ def _too_many(verb: str, what: str, *more: str) -> str:
     return f"{verb} takes one preset or run at a time, not {' and '.join((what, *more))}"
 
 
-def titled(what: str, config: Any, changed: Iterable[str]) -> str:
+def title_of(what: str, config: Any, changed: Iterable[str]) -> str:
     """The model's name, and the settings changed in it."""
     values = {name: getattr(config, name) for name in changed}
     shown = {n: "×".join(map(str, v)) if isinstance(v, tuple) else str(v).lower() for n, v in values.items()}

@@ -1,18 +1,23 @@
-"""resume."""
+"""resume: a run goes on from its newest whole checkpoint."""
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from ..collectives.processes import rank0_first, wait_long, world
+from ..collectives.processes import barrier_without_timeout, rank0_first, world
 from ..config import UserError, build, fitted, overrides, setting_types
 from .launch import start_several
 from .names import check_run
 from .screens.terminal import note
-from .suggestions import setting_meant, undotted
+from .suggestions import setting_meant, undotted_words
 from .train import Settings, train_to_end
+
+if TYPE_CHECKING:
+    from ..api.run_setup import Training
+    from ..runs.run import Run
+    from ..train.settings import TrainConfig
 
 
 def resume(
@@ -39,7 +44,7 @@ def resume(
     """
     from ..train.settings import TrainConfig
 
-    for name in undotted(settings):
+    for name in undotted_words(settings):
         meant = setting_meant(name, {"train": setting_types(TrainConfig)}) or "pencil resume --help lists its options"
         raise UserError(f"resume cannot use {name}; {meant}")
     changed = overrides(list(settings), ("train",))["train"]
@@ -56,9 +61,9 @@ def resume(
         check_same(
             {"command": "resume", "run": run.name, "train": changed, "data": data, "allow_changes": allow_changes}
         )
-        found = rank0_first(lambda: as_writer(lambda: _prepared(run, changed, data, allow_changes), run))
-        wait_long()
-        return 0 if found is None else train_to_end(*found, allow_changes)
+        training = rank0_first(lambda: as_writer(lambda: _prepare(run, changed, data, allow_changes), run))
+        barrier_without_timeout()
+        return 0 if training is None else train_to_end(*training, allow_changes)
 
 
 def _device(run: Path) -> str | None:
@@ -71,12 +76,12 @@ def _device(run: Path) -> str | None:
         return None
 
 
-def _prepared(run: Path, changed: dict[str, Any], data: str | None, allow_changes: bool) -> tuple[Any, Any, Any] | None:
+def _prepare(run: Path, changed: dict[str, Any], data: str | None, allow_changes: bool) -> "Training | None":
     """The run, its task and its settings; None where there is nothing left to do."""
     from ..api.loading import open_run
     from ..api.several_processes import say_restart
     from ..families import family
-    from ..train.loop.identity import review
+    from ..train.loop.identity import review_changes
 
     opened = open_run(run)
     if "import" in opened.config:
@@ -90,7 +95,7 @@ def _prepared(run: Path, changed: dict[str, Any], data: str | None, allow_change
             if fault := opened.mend_manifest():
                 note(f"{fault}; it is written anew, of the files as they are, which cannot be verified")
     # before the data is read; the trainer reports it
-    changes, notes = review(opened, family(opened.family), allow_changes)
+    changes, notes = review_changes(opened, family(opened.family), allow_changes)
     say_restart(opened, note)
     try:
         return _continue(opened, changed, data, allow_changes)
@@ -100,11 +105,10 @@ def _prepared(run: Path, changed: dict[str, Any], data: str | None, allow_change
         raise UserError(f"{error}; {notes[-1]}") from None
 
 
-def _continue(
-    opened: Any, changed: dict[str, Any], data: str | None, allow_changes: bool
-) -> tuple[Any, Any, Any] | None:
+def _continue(opened: "Run", changed: dict[str, Any], data: str | None, allow_changes: bool) -> "Training | None":
     """Prepare a run whose settings were reviewed."""
-    from ..api.run_setup import check_memory, task_of
+    from ..api.run_data import task_of
+    from ..api.run_setup import Training, check_memory
     from ..device import pick_device
     from ..families import family
     from ..train.settings import (
@@ -136,39 +140,39 @@ def _continue(
     if not allow_changes and (line := _nothing_left(opened, config)):
         note(line)
         return None
-    return opened, task, config
+    return Training(opened, task, config)
 
 
-def _nothing_left(opened: Any, config: Any) -> str | None:
+def _nothing_left(opened: "Run", config: "TrainConfig") -> str | None:
     """Why a run that has ended does not go on, and what continues it; None where there is something left to do."""
     from ..train.loop import checkpoint
     from ..train.loop.identity import newest_state
     from ..train.validation import Validation
 
-    steps, newest = checkpoint.saved(opened.path), newest_state(opened.path)
+    steps, newest = checkpoint.saved_steps(opened.path), newest_state(opened.path)
     if not steps or newest is None or newest[1].get("evaluation_due"):
         return None
     validation = Validation.restored(newest[1].get("validation"), {})
     if steps[-1] < config.steps and not validation.exhausted(config.patience):
         return None
     opened.verify("tokenizer.json", "model.safetensors")
-    kept, faults = checkpoint.latest(opened.path)
+    newest_whole, faults = checkpoint.latest(opened.path)
     for line in faults:
         note(line)
-    if kept is None or kept.step < min(steps[-1], config.steps):
+    if newest_whole is None or newest_whole.step < min(steps[-1], config.steps):
         return None
-    if kept.step < config.steps:
+    if newest_whole.step < config.steps:
         return (
-            f"{opened.path} stopped at step {kept.step} of {config.steps}: no better validation loss in "
+            f"{opened.path} stopped at step {newest_whole.step} of {config.steps}: no better validation loss in "
             f"{validation.without_better} evaluations; --train.patience 0 continues it"
         )
-    made = f"{opened.path} has made {kept.step} steps and train.steps is {config.steps}"
+    made = f"{opened.path} has made {newest_whole.step} steps and train.steps is {config.steps}"
     return f"{made}; a larger --train.steps continues it"
 
 
-def _record_place(run: Any, data: str) -> None:
+def _record_place(run: "Run", data: str) -> None:
     """Write into the run where its data is."""
-    from ..api.run_setup import whole_path
+    from ..api.run_data import whole_path
     from ..data.hub import current_form
     from ..families import family
     from ..train.loop.identity import Change, record_changes

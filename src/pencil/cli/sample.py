@@ -5,13 +5,16 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from ..config import UserError
 from .evaluate import DTYPE_HELP
 from .screens.terminal import JsonOutput, TerminalOutput, read_text
+
+if TYPE_CHECKING:
+    from ..families.family import Family
 
 
 def sample(run: Path, /, *options: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
@@ -27,9 +30,9 @@ def sample(run: Path, /, *options: Annotated[str, Parameter(show=False, allow_le
     raise AssertionError("sample is dispatched by family")
 
 
-def sample_command(record: Any) -> Callable[..., int]:
+def sample_command(record: "Family") -> Callable[..., int]:
     """The command for one family."""
-    if record.sample is None:
+    if (sample_with := record.sample) is None:
         raise UserError(f"a {record.name} cannot be sampled from the command line")
     from ..families.options import DEVICE, OUTPUT, TextOutput
 
@@ -58,7 +61,7 @@ def sample_command(record: Any) -> Callable[..., int]:
         texts = {n: [read_text(t) for t in v] for n in ("prompt", "source") if (v := getattr(options, n, None))}
         out = getattr(options, "out", None)
         output = JsonOutput() if as_json else TerminalOutput(out)
-        record.sample(loaded, replace(options, **texts), output)
+        sample_with(loaded, replace(options, **texts), output)
         if isinstance(output, JsonOutput):
             output.write(out if isinstance(options, TextOutput) else None)
         return 0

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..config import UserError
 from ..console import Console, visible
-from .presets import Model, find_model, model_settings, titled
+from .presets import Model, find_model, model_settings, title_of
 from .screens.terminal import note
 from .train import Settings
 
@@ -35,7 +35,7 @@ def shapes(what: Model, /, *settings: Settings, batch: int = 1) -> int:
     """
     if batch < 1:
         raise UserError(f"--batch must be at least 1, not {batch}")
-    what, record, config = _chosen((what, *settings))
+    what, record, config = _find((what, *settings))
     import torch
 
     from ..core.notation import Notation, transposed
@@ -87,7 +87,7 @@ def shapes(what: Model, /, *settings: Settings, batch: int = 1) -> int:
     return 0
 
 
-def _chosen(words: Sequence[str]) -> "tuple[str, Family, Any]":
+def _find(words: Sequence[str]) -> "tuple[str, Family, Any]":
     """The model's name with its changed settings, its family and its config; notes settings without effect."""
     what, changes = model_settings("shapes", words)
     record, config, _ = find_model(what, changes)
@@ -96,12 +96,12 @@ def _chosen(words: Sequence[str]) -> "tuple[str, Family, Any]":
             _, without, _ = find_model(what, {key: value for key, value in changes.items() if key != name})
         except UserError:  # the other changes need this one
             continue
-        if _described(record, config) == _described(record, without):
+        if _describe(record, config) == _describe(record, without):
             note(f"model.{name} {changes[name]} changes no shape, formula or parameter of {what}")
-    return titled(what, config, changes), record, config
+    return title_of(what, config, changes), record, config
 
 
-def _described(record: "Family", config: Any) -> tuple[Any, ...]:
+def _describe(record: "Family", config: Any) -> tuple[Any, ...]:
     """What tells two models apart in this summary."""
     import torch
 

@@ -27,7 +27,7 @@ def command_meant(word: str, commands: Sequence[str]) -> str:
     return f"did you mean {close}?" if close else f"the commands are {', '.join(commands)}"
 
 
-def undotted(words: Sequence[str]) -> Iterator[str]:
+def undotted_words(words: Sequence[str]) -> Iterator[str]:
     """The words that should be settings such as --train.lr 1e-3, and are not, without their values."""
     rest = list(words)
     while rest:
@@ -61,13 +61,13 @@ def option_meant(option: str, known: Iterable[str]) -> str | None:
 
 def options_of(kind: type) -> dict[str, tuple[Any, Any]]:
     """The options of a dataclass: by name, each one's type and how it is shown."""
-    found = {}
+    options = {}
     for field, hint in get_type_hints(kind, include_extras=True).items():
         if get_args(hint) and hasattr(hint, "__metadata__"):
             parameter = hint.__metadata__[0]
             name = parameter.name[0] if parameter.name else "--" + field.replace("_", "-")
-            found[name] = get_args(hint)[0], parameter
-    return found
+            options[name] = get_args(hint)[0], parameter
+    return options
 
 
 def inputs_of(verb: str, record: "Family") -> dict[str, bool]:
@@ -75,8 +75,8 @@ def inputs_of(verb: str, record: "Family") -> dict[str, bool]:
     from ..families.options import INPUT
 
     kind = record.sample_options if verb == "sample" else record.trace_options
-    found = {name: str(hint) for name, (hint, shown) in options_of(kind).items() if INPUT in _groups(shown)}
-    return {name: "Path" in hint for name, hint in found.items() if "Path" in hint or "str" in hint}
+    types = {name: str(hint) for name, (hint, shown) in options_of(kind).items() if INPUT in _groups(shown)}
+    return {name: "Path" in hint for name, hint in types.items() if "Path" in hint or "str" in hint}
 
 
 def _groups(shown: Any) -> tuple[Any, ...]:
@@ -96,6 +96,6 @@ def word_meant(verb: str, record: "Family", word: str) -> str | None:
     """How a word that stands alone is given to this model."""
     inputs = inputs_of(verb, record)
     files = [name for name, is_file in inputs.items() if is_file]
-    chosen = files if files and (Path(word).suffix or Path(word).exists()) else list(inputs)
+    options = files if files and (Path(word).suffix or Path(word).exists()) else list(inputs)
     shown = repr(word) if " " in word else word
-    return f"give it with {' or '.join(f'{name} {shown}' for name in chosen)}" if chosen else None
+    return f"give it with {' or '.join(f'{name} {shown}' for name in options)}" if options else None

@@ -5,7 +5,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -13,6 +13,10 @@ from ..config import UserError, check_output
 from .dispatch import TRACE_FILE
 from .parsing import significant_digits
 from .screens.terminal import note, progress_bar, result_console
+
+if TYPE_CHECKING:
+    from ..families.family import Family
+    from ..tracing.trace_base import RecordedTrace
 
 Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 Edits = Annotated[
@@ -26,6 +30,55 @@ Edits = Annotated[
     ),
 ]
 Digits = Annotated[int, Parameter(group="Output", help="Number of significant digits.")]
+Contributions = Annotated[
+    bool,
+    Parameter(
+        group="Output",
+        negative=(),
+        help="Instead: what each head, MLP, embedding and bias added to the number, largest first.",
+    ),
+]
+Against = Annotated[
+    str | None,
+    Parameter(
+        group="Output",
+        allow_leading_hyphen=True,
+        help="With --contributions: to the difference from this label (or index) along the last axis.",
+    ),
+]
+Html = Annotated[
+    Path | None,
+    Parameter(
+        group="Output",
+        help="One self-contained web page: click a number to see how it was computed. Of a run: the views of "
+        "pencil explore, at most 5 MB; the page names what it leaves out.",
+    ),
+]
+Xlsx = Annotated[Path | None, Parameter(group="Output", help="A spreadsheet with formulas, in double precision.")]
+Png = Annotated[Path | None, Parameter(group="Output", help="Heat maps of the attention, one for each head.")]
+Of = Annotated[
+    list[str] | None,
+    Parameter(
+        group="Output",
+        negative=(),
+        help="Only these tensors: 'blocks.1.*', or of a tensor a part: 'blocks.1.attn.*[0,head 2]' (a page and "
+        "a trace file have the whole tensor); may be repeated. What they read from elsewhere is given as "
+        "values. With --png: the one tensor to draw.",
+        show_default=lambda _: "all; with --png the last attention pattern",
+    ),
+]
+Query = Annotated[
+    str | None,
+    Parameter(
+        group="Output",
+        help="With --png: the attention of one query over the image. WORD is the step that produced the word "
+        "(WORD#2: its second occurrence); 'patch 1,2' or an index is that token's own row.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    Parameter(group="Output", help="The trace itself (.safetensors), for pencil show, why and diff."),
+]
 
 
 def why(what: str, cell: str, /, *options: Hidden) -> int:
@@ -75,17 +128,17 @@ def show(what: str, name: str | None = None, /, *options: Hidden) -> int:
     raise AssertionError("show is dispatched by family")
 
 
-def _documented(verb: Callable[..., int]) -> str:
+def _help_of(verb: Callable[..., int]) -> str:
     """The help of a verb, without the sentence that leads to the help of a run."""
     return "\n\n".join(part for part in (verb.__doc__ or "").split("\n\n") if "The options depend on" not in part)
 
 
 @dataclass(frozen=True)
 class NoInput:
-    """An example or a trace file has its own input; the families, which need torch, are not asked."""
+    """An example or a trace file has its own input; the families, which need torch, are not imported."""
 
 
-def trace_options(record: Any) -> Any:
+def trace_options(record: "Family | None") -> Any:
     """The options type of what a run's model reads; without a family (an example, a trace file) there are none."""
     if record is not None and record.trace is None:
         raise UserError(
@@ -94,7 +147,7 @@ def trace_options(record: Any) -> Any:
     return NoInput if record is None else record.trace_options
 
 
-def why_command(record: Any) -> Callable[..., int]:
+def why_command(record: "Family | None") -> Callable[..., int]:
     """The command for one family."""
     kind = trace_options(record)
 
@@ -103,24 +156,10 @@ def why_command(record: Any) -> Callable[..., int]:
         cell: str,
         /,
         *,
-        given: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
+        options: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
         edit: Edits = None,
-        contributions: Annotated[
-            bool,
-            Parameter(
-                group="Output",
-                negative=(),
-                help="Instead: what each head, MLP, embedding and bias added to the number, largest first.",
-            ),
-        ] = False,
-        against: Annotated[
-            str | None,
-            Parameter(
-                group="Output",
-                allow_leading_hyphen=True,
-                help="With --contributions: to the difference from this label (or index) along the last axis.",
-            ),
-        ] = None,
+        contributions: Contributions = False,
+        against: Against = None,
         digits: Digits = 4,
     ) -> int:
         from ..tracing.show import contributions as contribution_table
@@ -128,19 +167,19 @@ def why_command(record: Any) -> Callable[..., int]:
 
         if against is not None and not contributions:
             raise UserError("--against is what --contributions compares with: give --contributions too")
-        opened = _open(what, record, given, edit)
+        opened = open_trace(what, record, options, edit)
         if contributions:
             contribution_table(opened.contributions(cell, against), result_console(), significant_digits(digits))
             return 0
-        found = opened[cell].why(significant_digits(digits))
-        receipt(found, opened, result_console())
-        return 0 if found.agrees else 1
+        reasons = opened[cell].why(significant_digits(digits))
+        receipt(reasons, opened, result_console())
+        return 0 if reasons.agrees else 1
 
-    command.__doc__ = _documented(why)
+    command.__doc__ = _help_of(why)
     return command
 
 
-def trace_command(record: Any) -> Callable[..., int]:
+def trace_command(record: "Family | None") -> Callable[..., int]:
     """The command for one family."""
     kind = trace_options(record)
 
@@ -148,97 +187,108 @@ def trace_command(record: Any) -> Callable[..., int]:
         what: str,
         /,
         *,
-        given: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
+        options: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
         edit: Edits = None,
-        html: Annotated[
-            Path | None,
-            Parameter(
-                group="Output",
-                help="One self-contained web page: click a number to see how it was computed. Of a run: the views of "
-                "pencil explore, at most 5 MB; the page names what it leaves out.",
-            ),
-        ] = None,
-        xlsx: Annotated[
-            Path | None, Parameter(group="Output", help="A spreadsheet with formulas, in double precision.")
-        ] = None,
-        png: Annotated[
-            Path | None, Parameter(group="Output", help="Heat maps of the attention, one for each head.")
-        ] = None,
-        of: Annotated[
-            list[str] | None,
-            Parameter(
-                group="Output",
-                negative=(),
-                help="Only these tensors: 'blocks.1.*', or of a tensor a part: 'blocks.1.attn.*[0,head 2]' (a page and "
-                "a trace file have the whole tensor); may be repeated. What they read from elsewhere is given as "
-                "values. With --png: the one tensor to draw.",
-                show_default=lambda _: "all; with --png the last attention pattern",
-            ),
-        ] = None,
-        query: Annotated[
-            str | None,
-            Parameter(
-                group="Output",
-                help="With --png: the attention of one query over the image. WORD is the step that produced the word "
-                "(WORD#2: its second occurrence); 'patch 1,2' or an index is that token's own row.",
-            ),
-        ] = None,
-        out: Annotated[
-            Path | None,
-            Parameter(group="Output", help="The trace itself (.safetensors), for pencil show, why and diff."),
-        ] = None,
+        html: Html = None,
+        xlsx: Xlsx = None,
+        png: Png = None,
+        of: Of = None,
+        query: Query = None,
+        out: Out = None,
     ) -> int:
-        for name, path, *endings in (
-            ("--html", html, ".html", ".htm"),
-            ("--xlsx", xlsx, ".xlsx"),
-            ("--png", png, ".png"),
-            ("--out", out, TRACE_FILE),
-        ):
-            check_output(name, path, *endings)
-        if query and png is None:
-            raise UserError("--query chooses what --png draws: give --png too")
-        if of and not (html or xlsx or png or out):
-            raise UserError("--of chooses what --html, --xlsx, --png or --out writes: give one of them too")
-        if png and of and len(of) > 1:
-            raise UserError("--png draws one tensor: give --of once")
-        found = _open(what, record, given, edit)
-        some = _part(found, of) if of and (html or out) else found
-        if of:
-            some.alone = "they are of the whole model, and --of chose a part"
+        outputs = _Outputs(html, xlsx, png, out, of or [], query)
+        outputs.check()
+        opened = open_trace(what, record, options, edit)
+        part = outputs.part_of(opened)
         if html:
-            from ..tracing import html as page
-
-            with progress_bar(str(html)) as progress:
-                size = page.write(some, html, _title(what, given, found), _about(what), warn=note, progress=progress)
-            note(f"{html}: {size / 1e6:.2f} MB")
+            _write_page(part, html, _title(what, options, opened), _about(what))
         if xlsx:
-            from ..tracing import xlsx as sheet
-
-            with progress_bar(str(xlsx)) as progress:
-                sheet.write(_open(what, record, given, edit, double=True), xlsx, of or (), progress)
-            note(str(xlsx))
+            _write_sheet(open_trace(what, record, options, edit, double=True), xlsx, outputs.of)
         if png:
-            from ..files import write_aside
-            from ..tracing import picture
-
-            write_aside(png, picture.attention(found, of[0] if of else None, query))
-            note(str(png))
+            _write_picture(opened, png, outputs.of, query)
         if out:
-            from ..tracing.file import write
-
-            write(some, out)
-            note(str(out))
-        if not (html or xlsx or png or out):
+            _write_trace(part, out)
+        if not outputs.any_file:
             from ..tracing.show import names
 
-            names(found, result_console())
+            names(opened, result_console())
         return 0
 
-    command.__doc__ = _documented(trace)
+    command.__doc__ = _help_of(trace)
     return command
 
 
-def show_command(record: Any) -> Callable[..., int]:
+@dataclass(frozen=True)
+class _Outputs:
+    """The files that `trace` writes, and what of the trace goes into them."""
+
+    html: Path | None
+    xlsx: Path | None
+    png: Path | None
+    out: Path | None
+    of: list[str]
+    query: str | None
+
+    @property
+    def any_file(self) -> bool:
+        return any((self.html, self.xlsx, self.png, self.out))
+
+    def check(self) -> None:
+        """Refuse files that cannot be written and options that choose of a file which is not."""
+        check_output("--html", self.html, ".html", ".htm")
+        check_output("--xlsx", self.xlsx, ".xlsx")
+        check_output("--png", self.png, ".png")
+        check_output("--out", self.out, TRACE_FILE)
+        if self.query and self.png is None:
+            raise UserError("--query chooses what --png draws: give --png too")
+        if self.of and not self.any_file:
+            raise UserError("--of chooses what --html, --xlsx, --png or --out writes: give one of them too")
+        if self.png and len(self.of) > 1:
+            raise UserError("--png draws one tensor: give --of once")
+
+    def part_of(self, opened: "RecordedTrace") -> "RecordedTrace":
+        """Of a trace, what a page and a trace file have: all of it, or the tensors that --of names."""
+        if not self.of:
+            return opened
+        from ..tracing.part import extract
+
+        part = extract(opened, self.of)[0] if self.html or self.out else opened
+        part.alone = "they are of the whole model, and --of chose a part"
+        return part
+
+
+def _write_page(part: "RecordedTrace", path: Path, title: str, about: str) -> None:
+    from ..tracing import html as page
+
+    with progress_bar(str(path)) as progress:
+        size = page.write(part, path, title, about, warn=note, progress=progress)
+    note(f"{path}: {size / 1e6:.2f} MB")
+
+
+def _write_sheet(opened: "RecordedTrace", path: Path, of: list[str]) -> None:
+    from ..tracing import xlsx as sheet
+
+    with progress_bar(str(path)) as progress:
+        sheet.write(opened, path, of, progress)
+    note(str(path))
+
+
+def _write_picture(opened: "RecordedTrace", path: Path, of: list[str], query: str | None) -> None:
+    from ..files import write_aside
+    from ..tracing import picture
+
+    write_aside(path, picture.attention(opened, of[0] if of else None, query))
+    note(str(path))
+
+
+def _write_trace(part: "RecordedTrace", path: Path) -> None:
+    from ..tracing.file import write
+
+    write(part, path)
+    note(str(path))
+
+
+def show_command(record: "Family | None") -> Callable[..., int]:
     """The command for one family."""
     kind = trace_options(record)
 
@@ -247,33 +297,26 @@ def show_command(record: Any) -> Callable[..., int]:
         name: str | None = None,
         /,
         *,
-        given: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
+        options: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
         digits: Digits = 4,
     ) -> int:
         from ..tracing.show import names, tables
 
-        found = _open(what, record, given, None)
+        opened = open_trace(what, record, options, None)
         if name is None:
-            names(found, result_console())
+            names(opened, result_console())
         else:
-            tables(found[name], result_console(), significant_digits(digits))
+            tables(opened[name], result_console(), significant_digits(digits))
         return 0
 
-    command.__doc__ = _documented(show)
+    command.__doc__ = _help_of(show)
     return command
 
 
-def _part(found: Any, of: list[str]) -> Any:
-    """Of a trace, the tensors of these addresses."""
-    from ..tracing.part import extract
-
-    return extract(found, of)[0]
-
-
-def _title(what: str, given: Any, found: Any) -> str:
+def _title(what: str, options: Any, opened: "RecordedTrace") -> str:
     name = what.removeprefix("example:") if what.startswith("example:") else Path(what).name
-    text = getattr(given, "given", None)
-    read = found.facts.get("moment") if text is None else Path(text).name if Path(text).suffix else text
+    text = getattr(options, "given", None)
+    read = opened.facts.get("moment") if text is None else Path(text).name if Path(text).suffix else text
     title = name if read is None else f"{name}: {read}"
     return title.encode(errors="replace").decode()  # a name of a file may be no UTF-8
 
@@ -286,27 +329,27 @@ def _about(what: str) -> str:
     return f"{(made.__doc__ or '').strip()} Choose a number, and its arithmetic unfolds." if made else ""
 
 
-def _open(what: str, record: Any, given: Any, edits: list[str] | None, double: bool = False) -> Any:
+def open_trace(what: str, record: "Family | None", options: Any, edits: list[str] | None, double: bool = False) -> Any:
     """The trace that a word names: of a worked example, from a file, or of a run with its input."""
     from ..tracing.edits import edited
 
     if what.startswith("example:"):
         from ..learn.worked.examples import example
 
-        found: Any = example(what.removeprefix("example:"))
-        found.alone = "they need a model that answers, and this is a worked example"
-    elif record is not None:
+        opened: Any = example(what.removeprefix("example:"))
+        opened.alone = "they need a model that answers, and this is a worked example"
+    elif record is not None and record.trace is not None:
         from ..api.loading import load
         from ..explore.traced import shareable
 
-        given.check()
+        options.check()
         loaded = load(what, dtype="auto")
-        found = record.trace(loaded, given, double)
-        found = found if double else shareable(found, loaded, given)
+        opened = record.trace(loaded, options, double)
+        opened = opened if double else shareable(opened, loaded, options)
     else:
         from ..tracing.trace import read
 
         if edits:
             raise UserError(f"{what} is a recorded trace: leave --edit out, or name its run")
         return read(what, note)
-    return edited(found, edits or ())
+    return edited(opened, edits or ())

@@ -1,10 +1,10 @@
-"""train."""
+"""train: its options by family, and the words after it before a family is known."""
 
 # the options of a command are those of its family, which is known when the command is made
 # pyright: reportInvalidTypeForm=false
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -12,7 +12,12 @@ from ..collectives.processes import only_rank0_prints, world
 from ..config import UserError, overrides
 from .launch import began, leave, start_several
 from .screens.terminal import note, program
-from .suggestions import option_meant, setting_meant, undotted
+from .suggestions import option_meant, setting_meant, undotted_words
+
+if TYPE_CHECKING:
+    from ..families.family import Family
+    from ..runs.run import Run
+    from ..train.settings import TrainConfig
 
 # of train, for every family
 SECTIONS = ("model", "train", "data")  # of the settings
@@ -35,104 +40,53 @@ def train(family: str, /, *settings: Settings) -> int:
     raise AssertionError("train is dispatched by family")
 
 
-def train_command(record: Any) -> Callable[..., int]:
+def train_command(record: "Family") -> Callable[..., int]:
     """The command for one family."""
     from ..families.options import DATA, MODEL, RUN, default
+    from .train_options import ConfigFile, Force, Freeze, From, Out, Processes, SettingsOnly
 
-    presets = ", ".join(record.presets)
+    data_help = Parameter(
+        group=DATA, help=record.data_help, show_default=default(record.data), allow_leading_hyphen=True
+    )
+    presets = f"Sizes and training settings: {', '.join(record.presets)}."
+    preset_help = Parameter(group=MODEL, help=presets, show_default=default(record.default_preset))
+    name_help = Parameter(group=RUN, help="Name of the run under runs/.", show_default=default(f"DATA-{record.name}"))
 
     def command(
         family: Annotated[str, Parameter(show=False)],
         /,
         *settings: Settings,
-        data: Annotated[
-            str | None,
-            Parameter(group=DATA, help=record.data_help, show_default=default(record.data), allow_leading_hyphen=True),
-        ] = None,
+        data: Annotated[str | None, data_help] = None,
         options: Annotated[record.train_options, Parameter(name="*")] = record.train_options(),  # noqa: B008
-        from_run: Annotated[
-            str | None,
-            Parameter(
-                name="--from",
-                group=MODEL,
-                help="Begin with the weights of this run, trained or imported, with its model and its tokenizer "
-                "(fine-tuning).",
-            ),
-        ] = None,
-        freeze: Annotated[
-            list[str] | None,
-            Parameter(
-                group=MODEL,
-                negative=(),
-                help="Do not train the parameters whose names match, such as 'blocks.[0-5].*' or tokens; "
-                "repeat it for several. The same as --train.freeze.",
-            ),
-        ] = None,
-        preset: Annotated[
-            str | None,
-            Parameter(
-                group=MODEL,
-                help=f"Sizes and training settings: {presets}.",
-                show_default=default(record.default_preset),
-            ),
-        ] = None,
-        config: Annotated[
-            Path | None,
-            Parameter(
-                group=MODEL,
-                help="A TOML file of settings, such as the config.toml of a run; FAMILY may then be left out. Options "
-                "given here go over it.",
-            ),
-        ] = None,
-        settings_only: Annotated[
-            bool,
-            Parameter(
-                name="--settings",
-                negative=(),
-                group=MODEL,
-                help="List every setting with its value and choices, as TOML that --config reads (into a file with "
-                "--out FILE); train nothing.",
-            ),
-        ] = False,
-        name: Annotated[
-            str | None,
-            Parameter(group=RUN, help="Name of the run under runs/.", show_default=default(f"DATA-{record.name}")),
-        ] = None,
-        out: Annotated[
-            Path | None, Parameter(group=RUN, help="Folder of the run, instead of a name under runs/.")
-        ] = None,
-        force: Annotated[bool, Parameter(negative=(), group=RUN, help="Replace the run that is there.")] = False,
-        processes: Annotated[
-            int | None,
-            Parameter(
-                group=RUN,
-                help="Train in so many processes on this machine, one for each GPU: each takes its share of "
-                "--train.batch. One that ends is started again, from the last checkpoint.",
-                show_default=default("1"),
-            ),
-        ] = None,
+        from_run: From = None,
+        freeze: Freeze = None,
+        preset: Annotated[str | None, preset_help] = None,
+        config: ConfigFile = None,
+        settings_only: SettingsOnly = False,
+        name: Annotated[str | None, name_help] = None,
+        out: Out = None,
+        force: Force = False,
+        processes: Processes = None,
     ) -> int:
-        words = overrides(dotted(record, settings), SECTIONS)
+        words = overrides(check_dotted(record, settings), SECTIONS)
         from ..api.several_processes import processes as join_others
         from ..api.train import merge, start_training
-        from ..api.training_request import Chosen, given_options, read_config, with_image_size
+        from ..api.training_request import TrainingRequest, given_options, read_config, with_image_size
         from .screens.settings_list import write_settings
 
-        given, sizes = with_image_size(given_options(options), words["model"])
-        if freeze and "freeze" in words["train"]:
-            raise UserError("--freeze is the same as --train.freeze: give one of the two")
-        training = words["train"] | ({"freeze": ",".join(freeze)} if freeze else {})
-        chosen = Chosen(record.name, data, preset, given, sizes, training, words["data"], from_run)
+        plain_options, model = with_image_size(given_options(options), words["model"])
+        training = _with_freeze(words["train"], freeze)
+        request = TrainingRequest(record.name, data, preset, plain_options, model, training, words["data"], from_run)
         if not settings_only:
             start_several(processes)
         if config is not None:
             with only_rank0_prints():
-                chosen = merge(chosen, read_config(config), config, note)
+                request = merge(request, read_config(config), config, note)
         if settings_only:
-            write_settings(chosen, out, force)
+            write_settings(request, out, force)
             return 0
-        with join_others(chosen.train.get("device")):
-            return train_to_end(*start_training(chosen, name, out, force, note))
+        with join_others(request.train.get("device")):
+            return train_to_end(*start_training(request, name, out, force, note))
 
     command.__doc__ = f"""Train a {record.name}: {record.summary}. Ctrl-C saves and prints the command that continues.
 
@@ -141,6 +95,15 @@ def train_command(record: Any) -> Callable[..., int]:
     validation loss.
     """
     return command
+
+
+def _with_freeze(training: dict[str, str], freeze: list[str] | None) -> dict[str, str]:
+    """The training settings with the patterns of --freeze."""
+    if not freeze:
+        return training
+    if "freeze" in training:
+        raise UserError("--freeze is the same as --train.freeze: give one of the two")
+    return training | {"freeze": ",".join(freeze)}
 
 
 def with_family(words: Sequence[str]) -> Sequence[str]:
@@ -160,13 +123,13 @@ def with_family(words: Sequence[str]) -> Sequence[str]:
     return words if named in words else [str(named), *words]
 
 
-def dotted(record: Any, words: Sequence[str]) -> list[str]:
+def check_dotted(record: Any, words: Sequence[str]) -> list[str]:
     """The words, which are all dotted settings; anything else is refused with what it may have meant."""
     from ..train.settings import plain_names
 
     sections = plain_names(record)
     own = [f"--{name.replace('_', '-')}" for name in (*OPTIONS, *sections.pop("options"))]
-    for name in undotted(words):
+    for name in undotted_words(words):
         if name.startswith("-"):
             swapped = [one for one in own if sorted(one) == sorted(name)]  # --form is --from before it is --model.norm
             meant = option_meant(name, swapped) or setting_meant(name, sections) or option_meant(name, own)
@@ -178,7 +141,7 @@ def dotted(record: Any, words: Sequence[str]) -> list[str]:
     return list(words)
 
 
-def train_to_end(run: Any, task: Any, config: Any, allow_changes: bool = False) -> int:
+def train_to_end(run: "Run", task: Any, config: "TrainConfig", allow_changes: bool = False) -> int:
     """Train to the last step, or to the interruption; the exit status."""
     from ..api.train import train_to_end
 

@@ -7,7 +7,7 @@ from ..console import visible
 from .names import check_run
 from .screens.terminal import note, result_console
 
-NAMED = 10  # files in one sentence
+NAMED_FILES = 10  # files in one sentence
 
 
 def verify(run: Path, /) -> int:
@@ -46,4 +46,6 @@ def verify(run: Path, /) -> int:
 
 def _some(names: list[str]) -> str:
     """The first names of a list."""
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return ", ".join(names[:NAMED_FILES]) + (
+        f" and {len(names) - NAMED_FILES} more" if len(names) > NAMED_FILES else ""
+    )

@@ -6,21 +6,21 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from ..config import UserError, check_output
 from ..console import visible
-from .dispatch import following, trace_family
+from .dispatch import reporting_misfits, trace_family
 from .parsing import PARAMETERS, option_of, sentence
 from .screens.exercise import Screen
 from .screens.terminal import note
 from .screens.walk import everything, stroll
-from .trace import Edits, trace_options
-from .trace import _open as open_trace
+from .trace import Edits, open_trace, trace_options
 
 if TYPE_CHECKING:
+    from ..families.family import Family
     from ..learn.walks import Source
 
 USAGE = "DOCUMENT [OPTIONS]"
@@ -71,11 +71,11 @@ def walk(
         raise UserError(f"{kind}: it takes no {option_of(error)}; pencil trace {run} --help lists its input") from None
     except CycloptsError as error:
         raise UserError(sentence(error, "pencil walk", f"pencil walk {USAGE}")) from None
-    with nullcontext() if record is not None else following(run):
+    with nullcontext() if record is not None else reporting_misfits(run):
         return command(*bound.args, **bound.kwargs)
 
 
-def _run_command(record: Any, run: str, html: Path | None) -> Callable[..., int]:
+def _run_command(record: "Family | None", run: str, html: Path | None) -> Callable[..., int]:
     """The command for a run, with the input options of its family."""
     kind = trace_options(record)
 
@@ -83,12 +83,12 @@ def _run_command(record: Any, run: str, html: Path | None) -> Callable[..., int]
         document: str,
         /,
         *,
-        given: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
+        options: Annotated[kind, Parameter(name="*", show=record is not None)] = kind(),  # noqa: B008
         edit: Edits = None,
     ) -> int:
         from ..learn.walks import Source
 
-        return _walk(document, html, Source(visible(run, one_line=True), open_trace(run, record, given, edit)))
+        return _walk(document, html, Source(visible(run, one_line=True), open_trace(run, record, options, edit)))
 
     return command
 

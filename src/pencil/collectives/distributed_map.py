@@ -1,4 +1,4 @@
-"""An evaluation shared out among the processes of a training.
+"""An evaluation that is divided among the processes of a training.
 
 Each takes its share of the batches. The results of all batches come to all processes and are added up in the order of
 the batches, so that they are those of one process, to the bit.
@@ -13,37 +13,37 @@ from operator import add
 from typing import Any, TypeVar
 
 from ..progress import track
-from .gathering import serve_others
+from .fsdp_gathering import serve_others
 from .processes import on_all_ranks, world
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_sharing: ContextVar[bool] = ContextVar("sharing", default=False)
+_distributed: ContextVar[bool] = ContextVar("distributed", default=False)
 
 
 class StopEverywhere(Exception):
-    """What ends an evaluation on all processes, when it is raised on one."""
+    """Ends an evaluation on all processes when it is raised on one; subclasses give the reason."""
 
 
 @contextmanager
 def distributed_evaluation() -> Iterator[None]:
     """A context in which all processes evaluate together."""
-    before = _sharing.set(world().size > 1)
+    before = _distributed.set(world().size > 1)
     try:
         yield
     finally:
-        _sharing.reset(before)
+        _distributed.reset(before)
 
 
 def distributed_map(items: Iterable[T], work: Callable[[T], R]) -> list[R]:
-    """What `work` returns for each item, in order; while sharing, JSON must be able to express it."""
-    if not _sharing.get():
+    """Map `work` over the items, in order; in `distributed_evaluation` JSON must be able to express its results."""
+    if not _distributed.get():
         return [work(item) for item in (track(items) if isinstance(items, Sequence) else items)]
     rank, size = world().rank, world().size
-    own = track(range(rank, len(items), size)) if isinstance(items, Sequence) else None
-    chosen = islice(items, rank, None, size) if own is None else (items[i] for i in own)  # pyright: ignore
-    answers = gather_results(lambda: [work(item) for item in chosen])
+    indices = track(range(rank, len(items), size)) if isinstance(items, Sequence) else None
+    own_items = islice(items, rank, None, size) if indices is None else (items[i] for i in indices)  # pyright: ignore
+    answers = gather_results(lambda: [work(item) for item in own_items])
     count = sum(map(len, answers))
     return [answers[number % size][number // size] for number in range(count)]
 
@@ -54,7 +54,7 @@ def ordered_sum(values: Iterable[float]) -> float:
 
 
 def gather_results(work: Callable[[], Any]) -> list[Any]:
-    """What `work` returns on each process; if one of them ends it by `StopEverywhere`, so do all."""
+    """Call `work` on each process; returns the results by rank. If one process raises `StopEverywhere`, so do all."""
 
     def attempt() -> dict[str, Any]:
         try:

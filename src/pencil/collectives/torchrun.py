@@ -1,4 +1,4 @@
-"""What torchrun tells a process of a training: its rank, how often it was restarted, where to meet the others."""
+"""What torchrun tells a process of a training: its rank, how often it was restarted, and the rendezvous."""
 
 import os
 import socket
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from ..config import UserError
 
 LOOPBACK = "127.0.0.1"
-LOOK = timedelta(seconds=1)  # between two looks at what has become of the other processes
-PARENT = os.getppid()
+POLL_INTERVAL = timedelta(seconds=1)  # a process that waits looks so often whether another has failed
+PARENT_PID = os.getppid()
 
 
 class World(NamedTuple):
@@ -29,21 +29,21 @@ class World(NamedTuple):
 def world() -> World:
     """This process among those that torchrun started; without torchrun it is the only one."""
     try:
-        found = World(
+        this = World(
             *(int(os.environ.get(name) or "01"[name == "WORLD_SIZE"]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         )
     except ValueError:
-        found = World(-1, 0, 0)
-    if not 0 <= found.rank < found.size or found.local < 0:
+        this = World(-1, 0, 0)
+    if not 0 <= this.rank < this.size or this.local < 0:
         raise UserError(
             "RANK, WORLD_SIZE and LOCAL_RANK in the environment are not those of a process of torchrun: unset them, "
             "or start with torchrun or --processes"
         )
-    return found
+    return this
 
 
 def restarts() -> int:
-    """How often torchrun has started this process before, because one of them had ended."""
+    """How often torchrun has restarted this process because one of the processes had ended."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
 
 
@@ -60,7 +60,7 @@ def agent_name() -> str:
     return f"{socket.gethostname()}-{os.getppid()}"
 
 
-def launched() -> dict[str, str]:
+def launch_facts() -> dict[str, str]:
     """What a run records of its start, to be found again after a restart."""
     name = launch_name()
     return {} if name is None else {"launch": name, "agent": agent_name()}
@@ -72,17 +72,17 @@ def several_machines() -> bool:
 
 
 def launch_folder() -> Path | None:
-    """Where the processes that `--processes` started and the one that started them leave word for each other."""
+    """The folder in which processes that `--processes` started, and their parent, leave files for each other."""
     place = os.environ.get("PENCIL_LAUNCH")
     return Path(place) if place else None
 
 
-def orphaned() -> bool:
+def is_orphaned() -> bool:
     """Whether torchrun has ended without ending this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != PARENT
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != PARENT_PID
 
 
-def meeting(here: World) -> Any:
+def rendezvous_store(here: World) -> Any:
     """The store by which the processes find each other's addresses, of this training among those of this process.
 
     torchrun may give a restarted process the store of the ones before it, which still has their addresses; on one
@@ -90,32 +90,32 @@ def meeting(here: World) -> Any:
     """
     from torch._C._distributed_c10d import HashStore, PrefixStore
 
-    global _store, _meetings
+    global _store, _groups_joined
     if here.size == 1:
         return HashStore()
-    _meetings += 1
-    _store = _store or _opened(here)  # its port is taken as long as this process lives
-    return PrefixStore(f"training {_meetings}", _store)
+    _groups_joined += 1
+    _store = _store or _open_store(here)  # its port is taken as long as this process lives
+    return PrefixStore(f"training {_groups_joined}", _store)
 
 
 _store: Any = None
-_meetings = 0
+_groups_joined = 0
 
 
-def wait_for(store: Any, key: str, failure: str) -> bool:
+def wait_for_key(store: Any, key: str, failure: str) -> bool:
     """Wait until a process sets a key of the store, however long it takes; False where one sets `failure` before."""
     from torch.distributed import DistStoreError
 
     while True:
         try:
-            store.wait([key], LOOK)
+            store.wait([key], POLL_INTERVAL)
             return True
         except DistStoreError:  # not yet
             if store.check([failure]):
                 return False
 
 
-def _opened(here: World) -> Any:
+def _open_store(here: World) -> Any:
     """The store of all processes."""
     from torch._C._distributed_c10d import PrefixStore, TCPStore
     from torch.distributed.rendezvous import rendezvous

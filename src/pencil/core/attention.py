@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from .cache import LayerCache
-from .given_masks import GivenMask, seen_by
 from .layers import RMSNorm
-from .masks import Mask, Seen
+from .masks import GivenMask, Mask, Seen, seen_by
 from .positions import rotate
 from .probe import OFF, Probe
 from .span import Span
@@ -33,7 +32,7 @@ def attend(
     """softmax(q kᵀ·scale + bias + mask) v; fused, unless the probe wants the scores or the pattern, or in forward mode.
 
     q, k and v have the axes (B, h, T, d), (B, T, d) or (T, d). A query whose keys are all masked gets zeros on both
-    routes. With g < h each key-value head serves h/g query heads. In a mask True or 1 attends (`given_masks`); what it
+    routes. With g < h each key-value head serves h/g query heads. In a mask True or 1 attends (`booleans`); what it
     masks has no effect, whatever it holds, and a query that attends to a key or value that is not finite gets NaN.
     """
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:

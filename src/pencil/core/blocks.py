@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .attention import Attention
 from .cache import LayerCache
-from .given_masks import GivenMask
+from .masks import GivenMask
 from .probe import OFF, Probe
 from .span import Span
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,17 @@ from torch import Tensor, nn
 from .probe import OFF, Probe
 
 
-class LayerNorm(nn.Module):
+class Norm(nn.Module):
+    """A norm over the last axis: its `formula` takes x, and the learned tensors in the order of `WEIGHTS`.
+
+    Training that holds the tensors in half precision calls the formula with them in full.
+    """
+
+    SYMBOL: str  # as formulas write it
+    WEIGHTS: dict[str, str]
+
+
+class LayerNorm(Norm):
     """(x − mean)/√(var + ε)·γ + β over the last axis, with the population variance."""
 
     SYMBOL = "LN"
@@ -26,10 +36,15 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
-        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+        return self.formula(x, self.weight, self.bias)
+
+    def formula(
+        self, x: Float[Tensor, "... D"], weight: Float[Tensor, "D"] | None, bias: Float[Tensor, "D"] | None
+    ) -> Float[Tensor, "... D"]:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, self.eps)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Norm):
     """x/√(mean of squares + ε)·γ over the last axis."""
 
     SYMBOL = "RMSNorm"
@@ -41,7 +56,18 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
-        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+        return self.formula(x, self.weight)
+
+    def formula(self, x: Float[Tensor, "... D"], weight: Float[Tensor, "D"]) -> Float[Tensor, "... D"]:
+        return F.rms_norm(x, x.shape[-1:], weight, self.eps)
+
+
+# the norms by the words of a setting: each is made from a width, an epsilon, and whether layers have biases
+NormWord = Literal["layer", "rms"]
+NORMS: dict[NormWord, Callable[[int, float, bool], Norm]] = {
+    "layer": LayerNorm,
+    "rms": lambda width, eps, bias: RMSNorm(width, eps),
+}
 
 
 def gelu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -80,8 +106,31 @@ def gelu_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return F.gelu(x, approximate="tanh")
 
 
-# how formulas write an activation
-ACTIVATIONS = {gelu: "GELU", gelu_tanh: "GELU_tanh", F.relu: "ReLU", F.silu: "SiLU"}
+class Activation(NamedTuple):
+    """The activation of an MLP."""
+
+    function: Callable[[Tensor], Tensor]
+    symbol: str  # as formulas write it
+    gated: bool = False  # whether the MLP multiplies it with a second product of its input (`GatedMLP`)
+    saved: int = 2  # values per channel of the MLP that its backward pass needs: most need input and output
+
+
+# the activations by the words of a setting
+ActivationWord = Literal["gelu", "gelu-tanh", "relu", "silu", "swiglu", "geglu", "geglu-tanh"]
+ACTIVATIONS: dict[ActivationWord, Activation] = {
+    "gelu": Activation(gelu, "GELU"),
+    "gelu-tanh": Activation(gelu_tanh, "GELU_tanh"),
+    "relu": Activation(F.relu, "ReLU", saved=1),
+    "silu": Activation(F.silu, "SiLU"),
+    "swiglu": Activation(F.silu, "SiLU", gated=True, saved=4),
+    "geglu": Activation(gelu, "GELU", gated=True, saved=4),
+    "geglu-tanh": Activation(gelu_tanh, "GELU_tanh", gated=True, saved=4),
+}
+
+
+def activation_symbol(function: Callable[[Tensor], Tensor]) -> str:
+    """How formulas write an activation; one of a caller's own is f."""
+    return next((one.symbol for one in ACTIVATIONS.values() if one.function is function), "f")
 
 
 class MLP(nn.Module):
@@ -96,7 +145,7 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = gelu, bias: bool = True):
         super().__init__()
-        self.NAMES = type(self).NAMES | {"act": ("B T F", "G", f"{ACTIVATIONS.get(activation, 'f')}(U)")}
+        self.NAMES = type(self).NAMES | {"act": ("B T F", "G", f"{activation_symbol(activation)}(U)")}
         self.up, self.down = nn.Linear(width, hidden, bias=bias), nn.Linear(hidden, width, bias=bias)
         self.activation = activation
 
@@ -134,7 +183,7 @@ class GatedMLP(nn.Module):
         self.gate, self.up = nn.Linear(width, hidden, bias=bias), nn.Linear(width, hidden, bias=bias)
         self.down = nn.Linear(hidden, width, bias=bias)
         self.activation = activation
-        self.NAMES = type(self).NAMES | {"act": ("B T F", "G", f"{ACTIVATIONS.get(activation, 'f')}(U)·U′")}
+        self.NAMES = type(self).NAMES | {"act": ("B T F", "G", f"{activation_symbol(activation)}(U)·U′")}
 
     def forward(self, x: Float[Tensor, "B T D"], probe: Probe = OFF) -> Float[Tensor, "B T D"]:
         gate, up = probe("gate", self.gate(x)), probe("up", self.up(x))

@@ -6,11 +6,13 @@ benchmarks/cost.py compares the formulas with a GPU.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
+from ..core.layers import ACTIVATIONS
 from ..core.positions import Positions
+from ..models.config import BlockConfig
+from ..models.dit import DiTConfig
 from ..models.parts import make_positions
 
 FULL = 4  # bytes of a float32
@@ -37,22 +39,19 @@ class Activations:
     logits: int = 0  # the number of logits that a loss over a vocabulary goes back through
 
 
-def kv_heads(c: Any) -> int:
-    """KV heads: as many as query heads, unless query heads share them."""
-    return getattr(c, "kv_heads", None) or c.heads
-
-
-def is_gated(c: Any) -> bool:
+def is_gated(c: BlockConfig) -> bool:
     """Whether the MLP has a third matrix, the gate."""
-    return getattr(c, "activation", "gelu") in ("swiglu", "geglu", "geglu-tanh")
+    return ACTIVATIONS[c.activation].gated
 
 
-def norm_bytes(c: Any) -> int:
+def norm_bytes(c: BlockConfig) -> int:
     """What a norm saves for one token: its input in float32, a mean and a deviation."""
     return FULL * c.width + 2 * FULL
 
 
-def block_group(c: Any, batch: int, tokens: int, count: int, half: int, half_residual: bool = False) -> BlockGroup:
+def block_group(
+    c: BlockConfig, batch: int, tokens: int, count: int, half: int, half_residual: bool = False
+) -> BlockGroup:
     """Pre- or post-norm blocks.
 
     `half_residual`: the residual stream begins as a matrix product, so autocast leaves it in half precision.
@@ -60,14 +59,15 @@ def block_group(c: Any, batch: int, tokens: int, count: int, half: int, half_res
     rows, d = batch * tokens, c.head_width
     # the inputs of the first matrix of attention and of the MLP; autocast copies one for each matrix of a gated MLP
     inputs = half * c.width * (3 if is_gated(c) and half < FULL else 2)
-    attention = half * (2 * c.heads + 2 * kv_heads(c)) * d + FULL * c.heads  # q, k, v, output; one logsumexp a query
+    # q, k, v and the output; and one logsumexp per query
+    attention = half * (2 * c.heads + 2 * c.kv_head_count) * d + FULL * c.heads
     if _rotates(c, tokens):
         # rotated copies, while v keeps the joined product alive; and the output, laid out as q is, copied for W_O
-        attention += half * (2 * c.heads + kv_heads(c)) * d
-    if getattr(c, "key_dropout", 0):
+        attention += half * (2 * c.heads + c.kv_head_count) * d
+    if c.key_dropout:
         attention += half * c.heads * d  # v with dropped keys
     dropped = 2 * c.width if c.dropout else 0  # dropout masks, a byte a value
-    mlp = half * c.mlp_width * (4 if is_gated(c) else 1 if c.activation == "relu" else 2)
+    mlp = half * c.mlp_width * ACTIVATIONS[c.activation].saved
     saved = rows * (2 * norm_bytes(c) + inputs + attention + dropped + mlp) + score_bias(c, batch, tokens, half)
     residual, hidden = half if half_residual else FULL, half * c.mlp_width
     forward = (residual + FULL) * c.width + hidden * (4 if is_gated(c) else 2)
@@ -75,7 +75,7 @@ def block_group(c: Any, batch: int, tokens: int, count: int, half: int, half_res
     return BlockGroup(count, saved, rows * residual * c.width, rows * forward, rows * backward)
 
 
-def score_bias(c: Any, batch: int, tokens: int, half: int) -> int:
+def score_bias(c: BlockConfig, batch: int, tokens: int, half: int) -> int:
     """Schemes that bias the scores add a matrix to them in each block: one for all rows of the batch, or one each."""
     schemes = [scheme for scheme in _schemes(c, tokens) if scheme.biases_scores]
     if not schemes:
@@ -83,30 +83,31 @@ def score_bias(c: Any, batch: int, tokens: int, half: int) -> int:
     return half * c.heads * tokens * tokens * (batch if any(scheme.bias_by_row for scheme in schemes) else 1)
 
 
-def _rotates(c: Any, tokens: int) -> bool:
+def _rotates(c: BlockConfig, tokens: int) -> bool:
     """Whether a scheme rotates queries and keys."""
-    return any(type(scheme).angles is not Positions.angles for scheme in _schemes(c, tokens))
+    return any(scheme.rotates_heads for scheme in _schemes(c, tokens))
 
 
-def _schemes(c: Any, tokens: int) -> list[Positions]:
-    """The position schemes of a model: a captioner's image can have another than its text."""
-    names = {c.positions, getattr(c, "image_scheme", c.positions)}
+def _schemes(c: BlockConfig, tokens: int) -> list[Positions]:
+    """The position schemes of a model, without memory: a captioner's image can have another than its text."""
     with torch.device("meta"):
-        return [make_positions(name, c, (tokens,)) for name in names]
+        return [make_positions(name, c, (tokens,)) for name in set(c.schemes)]
 
 
-def with_cross_attention(blocks: BlockGroup, c: Any, batch: int, tokens: int, source: int, half: int) -> BlockGroup:
+def with_cross_attention(
+    blocks: BlockGroup, c: BlockConfig, batch: int, tokens: int, source: int, half: int
+) -> BlockGroup:
     """The same blocks with cross-attention to a source, whose keys and values come from outside the block."""
     target = (
         norm_bytes(c) + half * (c.width + 2 * c.heads * c.head_width) + FULL * c.heads + (c.width if c.dropout else 0)
     )
     # a source token's key and value, and their input if autocast copied it
-    read = half * 2 * kv_heads(c) * c.head_width + (half * c.width if half < FULL else 0)
+    read = half * 2 * c.kv_head_count * c.head_width + (half * c.width if half < FULL else 0)
     saved = blocks.saved + batch * (tokens * target + source * read)
     return replace(blocks, saved=saved, inputs=blocks.inputs + batch * source * read)
 
 
-def adaln_block_group(c: Any, batch: int, groups: int, tokens: int, count: int, half: int) -> BlockGroup:
+def adaln_block_group(c: DiTConfig, batch: int, groups: int, tokens: int, count: int, half: int) -> BlockGroup:
     """Blocks whose norms a condition sets: normed values are saved to be scaled, and what is gated is saved too.
 
     Attention is within `groups` groups of `tokens` tokens.
@@ -123,10 +124,10 @@ def adaln_block_group(c: Any, batch: int, groups: int, tokens: int, count: int, 
     return BlockGroup(count, saved, rows * half * c.width, rows * forward, rows * backward)
 
 
-def block_formulas(c: Any, blocks: str = "L", decoder: str = "L") -> dict[str, str]:
+def block_formulas(c: BlockConfig, blocks: str = "L", decoder: str = "L") -> dict[str, str]:
     """Formulas for the parameters of blocks, for display: how many there are, and of these in a decoder."""
-    biases = " + biases" if getattr(c, "bias", True) else ""
-    of_qkv = " + biases of Q, K, V" if getattr(c, "qkv_bias", None) and not biases else biases
+    biases = " + biases" if c.bias else ""
+    of_qkv = " + biases of Q, K, V" if c.qkv_bias and not biases else biases
     return {
         "attention": f"{blocks}·D·(2·h + 2·g)·d{of_qkv}",
         "cross-attention": f"{decoder}·D·(2·h + 2·g)·d{biases}",

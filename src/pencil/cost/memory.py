@@ -1,14 +1,16 @@
 """Memory in bytes: a train step's, with and without activation recomputation, and a KV cache's."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from .activations import FULL, Activations, kv_heads
+from ..models.config import BlockConfig
+from .activations import FULL, Activations
 from .count import Counts
-from .loss import LossMemory, loss_memory
 from .profile import CostProfile
 
 BYTES = {"bf16": 2, "fp32": 4}
+# as train/losses/vocabulary.py and train/losses/fused.py have them; a test compares
+LARGE, CHUNK, ALIGNED = 1 << 28, 8192, 64
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,31 @@ class TrainMemory:
         state, held = self.muon if optimizer == "muon" else self.adamw, self.activations
         activations = 0 if held is None else held.peak_recomputed if recompute else held.peak
         return self.weights + self.gradients + state + activations
+
+
+class LossMemory(NamedTuple):
+    """Bytes on top of what the model saves: kept for the backward pass, and at the most forwards and backwards."""
+
+    saved: int
+    forward: int
+    backward: int
+    fused: bool = False
+
+
+def loss_memory(logits: int, vocab: int, width: int, half: int, cuda: bool) -> LossMemory:
+    """Of so many logits; `half` is the bytes of an activation, 4 or 2."""
+    if not cuda or logits < LARGE:
+        # backwards: log-probabilities, their gradient and the logits' gradient
+        return LossMemory(FULL * logits, ((half if half < FULL else 0) + 2 * FULL) * logits, 3 * FULL * logits)
+    tokens, rows = logits // vocab, -(-vocab // ALIGNED) * ALIGNED
+    chunk = -(-tokens // -(-tokens // CHUNK))
+    # the gradients are computed forwards, that of the matrix in float32
+    by_x, by_matrix = half * tokens * width, FULL * rows * width
+    copy = half * rows * width if half < FULL or rows > vocab else 0
+    product = by_matrix if half < FULL else 0  # of a chunk, before it is added
+    scaled = (2 if half < FULL else 1) * FULL * tokens * width
+    forward = by_x + by_matrix + copy + product + half * chunk * rows
+    return LossMemory(by_x + by_matrix, forward, by_x + by_matrix + scaled, fused=True)
 
 
 def train_memory(
@@ -104,15 +131,15 @@ def _activation_memory(
     )
 
 
-def kv_cache(c: Any, batch: int, tokens: int, dtype: str = "bf16", heads: int | None = None) -> int:
+def kv_cache(c: BlockConfig, batch: int, tokens: int, dtype: str = "bf16", heads: int | None = None) -> int:
     """2·L·n·g·d values a sequence: a key and a value for each block, token and KV head."""
-    depth = getattr(c, "decoder_depth", None) or c.depth  # only a decoder's keys and values are kept
-    return 2 * depth * batch * tokens * (heads or kv_heads(c)) * c.head_width * BYTES[dtype]
+    # only a decoder's keys and values are kept
+    return 2 * c.decoder_blocks * batch * tokens * (heads or c.kv_head_count) * c.head_width * BYTES[dtype]
 
 
-def kv_sharing(c: Any) -> dict[str, int]:
+def kv_sharing(c: BlockConfig) -> dict[str, int]:
     """KV heads with full, grouped-query and multi-query attention."""
-    own = kv_heads(c)
+    own = c.kv_head_count
     grouped = own if 1 < own < c.heads else next((n for n in (8, 4, 2, 3, 5) if c.heads % n == 0 and n < c.heads), None)
     found = {"full": c.heads, "grouped": grouped, "multi-query": 1 if c.heads > 1 else None}
     return {name: count for name, count in found.items() if count}

@@ -35,19 +35,26 @@ def say_current_form(data: str) -> None:
 
 
 @contextmanager
-def offline_if_unreachable(name: str) -> Iterator[None]:
-    """Have `datasets` look into its cache alone where the hub gives no answer: it would ask again for half a minute."""
-    import datasets
+def offline_if_unreachable(name: str, model: bool = False) -> Iterator[None]:
+    """Have libraries look into their caches alone where the hub gives no answer: they would ask for half a minute.
+
+    `name` is that of a data set, or of a model.
+    """
     import huggingface_hub
 
     modules: list[Any] = []
     if not Path(name).is_dir():
+        api = huggingface_hub.HfApi()
         try:
-            huggingface_hub.HfApi().dataset_info(name, timeout=SECONDS)
+            (api.model_info if model else api.dataset_info)(name, timeout=SECONDS)
         except (huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.HFValidationError):
-            pass  # an answer, or a name that is none: loading the data says what is wrong
+            pass  # an answer, or a name that is none: loading it says what is wrong
         except Exception:  # of the network library, which other versions have another of
-            modules = [vars(datasets)["config"], huggingface_hub.constants]
+            modules = [huggingface_hub.constants]
+            if not model:
+                import datasets
+
+                modules.append(vars(datasets)["config"])
     former = [module.HF_HUB_OFFLINE for module in modules]
     try:
         for module in modules:

@@ -1,9 +1,10 @@
 """Settings of how data is read."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..config import UserError
+from ..config import UserError, fitted
 from .images.augment import Fit, ImageTransform, Resample, Transparency
 
 IMAGE_SETTINGS = ("fit", "resize", "resample", "transparency", "mean", "std")
@@ -25,6 +26,13 @@ class DataConfig:
     label_column: str | None = None
     source_column: str | None = None  # of pairs of texts
     target_column: str | None = None
+
+
+def check_data_settings(record: Any, chosen: Mapping[str, Any]) -> None:
+    """Refuse a setting that is not one, or that the family of this record does not have."""
+    for name in fitted(DataConfig, chosen, "data."):
+        if name not in record.data_settings:
+            raise UserError(f"data.{name} has no effect on a {record.name}: leave it out")
 
 
 def image_transform(size: tuple[int, int], channels: int, reading: DataConfig, **augmentation: Any) -> ImageTransform:

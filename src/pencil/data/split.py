@@ -128,6 +128,20 @@ def in_two_classes(pictures: Sequence[Picture]) -> list[str]:
     ]
 
 
+def with_two_labels(texts: Sequence[tuple[str, str]]) -> list[str]:
+    """A note of texts that are there under two labels."""
+    first: dict[str, str] = {}
+    both = {text: (first[text], label) for text, label in texts if first.setdefault(text, label) != label}
+    if not both:
+        return []
+    text, labels = next(iter(both.items()))
+    more = f", and {len(both) - 1:,} more texts have two labels" if len(both) > 1 else ""
+    return [
+        f"{shortened(text)!r} is labelled {' and '.join(map(shortened, labels))}{more}: no model can be right about "
+        "both; remove one of them"
+    ]
+
+
 def copies(pictures: Sequence[Picture]) -> list[str]:
     """A note of pictures that are there several times."""
     first: dict[str, Picture] = {}

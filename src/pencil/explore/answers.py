@@ -1,33 +1,39 @@
 """The answer of a model to one input, computed as `pencil sample` computes it, without recording anything."""
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..config import UserError
+from ..core.span import Span
 from ..data.tokenizers.detokenizer import Detokenizer
 from ..families.embedding import embed_texts, settings_of
 from ..families.explore_inputs import data_address
 from ..families.explore_profile import ExploreProfile, Prompt
+from ..inference.autoencoder import autoencoder_of, has_latents
+from ..inference.diffusion import Process, RectifiedFlow
+from ..inference.diffusion_sampling import classifier_free_guidance, draw_noise, sample_steps, split_variance
 from ..inference.generation import Generation
+from ..inference.image_sampling import decoder_of, process_of
 from ..inference.sampling import Sampling
 from ..inference.text_batches import token_label
 from ..runs.run import Loaded
-from .denoising import drawn
-from .edited import Edit, Edited, Watched
-from .plain import address, number
-from .state import State
-from .threads import one_thread
+from .edits import Edit, EditedModel
+from .json_values import address, number
+from .requests import State
 from .token_choice import bars, drawing, sampling_of
 
-OnEvent = Callable[[str, dict[str, Any]], None]
-LARGEST_VECTOR = 8192  # numbers of a vector that is sent
-SHORT = 64  # tokens of a prompt that a small model reads on one thread
+OnEvent = Callable[[str, dict[str, Any]], object]
+MOST_VECTOR_NUMBERS = 8192  # of a vector that is sent
+SHORT_PROMPT_TOKENS = 64  # of a prompt that a small model reads on one thread
+PICTURE_MOMENTS = 13  # of a picture on its way out of the noise
+SLOW_MOMENTS = 7  # of a video, or where each moment goes through the autoencoder
 
 
 class Stopped(Exception):
@@ -35,72 +41,117 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class Job:
-    """One question to a model, and who listens to the answer."""
+class Listener:
+    """Who waits for the end of some work, hears of its events, and may not want it any more."""
+
+    on_event: OnEvent | None = None
+    stopped: Callable[[], bool] | None = None
+
+    def tell(self, name: str, content: dict[str, Any]) -> None:
+        if self.on_event is not None:
+            self.on_event(name, content)
+
+    def step(self, done: int, total: int, text: str) -> None:
+        """Say how far the work is; end it when nobody waits for it."""
+        if self.stopped is not None and self.stopped():
+            raise Stopped
+        self.tell("progress", {"done": done, "total": total, "text": text})
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Torch on one thread, if wanted: in a small model, waking another one takes longer than what it saves."""
+    before = torch.get_num_threads()
+    if not wanted or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A state of a model, who listens to its answer, and whether the model is small: then it computes on one thread."""
 
     loaded: Loaded
     profile: ExploreProfile
     state: State
-    edits: Sequence[Edit] = ()
-    live: bool = False  # a small model, whose answer is wanted at once
-    on_event: OnEvent = lambda name, content: None
-    stopped: Callable[[], bool] = lambda: False
-
-    def step(self, done: int, total: int, text: str) -> None:
-        """Say how far the work is; end it when nobody waits for it."""
-        if self.stopped():
-            raise Stopped
-        self.on_event("progress", {"done": done, "total": total, "text": text})
+    edits: Sequence[Edit]
+    live: bool
+    listener: Listener
 
 
 @dataclass
-class Found:
-    """An answer, and the tokens it wrote, which its trace reads again."""
+class Answer:
+    """An answer as the page shows it, and the tokens that were read and written, which its trace reads again."""
 
-    answer: dict[str, Any]
+    shown: dict[str, Any]
     prompt: Prompt
     written: list[int] = field(default_factory=list)
 
 
 @torch.no_grad()
-def answer(job: Job) -> Found:
+def answer(question: Question) -> Answer:
     """The answer to a state."""
     began = time.perf_counter()
-    prompt = job.profile.read(job.loaded, job.state.input)
-    model = Edited(job.loaded.model, job.edits) if job.edits else job.loaded.model
+    loaded, profile, state = question.loaded, question.profile, question.state
+    prompt = profile.read(loaded, state.input)
+    model = EditedModel(loaded.model, question.edits) if question.edits else loaded.model
     written: list[int] = []
-    if job.profile.draws:
-        about = drawn(job.loaded, model, prompt, job.state.options, job.on_event, job.step)
-    elif job.profile.writes:
+    if profile.draws:
+        shown = _draw(question, model, prompt)
+    elif profile.writes:
         with ExitStack() as threads:
-            about, written = _written(job, model, prompt, threads)
+            shown, written = _write(question, model, prompt, threads)
     else:
-        with one_thread(job.live):
-            about = _vector(job, model, prompt) if prompt.texts else _read(job, model, prompt)
-    if isinstance(model, Edited):
+        with one_thread(question.live):
+            shown = _embed(question, model, prompt) if prompt.texts else _read(question, model, prompt)
+    if isinstance(model, EditedModel):
         model.check()
-    words, facts = job.profile.layout(job.loaded, prompt, written)
-    notes = [*about.pop("notes", [])]
+    words, facts = profile.layout(loaded, prompt, written)
+    notes = [*shown.pop("notes", [])]
     if prompt.picture is not None:
-        about["picture"] = data_address(prompt.picture)
-    found = {
-        "state": job.state.as_json(),
+        shown["picture"] = data_address(prompt.picture)
+    shown = {
+        "state": state.as_json(),
         "milliseconds": round(1000 * (time.perf_counter() - began), 1),
         "words": words,
-        **about,
+        **shown,
         **{name: facts[name] for name in ("grid", "first_patch", "first_word") if name in facts},
         "notes": notes,
     }
-    return Found(found, prompt, written)
+    return Answer(shown, prompt, written)
 
 
-def _written(job: Job, model: Any, prompt: Prompt, threads: ExitStack) -> tuple[dict[str, Any], list[int]]:
+# ---- a text, token by token
+
+
+class Watched:
+    """A model that remembers the logits it gave last."""
+
+    def __init__(self, model: Any):
+        self.model, self.logits = model, torch.empty(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        out = self.model(*args, **given)
+        self.logits = out[:, -1]
+        return out
+
+
+def _write(question: Question, model: Any, prompt: Prompt, threads: ExitStack) -> tuple[dict[str, Any], list[int]]:
     """A text, token by token, each with the way it was drawn.
 
     A small model writes on one thread; a long prompt is read on all of them.
     """
-    tokenizer, how = job.loaded.tokenizer, sampling_of(job.state.options)
-    watched, most = Watched(model), int(job.state.options["tokens"])
+    loaded, listener, options = question.loaded, question.listener, question.state.options
+    tokenizer, how = loaded.tokenizer, sampling_of(options)
+    watched, most = Watched(model), int(options["tokens"])
     generation = Generation(
         watched,
         [list(prompt.ids)],
@@ -110,24 +161,24 @@ def _written(job: Job, model: Any, prompt: Prompt, threads: ExitStack) -> tuple[
         never=tokenizer.never,
         vocab=tokenizer.vocab,
         given=prompt.given,
-        cached=not isinstance(model, Edited),
+        cached=not isinstance(model, EditedModel),
         capture=False,
     )
     # a picture's tokens come before the text, and logits are of the text alone
-    before = job.loaded.model.config.before if "picture" in prompt.given else 0
+    before = loaded.model.config.before if "picture" in prompt.given else 0
     first = len(prompt.ids) - 1
     text, tokens, written = Detokenizer(tokenizer, prompt.ids), [], []
     pieces = []
-    job.step(0, most, "reading")
-    if len(prompt.ids) < SHORT:
-        threads.enter_context(one_thread(job.live))
+    listener.step(0, most, "reading")
+    if len(prompt.ids) < SHORT_PROMPT_TOKENS:
+        threads.enter_context(one_thread(question.live))
     for i, (token,) in enumerate(generation):
         assert token is not None
         if i == 0:
-            threads.enter_context(one_thread(job.live))
+            threads.enter_context(one_thread(question.live))
         uniform = None if how.temperature == 0 else _uniform(generation)
         one = _token(
-            job.loaded,
+            loaded,
             watched.logits[0],
             generation.allowed(watched.logits)[0],
             how,
@@ -140,12 +191,12 @@ def _written(job: Job, model: Any, prompt: Prompt, threads: ExitStack) -> tuple[
         written.append(token)
         if token not in tokenizer.ends:
             pieces.append(text.add(token))
-        job.on_event("token", one)
-        job.step(i + 1, most, "writing")
+        listener.tell("token", one)
+        listener.step(i + 1, most, "writing")
     pieces.append(text.rest())
     notes = []
     if "context" in generation.reasons:
-        notes.append(f"The context of {job.loaded.model.config.context} tokens is full.")
+        notes.append(f"The context of {loaded.model.config.context} tokens is full.")
     return {"text": "".join(pieces), "tokens": tokens, "notes": notes}, written
 
 
@@ -189,31 +240,114 @@ def _inputs(prompt: Prompt, loaded: Loaded) -> dict[str, Any]:
     return {**tokens, **prompt.given}
 
 
-def _read(job: Job, model: Any, prompt: Prompt) -> dict[str, Any]:
+# ---- what is read at once
+
+
+def _read(question: Question, model: Any, prompt: Prompt) -> dict[str, Any]:
     """Classes, or the token at each masked position."""
-    job.step(0, 1, "reading")
-    logits = model(**_inputs(prompt, job.loaded))[0]
+    loaded = question.loaded
+    question.listener.step(0, 1, "reading")
+    logits = model(**_inputs(prompt, loaded))[0]
     if prompt.masked:
-        vocab = job.loaded.tokenizer.vocab
+        vocab = loaded.tokenizer.vocab
         rows = [(at, logits[at][:vocab]) for at in prompt.masked]
-        tokens = [_token(job.loaded, row, row, Sampling(0.0), None, int(row.argmax()), (0, at)) for at, row in rows]
+        tokens = [_token(loaded, row, row, Sampling(0.0), None, int(row.argmax()), (0, at)) for at, row in rows]
         return {"tokens": tokens, "text": " ".join(one["text"] for one in tokens)}
-    names = job.loaded.classes
+    names = loaded.classes
     return {"classes": bars(logits, lambda i: names[i] if i < len(names) else str(i), (0,), None)}
 
 
-def _vector(job: Job, model: Any, prompt: Prompt) -> dict[str, Any]:
+def _embed(question: Question, model: Any, prompt: Prompt) -> dict[str, Any]:
     """The vector of the first text, and how alike those of the others are."""
     notes: list[str] = []
-    how = settings_of(job.loaded)
-    found = embed_texts(job.loaded._replace(model=model), prompt.texts, how, notes.append)
-    if found.shape[1] > LARGEST_VECTOR:
-        raise UserError(f"a vector of {found.shape[1]:,} numbers is too long to be shown")
-    unit = torch.nn.functional.normalize(found.double(), dim=-1)
+    loaded = question.loaded
+    vectors = embed_texts(loaded._replace(model=model), prompt.texts, settings_of(loaded), notes.append)
+    if vectors.shape[1] > MOST_VECTOR_NUMBERS:
+        raise UserError(f"a vector of {vectors.shape[1]:,} numbers is too long to be shown")
+    unit = torch.nn.functional.normalize(vectors.double(), dim=-1)
     alike = (unit[1:] @ unit[0]).tolist()
     nearest = sorted(zip(prompt.texts[1:], alike, strict=True), key=lambda pair: -pair[1])
     return {
-        "vector": [number(one) for one in found[0].tolist()],
+        "vector": [number(one) for one in vectors[0].tolist()],
         "nearest": [{"text": text, "similarity": number(value)} for text, value in nearest],
         "notes": notes,
     }
+
+
+# ---- a picture, out of the noise
+
+
+def _draw(question: Question, model: Any, prompt: Prompt) -> dict[str, Any]:
+    """The picture that `pencil sample` draws with the same seed, and moments on the way to it.
+
+    A moment has the number of steps before it, the time, the noisy picture there, and the clean one that the model
+    predicts from it. The frames of a video stand side by side.
+    """
+    loaded, listener, options = question.loaded, question.listener, question.state.options
+    c, device, steps = loaded.model.config, loaded.device, int(options["steps"])
+    autoencoder = autoencoder_of(loaded.run, device)
+    latents = autoencoder is not None or has_latents(loaded.run, c)
+    bare = latents and autoencoder is None
+    process, decode = process_of(c, latents), decoder_of(autoencoder)
+    generators = [torch.Generator().manual_seed(int(options["seed"]) * 1_000_003)]
+    x = draw_noise((1, c.channels, *c.sides), generators).to(device)
+    given = prompt.condition
+    places = Span.at(given[1].to(device)) if len(given) > 1 else None
+    guided = classifier_free_guidance(
+        model, given[0].to(device) if given else None, float(options.get("guidance", 1.0)), places
+    )
+    seen: dict[str, Tensor] = {}
+
+    def denoise(x: Tensor, timestep: Tensor) -> Tensor:
+        seen["x"], seen["predicted"] = x, guided(x, timestep)
+        return seen["predicted"]
+
+    def picture_of(x: Tensor) -> str:
+        return data_address(_side_by_side(decode(x[:, :3] if bare else x)[0]))
+
+    few = PICTURE_MOMENTS if c.frames == 1 and autoencoder is None else SLOW_MOMENTS
+    moments = set(np.linspace(0, steps, min(few, steps + 1)).astype(int).tolist())
+    frames, times = [], process.times(steps)
+    listener.step(0, steps, "denoising")
+    for done, after in enumerate(sample_steps(process, denoise, x, steps, None, generators)):
+        if done in moments:
+            clean = _clean(process, seen["x"], seen["predicted"], times[done])
+            frame = {
+                "step": done,
+                "time": float(times[done]),
+                "picture": picture_of(seen["x"]),
+                "clean": picture_of(clean),
+            }
+            frames.append(frame)
+            listener.tell("frame", frame)
+        x = after
+        listener.step(done + 1, steps, "denoising")
+    if not x.isfinite().all():
+        raise UserError("the sampling diverged: choose a lower guidance, or take back an edit")
+    frames.append({"step": steps, "time": 0.0, "picture": picture_of(x)})
+    listener.tell("frame", frames[-1])
+    return {
+        "picture": frames[-1]["picture"],
+        "frames": frames,
+        "notes": _picture_notes(c, bare, model is not loaded.model),
+    }
+
+
+def _picture_notes(c: Any, bare: bool, edited: bool) -> list[str]:
+    lines = {
+        "The frames of the video stand side by side.": c.frames > 1,
+        "The run has no autoencoder: three channels of its latents are shown as colours.": bare,
+        "The edits are made at every denoising step.": edited,
+    }
+    return [line for line, holds in lines.items() if holds]
+
+
+def _clean(process: Process, x: Tensor, predicted: Tensor, t: Any) -> Tensor:
+    """The clean picture that a prediction at time t implies."""
+    predicted, _ = split_variance(predicted, x.shape[1])
+    return x - t * predicted if isinstance(process, RectifiedFlow) else process.split(x, predicted, t)[0]
+
+
+def _side_by_side(picture: np.ndarray) -> np.ndarray:
+    """The frames (C, F, H, W) of a video in a row; a picture as it is."""
+    return np.concatenate(list(picture.swapaxes(0, 1)), -1) if picture.ndim == 4 else picture

@@ -8,14 +8,17 @@ import numpy as np
 
 from ..config import UserError, nearest
 from ..core.groups import Grouping
+from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace
 from ..tracing.trace_base import letter_of
+from .json_values import packed
 from .outline import tensors
-from .plain import packed
+from .session import Session
 
-THUMBNAIL = 48  # cells along a side, at most
+MOST_THUMBNAIL_CELLS = 48  # along a side
 HOWS = ("head", "mean", "rollout")
 Array = np.ndarray
+HeadScores = dict[tuple[str, int, int], dict[str, Any]]  # by group, layer and number of the head
 
 
 class Patterns:
@@ -28,12 +31,12 @@ class Patterns:
     def __init__(self, trace: LiveTrace, within: Sequence[Grouping | None] = (None,)):
         self.trace, self.within = trace, within
         names = [n.name for n in tensors(trace) if n.named and n.name.endswith(".pattern") and len(n.shape) == 4]
-        found: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for name in names:
-            found.setdefault(_group(name), []).append(name)
-        if "" in found and "cross" in found:
-            found = {"decoder" if group == "" else group: mine for group, mine in found.items()}
-        self.groups = found
+            groups.setdefault(_group(name), []).append(name)
+        if "" in groups and "cross" in groups:
+            groups = {"decoder" if group == "" else group: mine for group, mine in groups.items()}
+        self.groups = groups
 
     def __getitem__(self, name: str) -> Array:
         """The attention weights (heads, queries, keys) of the first row of the batch."""
@@ -65,33 +68,76 @@ def layer_of(name: str) -> int:
     return next((int(part) for part in name.split(".") if part.isdigit()), 0)
 
 
-def attention(patterns: Patterns, scores: dict[tuple[str, int, int], dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Every layer and head, with the scores of the heads where these were measured."""
-    found = []
+def attention(session: Session, key: str, scores: bool = False) -> dict[str, Any]:
+    """Every layer and head; with `scores` also what each head measurably attends to, which takes a while."""
+    patterns, by_head = _patterns(session, key), HeadScores()
+    if scores or session.weights in session.head_scores:
+        by_head = session.head_scores.get_or_make(session.weights, lambda: head_scores(session.loaded))
+    groups = []
     for group, names in patterns.groups.items():
         layers = []
         for name in names:
             small = [shrunk(one) for one in patterns[name]]
             heads = []
             for head, one in enumerate(small):
-                known = (scores or {}).get((group, layer_of(name), head), {})
+                measured = by_head.get((group, layer_of(name), head), {})
                 heads.append(
                     {
                         "head": head,
-                        "names": list(known.get("names", ())),
-                        "scored": known.get("scored", ""),
-                        "score": known.get("score"),
-                        "baseline": known.get("baseline"),
+                        "names": list(measured.get("names", ())),
+                        "scored": measured.get("scored", ""),
+                        "score": measured.get("score"),
+                        "baseline": measured.get("baseline"),
                         "thumbnail": packed(np.rint(255 * np.clip(np.nan_to_num(one), 0, 1)), "u1"),
                     }
                 )
             layers.append({"name": name, "layer": layer_of(name), "heads": heads, "thumb": list(small[0].shape)})
         queries, keys = patterns.labels(names[0])
-        found.append({"name": group, "layers": layers, "queries": queries, "keys": keys})
-    return {"groups": found}
+        groups.append({"name": group, "layers": layers, "queries": queries, "keys": keys})
+    return {"groups": groups}
 
 
-def shrunk(values: Array, most: int = THUMBNAIL) -> Array:
+def _patterns(session: Session, key: str) -> "Patterns":
+    return Patterns(session.trace(key), session.profile.groups(session.loaded))
+
+
+def light(
+    session: Session, key: str, layer: int | None = None, head: int | None = None, how: str = "mean"
+) -> dict[str, Any]:
+    """Where each word looked at the step that produced it."""
+    trace = session.trace(key)
+
+    def make() -> Lights:
+        tokens = session.compute_answer(session.states[key]).shown.get("tokens") if session.profile.writes else None
+        pooled = getattr(session.loaded.model.config, "pool", None) if trace.facts.get("grid") else None
+        return Lights(_patterns(session, key), tokens or [], pooled)
+
+    return session.lights.get_or_make(key, make).light(how, layer, head)
+
+
+def head_scores(loaded: Loaded) -> HeadScores:
+    """For each head: its names, and the score that is furthest above its baseline.
+
+    `scored` is what that score measures, in the words of `pencil heads`.
+    """
+    from ..learn.heads.inputs import head_inputs, head_profile, separators  # measuring needs the run's data
+    from ..learn.heads.scores import NAMES, measure
+
+    report = measure(loaded.model, head_profile(loaded), head_inputs(loaded), separators(loaded))
+    scores = {}
+    for head in report.heads:
+        shares = {name: score for name, score in head.scores.items() if name != "broad"}
+        best = max(shares, key=lambda name: shares[name].mean - shares[name].baseline, default=None)
+        scores[head.group, head.layer, head.head] = {
+            "names": [*head.names],
+            "scored": "" if best is None else NAMES[best],
+            "score": None if best is None else shares[best].mean,
+            "baseline": None if best is None else shares[best].baseline,
+        }
+    return scores
+
+
+def shrunk(values: Array, most: int = MOST_THUMBNAIL_CELLS) -> Array:
     """A matrix with at most so many rows and columns: each cell is the mean of the area it stands for."""
     return _averaged(_averaged(values, 0, most), 1, most)
 
@@ -163,22 +209,22 @@ class Lights:
         if how not in HOWS:
             raise UserError(f"{how} is not a way to show attention; {nearest(how, HOWS)}")
         if how == "rollout":
-            found, layer, head = self.rolled(), None, None
+            matrix, layer, head = self.rolled(), None, None
         else:
-            chosen = [name for name in self.names if layer is None or layer_of(name) == layer]
-            if not chosen:
+            names = [name for name in self.names if layer is None or layer_of(name) == layer]
+            if not names:
                 raise UserError(f"there is no block {layer}: it is from 0 to {layer_of(self.names[-1])}")
             if how == "head" and (layer is None or head is None):
                 raise UserError("one head is chosen by its block and its number: give both")
-            each = np.concatenate([self.patterns[name] for name in chosen])
+            each = np.concatenate([self.patterns[name] for name in names])
             if how == "head":
                 assert head is not None
                 if not 0 <= head < len(each):
                     raise UserError(f"there is no head {head}: it is from 0 to {len(each) - 1}")
-                found = each[head]
+                matrix = each[head]
             else:
-                found, head = each.mean(0), None
-        rows = self.seen(found)
+                matrix, head = each.mean(0), None
+        rows = self.seen(matrix)
         return {
             "words": self.words,
             "patches": rows.shape[1],
@@ -201,10 +247,10 @@ class Lights:
         return self._product(self.names)
 
     def _product(self, names: Sequence[str]) -> Array:
-        found: Array | None = None
+        product: Array | None = None
         for name in names:
             mean = self.patterns[name].mean(0)
             step = 0.5 * mean + 0.5 * np.eye(len(mean))
-            found = step if found is None else step @ found
-        assert found is not None
-        return found
+            product = step if product is None else step @ product
+        assert product is not None
+        return product

@@ -1,4 +1,4 @@
-"""Cells of a trace as plain data: slices of a tensor, and the receipt of one number."""
+"""Cells of a trace as plain data: slices of a tensor, the receipt of one number, and the contributions to it."""
 
 from collections.abc import Sequence
 from math import prod
@@ -7,22 +7,31 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
+from ..tracing.contribution_parts import Part
+from ..tracing.contributions import Contributions
 from ..tracing.live_trace import LiveTrace
 from ..tracing.receipt import label as label_of
 from ..tracing.trace_base import letter_of
-from .plain import number, packed
+from .answers import one_thread
+from .json_values import number, packed
+from .session import Session
 
-LARGEST_SLICE = 2_000_000  # cells of a slice
+MOST_SLICE_CELLS = 2_000_000
 
 
-def sliced(
-    trace: LiveTrace, name: str, index: str | Sequence[int | None] | None = None, minus: LiveTrace | None = None
+def tensor_slice(
+    session: Session,
+    key: str,
+    name: str,
+    index: str | Sequence[int | None] | None = None,
+    minus: LiveTrace | None = None,
 ) -> dict[str, Any]:
     """One or two axes of a tensor, the others held at an index; with `minus` less the same cells of that trace."""
+    trace = session.trace(key)
     node = trace.graph.nodes[trace.find(name)]
     at = _index(index, node.shape)
     shown = [axis for axis, i in enumerate(at) if i is None]
-    if prod(node.shape[axis] for axis in shown) > LARGEST_SLICE:
+    if prod(node.shape[axis] for axis in shown) > MOST_SLICE_CELLS:
         raise UserError(f"{name} has too many cells to show at once: choose an index along one more axis")
     part = tuple(slice(None) if i is None else i for i in at)
     values = _real(trace.view(trace.find(name))[part].value if part else trace.view(trace.find(name)).value)
@@ -45,12 +54,13 @@ def sliced(
     }
 
 
-def receipt(trace: LiveTrace, cell: str, digits: int = 4) -> dict[str, Any]:
+def receipt(session: Session, key: str, cell: str, digits: int = 4) -> dict[str, Any]:
     """How one number was computed."""
+    trace = session.trace(key)
     if not 1 <= digits <= 17:
         raise UserError(f"digits must be from 1 to 17, not {digits}")
-    found = trace[cell].why(digits)
-    places = {term: i for i, term in enumerate(found.terms)}
+    why = trace[cell].why(digits)
+    places = {term: i for i, term in enumerate(why.terms)}
     nodes = trace.graph.nodes
 
     def called(term: Any) -> str:
@@ -59,23 +69,69 @@ def receipt(trace: LiveTrace, cell: str, digits: int = 4) -> dict[str, Any]:
         )
 
     return {
-        "cell": found.where,
-        "label": found.label,
-        "name": found.name,
-        "index": list(found.index),
-        "kind": found.kind,
-        "op": found.op,
-        "formula": found.formula,
-        "meaning": found.meaning,
-        "lines": list(found.lines()),
-        "steps": [{"word": s.word, "formula": s.formula, "value": number(s.value)} for s in found.steps],
-        "terms": [{"cell": t.where, "label": called(t), "value": number(t.value)} for t in found.terms],
-        "leading": [places[term] for term in found.leading],
-        "reworked": None if found.reworked is None else number(found.reworked),
-        "recorded": number(found.recorded),
-        "allowed": number(found.allowed),
-        "agrees": found.agrees,
-        "masked": found.masked,
+        "cell": why.where,
+        "label": why.label,
+        "name": why.name,
+        "index": list(why.index),
+        "kind": why.kind,
+        "op": why.op,
+        "formula": why.formula,
+        "meaning": why.meaning,
+        "lines": list(why.lines()),
+        "steps": [{"word": s.word, "formula": s.formula, "value": number(s.value)} for s in why.steps],
+        "terms": [{"cell": t.where, "label": called(t), "value": number(t.value)} for t in why.terms],
+        "leading": [places[term] for term in why.leading],
+        "reworked": None if why.reworked is None else number(why.reworked),
+        "recorded": number(why.recorded),
+        "allowed": number(why.allowed),
+        "agrees": why.agrees,
+        "masked": why.masked,
+    }
+
+
+def contributions(
+    session: Session, key: str, cell: str, against: str | None = None, part: str | None = None
+) -> dict[str, Any]:
+    """What each part of the model added to one number; with `part` the parts of that one."""
+    with one_thread(session.live):
+        whole = find_contributions(session, key, cell, against)
+        return contribution_table(whole, cell, against or None, whole.part(part) if part else None)
+
+
+def find_contributions(session: Session, key: str, cell: str, against: str | None = None) -> Contributions:
+    """The contributions to one number; the last few are kept, since the page asks for their parts one by one."""
+    against = against or None
+    return session.contributions.get_or_make(
+        (key, cell, against), lambda: session.trace(key).contributions(cell, against)
+    )
+
+
+def contribution_table(
+    whole: Contributions, cell: str, against: str | None = None, part: Part | None = None
+) -> dict[str, Any]:
+    """What each part added to a cell, or to its difference from another; or what one of these parts is made of."""
+    parent = whole if part is None else part
+    parts = list(parent.parts)
+    return {
+        "cell": cell,
+        "against": against,
+        "value": number(parent.value),
+        "total": number(whole.total if part is None else sum(one.value for one in parts)),
+        "allowed": number(whole.allowed),
+        "held": list(whole.held),
+        "parts": [_part(one) for one in parts],
+    }
+
+
+def _part(part: Part) -> dict[str, Any]:
+    return {
+        "id": part.id,
+        "label": part.label,
+        "kind": part.kind,
+        "value": number(part.value),
+        "share": number(part.share),
+        "cell": part.cell,
+        "parts": part.count,
     }
 
 
@@ -85,15 +141,15 @@ def _index(index: str | Sequence[int | None] | None, shape: Sequence[int]) -> li
         return [0] * max(0, len(shape) - 2) + [None] * min(2, len(shape))
     parts: list[Any] = [part.strip() for part in index.split(",")] if isinstance(index, str) else list(index)
     try:
-        found = [None if part in (":", None) else int(part) for part in parts]
+        indices = [None if part in (":", None) else int(part) for part in parts]
     except (TypeError, ValueError):
         raise UserError(f"{index} is not an index such as 0,2,:,:") from None
     sizes = "×".join(map(str, shape)) or "a single number"
-    if len(found) != len(shape) or not all(i is None or 0 <= i < n for i, n in zip(found, shape, strict=True)):
+    if len(indices) != len(shape) or not all(i is None or 0 <= i < n for i, n in zip(indices, shape, strict=True)):
         raise UserError(f"[{','.join(map(str, parts))}] is no index of a tensor of shape {sizes}")
-    if sum(i is None for i in found) > 2:
+    if sum(i is None for i in indices) > 2:
         raise UserError(f"at most two axes are shown at once: give an index for the others of {sizes}")
-    return found
+    return indices
 
 
 def _real(values: Any) -> np.ndarray:

@@ -3,27 +3,33 @@
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..config import UserError
 from ..tracing import html
+from ..tracing.contribution_parts import Part
+from ..tracing.contributions import Contributions
 from ..tracing.file import refs, tables
 from ..tracing.graph import Array, Graph, Node
 from ..tracing.live_trace import LiveTrace
 from ..tracing.trace_base import RecordedTrace
-from .attention_views import layer_of
-from .export_why import Asked, prepared
-from .outline import module_map
+from .answers import Listener, OnEvent, one_thread
+from .attention_views import attention, layer_of, light
+from .cells import contribution_table, find_contributions
+from .outline import module_map, outline
 from .outline import tensors as all_tensors
-from .state import State
+from .requests import Shown, State
+from .session import Session
 
-MOST = 5_000_000  # bytes of a file
-PREPARED = 1_600_000  # of them for views: answers, attention and contributions
-LIGHTS = 700_000  # of these for where the words look
-PACKED = 1.27  # letters in the file for each byte of an array, after gzip and base64
-Step = Callable[[int, int, str], None]  # how many of how many steps are done, and what comes next
+MOST_FILE_BYTES = 5_000_000
+MOST_VIEW_BYTES = 1_600_000  # of them for views: answers, attention and contributions
+MOST_LIGHT_BYTES = 700_000  # of these for where the words look
+PACKED_LETTERS_PER_BYTE = 1.27  # in the file, for each byte of an array, after gzip and base64
+MOST_NUMBERS = 12  # output numbers whose contributions are in the file, and parts of each that are divided
+MOST_WAYS = 3  # largest tokens or patches of a head that lead on to the input
+MOST_DIVIDED = 48  # parts that are divided further, besides these
 LEFT_OUT: tuple[str, ...] = (
     "Live input and edits: open the model with pencil explore to change something.",
     "Katas: their answers are graded by the server.",
@@ -31,53 +37,49 @@ LEFT_OUT: tuple[str, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What is open on the page: a view, a cell, what the views keep in the address, and the divided parts of Why."""
-
-    view: str = ""
-    cell: str = ""
-    more: Mapping[str, str] = field(default_factory=dict)
-    open: Sequence[str] = ()
-    title: str = ""  # empty: the model's name and its input
-
-    def as_json(self) -> dict[str, Any]:
-        return {"cell": self.cell, "more": dict(self.more), "open": list(self.open)}
-
-
 class Lean(Graph):
     """A graph with the values of some nodes alone; how the others were computed is left out too."""
 
-    def __init__(self, graph: Graph, kept: set[int]):
+    def __init__(self, graph: Graph, included: set[int]):
         super().__init__((), graph.names)
-        self.tables, self.whole, self.kept = graph.tables, graph, kept
-        self.nodes = [n if i in kept else replace(n, plan=None) for i, n in enumerate(graph.nodes)]
+        self.tables, self.whole, self.included = graph.tables, graph, included
+        self.nodes = [n if i in included else replace(n, plan=None) for i, n in enumerate(graph.nodes)]
 
     def has(self, node: int) -> bool:
-        return node in self.kept
+        return node in self.included
 
     def stored(self, node: int) -> Array:
         return self.whole.stored(node)
 
 
-def exported(
-    subject: Any, state: State, shown: Shown | None = None, step: Step = lambda done, total, text: None
+def export_page(
+    session: Session,
+    raw: State | Mapping[str, Any],
+    shown: Shown | str = "",
+    on_event: OnEvent | None = None,
+    stopped: Callable[[], bool] | None = None,
 ) -> str:
-    """The page of a state, to be opened without a server; of at most so many bytes. `step` hears of the progress."""
-    shown = shown or Shown()
-    key, trace = subject.key(state), subject.record(state)
-    outline = subject.outline(key)
-    views, left_out = _views(subject, key, state, outline, shown, step)
-    step(1, 1, "writing the file")
-    named = sum(n.named for n in trace.graph.nodes)
-    first = [outline["start"], *([shown.cell] if _is_cell(trace, shown.cell) else [])]
+    """What is on the page as one file that needs no server; `shown` is what it opens on: a view, or more."""
+    with one_thread(session.live):
+        opens = Shown(shown) if isinstance(shown, str) else shown
+        return _page(session, session.state(raw), opens, Listener(on_event, stopped))
 
-    def page(kept: set[int], lacking: Sequence[str]) -> str:
+
+def _page(session: Session, state: State, shown: Shown, listener: Listener) -> str:
+    """The page of a state, of at most so many bytes."""
+    trace = session.record(state)
+    start = outline(session, state.key)["start"]
+    views, left_out = _views(session, state, start, shown, listener)
+    listener.step(1, 1, "writing the file")
+    named = sum(n.named for n in trace.graph.nodes)
+    first = [start, *([shown.cell] if _is_cell(trace, shown.cell) else [])]
+
+    def page(included: set[int], lacking: Sequence[str]) -> str:
         absent = f"The values of {len(lacking)} of {named} tensors, which would make the file too large."
         return html.page(
-            RecordedTrace(Lean(trace.graph, kept), trace.labels, trace.facts),
-            shown.title or f"{subject.name}: {_read(state, subject)}",
-            start=outline["start"],
+            RecordedTrace(Lean(trace.graph, included), trace.labels, trace.facts),
+            shown.title or f"{session.name}: {_name_input(session, state)}",
+            start=start,
             views={
                 **views,
                 "view": shown.view,
@@ -86,10 +88,10 @@ def exported(
             },
         )
 
-    room = (MOST - len(page(set(), ()).encode())) / PACKED
+    room = (MOST_FILE_BYTES - len(page(set(), ()).encode())) / PACKED_LETTERS_PER_BYTE
     while True:
-        made = page(*_kept(trace, first, room))
-        if len(made.encode()) <= MOST or room < 1000:
+        made = page(*_fitting_nodes(trace, first, room))
+        if len(made.encode()) <= MOST_FILE_BYTES or room < 1000:
             return made
         room *= 0.8
 
@@ -102,63 +104,69 @@ def _is_cell(trace: LiveTrace, cell: str) -> bool:
         return False
 
 
-def _read(state: State, subject: Any) -> str:
+def _name_input(session: Session, state: State) -> str:
     """What the model was given, in a few words."""
     texts = [state.input[name] for name in ("source", "text", "label") if state.input.get(name)]
-    return texts[0] if texts else "a picture" if "picture" in state.input else subject.kind.summary
+    return texts[0] if texts else "a picture" if "picture" in state.input else session.kind.summary
 
 
 def _views(
-    subject: Any, key: str, state: State, outline: dict[str, Any], shown: Shown, step: Step
+    session: Session, state: State, start: str, shown: Shown, listener: Listener
 ) -> tuple[dict[str, Any], list[str]]:
     """The views that need the model, as the page asks for them; and what had no room."""
-    about, answer, left_out = subject.about(), subject.answer(state), list(LEFT_OUT)
+    about, answer, left_out = session.about(), session.answer(state), list(LEFT_OUT)
     given = answer["state"]["input"]  # a file has the one input that it was made from
     examples = [{"name": "the input of this file", "input": given}]
     path = about["path"] and f"runs/{Path(about['path']).name}"  # the folders above it are of this machine alone
-    model = {**about, "path": path, "example": given, "examples": examples}
-    trace = subject.trace(key)
+    trace = session.trace(state.key)
     views: dict[str, Any] = {
-        "model": model,
+        "model": {**about, "path": path, "example": given, "examples": examples},
         "answer": answer,
         "outline": {"map": module_map(trace.recording.model, all_tensors(trace))},
-        "attention": subject.attention(key),
+        "attention": attention(session, state.key),
         "light": {},
         "contributions": {},
     }
-    room, looked = LIGHTS, shown.more.get("attention", "")
-    for name, light in _lights(subject, key, views["attention"], looked):
-        step(0, 1, "attention")
-        room -= len(json.dumps(light))
+    room = MOST_LIGHT_BYTES
+    for name, rows in _lights(session, state.key, views["attention"], shown.more.get("attention", "")):
+        listener.step(0, 1, "attention")
+        room -= len(json.dumps(rows))
         if room < 0:
             left_out.append("Where the words look, of some blocks and heads.")
             break
-        views["light"][name] = light
-    asked = Asked(shown.more.get("why", ""), shown.more.get("against"), shown.open)
-    room = PREPARED - len(json.dumps(views))
-    views["contributions"], lacking = prepared(subject, key, answer, outline["start"], asked, room, step)
-    return views, [*left_out, *lacking]
+        views["light"][name] = rows
+    cells = [one["cell"] for one in answer.get("tokens") or answer.get("classes") or ()] or [start]
+    room = MOST_VIEW_BYTES - len(json.dumps(views))
+    for name, make in _contributions(session, state.key, cells, shown, listener):
+        if name in views["contributions"]:
+            continue
+        data = make()
+        room -= len(json.dumps(data))
+        if room < 0:
+            break
+        views["contributions"][name] = data
+    return views, [*left_out, *_lacking(views["contributions"], cells)]
 
 
-def _lights(subject: Any, key: str, attention: dict[str, Any], first: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lights(session: Session, key: str, heads: dict[str, Any], first: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where the words look: what is on screen, then averaged, by rollout, and of every head."""
-    group = next((one for one in attention["groups"] if one["name"] == "cross"), None) or attention["groups"][0]
+    group = next((one for one in heads["groups"] if one["name"] == "cross"), None) or heads["groups"][0]
     layers = [layer_of(one["name"]) for one in group["layers"]]
     looks: dict[str, tuple[Any, ...]] = {"mean::": (), "rollout::": (None, None, "rollout")}
     looks |= {f"mean:{layer}:": (layer,) for layer in layers}
     for layer, one in zip(layers, group["layers"], strict=True):
         looks |= {f"head:{layer}:{head}": (layer, head, "head") for head in range(len(one["heads"]))}
     for name in sorted(looks, key=lambda name: name != first):
-        yield name, subject.light(key, *looks[name])
+        yield name, light(session, key, *looks[name])
 
 
-def _kept(trace: LiveTrace, cells: Sequence[str], room: float) -> tuple[set[int], list[str]]:
+def _fitting_nodes(trace: LiveTrace, cells: Sequence[str], room: float) -> tuple[set[int], list[str]]:
     """The nodes whose values fit: the cells to open first and what they were computed from, nearest first."""
     graph = trace.graph
     first = dict.fromkeys(trace.find(trace.locate(cell)[0]) for cell in cells)
     given = ("input", "weight")
     rest = (i for i, n in enumerate(graph.nodes) if (n.named or n.kind in given) and i not in first)
-    todo, seen, kept, lacking = deque(first), set(first), set(), []
+    todo, seen, included, lacking = deque(first), set(first), set(), []
     while todo or (todo := deque(_next(rest, seen))):
         node = todo.popleft()
         n = graph.nodes[node]
@@ -168,16 +176,16 @@ def _kept(trace: LiveTrace, cells: Sequence[str], room: float) -> tuple[set[int]
                 lacking.append(n.name)
             continue
         room -= size
-        kept.add(node)
+        included.add(node)
         for source in refs(n.plan):
             if source not in seen:
                 seen.add(source)
                 todo.append(source)
     # what only moves values needs those
-    for node in sorted(kept):
-        if graph.nodes[node].moves and not set(refs(graph.nodes[node].plan)) <= kept:
-            kept.discard(node)
-    return kept, lacking
+    for node in sorted(included):
+        if graph.nodes[node].moves and not set(refs(graph.nodes[node].plan)) <= included:
+            included.discard(node)
+    return included, lacking
 
 
 def _next(rest: Iterator[int], seen: set[int]) -> list[int]:
@@ -191,3 +199,121 @@ def _next(rest: Iterator[int], seen: set[int]) -> list[int]:
 
 def _table_bytes(graph: Graph, n: Node) -> int:
     return sum(4 * graph.tables[name].size for name in tables(n.plan))
+
+
+# ---- the contributions in a file: those on screen, those the page opens, then the largest
+
+
+@dataclass(frozen=True)
+class Whole:
+    """One output number, or its difference from another, with its contributions."""
+
+    cell: str
+    against: str | None
+    contributions: Contributions
+
+    def key(self, part: Part | None = None) -> str:
+        """As the page asks for it (web/src/lib/file.ts)."""
+        return f"{self.cell}|{self.against or ''}|{part.id if part else ''}"
+
+    def data(self, part: Part | None = None) -> dict[str, Any]:
+        return contribution_table(self.contributions, self.cell, self.against, part)
+
+
+def _lacking(contained: dict[str, Any], cells: Sequence[str]) -> list[str]:
+    sentences = []
+    if absent := sum(f"{cell}||" not in contained for cell in cells):
+        sentences.append(f"Why: the contributions to {absent} of {len(cells)} numbers of the answer.")
+    inside = [
+        f"{name.rpartition('|')[0]}|{part['id']}"
+        for name, one in contained.items()
+        for part in one["parts"]
+        if part["parts"]
+    ]
+    if absent := sum(name not in contained for name in inside):
+        sentences.append(
+            f"Why: what {absent} of the {len(inside)} parts that divide are made of; the largest ones divide."
+        )
+    if len(cells) > 1:
+        sentences.append("Why: contributions to other differences between two numbers than the one that was on screen.")
+    return sentences
+
+
+def _contributions(
+    session: Session, key: str, cells: Sequence[str], shown: Shown, listener: Listener
+) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """What may be in the file by the key that the page asks for, what matters most first."""
+    cell_on_screen, against_on_screen = shown.more.get("why", ""), shown.more.get("against")
+    wanted = dict.fromkeys([(cell_on_screen, against_on_screen)] if cell_on_screen else [])
+    wanted |= dict.fromkeys((cell, None) for cell in cells[:MOST_NUMBERS])
+    done, total = 0, (2 + 2 * MOST_WAYS) * len(wanted) + len(shown.open) + MOST_DIVIDED
+    wholes: list[Whole] = []
+    for cell, against in wanted:
+        listener.step(done, total, f"contributions to {cell}")
+        done += 1
+        try:
+            one = Whole(cell, against, find_contributions(session, key, cell, against))
+        except UserError:
+            continue
+        wholes.append(one)
+        yield one.key(), one.data
+        begun = _unfolded(_opened_first(one.contributions))
+        if (cell, against) == (cell_on_screen, against_on_screen):
+            begun += _parts_on_screen(one.contributions, shown.open)
+        for part in begun:
+            listener.step(done, total, f"the parts of {part.label}")
+            done += 1
+            yield one.key(part), lambda one=one, part=part: one.data(part)
+    for one, part in (*_ways(wholes), *_largest(wholes)):
+        listener.step(min(done, total), total, f"the parts of {part.label}")
+        done += 1
+        yield one.key(part), lambda one=one, part=part: one.data(part)
+
+
+def _parts_on_screen(whole: Contributions, ids: Sequence[str]) -> list[Part]:
+    """The parts that are divided on screen."""
+    parts = []
+    for id in ids:
+        try:
+            parts.append(whole.part(id))
+        except UserError:
+            continue  # of another number
+    return parts
+
+
+def _opened_first(whole: Contributions) -> Part | None:
+    """The head that the page divides by itself: the largest."""
+    return max((p for p in whole.parts if p.kind == "head" and p.count), key=lambda p: abs(p.value), default=None)
+
+
+def _unfolded(part: Part | None) -> list[Part]:
+    """A part, and what the page divides with it: of a token or a patch also its embedding."""
+    if part is None:
+        return []
+    inner = next((p for p in part.parts if p.kind == "embedding" and p.count), None) if _placed(part) else None
+    return [part, *_unfolded(inner)]
+
+
+def _placed(part: Part) -> bool:
+    return part.kind in ("token", "patch")
+
+
+def _ways(wholes: Sequence[Whole]) -> Iterator[tuple[Whole, Part]]:
+    """From the first head of each number to its largest tokens or patches, and from these to the input."""
+    for i in range(MOST_WAYS):
+        for one in wholes:
+            head = _opened_first(one.contributions)
+            inside = sorted((p for p in head.parts if p.count), key=lambda p: -abs(p.value)) if head else []
+            for part in inside[i : i + 1]:
+                yield from ((one, p) for p in _unfolded(part))
+
+
+def _largest(wholes: Sequence[Whole]) -> Iterator[tuple[Whole, Part]]:
+    """The other parts, level by level, the largest first."""
+    levels = [(one, part) for one in wholes for part in one.contributions.parts[:MOST_NUMBERS] if part.count]
+    levels.sort(key=lambda pair: -abs(pair[1].value))
+    left = MOST_DIVIDED
+    while levels and left > 0:
+        levels, left = levels[:left], left - len(levels)
+        yield from levels
+        levels = [(one, inner) for one, part in levels for inner in part.parts[:2] if inner.count]

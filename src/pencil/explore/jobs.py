@@ -16,11 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ..progress import watched
-from .errors import Refused
+from .requests import Refused
 
 MOST_WAITING = 32  # jobs of one client
 ENDS = ("done", "failed")  # the last event of every job is one of these
 Listener = Callable[[str, Any], None]
+Work = Callable[["Job"], Any]
 
 
 class Cancelled(Exception):
@@ -30,13 +31,15 @@ class Cancelled(Exception):
 class Job:
     """Work for one client; `listener(event, data)` is called from the thread that does it."""
 
-    def __init__(
-        self, client: str, work: "Callable[[Job], Any]", listener: Listener, quick: bool = False, live: str = ""
-    ):
+    def __init__(self, client: str, work: Work, listener: Listener, quick: bool = False, live: str = ""):
         self.client, self.work, self.quick, self.live = client, work, quick, live
         self._listener = listener
         self._stop, self._ended = threading.Event(), threading.Event()
-        self._give_way: Callable[[], None] = lambda: None
+        self._hand_over: Callable[[], None] = lambda: None
+
+    def hand_over_by(self, hand_over: Callable[[], None]) -> None:
+        """How the job lets others run between two of its steps."""
+        self._hand_over = hand_over
 
     def tell(self, event: str, data: Any) -> None:
         """Send one event; none follows the last."""
@@ -49,14 +52,18 @@ class Job:
     def stopped(self) -> bool:
         """Whether to stop. A long job calls this between steps: quick jobs that wait run meanwhile."""
         if not self._stop.is_set():
-            self._give_way()
+            self._hand_over()
         return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Ask the job to end at its next step."""
+        self._stop.set()
 
     @property
     def cancelled(self) -> bool:
         return self._stop.is_set()
 
-    def _watch(self, done: int, total: int) -> None:
+    def check(self, done: int, total: int) -> None:
         """Ends the loops of the library that can be stopped, where nothing else asks."""
         if self._stop.is_set():
             raise Cancelled
@@ -131,17 +138,18 @@ class Jobs:
             if self.stopping.is_set():
                 raise Refused("the server is stopping", 503)
             dropped = [one for one in lane.superseded_by(job) if lane.remove(one)]
-            job._give_way = (lambda: None) if job.quick else (lambda: self._hand_over(job))
+            if not job.quick:
+                job.hand_over_by(lambda: self._hand_over(job))
             lane.add(job)
             self._turn.notify_all()
         for one in dropped:
-            one._stop.set()
+            one.stop()
             one.tell("failed", Refused("a newer request replaces this one", 409))
         self._tell_places(lane)
 
     def cancel(self, job: Job) -> None:
         """Nobody waits for the job: it leaves the queue, or is asked to stop."""
-        job._stop.set()
+        job.stop()
         with self._turn:
             waited = self._lanes[job.quick].remove(job)
         if waited:
@@ -156,7 +164,7 @@ class Jobs:
             running = [job for job in (self._now, self._long) if job is not None]
             self._turn.notify_all()
         for job in running:
-            job._stop.set()
+            job.stop()
         for job in left:
             self.cancel(job)
 
@@ -198,7 +206,7 @@ class Jobs:
         try:
             if job.cancelled:
                 raise Cancelled
-            with watched(job._watch):
+            with watched(job.check):
                 result = job.work(job)
             if job.cancelled:
                 raise Cancelled
@@ -225,9 +233,6 @@ class Jobs:
                 )
             )
             self._now = job
-
-    def _no_quick(self) -> bool:
-        return not self._lanes[True] or self.stopping.is_set()
 
     def _tell_places(self, lane: Lane) -> None:
         with self._turn:

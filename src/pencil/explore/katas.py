@@ -10,7 +10,8 @@ from ..learn.katas.answer_text import choices, digits, labels, shown, understood
 from ..learn.katas.exercise import Question, Table, tag_key
 from ..learn.katas.grader import grade
 from ..learn.katas.record import Record
-from .errors import Refused, Unknown
+from .cache import Cache
+from .requests import Refused, Unknown
 
 TRIES = 3  # as in the terminal
 SEEDS = 10_000
@@ -34,7 +35,7 @@ class Exercises:
     """The exercises of one learner, who may have several pages open; each page works on one question at a time."""
 
     def __init__(self):
-        self._attempts: dict[str, Attempt] = {}
+        self._attempts = Cache[str, Attempt](MOST_CLIENTS)
 
     def listed(self) -> dict[str, Any]:
         """All exercises and their progress, and the one to do next."""
@@ -57,9 +58,7 @@ class Exercises:
         number = random.SystemRandom().randrange(SEEDS) if seed == "new" else seed
         question = kata(name).make(number)
         self._leave(client)
-        self._attempts[client] = Attempt(question)
-        while len(self._attempts) > MOST_CLIENTS:
-            self._attempts.pop(next(iter(self._attempts)))
+        self._attempts.put(client, Attempt(question))
         return {
             "kata": name,
             "title": question.title,
@@ -137,7 +136,7 @@ class Exercises:
 
     def _leave(self, client: str) -> None:
         """A question that is left after a wrong answer was not solved, as where one quits in the terminal."""
-        attempt = self._attempts.pop(client, None)
+        attempt = self._attempts.pop(client)
         if attempt is not None and attempt.wrong and not attempt.counted:
             Record(note).add(attempt.question.kata, "wrong")
 

@@ -13,10 +13,13 @@ from ..core.probe import LEGEND, declared, symbols
 from ..tracing.graph import Node
 from ..tracing.live_trace import LiveTrace
 from ..tracing.nested import tensors as nested_tensors
+from .json_values import address
+from .session import Session
 
 
-def outline(trace: LiveTrace, key: str, start: str) -> dict[str, Any]:
+def outline(session: Session, key: str) -> dict[str, Any]:
     """What is in a trace, and the cell to open first."""
+    trace = session.trace(key)
     nodes = tensors(trace)
     return {
         "trace": key,
@@ -24,9 +27,18 @@ def outline(trace: LiveTrace, key: str, start: str) -> dict[str, Any]:
         "labels": trace.labels,
         "facts": trace.facts,
         "map": module_map(trace.recording.model, nodes),
-        "start": start,
+        "start": _first_cell(trace, session.answer(session.states[key])),
         "legend": LEGEND,
     }
+
+
+def _first_cell(trace: LiveTrace, answer: Mapping[str, Any]) -> str:
+    """That of the likeliest class or of the first token, else the middle of the last value."""
+    if bars := answer.get("tokens") or answer.get("classes"):
+        return bars[0]["cell"]
+    named = [n for n in trace.graph.nodes if n.named and n.size and n.kind not in ("weight", "input")]
+    last = next((n for n in reversed(named) if n.axes), named[-1])
+    return address(last.name, [0, *(size // 2 for size in last.shape[1:])][: len(last.shape)])
 
 
 def tensors(trace: LiveTrace) -> list[Node]:
@@ -48,11 +60,11 @@ def tensors(trace: LiveTrace) -> list[Node]:
 
     skipped = {i for first, last, _, _ in graph.opened.values() for i in range(first, last)}
     ends = {graph.results[path][0]: path for path in graph.blocks}
-    found: list[Node] = []
+    nodes: list[Node] = []
     for i, n in enumerate(graph.nodes):
         if i not in skipped:
-            found += [*(inside(ends[i]) if i in ends else []), n]
-    return _explained(trace, [n for n in found if n.kind])
+            nodes += [*(inside(ends[i]) if i in ends else []), n]
+    return _explained(trace, [n for n in nodes if n.kind])
 
 
 def _shapes(args: Any) -> Iterator[tuple[int, ...]]:
@@ -62,14 +74,14 @@ def _shapes(args: Any) -> Iterator[tuple[int, ...]]:
 
 def _explained(trace: LiveTrace, nodes: list[Node]) -> list[Node]:
     """The nodes, those of closed blocks with the symbols and formulas of their own block."""
-    known = trace.graph.names
-    if all(n.name in known or not n.named for n in nodes):
+    names = trace.graph.names
+    if all(n.name in names or not n.named for n in nodes):
         return nodes
     model, templates = trace.recording.model, declared(trace.recording.model)
     about = Notation(model, (n.name for n in nodes if n.name in templates)).names
     return [
         replace(n, symbol=about[n.name].symbol, formula=about[n.name].formula)
-        if n.name not in known and n.name in about
+        if n.name not in names and n.name in about
         else n
         for n in nodes
     ]

@@ -19,12 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..config import UserError
 from ..files import read_private, user_folder, write_private
-from .events import to_json
+from .json_values import to_json
 
 HOSTS = ("127.0.0.1", "localhost")
 TOKEN = "x-pencil-token"
 CLIENT = "pencil.client"  # in the scope: the page that asks
-SMALL, SECONDS = 1 << 16, 2.0  # of the body of a refused request that is read, and for how long
+UNREAD_BYTES, UNREAD_SECONDS = 1 << 16, 2.0  # of the body of a refused request that is read, and for how long
 PAGE = re.compile(r"[\w-]{1,32}", re.ASCII)
 SECRET = re.compile(r"[\w-]{43}", re.ASCII)
 FIRST_PORT, PORTS = 20_000, 12_000  # of explorers; below the ports that systems give to connections
@@ -140,16 +140,16 @@ async def _leave_unread(receive: Receive) -> None:
     """Take a small body off the connection: closed with bytes unread, it would be reset, and the refusal lost."""
     taken = 0
     with suppress(TimeoutError):
-        async with timeout(SECONDS):
-            while taken < SMALL:
+        async with timeout(UNREAD_SECONDS):
+            while taken < UNREAD_BYTES:
                 message = await receive()
                 taken += len(message.get("body", b""))
                 if not message.get("more_body"):
                     return
 
 
-def _is_one_of(values: Sequence[str], known: set[str]) -> bool:
-    return len(values) == 1 and values[0].lower() in known
+def _is_one_of(values: Sequence[str], allowed: set[str]) -> bool:
+    return len(values) == 1 and values[0].lower() in allowed
 
 
 def _opens_the_page(scope: Scope, headers: Headers) -> bool:

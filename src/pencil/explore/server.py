@@ -1,7 +1,8 @@
-"""The server of `pencil explore`: the page and its requests, a thin shell around the subjects."""
+"""The server of `pencil explore`: the page and its requests, a thin shell around the sessions."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -13,43 +14,71 @@ from starlette.routing import Route
 from .. import __version__
 from ..console import visible
 from ..learn.walks import Source
-from . import landing, tours
-from . import request_parsing as asked
-from .compare import compare
-from .errors import Gone, Refused, Unknown
-from .jobs import Job
+from . import tours
+from .attention_views import attention, light
+from .cache import Cache
+from .cells import contributions, receipt, tensor_slice
+from .compare import compare, compare_edit
+from .export import export_page
+from .jobs import Job, Jobs
 from .katas import Exercises
-from .replies import Endpoint, Replies, reply
+from .outline import outline
+from .replies import Endpoint, Replies, body_of, reply
+from .requests import Gone, State, Unknown, entries, index, needed, read_shown, seed_of, table, text, whole, word
 from .security import Guard, Tokens, new_secret
+from .session import Session
 from .tours import Tours
 from .uploads import Pictures
 
-MOST_KEYS = 10_000  # traces whose model is remembered
+STATE_BYTES = 32_000_000  # of a body with two pictures
+SMALL_BYTES = 100_000  # of a body without
+MOST_TRACES = 10_000  # whose model is remembered
+FILES = Path(__file__).parents[1] / "page"
+# an empty document, the same for everyone: the application fills it
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Pencil</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/app.css">
+</head>
+<body>
+<div id="app"></div>
+<noscript><p>This page computes and draws with JavaScript: allow it for this address.</p></noscript>
+<script type="module" src="/app.js"></script>
+</body>
+</html>
+"""
 
 
-class Explorer(Replies):
+class Explorer:
     """The opened models, and what the page asks of them."""
 
-    def __init__(self, subjects: Sequence[Any], debug: bool = False, command: str = "pencil explore", secret: str = ""):
-        self.subjects = {one.id: one for one in subjects}
-        super().__init__(debug)
+    def __init__(
+        self, sessions: Sequence[Session], debug: bool = False, command: str = "pencil explore", secret: str = ""
+    ):
+        self.sessions = {one.id: one for one in sessions}
+        self.jobs = Jobs()
+        self.replies = Replies(self.jobs, debug)
         self.pictures, self.secret = Pictures(), secret or new_secret()
-        self._models = [one.about() for one in subjects]
-        self._transforms = {one.id: one.transform for one in subjects}
-        self._traces: dict[str, str] = {}  # which model a trace is of
+        self._models = [one.about() for one in sessions]
+        self._sessions_of_traces = Cache[str, Session](MOST_TRACES)
         self._command = command
         self._exercises, self._tours = Exercises(), Tours()
 
     # ---- the page
 
     async def page(self, request: Request) -> Response:
-        return Response(landing.PAGE, media_type="text/html")
+        return Response(PAGE, media_type="text/html")
 
     async def script(self, request: Request) -> Response:
-        return Response(landing.built("app.js"), media_type="text/javascript")
+        return Response(_built("app.js"), media_type="text/javascript")
 
     async def style(self, request: Request) -> Response:
-        return Response(landing.built("app.css"), media_type="text/css")
+        return Response(_built("app.css"), media_type="text/css")
 
     async def models(self, request: Request) -> Response:
         return reply({"models": self._models, "version": __version__, "command": visible(self._command, one_line=True)})
@@ -57,179 +86,169 @@ class Explorer(Replies):
     # ---- what computes
 
     async def answer(self, request: Request) -> Response:
-        state = await self._state(await asked.body_of(request, asked.STATE_BYTES))
-        subject = self._present(state["model"])
-        return await self.long(request, "answer", lambda job: subject.answer(state, job.tell, job.stopped))
+        session, state = await self._state(await body_of(request, STATE_BYTES))
+        return await self.replies.long(request, "answer", lambda job: session.answer(state, job.tell, job.stopped))
 
     async def record(self, request: Request) -> Response:
-        state = await self._state(await asked.body_of(request, asked.STATE_BYTES))
-        subject = self._present(state["model"])
+        session, state = await self._state(await body_of(request, STATE_BYTES))
 
         def work(job: Job) -> dict[str, Any]:
-            subject.record(state, job.tell, job.stopped)
-            return self._remember(subject, subject.outline(subject.key(state)))
+            session.record(state, job.tell, job.stopped)
+            shown = outline(session, state.key)
+            self._sessions_of_traces.put(state.key, session)
+            return shown
 
-        return await self.long(request, "outline", work)
+        return await self.replies.long(request, "outline", work)
 
     async def compare(self, request: Request) -> Response:
-        body = await asked.body_of(request, asked.STATE_BYTES)
-        a, b = [await self._state(body.get(side), side) for side in ("a", "b")]
-        one, other = self._present(a["model"]), self._present(b["model"])
-
-        def work(job: Job) -> dict[str, Any]:
-            first = one.record(a)
-            return compare(first, other.record(b))
-
-        return await self.long(request, "difference", work)
+        body = await body_of(request, STATE_BYTES)
+        (one, a), (other, b) = [await self._state(body.get(side), side) for side in ("a", "b")]
+        return await self.replies.long(request, "difference", lambda job: compare(one.record(a), other.record(b)))
 
     async def edit(self, request: Request) -> Response:
-        body = await asked.body_of(request, asked.STATE_BYTES)
-        state, edit = await self._state(body.get("state"), "state"), asked.edit(body.get("edit"))
-        subject = self._present(state["model"])
-        return await self.long(request, "changed", lambda job: subject.edit(state, edit))
+        body = await body_of(request, STATE_BYTES)
+        session, state = await self._state(body.get("state"), "state")
+        edit = text(body.get("edit"), "an edit")
+        return await self.replies.long(request, "changed", lambda job: compare_edit(session, state, edit))
 
     async def export(self, request: Request) -> Response:
-        body = await asked.body_of(request, asked.STATE_BYTES)
-        state = await self._state(body.get("state"), "state")
-        shown = asked.shown(body)
-        subject = self._present(state["model"])
+        body = await body_of(request, STATE_BYTES)
+        session, state = await self._state(body.get("state"), "state")
+        shown = read_shown(body)
 
         def work(job: Job) -> dict[str, str]:
-            return {"html": subject.export(state, shown, job.tell, job.stopped)}
+            return {"html": export_page(session, state, shown, job.tell, job.stopped)}
 
-        if self.streamed(request):
-            return await self.long(request, "file", work)
+        if self.replies.streamed(request):
+            return await self.replies.long(request, "file", work)
         headers = {"Content-Disposition": 'attachment; filename="pencil.html"'}
-        html = (await self.result(request, work, quick=False))["html"]
+        html = (await self.replies.result(request, work, quick=False))["html"]
         return Response(html, media_type="text/html", headers=headers)
 
     # ---- what is read of a trace
 
     async def slice(self, request: Request) -> Response:
         query = request.query_params
-        subject, key = self._traced(request.path_params["key"])
-        name, index = asked.needed(query, "name"), asked.index(query)
+        session, key = self._traced(request.path_params["key"])
+        name, at = needed(query, "name"), index(query)
         other, minus = self._traced(query["minus"]) if query.get("minus") else (None, "")
-        return await self.quick(request, lambda job: subject.slice(key, name, index, other and other.trace(minus)))
+        return await self.replies.quick(
+            request, lambda job: tensor_slice(session, key, name, at, other and other.trace(minus))
+        )
 
     async def receipt(self, request: Request) -> Response:
         query = request.query_params
-        subject, key = self._traced(request.path_params["key"])
-        cell, digits = asked.needed(query, "cell"), asked.whole(query, "digits", 17)
-        return await self.quick(request, lambda job: subject.receipt(key, cell, 4 if digits is None else digits))
+        session, key = self._traced(request.path_params["key"])
+        cell, digits = needed(query, "cell"), whole(query, "digits", 17)
+        return await self.replies.quick(
+            request, lambda job: receipt(session, key, cell, 4 if digits is None else digits)
+        )
 
     async def attention(self, request: Request) -> Response:
-        subject, key = self._traced(request.path_params["key"])
+        session, key = self._traced(request.path_params["key"])
         if request.query_params.get("scores") in ("1", "true"):  # measuring what heads do takes several passes
-            return await self.long(request, "attention", lambda job: subject.attention(key, scores=True))
-        return await self.quick(request, lambda job: subject.attention(key))
+            return await self.replies.long(request, "attention", lambda job: attention(session, key, scores=True))
+        return await self.replies.quick(request, lambda job: attention(session, key))
 
     async def light(self, request: Request) -> Response:
         query = request.query_params
-        subject, key = self._traced(request.path_params["key"])
-        layer, head = asked.whole(query, "layer", 9999), asked.whole(query, "head", 9999)
-        how = asked.word(query, "how", "mean")
-        return await self.quick(request, lambda job: subject.light(key, layer, head, how))
+        session, key = self._traced(request.path_params["key"])
+        layer, head = whole(query, "layer", 9999), whole(query, "head", 9999)
+        how = word(query, "how") or "mean"
+        return await self.replies.quick(request, lambda job: light(session, key, layer, head, how))
 
     async def contributions(self, request: Request) -> Response:
         query = request.query_params
-        subject, key = self._traced(request.path_params["key"])
-        cell = asked.needed(query, "cell")
-        against, part = asked.word(query, "against"), asked.word(query, "part")
-        return await self.quick(request, lambda job: subject.contributions(key, cell, against, part))
+        session, key = self._traced(request.path_params["key"])
+        cell = needed(query, "cell")
+        against, part = word(query, "against"), word(query, "part")
+        return await self.replies.quick(request, lambda job: contributions(session, key, cell, against, part))
 
     # ---- tours and katas
 
     async def tour_list(self, request: Request) -> Response:
-        return await self.quick(request, lambda job: tours.listed())
+        return await self.replies.quick(request, lambda job: tours.listed())
 
     async def tour(self, request: Request) -> Response:
         number, source = request.path_params["number"], self._source(request)
-        return await self.long(request, "tour", lambda job: self._tours.tour(number, source()))
+        return await self.replies.long(request, "tour", lambda job: self._tours.tour(number, source()))
 
     async def tour_figure(self, request: Request) -> Response:
         number, source = request.path_params["number"], self._source(request)
-        section = asked.whole(request.query_params, "section") or 0
-        figure = asked.whole(request.query_params, "figure") or 0
-        return await self.long(request, "figure", lambda job: self._tours.figure(number, source(), section, figure))
+        section = whole(request.query_params, "section") or 0
+        figure = whole(request.query_params, "figure") or 0
+        return await self.replies.long(
+            request, "figure", lambda job: self._tours.figure(number, source(), section, figure)
+        )
 
     async def katas(self, request: Request) -> Response:
-        return await self.quick(request, lambda job: self._exercises.listed())
+        return await self.replies.quick(request, lambda job: self._exercises.listed())
 
     async def kata(self, request: Request) -> Response:
         name, query = request.path_params["name"], request.query_params
-        seed = "new" if query.get("seed") == "new" else asked.whole(query, "seed")
-        return await self.quick(request, lambda job: self._exercises.question(job.client, name, seed))
+        seed = "new" if query.get("seed") == "new" else whole(query, "seed")
+        return await self.replies.quick(request, lambda job: self._exercises.question(job.client, name, seed))
 
     async def kata_answer(self, request: Request) -> Response:
-        name, body = request.path_params["name"], await asked.body_of(request, asked.SMALL_BYTES)
-        answers = [asked.text(one, "an answer") for one in asked.entries(body.get("answers"), "answers", 1000)]
-        seed = _seed(body)
-        return await self.quick(request, lambda job: self._exercises.answered(job.client, name, seed, answers))
+        name, body = request.path_params["name"], await body_of(request, SMALL_BYTES)
+        answers = [text(one, "an answer") for one in entries(body.get("answers"), "answers", 1000)]
+        seed = seed_of(body)
+        return await self.replies.quick(request, lambda job: self._exercises.answered(job.client, name, seed, answers))
 
     async def kata_working(self, request: Request) -> Response:
-        name, body = request.path_params["name"], await asked.body_of(request, asked.SMALL_BYTES)
-        seed = _seed(body)
-        return await self.quick(request, lambda job: self._exercises.working(job.client, name, seed))
+        name, body = request.path_params["name"], await body_of(request, SMALL_BYTES)
+        seed = seed_of(body)
+        return await self.replies.quick(request, lambda job: self._exercises.working(job.client, name, seed))
 
-    # ---- how it is asked
+    # ---- what a request is about
 
-    async def _state(self, value: Any, name: str = "the request") -> dict[str, Any]:
-        """A state that is safe to compute with: its picture was decoded and written anew."""
-        state = asked.state(value, name)
-        self._subject(state["model"])
-        transform = self._transforms[state["model"]]
-        if "picture" in state["input"]:
-            if transform is None:
-                raise Refused("this model reads no picture")
-            state["input"]["picture"] = await self.pictures.read(state["input"]["picture"], transform)
-        return state
+    async def _state(self, raw: object, name: str = "the request") -> tuple[Session, State]:
+        """A state that is safe to compute with, its picture decoded and written anew; and the session of its model."""
+        session = self._session(text(table(raw, name).get("model"), "model"))
+        assert isinstance(raw, Mapping)
+        state = session.state(raw)
+        if session.transform is not None and "picture" in state.input:
+            state = state.with_picture(await self.pictures.read(state.input["picture"], session.transform))
+        return self._present(session), state
 
-    def _subject(self, model: str) -> Any:
-        if model not in self.subjects:
-            raise Unknown(f"there is no model {model[:40]!r} here; open: {', '.join(self.subjects)}")
-        return self.subjects[model]
+    def _session(self, model: str) -> Session:
+        if model not in self.sessions:
+            raise Unknown(f"there is no model {model[:40]!r} here; open: {', '.join(self.sessions)}")
+        return self.sessions[model]
 
-    def _present(self, model: str) -> Any:
-        """The subject of a model whose run is still there."""
-        subject = self._subject(model)
-        run = getattr(getattr(subject, "loaded", None), "run", None)
-        if run is not None and not (run.path / "config.toml").is_file():
-            raise Gone(f"the run {run.path} is no longer there: put it back, or start pencil explore with another one")
-        return subject
+    def _present(self, session: Session) -> Session:
+        """The session of a model whose run is still there."""
+        if not (session.folder / "config.toml").is_file():
+            raise Gone(
+                f"the run {session.folder} is no longer there: put it back, or start pencil explore with another one"
+            )
+        return session
 
-    def _remember(self, subject: Any, outline: dict[str, Any]) -> dict[str, Any]:
-        self._traces.pop(outline["trace"], None)
-        self._traces[outline["trace"]] = subject.id
-        while len(self._traces) > MOST_KEYS:
-            self._traces.pop(next(iter(self._traces)))
-        return outline
-
-    def _traced(self, key: str) -> tuple[Any, str]:
-        if key not in self._traces:
+    def _traced(self, key: str) -> tuple[Session, str]:
+        if key not in self._sessions_of_traces:
             raise Gone("this trace is no longer kept; open it again")
-        return self.subjects[self._traces[key]], key
+        return self._sessions_of_traces[key], key
 
     def _source(self, request: Request) -> Callable[[], Source | None]:
         """The trace that a tour goes through: the one named, or that of a model's example; none of either."""
         query = request.query_params
-        named = asked.word(query, "trace") or asked.word(query, "model")
+        named = word(query, "trace") or word(query, "model")
         if named is None:
             return lambda: None
-        if named not in self.subjects:
-            subject, key = self._traced(named)
-            return lambda: Source(subject.about()["name"], subject.trace(key))
-        subject = self._present(named)
-        about = subject.about()
-        state = {"model": named, "input": about["example"], "edits": []}
-        return lambda: Source(about["name"], subject.record(state))
+        if named not in self.sessions:
+            session, key = self._traced(named)
+            return lambda: Source(session.name, session.trace(key))
+        session = self._present(self._session(named))
+        example = session.about()["example"]
+        return lambda: Source(session.name, session.record({"input": example}))
 
 
-def _seed(body: dict[str, Any]) -> int | None:
-    seed = body.get("seed")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= 1_000_000_000):
-        raise Refused("seed must be a whole number, or null")
-    return seed
+def _built(name: str) -> bytes:
+    """A file of the built application."""
+    try:
+        return (FILES / name).read_bytes()
+    except OSError:
+        raise Unknown(f"the page was not built: {name} is missing; run make page in the checkout of Pencil") from None
 
 
 def application(explorer: Explorer, port: int) -> Guard:
@@ -276,8 +295,10 @@ def application(explorer: Explorer, port: int) -> Guard:
             await explorer.pictures.close()
 
     app = Starlette(
-        routes=[Route(path, explorer.answering(end), methods=[method]) for path, (method, end) in addresses.items()],
-        exception_handlers={HTTPException: explorer.failed},
+        routes=[
+            Route(path, explorer.replies.answering(end), methods=[method]) for path, (method, end) in addresses.items()
+        ],
+        exception_handlers={HTTPException: explorer.replies.failed},
         lifespan=lifespan,
     )
     return Guard(app, tokens, port)

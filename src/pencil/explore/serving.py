@@ -4,7 +4,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import h11
 import uvicorn
@@ -12,9 +11,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..config import UserError
 from ..files import WINDOWS
-from .events import to_json
+from .json_values import to_json
 from .security import HEADERS, usual_port
 from .server import Explorer, application
+from .session import Session
 
 ADDRESS = "127.0.0.1"  # other machines cannot reach it
 BACKLOG = 128
@@ -34,16 +34,16 @@ def bind(port: int = 0) -> socket.socket:
     """A socket on a port of this machine; 0 is any free one."""
     if not 0 <= port <= 65535:
         raise UserError(f"--port is a number from 1 to 65535, not {port}")
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         if not WINDOWS:  # where it would let two servers share a port
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((ADDRESS, port))
-        found.listen(BACKLOG)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((ADDRESS, port))
+        listening.listen(BACKLOG)
     except OSError as error:
-        found.close()
+        listening.close()
         raise UserError(f"port {port} cannot be used ({error.strerror}); choose another --port, or none") from None
-    return found
+    return listening
 
 
 class Protocol(H11Protocol):
@@ -120,24 +120,24 @@ def server_for(explorer: Explorer, port: int, debug: bool = False) -> uvicorn.Se
 
 
 def serve(
-    subjects: Sequence[Any],
-    found: socket.socket,
+    sessions: Sequence[Session],
+    listening: socket.socket,
     debug: bool,
     command: str,
     secret: str,
     ready: Callable[[str], None],
 ) -> None:
     """Serve until Ctrl-C; `ready` is called with the address, and the page shows the command that starts it again."""
-    port = found.getsockname()[1]
-    explorer = Explorer(subjects, debug, command, secret)
+    port = listening.getsockname()[1]
+    explorer = Explorer(sessions, debug, command, secret)
     try:
         server = server_for(explorer, port, debug)
         ready(f"http://{ADDRESS}:{port}/#secret={secret}")
-        server.run(sockets=[found])
+        server.run(sockets=[listening])
     except KeyboardInterrupt:
         pass
     except SystemExit:  # so uvicorn ends where it cannot start
         raise UserError("the server could not start; pencil explore --debug shows why") from None
     finally:
-        found.close()
+        listening.close()
         explorer.jobs.close()

@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from ..inference.sampling import Sampling, probabilities
-from .plain import address, number
+from ..inference.sampling import Candidates, Sampling, candidates, probabilities
+from .json_values import address, number
 
-BARS = 8  # of a token
-ROWS = 12  # of the way from logits to the token
+MOST_RIVALS = 8  # bars of the likeliest tokens beside each token of the answer
+MOST_ROWS = 12  # rows of the table that leads from the logits to the token
 
 Label = Callable[[int], str]
 
@@ -48,7 +47,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def bars(
-    logits: Tensor, label: Label, where: tuple[int, ...], count: int | None = BARS, also: Sequence[int] = ()
+    logits: Tensor, label: Label, where: tuple[int, ...], count: int | None = MOST_RIVALS, also: Sequence[int] = ()
 ) -> list[dict[str, Any]]:
     """The likeliest tokens or classes of one row of logits, then `also` those; `where` is the row's index."""
     z = logits.detach().double().cpu().numpy()
@@ -71,18 +70,18 @@ def drawing(logits: Tensor, how: Sampling, uniform: float | None, drawn: int, la
     Intervals follow one another in the order of ids, as sampling itself lays them out.
     """
     z = logits.detach().double().cpu().numpy()
-    order = largest(z, ROWS) if how.top_k is None and how.top_p is None else ranked(z)
     if how.temperature == 0:
         scaled, likely, keep = z, softmax(z), np.arange(len(z)) == drawn
         cuts, final = np.full(len(z), "", object), keep.astype(float)
     else:
+        row = logits.detach().cpu()[None]
         scaled, likely = z / how.temperature, softmax((z - z.max()) / how.temperature)
-        cuts = _cuts(z, order, how)
+        cuts = _cuts(candidates(row, how), len(z))
         keep = cuts == ""
-        final = probabilities(logits.detach().cpu()[None], how)[0].numpy()
+        final = probabilities(row, how)[0].numpy()
     ends = final.cumsum()
     starts = np.concatenate(([0.0], ends[:-1]))
-    listed = list(dict.fromkeys([*order[:ROWS].tolist(), drawn]))
+    listed = list(dict.fromkeys([*largest(z, MOST_ROWS).tolist(), drawn]))
     others = np.ones(len(z), bool)
     others[listed] = False
     rows = [
@@ -104,17 +103,14 @@ def drawing(logits: Tensor, how: Sampling, uniform: float | None, drawn: int, la
     return {"rows": rows, "uniform": uniform, "rest": number(likely[others].sum())}
 
 
-def _cuts(z: np.ndarray, order: np.ndarray, how: Sampling) -> np.ndarray:
+def _cuts(row: Candidates, vocab: int) -> np.ndarray:
     """For each id the rule that leaves it out, or nothing."""
-    cuts = np.full(len(z), "", object)
-    if how.top_k is None and how.top_p is None:
-        order = np.arange(len(z))  # min-p needs no order
-    within = order[: how.top_k]
-    cuts[order[len(within) :]] = "top-k"
-    # as the sampling rules do, in the same precision: probabilities among the tokens that top-k leaves
-    p = ((torch.from_numpy(z[within]) - float(z.max())) / how.temperature).softmax(-1)
-    if how.min_p is not None:
-        cuts[within[(p < how.min_p * p.max()).numpy()]] = "min-p"
-    if how.top_p is not None:
-        cuts[within[(p.cumsum(-1) - p >= how.top_p).numpy()]] = "top-p"
-    return cuts
+    cuts = np.full(row.probabilities.shape[1], "", object)
+    for keep, rule in ((row.within_min_p, "min-p"), (row.within_top_p, "top-p")):
+        if keep is not None:
+            cuts[~keep[0].numpy()] = rule
+    if row.ids is None:
+        return cuts
+    of_all = np.full(vocab, "top-k", object)
+    of_all[row.ids[0].numpy()] = cuts
+    return of_all

@@ -6,25 +6,25 @@ from typing import Any
 
 from ..learn.walks import Compared, Section, Shown, Source, Walk, documents, walk
 from ..learn.walks.data import document
-from .errors import Unknown
+from .requests import Unknown
 
 
 def listed() -> dict[str, Any]:
     """The documents, and how many sections each has."""
-    found = [document(number) for number in documents()]
-    return {"tours": [{"number": one.number, "title": one.title, "sections": len(one.sections)} for one in found]}
+    every = [document(number) for number in documents()]
+    return {"tours": [{"number": one.number, "title": one.title, "sections": len(one.sections)} for one in every]}
 
 
 class Tours:
-    """Walks as they are asked for; those with a document's own numbers are kept, since they never change."""
+    """Walks through the documents; those with a document's own numbers are kept, since they never change."""
 
     def __init__(self):
         self._published: dict[str, Walk] = {}
 
     def tour(self, number: str, run: Source | None) -> dict[str, Any]:
-        found = self._walk(number, run)
-        sections = [_section(one, run is not None) for one in found.sections]
-        return {"number": found.number, "title": found.title, "run": found.run, "sections": sections}
+        tour = self._walk(number, run)
+        sections = [_section(one, run is not None) for one in tour.sections]
+        return {"number": tour.number, "title": tour.title, "run": tour.run, "sections": sections}
 
     def figure(self, number: str, run: Source | None, section: int, figure: int) -> dict[str, Any]:
         """One figure, drawn when it is asked for."""

@@ -12,7 +12,6 @@ import io
 import json
 import os
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, BinaryIO
@@ -20,14 +19,15 @@ from typing import Any, BinaryIO
 from ..config import UserError
 from ..data.images import decoding
 from ..data.images.augment import ImageTransform
-from .errors import Refused
+from .cache import Cache
+from .requests import Refused
 
 MOST_BYTES = 10_000_000  # of one file
-SECONDS = 10.0
-MEMORY = 1_000_000_000  # for the process, beside what it has when it begins
-CPU_SECONDS = 3600  # of its whole life
-RESULT = 32_000_000  # bytes of the largest PNG that is taken back
-KEPT, KEPT_BYTES = 32, 64_000_000  # pictures that are not decoded again
+DECODE_SECONDS = 10.0  # for one file
+PROCESS_BYTES = 1_000_000_000  # of memory, beside what the process has when it begins
+CPU_SECONDS = 3600  # of the process in its whole life
+MOST_PNG_BYTES = 32_000_000  # that are taken back
+MOST_PICTURES, MOST_PICTURE_BYTES = 32, 64_000_000  # that are not decoded again
 BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"BM")
 NOT_A_PICTURE = "this file is not a picture that can be read here; save it as PNG, JPEG, WebP, GIF or BMP"
 WORKER = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pencil.explore import uploads; uploads.work()"
@@ -52,26 +52,24 @@ def uploaded(url: str) -> bytes:
 class Pictures:
     """Reads uploads by the process that decodes them, one at a time."""
 
-    def __init__(self, seconds: float = SECONDS):
+    def __init__(self, seconds: float = DECODE_SECONDS):
         self._seconds = seconds
         self._lock = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
-        self._kept: OrderedDict[str, str] = OrderedDict()
+        self._pictures = Cache[str, str](MOST_PICTURES, MOST_PICTURE_BYTES, len)
 
     async def read(self, url: str, transform: dict[str, Any]) -> str:
         """The picture as the data URL of a plain PNG at the model's size, as its transform makes it."""
         content = uploaded(url)
         how = json.dumps({"transform": transform, "fitted": url.startswith(decoding.FITTED)}).encode()
         name = sha256(how + content).hexdigest()
-        if name not in self._kept:
+        if name in self._pictures:
+            picture = self._pictures[name]
+        else:
             async with self._lock:
                 png = await self._decode(content, how)
-            found = self._kept[name] = decoding.FITTED + base64.b64encode(png).decode()
-            while len(self._kept) > KEPT or sum(map(len, self._kept.values())) > KEPT_BYTES:
-                self._kept.popitem(last=False)
-            return found
-        self._kept.move_to_end(name)
-        return self._kept[name]
+            picture = decoding.FITTED + base64.b64encode(png).decode()
+        return self._pictures.put(name, picture)
 
     async def _decode(self, content: bytes, how: bytes) -> bytes:
         try:
@@ -83,7 +81,7 @@ class Pictures:
                 await process.stdin.drain()
                 good = await process.stdout.readexactly(1) == b"+"
                 length = int.from_bytes(await process.stdout.readexactly(4), "big")
-                if length > RESULT:
+                if length > MOST_PNG_BYTES:
                     raise ValueError
                 answer = await process.stdout.readexactly(length)
         except TimeoutError:
@@ -136,12 +134,12 @@ def work() -> None:
     """Decode pictures from standard input until it ends, each answered with a PNG or a sentence."""
     from ..files import limit_process
 
-    asked, answers = sys.stdin.buffer, sys.stdout.buffer
+    questions, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # nothing that a library prints comes between
-    limit_process(MEMORY, CPU_SECONDS, 0)
-    while head := asked.read(4):
-        how = json.loads(asked.read(int.from_bytes(head, "big")))
-        content = asked.read(int.from_bytes(asked.read(4), "big"))
+    limit_process(PROCESS_BYTES, CPU_SECONDS, 0)
+    while head := questions.read(4):
+        how = json.loads(questions.read(int.from_bytes(head, "big")))
+        content = questions.read(int.from_bytes(questions.read(4), "big"))
         try:
             mark, answer = b"+", plain_png(content, how["transform"], how["fitted"])
         except MemoryError:

@@ -17,8 +17,7 @@ from ..inference.attention_maps import caption_attention
 from ..inference.sampling import Sampling
 from ..inference.text_batches import vocabulary_labels
 from ..inference.text_stream import complete, stream
-from ..models.captioner import Captioner
-from ..models.captioner_config import PRESETS, CaptionerConfig
+from ..models.captioner import PRESETS, Captioner, CaptionerConfig
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
 from ..train.tasks.captioning import Captioning
@@ -174,7 +173,7 @@ def _trace_ids(loaded: Loaded, x: torch.Tensor, ids: Sequence[int], text: str) -
     return trace(model, torch.tensor([list(ids)]), x, words=labels, facts=facts)
 
 
-def _words(c: Any, tokenizer: Any, ids: Sequence[int]) -> tuple[list[str], list[str]]:
+def _words(c: CaptionerConfig, tokenizer: Any, ids: Sequence[int]) -> tuple[list[str], list[str]]:
     """The labels of the image's tokens, and of the text's."""
     before = ["[IMG]"] * c.begin_marks + grid_labels("patch", c.grid) + ["[/IMG]"] * c.end_marks
     return before, ["begin", *(tokenizer.decode([i]).strip() or "␣" for i in ids[1:])]
@@ -199,9 +198,9 @@ def _activations(c: Any, batch: int, length: int | None, half: int) -> Activatio
     return Activations(blocks, before, after, predictions * c.vocab)
 
 
-def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
+def _attention_groups(model: Captioner, inputs: Inputs) -> list[AttentionGroup]:
     """Words, which attend to one another and to the patches before them."""
-    c, length = model.config, given[0].shape[1]
+    c, length = model.config, inputs[0].shape[1]
     layout = line(model.mask, c.before + length, c.before)
     key = torch.arange(c.before + length)
     patches = (key >= c.begin_marks) & (key < c.before - c.end_marks)
@@ -209,13 +208,13 @@ def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
     return [AttentionGroup("", SELF_ATTENTION, layout)]
 
 
-def _held_out(loaded: Loaded, task: Any) -> list[Inputs]:
+def _held_out(loaded: Loaded, task: Captioning) -> list[Inputs]:
     pictures, captions = held_out_images(task)
     ids = [[task.end, *loaded.tokenizer.encode(text).tolist()] for text in captions]
     return [(row(one), picture) for one, picture in zip(ids, pictures, strict=True) if len(one) > 2]
 
 
-def _induction_start(model: Any, texts: Sequence[Inputs]) -> tuple[list[int], int]:
+def _induction_start(model: Captioner, texts: Sequence[Inputs]) -> tuple[list[int], int]:
     first = texts[0][0][0, :1].tolist()
     return first, len(first) + model.config.before
 

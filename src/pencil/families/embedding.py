@@ -57,7 +57,7 @@ def embed_texts(
             row if len(row) <= longest else token_row(model, tokenizer, text, longest)
             for row, text in zip(rows, texts, strict=True)
         ]
-    found = torch.empty(len(rows), model.config.width)
+    pooled = torch.empty(len(rows), model.config.width)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # texts of one length together: little padding
     for begin in track(range(0, len(rows), BATCH)):
         few = order[begin : begin + BATCH]
@@ -65,10 +65,10 @@ def embed_texts(
         span = Span.at(places)
         with evaluating(model.modules()):
             vectors = POOLS[how.pool](model.states(tokens, span).float(), span)
-        found[few] = (F.normalize(vectors, dim=-1) if how.normalize else vectors).cpu()
-    if not found.isfinite().all():
+        pooled[few] = (F.normalize(vectors, dim=-1) if how.normalize else vectors).cpu()
+    if not pooled.isfinite().all():
         refuse_output(model, "the vectors")
-    return found
+    return pooled
 
 
 def token_row(model: Any, tokenizer: Any, text: str, longest: int | None = None) -> list[int]:

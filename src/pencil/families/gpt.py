@@ -111,7 +111,7 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     model, tokenizer, run = loaded
     if tokenizer is None:
         raise run.no_tokenizer()
-    begun, reasons = options.prompt or [_beginning(tokenizer)], []
+    begun, reasons = options.prompt or [_default_prompt(tokenizer)], []
     prompts, pieces = _continue(loaded, begun, options, reasons, output.note)
     shown = prompts if options.prompt else [""] * len(prompts)
     if len(prompts) == 1 and output.streams:
@@ -158,7 +158,7 @@ def _continue(
     return prompts, pieces
 
 
-def _beginning(tokenizer: Any) -> str:
+def _default_prompt(tokenizer: Any) -> str:
     """A prompt when none is given: what begins a text, else the end of the text before, or a new line."""
     if tokenizer.begin is not None:
         return ""
@@ -206,11 +206,11 @@ def _parameter_formulas(c: Any) -> dict[str, str]:
     return block_formulas(c) | table | {"embeddings": "V·D", "head": "V·D", "norms": norms}
 
 
-def attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
-    return [AttentionGroup("", SELF_ATTENTION, line(model.mask, given[0].shape[1]))]
+def attention_groups(model: GPT, inputs: Inputs) -> list[AttentionGroup]:
+    return [AttentionGroup("", SELF_ATTENTION, line(model.mask, inputs[0].shape[1]))]
 
 
-def induction_start(model: Any, texts: Sequence[Inputs]) -> tuple[list[int], int]:
+def induction_start(model: GPT, texts: Sequence[Inputs]) -> tuple[list[int], int]:
     return [], 0
 
 
@@ -220,7 +220,7 @@ def _words(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 def _read(loaded: Loaded, given: Given) -> Prompt:
     tokenizer = loaded.tokenizer
-    text = text_of(given) or _beginning(tokenizer)
+    text = text_of(given) or _default_prompt(tokenizer)
     ids = (*_begin(tokenizer), *tokenizer.encode(text).tolist())
     check_context(ids, loaded.model.config.context, "text")
     return Prompt(ids)

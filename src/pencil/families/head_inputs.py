@@ -13,8 +13,8 @@ from ..inference.text_batches import text_ids
 from ..models.parts import normalize
 
 COUNT = 32  # inputs, spread evenly over what there is
-LONGEST = 256  # tokens of an input
-SHORTEST = 8  # tokens of a text, where the model can read as many
+LONGEST_INPUT_TOKENS = 256  # tokens of an input
+SHORTEST_TEXT_TOKENS = 8  # tokens of a text, where the model can read as many
 PARTS = 8  # a short text is cut into, so that there is an interval
 
 
@@ -24,7 +24,7 @@ def windows(ids: np.ndarray, context: int, before: Sequence[int] = (), after: Se
     Special tokens stand `before` and `after` each.
     """
     context -= len(before) + len(after)
-    length = min(context, LONGEST, max(SHORTEST, len(ids) // PARTS))
+    length = min(context, LONGEST_INPUT_TOKENS, max(SHORTEST_TEXT_TOKENS, len(ids) // PARTS))
     if length < 3:
         raise UserError(f"a context of {context} tokens leaves a head nothing to choose between")
     if len(ids) < 2 * length:
@@ -48,7 +48,7 @@ def row(ids: Any) -> torch.Tensor:
 
 def whole_texts(texts: Sequence[str], tokenizer: Any, context: int) -> list[Inputs]:
     """Texts as a classifier reads them, cut where they are too long."""
-    rows = [text_ids(tokenizer, text, min(context, LONGEST)) for text in texts]
+    rows = [text_ids(tokenizer, text, min(context, LONGEST_INPUT_TOKENS)) for text in texts]
     rows = [ids for ids in rows if len(ids) > 2]
     if len(rows) < 2:
         raise UserError("at least two texts of two tokens are needed, one a line")

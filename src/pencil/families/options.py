@@ -1,7 +1,7 @@
 """Options of the verbs that only some families take, as small dataclasses; a family's options join several of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -150,15 +150,10 @@ class Decoding(NoOptions):
         self.sampling()
 
     def sampling(self, temperature: float = 0.0) -> Sampling:
-        """The sampling rules, with this temperature unless one was given."""
-        return Sampling(
-            temperature if self.temperature is None else self.temperature,
-            self.top_k,
-            self.top_p,
-            self.min_p,
-            self.repetition_penalty,
-            self.seed,
-        )
+        """The sampling rules, each the option of its name, with this temperature unless one was given."""
+        rules: dict[str, Any] = {one.name: vars(self)[one.name] for one in fields(Sampling)}
+        rules["temperature"] = temperature if self.temperature is None else self.temperature
+        return Sampling(**rules)
 
 
 @dataclass(frozen=True)

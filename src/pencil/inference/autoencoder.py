@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..config import UserError, install
+from ..data.hub import offline_if_unreachable
 from ..files import read_json
 from ..models.parts import normalize
 from ..runs.run import Run
@@ -41,12 +42,14 @@ class Autoencoder:
             from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
         except ImportError:
             raise UserError(f"--vae needs diffusers: {install('latents')}") from None
+        place = str(folder) if folder.is_dir() else source
         try:
-            vae = AutoencoderKL.from_pretrained(
-                str(folder) if folder.is_dir() else source,
-                low_cpu_mem_usage=False,  # else it needs another package
-                use_safetensors=True,  # its other format is pickle, which runs code when it is opened
-            )
+            with offline_if_unreachable(place, model=True):
+                vae = AutoencoderKL.from_pretrained(
+                    place,
+                    low_cpu_mem_usage=False,  # else it needs another package
+                    use_safetensors=True,  # its other format is pickle, which runs code when it is opened
+                )
         except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
             raise UserError(f"the autoencoder {source} cannot be loaded: {str(error).splitlines()[0]}") from None
         return Autoencoder(vae, device, str(folder.resolve()) if folder.is_dir() else source)

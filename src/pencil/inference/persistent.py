@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core.cache import Cache
-from ..core.layers import GatedMLP, RMSNorm
+from ..core.layers import GatedMLP, LayerNorm, RMSNorm
 from ..core.positions import Learned, Positions, Rope
 from ..models.gpt import GPT
 from .cuda_kernel import Kernel, NoKernel, addresses, compiled
@@ -52,6 +52,10 @@ def refusal(model: Any, batch: int) -> str | None:
         return "the width and the width of the MLP must be multiples of 16"
     if type(model.positions) not in (Learned, Rope, Positions):
         return f"the positions are {c.positions}, not learned, rope or none"
+    if type(model.norm) not in (LayerNorm, RMSNorm):
+        return f"the norm is {c.norm}, not layer or rms"
+    if c.activation not in ACTIVATIONS:
+        return f"the activation is {c.activation}, which it does not have"
     if c.depth * 8 * len(FIELDS) > MOST_PARAMETERS:
         return f"{c.depth} blocks are too many"
     if any(not one.is_contiguous() or one.data_ptr() % 16 for one in model.parameters()):
@@ -80,7 +84,7 @@ class PersistentStep:
 
     def __init__(self, model: GPT, cache: Cache, tokens: Tensor, active: Tensor, flight: int | None = None):
         c, batch, device = model.config, len(tokens), tokens.device
-        heads = c.kv_heads or c.heads
+        heads = c.kv_head_count
         facts = torch.cuda.get_device_properties(device)
         grid = facts.multi_processor_count
         attended, qkv = c.heads * c.head_width, (c.heads + 2 * heads) * c.head_width

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -38,24 +39,43 @@ class Sampling:
         within("repetition_penalty", 1e-9, 1e6)
 
 
+class Candidates(NamedTuple):
+    """The tokens of each row after temperature and top-k, with what top-p and min-p keep of them.
+
+    With top-k or top-p these are the most likely tokens first; else all tokens in the order of their ids, since sorting
+    a vocabulary takes longer than everything else here.
+    """
+
+    ids: Int[Tensor, "B n"] | None  # None: every token, in the order of ids
+    probabilities: Float[Tensor, "B n"]  # among these tokens, float64
+    within_top_p: Bool[Tensor, "B n"] | None  # None where the rule is off
+    within_min_p: Bool[Tensor, "B n"] | None
+
+
+def candidates(logits: Float[Tensor, "B V"], how: Sampling) -> Candidates:
+    """Apply temperature and top-k, and say which of the tokens left top-p and min-p keep."""
+    ids = None if how.top_k is None and how.top_p is None else _most_likely(logits, how.top_k)
+    p = _softmax(logits if ids is None else logits.gather(-1, ids), how.temperature)
+    # the token that crosses the line of top-p is kept, so at least one always is
+    within_top_p = None if how.top_p is None else p.cumsum(-1) - p < how.top_p
+    within_min_p = None
+    if how.min_p is not None:
+        # sorted, the first token is the most likely one
+        most = p.amax(-1, keepdim=True) if ids is None else p[:, :1]
+        within_min_p = p >= how.min_p * most
+    return Candidates(ids, p, within_top_p, within_min_p)
+
+
 def probabilities(logits: Float[Tensor, "B V"], how: Sampling) -> Float[Tensor, "B V"]:
     """The distribution the next token is sampled from, after temperature, top-k, top-p and min-p; float64."""
-    if how.top_k is None and how.top_p is None:
-        p = _softmax(logits, how.temperature)
-        if how.min_p is not None:
-            p = p * (p >= how.min_p * p.amax(-1, keepdim=True))
-        return p / p.sum(-1, keepdim=True)
-    ids = _most_likely(logits, how.top_k)
-    p = _softmax(logits.gather(-1, ids), how.temperature)
-    keep = torch.ones_like(p, dtype=torch.bool)
-    if how.top_p is not None:
-        # the token that crosses the line is kept, so at least one always is
-        keep &= p.cumsum(-1) - p < how.top_p
-    if how.min_p is not None:
-        keep &= p >= how.min_p * p[:, :1]
-    p = p * keep
-    whole = torch.zeros(logits.shape, dtype=p.dtype, device=p.device)
-    return whole.scatter(-1, ids, p / p.sum(-1, keepdim=True))
+    ids, p, *rules = candidates(logits, how)
+    for keep in rules:
+        if keep is not None:
+            p = p * keep
+    p = p / p.sum(-1, keepdim=True)
+    if ids is None:
+        return p
+    return torch.zeros(logits.shape, dtype=p.dtype, device=p.device).scatter(-1, ids, p)
 
 
 def penalize(logits: Float[Tensor, "B V"], seen: Bool[Tensor, "B V"], penalty: float) -> Float[Tensor, "B V"]:

@@ -1,33 +1,132 @@
 """The single-stream image→text model: patches, then text tokens, as one sequence through one stack of blocks."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..core.biases import within_segments
+from ..config import UserError
 from ..core.cache import Cache
 from ..core.embed import Patches, Project, ProjectText, TiedProjectText, Tokens
 from ..core.masks import NOWHERE, causal, prefix
-from ..core.patches import grid_positions
+from ..core.patches import grid_of, grid_positions, patch_sizes
+from ..core.positions import Scheme, within_segments
 from ..core.probe import OFF, Probe
 from ..core.span import Span
-from .captioner_config import CaptionerConfig
-from .captioner_formulas import declare
+from .config import BlockConfig, check_picture, check_positions, check_sizes
 from .notebook import Shown
 from .output import Last, pick_tokens
-from .parts import (
-    block_maker,
-    check_length,
-    initialise,
-    make_positions,
-    norm_maker,
-)
+from .parts import block_maker, check_length, describe, initialise, make_positions, norm_maker
 from .vit import check_shape
+
+Delimiters = Literal["none", "begin", "end", "both"]
+
+
+@dataclass(frozen=True)
+class CaptionerConfig(BlockConfig, without=("head_dim", "rope_scaling", "rope_factor", "rope_original_context")):
+    """Sizes and options of a captioner; text has one axis of positions, the image two."""
+
+    image_size: tuple[int, int] = (16, 16)  # height and width
+    channels: int = 1  # 1 grey, 3 colour
+    patch: tuple[int, int] = (4, 4)  # height and width of a patch
+    vocab: int = 512  # tokens in the vocabulary
+    context: int = 32  # maximum number of text tokens after the image
+    width: int = 96  # size of the residual stream (d_model)
+    depth: int = 3  # number of blocks
+    image_width: int | None = None  # width of the patch embeddings, projected to width; width unless given
+    text_width: int | None = None  # width of the token embeddings, projected to width; width unless given
+    norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
+    bias: bool = False  # biases in norms, blocks and head; the patch projection always has one
+    mask: Literal["causal", "prefix"] = "prefix"  # prefix: the image attends to itself in both directions
+    positions: Scheme = "rope"  # position scheme of the text
+    image_positions: Scheme | None = None  # position scheme of the image; positions unless given
+    rope_theta: float = 100.0  # base of the RoPE frequencies
+    type_embeddings: bool = True  # one for patches, one for text tokens
+    delimiters: Delimiters = "both"  # begin: [IMG] before the patches; end: [/IMG] after them
+    delimiter_positions: bool = False  # delimiters have a position: [IMG] before the first patch, [/IMG] after the last
+    tie_embeddings: bool = True  # the token table, with its projection, is also the output matrix
+
+    RENAMED: ClassVar = BlockConfig.RENAMED | {
+        "tied": "tie_embeddings",
+        "types": "type_embeddings",
+        "picture_positions": "image_positions",
+        "picture_width": "image_width",
+    }
+    FORMER_VALUES: ClassVar = {("delimiters", True): "both", ("delimiters", False): "none"}
+
+    def __post_init__(self):
+        former: Any = self.delimiters
+        object.__setattr__(self, "delimiters", self.FORMER_VALUES.get(("delimiters", former), former))
+        check_sizes(self)
+        check_picture(self)
+        check_positions(self.positions, self, 1)
+        check_positions(self.image_scheme, self, 2)
+        if self.delimiter_positions and self.delimiters == "none":
+            raise UserError(
+                "model.delimiter_positions is of delimiters, and model.delimiters is none; begin, end or both has them"
+            )
+        if self.delimiter_positions and self.image_scheme == "none":
+            raise UserError(
+                "model.delimiter_positions needs positions in the image, and its scheme is none; choose another "
+                "model.image_positions"
+            )
+
+    @property
+    def image_scheme(self) -> Scheme:
+        return self.image_positions or self.positions
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        return self.positions, self.image_scheme
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Patches down and across."""
+        return grid_of(self.image_size, self.patch)
+
+    @property
+    def begin_marks(self) -> int:
+        """Delimiters before the patches: one or none."""
+        return int(self.delimiters in ("begin", "both"))
+
+    @property
+    def end_marks(self) -> int:
+        """Delimiters after the patches: one or none."""
+        return int(self.delimiters in ("end", "both"))
+
+    @property
+    def before(self) -> int:
+        """Tokens before the text: the patches, and the delimiters around them."""
+        return self.begin_marks + prod(self.grid) + self.end_marks
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each axis letter used in shapes."""
+        tokens, patches = self.before + self.context, prod(self.grid)
+        return self.block_sizes(tokens, 2) | {
+            "N": patches,
+            "M": self.before,
+            "t": self.context,
+            "c": self.channels * prod(self.patch),
+            "E": self.image_width or self.width,
+            "e": self.text_width or self.width,
+            "V": self.vocab,
+            **patch_sizes(self.channels, self.grid, self.patch),
+        }
+
+
+# a preset without an image_size takes size, channels and patch from the data
+PRESETS: dict[str, dict] = {
+    "nano": dict(width=80, depth=3, heads=4, hidden=160),
+    "seed": dict(mask="causal", positions="learned", delimiters="none", type_embeddings=False, bias=True, heads=1),
+    "small": dict(width=192, depth=6, heads=6, dropout=0.3),
+    "base": dict(image_size=(224, 224), channels=3, patch=(16, 16), width=768, depth=12, heads=12, context=64),
+}
 
 
 class Captioner(Shown, nn.Module):
@@ -45,6 +144,9 @@ class Captioner(Shown, nn.Module):
     INPUTS = {"tokens": "t", "picture": "X_img"}
     WEIGHTS = {"types": "T_img T_txt", "marks": "[IMG] [/IMG]", "head.weight": "W_vocab", "head.bias": "b_vocab"}
 
+    SYMBOLS: dict[str, dict[str, str]]
+    INNER: dict[str, tuple[str, str, str]]
+
     def __init__(self, config: CaptionerConfig):
         super().__init__()
         self.config = c = config
@@ -58,7 +160,7 @@ class Captioner(Shown, nn.Module):
         before, after = (c.begin_marks, c.end_marks) if c.delimiter_positions else (0, 0)
         self.image_positions = make_positions(c.image_scheme, c, c.grid, before, after=after)
         self.positions = make_positions(c.positions, c, (c.context,), both=False)
-        declare(self)
+        declare_formulas(self)
         self.types = nn.Parameter(torch.empty(2, c.width)) if c.type_embeddings else None
         marks = c.begin_marks + c.end_marks
         self.marks = nn.Parameter(torch.empty(marks, c.width)) if marks else None
@@ -198,6 +300,38 @@ class Captioner(Shown, nn.Module):
             return x
         marks = [mark.to(x.dtype).expand(len(x), 1, -1) for mark in self.marks[:, None]]
         return torch.cat((*marks[: self.config.begin_marks], x, *marks[self.config.begin_marks :]), 1)
+
+
+# the symbols of a position scheme, with the part of the sequence it is of
+_SYMBOLS = {
+    "P": "P_{}", "θ": "θ_{}", "B": "B_{}", "r": "r_{}", "b": "b_{}", "a_K": "a_K,{}", "r_a": "r_{},a", "b_a": "b_{},a",
+}  # fmt: skip
+
+
+def declare_formulas(model: Captioner) -> None:
+    """Write the tables that `core/notation.py` reads: of the two parts of the sequence, as the config has them."""
+    c = model.config
+    describe(model, model.positions, model.mask.words)
+    parts = {"image_positions": "img", "positions": "txt"}
+    model.SYMBOLS |= {path: {a: b.format(part) for a, b in _SYMBOLS.items()} for path, part in parts.items()}
+    image = "{I′|I}" + ("" if c.delimiter_positions else "⟨ + P_img⟩")
+    begin, end = "[IMG]; " if c.begin_marks else "", "; [/IMG]" if c.end_marks else ""
+    image = f"[{begin}{image}{end}]" if begin or end else image
+    image += ("⟨ + P_img⟩" if c.delimiter_positions else "") + "⟨ + T_img⟩"
+    text = "{X_txt|E[t]}⟨ + P_txt⟩⟨ + T_txt⟩"
+    model.NAMES = type(model).NAMES | {"picture": ("B M D", "I⁰", image), "text": ("B t D", "X_txt⁰", text)}
+    model.INNER = {"patches.out": ("B N E", "I", "X_patch W_patch⟨ + b_patch⟩")}
+    model.LETTERS = {}
+    tables = (("positions", model.positions, "t", "1"), ("image_positions", model.image_positions, "N", "a"))
+    for path, scheme, letter, axis in tables:
+        for name, (axes, symbol, formula) in scheme.NAMES.items():
+            axes = axes.replace("T", letter) if name in ("embedding", "angles") else axes.replace("a", axis)
+            model.INNER[f"{path}.{name}"] = (axes, symbol, formula)
+    schemes = (model.image_positions, "img", "image"), (model.positions, "txt", "text")
+    biases = [f"{added} within the {name}" for scheme, part, name in schemes if (added := scheme.bias_formula(part))]
+    if biases:
+        for i in range(c.depth):
+            model.INNER[f"blocks.{i}.attn.bias"] = ("B h T S", "B", " + ".join(biases))
 
 
 @torch.no_grad()

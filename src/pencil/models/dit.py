@@ -16,30 +16,27 @@ from ..config import UserError
 from ..core.attention import Attention
 from ..core.blocks import AdaBlock, AdaNormBlock
 from ..core.embed import Patches, TimestepEmbedding, Tokens
+from ..core.groups import Grouping, frames_and_positions, windows
 from ..core.layers import MLP, LayerNorm, gelu_tanh
 from ..core.masks import full
 from ..core.patches import by, grid_of, grid_positions, join, patch_sizes
-from ..core.probe import OFF, Probe
+from ..core.positions import Scheme
+from ..core.probe import OFF, Name, Probe, renamed, spelled
 from ..core.span import Span
-from .dit_groups import declare_groups, groupings, symbols_of_groups
+from .config import BlockConfig, check_picture, check_positions, check_sizes
 from .notebook import Shown
-from .parts import (
-    RENAMED,
-    RENAMED_VALUES,
-    RopePairs,
-    Scheme,
-    check_picture,
-    check_positions,
-    check_sizes,
-    describe,
-    make_positions,
-    rotary_width,
-)
+from .parts import describe, make_positions
 from .reader import Encoder, ReaderConfig, mean_of
+
+# what is the same in every DiT: its norms have no weights, its MLP a GELU, its layers biases
+_NOT_OF_ADALN = (
+    "kv_heads", "head_dim", "norm", "activation", "bias", "dropout", "attention_dropout", "key_dropout",
+    "rope_scaling", "rope_factor", "rope_original_context",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class DiTConfig:
+class DiTConfig(BlockConfig, without=_NOT_OF_ADALN):
     """Sizes and options of a DiT. `classes` conditions it on a label, `vocab` on a text; else only on the timestep."""
 
     image_size: tuple[int, int] = (8, 8)  # height and width
@@ -53,16 +50,10 @@ class DiTConfig:
     text_encoder_depth: int = 2  # blocks of the text encoder
     null_condition: bool = True  # the unconditional class or text that classifier-free guidance needs
     width: int = 128  # size of the residual stream (d_model)
-    depth: int = 4  # number of blocks
-    heads: int = 4  # attention heads in a block
-    hidden: int | None = None  # width of the MLP; 4·width unless given
     eps: float = 1e-6  # epsilon of the norms
     mlp_eps: float | None = None  # epsilon of the norm before the MLP; eps unless given
     positions: Scheme = "sinusoidal"  # position scheme
     rope_theta: float = 100.0  # base of the RoPE frequencies
-    rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
-    rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
-    max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
     attention: Literal["full", "factored", "windowed"] = "full"  # factored: within frames, then across them
     window: int = 4  # patches along each side of a window
     adaln: Literal["zero", "plain"] = "zero"  # zero: norms and gates (adaLN-Zero); plain: norms alone
@@ -72,7 +63,10 @@ class DiTConfig:
     downscale_freq_shift: bool = False  # the lowest timestep frequency is exactly 1/10,000, as in diffusers
     dropout: float = 0.0  # this model has none: it must be 0
 
-    RENAMED: ClassVar = RENAMED | {
+    activation = "gelu-tanh"
+    bias = True
+
+    RENAMED: ClassVar = BlockConfig.RENAMED | {
         "says": "prediction",
         "noise": "noise_schedule",
         "variance": "learned_variance",
@@ -81,11 +75,10 @@ class DiTConfig:
         "time_closed": "downscale_freq_shift",
         "reader_depth": "text_encoder_depth",
     }
-    RENAMED_VALUES: ClassVar = RENAMED_VALUES
 
     def __post_init__(self):
         check_sizes(self)
-        check_picture(self)
+        check_picture(self, max(1, self.frames // max(1, self.patch_frames)))
         check_positions(self.positions, self, len(self.grid))
         if self.mlp_eps is not None and not self.mlp_eps > 0:
             raise UserError(f"model.mlp_eps must be above 0, not {self.mlp_eps}")
@@ -103,14 +96,6 @@ class DiTConfig:
             raise UserError(f"model.window must be at least 1, not {self.window}")
         if self.attention == "windowed" and any(side % min(self.window, side) for side in self.grid):
             raise UserError(f"model.window {self.window} does not divide a grid of {by(self.grid)} patches")
-
-    @property
-    def head_width(self) -> int:
-        return self.width // self.heads
-
-    @property
-    def mlp_width(self) -> int:
-        return self.hidden or 4 * self.width
 
     @property
     def sides(self) -> tuple[int, ...]:
@@ -135,27 +120,20 @@ class DiTConfig:
         """The size of each axis letter used in shapes."""
         patches, first = prod(self.grid), groupings(self, torch.device("cpu"))[0]
         groups = {} if first is None else {"w": first.count, "n": first.size}
-        return groups | {
-            "T": patches,
-            "S": patches,
-            "N": patches,
-            "c": self.channels * prod(self.patch_sizes),
-            "D": self.width,
-            "h": self.heads,
-            "g": self.heads,
-            "d": self.head_width,
-            "d/2": rotary_width(self) // 2,
-            "F": self.mlp_width,
-            "a": len(self.grid),
-            "m": (6 if self.adaln == "zero" else 4) * self.width,
-            "f": 256,
-            "s": self.context,
-            "o": self.out_channels * prod(self.patch_sizes),
-            "r": 2 * self.width,
-            "h·d": self.width,
-            "1": 1,
-            **patch_sizes(self.channels, self.grid, self.patch_sizes),
-        }
+        return (
+            groups
+            | self.block_sizes(patches, len(self.grid))
+            | {
+                "N": patches,
+                "c": self.channels * prod(self.patch_sizes),
+                "m": (6 if self.adaln == "zero" else 4) * self.width,
+                "f": 256,
+                "s": self.context,
+                "o": self.out_channels * prod(self.patch_sizes),
+                "r": 2 * self.width,
+                **patch_sizes(self.channels, self.grid, self.patch_sizes),
+            }
+        )
 
 
 _LATENT = dict(image_size=(32, 32), channels=4, classes=1000, learned_variance=True, noise_schedule="linear")
@@ -196,6 +174,8 @@ class DiT(Shown, nn.Module):
     }  # fmt: skip
     RENAMED_TENSORS = {"reader.": "text_encoder.", "words.": "text_tokens.", "nothing": "null_text"}  # before 0.7
     LETTERS = {"text_encoder": {"T": "s", "S": "s"}}
+
+    INNER: dict[str, tuple[str, str, str]]
 
     def __init__(self, config: DiTConfig):
         super().__init__()
@@ -321,3 +301,43 @@ class DiT(Shown, nn.Module):
         shift, scale = probe("last_shift", shift), probe("last_scale", scale)
         x = probe("norm", self.norm(x) * (1 + scale) + shift)
         return join(probe.checked(probe("patches_out", self.head(x))), c.sides, c.patch_sizes)
+
+
+_SECOND = {"B": "B₂", "r": "r₂", "b": "b₂", "r_a": "r₂_a", "b_a": "b₂_a"}  # the biases of every other block
+
+
+def groupings(c: DiTConfig, device: torch.device) -> list[Grouping | None]:
+    """The attention groups of the blocks, used in rotation: none (all patches); frames, then positions across frames;
+    windows, then windows shifted by half their size."""
+    if c.attention == "full":
+        return [None]
+    if c.attention == "factored":
+        return [*frames_and_positions(c.grid, device)]
+    sizes = [min(c.window, side) for side in c.grid]
+    half = [size // 2 if size < side else 0 for size, side in zip(sizes, c.grid, strict=True)]
+    return [windows(c.grid, sizes, moved, device) for moved in ([0] * len(half), half)]
+
+
+def symbols_of_groups(c: DiTConfig) -> dict[str, dict[str, str]]:
+    """The symbols of every other block, whose groups are others."""
+    return {} if c.attention == "full" else {f"blocks.{i}": _SECOND for i in range(1, c.depth, 2)}
+
+
+def declare_groups(model: DiT) -> None:
+    """Name the axes of grouped attention, where a group is a row of the batch, in the blocks and in the bias."""
+    c = model.config
+    if c.attention == "full":
+        return
+    within = {"B": "B·w", "T": "n", "S": "n"}
+    then = {"B": "B·n", "T": "w", "S": "w"} if c.attention == "factored" else within
+    model.LETTERS = model.LETTERS | {f"blocks.{i}": then if i % 2 else within for i in range(c.depth)}
+    scheme = model.positions.NAMES
+    biased = {k: Name(*v) for k, v in scheme.items() if k not in ("embedding", "angles")}
+    model.INNER = {f"positions.{name}": spelled(entry, within)[:3] for name, entry in biased.items()}
+    second = {name: renamed(spelled(entry, then), _SECOND)[:3] for name, entry in biased.items()}
+    model.NAMES = model.NAMES | {f"positions.next.{name}": entry for name, entry in second.items()}
+    for i in range(c.depth):
+        model.NAMES = model.NAMES | {
+            f"blocks.{i}.input": ("B T D", "X_in", "regroup(Xˡ⁻¹)"),
+            f"blocks.{i}.condition": ("B D", "c_in", "repeat(c)"),
+        }

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -13,29 +13,14 @@ from ..core.embed import Tokens
 from ..core.masks import causal, window
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .config import BlockConfig, check_positions, check_sizes
 from .notebook import Shown
 from .output import Last, pick_tokens
-from .parts import (
-    RENAMED,
-    RENAMED_VALUES,
-    Activation,
-    RopePairs,
-    Scaling,
-    Scheme,
-    block_maker,
-    check_length,
-    check_positions,
-    check_sizes,
-    describe,
-    initialise,
-    make_positions,
-    norm_maker,
-    rotary_width,
-)
+from .parts import block_maker, check_length, describe, initialise, make_positions, norm_maker
 
 
 @dataclass(frozen=True)
-class GPTConfig:
+class GPTConfig(BlockConfig):
     """Sizes and options of a GPT."""
 
     vocab: int = 50257  # tokens in the vocabulary
@@ -43,62 +28,23 @@ class GPTConfig:
     width: int = 128  # size of the residual stream (d_model)
     depth: int = 4  # number of blocks
     heads: int = 4  # attention heads in a block
-    kv_heads: int | None = None  # key-value heads (grouped-query attention); heads unless given
-    head_dim: int | None = None  # channels of a head; width/heads unless given
-    hidden: int | None = None  # width of the MLP; 4·width unless given
-    norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
-    eps: float = 1e-5  # epsilon of the norms
-    activation: Activation = "gelu"  # of the MLP; swiglu and geglu are gated
-    bias: bool = False  # biases in linear layers and norms
     qkv_bias: bool | None = None  # biases of queries, keys and values; bias unless given
     qk_norm: bool = False  # RMSNorm over each head's queries and keys
     window: int | None = None  # each token attends to this many, itself included; to all before it unless given
     dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
-    attention_dropout: float | None = None  # rate for attention weights; dropout unless given
-    key_dropout: float = 0.0  # rate for whole keys, the same for all queries
-    positions: Scheme = "rope"  # position scheme
-    rope_theta: float = 10000.0  # base of the RoPE frequencies
-    rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
-    rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
-    max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
-    rope_scaling: Scaling | None = None  # for contexts longer than the one trained on
-    rope_factor: float = 1.0  # context divided by the context trained on, for rope_scaling
-    rope_original_context: int | None = None  # the context trained on; context/rope_factor unless given
     tie_embeddings: bool = True  # the token table is also the output matrix
     head_bias: bool | None = None  # bias of an output matrix of its own; bias unless given
 
-    RENAMED: ClassVar = RENAMED | {"tied": "tie_embeddings"}
-    RENAMED_VALUES: ClassVar = RENAMED_VALUES
+    RENAMED: ClassVar = BlockConfig.RENAMED | {"tied": "tie_embeddings"}
 
     def __post_init__(self):
         check_sizes(self)
         check_positions(self.positions, self, 1)
 
     @property
-    def head_width(self) -> int:
-        return self.head_dim or self.width // self.heads
-
-    @property
-    def mlp_width(self) -> int:
-        return self.hidden or 4 * self.width
-
-    @property
     def sizes(self) -> dict[str, int]:
         """The size of each axis letter used in shapes."""
-        return {
-            "T": self.context,
-            "S": self.context,
-            "V": self.vocab,
-            "D": self.width,
-            "h": self.heads,
-            "g": self.kv_heads or self.heads,
-            "d": self.head_width,
-            "d/2": rotary_width(self) // 2,
-            "F": self.mlp_width,
-            "a": 1,
-            "h·d": self.heads * self.head_width,
-            "1": 1,
-        }
+        return self.block_sizes(self.context, 1) | {"V": self.vocab}
 
 
 _GPT2 = dict(vocab=50257, context=1024, activation="gelu-tanh", bias=True, positions="learned")
@@ -168,9 +114,8 @@ class GPT(Shown, nn.Module):
     def new_cache(self, batch: int, length: int | None = None) -> Cache:
         """An empty cache for this model, on its device and in its dtype."""
         c, like = self.config, self.tokens.weight
-        heads = c.kv_heads or c.heads
         length = c.context if length is None else length
-        return Cache(c.depth, batch, heads, length, c.head_width, device=like.device, dtype=like.dtype)
+        return Cache(c.depth, batch, c.kv_head_count, length, c.head_width, device=like.device, dtype=like.dtype)
 
     def example(self, batch: int = 1) -> tuple[Int[Tensor, "B T"]]:
         """Inputs of the largest shape the model takes."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -15,33 +15,15 @@ from ..core.masks import NOWHERE, full, padding
 from ..core.positions import Learned
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .config import BlockConfig, NormPosition, check_positions, check_sizes
 from .notebook import Shown
-from .parts import (
-    BLOCKS,
-    RENAMED,
-    RENAMED_VALUES,
-    Activation,
-    NormPosition,
-    RopePairs,
-    Scaling,
-    Scheme,
-    block_maker,
-    check_length,
-    check_positions,
-    check_sizes,
-    describe,
-    initialise,
-    initialise_post,
-    make_positions,
-    norm_maker,
-    rotary_width,
-)
+from .parts import BLOCKS, block_maker, check_length, describe, initialise, initialise_post, make_positions, norm_maker
 
 Head = Literal["words", "label", "pool", "states"]
 
 
 @dataclass(frozen=True)
-class ReaderConfig:
+class ReaderConfig(BlockConfig, without=("head_dim",)):
     """Sizes and options of a reader (an encoder like BERT); without `classes` it predicts masked tokens."""
 
     vocab: int = 512  # tokens in the vocabulary
@@ -49,33 +31,16 @@ class ReaderConfig:
     classes: int | None = None  # number of classes; unset, the model predicts masked tokens
     width: int = 128  # size of the residual stream (d_model)
     depth: int = 3  # number of blocks
-    heads: int = 4  # attention heads in a block
-    kv_heads: int | None = None  # key-value heads (grouped-query attention); heads unless given
-    hidden: int | None = None  # width of the MLP; 4·width unless given
     norm_position: NormPosition = "pre"  # before each sublayer (pre) or after it (post)
     embed_norm: bool = False  # a norm after the embeddings, as in BERT
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
-    eps: float = 1e-5  # epsilon of the norms
-    activation: Activation = "gelu"  # of the MLP; swiglu and geglu are gated
     bias: bool = True  # biases in linear layers and norms
-    dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
-    attention_dropout: float | None = None  # rate for attention weights; dropout unless given
-    key_dropout: float = 0.0  # rate for whole keys, the same for all queries
-    positions: Scheme = "rope"  # position scheme
-    rope_theta: float = 10000.0  # base of the RoPE frequencies
-    rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
-    rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
-    max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
-    rope_scaling: Scaling | None = None  # for contexts longer than the one trained on
-    rope_factor: float = 1.0  # context divided by the context trained on, for rope_scaling
-    rope_original_context: int | None = None  # the context trained on; context/rope_factor unless given
     token_types: int = 0  # number of token types (segments); 0 for none
     pool: Literal["class", "mean"] = "class"  # the class is read from the first token, or from the mean of all
     head: Head | None = None  # words (masked), label, pool (one vector) or states (all); label with classes, else words
     position_offset: int = 0  # rows of the table of positions before the first token's, as RoBERTa has two
 
-    RENAMED: ClassVar = RENAMED | {"trunk": "norm_position", "types": "token_types"}
-    RENAMED_VALUES: ClassVar = RENAMED_VALUES
+    RENAMED: ClassVar = BlockConfig.RENAMED | {"trunk": "norm_position", "types": "token_types"}
 
     def __post_init__(self):
         check_sizes(self)
@@ -96,30 +61,10 @@ class ReaderConfig:
         return self.head or ("words" if self.classes is None else "label")
 
     @property
-    def head_width(self) -> int:
-        return self.width // self.heads
-
-    @property
-    def mlp_width(self) -> int:
-        return self.hidden or 4 * self.width
-
-    @property
     def sizes(self) -> dict[str, int]:
         """The size of each axis letter used in shapes."""
         output = {"words": {"V": self.vocab}, "label": {"K": self.classes or 0}}.get(self.output, {})
-        return output | {
-            "T": self.context,
-            "S": self.context,
-            "D": self.width,
-            "h": self.heads,
-            "g": self.kv_heads or self.heads,
-            "d": self.head_width,
-            "d/2": rotary_width(self) // 2,
-            "F": self.mlp_width,
-            "a": 1,
-            "h·d": self.width,
-            "1": 1,
-        }
+        return output | self.block_sizes(self.context, 1)
 
 
 _BERT = dict(
@@ -144,21 +89,19 @@ PRESETS: dict[str, dict] = {
 class Encoder(nn.Module):
     """Embedded tokens to hidden states: the blocks of a reader, and the encoder of an encoder–decoder."""
 
-    def __init__(self, config: Any, context: int):
+    def __init__(self, config: BlockConfig, context: int):
         super().__init__()
         c = config
-        embed_norm = getattr(c, "embed_norm", False)
         first, last = "X_emb⟨ + P⟩", "Norm_f(Xᴸ)" if c.norm_position == "pre" else "Xᴸ"
         self.NAMES = {
-            "input": ("B T D", "X⁰", f"Norm_embed({first})" if embed_norm else first),
+            "input": ("B T D", "X⁰", f"Norm_embed({first})" if c.embed_norm else first),
             "out": ("B T D", "X_f", last),
         }
-        offset = getattr(c, "position_offset", 0)
-        self.context, self.positions = context, make_positions(c.positions, c, (context,), offset)
-        if isinstance(self.positions, Learned) and offset:
-            self.positions.NAMES = {"embedding": ("B T D", "P", f"P_table[pos + {offset}]")}
+        self.context, self.positions = context, make_positions(c.positions, c, (context,), c.position_offset)
+        if isinstance(self.positions, Learned) and c.position_offset:
+            self.positions.NAMES = {"embedding": ("B T D", "P", f"P_table[pos + {c.position_offset}]")}
         describe(self, self.positions, padding.words)
-        self.embed_norm = norm_maker(c)() if embed_norm else None
+        self.embed_norm = norm_maker(c)() if c.embed_norm else None
         self.drop = nn.Dropout(c.dropout)
         block = block_maker(c, kind=BLOCKS[c.norm_position][0])
         self.blocks = nn.ModuleList(block() for _ in range(c.depth))

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ..config import UserError, nearest
 from ..core.attention import Attention
-from ..core.biases import Shaw
-from ..core.positions import Positions, Rope
-from .parts import Model, RopePairs, rebuilt
+from ..core.positions import Positions, Rope, Shaw
+from .config import RopePairs
+from .parts import Model, rebuilt
 
 PAIRS = ("halves", "adjacent")
 

@@ -15,33 +15,15 @@ from ..core.embed import Tokens
 from ..core.masks import causal
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .config import BlockConfig, NormPosition, Scaling, check_positions, check_sizes
 from .notebook import Shown
 from .output import Last, pick_tokens
-from .parts import (
-    BLOCKS,
-    RENAMED,
-    RENAMED_VALUES,
-    Activation,
-    NormPosition,
-    RopePairs,
-    Scaling,
-    Scheme,
-    block_maker,
-    check_length,
-    check_positions,
-    check_sizes,
-    describe,
-    initialise,
-    initialise_post,
-    make_positions,
-    norm_maker,
-    rotary_width,
-)
+from .parts import BLOCKS, block_maker, check_length, describe, initialise, initialise_post, make_positions, norm_maker
 from .reader import Encoder, seen_whole
 
 
 @dataclass(frozen=True)
-class Seq2SeqConfig:
+class Seq2SeqConfig(BlockConfig):
     """Sizes and options of an encoder–decoder."""
 
     vocab: int = 512  # tokens in the target's vocabulary
@@ -52,39 +34,22 @@ class Seq2SeqConfig:
     depth: int = 2  # number of blocks, of the encoder and of the decoder
     decoder_depth: int | None = None  # number of blocks of the decoder; depth unless given
     heads: int = 4  # attention heads in a block
-    kv_heads: int | None = None  # key-value heads (grouped-query attention); heads unless given
-    head_dim: int | None = None  # channels of a head; width/heads unless given
-    hidden: int | None = None  # width of the MLP; 4·width unless given
     norm_position: NormPosition = "pre"  # before each sublayer (pre) or after it (post)
     norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
-    eps: float = 1e-5  # epsilon of the norms
-    activation: Activation = "gelu"  # of the MLP; swiglu and geglu are gated
-    bias: bool = False  # biases in linear layers and norms
-    dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
-    attention_dropout: float | None = None  # rate for attention weights; dropout unless given
-    key_dropout: float = 0.0  # rate for whole keys, the same for all queries
-    positions: Scheme = "rope"  # position scheme
-    rope_theta: float = 10000.0  # base of the RoPE frequencies
-    rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
-    rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
-    max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
     buckets: int | None = None  # of the distances of t5 positions; 32 unless given
     rope_scaling: Scaling | None = None  # for contexts longer than the one trained on
-    rope_factor: float = 1.0  # context divided by the context trained on, for rope_scaling
-    rope_original_context: int | None = None  # the context trained on; context/rope_factor unless given
     share_embeddings: bool = True  # one token table for source and target
     scale_embeddings: bool = False  # embeddings times √width, as in the first Transformer
     tie_embeddings: bool = True  # the target's token table is also the output matrix
     scale_logits: bool = False  # logits divided by √width, as in T5
     head_bias: bool = False  # a bias on the logits
 
-    RENAMED: ClassVar = RENAMED | {
+    RENAMED: ClassVar = BlockConfig.RENAMED | {
         "trunk": "norm_position",
         "tied": "tie_embeddings",
         "shared": "share_embeddings",
         "scaled": "scale_embeddings",
     }
-    RENAMED_VALUES: ClassVar = RENAMED_VALUES
 
     def __post_init__(self):
         check_sizes(self)
@@ -96,35 +61,13 @@ class Seq2SeqConfig:
             )
 
     @property
-    def head_width(self) -> int:
-        return self.head_dim or self.width // self.heads
-
-    @property
     def decoder_blocks(self) -> int:
         return self.decoder_depth or self.depth
 
     @property
-    def mlp_width(self) -> int:
-        return self.hidden or 4 * self.width
-
-    @property
     def sizes(self) -> dict[str, int]:
         """The size of each axis letter used in shapes."""
-        return {
-            "T": self.context,
-            "S": self.context,
-            "s": self.source_context,
-            "V": self.vocab,
-            "D": self.width,
-            "h": self.heads,
-            "g": self.kv_heads or self.heads,
-            "d": self.head_width,
-            "d/2": rotary_width(self) // 2,
-            "F": self.mlp_width,
-            "a": 1,
-            "h·d": self.heads * self.head_width,
-            "1": 1,
-        }
+        return self.block_sizes(self.context, 1) | {"s": self.source_context, "V": self.vocab}
 
 
 _PAPER = dict(
@@ -191,9 +134,10 @@ class Seq2Seq(Shown, nn.Module):
     def new_cache(self, batch: int, length: int | None = None) -> Cache:
         """An empty cache for this model, on its device and in its dtype."""
         c, like = self.config, self.tokens.weight
-        heads = c.kv_heads or c.heads
         length = c.context if length is None else length
-        return Cache(c.decoder_blocks, batch, heads, length, c.head_width, device=like.device, dtype=like.dtype)
+        return Cache(
+            c.decoder_blocks, batch, c.kv_head_count, length, c.head_width, device=like.device, dtype=like.dtype
+        )
 
     def example(self, batch: int = 1) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B s"]]:
         """Inputs of the largest shape the model takes."""

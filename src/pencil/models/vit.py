@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -13,31 +13,16 @@ from ..config import UserError
 from ..core.embed import Patches
 from ..core.masks import full
 from ..core.patches import by, grid_of, grid_positions, patch_sizes
-from ..core.positions import Learned
+from ..core.positions import Learned, Scheme
 from ..core.probe import OFF, Probe
 from ..core.span import Span
+from .config import BlockConfig, PictureConfig, check_picture, check_positions, check_sizes
 from .notebook import Shown
-from .parts import (
-    RENAMED,
-    RENAMED_VALUES,
-    Activation,
-    RopePairs,
-    Scheme,
-    block_maker,
-    check_picture,
-    check_positions,
-    check_sizes,
-    describe,
-    initialise,
-    make_positions,
-    norm_maker,
-    rebuilt,
-    rotary_width,
-)
+from .parts import block_maker, describe, initialise, make_positions, norm_maker, rebuilt
 
 
 @dataclass(frozen=True)
-class ViTConfig:
+class ViTConfig(BlockConfig, without=("kv_heads", "head_dim", "rope_scaling", "rope_factor", "rope_original_context")):
     """Sizes and options of a vision transformer."""
 
     image_size: tuple[int, int] = (28, 28)  # height and width
@@ -45,21 +30,10 @@ class ViTConfig:
     patch: tuple[int, int] = (4, 4)  # height and width of a patch
     classes: int = 10  # number of classes
     width: int = 64  # size of the residual stream (d_model)
-    depth: int = 4  # number of blocks
-    heads: int = 4  # attention heads in a block
-    hidden: int | None = None  # width of the MLP; 4·width unless given
-    norm: Literal["layer", "rms"] = "layer"  # LayerNorm or RMSNorm
     eps: float = 1e-6  # epsilon of the norms
-    activation: Activation = "gelu"  # of the MLP; swiglu and geglu are gated
     bias: bool = True  # biases in linear layers and norms
-    dropout: float = 0.0  # rate for embeddings, attention weights and the outputs of attention and MLP
-    attention_dropout: float | None = None  # rate for attention weights; dropout unless given
-    key_dropout: float = 0.0  # rate for whole keys, the same for all queries
     positions: Scheme = "learned"  # position scheme
     rope_theta: float = 100.0  # base of the RoPE frequencies; small, as images are a few dozen patches wide
-    rope_fraction: float = 1.0  # fraction of each head's channels that is rotated
-    rope_pairs: RopePairs = "halves"  # channels rotated together: i and i + n (halves), or 2i and 2i + 1 (adjacent)
-    max_distance: int | None = None  # of relative positions; larger ones are clipped (unless given: shaw 16, t5 128)
     pool: Literal["class", "mean"] = "class"  # the class is read from a class token, or from the mean of all patches
     class_token: bool | None = None  # a class token before the patches; unless given, where the class is read from it
     registers: int = 0  # learned tokens after the class token that belong to no patch
@@ -68,9 +42,6 @@ class ViTConfig:
     embed_norm: bool = False  # a norm before the first block, and patches without a bias, as in CLIP
     norm_pooled: bool = False  # the last norm comes after the pooling, not before it
     distilled: bool = False  # the first register has a head of its own; the logits are the mean of both, as in DeiT
-
-    RENAMED: ClassVar = RENAMED
-    RENAMED_VALUES: ClassVar = RENAMED_VALUES
 
     def __post_init__(self):
         check_sizes(self)
@@ -82,14 +53,6 @@ class ViTConfig:
     def upgrade(values: dict[str, Any]) -> dict[str, Any]:
         """Settings of a run made before 0.7, whose dropout was of activations and of whole keys."""
         return {"attention_dropout": 0.0, "key_dropout": values.get("dropout", 0.0)} | values
-
-    @property
-    def head_width(self) -> int:
-        return self.width // self.heads
-
-    @property
-    def mlp_width(self) -> int:
-        return self.hidden or 4 * self.width
 
     @property
     def before(self) -> int:
@@ -105,22 +68,10 @@ class ViTConfig:
     def sizes(self) -> dict[str, int]:
         """The size of each axis letter used in shapes."""
         patches = prod(self.grid)
-        tokens = patches + self.before
-        return {
-            "T": tokens,
-            "S": tokens,
+        return self.block_sizes(patches + self.before, 2) | {
             "N": patches,
             "c": self.channels * prod(self.patch),
             "K": self.classes,
-            "D": self.width,
-            "h": self.heads,
-            "g": self.heads,
-            "d": self.head_width,
-            "d/2": rotary_width(self) // 2,
-            "F": self.mlp_width,
-            "a": 2,
-            "h·d": self.width,
-            "1": 1,
             **patch_sizes(self.channels, self.grid, self.patch),
         }
 
@@ -179,7 +130,7 @@ class ViT(Shown, nn.Module):
         self.registers = nn.Parameter(torch.empty(1, c.registers, c.width)) if c.registers else None
         self.positions = make_positions(c.positions, c, c.grid, before=c.before if c.token_positions else 0)
         if not c.token_positions:
-            self.positions.NAMES = {"embedding": ("B N D", "P", "P_table[pos]")}  # pyright: ignore[reportArgumentType]
+            self.positions.NAMES = {"embedding": ("B N D", "P", "P_table[pos]")}
         describe(self, self.positions, self.mask.words)
         self.embed_norm = norm_maker(c)() if c.embed_norm else None
         self.drop = nn.Dropout(c.dropout)
@@ -262,7 +213,7 @@ def _names(c: ViTConfig) -> dict[str, tuple[str, str, str]]:
     return names | {"logits": ("B K", "Z", logits)}
 
 
-def check_shape(picture: Tensor, c: Any) -> None:
+def check_shape(picture: Tensor, c: PictureConfig) -> None:
     """Refuse a picture whose shape is not the model's, naming both."""
     if tuple(picture.shape[1:]) != (c.channels, *c.image_size):
         raise ValueError(

@@ -71,9 +71,9 @@ def _own_hash(table: Mapping[str, Any]) -> str:
     return entry_of(json.dumps(rest, sort_keys=True).encode())["sha256"]
 
 
-def list_checkpoints(folder: Path, kept: Mapping[int, str]) -> None:
+def list_checkpoints(folder: Path, steps: Mapping[int, str]) -> None:
     """Make these the checkpoints that a run's manifest lists."""
     with CHANGING:
         manifest = Manifest.read(folder)
         if manifest is not None:
-            manifest._replace(checkpoints=dict(kept)).write(folder)
+            manifest._replace(checkpoints=dict(steps)).write(folder)

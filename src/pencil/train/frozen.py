@@ -11,7 +11,7 @@ from torch import nn
 from ..config import UserError, closest
 
 BLOCK = re.compile(r"^(?:(.*)\.)?blocks\.(\d+)\.")
-NAMED = 8  # parts that a refusal lists
+NAMED_PARTS = 8  # how many parts a refusal lists
 
 
 def patterns_of(freeze: str | None) -> list[str]:
@@ -26,10 +26,10 @@ def frozen_names(names: Sequence[str], freeze: str | None) -> set[str]:
     """
     frozen: set[str] = set()
     for pattern in patterns_of(freeze):
-        found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
-        if not found:
+        matched = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+        if not matched:
             raise UserError(f"train.freeze {pattern} matches no parameter of this model; {_nearest(pattern, names)}")
-        frozen |= found
+        frozen |= matched
     if frozen and len(frozen) == len(names):
         raise UserError(f"train.freeze {freeze} matches every parameter, so that nothing would be trained: leave some")
     return frozen
@@ -61,12 +61,11 @@ def _nearest(pattern: str, names: Sequence[str]) -> str:
     bare = pattern.removesuffix(".*")
     if (close := closest(bare, parts)) is not None:
         return f"did you mean {close}{pattern[len(bare) :] if close not in names else ''}?"
-    shown = describe_parts(names)
-    return f"its parts are {shown}, such as {names[0]}"
+    return f"its parts are {describe_parts(names)}, such as {names[0]}"
 
 
-def blocks_of(names: Iterable[str]) -> set[tuple[str, int | None]]:
-    """The blocks that these parameters are in."""
+def blocks_with(names: Iterable[str]) -> set[tuple[str, int | None]]:
+    """The blocks that have these parameters, each as its stack and its number."""
     return {part for part in _by_part(names) if part[1] is not None}
 
 
@@ -87,20 +86,20 @@ def describe_parts(names: Iterable[str], among: Iterable[str] = ()) -> str:
         ranges = [_range(run) for run in _consecutive([number for number in numbers if number is not None])]
         many = "blocks" if len(numbers) > 1 else "block"
         words.append(f"{prefix}{stack}{' ' * bool(stack)}{many} {_listed(ranges)}")
-    return _listed(words if len(words) <= NAMED else [*words[:NAMED], f"{len(words) - NAMED} more"])
+    return _listed(words if len(words) <= NAMED_PARTS else [*words[:NAMED_PARTS], f"{len(words) - NAMED_PARTS} more"])
 
 
 def _by_part(names: Iterable[str]) -> dict[tuple[str, int | None], int]:
     """How many parameters each part has: a block by its stack and its number, another part by its first word."""
-    found: dict[tuple[str, int | None], int] = {}
+    counts: dict[tuple[str, int | None], int] = {}
     matches = {name: BLOCK.match(name) for name in names}
     stacks = {block[1] for block in matches.values() if block}
     for name, block in matches.items():
         first, _, rest = name.partition(".")
         part = f"{first}.{rest.partition('.')[0]}" if first in stacks else first  # beside the blocks of a stack
         key = (part, None) if block is None else (block[1] or "", int(block[2]))
-        found[key] = found.get(key, 0) + 1
-    return found
+        counts[key] = counts.get(key, 0) + 1
+    return counts
 
 
 def _consecutive(numbers: Sequence[int]) -> list[list[int]]:

@@ -1,16 +1,15 @@
 """Optimizers: Muon for the matrices inside blocks, AdamW for the rest; or AdamW alone."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..collectives.dtensor import to_local
 from ..core.attention import Attention
-from .parallel.sharded_muon import share_out
+from .parallel.shards import to_local
 from .settings import TrainConfig
 
 
@@ -41,7 +40,7 @@ class Muon(torch.optim.Optimizer):
         applied = 1.0 if self.found_inf is None else 1 - self.found_inf
         for group in self.param_groups:
             if any(hasattr(p, "device_mesh") for p in group["params"]):
-                self._step_cut(group, applied)
+                self._step_sharded(group, applied)
                 continue
             same_shape: dict[tuple, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
             for p in group["params"]:
@@ -67,8 +66,8 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * applied)  # pyright: ignore
                 torch._foreach_sub_(weights, list(update * rate))  # pyright: ignore
 
-    def _step_cut(self, group: dict[str, Any], applied: Tensor | float) -> None:
-        """The same where each process has some rows of every matrix."""
+    def _step_sharded(self, group: dict[str, Any], applied: Tensor | float) -> None:
+        """The same step where each process has some rows of every matrix."""
         parameters = [p for p in group["params"] if p.grad is not None]
         if not parameters:
             return
@@ -95,7 +94,7 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_copy_(parts, list(orthogonalise(torch.stack(parts)) * rate))  # pyright: ignore
 
         shapes = [p.shape for p in parameters]
-        updates = share_out(moved, shapes, parameters[0].device_mesh.get_group(), change)
+        updates = update_whole_matrices(moved, shapes, parameters[0].device_mesh.get_group(), change)
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * applied)  # pyright: ignore
         torch._foreach_sub_(weights, updates)  # pyright: ignore
 
@@ -114,6 +113,70 @@ def orthogonalise(matrices: Float[Tensor, "n r c"], steps: int = 5) -> Float[Ten
         gram = x @ (x.mT if x.is_cuda else x.mT.contiguous())
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
+
+
+def matrix_owners(shapes: Sequence[torch.Size], size: int) -> list[int]:
+    """The rank that orthogonalises each matrix: the largest first, each to the rank that has the least work so far."""
+    load, owners = [0] * size, [0] * len(shapes)
+    for at in sorted(range(len(shapes)), key=lambda i: -_work(shapes[i])):
+        owners[at] = min(range(size), key=lambda rank: load[rank])
+        load[owners[at]] += _work(shapes[at])
+    return owners
+
+
+def _work(shape: torch.Size) -> int:
+    return shape.numel() * min(shape)
+
+
+def update_whole_matrices(
+    pieces: Sequence[Tensor],
+    shapes: Sequence[torch.Size],
+    group: object,
+    change: Callable[[list[int], list[Tensor]], None],
+) -> list[Tensor]:
+    """Apply `change` to whole matrices that are cut among processes; returns this process's rows of the results.
+
+    An update needs whole matrices. Two messages are enough for all of them: the rows of each matrix go to the process
+    that orthogonalises it, and the rows of its update come back. So the work is divided, too, and the result is that of
+    one process. `pieces` are this process's rows of each matrix, `shapes` those of the whole matrices; `change` gets
+    the numbers of some matrices, and changes these in place.
+    """
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(group), dist.get_world_size(group)  # pyright: ignore[reportArgumentType]
+    by_owner = [[i for i, owner in enumerate(matrix_owners(shapes, size)) if owner == r] for r in range(size)]
+    mine, like = by_owner[rank], pieces[0]
+    sent_sizes = [sum(pieces[i].numel() for i in numbers) for numbers in by_owner]
+    received_sizes = [sum(_row_count(shapes[i], source, size) * shapes[i][1] for i in mine) for source in range(size)]
+    sent = torch.cat([pieces[i].reshape(-1) for numbers in by_owner for i in numbers])
+    received = like.new_empty(sum(received_sizes))
+    dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=group)  # pyright: ignore[reportArgumentType]
+    matrices = [like.new_empty(shapes[i]) for i in mine]
+    for piece, block in zip(_split_received(received, mine, shapes, size), _row_blocks(matrices, size), strict=True):
+        block.copy_(piece.view_as(block))
+    change(mine, matrices)
+    back = torch.cat([block.reshape(-1) for block in _row_blocks(matrices, size)] or [received])
+    dist.all_to_all_single(sent, back, sent_sizes, received_sizes, group=group)  # pyright: ignore[reportArgumentType]
+    order = [i for numbers in by_owner for i in numbers]
+    rows = dict(zip(order, sent.split([pieces[i].numel() for i in order]), strict=True))
+    return [rows[i].view_as(piece) for i, piece in enumerate(pieces)]
+
+
+def _row_count(shape: torch.Size, rank: int, size: int) -> int:
+    """How many rows of a matrix a rank has: as FSDP cuts them."""
+    each = -(-shape[0] // size)
+    return max(0, min(each, shape[0] - rank * each))
+
+
+def _split_received(flat: Tensor, mine: Sequence[int], shapes: Sequence[torch.Size], size: int) -> list[Tensor]:
+    """The rows that were received, by the rank they came from and the matrix."""
+    return list(flat.split([_row_count(shapes[i], rank, size) * shapes[i][1] for rank in range(size) for i in mine]))
+
+
+def _row_blocks(matrices: Sequence[Tensor], size: int) -> list[Tensor]:
+    """The rows of each rank in whole matrices, in the order in which they come and go."""
+    cuts = [matrix.split([_row_count(matrix.shape, rank, size) for rank in range(size)]) for matrix in matrices]
+    return [cut[rank] for rank in range(size) for cut in cuts]
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig) -> dict[str, torch.optim.Optimizer]:

@@ -12,16 +12,10 @@ from ..config import UserError
 from ..core.probe import NullProbe, Probe
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def model_blocks(model: nn.Module) -> list[nn.Module]:
     """The blocks of the model's stacks, each an nn.ModuleList of the name blocks."""
     stacks = [part for name, part in model.named_modules() if name.split(".")[-1] == "blocks"]
     return [block for stack in stacks if isinstance(stack, nn.ModuleList) for block in stack]
-
-
-def compile_blocks(model: nn.Module) -> None:
-    """Compile each block by itself; FSDP gathers its weights before it runs, outside of what is compiled."""
-    for block in blocks_of(model):
-        block.forward = torch.compile(block.forward)
 
 
 def recompute_blocks(model: nn.Module) -> None:
@@ -29,7 +23,7 @@ def recompute_blocks(model: nn.Module) -> None:
 
     Dropout draws the same numbers both times. A block that is probed, or runs without gradients, runs as it is.
     """
-    blocks = blocks_of(model)
+    blocks = model_blocks(model)
     if not blocks:
         raise UserError(
             "train.recompute blocks needs a model with blocks (an nn.ModuleList of that name): leave it out"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..config import UserError, fitted
 from ..data.settings import DataConfig
+from ..data.split import SPLIT
 from ..data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 
 FREE = ("dropout", "attention_dropout", "key_dropout")  # settings without weights
@@ -33,13 +34,15 @@ class Start:
     preset: str = ""
     others: Mapping[str, bytes] = field(default_factory=dict)  # files that the new run keeps of it
     fresh: frozenset[str] = frozenset()  # tensors of the new model that are not taken from it
+    data: frozenset[str] = frozenset()  # what it was trained on, as it was named and where it is
+    split: int = SPLIT  # the rule by which a part of that was held out
 
     @property
     def values(self) -> dict[str, Any]:
         """The settings of its model."""
-        return {one.name: getattr(self.config, one.name) for one in fields(self.config)}
+        return {field.name: getattr(self.config, field.name) for field in fields(self.config)}
 
-    def configure(self, found: Mapping[str, Any], chosen: Mapping[str, Any]) -> Any:
+    def configure(self, from_data: Mapping[str, Any], chosen: Mapping[str, Any]) -> Any:
         """The new model's config: the source's, with the classes and the vocabulary of the data.
 
         A choice that would need other weights is refused; dropout may be chosen, and a smaller context.
@@ -47,13 +50,13 @@ class Start:
         values = self.values
         chosen = fitted(self.record.config, chosen, "model.")
         if "classes" in values:
-            values["classes"] = chosen.get("classes", found.get("classes"))
+            values["classes"] = chosen.get("classes", from_data.get("classes"))
         if "head" in values:
             values["head"] = None  # it follows from the classes
-        if "vocab" in values and "vocab" in found:
+        if "vocab" in values and "vocab" in from_data:
             if values["vocab"] is None:  # a text as the condition is new to the model
-                values["context"] = found.get("context", values["context"])
-            values["vocab"] = max(values["vocab"] or 0, found["vocab"])
+                values["context"] = from_data.get("context", values["context"])
+            values["vocab"] = max(values["vocab"] or 0, from_data["vocab"])
         elif "vocab" in values:
             values["vocab"] = None
         if self.values.get("classes") is None and self.values.get("vocab") is None:

@@ -234,10 +234,10 @@ class DataChanged(UserError):
     """The data of a run is not what it was trained on."""
 
 
-def check_unchanged(run: Run, found: str, source: str) -> None:
-    """Refuse data whose hash is not that of what the run was trained on; `source` is where it was looked for."""
+def check_unchanged(run: Run, data_hash: str, source: str) -> None:
+    """Refuse data whose hash is not that of the data the run was trained on; `source` is where it was read from."""
     facts = run.config["run"]
-    if found != facts["data_hash"]:
+    if data_hash != facts["data_hash"]:
         if source != facts.get("data_path", source):
             raise DataChanged(f"{source} is not the data that {run.path} was trained on: its content is another")
         raise DataChanged(f"{facts['data']} has changed since {run.path} was trained on it")

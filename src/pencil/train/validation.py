@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .settings import TrainConfig
 
 HIGHER_IS_BETTER = ("accuracy", "exact_match")
-RISES = 3  # evaluations in a row with a higher loss than the one before
+RISES_TO_OVERFIT = 3  # evaluations in a row with a higher loss than the one before
 # passes over the same data after which more of them teach almost nothing: Muennighoff et al., 2023, for text
 MOST_PASSES = 40
 MOST_PASSES_AUGMENTED = 200  # an augmented image is another one in each pass
@@ -20,7 +20,7 @@ class Amount(NamedTuple):
 
     examples: int
     what: str  # "captions"
-    an_update: int  # how many of them are in one update
+    per_update: int  # how many of them are in one update
     most_passes: int = MOST_PASSES
 
     def __str__(self) -> str:
@@ -31,10 +31,10 @@ class Amount(NamedTuple):
 
         `started`: training starts from the weights of another run, so that nothing more is gained by that.
         """
-        passes = config.steps * self.an_update / max(1, self.examples)
+        passes = config.steps * self.per_update / max(1, self.examples)
         if passes <= self.most_passes:
             return None
-        enough = max(1, self.most_passes * self.examples // self.an_update)
+        enough = max(1, self.most_passes * self.examples // self.per_update)
         return (
             f"{self} are little for {config.steps:,} steps: each is seen {passes:,.0f} times, and after about "
             f"{self.most_passes} a model learns little but to repeat them; more data, "
@@ -50,20 +50,20 @@ def amount_of(task: Any) -> Amount | None:
 
 @dataclass
 class Validation:
-    """What was seen of the validation loss so far."""
+    """How the validation loss has developed so far."""
 
     last: float = math.inf
     best: float = math.inf
     rises: int = 0  # evaluations in a row with a higher loss than the one before
     without_better: int = 0  # evaluations since the best
-    overfits: bool = False  # it rose RISES times in a row at some point
+    overfits: bool = False  # it rose RISES_TO_OVERFIT times in a row at some point
 
     def add(self, loss: float) -> bool:
-        """One more evaluation; whether it is the one after which overfitting should be announced."""
+        """Add an evaluation; whether overfitting is to be announced after it."""
         self.rises = self.rises + 1 if loss > self.last else 0
         self.without_better = 0 if loss < self.best else self.without_better + 1
         self.last, self.best = loss, min(loss, self.best)
-        announced, self.overfits = self.overfits, self.overfits or self.rises >= RISES
+        announced, self.overfits = self.overfits, self.overfits or self.rises >= RISES_TO_OVERFIT
         return self.overfits and not announced
 
     def exhausted(self, patience: int) -> bool:
@@ -76,30 +76,33 @@ class Validation:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any] | None, best: Mapping[str, Any]) -> "Validation":
-        """From a checkpoint; one of an older version knows the best only."""
+        """The state that a checkpoint has recorded; older versions recorded the best only."""
         if state is None:
             return cls(best=best.get("val_loss", math.inf))
-        known: dict[str, Any] = {name: math.inf if value is None else value for name, value in state.items()}
-        return cls(**known)
+        values: dict[str, Any] = {name: math.inf if value is None else value for name, value in state.items()}
+        return cls(**values)
 
 
-def higher(highest: Mapping[str, Any], results: Mapping[str, Any], headline: str) -> dict[str, Any]:
+def higher_headline(highest: Mapping[str, Any], results: Mapping[str, Any], headline: str) -> dict[str, Any]:
     """The evaluation with the highest headline so far, and its step: other weights may have a lower validation loss.
 
-    Only of a metric that is known to be better the higher it is: that of a task of one's own may be an error.
+    Only of a metric that is known to be better the higher it is: that of a task of `pencil.fit` may be an error.
     """
     better = headline in HIGHER_IS_BETTER and results.get(headline, -math.inf) > highest.get(headline, -math.inf)
     return {"step": results["step"], headline: results[headline]} if better else dict(highest)
 
 
-def about_highest(highest: Mapping[str, Any], kept: Mapping[str, Any], headline: str) -> str:
-    """A remark, where the weights that are kept for their validation loss do not have the highest headline."""
-    if headline not in highest or not highest[headline] > float(kept.get(headline, math.inf)):
+def describe_highest(highest: Mapping[str, Any], weights: Mapping[str, Any], headline: str) -> str:
+    """A remark, where `weights`, the facts of those kept for their validation loss, lack the highest headline."""
+    if headline not in highest or not highest[headline] > float(weights.get(headline, math.inf)):
         return ""
     return f"the highest {headline} was {highest[headline]:.4f}, at step {highest['step']}"
 
 
-def overfitting(amount: Amount | None, kept: str) -> str:
+def describe_overfitting(amount: Amount | None, kept_weights: str) -> str:
     """The sentence about a validation loss that rises."""
     have = f"{amount}: " if amount else ""
-    return f"{have}validation loss has risen for {RISES} evaluations; {kept}; more data, or a smaller preset"
+    return (
+        f"{have}validation loss has risen for {RISES_TO_OVERFIT} evaluations; {kept_weights}; more data, or a smaller "
+        "preset"
+    )

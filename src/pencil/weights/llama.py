@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..config import UserError
+from ..models.config import RopePairs
 from ..models.gpt import GPT, GPTConfig
-from ..models.parts import RopePairs, rotary_width
 from ..models.rope_pairs import reordered_rows
 from .fields import Fields, Use, check_fields, must_have, only
 from .maps import Architecture, Rule, joined, same, token_inputs
@@ -275,7 +275,7 @@ def _paired(rule: Rule, c: GPTConfig, theirs: RopePairs) -> Rule:
     if c.rope_pairs == theirs:
         return rule
     rotated_heads = c.heads + (c.kv_heads or c.heads)
-    reorder = partial(reordered_rows, head_width=c.head_width, rotary_width=rotary_width(c), heads=rotated_heads)
+    reorder = partial(reordered_rows, head_width=c.head_width, rotary_width=c.rotary_width, heads=rotated_heads)
     return Rule(
         rule.theirs,
         rule.ours,
@@ -285,7 +285,7 @@ def _paired(rule: Rule, c: GPTConfig, theirs: RopePairs) -> Rule:
 
 
 def other_frequencies(held: Tensor, c: GPTConfig) -> str | None:
-    rotated = rotary_width(c)
+    rotated = c.rotary_width
     ours = c.rope_theta ** (-torch.arange(0, rotated, 2).double() / rotated)
     # a file may have rounded them to half precision
     if held.shape != ours.shape or not torch.allclose(held.to(ours), ours, rtol=1e-2, atol=0):

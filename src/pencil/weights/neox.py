@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..config import UserError
 from ..models.gpt import GPT, GPTConfig
-from ..models.parts import rotary_width
 from .fields import Fields, must_have, only, their_word
 from .gpt2 import no_head_bias, not_causal
 from .llama import other_frequencies, rotations
@@ -95,7 +94,7 @@ def describe(c: GPTConfig) -> dict[str, Any]:
         window=None,
         **no_head_bias(c),
     )
-    rope = {"rope_type": "default", "rope_theta": c.rope_theta, "partial_rotary_factor": rotary_width(c) / c.head_width}
+    rope = {"rope_type": "default", "rope_theta": c.rope_theta, "partial_rotary_factor": c.rotary_width / c.head_width}
     return dict(
         model_type="gpt_neox",
         architectures=["GPTNeoXForCausalLM"],

@@ -15,13 +15,13 @@ export function pictureLine(picture: string, file = PICTURE): string {
   return `Path(${quoted(file)}).write_bytes(b64decode(${quoted(picture.split(",")[1] ?? "")}))`;
 }
 
-/** The model on screen: a run by its folder, one at a checkpoint, or the example that comes with Pencil. */
-export function opened({ name, path, step }: Model, subject = false): string {
-  const loaded = subject ? "" : ".loaded";
-  if (path === "") return `Subject.of_example()${loaded}`;
+/** The model on screen: a run by its folder, one at a checkpoint, or the example that comes with Pencil; `whole` is its session. */
+export function opened({ name, path, step }: Model, whole = false): string {
+  const loaded = whole ? "" : ".loaded";
+  if (path === "") return `Session.of_example()${loaded}`;
   const folder = quoted(path ?? `runs/${name.split("@")[0]}`);
-  if (name.includes("@") && step !== null) return `Subject.open(${folder}, step=${step})${loaded}`;
-  return subject ? `Subject.open(${folder})` : folder;
+  if (name.includes("@") && step !== null) return `Session.open(${folder}, step=${step})${loaded}`;
+  return whole ? `Session.open(${folder})` : folder;
 }
 
 /** The call that records an input, as `pencil.trace` takes it; `written` is what the model wrote after it. */
@@ -63,7 +63,7 @@ export function python(session: Session, more: string[] = [], prompt = false): s
 function program(lines: string[]): string {
   const coded = ["b64decode", "b64encode"].filter((name) => lines.some((line) => line.includes(`${name}(`)));
   if (coded.length) lines.unshift(`from base64 import ${coded.join(", ")}`, "from pathlib import Path", "");
-  if (lines.some((line) => line.includes("Subject."))) lines.splice(lines.indexOf("import pencil") + 1, 0, "from pencil.explore.session import Subject");
+  if (lines.some((line) => line.includes("Session."))) lines.splice(lines.indexOf("import pencil") + 1, 0, "from pencil.explore.session import Session");
   return `${lines.join("\n")}\n`;
 }
 
@@ -81,8 +81,8 @@ export function answered(session: Session): string {
     const given = Object.entries(texts).map(([name, value]) => `${quoted(name)}: ${quoted(value)}`);
     if (picture) given.push(`"picture": "data:image/png;base64," + b64encode(Path(${file}).read_bytes()).decode()`);
     given.push(`"options": {${Object.entries(options).map(([name, value]) => `${quoted(name)}: ${value}`).join(", ")}}`);
-    lines.push(`subject = ${opened(model, true)}`, `given = {${given.join(", ")}}`);
-    lines.push(`answer = subject.answer({"input": given, "edits": [${state.edits.map(quoted).join(", ")}]})`);
+    lines.push(`session = ${opened(model, true)}`, `given = {${given.join(", ")}}`);
+    lines.push(`answer = session.answer({"input": given, "edits": [${state.edits.map(quoted).join(", ")}]})`);
     lines.push(model.output === "picture" ? `print(answer["picture"])  # as a data address` : model.output === "classes" ? `print(answer["classes"][0]["label"])` : `print(answer[${quoted(model.output === "vector" ? "vector" : "text")}])`);
     return program(lines);
   }

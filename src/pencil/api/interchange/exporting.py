@@ -1,5 +1,6 @@
 """Runs as checkpoints of other libraries: exactly what the run computes, or refused by what does not fit."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,18 +9,21 @@ from typing import Any
 from torch import Tensor
 
 from ...config import UserError
+from ...data.tokenizers.export import tokenizer_files
+from ...data.tokenizers.library import LibraryTokenizer
+from ...data.tokenizers.tokenizer import Tokenizer
 from ...families.family import Family
 from ...families.registry import family
 from ...files import LOCK, beside, locked, read_text, sweep_folders
 from ...models.output import check_finite
+from ...runs.run import Run
 from ...tensors import write_tensors
 from ...weights.dropout import dropout_fields
 from ...weights.fields import Unfit
 from ...weights.maps import Architecture, skeleton, write
-from ..card import EXPORTED, exported_card
 from ..loading import load_model, open_run
-from ..original import origin_of
-from .export_files import files_beside
+from ..original import CONFIG, GENERATION, MADE, OLDER, TEMPLATE, TOKENIZER, TOKENS, origin_of, read_original
+from .card import EXPORTED, exported_card
 from .importing import stored_dtype
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "diffusers": "diffusers"}
@@ -30,6 +34,7 @@ WRITTEN = frozenset(
     "special_tokens_map.json generation_config.json preprocessor_config.json chat_template.jinja spiece.model "
     "source.spm target.spm vocab.json modules.json 1_Pooling sentence_bert_config.json".split()
 )
+CLASS = "tokenizer_class"
 Notify = Callable[[str], None]
 
 
@@ -67,7 +72,7 @@ def export_run(
     """Write a run as a folder that a library loads; nothing is left behind unless all of it fits."""
     if to not in LIBRARIES:
         raise UserError(f"--to is one of {', '.join(LIBRARIES)}, not {to}")
-    run, library, chosen = open_run(path), LIBRARIES[to], stored_dtype(dtype)
+    run, library, requested_dtype = open_run(path), LIBRARIES[to], stored_dtype(dtype)
     record = family(run.family)
     config = record.read_config(run.config["model"])
     try:
@@ -78,7 +83,7 @@ def export_run(
     folder = out or Path("exports") / f"{run.path.name}-{to}"
     check_folder(folder, force)
     files, notes = files_beside(run, record, config, architecture, described)
-    model = load_model(run, dtype=chosen)
+    model = load_model(run, dtype=requested_dtype)
     check_finite(model.state_dict().items())
     kind = (described.get("architectures") or [described.get("_class_name", "")])[0]
     files["README.md"] = exported_card(folder, run.path, library, kind, origin).encode()
@@ -142,3 +147,81 @@ def _write_weights(path: Path, architecture: Architecture, tensors: dict[str, Te
     shapes = {name: tuple(t.shape) for name, t in write(architecture, empty, config)}
     dtype = next(iter(tensors.values())).dtype
     write_tensors(path, shapes, dtype, write(architecture, tensors, config), {"format": "pt"})
+
+
+def files_beside(
+    run: Run, record: Family, config: Any, architecture: Architecture, described: dict[str, Any]
+) -> tuple[dict[str, bytes], list[str]]:
+    """The files by name, for a model that is described so; and what the user should know of them.
+
+    What the run keeps of the original is written as it was there.
+    """
+    contents, notes = {"config.json": described}, []
+    if record.exported is not None:
+        contents, notes = record.exported(run, config, architecture.library, described)
+    original = read_original(run) if architecture.library == "transformers" else {}
+    same = original.get("architecture") == architecture.name
+    theirs = original.get("config.json", {}) if same else {}
+    files: dict[str, bytes] = {}
+    special: dict[str, Any] = {}
+    if (run.path / "tokenizer.json").is_file():
+        context = getattr(config, "context", None)
+        files = tokenizer_files(run.tokenizer, context)
+        if TOKENIZER in original or TOKENS in original or same:
+            _restore_tokenizer_files(files, original, same, context if "import" not in run.config else None)
+        special = _special_ids(run.tokenizer, original, record.generates, bool(described.get("is_encoder_decoder")))
+    elif getattr(config, "vocab", None) is not None:
+        notes = [*notes, f"{run.path} has no tokenizer, so the folder has none: copy that of the original into it"]
+    contents["config.json"] |= special | {name: theirs[name] for name in CONFIG if name in theirs}
+    if record.generates and architecture.library == "transformers":
+        older = {name: theirs[name] for name in OLDER if theirs.get(name) is not None}
+        if same and GENERATION in original:
+            contents[GENERATION] = original[GENERATION]
+        elif special or older:
+            never = [[token] for token in run.tokenizer.never] if special else []
+            contents[GENERATION] = special | ({"bad_words_ids": never} if never else {}) | older
+    return {name: _json(content) for name, content in contents.items()} | files, notes
+
+
+def _restore_tokenizer_files(
+    files: dict[str, bytes], original: dict[str, Any], same: bool, context: int | None
+) -> None:
+    """Put the settings of the tokenizer into its files as the original has them.
+
+    `context` is the most that a run reads which was trained from an imported one.
+    """
+    ours = json.loads(files[TOKENIZER])
+    settings = dict(original.get(TOKENIZER) or {name: value for name, value in ours.items() if name != CLASS})
+    if original.get(MADE) and "tokenizer.json" in files:  # which the class of the original would read in another way
+        settings = {**ours, **settings, CLASS: ours[CLASS]}
+    elif CLASS not in settings and not same:  # without one the library goes by the kind of the model
+        settings[CLASS] = ours[CLASS]
+    if context is not None and settings.get("model_max_length", context + 1) > context:
+        settings["model_max_length"] = context
+    files[TOKENIZER] = _json(settings)
+    if TOKENS in original:
+        files[TOKENS] = _json(original[TOKENS])
+    elif TOKENIZER in original:  # which then has all that the original says of them
+        files.pop(TOKENS, None)
+    if TEMPLATE in original:
+        files[TEMPLATE] = original[TEMPLATE].encode()
+
+
+def _special_ids(tokenizer: Tokenizer, original: dict[str, Any], generates: bool, targets: bool) -> dict[str, Any]:
+    """The special tokens as the fields of another library's config; what it has not is null there, not its default.
+
+    An encoder–decoder (`targets`) also has one that begins a target.
+    """
+    begin, end = tokenizer.begin, list(tokenizer.ends) if len(tokenizer.ends) > 1 else tokenizer.end
+    if begin is None and isinstance(tokenizer, LibraryTokenizer):  # one that is put before no text has only a name
+        named = original.get(TOKENIZER, {}).get("bos_token", original.get(TOKENS, {}).get("bos_token"))
+        named = named.get("content") if isinstance(named, dict) else named
+        begin = tokenizer.id_of(named) if isinstance(named, str) else None
+    ids = {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": tokenizer.pad}
+    if targets:
+        ids["decoder_start_token_id"] = tokenizer.end if tokenizer.start is None else tokenizer.start
+    return {name: value for name, value in ids.items() if generates or value is not None}
+
+
+def _json(content: Any) -> bytes:
+    return json.dumps(content, indent=2, ensure_ascii=False).encode()

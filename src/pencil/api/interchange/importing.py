@@ -23,9 +23,9 @@ from ...train.task import check_vocab
 from ...weights.checkpoint_files import Checkpoint, open_checkpoint
 from ...weights.dropout import about_dropout
 from ...weights.maps import Architecture, read, renamed_names, skeleton
-from ..card import imported_card
 from ..loading import SETTINGS_VERSION
-from ..original import about_generation, kept_of
+from ..original import about_generation, original_files
+from .card import imported_card
 
 Notify = Callable[[str], None]
 # the field that names a model in the configs of each library
@@ -41,42 +41,42 @@ class Known(NamedTuple):
     architecture: Architecture
 
 
-def known() -> list[Known]:
+def list_architectures() -> list[Known]:
     """Every architecture of every family."""
     return [Known(record, one) for record in FAMILIES.values() for one in record.checkpoints]
 
 
-def find_architecture(found: Checkpoint) -> tuple[Known, Mapping[str, Any]]:
+def find_architecture(checkpoint: Checkpoint) -> tuple[Known, Mapping[str, Any]]:
     """The architecture of a checkpoint and its fields; refused where its name says another library."""
-    one, theirs = _recognised(found)
+    one, theirs = _recognise(checkpoint)
     library = one.architecture.library
-    if found.library not in ("", "hf", library):
+    if checkpoint.library not in ("", "hf", library):
         raise UserError(
-            f"{found.where} is {with_article(one.architecture.name)} of {library}, and not of {found.library}: leave "
-            f"{found.library}: out"
+            f"{checkpoint.where} is {with_article(one.architecture.name)} of {library}, and not of "
+            f"{checkpoint.library}: leave {checkpoint.library}: out"
         )
     return one, theirs
 
 
-def _recognised(found: Checkpoint) -> tuple[Known, Mapping[str, Any]]:
+def _recognise(checkpoint: Checkpoint) -> tuple[Known, Mapping[str, Any]]:
     """By its config, by what its file holds, or by its tensors."""
     for library, key in NAMED_BY.items():
-        if isinstance(kind := found.config.get(key), str):
-            return _by_name(library, kind, found.where), found.config
-    if isinstance(args := found.values.get("model_args"), dict):
-        return _by_name("nanogpt", "nanogpt", found.where), args | found.config
-    for one in known():
+        if isinstance(kind := checkpoint.config.get(key), str):
+            return _by_name(library, kind, checkpoint.where), checkpoint.config
+    if isinstance(args := checkpoint.values.get("model_args"), dict):
+        return _by_name("nanogpt", "nanogpt", checkpoint.where), args | checkpoint.config
+    for one in list_architectures():
         marks = one.architecture.marks
-        if marks and set(marks) <= set(renamed_names(one.architecture, found.source)):
-            return one, found.config
+        if marks and set(marks) <= set(renamed_names(one.architecture, checkpoint.source)):
+            return one, checkpoint.config
     raise UserError(
-        f"{found.where} does not say what kind of model it is: it has no config.json with a model_type, architecture "
-        "or _class_name, and its tensors are of none that is known by them"
+        f"{checkpoint.where} does not say what kind of model it is: it has no config.json with a model_type, "
+        "architecture or _class_name, and its tensors are of none that is known by them"
     )
 
 
 def _by_name(library: str, kind: str, where: str) -> Known:
-    every = [one for one in known() if one.architecture.library == library]
+    every = [one for one in list_architectures() if one.architecture.library == library]
     for one in every:
         if kind in one.architecture.types:
             return one
@@ -105,30 +105,32 @@ def import_checkpoint(
     """Make a run of a checkpoint: a folder, a file, or one of the hub; nothing is left behind unless all of it fits."""
     if tokenizer is not None and without_tokenizer:
         raise UserError("--tokenizer and --without-tokenizer cannot be given together")
-    chosen, (path, taken) = stored_dtype(dtype), _place(what, name, out, force)
-    with open_checkpoint(what, notify) as found, _named(what):
-        if path.exists() and found.folder.resolve().is_relative_to(path.resolve()):
+    requested_dtype, (path, taken) = stored_dtype(dtype), _place(what, name, out, force)
+    with open_checkpoint(what, notify) as checkpoint, _naming(what):
+        if path.exists() and checkpoint.folder.resolve().is_relative_to(path.resolve()):
             raise UserError(
                 f"{path} holds the checkpoint itself, and would be replaced: choose another --name or --out"
             )
-        (record, architecture), theirs = find_architecture(found)
-        config = architecture.configure(theirs, found.source)
+        (record, architecture), theirs = find_architecture(checkpoint)
+        config = architecture.configure(theirs, checkpoint.source)
         notes = list[str]()
-        kept, tokens = (None, {}) if without_tokenizer else _tokenizer(found, config, tokenizer, notes.append)
-        tables = record.imported(found, config) if record.imported else {}
+        own_tokenizer, tokens = (
+            (None, {}) if without_tokenizer else _tokenizer(checkpoint, config, tokenizer, notes.append)
+        )
+        tables = record.imported(checkpoint, config) if record.imported else {}
         origin = {"from": what, "architecture": architecture.name, "library": architecture.library}
-        origin |= {key: value for key in ("hub", "revision", "licence") if (value := getattr(found, key))}
+        origin |= {key: value for key in ("hub", "revision", "licence") if (value := getattr(checkpoint, key))}
         facts = {
             "family": record.name,
             "preset": "imported",
             "pencil": __version__,
             "settings": SETTINGS_VERSION,
             **tables.get("run", {}),
-            **({"tokenizer": kept.kind} if kept else {}),
+            **({"tokenizer": own_tokenizer.kind} if own_tokenizer else {}),
         }
         table = {"run": facts, "model": config, "train": {}, "import": origin, **({"tokens": tokens} if tokens else {})}
         table |= {section: tables[section] for section in TABLES if tables.get(section)}
-        stored = chosen or _stored(found)
+        stored = requested_dtype or _dtype_of(checkpoint)
         count = record.parameters(config)
         notify(
             f"{what}: {architecture.name} of {architecture.library}, a {record.name} of {count:,} parameters in "
@@ -138,11 +140,14 @@ def import_checkpoint(
         aside, not_finite = beside(path), list[str]()
         try:
             run = Run.create(
-                aside, table, kept, others=kept_of(found, architecture, tokenizer is None and not without_tokenizer)
+                aside,
+                table,
+                own_tokenizer,
+                others=original_files(checkpoint, architecture, tokenizer is None and not without_tokenizer),
             )
             with run.writing():
                 shapes = {key: tuple(t.shape) for key, t in skeleton(architecture.model, config).state_dict().items()}
-                tensors = _finite(read(architecture, found.source, config), stored, not_finite)
+                tensors = _finite(read(architecture, checkpoint.source, config), stored, not_finite)
                 facts = {"family": record.name, "pencil": __version__, "step": 0}
                 run.stream_weights(shapes, stored, pollable(tensors, len(shapes)), facts)
                 write_aside(aside / "README.md", imported_card(path, record, count, run).encode())
@@ -155,16 +160,16 @@ def import_checkpoint(
         *tables.get("notes", ()),
         *architecture.remarks(config),
         *about_dropout(architecture, theirs),
-        *about_generation(found, architecture, record),
-        *_about_rows(config, kept),
+        *about_generation(checkpoint, architecture, record),
+        *_about_rows(config, own_tokenizer),
     ]
-    for note in (*notes, *_about_values(not_finite), *_without_tokenizer(config, kept)):
+    for note in (*notes, *_about_values(not_finite), *_without_tokenizer(config, own_tokenizer)):
         notify(note)
     return Run.open(path)
 
 
 @contextmanager
-def _named(what: str) -> Iterator[None]:
+def _naming(what: str) -> Iterator[None]:
     """What is wrong with a config or a tensor, with the checkpoint's name before it."""
     try:
         yield
@@ -230,19 +235,19 @@ def _put(aside: Path, path: Path, force: bool) -> None:
 
 
 def _tokenizer(
-    found: Checkpoint, config: Any, given: str | None, notify: Notify
+    checkpoint: Checkpoint, config: Any, file: str | None, notify: Notify
 ) -> tuple[Tokenizer | None, dict[str, Any]]:
     """The tokenizer of a checkpoint with its special tokens, or the one that the user gives."""
     if getattr(config, "vocab", None) is None:
-        if given is not None:
+        if file is not None:
             raise UserError("--tokenizer has no effect on a model that reads no text: leave it out")
         return None, {}
-    if given is not None:
-        tokenizer = from_name(given)
+    if file is not None:
+        tokenizer = from_name(file)
         check_vocab(config, tokenizer)
         return tokenizer, {}
     try:
-        tokenizer, table = find_tokenizer(found.folder, notify) or (None, {})
+        tokenizer, table = find_tokenizer(checkpoint.folder, notify) or (None, {})
         if tokenizer is not None:
             check_vocab(config, tokenizer)
     except UserError as error:
@@ -252,23 +257,23 @@ def _tokenizer(
     return tokenizer, table
 
 
-def _about_rows(config: Any, kept: Tokenizer | None) -> list[str]:
+def _about_rows(config: Any, tokenizer: Tokenizer | None) -> list[str]:
     """A sentence about rows of the vocabulary that no token has, as where it was made a multiple of something."""
-    spare = getattr(config, "vocab", 0) - kept.vocab if kept is not None else 0
+    spare = getattr(config, "vocab", 0) - tokenizer.vocab if tokenizer is not None else 0
     return (
         [f"{spare} of its {config.vocab} rows of the vocabulary have no token: they are never sampled"] if spare else []
     )
 
 
-def _without_tokenizer(config: Any, kept: Tokenizer | None) -> list[str]:
-    if kept is not None or getattr(config, "vocab", None) is None:
+def _without_tokenizer(config: Any, tokenizer: Tokenizer | None) -> list[str]:
+    if tokenizer is not None or getattr(config, "vocab", None) is None:
         return []
     return ["it comes without a tokenizer, so texts cannot be read: import it again with --tokenizer FILE"]
 
 
-def _stored(found: Checkpoint) -> torch.dtype:
+def _dtype_of(checkpoint: Checkpoint) -> torch.dtype:
     """The one dtype of the weights; of several, the most exact."""
-    floats = {kind for kind in found.source.dtypes().values() if kind.is_floating_point}
+    floats = {kind for kind in checkpoint.source.dtypes().values() if kind.is_floating_point}
     kinds = sorted(floats, key=lambda kind: torch.finfo(kind).eps)
     if torch.float16 in floats and torch.bfloat16 in floats:
         return torch.float32

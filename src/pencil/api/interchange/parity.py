@@ -45,15 +45,15 @@ def compared(what: str, run: str | Path) -> Compared:
     Of a run whose weights were rounded at its import the unrounded ones are compared; its own must be those, rounded.
     """
     loaded = load(run, dtype="float32")
-    with open_checkpoint(what) as found:
-        (_, architecture), theirs = find_architecture(found)
+    with open_checkpoint(what) as checkpoint:
+        (_, architecture), theirs = find_architecture(checkpoint)
         builder = BUILDERS.get(architecture.library)
         if builder is None:
             raise UserError(f"{architecture.library} is not a package that could be asked: --parity has no original")
-        original = builder(architecture, theirs, found).float().eval()
-        ours, rounded = loaded.model, _rounded(found, loaded.run)
+        original = builder(architecture, theirs, checkpoint).float().eval()
+        ours, rounded = loaded.model, _rounding_dtype(checkpoint, loaded.run)
         if rounded is not None:
-            ours = whole(architecture, found.source, loaded.model.config).float()
+            ours = whole(architecture, checkpoint.source, loaded.model.config).float()
             _check_rounded(ours, loaded, rounded)
         weights = sum(4 * p.numel() for model in (original, ours) for p in model.parameters())
         reached = compare_lengths(architecture, original, ours, memory() // 2 - weights)
@@ -69,12 +69,12 @@ def compared(what: str, run: str | Path) -> Compared:
         return Compared(reached.rows, rounded, tuple(notes))
 
 
-def _rounded(found: Checkpoint, run: Run) -> torch.dtype | None:
+def _rounding_dtype(checkpoint: Checkpoint, run: Run) -> torch.dtype | None:
     """The dtype of a run's weights, if those of the checkpoint are more exact."""
     kinds = {torch_dtypes()[entry.dtype] for entry in check_tensors(run.path / WEIGHTS).tensors.values()}
     least = max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point)
     finer = [
-        kind for kind in found.source.dtypes().values() if kind.is_floating_point and torch.finfo(kind).eps < least
+        kind for kind in checkpoint.source.dtypes().values() if kind.is_floating_point and torch.finfo(kind).eps < least
     ]
     return next(iter(kinds)) if finer else None
 
@@ -87,22 +87,22 @@ def _check_rounded(ours: nn.Module, loaded: Loaded, kind: torch.dtype) -> None:
             raise UserError(f"{name} of {loaded.run.path} is not that of the checkpoint, rounded")
 
 
-def _transformers(architecture: Architecture, theirs: Mapping[str, Any], found: Any) -> nn.Module:
+def _transformers(architecture: Architecture, theirs: Mapping[str, Any], checkpoint: Any) -> nn.Module:
     transformers = _package("transformers")
     name = (architecture.classes or theirs.get("architectures") or ("",))[0]  # a file may name the one without a head
     kind = getattr(transformers, str(name), None)
     if kind is None:
-        raise UserError(f"{found.where} names the class {name!r}, which transformers does not have")
-    return kind.from_pretrained(found.folder, dtype=torch.float32, use_safetensors=True)
+        raise UserError(f"{checkpoint.where} names the class {name!r}, which transformers does not have")
+    return kind.from_pretrained(checkpoint.folder, dtype=torch.float32, use_safetensors=True)
 
 
-def _timm(architecture: Architecture, theirs: Mapping[str, Any], found: Any) -> nn.Module:
-    return _package("timm").create_model(f"local-dir:{found.folder}", pretrained=True)
+def _timm(architecture: Architecture, theirs: Mapping[str, Any], checkpoint: Any) -> nn.Module:
+    return _package("timm").create_model(f"local-dir:{checkpoint.folder}", pretrained=True)
 
 
-def _diffusers(architecture: Architecture, theirs: Mapping[str, Any], found: Any) -> nn.Module:
+def _diffusers(architecture: Architecture, theirs: Mapping[str, Any], checkpoint: Any) -> nn.Module:
     kind = getattr(_package("diffusers"), str(theirs["_class_name"]))
-    return kind.from_pretrained(found.folder, use_safetensors=True)
+    return kind.from_pretrained(checkpoint.folder, use_safetensors=True)
 
 
 def _package(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The report of `pencil cost`: sections of rows, each a name, a value and its formula; and the same as JSON."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ...cost.devices import Device, Workload
     from ...cost.memory import ActivationMemory, TrainMemory
     from ...cost.profile import CostProfile
+    from ...families.family import Family
 
 Row = tuple[str, str, str]
 NO_ACTIVATIONS = "activation memory is not estimated for this family"
@@ -81,6 +82,61 @@ class CostReport:
             return self.memory.total(self.optimizer, how) + self.memory.gradients * self.ema
         cache = sum(size for heads, size in self.kv_caches.values() if heads == self.kv_heads)
         return self.bytes_each * self.parameters + cache
+
+
+def make_report(
+    name: str,
+    record: "Family",
+    config: Any,
+    settings: Mapping[str, Any],
+    context: int | None,
+    batch: int,
+    dtype: str,
+    cuda: bool = True,
+    sharded: bool = False,
+) -> CostReport:
+    """What the model costs with this text length, batch size and precision."""
+    from ...cost.count import count
+    from ...cost.devices import workloads
+    from ...cost.memory import kv_cache, kv_sharing, train_memory
+
+    profile, notes = record.cost, []
+    if profile.takes_length and context is not None and context > config.context:
+        notes.append(
+            f"the model was made for {config.context:,} tokens"
+            + ("; its position table is counted with a row for each token" if config.positions == "learned" else "")
+        )
+        config = replace(config, **{key: context for key in ("context", "source_context") if hasattr(config, key)})
+    freeze, recompute = settings.get("freeze"), settings.get("recompute") == "blocks"
+    if freeze:
+        from ...train.frozen import frozen_model
+
+        counts = count(frozen_model(record.create, freeze), profile, config, context, short=False)
+    else:
+        counts = count(record.create, profile, config, context)
+    tokens, optimizer = profile.tokens(config, context), settings.get("optimizer", "muon")
+    memory = train_memory(profile, config, counts, batch, context, dtype, cuda, sharded)
+    shared = kv_sharing(config) if profile.decodes else {}
+    caches = {kind: (heads, kv_cache(config, batch, tokens, dtype, heads)) for kind, heads in shared.items()}
+    works = workloads(profile, config, counts, memory, batch, context, dtype, optimizer, recompute)
+    ema = bool(settings.get("ema"))
+    return CostReport(
+        name,
+        record.name,
+        config,
+        batch,
+        dtype,
+        optimizer,
+        ema,
+        recompute,
+        profile,
+        counts,
+        batch * tokens,
+        memory,
+        caches,
+        works,
+        notes,
+    )
 
 
 def show(

@@ -9,13 +9,16 @@ import tokenize
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ...config import UserError, build, check_output, describe_type, setting_types, to_toml
 from .terminal import note
 
+if TYPE_CHECKING:
+    from ...api.training_request import TrainingRequest
 
-def write_settings(chosen: Any, out: Path | None, force: bool) -> None:
+
+def write_settings(request: "TrainingRequest", out: Path | None, force: bool) -> None:
     """Every setting of a training, printed, or written into a file."""
     from ...api.loading import SETTINGS_VERSION
     from ...api.run_setup import settings_of
@@ -27,18 +30,16 @@ def write_settings(chosen: Any, out: Path | None, force: bool) -> None:
     check_output("--out", out, ".toml")
     if out is not None and out.exists() and not force:
         raise UserError(f"{out} exists already; choose another --out, or --force to replace it")
-    record, options = chosen.record, chosen.train_options()
-    preset = chosen.preset or (record.default_preset if chosen.from_run is None else None)
-    model, train = settings_of(
-        record.name, chosen.data, preset, chosen.model, chosen.train, options, chosen.data_settings, chosen.from_run
-    )
+    record, options = request.record, request.train_options()
+    preset = request.preset or (record.default_preset if request.from_run is None else None)
+    model, train = settings_of(request)
     # where sizes follow from the data, those listed are of the usual data unless other is named
-    data = record.data if chosen.data is None and record.data_decides else chosen.data
-    start = RunSection(record.name, preset, data, chosen.from_run, SETTINGS_VERSION)
+    data = record.data if request.data is None and record.data_decides else request.data
+    start = RunSection(record.name, preset, data, request.from_run, SETTINGS_VERSION)
     sections: dict[str, Any] = {"run": start, "options": options, "model": model, "train": train}
     if record.data_settings:
-        sections["data"] = build(DataConfig, chosen.data_settings, "data.")
-    unknown = {name: BY_DATA for name in FROM_DATA if data is None and name not in chosen.model}
+        sections["data"] = build(DataConfig, request.data_settings, "data.")
+    unknown = {name: BY_DATA for name in FROM_DATA if data is None and name not in request.model}
     others = set(setting_types(DataConfig)) - set(record.data_settings)
     text = settings_list(sections, set(OPTIONAL) - set(record.train_settings) | others, unknown)
     if out is None:
@@ -105,24 +106,27 @@ def _line(name: str, value: Any) -> str:
 def option_help(kind: type) -> dict[str, str]:
     """The help of each field that is an option of the command line."""
     hints = get_type_hints(kind, include_extras=True)
-    found = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    return {name: help for name, one in found.items() if one and (help := getattr(one[0], "help", None))}
+    metadata = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: help for name, one in metadata.items() if one and (help := getattr(one[0], "help", None))}
 
 
 @lru_cache
 def field_comments(kind: type) -> dict[str, str]:
-    """The comment at the end of each field's line in the source."""
+    """The comment at the end of each field's line in the source, its own or that of a class it inherits from."""
+    inherited = {
+        name: text for base in kind.__bases__ if base is not object for name, text in field_comments(base).items()
+    }
     try:
         source = inspect.cleandoc("\n" + inspect.getsource(kind))
     except OSError:
-        return {}
+        return inherited
     comments = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
     fields = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AnnAssign)]
-    return {
+    return inherited | {
         node.target.id: comments[node.end_lineno]
         for node in fields
         if isinstance(node.target, ast.Name) and node.end_lineno in comments

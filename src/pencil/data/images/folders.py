@@ -60,7 +60,7 @@ def from_folder(folder: Path, want: str, whole: bool = False, split: int = SPLIT
         notes += not_evaluated(classes, {str(target) for _, target in checked["test"]}, "pictures")
     if classes:
         notes += in_two_classes([*parts["train"], *parts["test"]])
-        notes += in_both_parts(parts["train"], parts["test"]) if given else []
+        notes += in_both_parts(parts["train"], parts["test"]) if given or split == 1 else []
         notes += same if not whole else []
     absent = sorted(set(classes) - {str(target) for _, target in checked["train"]})
     if absent and not whole:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...config import UserError
 from ...files import check_inside, check_regular
-from ..split import Picture, in_both_parts
+from ..split import Picture, in_both_parts, in_two_classes
 from .examples import ArrayExamples
 from .image_data import ImageData, check_classes
 
@@ -41,7 +41,10 @@ def from_idx(folder: Path, names: list[str], want: str) -> ImageData:
         parts.append(ArrayExamples(pictures[:, None], labels.astype(np.int64).tolist()))
     side = parts[0].pictures.shape[2:]
     train, test = (
-        [Picture(f"{split} picture {i}", "", hashlib.sha256(row).hexdigest()) for i, row in enumerate(part.pictures)]
+        [
+            Picture(f"{split} picture {i}", str(label), hashlib.sha256(row).hexdigest())
+            for i, (row, label) in enumerate(zip(part.pictures, part.targets, strict=True))
+        ]
         for split, part in zip(SPLITS, parts, strict=True)
     )
     count = 1 + max(max(part.targets) for part in parts)
@@ -56,7 +59,7 @@ def from_idx(folder: Path, names: list[str], want: str) -> ImageData:
         dict(image_size=side, channels=1, patch=(patch, patch)),
         dict(augment_ops=1),
         select_best=False,
-        notes=in_both_parts(train, test),
+        notes=[*in_two_classes([*train, *test]), *in_both_parts(train, test)],
     )
 
 

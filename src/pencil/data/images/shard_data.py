@@ -111,7 +111,7 @@ def from_shards(shards: Sequence[Path], want: str, whole: bool = False, split: i
     same = copies([*pictures["train"], *pictures["test"]]) if classes and not given and split > 1 else []
     if classes:
         notes += in_two_classes([*pictures["train"], *pictures["test"]])
-        notes += in_both_parts(pictures["train"], pictures["test"]) if given else []
+        notes += in_both_parts(pictures["train"], pictures["test"]) if given or split == 1 else []
         notes += same if not whole else []
     for part, found in rows.items():
         if not found and not whole:

@@ -42,19 +42,31 @@ WRITTEN_AS = {
 }
 
 
-def to_utf8(name: str, line: int, begins: bool) -> str:
+def to_utf8(name: str, line: int, begins: bool, content: bytes) -> str:
     """How to make UTF-8 of a file that is not from this line on; `begins` is whether it has other UTF-8 before.
 
     The most usual other encoding is Windows-1252, of which Latin-1 is a part. A file of both is not converted whole:
-    that would make wrong letters of those that are right.
+    that would make wrong letters of those that are right. `content` is the file, or the beginning of a large one.
     """
     if begins:
         return (
             f"what comes before is, so the file has two encodings: save what begins in line {line} as UTF-8, and leave "
             "the rest as it is"
         )
+    if _partly_utf8(content):
+        return (
+            f"other lines are, so the file has two encodings: save line {line}, and the others that are not, as UTF-8, "
+            "and leave the rest as it is"
+        )
     file = shlex.quote(PurePath(name).name)
     return f"if it is Latin-1 or Windows-1252, convert it: iconv -f cp1252 -t utf-8 {file} > utf8-{file}"
+
+
+def _partly_utf8(content: bytes) -> bool:
+    """Whether of the lines with other letters than ASCII's a tenth are UTF-8; in another encoding, one rarely is."""
+    others = [line for line in content.split(b"\n") if not line.isascii()]
+    found = sum(line == line.decode(errors="ignore").encode() for line in others)
+    return found > 0 and 10 * found >= len(others)
 
 
 def not_text(head: bytes, name: str) -> str | None:

@@ -78,7 +78,7 @@ def _decoded(content: bytes, data: str) -> str:
     except UnicodeDecodeError as error:
         at = error.start
         line, column = content.count(10, 0, at) + 1, at - content.rfind(b"\n", 0, at)
-        mend = to_utf8(data, line, not content[:at].isascii())
+        mend = to_utf8(data, line, not content[:at].isascii(), content)
         raise UserError(
             f"{data}, line {line}: byte {content[at]:#04x}, number {column} of the line, is not UTF-8; {mend}"
         ) from None

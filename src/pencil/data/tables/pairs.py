@@ -10,7 +10,7 @@ import numpy as np
 
 from ...config import UserError, expand_path, nearest
 from ..sources import PREFIX, is_several
-from ..split import SPLIT, hold_out_texts, not_evaluated
+from ..split import SPLIT, hold_out_texts, not_evaluated, with_two_labels
 from .columns import LABELLED, PAIRS, Chosen, Kind, find_columns
 from .dates import CHARACTERS, VERSION, Dates
 from .pair_files import FORMER, MAX_FILE, Pair, Read, check_text, quote, read_pairs
@@ -35,7 +35,7 @@ class PairData:
     training_defaults: dict[str, int] = field(default_factory=dict)
     reading: dict[str, Any] = field(default_factory=dict)  # how the file is read, as settings of data
     note: str = ""  # the same in a sentence
-    unevaluated: list[str] = field(default_factory=list)  # a sentence about classes of which nothing is held out
+    unevaluated: list[str] = field(default_factory=list)  # sentences about classes, such as one without held-out texts
     split: int = 1  # the rule by which a part was held out here (`split.py`)
 
     @property
@@ -94,11 +94,14 @@ def load(data: str, whole: bool = False, reading: Reading | None = None) -> Pair
     return _from_file(data, PAIRS, whole, reading or {})
 
 
-def load_labelled(data: str, whole: bool = False, reading: Reading | None = None) -> PairData:
-    """The texts with labels in the file that --data names. With `whole` all of it is held out."""
+def load_labelled(data: str, whole: bool = False, reading: Reading | None = None, split: int = SPLIT) -> PairData:
+    """The texts with labels in the file that --data names. With `whole` all of it is held out.
+
+    `split` is the rule by which a part is held out, unless a run has recorded one.
+    """
     if data in EMBEDDED:
         raise UserError(f"{data} has no labels; give a file with a text, a tab and its label a line")
-    return _from_file(data, LABELLED, whole, reading or {})
+    return _from_file(data, LABELLED, whole, reading or {}, split)
 
 
 def _dates() -> PairData:
@@ -110,7 +113,7 @@ def _dates() -> PairData:
     return PairData("dates", version, dates, test, select_best=False, training_defaults=defaults)
 
 
-def _from_file(data: str, kind: Kind, whole: bool, reading: Reading) -> PairData:
+def _from_file(data: str, kind: Kind, whole: bool, reading: Reading, split: int = SPLIT) -> PairData:
     labelled, first, second = kind.labelled, kind.first, kind.second
     what = f"one {first}, a tab and its {second} a line"
     if not data:
@@ -147,7 +150,7 @@ def _from_file(data: str, kind: Kind, whole: bool, reading: Reading) -> PairData
             f"{data} has the same {first}, {quote(pairs[0][0])}, in all its {len(pairs)} lines, so none can be held "
             "out to evaluate on; give at least two different ones"
         )
-    split = reading.split if isinstance(reading, Recorded) else SPLIT
+    split = reading.split if isinstance(reading, Recorded) else split
     held = hold_out_texts(pairs, labelled, split)
     if not held:
         raise UserError(
@@ -156,6 +159,7 @@ def _from_file(data: str, kind: Kind, whole: bool, reading: Reading) -> PairData
     train, test = ([pair for pair in pairs if (pair[0] in held) == part] for part in (False, True))
     select_best = len(test) >= MIN_TO_SELECT_BEST
     unevaluated = not_evaluated(classes, {label for _, label in test}, "texts")
+    unevaluated += with_two_labels(pairs) if labelled else []
     return PairData(
         path.stem,
         sha,

@@ -23,6 +23,7 @@ from .hub_text import from_hub
 from .records import choose_column, columns_of, kind_of, lines_of, texts_of
 
 CHUNK = 1 << 20
+HEAD = 1 << 24  # bytes of a file in which other lines are looked for, if one is no UTF-8
 LARGE = 1 << 24  # bytes of a file that is not read again to be checked, while its times and size are the same
 
 
@@ -136,7 +137,9 @@ def _read(path: Path) -> str:
                 # the decoder puts what was left of the block before in front of this one
                 at = size + error.start - (len(error.object) - len(block))
                 before = error.object[: error.start]
-                mend = to_utf8(path.name, lines + before.count(b"\n"), begins or not before.isascii())
+                with path.open("rb") as again:
+                    head = again.read(HEAD)
+                mend = to_utf8(path.name, lines + before.count(b"\n"), begins or not before.isascii(), head)
                 raise _Fault(f"not UTF-8 text (byte {error.object[error.start]:#04x} at offset {at}); {mend}") from None
             lines += block.count(b"\n")
             sha.update(block)

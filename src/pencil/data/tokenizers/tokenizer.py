@@ -177,6 +177,7 @@ class ByteTokenizer(WithoutSpecialTokens):
 
 
 VOCAB = 4096  # tokens to train a tokenizer to, unless set
+GPT2 = "openai-community/gpt2"  # on the hub
 
 
 def learn(name: str, texts: Iterable[str], vocab: int, ended: bool = False) -> Tokenizer:
@@ -220,8 +221,11 @@ def from_name(name: str) -> Tokenizer:
     try:
         from huggingface_hub import hf_hub_download
 
+        from ..hub import offline_if_unreachable
+
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-        path = hf_hub_download("openai-community/gpt2", "tokenizer.json")
+        with offline_if_unreachable(GPT2, model=True):
+            path = hf_hub_download(GPT2, "tokenizer.json")
     except Exception as error:
         raise UserError(
             f"GPT-2's tokenizer could not be downloaded from the hub ({type(error).__name__}); "

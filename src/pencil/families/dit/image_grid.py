@@ -58,15 +58,15 @@ def write_samples(steps: Sequence[np.ndarray], count: int, places: tuple[Path, P
     # each of several conditions has a row of its own, or all of them share one
     across = int(np.ceil(np.sqrt(rows))) if rows == count else count if count > 1 else min(rows, COLUMNS)
     if made.ndim == 5:
-        sheet, shown = draw.film(_tiled(made, across)), [step.swapaxes(0, 1) for step in first]
+        sheet, shown = draw.film(_tile(made, across)), [step.swapaxes(0, 1) for step in first]
     else:
-        sheet, stills = draw.rows([_tiled(made[:, :, None], across)[0][None]]), np.stack(first)
+        sheet, stills = draw.rows([_tile(made[:, :, None], across)[0][None]]), np.stack(first)
         shown = [stills[i : i + COLUMNS] for i in range(0, len(stills), COLUMNS)]
     for path, content in zip(places, (sheet, draw.rows(shown)), strict=True):
         output.file(path, content)
 
 
-def _tiled(videos: np.ndarray, across: int) -> np.ndarray:
+def _tile(videos: np.ndarray, across: int) -> np.ndarray:
     """Videos (n, C, F, H, W) in rows, as frames (F, C, height, width), one pixel between them."""
     count, channels, frames, height, width = videos.shape
     down = -(-count // across)

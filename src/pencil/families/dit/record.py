@@ -22,7 +22,7 @@ from ...models.dit import PRESETS, DiT, DiTConfig, groupings
 from ...models.reader import ReaderConfig
 from ...runs.run import Loaded
 from ...train.tasks.diffusion import Diffusion
-from ...train.tasks.diffusion_eval import score_samples
+from ...train.tasks.sample_scores import score_samples
 from ...weights.dit import DIT
 from ...weights.dit_original import DIT_ORIGINAL
 from ..family import Family
@@ -41,10 +41,10 @@ from ..options import (
 )
 from ..output import Output
 from ..predictions import check_conditions, grouped, to_image
+from .checkpoint_files import imported
 from .condition import condition
 from .explore import EXPLORE, GUIDANCE
 from .image_grid import ImageOutput, shown_steps, write_samples
-from .imported import imported
 from .trace import STEPS, TraceOptions, trace_step
 
 _SMALL = dict(batch=64, weight_decay=0.0, ema=0.999, eval_every=500, save_every=500)

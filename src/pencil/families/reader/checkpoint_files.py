@@ -15,20 +15,22 @@ MODULES, POOLING, CUT = "modules.json", "1_Pooling", "sentence_bert_config.json"
 POOLS = {"mean": "mean", "cls": "class", "mean_tokens": "mean", "cls_token": "class"}
 
 
-def imported(found: Checkpoint, config: ReaderConfig) -> dict[str, Any]:
+def imported(checkpoint: Checkpoint, config: ReaderConfig) -> dict[str, Any]:
     """What a run keeps of a checkpoint besides its model: the names of its classes, and how texts become vectors."""
 
     def read(name: str) -> Any:
-        if not (found.folder / name).exists():
+        if not (checkpoint.folder / name).exists():
             return None
-        text = read_text(inside(found.folder, name), LARGEST_CONFIG)
-        return parse_json(f'{{"content": {text}}}', str(found.folder / name))["content"]  # which may be a list
+        text = read_text(inside(checkpoint.folder, name), LARGEST_CONFIG)
+        return parse_json(f'{{"content": {text}}}', str(checkpoint.folder / name))["content"]  # which may be a list
 
     tables = {SECTION: sentence_settings(read, config.context)}
-    names = found.config.get("id2label")
+    names = checkpoint.config.get("id2label")
     if config.classes and names:
         if sorted(names) != sorted(map(str, range(config.classes))):
-            raise UserError(f"id2label of {found.where} has no name for each number from 0 to {config.classes - 1}")
+            raise UserError(
+                f"id2label of {checkpoint.where} has no name for each number from 0 to {config.classes - 1}"
+            )
         tables["run"] = {"classes": [str(names[str(i)]) for i in range(config.classes)]}
     return tables
 

@@ -34,7 +34,7 @@ from ..family import Family
 from ..head_inputs import spread, whole_texts, windows
 from ..options import INPUT, REPEATABLE, TextOutput, Texts, TextTraceInput, TokenizerOptions
 from ..output import Output
-from ..predictions import BATCH, TOP, Prediction, check_texts, class_lines, class_row, classify
+from ..predictions import BATCH, TOP_CLASSES, Prediction, check_texts, class_lines, class_row, classify
 from .checkpoint_files import exported, imported
 
 _SMALL = dict(batch=32, weight_decay=0.1)
@@ -121,7 +121,7 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
         head = [f"{text}:"] if len(texts) > 1 else []
         each = [found] if isinstance(found, Prediction) else found
         lines.append("\n".join([*head, "\n\n".join("\n".join(class_lines(one)) for one in each)]))
-        rows = [class_row(one, None if labelled else TOP) for one in each]
+        rows = [class_row(one, None if labelled else TOP_CLASSES) for one in each]
         data.append({"prompt": text, **(rows[0] if labelled else {"masks": rows})})
     output.texts(lines, "\n" if labelled else "\n\n")
     output.result(data)
@@ -199,8 +199,8 @@ def _activations(c: Any, batch: int, length: int | None, half: int) -> Activatio
     return Activations(blocks, before, after + pooled)
 
 
-def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
-    return [AttentionGroup("", f"encoder.{SELF_ATTENTION}", line(full, given[0].shape[1]))]
+def _attention_groups(model: Reader, inputs: Inputs) -> list[AttentionGroup]:
+    return [AttentionGroup("", f"encoder.{SELF_ATTENTION}", line(full, inputs[0].shape[1]))]
 
 
 def _held_out(loaded: Loaded, task: Any) -> list[Inputs]:

@@ -1,7 +1,7 @@
 """Encoder–decoder: a source text in, a target text out."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import torch
@@ -15,6 +15,7 @@ from ...data.tables import pairs
 from ...inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, every, line
 from ...inference.attention_maps import source_attention
 from ...inference.beam import Hypothesis
+from ...inference.sampling import Sampling
 from ...inference.text_batches import (
     beam_targets,
     source_inputs,
@@ -70,7 +71,8 @@ TRAINING: dict[str, dict[str, Any]] = {
     "base": _PAPER | dict(lr=published_peak(512, 4000)),
     "big": _PAPER | dict(lr=published_peak(1024, 4000), steps=300_000),
 }
-SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "stop")  # without effect on a beam search
+# without effect on a beam search: the sampling rules that are off unless they are given, and --stop
+SAMPLING_ONLY = (*(one.name for one in fields(Decoding) if one.default is None and hasattr(Sampling, one.name)), "stop")
 LENGTH_PENALTY = 0.6
 EMPTY = "(empty)"  # a target without a token, where it stands in a list
 
@@ -255,8 +257,8 @@ def _parameter_formulas(c: Any) -> dict[str, str]:
     return block_formulas(c, f"(L + {c.decoder_blocks})", str(c.decoder_blocks))
 
 
-def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
-    length, source = given[0].shape[1], given[1].shape[1]
+def _attention_groups(model: Seq2Seq, inputs: Inputs) -> list[AttentionGroup]:
+    length, source = inputs[0].shape[1], inputs[1].shape[1]
     key = torch.arange(source).expand(length, -1)
     return [
         AttentionGroup("encoder", f"encoder.{SELF_ATTENTION}", line(full, source)),
@@ -267,7 +269,7 @@ def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
     ]
 
 
-def _held_out(loaded: Loaded, task: Any) -> list[Inputs]:
+def _held_out(loaded: Loaded, task: Translation) -> list[Inputs]:
     chosen = [task.data.test[i] for i in spread(len(task.data.test)).tolist()]
     sides = [(task.target(target)[:-1], task.source(source)) for source, target in chosen]
     return [(row(target), row(source)) for target, source in sides if min(len(target), len(source)) > 2]

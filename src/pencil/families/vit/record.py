@@ -134,7 +134,7 @@ def _activations(c: Any, batch: int, length: int | None, half: int) -> Activatio
     return Activations(blocks, patches + embedded, normed + pooled)
 
 
-def _attention_groups(model: Any, given: Inputs) -> list[AttentionGroup]:
+def _attention_groups(model: ViT, inputs: Inputs) -> list[AttentionGroup]:
     """Patches, and the class token and registers before them if there are any."""
     before = model.config.before
     places = grid_positions(model.config.grid, torch.device("cpu"))

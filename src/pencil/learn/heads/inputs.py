@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ...api.other_data import task_on
-from ...api.run_setup import task_of
+from ...api.run_data import task_of, task_on
 from ...config import UserError, build
 from ...families import family
 from ...families.head_inputs import COUNT

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...config import UserError
 from ...core.probe import Probe
-from ...families.head_inputs import LONGEST
+from ...families.head_inputs import LONGEST_INPUT_TOKENS
 from ...inference.attention_layouts import (
     SELF_ATTENTION,
     AttentionGroup,
@@ -174,7 +174,7 @@ def _repeats(
     kinds = np.unique(np.concatenate([given[0].cpu().numpy().ravel() for given in texts]))
     kinds = kinds[~np.isin(kinds, list(separators))]
     begun, start = profile.induction(model, texts)
-    longest = min((min(model.config.context, LONGEST) - len(begun)) // 2, len(kinds))
+    longest = min((min(model.config.context, LONGEST_INPUT_TOKENS) - len(begun)) // 2, len(kinds))
     if longest < FEWEST:
         return [], 0
     rng, found = np.random.Generator(np.random.Philox(key=0)), []

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from ...core.probe import Probe
-from ...models.captioner import Captioner
-from ...models.captioner_config import CaptionerConfig
+from ...models.captioner import Captioner, CaptionerConfig
 from ...models.gpt import GPT, GPTConfig
 from .exercise import Blank, Question
 from .page_parts import drawn, posed, table

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...core.biases import Alibi
-from ...core.positions import Positions, Rope, Sinusoidal, rotate
+from ...core.positions import Alibi, Positions, Rope, Sinusoidal, rotate
 from ...core.probe import OFF, Probe
 from ...core.span import Span
 from ...tracing.writing import format_number

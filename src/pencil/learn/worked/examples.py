@@ -13,8 +13,7 @@ from ...core.embed import Patches
 from ...core.masks import full
 from ...core.probe import OFF, Probe
 from ...core.span import Span
-from ...models.captioner import Captioner
-from ...models.captioner_config import CaptionerConfig
+from ...models.captioner import Captioner, CaptionerConfig
 from ...models.gpt import GPT, GPTConfig
 from ...models.seq2seq import Seq2Seq, Seq2SeqConfig
 from ...tracing.live_trace import LiveTrace, trace

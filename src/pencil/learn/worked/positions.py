@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ...core.biases import T5
+from ...core.positions import T5
 from ...models.gpt import GPT, GPTConfig
 from ...tracing.live_trace import LiveTrace, trace
 from .by_hand import one_decimal

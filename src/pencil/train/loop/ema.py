@@ -1,12 +1,12 @@
 """The exponential moving average (EMA) of the weights, which a diffusion model is used with."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from ...collectives.dtensor import to_local
+from ..parallel.shards import to_local
 
 
 class ExponentialMovingAverage:
@@ -23,7 +23,7 @@ class ExponentialMovingAverage:
         """Move towards the weights; not where `skipped` is 1."""
         # early weights are poor: at step n only about the last n/10 are averaged
         decay = min(self.decay, (1 + step) / (10 + step))
-        # of tensors in one call the weight could only be a number, for which the host would wait
+        # `_foreach_lerp_` takes no tensor as weight without synchronising with the host
         weight = 1 - decay if skipped is None else (1 - decay) * (1 - skipped)
         for value, parameter in zip(self.values.values(), self.parameters.values(), strict=True):
             to_local(value).lerp_(to_local(parameter), weight)
@@ -32,7 +32,7 @@ class ExponentialMovingAverage:
     def in_place(self) -> Iterator[None]:
         """A context in which the model has the average as its weights."""
         with torch.no_grad():
-            own = {name: p.detach().clone() for name, p in self.parameters.items()}
+            weights = {name: p.detach().clone() for name, p in self.parameters.items()}
             for name, p in self.parameters.items():
                 to_local(p).copy_(to_local(self.values[name]))
         try:
@@ -40,10 +40,21 @@ class ExponentialMovingAverage:
         finally:
             with torch.no_grad():
                 for name, p in self.parameters.items():
-                    to_local(p).copy_(to_local(own[name]))
+                    to_local(p).copy_(to_local(weights[name]))
 
     def restore(self, values: Mapping[str, Tensor]) -> None:
         """Restore a saved average; without one, start from the model's weights."""
         with torch.no_grad():
             for name, p in self.parameters.items():
                 self.values[name].copy_(values.get(name, p))
+
+    def reset(self) -> None:
+        """Begin again with the model's weights."""
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                to_local(self.values[name]).copy_(to_local(p))
+
+
+def averaged(ema: ExponentialMovingAverage | None) -> AbstractContextManager[None]:
+    """A context in which the model has the weights that it is used with: their average, where there is one."""
+    return nullcontext() if ema is None else ema.in_place()

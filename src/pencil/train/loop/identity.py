@@ -11,17 +11,17 @@ from ...runs.run import Run
 from ..settings import UNDECIDED, TrainConfig
 from . import checkpoint
 
-# where a run goes on, how long, and how often it is looked at: these may change freely
-FREE = frozenset((
+# settings of where a run goes on, how long, and how often it is evaluated and saved: these may change freely
+FREE_SETTINGS = frozenset((
     "steps", "minutes", "patience", "device", "compile", "deterministic", "eval_every", "eval_batches", "save_every",
     "keep", "logger", "max_skipped", "recompute", "parallel", "sync",
 ))  # fmt: skip
-UNCOMPARED = ("run.settings", "run.changes")
-NAMED = 3  # changes in one sentence
+UNCOMPARED_FACTS = ("run.settings", "run.changes")
+NAMED_CHANGES = 3  # how many changes one sentence names
 
 
 class Change(NamedTuple):
-    """A setting that is another than when a checkpoint was saved; None where it was, or is, not set."""
+    """A setting that differs from when a checkpoint was saved; None where it was, or is, not set."""
 
     name: str
     was: Any
@@ -30,7 +30,7 @@ class Change(NamedTuple):
     @property
     def free(self) -> bool:
         section, _, name = self.name.partition(".")
-        return section == "train" and name in FREE
+        return section == "train" and name in FREE_SETTINGS
 
     def __str__(self) -> str:
         return f"{self.name} {self.was} -> {self.now}"
@@ -51,25 +51,25 @@ def identity(run: Run) -> dict[str, Any]:
 
 
 def differences(state: Mapping[str, Any], run: Run, record: Any) -> list[Change]:
-    """What the run has otherwise than the state of a checkpoint records; older states record less."""
+    """The settings in which the run differs from the state of a checkpoint; older states record less."""
     if not isinstance(state.get("of"), dict):
         raise UserError(f"the newest checkpoint of {run.path} does not record what it belongs to")
-    was, now = _flat(state["of"], record), _flat(identity(run), record)
-    if not complete(state):
-        old = _flat({"model": upgraded(record.config, state["of"].get("model") or {})}, record)
+    was, now = _flatten(state["of"], record), _flatten(identity(run), record)
+    if not records_all_settings(state):
+        old = _flatten({"model": upgraded(record.config, state["of"].get("model") or {})}, record)
         same = all(was.get(name) == now.get(name) for name in {*was, *now} if name.startswith("model."))
         was = was if same else {**{n: v for n, v in was.items() if not n.startswith("model.")}, **old}
         now = {name: value for name, value in now.items() if name in was or name.startswith("model.")}
-    names = [name for name in {**was, **now} if name not in UNCOMPARED]
+    names = [name for name in {**was, **now} if name not in UNCOMPARED_FACTS]
     return [Change(name, was.get(name), now.get(name)) for name in names if was.get(name) != now.get(name)]
 
 
-def complete(state: Mapping[str, Any]) -> bool:
+def records_all_settings(state: Mapping[str, Any]) -> bool:
     """Whether a state records all settings; one of an older version has the model and the data only."""
     return isinstance(state.get("of"), dict) and "train" in state["of"]
 
 
-def _flat(of: Mapping[str, Any], record: Any) -> dict[str, Any]:
+def _flatten(of: Mapping[str, Any], record: Any) -> dict[str, Any]:
     """Every setting by its dotted name; what is not set has its default."""
     if "family" in of:  # as older versions wrote it
         of = {"run": {"family": of["family"], "data_hash": of.get("data")}, "model": of.get("model")}
@@ -89,20 +89,22 @@ def _defaults(kind: type | None) -> dict[str, Any]:
     return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
-def recorded(run: Run) -> dict[str, str]:
-    """What each setting was last changed to with the user's knowledge; nothing if config.toml is not as it was written,
-    since the record is in it."""
-    found = {}
+def recorded_changes(run: Run) -> dict[str, str]:
+    """What each setting was last changed to with the user's knowledge.
+
+    Nothing if config.toml is not as it was written, since the record is in it.
+    """
     if any(fault for _, fault in run.check_files("config.toml")):
-        return found
+        return {}
+    values_by_name = {}
     for line in run.config["run"].get("changes") or ():
         name, _, values = str(line).partition(": ")[2].partition(" ")
-        found[name] = values.rpartition(" -> ")[2]
-    return found
+        values_by_name[name] = values.rpartition(" -> ")[2]
+    return values_by_name
 
 
 def record_changes(run: Run, step: int, changes: Iterable[Change], train: Any = None) -> None:
-    """Write changes into the run, so that they are known when it is resumed again."""
+    """Write changes into the run, so that they are not refused when it is resumed again."""
     lines = [f"step {step}: {change}" for change in changes]
     facts = run.config["run"]
     facts = facts | ({"changes": [*facts.get("changes", ()), *lines]} if lines else {})
@@ -111,19 +113,19 @@ def record_changes(run: Run, step: int, changes: Iterable[Change], train: Any = 
 
 def newest_state(run: Path) -> tuple[Path, dict[str, Any]] | None:
     """The folder and the state of the newest checkpoint whose state can be read."""
-    for found in checkpoint.find(run)[0]:
-        state = checkpoint.state_of(found)
+    for stored in checkpoint.find(run)[0]:
+        state = checkpoint.state_of(stored)
         if state is not None:
-            return found.folder, state
+            return stored.folder, state
     return None
 
 
-def review(
+def review_changes(
     run: Run, record: Any, allow: bool = False, newest: tuple[Path, dict[str, Any]] | None = None
 ) -> tuple[list[Change], list[str]]:
     """What was changed in the files of a run since its newest checkpoint, and notes about it; refused unless allowed.
 
-    Only changes of where and how long a run goes on, and those recorded in the run, need no leave.
+    Only changes of where and how long a run goes on, and those recorded in the run, need no permission.
     """
     notes, manifest = [], run.manifest
     if manifest is None:
@@ -137,10 +139,10 @@ def review(
     changes: list[Change] = []
     if newest is not None:
         folder, state = newest
-        if not complete(state):
+        if not records_all_settings(state):
             notes.append(f"{folder} is of an older version, which recorded no training settings: they are not compared")
-        known = recorded(run)
-        changes = [c for c in differences(state, run, record) if known.get(c.name) != str(c.now)]
+        allowed = recorded_changes(run)
+        changes = [c for c in differences(state, run, record) if allowed.get(c.name) != str(c.now)]
         if "plans" in run.config:  # of a time budget: they were made after the checkpoint, and are followed
             changes = [c for c in changes if c.name.removeprefix("train.") not in UNDECIDED]
         if not state.get("step", 1):  # nothing was trained with the settings before
@@ -149,7 +151,7 @@ def review(
     faults = {path.name: fault for path, fault in run.check_files("config.toml", "tokenizer.json") if fault}
     for name, fault in faults.items():
         if not allow and not (name == "config.toml" and changes):
-            raise UserError(f"{fault}; put it back, or go on with it: {_leave(run)}")
+            raise UserError(f"{fault}; put it back, or go on with it: {_allow_command(run)}")
     if changes:
         notes.append(f"{run.path / 'config.toml'} was changed since the last save: {', '.join(map(str, changes))}")
     return changes, notes
@@ -164,17 +166,17 @@ def _refuse_changes(run: Run, folder: Path, changes: list[Change], allow: bool) 
             "folder away"
         )
     if fixed and not allow:
-        first = list(fixed.values())[:NAMED]
+        first = list(fixed.values())[:NAMED_CHANGES]
         was = ", ".join(f"{change.name} {change.was}" for change in first)
         now = ", ".join(f"{change.now}" for change in first)
-        more = f" (and {len(fixed) - NAMED} more)" if len(fixed) > NAMED else ""
+        more = f" (and {len(fixed) - NAMED_CHANGES} more)" if len(fixed) > NAMED_CHANGES else ""
         raise UserError(
             f"{folder} is a checkpoint of other settings: it was saved with {was}{more}, and config.toml has {now}; "
-            f"put back what was changed, or go on with the changes: {_leave(run)}"
+            f"put back what was changed, or go on with the changes: {_allow_command(run)}"
         )
 
 
-def _leave(run: Run) -> str:
+def _allow_command(run: Run) -> str:
     return f"pencil resume {run.path} --allow-changes"
 
 
@@ -184,7 +186,9 @@ def check_weights(run: Run, allow: bool) -> Fault | None:
         if fault is None:
             continue
         if not allow:
-            raise UserError(f"{fault}; put it back, or replace it by the weights of the last checkpoint: {_leave(run)}")
+            raise UserError(
+                f"{fault}; put it back, or replace it by the weights of the last checkpoint: {_allow_command(run)}"
+            )
         run.drop_weights()
         return fault
     return None
@@ -200,6 +204,6 @@ def check_start(run: Run, allow: bool) -> list[str]:
     if not allow:
         raise UserError(
             f"{run.path / 'checkpoints'} has no checkpoint, and the run had come to step {last}: put the folder back, "
-            f"or start from step 0 and replace the weights: {_leave(run)}"
+            f"or start from step 0 and replace the weights: {_allow_command(run)}"
         )
     return [f"{run.path / 'checkpoints'} has no checkpoint: it starts from step 0"]

@@ -1,4 +1,4 @@
-"""Loggers: each line of metrics handed to TensorBoard, trackio or Weights & Biases."""
+"""Loggers: each line of metrics is sent to TensorBoard, trackio or Weights & Biases as well."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from ...config import UserError, install
 
 
 class Logger(NamedTuple):
-    """Where metrics go besides metrics.jsonl."""
+    """A receiver of metrics besides metrics.jsonl."""
 
     log: Callable[[dict[str, float], int], Any]  # numbers by name, and their step
     close: Callable[[], Any] = lambda: None
@@ -23,7 +23,7 @@ def open_logger(name: str, run: Path, settings: Mapping[str, Any] | None = None)
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """What a curve can be drawn of: not the names of the samples of an update that was left out."""
+    """The values that a curve can be drawn of: not the names of the samples of an update that was left out."""
     return {key: value for key, value in values.items() if key != "step" and isinstance(value, int | float)}
 
 
@@ -57,8 +57,8 @@ def _wandb(run: Path, settings: Mapping[str, Any]) -> Logger:
     if not hasattr(wandb, "init"):  # the folder wandb/ that it leaves behind can be imported as well
         raise ImportError
     # WANDB_MODE=offline, WANDB_PROJECT and the others are read by wandb itself; a resumed run goes on in its curve
-    known = settings.get("run", {}).get("id")
-    resumed = {"id": known, "resume": "allow"} if known else {}
+    run_id = settings.get("run", {}).get("id")
+    resumed = {"id": run_id, "resume": "allow"} if run_id else {}
     wandb.init(name=run.name, dir=str(run), config=dict(settings), **resumed)
     return Logger(lambda values, step: wandb.log(values, step=step), wandb.finish)
 

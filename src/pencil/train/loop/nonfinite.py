@@ -31,11 +31,11 @@ class FiniteGuard:
 
     def check(self, loss: Tensor, norm: Tensor) -> Tensor:
         """1 if the update must be left out, else 0; on the device."""
-        found = (~(torch.isfinite(loss) & torch.isfinite(norm))).float()
+        left_out = (~(torch.isfinite(loss) & torch.isfinite(norm))).float()
         if self.stop:
-            found = self.stopped = torch.maximum(self.stopped, found)
+            left_out = self.stopped = torch.maximum(self.stopped, left_out)
         self.recent.append(torch.stack([loss.float(), norm.float()]))
-        return found
+        return left_out
 
     def read(self, step: int) -> tuple[list[float], list[Nonfinite]]:
         """The losses of the updates since the last reading, and those left out; `step` is how many were made in all."""
@@ -56,7 +56,7 @@ class FiniteGuard:
 
 def require_finite(tensors: Mapping[str, Tensor], what: str) -> None:
     """Refuse to write weights or moments that are not finite."""
-    bad = [name for name, fine in zip(tensors, _finite(tensors.values()), strict=True) if not fine]
+    bad = [name for name, finite in zip(tensors, _are_finite(tensors.values()), strict=True) if not finite]
     if bad:
         raise UserError(
             f"{what} would hold NaN or infinity in {bad[0]}{f' and {len(bad) - 1} others' if bad[1:] else ''}, "
@@ -64,7 +64,7 @@ def require_finite(tensors: Mapping[str, Tensor], what: str) -> None:
         )
 
 
-def _finite(tensors: Iterable[Tensor]) -> list[bool]:
+def _are_finite(tensors: Iterable[Tensor]) -> list[bool]:
     """Whether each tensor is finite; the host waits once for all of them."""
     flags = [tensor.isfinite().all() for tensor in tensors]
     devices = {flag.device for flag in flags}
@@ -73,7 +73,7 @@ def _finite(tensors: Iterable[Tensor]) -> list[bool]:
     return [bool(flag) for flag in flags]
 
 
-def named(samples: list[str], shown: int = 5) -> str:
+def name_samples(samples: list[str], most: int = 5) -> str:
     """The samples of a batch in a sentence."""
-    rest = f" and {len(samples) - shown} more" if len(samples) > shown else ""
-    return ", ".join(samples[:shown]) + rest
+    rest = f" and {len(samples) - most} more" if len(samples) > most else ""
+    return ", ".join(samples[:most]) + rest

@@ -16,14 +16,18 @@ from ...console import Console, visible
 from ...files import write_aside
 from ...progress import duration, watched
 from ...runs.manifest import Fault
-from ..tasks.metrics import about_accuracy, class_rows, is_detail
+from ..tasks.metrics import class_rows, describe_accuracy, is_detail
 from .loggers import Logger, numbers, open_logger
 
-FIRST_LINE, LINE_EVERY = 2.0, 30.0  # seconds, where there is no terminal to draw a bar in
-LEAST_DONE, LEAST_SPENT = 3, 3.0  # turns and seconds of a loop before the time that is left is shown
-NAMED_LINES = 5  # damaged ones in one sentence
-LARGEST = 1 << 63  # a whole number of hundreds of digits is a measurement of nothing, and cannot be drawn
-NO_MEASURES = ("format", "family", "weights", "pencil", "step")  # of what the weights' file records
+# where there is no terminal to draw a bar in, progress is reported as lines
+FIRST_REPORT_SECONDS = 2.0
+REPORT_INTERVAL_SECONDS = 30.0
+# the time that is left is shown after so many turns of a loop, and so many seconds
+LEAST_TURNS = 3
+LEAST_SECONDS = 3.0
+NAMED_LINES = 5  # how many damaged lines one sentence names
+LARGEST_VALUE = 1 << 63  # a whole number of hundreds of digits is a measurement of nothing, and cannot be drawn
+NO_METRICS = ("format", "family", "weights", "pencil", "step")  # entries of the weights' file that are no metrics
 
 
 def read_metrics(run: Path) -> tuple[list[dict[str, Any]], Fault | None]:
@@ -54,26 +58,26 @@ def _measurements(content: bytes) -> dict[str, Any] | None:
         return None
     losses = [line[name] for name in ("train_loss", "val_loss") if name in line]
     whole = [value for value in line.values() if isinstance(value, int)]
-    fine = all(isinstance(loss, int | float) for loss in losses) and all(abs(value) < LARGEST for value in whole)
+    fine = all(isinstance(loss, int | float) for loss in losses) and all(abs(value) < LARGEST_VALUE for value in whole)
     return line if fine else None
 
 
 class Metrics:
-    """One object a line, flushed as it is written; on resume, what came after the checkpoint is cut off."""
+    """metrics.jsonl: one object per line, flushed as written; resuming cuts off what came after the checkpoint."""
 
     def __init__(self, run: Path, after: int, logger: Logger | None = None, evaluated: bool = True):
-        """Cut off what came after step `after`, and its evaluation unless it was `evaluated`: it is made again."""
+        """Cut off what came after step `after`, and the evaluation of that step unless it is not made again."""
         self.path = run / "metrics.jsonl"
         lines, self.fault = read_metrics(run)
-        kept = "".join(
+        content = "".join(
             json.dumps(line) + "\n"
             for line in lines
             if after and line["step"] <= after and (evaluated or line["step"] < after or "val_loss" not in line)
         ).encode()
         # a link is replaced, never written through: a run may come from somebody else
         whole = self.path.is_file() and not self.path.is_symlink()
-        if not whole or self.path.read_bytes() != kept:
-            write_aside(self.path, kept)
+        if not whole or self.path.read_bytes() != content:
+            write_aside(self.path, content)
         self.file = self.path.open("a", encoding="utf-8")
         self.logger = logger or open_logger("none", run)
 
@@ -92,7 +96,7 @@ class Metrics:
 
 
 class NoMetrics(Metrics):
-    """Of a process that writes none."""
+    """The metrics of a process that writes none."""
 
     def __init__(self):
         self.fault = None
@@ -105,7 +109,7 @@ class NoMetrics(Metrics):
 
 
 def plot_losses(run: Path) -> Path:
-    """loss.png: training and validation loss against the step."""
+    """Plot training and validation loss against the step, as loss.png."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -132,31 +136,31 @@ def plot_losses(run: Path) -> Path:
 
 
 def _how_to_use(run: Path, facts: Mapping[str, Any], usage: str) -> str:
-    """The commands of a run; of a task of one's own, the call that continues and loads it."""
-    shown = visible(str(run), one_line=True)
+    """The commands of a run; for a task of `pencil.fit`, the call that continues and loads it."""
+    path = visible(str(run), one_line=True)
     if "task" in facts:
         return f"""```python
 import pencil
-model = pencil.fit({facts["task"]}(), "{shown}", resume=True).load()
+model = pencil.fit({facts["task"]}(), "{path}", resume=True).load()
 ```
 """
-    place = shlex.quote(shown)
+    quoted = shlex.quote(path)
     return f"""```
-pencil sample {place}{usage and " "}{usage}
-pencil eval {place}
-pencil resume {place}
+pencil sample {quoted}{usage and " "}{usage}
+pencil eval {quoted}
+pencil resume {quoted}
 ```
 
 ```python
 import pencil
-model, tokenizer, run = pencil.load("{shown}")
+model, tokenizer, run = pencil.load("{path}")
 ```
 """
 
 
-def _of_classes(metrics: Mapping[str, float], unit: str) -> str:
-    """How sure the accuracy is, and the figures of each class; nothing without classes."""
-    if not (sentence := about_accuracy(metrics, unit)):
+def _describe_classes(metrics: Mapping[str, float], unit: str) -> str:
+    """The confidence interval of the accuracy, and the figures of each class; nothing without classes."""
+    if not (sentence := describe_accuracy(metrics, unit)):
         return ""
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in class_rows(metrics)]
     table = "".join([*rows[:1], "|---|---|---|---|---|\n", *rows[1:], "\n"]) if rows else ""
@@ -173,9 +177,9 @@ def model_card(
     highest: str = "",
     unit: str = "examples",
 ) -> str:
-    """README.md of a run: what it is, how good it is, how to use it; `weights` is what their file records of them.
+    """The text of a run's README.md; `weights` are the facts that the weights' file records of them.
 
-    `highest` is a remark about another evaluation, `unit` what there are examples of.
+    `highest` is a remark about another evaluation, `unit` the unit of the held-out examples.
     """
     facts, train = config["run"], config["train"]
     worded = f"tokenizer: {facts['tokenizer']}; " if "tokenizer" in facts else ""
@@ -192,10 +196,10 @@ def model_card(
     which = f"the last: {why_last}" if why_last else "the best by validation loss"
     which += f"; {highest}" if highest else ""
     if "val_loss" in weights:
-        found = {name: float(value) for name, value in weights.items() if name not in NO_MEASURES}
-        names = sorted((one for one in found if not is_detail(one)), key=lambda name: (name != "val_loss", name))
-        rows = "\n".join(f"| {name} | {found[name]:.4f} |" for name in names)
-        measures = f"| measure on held-out data | value |\n|---|---|\n{rows}\n\n" + _of_classes(found, unit)
+        values = {name: float(value) for name, value in weights.items() if name not in NO_METRICS}
+        names = sorted((name for name in values if not is_detail(name)), key=lambda name: (name != "val_loss", name))
+        rows = "\n".join(f"| {name} | {values[name]:.4f} |" for name in names)
+        measures = f"| measure on held-out data | value |\n|---|---|\n{rows}\n\n" + _describe_classes(values, unit)
     else:
         measures = ""
         which = "at which training was interrupted. They have not been evaluated"
@@ -242,11 +246,11 @@ class ProgressBar:
     def due(self, trained: float) -> bool:
         """Whether it is time to show the progress; `trained` is for how many seconds there were steps."""
         if self.printed is None:
-            return trained > FIRST_LINE
-        return time.monotonic() - self.printed > (1 if self.console.is_terminal else LINE_EVERY)
+            return trained > FIRST_REPORT_SECONDS
+        return time.monotonic() - self.printed > (1 if self.console.is_terminal else REPORT_INTERVAL_SECONDS)
 
     def update(self, step: int, loss: float, rate: float, left: float, trained: float) -> None:
-        """The mean loss, the units a second, and the seconds that are left."""
+        """Show the mean loss, the units per second, and the seconds that are left."""
         note = f"loss {loss:.4f}  {rate:,.0f} {self.unit}/s  {duration(left)} left"
         self.progress.update(self.task, completed=step, description="training", note=note)
         if self.due(trained):
@@ -254,8 +258,13 @@ class ProgressBar:
             if not self.console.is_terminal:
                 self.print(f"step {step}/{self.total}  {note}")
 
+    def set_total(self, total: int) -> None:
+        """Go on to this many steps."""
+        self.total = total
+        self.progress.update(self.task, total=total)
+
     def evaluating(self, done: int, total: int) -> None:
-        """How far an evaluation is; elsewhere than in a terminal only if it takes long."""
+        """Show how far an evaluation is; elsewhere than in a terminal only if it takes long."""
         self.evaluation = self.evaluation or Countdown("evaluating")
         words = self.evaluation.words(done, total)
         self.progress.update(self.task, description=words)
@@ -263,7 +272,7 @@ class ProgressBar:
             self.print(words)
 
     def evaluated(self) -> None:
-        """An evaluation has ended."""
+        """Show that an evaluation has ended."""
         self.evaluation = None
         self.progress.update(self.task, description="training")
 
@@ -275,18 +284,22 @@ class Countdown:
     """How far a loop of known length is, and the time that is left."""
 
     def __init__(self, what: str):
-        self.what, self.started, self.printed = what, time.monotonic(), time.monotonic() + FIRST_LINE - LINE_EVERY
+        self.what, self.started, self.printed = (
+            what,
+            time.monotonic(),
+            time.monotonic() + FIRST_REPORT_SECONDS - REPORT_INTERVAL_SECONDS,
+        )
 
     def words(self, done: int, total: int) -> str:
         spent = time.monotonic() - self.started
-        known = done >= LEAST_DONE and spent > LEAST_SPENT
-        left = f", {duration(spent / done * (total - done))} left" if known else ""
+        measured = done >= LEAST_TURNS and spent > LEAST_SECONDS
+        left = f", {duration(spent / done * (total - done))} left" if measured else ""
         return f"{self.what} {done}/{total}{left}"
 
     @property
     def due(self) -> bool:
         """Whether it is time for a line of it: the first soon, the others every half minute."""
-        if time.monotonic() - self.printed < LINE_EVERY:
+        if time.monotonic() - self.printed < REPORT_INTERVAL_SECONDS:
             return False
         self.printed = time.monotonic()
         return True

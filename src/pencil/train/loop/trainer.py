@@ -1,49 +1,115 @@
 """The training loop: one for every family. `step` counts the updates; everything else is a function of it."""
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing, nullcontext, suppress
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from functools import partial
-from threading import Event
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.processes import all_reduce_any, broadcast, process_group, wait_long, world
+from ...collectives.processes import all_reduce_any, barrier_without_timeout, broadcast, process_group, world
+from ...collectives.torchrun import is_orphaned
 from ...config import UserError
-from ...device import pick_device, random_state, seed_generators
+from ...device import pick_device, random_state, random_state_kept, seed_generators
+from ...progress import duration
 from ...runs.run import Run
-from ..building import build_model, same_bits_again
+from ..building import build_model, deterministic_kernels
 from ..optim import make_optimizers, step_unless
-from ..parallel.exact import make_gradients
-from ..parallel.modes import autocast_of, compiles, mode_of
-from ..parallel.rows import own_batch
-from ..parallel.shards import HostCopy
+from ..parallel.gradients import autocast_of, compiles, make_gradients, mode_of, own_batch
+from ..parallel.shards import to_local
 from ..schedule import factor
-from ..settings import Plan, TrainConfig, check_processes, fit_warmup
+from ..settings import Plan, TrainConfig, check_processes
 from ..task import Batch, Task, random_of
-from ..validation import Validation, amount_of, higher
-from . import pace
-from .background import Background
+from ..validation import amount_of
+from . import pace, report
+from .checkpointer import DISK_FULL, Checkpointer
 from .ema import ExponentialMovingAverage
-from .evaluation import Abandoned, Callback, Evaluating
-from .interrupt import interruptible
+from .evaluator import Abandoned, Evaluator
 from .loggers import open_logger
-from .nonfinite import FiniteGuard, named
-from .pace import SLOW, Budget, Pace, planned_line, plans_of, with_plans
-from .prefetch import Prefetch
-from .report import FIRST_LINE, Metrics, NoMetrics, ProgressBar, plot_losses
+from .nonfinite import FiniteGuard, name_samples
+from .pace import SLOW_UPDATE_SECONDS, Budget, Pace, describe_plan, plans_of, with_plans
+from .report import Metrics, NoMetrics, ProgressBar, plot_losses
 from .resume import restore
-from .saving import DISK_FULL
-from .trained import Outcome
+from .state import Outcome, TrainState, with_plan
 
-LOG_EVERY = 10
-LONG = 3600  # seconds of a whole training, from which a shorter one is proposed
+LOG_EVERY_STEPS = 10
+LONG_TRAINING_SECONDS = 3600  # a shorter training is proposed in place of a longer one
+PREFETCHED_BATCHES = 4
+
+Callback = Callable[[int, dict[str, float]], Any]
 
 
-class Trainer(Evaluating):
+class Prefetch:
+    """Makes batches in advance on other threads, so that training does not wait for decoding.
+
+    It calls `make(step, micro)` a few steps early; the results are the same as if it were called now.
+    """
+
+    def __init__(self, make: Callable[[int, int], Batch], accumulate: int, steps: int, depth: int = PREFETCHED_BATCHES):
+        self.make, self.accumulate, self.steps, self.depth = make, accumulate, steps, depth
+        self.pool = ThreadPoolExecutor(2, thread_name_prefix="prefetch")
+        self.waiting: dict[tuple[int, int], Future[Batch]] = {}
+
+    def __call__(self, step: int, micro: int) -> Batch:
+        for key in islice(self._from(step, micro), self.depth):
+            if key not in self.waiting:
+                self.waiting[key] = self.pool.submit(self.make, *key)
+        # steps after the last, with which the pace may be measured, are not made early
+        early = self.waiting.pop((step, micro), None)
+        return self.make(step, micro) if early is None else early.result()
+
+    def _from(self, step: int, micro: int) -> Iterator[tuple[int, int]]:
+        for at in range(step * self.accumulate + micro, self.steps * self.accumulate):
+            yield divmod(at, self.accumulate)
+
+    def set_steps(self, steps: int) -> None:
+        """Make batches up to this step from now on."""
+        self.steps = steps
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Stopping(threading.Event):
+    """Set by a signal; also where torchrun, which started this process, has ended without ending it."""
+
+    def is_set(self) -> bool:
+        return super().is_set() or is_orphaned()
+
+
+@contextmanager
+def interruptible(stopping: threading.Event) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP (a closed terminal) stop the loop after its step; a second Ctrl-C stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        if stopping.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stopping.set()
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    # `nohup` has made the process ignore SIGHUP, which must stay so
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Trainer:
     """A model, its optimizers and the run they write to.
 
     `on_step(step, metrics)` is called after each update with train_loss and lr, `on_evaluation(step, metrics)` after
@@ -66,7 +132,7 @@ class Trainer(Evaluating):
         began: float | None = None,
         usual_steps: int | None = None,
     ):
-        self.task, self.run, self.config, self.allow_changes = task, run, config, allow_changes
+        self.task, self.run, self.allow_changes, self.state = task, run, allow_changes, TrainState(config)
         self.on_step, self.on_evaluation, self.propose = on_step, on_evaluation, propose
         self.began, self.usual_steps = pace.clock() if began is None else began, usual_steps
         self.here = world()
@@ -80,10 +146,10 @@ class Trainer(Evaluating):
         self.group.enter_context(process_group(self.device, alone=self.mode in ("ddp", "fsdp")))
         self.group.callback(random_state(self.device))  # the caller's
         if config.deterministic:
-            self.group.enter_context(same_bits_again(config.exact and self.device.type == "cpu"))
+            self.group.enter_context(deterministic_kernels(config.exact and self.device.type == "cpu"))
         self._seed(0)
         self.model = build_model(task, config, self.mode, self.device, self.here)
-        wait_long()  # for data that is encoded before
+        barrier_without_timeout()  # for data that is encoded before
         self.optimizers = make_optimizers(self.model, config)
         self.autocast = autocast_of(config, self.device)
         self.gradients = make_gradients(self.mode)(task, self.model, config, self.device, self.autocast, self.here)
@@ -97,22 +163,22 @@ class Trainer(Evaluating):
         batch = partial(own_batch, task, here=self.here)
         self.batch = Prefetch(batch, config.accumulate, config.steps or 1 << 62) if prefetch else batch
         self.ema = ExponentialMovingAverage(self.model, config.ema) if config.ema else None
-        self.step = 0
-        self.seconds = 0.0
-        self.best: dict[str, Any] = {}
-        self.highest: dict[str, Any] = {}
-        self.evaluated = -1
-        self.validation = Validation()
-        self.pace = Pace()
-        self.budget: Budget | None = None
-        self.spent: dict[str, float] | None = None  # of the budget, as a checkpoint records it
-        self.plans: list[Plan] = []
-        self.following: list[Plan] = []  # recorded plans of later steps
-        self.stopping = Event()
         self.guard = FiniteGuard(self.device, config.nonfinite == "stop")
-        self.skipped = 0  # updates left out because they were not finite
-        self.background, self.host, self.saving = Background(), HostCopy(), 0
-        self.pending: list[float] = []  # losses since the last line of metrics
+        self.pace, self.stopping = Pace(), Stopping()
+        self.checkpointer = Checkpointer(task, run, self.state, self.model, self.optimizers, self.ema, self.device)
+        self.evaluator = Evaluator(
+            task, self.state, self.gradients, self.ema, self.checkpointer, self.pace, self.stopping, self._report_pace
+        )
+
+    @property
+    def config(self) -> TrainConfig:
+        """The settings in force: those of the latest plan, where there is a time budget."""
+        return self.state.config
+
+    @property
+    def step(self) -> int:
+        """How many updates were made."""
+        return self.state.step
 
     def _seed(self, step: int, rank: int = 0) -> None:
         """Dropout's random numbers, like the batch, follow from (seed, step, rank): no state to save."""
@@ -128,19 +194,19 @@ class Trainer(Evaluating):
         self.gradients.loss = loss
 
     def update(self) -> int:
-        """One optimizer step, left out if its loss or gradient is not finite; how many units were in its batch."""
+        """Make one optimizer step, left out if its loss or gradient is not finite; returns the units of its batch."""
         self._seed(self.step, self.here.rank)
         self.model.train()
         batches = [self.batch(self.step, micro) for micro in range(self.config.accumulate)]
         loss, norm, units = self.gradients(self.step, batches)
         left_out = self.guard.check(loss, norm)
-        now = factor(self.step, self.config, self.plans)
+        rate_factor = factor(self.step, self.config, self.state.plans)
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * now
+                group["lr"] = group["peak"] * rate_factor
             step_unless(optimizer, left_out)
             optimizer.zero_grad(set_to_none=True)
-        self.step += 1
+        self.state.step += 1
         if self.ema is not None:
             self.ema.update(self.step, left_out)
         return units
@@ -148,77 +214,82 @@ class Trainer(Evaluating):
     def read_losses(self, metrics: Metrics, bar: ProgressBar) -> None:
         """Read the losses since the last time; report updates that were left out, and stop if they may not be."""
         losses, left_out = self.guard.read(self.step)
-        self.pending += losses
-        for found in left_out:
-            self.skipped += 1
+        self.state.pending += losses
+        for update in left_out:
+            self.state.skipped += 1
+            skipped, allowed = self.state.skipped, self.config.max_skipped
             samples = [
-                name for micro in range(self.config.accumulate) for name in self.task.sample_ids(found.step - 1, micro)
+                name for micro in range(self.config.accumulate) for name in self.task.sample_ids(update.step - 1, micro)
             ]
-            metrics.write(step=found.step, nonfinite=found.what, samples=samples)
-            stop = self.guard.stop or self.skipped > self.config.max_skipped
-            report = f"the {found.what}, and its update was left out; its batch: {named(samples)}"
-            if not stop:
-                bar.print(f"step {found.step}: {report} ({self.skipped} of at most {self.config.max_skipped})")
+            metrics.write(step=update.step, nonfinite=update.what, samples=samples)
+            line = f"the {update.what}, and its update was left out; its batch: {name_samples(samples)}"
+            if not self.guard.stop and skipped <= allowed:
+                bar.print(f"step {update.step}: {line} ({skipped} of at most {allowed})")
                 continue
             if self.guard.stop:
-                self.step = found.step - 1  # the weights are those before it
-                kept = self.save_before_stop()
+                self.state.step = update.step - 1  # the weights are those before it
+                saved = self.checkpointer.save_before_stop()
                 mend = "a lower --train.lr may help, or --train.nonfinite skip leaves such updates out"
             else:
-                kept = self.last_kept()
-                mend = f"--train.max_skipped {self.config.max_skipped} allows no more; a lower --train.lr may help"
-            raise UserError(f"training stopped at step {found.step}: {report}; {kept}; {mend}")
+                saved = self.checkpointer.describe_last()
+                mend = f"--train.max_skipped {allowed} allows no more; a lower --train.lr may help"
+            raise UserError(f"training stopped at step {update.step}: {line}; {saved}; {mend}")
 
     def train(self) -> Outcome:
         """Train to the last step, or until interrupted; everything in the run folder is written on the way."""
-        alone = self.run.writing() if self.here.is_rank0 else nullcontext()
-        with self.group, alone, closing(self.batch) if isinstance(self.batch, Prefetch) else nullcontext():
+        only_writer = self.run.writing() if self.here.is_rank0 else nullcontext()
+        with self.group, only_writer, closing(self.batch) if isinstance(self.batch, Prefetch) else nullcontext():
             try:
                 return self._train()
             except OSError as error:
                 if error.errno not in DISK_FULL:
                     raise
                 raise UserError(
-                    f"the disk is full: step {self.step} could not be saved in {self.run.path}; {self.last_kept()}; "
-                    f"free some space, then: pencil resume {self.run.path}"
+                    f"the disk is full: step {self.step} could not be saved in {self.run.path}; "
+                    f"{self.checkpointer.describe_last()}; free some space, then: pencil resume {self.run.path}"
                 ) from None
 
+    def restore(self) -> list[str]:
+        """Resume from the run's newest checkpoint, if it has one; what the user should know about it."""
+        settings_before = self.run.config["train"]  # `restore` may record other settings
+        restored = restore(self.checkpointer, self.evaluator.evaluate, self.allow_changes)
+        self._open_budget(settings_before, restored.state)
+        return restored.notes
+
     def _train(self) -> Outcome:
-        was = self.run.config["train"]  # `restore` may record other settings
-        notes = restore(self)
+        notes = self.restore()
         start = self.step
-        self._open_budget(was)
         if getattr(self.task, "start", None) is not None:
-            self.save()  # the weights it starts from: the source is not needed again
+            self.checkpointer.save()  # the weights it starts from: the source is not needed again
         bar = ProgressBar(self.config.steps, start, self.task.unit, quiet=self.quiet)
         for line in notes:
             bar.print(line)
-        metrics = self._metrics(start)
+        metrics = self._open_metrics(start)
         if metrics.fault is not None:
             bar.print(f"{metrics.fault}, and is left out")
-        with closing(metrics), interruptible() as self.stopping, bar, self.background:
+        with closing(metrics), interruptible(self.stopping), bar, self.checkpointer.writer:
             try:
-                if self.budget is not None and not self.plans:
-                    self._first_plan(metrics, bar, self.budget)
+                if self.state.budget is not None and not self.state.plans:
+                    self._make_first_plan(metrics, bar, self.state.budget)
                 self._begin(bar)
                 self._loop(metrics, bar)
             except Abandoned:  # before the first step: there is nothing to save
                 pass
-        if self.here.is_rank0 and (self.step or self.evaluated >= 0):  # otherwise nothing was measured
+        if self.here.is_rank0 and (self.step or self.state.evaluated >= 0):  # otherwise nothing was measured
             plot_losses(self.run.path)
         if self.here.is_rank0:
-            self.write_card()
+            self.checkpointer.write_card()
         return self._outcome()
 
-    def _metrics(self, start: int) -> Metrics:
+    def _open_metrics(self, start: int) -> Metrics:
         """The file of metrics, which rank 0 writes."""
         if not self.here.is_rank0:
             return NoMetrics()
         logger = open_logger(self.config.logger, self.run.path, self.run.config)
-        metrics = Metrics(self.run.path, start, logger, not start or self.evaluated == start)
+        metrics = Metrics(self.run.path, start, logger, not start or self.state.evaluated == start)
         for line in Metrics.read(self.run.path):
             if isinstance(line.get(self.task.headline), int | float):
-                self.highest = higher(self.highest, line, self.task.headline)
+                self.state.record_headline(line, self.task.headline)
         return metrics
 
     def _begin(self, bar: ProgressBar) -> None:
@@ -226,45 +297,106 @@ class Trainer(Evaluating):
         if self.here.is_rank0 and asdict(self.config) != self.run.config["train"]:
             self._write_config()
         amount, embedded = amount_of(self.task), getattr(self.task.family, "embedded", ())
-        own = not self.step and self.run.config["run"].get("data") not in embedded
+        new_with_own_data = not self.step and self.run.config["run"].get("data") not in embedded
         started = "from" in self.run.config["run"]
-        if amount and own and (line := amount.too_little(self.config, started)):
+        if amount and new_with_own_data and (line := amount.too_little(self.config, started)):
             bar.print(line)
 
     def _write_config(self) -> None:
-        tables = with_plans(self.run.config, [*self.plans, *self.following])
+        budget = self.state.budget
+        tables = with_plans(self.run.config, [] if budget is None else [*budget.plans, *budget.following])
         self.run.write_config({**tables, "train": self.config})
 
-    def _open_budget(self, was: Mapping[str, Any]) -> None:
+    # the pace, and the plans of a time budget
+
+    def time_updates(self, measured: Pace, seconds: float, poll: Callable[[], None]) -> None:
+        """Measure the pace by updates from step 0 that are put back: training is the same to the bit.
+
+        `poll` is called after each, and may stop it by raising.
+        """
+        warm_up, units, made = 3 if self.warms_up else 1, 0, 0  # the first compile, and fill caches
+        with self._put_back():
+            started = pace.clock()
+            while made < warm_up:
+                units = self.update()
+                poll()
+                made += 1
+            self.guard.read(self.step)  # waits for the device
+            began = last = pace.clock()
+            if broadcast(began - started) > SLOW_UPDATE_SECONDS and not self.warms_up:
+                measured.count(1, began - started, units)
+                return
+            units = 0
+            while made == warm_up or broadcast(last - began) < seconds:
+                units += self.update()
+                poll()
+                made += 1
+                self.guard.read(self.step)
+                last = pace.clock()
+            measured.count(made - warm_up, last - began, units)
+
+    @contextmanager
+    def _put_back(self) -> Iterator[None]:
+        """A context of updates from step 0 after which weights, moments, average and random numbers are as before."""
+        before = {name: to_local(t).detach().to("cpu", copy=True) for name, t in self.model.state_dict().items()}
+        try:
+            with random_state_kept(self.device):
+                yield
+        finally:
+            with torch.no_grad():
+                for name, tensor in self.model.state_dict().items():
+                    to_local(tensor).copy_(before[name])
+            self.state.step = 0
+            self.optimizers.update(make_optimizers(self.model, self.config))
+            self.guard = FiniteGuard(self.device, self.guard.stop)
+            if self.ema is not None:
+                self.ema.reset()
+
+    def _measure_pace(self, seconds: float) -> None:
+        """Measure the pace before the first step."""
+
+        def poll() -> None:
+            if all_reduce_any(self.stopping.is_set())[0]:
+                raise Abandoned
+
+        self.time_updates(self.pace, seconds, poll)
+
+    def _report_pace(self, seconds: float) -> str:
+        """Measure the pace before the first step; the line that reports it."""
+        self._measure_pace(seconds)
+        whole = duration(self.pace.left(0, self.config))
+        return f"about {self.pace.rate:,.0f} {self.task.unit}/s: {self.config.steps:,} steps take about {whole}"
+
+    def _open_budget(self, settings_before: Mapping[str, Any], checkpointed: Mapping[str, Any]) -> None:
         """Take up a time budget where the checkpoint left it: the plans so far, and those recorded of later steps.
 
-        `was` are the training settings that the run had before this command changed any.
+        `settings_before` are the training settings that the run had before this command changed any; `checkpointed` is
+        the state of the checkpoint.
         """
         recorded = broadcast(plans_of(self.run.config))
         if self.config.minutes is None or (self.config.steps and not recorded):
-            self.plans = []  # another number of steps was chosen, or an older version decided it for good
-            return
-        self.budget = Budget(self.config.minutes, self.began, self.spent)
-        count = len(self.plans)
+            return  # another number of steps was chosen, or an older version decided it for good
+        plans, following = list(checkpointed.get("plans", ())), []
+        count = len(plans)
         if [(plan["step"], plan["steps"]) for plan in recorded[:count]] == [
-            (plan["step"], plan["steps"]) for plan in self.plans
+            (plan["step"], plan["steps"]) for plan in plans
         ]:
             # the run's own have lost what was chosen after the checkpoint
-            self.plans, self.following = recorded[:count], recorded[count:]
+            plans, following = recorded[:count], recorded[count:]
         for name in ("eval_every", "save_every"):
-            if recorded and getattr(self.config, name) != was.get(name):  # it was chosen since
-                for plan in (*self.plans, *self.following):
+            if recorded and getattr(self.config, name) != settings_before.get(name):  # it was chosen since
+                for plan in (*plans, *following):
                     plan.pop(name, None)
-        if self.plans:
-            self.config = _following(self.config, self.plans[-1])
+        budget = Budget(self.config.minutes, self.began, checkpointed.get("budget"), plans, following)
+        self.state.open_budget(budget)
 
-    def _first_plan(self, metrics: Metrics, bar: ProgressBar, budget: Budget) -> None:
+    def _make_first_plan(self, metrics: Metrics, bar: ProgressBar, budget: Budget) -> None:
         """Measure an update, an evaluation and a plot; decide the steps by them, unless they are recorded."""
         undecided = [name for name in ("eval_every", "save_every") if not getattr(self.config, name)]
         if all_reduce_any(self.here.is_rank0 and budget.over())[0]:
             raise budget.too_little(self.run)
         self._measure_pace(min(3.0, budget.seconds / 20))
-        budget.updates, budget.busy = self.pace.updates, self.pace.seconds
+        budget.count_trial(self.pace)
         try:
             self._evaluate(metrics, bar)
         except Abandoned:
@@ -274,16 +406,16 @@ class Trainer(Evaluating):
         plotting = pace.clock()
         if self.here.is_rank0:
             plot_losses(self.run.path)
-        budget.plot = pace.clock() - plotting
-        if self.following:
-            self._adopt(self.following.pop(0), bar)
+        budget.count_plot(pace.clock() - plotting)
+        if budget.following:
+            self._follow(budget.following.pop(0), bar)
             return
         plan = broadcast(budget.plan(0, self.config, undecided))
         if not plan["steps"]:
             raise budget.too_little(self.run)
-        line = planned_line(plan, self.config, budget)
-        self._adopt(plan, bar)
-        self.config, notes = fit_warmup(self.config, chosen=False)
+        line = describe_plan(plan, self.config, budget)
+        self._follow(plan, bar)
+        notes = self.state.fit_warmup()
         few, facts = None, self.run.config["run"]
         if self.usual_steps is not None:
             few = budget.too_few(plan["steps"], self.usual_steps, facts["preset"], facts["family"])
@@ -292,135 +424,143 @@ class Trainer(Evaluating):
 
     def _plan_again(self, bar: ProgressBar) -> bool:
         """Follow the next recorded plan, or have rank 0 make one, where it is time for it; whether there is one."""
-        if self.budget is None:
+        budget = self.state.budget
+        if budget is None:
             return False
-        self.budget.count(self.step)
-        if self.following and self.following[0]["step"] <= self.step:
-            self._adopt(self.following.pop(0), bar)
+        budget.count(self.step)
+        if budget.following and budget.following[0]["step"] <= self.step:
+            self._follow(budget.following.pop(0), bar)
             return True
-        due = self.here.is_rank0 and self.budget.due(self.step, self.config, bool(self.following))
+        due = self.here.is_rank0 and budget.due(self.step, self.config)
         if not all_reduce_any(due)[0]:
             return False
-        names = [name for name in self.plans[0] if name.endswith("_every")]
-        plan = broadcast(self.budget.plan(self.step, self.config, names))
-        if _following(self.config, plan) == self.config and not self.following:
+        names = [name for name in budget.plans[0] if name.endswith("_every")]
+        plan = broadcast(budget.plan(self.step, self.config, names))
+        if with_plan(self.config, plan) == self.config and not budget.following:
             return False
         if plan["steps"] != self.config.steps:
-            bar.print(planned_line(plan, self.config, self.budget))
-        self.following = []
-        self._adopt(plan, bar)
+            bar.print(describe_plan(plan, self.config, budget))
+        budget.following.clear()
+        self._follow(plan, bar)
         if self.here.is_rank0:
-            self.or_later(bar, "plan", self._write_config)
+            self.checkpointer.write_or_postpone(bar, "plan", self._write_config)
         return True
 
-    def _adopt(self, plan: Plan, bar: ProgressBar) -> None:
+    def _follow(self, plan: Plan, bar: ProgressBar) -> None:
         """Train by this plan from this step on."""
-        self.plans.append(plan)
-        self.config = _following(self.config, plan)
-        bar.total = self.config.steps
-        bar.progress.update(bar.task, total=bar.total)
+        self.state.follow(plan)
+        bar.set_total(self.config.steps)
         if isinstance(self.batch, Prefetch):
-            self.batch.steps = self.config.steps
+            self.batch.set_steps(self.config.steps)
+
+    # the loop
 
     def _loop(self, metrics: Metrics, bar: ProgressBar) -> None:
         stopping = self.stopping
         first, changed = self.step, False  # whether anything is to be saved
-        seen, busy, trained = 0, 0.0, 0.0
-        stopped, due, each = all_reduce_any(stopping.is_set(), False, self.on_step is not None)
+        units, busy, trained = 0, 0.0, 0.0  # units and seconds since the last line of metrics; seconds in all
+        stopped, due, read_each = all_reduce_any(stopping.is_set(), False, self.on_step is not None)
         while True:
-            self.report_saving(bar)
-            if self.evaluation_due():
+            self.checkpointer.raise_failure(bar)
+            if self.state.evaluation_due:
                 self.read_losses(metrics, bar)
                 with suppress(Abandoned):
                     self._evaluate(metrics, bar)
                     changed = True
                 (stopped,) = all_reduce_any(stopping.is_set())
-            ended = self._ended()
+            ended = self.state.ended
             if not (ended or stopped) and self._plan_again(bar):
                 if self.step == self.config.steps:  # it ends here, where no line was due
                     self.read_losses(metrics, bar)
-                    self.seconds += busy
-                    self._log(metrics, bar, seen / max(busy, 1e-9))
-                    self.pending, seen, busy = [], 0, 0.0
+                    self._log(metrics, bar, units, busy)
+                    units, busy = 0, 0.0
                 continue  # this step may have to be evaluated
             if self.step and changed and (ended or stopped):
                 self.read_losses(metrics, bar)
-                self.report_saving(bar, wait=True)
-                self.save()
+                self.checkpointer.raise_failure(bar, wait=True)
+                self.checkpointer.save()
             elif self.step and changed and self.step % self.config.save_every == 0:
                 self.read_losses(metrics, bar)
-                self.save_later(bar)
+                self.checkpointer.save_later(bar)
             if stopped and not ended:
-                self.save_interrupted_weights()
+                self.checkpointer.save_interrupted_weights()
             if ended or stopped:
                 return
             started = time.perf_counter()
-            units, changed = self.update(), True
-            log = self.step % LOG_EVERY == 0 or self.step == self.config.steps
+            batch_units, changed = self.update(), True
+            log = self.step % LOG_EVERY_STEPS == 0 or self.step == self.config.steps
             begins = self.step == first + 1
             # several processes read their losses at the same steps, since all may have to stop there
             show = log or (due if self.here.size > 1 else bar.due(trained + time.perf_counter() - started))
-            if show or begins or each:
+            if show or begins or read_each:
                 self.read_losses(metrics, bar)  # waits for the device
             spent = time.perf_counter() - started
-            seen, busy = seen + units, busy + spent
-            if not begins or (spent > SLOW and not self.warms_up):
-                self.pace.count(1, spent, units)
+            units, busy = units + batch_units, busy + spent
+            if not begins or (spent > SLOW_UPDATE_SECONDS and not self.warms_up):
+                self.pace.count(1, spent, batch_units)
                 trained += spent
-            if show and self.pace.updates and self.pending:
-                loss = sum(self.pending) / len(self.pending)
-                left = self.pace.left(self.step, self.config) if self.budget is None else self.budget.left()
+            if show and self.pace.updates and self.state.pending:
+                loss, budget = sum(self.state.pending) / len(self.state.pending), self.state.budget
+                left = self.pace.left(self.step, self.config) if budget is None else budget.left()
                 bar.update(self.step, loss, self.pace.rate, max(0.0, left), trained)
                 self._propose(bar, first, trained)
             if self.on_step is not None:
                 self._call(self.on_step, self._last_loss())
             if log:
-                self.seconds += busy
-                self._log(metrics, bar, seen / busy)
-                self.pending, seen, busy = [], 0, 0.0
+                self._log(metrics, bar, units, busy)
+                units, busy = 0, 0.0
             stopped, due = all_reduce_any(stopping.is_set(), self.here.is_rank0 and bar.due(trained))
 
-    def _ended(self) -> bool:
-        """Whether the last step was made and evaluated, or no better one is expected."""
-        last = 0 < self.config.steps <= self.step
-        return self.evaluated == self.step and (last or self.validation.exhausted(self.config.patience))
+    def _evaluate(self, metrics: Metrics, bar: ProgressBar) -> None:
+        self._call(self.on_evaluation, self.evaluator.run(metrics, bar))
+
+    def _call(self, callback: Callback | None, values: dict[str, float]) -> None:
+        """Call it; False stops the training, and a word, which would be ignored, is refused."""
+        if callback is None or not self.here.is_rank0:
+            return
+        answer = callback(self.step, values)
+        if isinstance(answer, str):
+            raise UserError(f"a callback returned {answer!r}: False stops the training, True or nothing goes on")
+        if isinstance(answer, bool | np.bool_) and not answer:
+            self.stopping.set()
 
     def _propose(self, bar: ProgressBar, first: int, trained: float) -> None:
-        """Once, when the pace is known: what would take less time than a training of hours."""
-        early = first or self.config.minutes is not None or trained < FIRST_LINE
-        if self.propose is None or not self.here.is_rank0 or early:
+        """Once, when the pace is known, propose what would take less time than a training of hours."""
+        unknown = trained < report.FIRST_REPORT_SECONDS
+        if self.propose is None or not self.here.is_rank0 or first or self.config.minutes is not None or unknown:
             return
         propose, self.propose = self.propose, None
         whole = self.pace.left(0, self.config)
-        if whole > LONG and (line := propose(whole)):
+        if whole > LONG_TRAINING_SECONDS and (line := propose(whole)):
             bar.print(line)
 
-    def _rate(self) -> float:
-        """The learning rate of the last update."""
-        return self.config.lr * factor(self.step - 1, self.config, self.plans)
-
     def _last_loss(self) -> dict[str, float]:
-        """For a callback; without a loss if the update was left out."""
-        loss = {"train_loss": self.pending[-1]} if self.pending else {}
-        return {**loss, "lr": self._rate()}
+        """The metrics for `on_step`; without a loss if the update was left out."""
+        loss = {"train_loss": self.state.pending[-1]} if self.state.pending else {}
+        return {**loss, "lr": self.state.learning_rate}
 
-    def _log(self, metrics: Metrics, bar: ProgressBar, rate: float) -> None:
-        if not self.pending:  # every update since the last line was left out
+    def _log(self, metrics: Metrics, bar: ProgressBar, units: int, seconds: float) -> None:
+        """Write a line of metrics: the mean loss since the line before, in which so many units took so long."""
+        state = self.state
+        state.seconds += seconds
+        losses, state.pending = state.pending, []
+        if not losses:  # every update since the last line was left out
             return
-        loss = sum(self.pending) / len(self.pending)
-        line = dict(step=self.step, train_loss=loss, lr=self._rate(), rate=round(rate, 1), time=round(self.seconds, 3))
-        self.or_later(bar, "metrics", lambda: metrics.write(**line))
+        line = dict(
+            step=self.step,
+            train_loss=sum(losses) / len(losses),
+            lr=state.learning_rate,
+            rate=round(units / max(seconds, 1e-9), 1),
+            time=round(state.seconds, 3),
+        )
+        self.checkpointer.write_or_postpone(bar, "metrics", lambda: metrics.write(**line))
 
     def _outcome(self) -> Outcome:
         early = ""
-        if self._ended() and self.step < self.config.steps:
+        if self.state.ended and self.step < self.config.steps:
             count = self.config.patience
             early = f"no better validation loss in {count} evaluation" + "s" * (count > 1)
-        overfits = self._overfitting() if self.validation.overfits else ""
-        used = "" if self.budget is None else f"{self.budget.used():.0f} of {self.budget.seconds:.0f} s used"
-        return Outcome(self.step, self._ended(), self.best, self.seconds, early, overfits, self.highest, used)
-
-
-def _following(config: TrainConfig, plan: Plan) -> TrainConfig:
-    """The settings under a plan."""
-    return replace(config, **{name: value for name, value in plan.items() if name != "step"})
+        state, budget = self.state, self.state.budget
+        overfits = self.evaluator.describe_overfitting() if state.validation.overfits else ""
+        used = "" if budget is None else f"{budget.used():.0f} of {budget.seconds:.0f} s used"
+        return Outcome(self.step, state.ended, state.best, state.seconds, early, overfits, state.highest, used)

@@ -1,4 +1,4 @@
-"""Tensors that are spread over processes: the piece that each has, written by it alone and read back in other pieces.
+"""DTensors, which are cut among processes: each writes its own piece, and they are read back in other pieces.
 
 A piece is a part of a tensor along one axis. The metadata of its file says where it lies in the whole.
 """
@@ -32,55 +32,60 @@ class Piece(NamedTuple):
     cut: Cut | None
 
 
-def spread(tensor: Tensor) -> bool:
+def to_local(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that this process has, in the same memory; of any other tensor all of it."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore
+
+
+def is_dtensor(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor: each process has its own piece of it."""
     return hasattr(tensor, "device_mesh")
 
 
 def piece_of(tensor: Any) -> Piece:
     """What this process has of a tensor."""
-    if not spread(tensor):
+    if not is_dtensor(tensor):
         return Piece(tensor.detach(), None)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     whole, local = tuple(tensor.shape), tensor.detach().to_local()
     shape, offset = compute_local_shape_and_global_offset(whole, tensor.device_mesh, tensor.placements)
     axes = [axis for axis, size in enumerate(whole) if shape[axis] != size]
-    if len(axes) > 1 or any(one.is_partial() for one in tensor.placements):
+    if len(axes) > 1 or any(placement.is_partial() for placement in tensor.placements):
         raise NotImplementedError(f"a tensor of shape {whole} that is cut along several axes: {tensor.placements}")
     if not axes:
         return Piece(local, None)
     return Piece(local, Cut(axes[0], offset[axes[0]], whole[axes[0]]))
 
 
-def own_pieces(tensors: Mapping[str, Tensor], writer: bool) -> dict[str, Piece]:
+def own_pieces(tensors: Mapping[str, Tensor], is_rank0: bool) -> dict[str, Piece]:
     """What this process writes: its pieces; rank 0 also what every process has."""
-    found = {}
+    pieces = {}
     for name, tensor in tensors.items():
         piece = piece_of(tensor)
-        if (piece.tensor.numel() and _first_copy(tensor, writer)) or (writer and not tensor.numel()):
-            found[name] = piece
-    return found
+        if (piece.tensor.numel() and _writes(tensor, is_rank0)) or (is_rank0 and not tensor.numel()):
+            pieces[name] = piece
+    return pieces
 
 
-def _first_copy(tensor: Any, writer: bool) -> bool:
+def _writes(tensor: Any, is_rank0: bool) -> bool:
     """Whether of all processes with the same values this is the one that writes them."""
-    if not spread(tensor) or not any(one.is_shard() for one in tensor.placements):
-        return writer
-    place = tensor.device_mesh.get_coordinate()
-    return place is not None and not any(
-        at for at, one in zip(place, tensor.placements, strict=True) if one.is_replicate()
+    if not is_dtensor(tensor) or not any(placement.is_shard() for placement in tensor.placements):
+        return is_rank0
+    coordinate = tensor.device_mesh.get_coordinate()
+    return coordinate is not None and not any(
+        at for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate()
     )
 
 
 class HostCopy:
-    """Copies of tensors in the memory of the host, which training may go on without.
+    """Copies tensors to the memory of the host, so that training may change them while they are written.
 
     On CUDA the memory is pinned and kept for the next copy: the copies then run beside the computation.
     """
 
     def __init__(self) -> None:
-        self.kept: dict[str, Tensor] = {}
+        self.pinned: dict[str, Tensor] = {}
 
     def take(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], None]]:
         """Copies of the tensors, and a function that waits until they are whole."""
@@ -98,10 +103,10 @@ class HostCopy:
         return copies, copied.synchronize
 
     def _pinned(self, name: str, tensor: Tensor) -> Tensor:
-        held = self.kept.get(name)
-        if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
-            held = self.kept[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return held
+        buffer = self.pinned.get(name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = self.pinned[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return buffer
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut] | None = None) -> None:
@@ -122,7 +127,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut
     )
 
 
-class _Held(NamedTuple):
+class _StoredPiece(NamedTuple):
     """A piece in a file."""
 
     path: Path
@@ -153,51 +158,51 @@ class Pieces(Mapping[str, Tensor]):
     """
 
     def __init__(self, paths: Iterable[Path] = ()):
-        self._held: dict[str, list[_Held]] = {}
+        self._stored: dict[str, list[_StoredPiece]] = {}
         for path in paths:
             header = check_tensors(path)
-            cuts = _cuts(path, header)
+            cuts = _read_cuts(path, header)
             for name, entry in header.tensors.items():
-                self._held.setdefault(name, []).append(_Held(path, header, entry, cuts.get(name)))
-        for name, held in self._held.items():
-            _check_whole(name, held)
+                self._stored.setdefault(name, []).append(_StoredPiece(path, header, entry, cuts.get(name)))
+        for name, pieces in self._stored.items():
+            _check_whole(name, pieces)
 
     def __getitem__(self, name: str) -> Tensor:
-        first = self._held[name][0]
+        first = self._stored[name][0]
         return self.part(name, first.cut.axis, 0, first.cut.length) if first.cut else first.read()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
+        return iter(self._stored)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._stored)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each whole tensor; nothing is read."""
-        return {name: held[0].whole for name, held in self._held.items()}
+        return {name: pieces[0].whole for name, pieces in self._stored.items()}
 
     def part(self, name: str, axis: int, start: int, count: int) -> Tensor:
         """`count` entries of a tensor along an axis; only the pieces that have them are read."""
-        held = self._held[name]
-        if held[0].cut is None:
-            return held[0].read().narrow(axis, start, count)
-        cut = held[0].cut.axis
+        pieces = self._stored[name]
+        if pieces[0].cut is None:
+            return pieces[0].read().narrow(axis, start, count)
+        cut = pieces[0].cut.axis
         if cut != axis:
             return self[name].narrow(axis, start, count)
-        found = []
-        for one in held:
-            begin, end = max(start, one.start), min(start + count, one.start + one.entry.shape[axis])
+        overlaps = []
+        for piece in pieces:
+            begin, end = max(start, piece.start), min(start + count, piece.start + piece.entry.shape[axis])
             if begin < end:
-                found.append(one.read().narrow(axis, begin - one.start, end - begin))
-        if not found:
-            return held[0].read().narrow(axis, 0, 0)
-        return found[0] if len(found) == 1 else torch.cat(found, axis)
+                overlaps.append(piece.read().narrow(axis, begin - piece.start, end - begin))
+        if not overlaps:
+            return pieces[0].read().narrow(axis, 0, 0)
+        return overlaps[0] if len(overlaps) == 1 else torch.cat(overlaps, axis)
 
     def renamed(self, rename: Callable[[str], str]) -> "Pieces":
         """The same tensors under other names."""
         other = Pieces()
-        other._held = {rename(name): held for name, held in self._held.items()}
+        other._stored = {rename(name): pieces for name, pieces in self._stored.items()}
         return other
 
     def like(self, name: str, target: Any) -> Tensor:
@@ -208,7 +213,7 @@ class Pieces(Mapping[str, Tensor]):
         else:
             count = piece.tensor.shape[piece.cut.axis]
             value = self.part(name, piece.cut.axis, piece.cut.start, count).contiguous()
-        if not spread(target):
+        if not is_dtensor(target):
             return value.to(target.device)
         from torch.distributed.tensor import DTensor
 
@@ -222,13 +227,13 @@ class Pieces(Mapping[str, Tensor]):
         )
 
 
-def _cuts(path: Path, header: Header) -> dict[str, Cut]:
-    """Where the pieces of a file lie, as its metadata says."""
+def _read_cuts(path: Path, header: Header) -> dict[str, Cut]:
+    """Where the pieces of a file lie in the whole tensors, by the metadata of the file."""
     try:
         table = json.loads(header.metadata.get(PIECES, "{}"))
         cuts = {name: Cut(*place) for name, place in table.items()}
         for name, (axis, start, length) in cuts.items():
-            if not all(type(one) is int for one in (axis, start, length)):
+            if not all(type(number) is int for number in (axis, start, length)):
                 raise ValueError(f"{name} has an impossible place")
             size = header.tensors[name].shape[axis]
             if min(axis, start) < 0 or not start + size <= length < 1 << 62:
@@ -238,17 +243,17 @@ def _cuts(path: Path, header: Header) -> dict[str, Cut]:
     return cuts
 
 
-def _check_whole(name: str, held: list[_Held]) -> None:
+def _check_whole(name: str, pieces: list[_StoredPiece]) -> None:
     """Refuse pieces that overlap, leave a gap or do not fit together, before memory is taken for the whole."""
-    held.sort(key=lambda one: one.start)
-    first = held[0]
-    if first.cut is None and len(held) == 1:
+    pieces.sort(key=lambda piece: piece.start)
+    first = pieces[0]
+    if first.cut is None and len(pieces) == 1:
         return
     at = 0
-    for one in held:
-        same = one.cut is not None and first.cut is not None and one.cut.axis == first.cut.axis
-        if not same or one.whole != first.whole or one.entry.dtype != first.entry.dtype or one.start != at:
-            raise UserError(f"{one.path} does not fit the other files beside it: the pieces of {name} are no whole")
-        at += one.entry.shape[one.cut.axis] if one.cut else 0
+    for piece in pieces:
+        same = piece.cut is not None and first.cut is not None and piece.cut.axis == first.cut.axis
+        if not same or piece.whole != first.whole or piece.entry.dtype != first.entry.dtype or piece.start != at:
+            raise UserError(f"{piece.path} does not fit the other files beside it: the pieces of {name} are no whole")
+        at += piece.entry.shape[piece.cut.axis] if piece.cut else 0
     if first.cut is not None and at != first.cut.length:
-        raise UserError(f"{held[-1].path} does not fit the other files beside it: the pieces of {name} are no whole")
+        raise UserError(f"{pieces[-1].path} does not fit the other files beside it: the pieces of {name} are no whole")

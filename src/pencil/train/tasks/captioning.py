@@ -29,8 +29,7 @@ from ..settings import TrainConfig
 from ..task import ALL, Batch, Prepared, Preview, Request, check_vocab, random_of
 from ..validation import Amount
 from .image_task import ImageTask, reading_of
-from .metrics import exact_match
-from .text_scores import corpus_scores
+from .metrics import corpus_scores, exact_match
 
 MISTAKES = 40  # on a sheet
 MEANINGS = {
@@ -51,10 +50,10 @@ class Captioning(ImageTask):
         data = images.load(request.data, cls.want, split=request.split)
         train = cls.settings(request, data, train)
         tokenizer = request.learn_tokenizer(data.captions(), "bpe")
-        found: dict[str, Any] = {"vocab": tokenizer.vocab}
+        from_data: dict[str, Any] = {"vocab": tokenizer.vocab}
         if "context" not in request.preset_values:
-            found |= caption_context(request, data, tokenizer)
-        config = cls.configure(request, data, found)
+            from_data |= caption_context(request, data, tokenizer)
+        config = cls.configure(request, data, from_data)
         check_vocab(config, tokenizer)
         task = cls(request.family, data, config, train, tokenizer)
         notes, facts = task.choose_fit(request), {"tokenizer": tokenizer.kind}
@@ -94,7 +93,7 @@ class Captioning(ImageTask):
     def amount(self) -> Amount | None:
         """How much there is to train on: a caption is the same in each pass, however its image is augmented."""
         images = super().amount
-        return images and Amount(images.examples, "captions", images.an_update)
+        return images and Amount(images.examples, "captions", images.per_update)
 
     @property
     def notes(self) -> list[str]:
@@ -138,14 +137,14 @@ class Captioning(ImageTask):
 
     @torch.no_grad()
     def _predict(self, model: nn.Module, examples: Examples, batches: int | None) -> "Predicted":
-        """The loss and the accuracy a token, every caption, and some images to show."""
-        found, first, wrong = [], [], []
+        """The loss and the accuracy per token, every caption, and some images to show."""
+        scores, first, wrong = [], [], []
         for pictures, captions in self.held_out(examples, batches):
-            found.append(self._scores(model, pictures, captions))
-            rows = list(zip(pictures, found[-1][3], found[-1][4], strict=True))
+            scores.append(self._scores(model, pictures, captions))
+            rows = list(zip(pictures, scores[-1][3], scores[-1][4], strict=True))
             first += rows[: 20 - len(first)]
             wrong += [row for row in rows if row[1] != row[2]][: MISTAKES - len(wrong)]
-        return Predicted.of(found, first, wrong)
+        return Predicted.of(scores, first, wrong)
 
     def _scores(self, model: nn.Module, pictures: np.ndarray, captions: list[str]) -> "Scores":
         """Of some images: the summed loss, tokens, those predicted right, the captions, and their references."""
@@ -161,11 +160,11 @@ class Captioning(ImageTask):
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
         examples, plain = self.data.test, self.transform.without_augmentation
-        found = distributed_map(
+        scores = distributed_map(
             self.held_out_parts(examples, batches), lambda which: self._scores(model, *examples.take(which, plain))
         )
-        self.decoded(sum(len(captions) for *_, captions in found))
-        return Predicted.of(found).metrics()
+        self.decoded(sum(len(captions) for *_, captions in scores))
+        return Predicted.of(scores).metrics()
 
     def preview(self, model: nn.Module) -> Preview:
         return Preview(".png", _sheet(self._predict(model, self.data.test, 1).first, self.data.name))
@@ -204,8 +203,8 @@ class Predicted(NamedTuple):
     def of(cls, parts: Sequence[Scores], first: Sequence[Any] = (), wrong: Sequence[Any] = ()) -> "Predicted":
         """Batches together."""
         losses, tokens, hits, predictions, references = zip(*parts, strict=True)
-        count, (own, true) = sum(tokens), (list(chain.from_iterable(each)) for each in (predictions, references))
-        return cls(ordered_sum(losses) / count, sum(hits) / count, own, true, list(first), list(wrong))
+        count, (predicted, true) = sum(tokens), (list(chain.from_iterable(x)) for x in (predictions, references))
+        return cls(ordered_sum(losses) / count, sum(hits) / count, predicted, true, list(first), list(wrong))
 
     def metrics(self) -> dict[str, float]:
         both = self.predictions, self.references

@@ -13,7 +13,8 @@ from ...config import UserError
 from ..settings import TrainConfig
 from ..task import random_of
 
-ROUNDS, MEMBERS = (1 << 21) + 1, (1 << 21) + 2  # what random numbers are drawn for, beside the order of an epoch
+# keys of the random numbers, beside that of the order of an epoch (1 << 21)
+CLASS_ORDER_KEY, EXAMPLE_ORDER_KEY = (1 << 21) + 1, (1 << 21) + 2
 
 
 class ClassBalance:
@@ -69,18 +70,18 @@ class ClassBalance:
 
         The examples of a class come in a new random order, too, when all of them were drawn.
         """
-        found = []
+        indices = []
         for at in range(first, first + count):
             turn, place = divmod(at, len(self.members))
             which = int(_order_of_classes(seed, turn, len(self.members))[place])
             epoch, number = divmod(turn, len(self.members[which]))
-            found.append(int(self.members[which][self.shuffled(seed, epoch, which)[number]]))
-        return found
+            indices.append(int(self.members[which][self.shuffled(seed, epoch, which)[number]]))
+        return indices
 
     def _shuffle(self, seed: int, epoch: int, which: int) -> np.ndarray:
-        return random_of(seed, epoch, MEMBERS, which).permutation(len(self.members[which]))
+        return random_of(seed, epoch, EXAMPLE_ORDER_KEY, which).permutation(len(self.members[which]))
 
 
 @lru_cache(maxsize=1024)
 def _order_of_classes(seed: int, turn: int, count: int) -> np.ndarray:
-    return random_of(seed, turn, ROUNDS).permutation(count)
+    return random_of(seed, turn, CLASS_ORDER_KEY).permutation(count)

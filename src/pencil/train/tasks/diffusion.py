@@ -19,8 +19,11 @@ from ...core.patches import by
 from ...core.span import Span
 from ...data.images import loading as images
 from ...data.images.augment import ImageTransform
+from ...data.images.folders import annotations_in, has_labels
 from ...data.images.image_data import ImageData, with_order
 from ...data.images.moving_digits import MovingDigits
+from ...data.images.shard_data import annotations_of, find_shards
+from ...data.images.sizes import common_size, patch_for
 from ...data.tokenizers.tokenizer import Tokenizer
 from ...device import pick_device
 from ...files import write_all
@@ -35,13 +38,19 @@ from ..settings import TrainConfig
 from ..task import ALL, Batch, Prepared, Preview, Request, random_of
 from ..validation import MOST_PASSES_NOISED, Amount
 from .captioning import caption_context
-from .diffusion_data import DEFAULTS, annotations, check_fit, image_shape, labels_too
 from .image_task import ImageTask, reading_of
 from .latents import to_latents
-from .noise import normal, row_keys, uniform
+from .row_random import normal, row_keys, uniform
 
-BOUND_WEIGHT = 0.001  # of the variational bound in the loss, where the variance is learned
-CONDITION_DROPOUT = 0.1  # unless set
+VARIATIONAL_BOUND_WEIGHT = 0.001  # in the loss, where the variance is learned
+DEFAULT_CONDITION_DROPOUT = 0.1
+# training settings that suit a data set at the default preset
+DATA_SETTINGS: dict[str, dict[str, Any]] = {
+    "digits": dict(steps=480, warmup=96, ema=0.99, eval_every=480, save_every=240),
+    "mnist": dict(steps=3000, batch=128, eval_every=1000),
+    "moving-digits": dict(steps=6000, eval_every=1000),
+}
+
 SCORED_BY = (
     "sample_accuracy: share of samples that the classifier assigns to their label",
     "classifier_accuracy: of the same classifier on real held-out images, which sample_accuracy is measured against",
@@ -56,16 +65,16 @@ class Diffusion(ImageTask):
     @classmethod
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
         labels = coerce(request.model.get("classes"), int | None, "model.classes") is not None
-        want = annotations(request.data, labels)
+        want = annotation_kind(request.data, labels)
         data = images.load(request.data, want, split=request.split)
         if request.start is not None and (order := request.start.in_order(data.classes)):
             data = with_order(data, order)
         train = cls.settings(request, data, train)
         tokenizer, facts = None, {}
-        found: dict[str, Any] = {"classes": len(data.classes) or None}
+        from_data: dict[str, Any] = {"classes": len(data.classes) or None}
         if want == "caption":
             tokenizer = request.learn_tokenizer(data.captions(), "bpe")
-            found = {"vocab": tokenizer.vocab, **caption_context(request, data, tokenizer)}
+            from_data = {"vocab": tokenizer.vocab, **caption_context(request, data, tokenizer)}
             facts = {"tokenizer": tokenizer.kind}
         elif request.options.tokenizer is not None:
             have = "labels" if data.classes else "no captions"
@@ -81,24 +90,24 @@ class Diffusion(ImageTask):
                     raise UserError(f"train.{name} has no effect with --vae: images are encoded once, before training")
             autoencoder = Autoencoder.open(request.options.vae, pick_device(train.device))
             facts |= {"vae": autoencoder.source, "vae_hash": autoencoder.hash}
-        config = cls.configure(request, data, found, autoencoder)
+        config = cls.configure(request, data, from_data, autoencoder)
         if config.classes:
             facts |= {"classes": data.classes}
         task = cls(request.family, data, config, train, tokenizer, request.data, autoencoder)
         notes = [*task.choose_fit(request)]
-        if want == "caption" and labels_too(request.data):
+        if want == "caption" and has_labels_too(request.data):
             notes.append(f"{data.name} has texts and labels: the texts are used; --model.classes chooses the labels")
-        if autoencoder is not None:  # what the cached latents are found by
+        if autoencoder is not None:  # the name of the cached latents follows from these
             facts |= {"vae_size": task.transform.size, "vae_channels": task.transform.channels}
         return Prepared(task, data.name, data.hash, config, train, tokenizer, facts, task.reading, notes)
 
     @classmethod
     def configure(
-        cls, request: Request, data: ImageData, found: dict[str, Any], autoencoder: Autoencoder | None = None
+        cls, request: Request, data: ImageData, from_data: dict[str, Any], autoencoder: Autoencoder | None = None
     ) -> Any:
-        """As for other images, but only the shape of the data is taken from it."""
+        """The config as for other images, except that only the shape is taken from the data."""
         preset = request.preset_values
-        suggested = {} if "image_size" in preset else image_shape(request, data)
+        suggested = {} if "image_size" in preset else suggest_shape(request, data)
         if autoencoder is not None:
             size = coerce(request.options.size, tuple[int, int] | None, "--size") or suggested.pop("image_size", None)
             suggested |= {"channels": autoencoder.channels}
@@ -106,28 +115,28 @@ class Diffusion(ImageTask):
             if "image_size" not in preset:
                 even = not any(side % 2 for side in suggested["image_size"])
                 suggested["patch"] = (2, 2) if even else (1, 1)
-        config = request.configure(**{**suggested, **found})
+        config = request.configure(**{**suggested, **from_data})
         if "prediction" in request.model and config.prediction != "eps" and config.noise_schedule == "flow":
             raise UserError(
                 "model.prediction needs --model.noise_schedule linear or cosine; a flow predicts the velocity"
             )
         if "window" in request.model and config.attention != "windowed":
             raise UserError(f"model.window has no effect with model.attention {config.attention}: leave it out")
-        check_fit(config, data, "vocab" in found)
+        check_config(config, data, "vocab" in from_data)
         # without a condition there is nothing to drop
         return config if config.classes or config.vocab else replace(config, null_condition=False)
 
     @classmethod
     def settings(cls, request: Request, data: ImageData, train: TrainConfig) -> TrainConfig:
-        """With the steps that suit the data; images are generated as they are, so none is augmented by default."""
-        defaults = DEFAULTS.get(data.name, {}) if request.preset == request.family.default_preset else {}
+        """The training settings with the steps that suit the data; by default no image is augmented."""
+        defaults = DATA_SETTINGS.get(data.name, {}) if request.preset == request.family.default_preset else {}
         return replace(train, **{n: v for n, v in defaults.items() if n not in request.train})
 
     @classmethod
     def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False) -> "Diffusion":
         config = family.read_config(run.config["model"])
         labels = config.classes is not None
-        data = cls.load(source, annotations(source, labels), run, labels, whole)
+        data = cls.load(source, annotation_kind(source, labels), run, labels, whole)
         autoencoder = autoencoder_of(run, pick_device(train.device))
         tokenizer = run.tokenizer if config.vocab is not None else None
         return cls(family, data, config, train, tokenizer, source, autoencoder).read_as(reading_of(run))
@@ -150,7 +159,9 @@ class Diffusion(ImageTask):
         if tokenizer is not None:
             self.end = end_token(tokenizer)
             self.encoded = lru_cache(1 << 16)(lambda text: tokenizer.encode(text).tolist())
-        self.condition_dropout = CONDITION_DROPOUT if train.condition_dropout is None else train.condition_dropout
+        self.condition_dropout = (
+            DEFAULT_CONDITION_DROPOUT if train.condition_dropout is None else train.condition_dropout
+        )
         if not config.null_condition:
             self.condition_dropout = 0.0
 
@@ -220,8 +231,8 @@ class Diffusion(ImageTask):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean squared error of the prediction; times, noise and dropped conditions follow from each row's key."""
-        pictures, *given, keys = batch
-        return self._loss(model, as_floats(pictures), given, keys, self.condition_dropout)
+        pictures, *condition, keys = batch
+        return self._loss(model, as_floats(pictures), condition, keys, self.condition_dropout)
 
     def noise(self, keys: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """For each row the time, the noise, and a uniform number by which its condition is dropped."""
@@ -229,13 +240,13 @@ class Diffusion(ImageTask):
         return t, normal(keys, tuple(like.shape[1:]), 3).to(like.dtype), uniform(keys, 2)
 
     def _loss(
-        self, model: nn.Module, x: Tensor, given: Sequence[Tensor], keys: Tensor, condition_dropout: float
+        self, model: nn.Module, x: Tensor, condition: Sequence[Tensor], keys: Tensor, condition_dropout: float
     ) -> Tensor:
         t, noise, chance = self.noise(keys, x)
         dropped = chance < condition_dropout if condition_dropout else None
-        places = Span.at(given[1]) if len(given) > 1 else None
+        places = Span.at(condition[1]) if len(condition) > 1 else None
         noised = self.process.add_noise(x, noise, t)
-        output = model(noised, self.process.timestep(t), given[0] if given else None, places, dropped).float()
+        output = model(noised, self.process.timestep(t), condition[0] if condition else None, places, dropped).float()
         predicted, variance = split_variance(output, x.shape[1])
         loss = F.mse_loss(predicted, self.process.target(x, noise, t))
         if variance is None or isinstance(self.process, RectifiedFlow):
@@ -243,7 +254,7 @@ class Diffusion(ImageTask):
         levels = 256 if self.autoencoder is None else None
         bound = self.process.variational_bound(x, noised, predicted, variance, t, levels=levels)
         # times are uniform: the mean term times their number estimates the sum over all steps
-        return loss + BOUND_WEIGHT * len(self.process) * bound.mean()
+        return loss + VARIATIONAL_BOUND_WEIGHT * len(self.process) * bound.mean()
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
@@ -251,25 +262,25 @@ class Diffusion(ImageTask):
         device, examples = next(model.parameters()).device, self.inputs.test
         keys = row_keys(random_of(0, 0, 1 << 23), len(examples))
 
-        def one(which: np.ndarray) -> tuple[float, int]:
+        def batch_loss(which: np.ndarray) -> tuple[float, int]:
             pictures, targets = examples.take(which, self.transform.without_augmentation)
             if not len(pictures):
                 return 0.0, 0
             x = as_floats(torch.from_numpy(np.ascontiguousarray(pictures)).to(device))
-            given = [t.to(device) for t in self.condition(targets)]
-            own = keys[which][: len(x)].to(device)  # there are fewer where some cannot be decoded
-            return float(self._loss(model, x, given, own, 0.0)) * len(x), len(x)
+            condition = [t.to(device) for t in self.condition(targets)]
+            keys_of_batch = keys[which][: len(x)].to(device)  # there are fewer where some cannot be decoded
+            return float(self._loss(model, x, condition, keys_of_batch, 0.0)) * len(x), len(x)
 
-        losses, counts = zip(*distributed_map(self.held_out_parts(examples, batches), one), strict=True)
+        losses, counts = zip(*distributed_map(self.held_out_parts(examples, batches), batch_loss), strict=True)
         return {"val_loss": ordered_sum(losses) / self.decoded(sum(counts))}
 
     def preview(self, model: nn.Module) -> Preview:
         """A few samples for the first labels or texts, in a few steps."""
         targets = self.sample_targets(20)
-        made = self.sample(model, targets, guidance=2.0 if self.config.null_condition else 1.0, steps=20)
-        shown = list(middle_frames(made))
+        samples = self.sample(model, targets, guidance=2.0 if self.config.null_condition else 1.0, steps=20)
+        pictures = list(middle_frames(samples))
         names = [self.target_name(target) for target in targets]
-        return Preview(".png", draw.sheet(shown, names, [True] * len(shown), self.data.name))
+        return Preview(".png", draw.sheet(pictures, names, [True] * len(pictures), self.data.name))
 
     def sample_targets(self, count: int) -> list[Any]:
         """Labels in turn, or the first held-out texts; or no condition."""
@@ -286,8 +297,8 @@ class Diffusion(ImageTask):
 
     def sample(self, model: nn.Module, targets: Sequence[Any], **settings: Any) -> np.ndarray:
         """Samples for these targets, as bytes."""
-        given, decode = self.condition(targets), decoder_of(self.autoencoder)
-        return sample_images(model, self.process, given, len(targets), decode=decode, **settings)[-1]
+        condition, decode = self.condition(targets), decoder_of(self.autoencoder)
+        return sample_images(model, self.process, condition, len(targets), decode=decode, **settings)[-1]
 
     @property
     def has_classes(self) -> bool:
@@ -309,11 +320,67 @@ class Diffusion(ImageTask):
         return [f"{what} have no class to score samples by: look at samples.png"]
 
 
-def middle_frames(made: np.ndarray) -> np.ndarray:
+def middle_frames(samples: np.ndarray) -> np.ndarray:
     """Images as they are; of videos the middle frame."""
-    return made if made.ndim == 4 else made[:, :, made.shape[2] // 2]
+    return samples if samples.ndim == 4 else samples[:, :, samples.shape[2] // 2]
 
 
 def as_floats(pictures: Tensor) -> Tensor:
     """Bytes as the model reads them; latents are floats already."""
     return normalize(pictures) if pictures.dtype == torch.uint8 else pictures
+
+
+def check_config(config: Any, data: ImageData, captions: bool) -> None:
+    """Refuse a condition the data does not have, or images of a shape it does not have."""
+    if config.vocab and not captions:
+        raise UserError(f"model.vocab is for images with captions, and {data.name} has none")
+    if config.classes and not data.classes:
+        raise UserError(f"model.classes is for images with labels, and {data.name} has none")
+    if config.classes and config.classes < len(data.classes):
+        raise UserError(f"model.classes {config.classes} is fewer than the {len(data.classes)} classes of {data.name}")
+    fixed, frames = data.model_defaults, data.model_defaults.get("frames", 1)
+    if config.frames != frames and frames == 1:
+        raise UserError(f"model.frames {config.frames} is for video, and {data.name} has still images")
+    for name in ("frames", "image_size", "channels") if frames > 1 else ():
+        if getattr(config, name) != fixed[name]:
+            value = "x".join(map(str, fixed[name])) if name == "image_size" else fixed[name]
+            raise UserError(f"{data.name} is made with model.{name} {value} only: leave it out")
+
+
+def suggest_shape(request: Request, data: ImageData) -> dict[str, Any]:
+    """What the data suggests: images in files at the size they all have, cut by a patch that divides it."""
+    names = ("image_size", "channels", "patch", "frames", "patch_frames")
+    shape = {name: value for name, value in data.model_defaults.items() if name in names}
+    size = request.options.size or request.model.get("image_size")
+    if size is None:
+        shape["image_size"] = common_size(data, request.data) or shape["image_size"]
+    elif request.options.vae is None:
+        shape["image_size"] = coerce(size, tuple[int, int], "model.image_size")
+    other = tuple(shape["image_size"]) != tuple(data.model_defaults["image_size"]) and min(shape["image_size"]) > 0
+    if other and request.options.vae is None and "patch" not in request.model:
+        shape["patch"] = patch_for(shape["image_size"])
+    return shape
+
+
+def annotation_kind(data: str, labels: bool = False) -> str:
+    """What comes with the images: a label, a caption, or nothing; or whether they are videos.
+
+    Where there are both, `labels` are taken if a model with classes was requested.
+    """
+    path = Path(data).expanduser()
+    for want in ("video", "caption"):
+        if data in images.EMBEDDED[want]:
+            return want
+    if shards := find_shards(data):
+        kind = next((kind for kind in ("caption", "label") if kind in annotations_of(shards)), "nothing")
+    else:
+        kind = annotations_in(path) if path.is_dir() else "label"
+    return "label" if labels and kind == "caption" else kind
+
+
+def has_labels_too(data: str) -> bool:
+    """Whether images with captions have labels besides."""
+    if shards := find_shards(data):
+        return "label" in annotations_of(shards)
+    path = Path(data).expanduser()
+    return path.is_dir() and has_labels(path)

@@ -20,7 +20,7 @@ from ..settings import TrainConfig
 from ..task import ALL, Batch, Prepared, Preview, Request, random_of
 from .class_balance import ClassBalance
 from .image_task import ImageTask, reading_of
-from .metrics import Scored, classification_metrics, confusion_matrix, joined, scored
+from .metrics import ClassPredictions, class_predictions, classification_metrics, concatenate, confusion_matrix
 
 MISTAKES = 40  # on a sheet
 
@@ -95,7 +95,7 @@ class ImageClassification(ImageTask):
         else:
             y, other_labels = x.flip(0), labels.flip(0)
         logits = model(share * x + (1 - share) * y).float()
-        # of the whole batch both have the same weights, of some rows not: they count by those of their own labels
+        # in a whole batch both have the same weights, in some rows not: these count by the weights of their own labels
         other_loss = self.balance.cross_entropy(logits, other_labels, counted=labels)
         return share * self.balance.cross_entropy(logits, labels) + (1 - share) * other_loss
 
@@ -112,33 +112,35 @@ class ImageClassification(ImageTask):
     def evaluate(self, model: nn.Module, batches: int | None = None) -> dict[str, float]:
         device, examples = next(model.parameters()).device, self.data.test
 
-        def one(which: np.ndarray) -> Scored:
+        def predict_batch(which: np.ndarray) -> ClassPredictions:
             pictures, targets = examples.take(which, self.transform.without_augmentation)
             if not len(pictures):
-                return Scored([], [], [])
+                return ClassPredictions([], [], [])
             x = normalize(torch.from_numpy(pictures).to(device), self.transform.mean, self.transform.std)
-            return scored(model(x).float().log_softmax(-1).cpu(), torch.tensor(targets))
+            return class_predictions(
+                model(x).float().log_softmax(-1).cpu(), torch.tensor(targets), map(np.ndarray.tobytes, pictures)
+            )
 
-        found = distributed_map(self.held_out_parts(examples, batches), one)
-        self.decoded(sum(len(part[0]) for part in found))
-        return classification_metrics(found, self.data.classes, self.balance.evaluation)
+        parts = distributed_map(self.held_out_parts(examples, batches), predict_batch)
+        self.decoded(sum(len(part[0]) for part in parts))
+        return classification_metrics(parts, self.data.classes, self.balance.evaluation)
 
     def preview(self, model: nn.Module) -> Preview:
         predicted, labels, pictures = next(self._predict(model, 1))
-        shown = [(predicted[i], int(labels[i]), pictures[i]) for i in range(min(24, len(labels)))]
-        return Preview(".png", self._sheet(shown, self.data.name))
+        rows = [(predicted[i], int(labels[i]), pictures[i]) for i in range(min(24, len(labels)))]
+        return Preview(".png", self._sheet(rows, self.data.name))
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
         """The metrics over all and of each class; the confusion matrix, and the most confident mistakes."""
         folder.mkdir(parents=True, exist_ok=True)
         parts, mistakes = [], []
         for predicted, labels, pictures in self._predict(model, None):
-            parts.append(scored(predicted, labels))
+            parts.append(class_predictions(predicted, labels, map(np.ndarray.tobytes, pictures)))
             wrong = (predicted.argmax(-1) != labels).nonzero()[:, 0].tolist()
             mistakes += [(predicted[i], int(labels[i]), pictures[i].copy()) for i in wrong]
-            mistakes = sorted(mistakes, key=lambda one: -one[0].max().item())[:MISTAKES]
+            mistakes = sorted(mistakes, key=lambda mistake: -mistake[0].max().item())[:MISTAKES]
         metrics = classification_metrics(parts, self.data.classes, self.balance.evaluation, listed=None)
-        classes, labels = (joined(parts, i) for i in (1, 2))
+        classes, labels = (concatenate(parts, i) for i in (1, 2))
         wrong = int((classes != labels).sum())
         title = f"{wrong} of {len(labels)} wrong" + (": the most confident mistakes" if wrong else "")
         files = {
@@ -147,12 +149,12 @@ class ImageClassification(ImageTask):
         }
         return metrics, write_all(folder, files)
 
-    def _sheet(self, shown: list[tuple[Tensor, int, np.ndarray]], title: str) -> bytes:
+    def _sheet(self, rows: list[tuple[Tensor, int, np.ndarray]], title: str) -> bytes:
         names = dict(enumerate(self.data.classes))
         lines, right = [], []
-        for predicted, label, _ in shown:
+        for predicted, label, _ in rows:
             guess = int(predicted.argmax())
             right.append(guess == label)
             truth = "" if guess == label else f"\nis {names[label]}"
             lines.append(f"{names.get(guess, guess)} ({predicted.exp().max():.0%}){truth}")
-        return draw.sheet([picture for *_, picture in shown], lines, right, title)
+        return draw.sheet([picture for *_, picture in rows], lines, right, title)

@@ -44,9 +44,9 @@ class ImageTask:
         A training that starts from a run reads them as the run does.
         """
         chosen, start = build(DataConfig, request.data_settings, "data."), request.start
-        own = start.reading if start is not None and start.reading is not None else DataConfig()
-        given = {one.name: value for one in fields(chosen) if (value := getattr(chosen, one.name)) is not None}
-        reading, wanted = replace(own, **given), chosen.fit
+        reading_of_start = start.reading if start is not None and start.reading is not None else DataConfig()
+        requested = {f.name: value for f in fields(chosen) if (value := getattr(chosen, f.name)) is not None}
+        reading, wanted = replace(reading_of_start, **requested), chosen.fit
         if getattr(self.config, "frames", 1) > 1:
             if wanted is not None:
                 raise UserError(f"data.fit has no effect on videos: leave it out for {self.data.name}")
@@ -61,20 +61,21 @@ class ImageTask:
 
     def read_as(self, reading: DataConfig) -> Any:
         """The task with images fitted in this way; a run of an older version has no setting for it, and crops."""
-        own = {name: getattr(self.transform, name) for name in ("flip", "crop", "augment_ops")}
+        augmentation = {name: getattr(self.transform, name) for name in ("flip", "crop", "augment_ops")}
         self.reading = reading
-        self.transform = image_transform(self.transform.size, self.transform.channels, reading, **own)
+        self.transform = image_transform(self.transform.size, self.transform.channels, reading, **augmentation)
         return self
 
     @classmethod
     def load(cls, source: str, want: str, run: Run, classes: bool, whole: bool) -> images.ImageData:
         """The data of a run; or, `whole`, other data that it is evaluated on, all of it."""
         data = images.load(source, want, whole, split_of(run))
-        known = tuple(map(str, run.config["run"].get("classes") or ()))
-        if whole and classes and known:
-            return with_classes(data, known, run.path)
+        classes_of_run = tuple(map(str, run.config["run"].get("classes") or ()))
+        if whole and classes and classes_of_run:
+            return with_classes(data, classes_of_run, run.path)
         # the order of a run that was started from another is that one's
-        return with_order(data, known) if data.classes != known and set(data.classes) == set(known) else data
+        same_classes = set(data.classes) == set(classes_of_run)
+        return with_order(data, classes_of_run) if data.classes != classes_of_run and same_classes else data
 
     def _transform(self) -> ImageTransform:
         c = self.config
@@ -89,15 +90,15 @@ class ImageTask:
         return self.data
 
     @classmethod
-    def configure(cls, request: Request, data: images.ImageData, found: dict[str, Any]) -> Any:
+    def configure(cls, request: Request, data: images.ImageData, from_data: dict[str, Any]) -> Any:
         """The model's config: the preset, over it what the data suggests, over that what was requested.
 
         A family without a setting that the data suggests, such as dropout, goes without it.
         """
-        known = {field.name for field in fields(request.family.config)}
+        settings = {field.name for field in fields(request.family.config)}
         suggested = {} if "image_size" in request.preset_values else data.model_defaults
-        suggested = {name: value for name, value in suggested.items() if name in known}
-        return request.configure(**{**suggested, **found})
+        suggested = {name: value for name, value in suggested.items() if name in settings}
+        return request.configure(**{**suggested, **from_data})
 
     @classmethod
     def settings(cls, request: Request, data: images.ImageData, train: TrainConfig) -> TrainConfig:
@@ -178,8 +179,10 @@ class ImageTask:
             _, targets = data.draw(random_of(self.train.seed, step, micro), self.train.batch)
             what = "image" if isinstance(data, Scenes) else "video"
             return [f"the generated {what} of {target!r}" for target in targets]
-        which, kept = self._indices(step, micro), getattr(self.inputs.train, "which", None)
-        which = which if kept is None else [kept[i] for i in which]  # latents lack the images that cannot be decoded
+        which, decodable = self._indices(step, micro), getattr(self.inputs.train, "which", None)
+        which = (
+            which if decodable is None else [decodable[i] for i in which]
+        )  # latents lack the images that cannot be decoded
         if isinstance(data, FileExamples):
             sources = [data.sources[i] for i in which]
             return [str(source if isinstance(source, Path) else source.name) for source in sources]
@@ -193,13 +196,13 @@ class ImageTask:
 
     def held_out(self, examples: Examples, batches: int | None) -> Iterator[tuple[np.ndarray, list[Any]]]:
         """Held-out images and their targets in batches."""
-        found = 0
+        count = 0
         for which in track(self.held_out_parts(examples, batches)):
             pictures, targets = examples.take(which, self.transform.without_augmentation)
             if len(pictures):
-                found += len(pictures)
+                count += len(pictures)
                 yield pictures, targets
-        self.decoded(found)
+        self.decoded(count)
 
     def decoded(self, count: int) -> int:
         """How many held-out images were decoded; none at all is refused."""

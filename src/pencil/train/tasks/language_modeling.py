@@ -33,7 +33,7 @@ class LanguageModeling:
     def __init__(self, family: Any, data: text.TextData, config: Any, train: TrainConfig):
         self.family, self.data, self.config, self.train = family, data, config, train
         # the tokenizer of an imported run may have a token that begins a text: here, each window
-        self.first = [one for one in (data.tokenizer.begin,) if one is not None]
+        self.first = [token for token in (data.tokenizer.begin,) if token is not None]
         for part, ids in (("train", data.train), ("evaluate", data.val))[data.whole :]:
             if len(ids) < config.context + 1:
                 raise UserError(
@@ -45,29 +45,29 @@ class LanguageModeling:
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
         """Read the data."""
         usual = "gpt2" if request.preset.startswith("gpt2") else "char"
-        found = text.load(request.data, *request.tokenizer(usual), request.reading.get("text_column"))
-        config = request.configure(vocab=found.tokenizer.vocab)
-        check_vocab(config, found.tokenizer)
-        task = cls(request.family, found, config, train)
-        facts = {"tokenizer": found.tokenizer.kind}
+        data = text.load(request.data, *request.tokenizer(usual), request.reading.get("text_column"))
+        config = request.configure(vocab=data.tokenizer.vocab)
+        check_vocab(config, data.tokenizer)
+        task = cls(request.family, data, config, train)
+        facts = {"tokenizer": data.tokenizer.kind}
         return Prepared(
             task,
-            found.corpus.name,
-            found.corpus.hash,
+            data.corpus.name,
+            data.corpus.hash,
             config,
             train,
-            found.tokenizer,
+            data.tokenizer,
             facts,
-            found.reading,
-            found.corpus.notes,
+            data.reading,
+            data.corpus.notes,
         )
 
     @classmethod
     def reopen(cls, family: Any, run: Run, source: str, train: TrainConfig, whole: bool = False) -> "LanguageModeling":
         """The task of a run, on the data it was trained on; or, `whole`, on all of other data."""
-        kept = source == "-" and not whole
+        stored_input = source == "-" and not whole
         column = (run.config.get("data") or {}).get("text_column")
-        path = str(text.input_path(run.config["run"]["data_hash"])) if kept else source
+        path = str(text.input_path(run.config["run"]["data_hash"])) if stored_input else source
         corpus = text.find_like(path, column) if whole else text.find(path, column, plain=column is None)
         if not whole:
             check_unchanged(run, corpus.hash, source)  # before a changed corpus is tokenized
@@ -144,11 +144,11 @@ class LanguageModeling:
         ids, starts, size = self.data.val, self.held_out_windows(batches), self.train.batch
         device = next(model.parameters()).device
 
-        def one(i: int) -> float:
+        def batch_loss(i: int) -> float:
             batch = tuple(t.to(device) for t in self._windows(ids, starts[i : i + size]))
             return float(self.loss(model, batch)) * len(batch[0])
 
-        loss = ordered_sum(distributed_map(range(0, len(starts), size), one)) / len(starts)
+        loss = ordered_sum(distributed_map(range(0, len(starts), size), batch_loss)) / len(starts)
         metrics = {"val_loss": loss, "perplexity": math.exp(min(loss, 700))}
         if self.data.val_bytes is not None:
             metrics["bits_per_byte"] = loss / math.log(2) * len(ids) / max(1, self.data.val_bytes)

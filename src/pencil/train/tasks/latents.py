@@ -38,8 +38,8 @@ def latents_path(
     """Where the latents of a part of the data are cached, by the hashes of the data and of the autoencoder."""
     how = "" if fit == "crop" else f" {fit}"  # older versions cropped everything
     how += "" if split == 1 else f" split {split}"
-    known = hashlib.sha256(f"{data} {autoencoder} {size} {channels}{how}".encode()).hexdigest()[:32]
-    return cache_folder() / f"latents-{known}-{part}.f16"
+    digest = hashlib.sha256(f"{data} {autoencoder} {size} {channels}{how}".encode()).hexdigest()[:32]
+    return cache_folder() / f"latents-{digest}-{part}.f16"
 
 
 def to_latents(
@@ -54,8 +54,8 @@ def to_latents(
             parts[name] = LatentExamples(np.zeros((0, *sides), np.float16), [])
             continue
         part = name if len(data.train) else "all"
-        known = (data.hash, autoencoder.hash, transform.size, transform.channels, part, transform.fit, data.split)
-        path = latents_path(*known)
+        key = (data.hash, autoencoder.hash, transform.size, transform.channels, part, transform.fit, data.split)
+        path = latents_path(*key)
         with making(path):  # the processes of a training need it at the same time
             if not usable(path) or path.stat().st_size != 2 * count * int(np.prod(sides)):
                 at = f"{transform.size[0]}×{transform.size[1]}"

@@ -18,7 +18,7 @@ from ..settings import TrainConfig
 from ..task import Batch, Prepared, Preview, Request, random_of
 from .language_modeling import LanguageModeling
 
-MASK_FRACTION = 0.15  # unless set
+DEFAULT_MASK_FRACTION = 0.15
 
 
 class MaskedLanguageModeling(LanguageModeling):
@@ -31,30 +31,30 @@ class MaskedLanguageModeling(LanguageModeling):
         for name in ("class_weights", "balanced_batches"):
             if getattr(train, name) is not None:
                 raise UserError(f"train.{name} is for texts with labels, and {request.data} has none: leave it out")
-        for name in (one for one in request.data_settings if one != "text_column"):
+        for name in (setting for setting in request.data_settings if setting != "text_column"):
             raise UserError(
                 f"data.{name} is for a table of texts with labels, and {request.data} is none: leave it out"
             )
-        found = text.load(request.data, *request.tokenizer("char"), request.reading.get("text_column"))
-        needed = max(found.tokenizer.vocab, mask_token(found.tokenizer) + 1)
+        data = text.load(request.data, *request.tokenizer("char"), request.reading.get("text_column"))
+        needed = max(data.tokenizer.vocab, mask_token(data.tokenizer) + 1)
         config = request.configure(vocab=needed)
         if config.vocab < needed:
             raise UserError(
-                f"model.vocab {config.vocab} has no room for the tokenizer's {found.tokenizer.vocab} and the mask token"
+                f"model.vocab {config.vocab} has no room for the tokenizer's {data.tokenizer.vocab} and the mask token"
             )
         if config.classes:
             raise UserError("model.classes is for text with labels: a .tsv or .jsonl file of a text and a label a line")
         if config.output != "words":
             raise UserError(f"a reader with model.head {config.head} predicts nothing to train on: leave it out")
-        task = cls(request.family, found, config, train)
-        facts = {"tokenizer": found.tokenizer.kind}
-        notes = [*found.corpus.notes, *filter(None, [text.labelled(found.corpus)])]
-        name, sha, tokenizer = found.corpus.name, found.corpus.hash, found.tokenizer
-        return Prepared(task, name, sha, config, train, tokenizer, facts, found.reading, notes)
+        task = cls(request.family, data, config, train)
+        facts = {"tokenizer": data.tokenizer.kind}
+        notes = [*data.corpus.notes, *filter(None, [text.labelled(data.corpus)])]
+        name, sha, tokenizer = data.corpus.name, data.corpus.hash, data.tokenizer
+        return Prepared(task, name, sha, config, train, tokenizer, facts, data.reading, notes)
 
     def __init__(self, family: Any, data: text.TextData, config: Any, train: TrainConfig):
         super().__init__(family, data, config, train)
-        self.fraction = MASK_FRACTION if train.mask_fraction is None else train.mask_fraction
+        self.fraction = DEFAULT_MASK_FRACTION if train.mask_fraction is None else train.mask_fraction
         self.mask, self.words = mask_token(data.tokenizer), data.tokenizer.vocab
         self.first = []  # special tokens are put after masking: they are not predicted
         self.around = data.tokenizer.around
@@ -100,7 +100,7 @@ class MaskedLanguageModeling(LanguageModeling):
         ids, starts, size = self.data.val, self.held_out_windows(batches), self.train.batch
         device = next(model.parameters()).device
 
-        def one(i: int) -> tuple[float, int, int]:
+        def score_batch(i: int) -> tuple[float, int, int]:
             few = starts[i : i + size].tolist()
             # each window by itself, so that the batch size does not change which tokens are masked
             rows = [self.mask_tokens(self._windows(ids, [at])[0], random_of(0, at)) for at in few]
@@ -111,7 +111,7 @@ class MaskedLanguageModeling(LanguageModeling):
             count, right = int(masked.sum()), int((logits.argmax(-1) == targets)[masked].sum())
             return float(next_token(logits, targets)) * count, right, count
 
-        losses, rights, counts = zip(*distributed_map(range(0, len(starts), size), one), strict=True)
+        losses, rights, counts = zip(*distributed_map(range(0, len(starts), size), score_batch), strict=True)
         right, count = sum(rights), sum(counts)
         if not count:
             raise UserError(

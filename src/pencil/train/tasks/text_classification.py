@@ -25,11 +25,11 @@ from ..settings import TrainConfig
 from ..task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, recorded, round_up
 from ..validation import Amount
 from .class_balance import ClassBalance
-from .metrics import classification_metrics, confusion_matrix, joined, scored
+from .metrics import ClassPredictions, class_predictions, classification_metrics, concatenate, confusion_matrix
 
 EVAL_BATCH = 64  # texts
 MISTAKES = 40  # listed
-LONGEST = 512  # tokens read of a text, unless the model is given another context
+MAX_DEFAULT_CONTEXT = 512  # tokens that are read of a text, unless another context is requested
 
 
 class TextClassification:
@@ -41,16 +41,16 @@ class TextClassification:
     def prepare(cls, request: Request, train: TrainConfig) -> Prepared:
         if train.mask_fraction is not None:
             raise UserError("train.mask_fraction is for text without labels: leave it out")
-        data = pairs.load_labelled(request.data, reading=request.reading)
+        data = pairs.load_labelled(request.data, reading=request.reading, split=request.split)
         if request.start is not None and (order := request.start.in_order(data.classes)):
             data = replace(data, classes=order)
-        texts = (one for one, _ in data.all_pairs())
+        texts = (text for text, _ in data.all_pairs())
         tokenizer = request.learn_tokenizer(texts, "bpe")
-        found: dict[str, Any] = {"vocab": tokenizer.vocab, "classes": len(data.classes)}
+        from_data: dict[str, Any] = {"vocab": tokenizer.vocab, "classes": len(data.classes)}
         if "context" not in request.preset_values:
-            longest = max(len(tokenizer.encode(one)) for one, _ in data.all_pairs()) + 1
-            found["context"] = min(LONGEST, round_up(longest))
-        config = request.configure(**found)
+            longest = max(len(tokenizer.encode(text)) for text, _ in data.all_pairs()) + 1
+            from_data["context"] = min(MAX_DEFAULT_CONTEXT, round_up(longest))
+        config = request.configure(**from_data)
         task = cls(request.family, data, config, train, tokenizer)
         facts = {"tokenizer": tokenizer.kind, "classes": data.classes}
         reading, notes = DataConfig(**data.reading), [*([data.note] if data.note else []), *data.unevaluated]
@@ -62,11 +62,11 @@ class TextClassification:
     ) -> "TextClassification":
         config, data = family.read_config(run.config["model"]), pairs.load_labelled(source, whole, recorded(run))
         if whole:
-            known = tuple(map(str, run.config["run"].get("classes") or data.classes))
-            check_known(data.classes, known, data.name, run.path)
-            data = replace(data, classes=known)
-        elif set(known := tuple(map(str, run.config["run"].get("classes") or ()))) == set(data.classes):
-            data = replace(data, classes=known)  # in the order of the run that it was started from
+            classes = tuple(map(str, run.config["run"].get("classes") or data.classes))
+            check_known(data.classes, classes, data.name, run.path)
+            data = replace(data, classes=classes)
+        elif set(classes := tuple(map(str, run.config["run"].get("classes") or ()))) == set(data.classes):
+            data = replace(data, classes=classes)  # in the order of the run that it was started from
         return cls(family, data, config, train, run.tokenizer)
 
     def __init__(self, family: Any, data: pairs.PairData, config: Any, train: TrainConfig, tokenizer: Tokenizer):
@@ -98,7 +98,7 @@ class TextClassification:
     def about(self) -> str:
         train, test = len(self.rows), len(self.data.test)
         extra = len(self.encoded(""))  # special tokens
-        whole = (len(self.tokenizer.encode(one)) + extra for one, _ in self.data.all_pairs())
+        whole = (len(self.tokenizer.encode(text)) + extra for text, _ in self.data.all_pairs())
         cut = sum(length > self.config.context for length in whole)
         note = f" ({cut:,} of them longer than the context of {self.config.context} and cut)" if cut else ""
         return f"texts of {self.data.name}, {train:,} to train on, {test:,} held out{note}"
@@ -120,7 +120,7 @@ class TextClassification:
 
     def tokens(self, rows: list[pairs.Pair]) -> Batch:
         """The tokens, their places, and the labels."""
-        ids = [self.encoded(one) for one, _ in rows]
+        ids = [self.encoded(text) for text, _ in rows]
         whole = self.train.deterministic  # kernels, and so the last bits, depend on the shapes compiled
         tokens, places = pad(ids, self.end, self.config.context, whole)
         return tokens, places, torch.tensor([self.number[label] for _, label in rows])
@@ -164,10 +164,15 @@ class TextClassification:
         total = len(self.data.test)
         few = total if batches is None else min(total, batches * self.train.batch)
         rows = [self.data.test[i] for i in np.linspace(0, total - 1, few).astype(int)]
-        parts = distributed_map(
-            range(0, few, EVAL_BATCH), lambda i: scored(*self._classify(model, rows[i : i + EVAL_BATCH]))
-        )
+
+        def one(i: int) -> ClassPredictions:
+            return self._predictions(self._classify(model, rows[i : i + EVAL_BATCH]), rows[i : i + EVAL_BATCH])
+
+        parts = distributed_map(range(0, few, EVAL_BATCH), one)
         return classification_metrics(parts, self.data.classes, self.balance.evaluation)
+
+    def _predictions(self, outputs: tuple[Tensor, Tensor], rows: list[pairs.Pair]) -> ClassPredictions:
+        return class_predictions(*outputs, (text.encode() for text, _ in rows))
 
     def preview(self, model: nn.Module) -> Preview:
         return Preview(".txt", "\n".join([*self._lines(model, self.data.test[:20]), ""]).encode())
@@ -176,19 +181,22 @@ class TextClassification:
         """For each text the predicted class, and the label where it differs."""
         lines = []
         predicted = [row for part, _ in self._predict(model, rows) for row in part]
-        for (one, label), row in zip(rows, predicted, strict=True):
+        for (text, label), row in zip(rows, predicted, strict=True):
             guess = int(row.argmax())
             name = self.data.classes[guess] if guess < len(self.data.classes) else str(guess)
-            lines.append(f"{name} ({row.exp().max():.0%})\t{'' if name == label else f'(is: {label}) '}{one[:200]}")
+            lines.append(f"{name} ({row.exp().max():.0%})\t{'' if name == label else f'(is: {label}) '}{text[:200]}")
         return lines
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
         """The metrics over all and of each class; the confusion matrix, and mistakes."""
         folder.mkdir(parents=True, exist_ok=True)
         rows = list(self.data.test)
-        found = [scored(*part) for part in self._predict(model, rows)]
-        metrics = classification_metrics(found, self.data.classes, self.balance.evaluation, listed=None)
-        predicted, labels = (joined(found, i) for i in (1, 2))
+        parts = [
+            self._predictions(part, rows[i * EVAL_BATCH : (i + 1) * EVAL_BATCH])
+            for i, part in enumerate(self._predict(model, rows))
+        ]
+        metrics = classification_metrics(parts, self.data.classes, self.balance.evaluation, listed=None)
+        predicted, labels = (concatenate(parts, i) for i in (1, 2))
         wrong = [row for row, right in zip(rows, (predicted == labels).tolist(), strict=True) if not right]
         lines = [f"{len(wrong)} of {len(rows)} wrong" + (f"; the first {MISTAKES}" * (len(wrong) > MISTAKES)), ""]
         lines += self._lines(model, wrong[:MISTAKES]) if wrong else []

@@ -28,8 +28,7 @@ from ..losses.vocabulary import token_loss
 from ..settings import TrainConfig
 from ..task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, random_of, recorded
 from ..validation import Amount
-from .metrics import character_error_rate, exact_match
-from .text_scores import corpus_scores
+from .metrics import character_error_rate, corpus_scores, exact_match
 
 EVAL_BATCH = 64  # pairs
 MISTAKES = 40  # listed
@@ -46,13 +45,13 @@ class Translation:
         data = pairs.load(request.data, reading=request.reading)
         usual = "char" if request.data in pairs.EMBEDDED else "bpe"
         tokenizer = request.learn_tokenizer(data.texts(), usual)
-        found: dict[str, Any] = {"vocab": tokenizer.vocab}
+        from_data: dict[str, Any] = {"vocab": tokenizer.vocab}
         if "context" not in request.preset_values:
             train = replace(train, **{n: v for n, v in data.training_defaults.items() if n not in request.train})
             for name, side in (("source_context", 0), ("context", 1)):
                 texts = (pair[side] for pair in data.all_pairs())
-                found |= request.context_for(texts, lambda text, side=side: _length(tokenizer, text, side), name)
-        config = request.configure(**found)
+                from_data |= request.context_for(texts, lambda text, side=side: _length(tokenizer, text, side), name)
+        config = request.configure(**from_data)
         check_vocab(config, tokenizer, "vocab", "source_vocab")
         task = cls(request.family, data, config, train, tokenizer)
         facts, reading = {"tokenizer": tokenizer.kind}, DataConfig(**data.reading)
@@ -156,10 +155,10 @@ class Translation:
 
     @torch.no_grad()
     def _predict(self, model: nn.Module, rows: Sequence[pairs.Pair], whole: bool = False) -> "Predicted":
-        """The loss a token, and the greedy target of each source: to its end, or no longer than the references."""
+        """The loss per token, and the greedy target of each source: to its end, or no longer than the references."""
         device = next(model.parameters()).device
 
-        def one(i: int) -> tuple[float, int, list[str]]:
+        def score_batch(i: int) -> tuple[float, int, list[str]]:
             few = rows[i : i + EVAL_BATCH]
             batch = tuple(t.to(device) for t in self.tokens(few))
             counted = int((batch[3] >= 0).sum())
@@ -167,7 +166,7 @@ class Translation:
             limit = None if whole else max(len(self.target(target)) for _, target in few) - 1
             return loss, counted, greedy_targets(model, self.tokenizer, [source for source, _ in few], limit)
 
-        losses, tokens, texts = zip(*distributed_map(range(0, len(rows), EVAL_BATCH), one), strict=True)
+        losses, tokens, texts = zip(*distributed_map(range(0, len(rows), EVAL_BATCH), score_batch), strict=True)
         loss, predictions = ordered_sum(losses) / sum(tokens), list(chain.from_iterable(texts))
         return Predicted(loss, [source for source, _ in rows], predictions, [target for _, target in rows])
 

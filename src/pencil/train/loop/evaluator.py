@@ -1,0 +1,145 @@
+"""Evaluations while training: watched, so that they show their progress and stop at once."""
+
+import math
+import time
+from collections.abc import Callable
+from threading import Event
+
+from ...collectives.distributed_map import StopEverywhere, distributed_evaluation, gather_results
+from ...collectives.fsdp_gathering import serve_others
+from ...collectives.processes import broadcast, world
+from ...config import UserError
+from ...progress import watched
+from ..parallel.gradients import Gradients
+from ..task import Preview, Task
+from ..tasks.metrics import is_detail
+from ..validation import amount_of, describe_overfitting
+from . import pace, report
+from .checkpointer import Checkpointer
+from .ema import ExponentialMovingAverage, averaged
+from .pace import Pace
+from .report import Metrics, ProgressBar
+from .state import TrainState
+
+
+class Abandoned(StopEverywhere):
+    """An evaluation that is not finished: training is to stop, and a resumed one makes it again."""
+
+
+class TooLong(StopEverywhere):
+    """A first evaluation that takes long: the pace of training is measured and shown before it."""
+
+
+class Evaluator:
+    """Evaluates a model while it is trained, and keeps the best weights.
+
+    `report_pace(seconds)` measures the pace of training for so long, and returns the line that reports it. An
+    evaluation ends where `stopping` is set.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        state: TrainState,
+        gradients: Gradients,
+        ema: ExponentialMovingAverage | None,
+        checkpointer: Checkpointer,
+        pace: Pace,
+        stopping: Event,
+        report_pace: Callable[[float], str],
+    ):
+        self.task, self.state, self.gradients, self.ema = task, state, gradients, ema
+        self.model, self.checkpointer = gradients.model, checkpointer
+        self.pace, self.stopping, self.report_pace = pace, stopping, report_pace
+
+    def evaluate(self) -> dict[str, float]:
+        """The metrics of the weights that the model is used with."""
+        self.model.eval()
+        with self.gradients.autocast(), averaged(self.ema), self.gradients.running(), distributed_evaluation():
+            try:
+                results = self.task.evaluate(self.model, self.state.config.eval_batches)
+            finally:
+                serve_others()
+        if world().size == 1:
+            return results
+        # what follows is decided by them, on all processes alike
+        return broadcast({name: float(value) for name, value in results.items()})
+
+    def preview(self) -> Preview | None:
+        """A sample of the model, which rank 0 alone makes."""
+        preview = None
+
+        def make() -> None:
+            nonlocal preview
+            if world().is_rank0:
+                preview = self.task.preview(self.model)
+
+        self.model.eval()
+        with averaged(self.ema), self.gradients.running():
+            gather_results(make)
+        return preview
+
+    def run(self, metrics: Metrics, bar: ProgressBar) -> dict[str, float]:
+        """Evaluate this step; write metrics, a preview, and the weights if they are the best; return the results.
+
+        An evaluation whose loss is not finite ends the training: the weights are good for nothing.
+        """
+        began, best_before, write = pace.clock(), self.state.best, self.checkpointer.write_or_postpone
+        results, preview = self._evaluate_watched(bar)
+        write(bar, "metrics", lambda: metrics.write(step=self.state.step, **results))
+        writing = pace.clock()
+        write(bar, "weights", lambda: self.checkpointer.keep_best(results))
+        if self.state.best is not best_before:  # weights were written
+            self.pace.count_weights(pace.clock() - writing)
+        if preview is not None:
+            write(bar, "preview", lambda: self.checkpointer.write_preview(preview))
+        self.pace.count_evaluation(pace.clock() - began)
+        if self.state.budget is not None:
+            self.state.budget.count_evaluation(self.pace.evaluation, self.pace.save)
+        announce = self.state.record_evaluation(results, self.task.headline)
+        values = "  ".join(f"{name} {value:.4f}" for name, value in results.items() if not is_detail(name))
+        bar.print(f"step {self.state.step:>6}  {values}")
+        if announce:
+            bar.print(self.describe_overfitting())
+        return results
+
+    def describe_overfitting(self) -> str:
+        """The sentence about a validation loss that rises."""
+        weights = f"the weights of step {self.state.best.get('step')}" if self.task.select_best else "the last weights"
+        return describe_overfitting(amount_of(self.task), f"{weights} are kept")
+
+    def _evaluate_watched(self, bar: ProgressBar) -> tuple[dict[str, float], Preview | None]:
+        """Results and a preview. The pace is measured before a first evaluation that takes long, and shown."""
+        began, unmeasured = time.monotonic(), not self.state.step and not self.pace.updates
+        budget, long = self.state.budget, report.FIRST_REPORT_SECONDS
+
+        def watch(done: int, total: int) -> None:
+            bar.evaluating(done, total)
+            if budget is not None and world().is_rank0 and budget.over() and not self.stopping.is_set():
+                bar.print(f"the time is up: the evaluation of step {self.state.step} is left out")
+                self.stopping.set()
+            if self.stopping.is_set():
+                raise Abandoned
+            spent = time.monotonic() - began
+            if unmeasured and spent > long and (not done or spent / done * (total - done) > long):
+                raise TooLong
+
+        try:
+            with watched(watch):
+                return self._results_and_preview()
+        except TooLong:
+            unmeasured = False
+            bar.print(f"{self.report_pace(long / 2)}; first the untrained model is evaluated")
+            with watched(watch):
+                return self._results_and_preview()
+        finally:
+            bar.evaluated()
+
+    def _results_and_preview(self) -> tuple[dict[str, float], Preview | None]:
+        results = self.evaluate()
+        if not math.isfinite(results["val_loss"]):
+            raise UserError(
+                f"training stopped after step {self.state.step}: val_loss is {results['val_loss']}; "
+                f"{self.checkpointer.describe_last()}; a lower --train.lr may help"
+            )
+        return results, self.preview()

@@ -1,0 +1,656 @@
+"""What the page shows, as data: of every family, of the right shape, and the same numbers as computed apart."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from shapes import (
+    ANSWER,
+    ATTENTION,
+    CHANGED,
+    DIFFERENCE,
+    LIGHT,
+    MODEL,
+    OUT_TOKEN,
+    OUTLINE,
+    RECEIPT,
+    SLICE,
+    check,
+)  # fmt: skip
+from small_runs import FIRST, RUNS, write_run
+
+from conftest import call
+from pencil import predict
+from pencil.api.loading import load
+from pencil.config import UserError
+from pencil.data.images.decoding import FITTED
+from pencil.explore.answers import Stopped
+from pencil.explore.attention_views import attention as attention_of
+from pencil.explore.attention_views import light, shrunk
+from pencil.explore.cells import receipt as receipt_of
+from pencil.explore.cells import tensor_slice
+from pencil.explore.compare import compare, compare_edit
+from pencil.explore.outline import outline as outline_of
+from pencil.explore.session import Session
+from pencil.explore.uploads import plain_png
+
+EVERY = [name if name in FIRST else pytest.param(name, marks=pytest.mark.long) for name in RUNS]
+
+
+def long(*values):
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder, made = tmp_path_factory.mktemp("runs"), {}
+
+    def get(name):
+        if name not in made:
+            made[name] = write_run(name, folder)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def sessions(runs):
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = Session.open(runs(name))
+        return made[name]
+
+    return get
+
+
+def first(session, **options):
+    """The state of the first example; short, since many are recorded."""
+    given = session.profile.examples(session.loaded)[0][1]
+    if session.profile.draws:
+        options = {"steps": 3, "step": 2, **options}
+    elif session.profile.writes:
+        options = {"tokens": 4, **options}
+    return {"model": session.id, "input": {**given, "options": options}, "edits": []}
+
+
+def floats(text, dtype, *shape):
+    return np.frombuffer(base64.b64decode(text), dtype).reshape(shape)
+
+
+def softmax(z):
+    z = np.exp(np.asarray(z, np.float64) - np.max(z))
+    return z / z.sum()
+
+
+def pixels(address):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))))
+
+
+# ---- every view of every family
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_view_has_its_shape(sessions, name):
+    session = sessions(name)
+    about, state = session.about(), first(session)
+    check(about, MODEL, "model")
+    events = []
+    found = session.answer(state, lambda kind, content: events.append((kind, content)))
+    check(found, ANSWER, "answer")
+    kind = {"tokens": "tokens", "classes": "classes", "picture": "frames", "vector": "vector"}[about["output"]]
+    assert found[kind]
+    for kind, content in events:
+        assert kind in ("progress", "token", "frame")
+        if kind == "token":
+            check(content, OUT_TOKEN)
+    assert [c for k, c in events if k == "token"] == (found["tokens"] if session.profile.writes else [])
+    assert [c for k, c in events if k == "frame"] == found.get("frames", [])
+    key, trace = session.state(state).key, session.record(state)
+    outline = outline_of(session, key)
+    check(outline, OUTLINE, "outline")
+    assert outline["labels"]["T"] == found["words"]
+    receipt = receipt_of(session, key, outline["start"])
+    check(receipt, RECEIPT, "receipt")
+    assert receipt["agrees"]
+    attention = attention_of(session, key)
+    check(attention, ATTENTION, "attention")
+    for group in attention["groups"]:
+        for layer in group["layers"]:
+            assert len(layer["heads"]) == about["heads"]
+            floats(layer["heads"][0]["thumbnail"], np.uint8, *layer["thumb"])
+    check(light(session, key), LIGHT, "light")
+    check(light(session, key, 0, 1, "head"), LIGHT, "light")
+    check(light(session, key, how="rollout"), LIGHT, "light")
+    pattern = attention["groups"][0]["layers"][0]["name"]
+    part = tensor_slice(session, key, pattern)
+    check(part, SLICE, "slice")
+    np.testing.assert_array_equal(floats(part["values"], "<f8", *part["shape"]), trace.array(pattern)[0, 0])
+    edit = pattern.replace("pattern", "z") + "[:,1]=0"
+    changed = compare_edit(session, state, edit)
+    check(changed, CHANGED, "changed")
+    assert changed["first"] == edit.partition("[")[0]
+    assert changed["after"]["state"]["edits"] == [edit]
+    json.dumps([outline, changed], allow_nan=False)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_map_has_every_parameter_and_every_value_once(sessions, name):
+    session = sessions(name)
+    state = first(session)
+    session.record(state)
+    outline = outline_of(session, session.state(state).key)
+    leaves, values, blocks = {}, [], []
+
+    def walk(node):
+        for child in node["children"]:
+            walk(child)
+        if "shape" in node:
+            leaves[node["path"]] = node["parameters"]
+        else:
+            values.extend(node["tensors"])
+        if node["kind"] == "block":
+            blocks.append(node["path"])
+            assert {"attention", "mlp"} <= {child["kind"] for child in node["children"]}
+
+    walk(outline["map"])
+    model = session.loaded.model
+    assert leaves == {path: p.numel() for path, p in model.named_parameters()}
+    assert outline["map"]["parameters"] == session.about()["parameters"] == sum(leaves.values())
+    named = [one["name"] for one in outline["tensors"] if one["named"] and one["kind"] != "weight"]
+    assert sorted(values) == sorted(named)
+    assert "logits" in named or "patches_out" in named or "encoder.out" in named
+    assert [path for path in blocks if path.startswith("blocks.")] == [
+        f"blocks.{i}" for i in range(model.config.depth)
+    ] or blocks
+    assert not any(set("⟨⟩{}|") & set(node_formula) for node_formula in _formulas(outline["map"]))
+
+
+def _formulas(node):
+    yield node.get("formula", "")
+    for child in node["children"]:
+        yield from _formulas(child)
+
+
+# ---- the answer is that of `pencil sample`
+
+
+def test_a_text_is_the_one_that_sample_writes(sessions, runs):
+    session = sessions("gpt")
+    for options, words in (
+        ({"temperature": 0.8}, []),
+        ({"temperature": 1.3, "top_k": 7, "seed": 5}, ["--temperature", "1.3", "--top-k", "7", "--seed", "5"]),
+        ({"temperature": 1.5, "top_p": 0.7, "seed": 2}, ["--temperature", "1.5", "--top-p", "0.7", "--seed", "2"]),
+        ({"temperature": 1.1, "min_p": 0.05}, ["--temperature", "1.1", "--min-p", "0.05"]),
+        ({"temperature": 0}, ["--temperature", "0"]),
+    ):
+        found = session.answer({"input": {"text": "the cat", "options": {"tokens": 11, **options}}})
+        printed = call("sample", runs("gpt"), "--prompt", "the cat", "--max-new-tokens", "11", *words).stdout
+        assert printed.rstrip("\n") == "the cat" + found["text"].rstrip("\n")
+        assert len(found["tokens"]) == 11
+
+
+def test_a_description_and_a_translation_are_those_of_sample(sessions, runs, tmp_path):
+    session = sessions("captioner")
+    given = session.about()["example"]
+    path = tmp_path / "one.png"
+    path.write_bytes(base64.b64decode(given["picture"].partition(",")[2]))
+    found = session.answer({"input": {**given, "options": {"tokens": 9}}})
+    assert found["text"] == predict(runs("captioner"), path, max_new_tokens=9).new
+    np.testing.assert_array_equal(pixels(found["picture"]), pixels(given["picture"]))
+    # a photo of more pixels than the model reads, as it comes by the server
+    photo = np.kron(np.random.default_rng(0).integers(256, size=(31, 37, 3)), np.ones((41, 43, 1))).astype(np.uint8)
+    path = tmp_path / "photo.jpeg"
+    Image.fromarray(photo).save(path)
+    sent = FITTED + base64.b64encode(plain_png(path.read_bytes(), session.transform)).decode()
+    found = session.answer({"input": {"picture": sent, "options": {"tokens": 9}}})
+    assert found["text"] == predict(runs("captioner"), path, max_new_tokens=9).new
+    source = sessions("seq2seq").about()["example"]["source"]
+    found = sessions("seq2seq").answer({"input": {"source": source, "options": {"temperature": 0.9, "seed": 3}}})
+    assert found["text"] == predict(runs("seq2seq"), source, temperature=0.9, seed=3).new
+
+
+@pytest.mark.parametrize("name", ["dit", "dit-text", "dit-video", "dit-none"])
+def test_a_picture_is_the_one_that_sample_draws(sessions, runs, name):
+    session = sessions(name)
+    given = session.about()["example"]
+    guided = session.loaded.model.config.null_condition
+    found = session.answer({"input": {**given, "options": {"steps": 4, "seed": 6}}})
+    drawn = predict(
+        runs(name), next(iter(given.values()), None), steps=4, seed=6, **({"guidance": 3.0} if guided else {})
+    )
+    drawn = np.concatenate([np.asarray(one) for one in drawn], 1) if isinstance(drawn, list) else np.asarray(drawn)
+    np.testing.assert_array_equal(pixels(found["picture"]), drawn)
+    assert [one["step"] for one in found["frames"]] == [0, 1, 2, 3, 4]
+    # the step whose numbers are opened is one of these
+    assert session.state({"input": {**given, "options": {"steps": 4}}}).options["step"] == 4
+    with pytest.raises(UserError, match="step must be at most steps, 4, not 7"):
+        session.state({"input": {**given, "options": {"steps": 4, "step": 7}}})
+    assert found["frames"][-1]["picture"] == found["picture"]
+    assert found["frames"][0]["picture"] != found["frames"][0]["clean"]
+
+
+def test_classes_and_masked_words_are_the_softmax_of_their_logits(sessions):
+    for name in ("vit", "reader-label"):
+        session = sessions(name)
+        state = first(session)
+        bars, logits = session.answer(state)["classes"], np.asarray(session.record(state).logits[0])
+        assert sorted(bar["id"] for bar in bars) == list(range(len(logits)))
+        p = softmax(logits)
+        for bar in bars:
+            assert bar["probability"] == pytest.approx(p[bar["id"]], rel=1e-5)
+            assert bar["cell"] == f"logits[0,{bar['id']}]"
+            assert bar["label"] == session.loaded.classes[bar["id"]]
+        assert bars[0]["id"] == int(logits.argmax())
+    session = sessions("reader")
+    found = session.answer({"input": {"text": "th[mask] cat s[mask]t"}})
+    assert [one["position"] for one in found["tokens"]] == [2, 9]
+    for one in found["tokens"]:
+        logits = np.asarray(session.record({"input": {"text": "th[mask] cat s[mask]t"}}).logits[0, one["position"]])[
+            :-1
+        ]
+        assert one["id"] == int(logits.argmax())
+        assert one["probability"] == pytest.approx(softmax(logits)[one["id"]], rel=1e-5)
+
+
+def test_a_vector_is_that_of_embed_and_the_nearest_comes_first(sessions, runs):
+    session = sessions("reader-vector")
+    texts = ["the cat sat", "a dog ran", "the cat sat.", "1999"]
+    found = session.answer({"input": {"text": "\n".join(texts)}})
+    from pencil.api.predict import embed
+
+    vectors = embed(runs("reader-vector"), texts).double().numpy()
+    np.testing.assert_allclose(found["vector"], vectors[0], rtol=1e-6)
+    alike = {
+        t: v @ vectors[0] / np.linalg.norm(v) / np.linalg.norm(vectors[0])
+        for t, v in zip(texts[1:], vectors[1:], strict=True)
+    }
+    assert [one["text"] for one in found["nearest"]] == sorted(alike, key=alike.get, reverse=True)
+    for one in found["nearest"]:
+        assert one["similarity"] == pytest.approx(alike[one["text"]], abs=1e-6)
+
+
+# ---- cells of the answer are cells of the trace
+
+
+@pytest.mark.parametrize("name", ["gpt", "captioner", "seq2seq"])
+def test_each_tokens_cell_holds_its_logit_and_its_place(sessions, name):
+    session = sessions(name)
+    state = first(session, temperature=0.9, tokens=7)
+    found, trace = session.answer(state), session.record(state)
+    shift = trace.facts.get("first_word", 0) if name == "captioner" else 0
+    for i, one in enumerate(found["tokens"]):
+        for bar in one["top"]:
+            assert float(trace[bar["cell"]]) == pytest.approx(bar["logit"], abs=2e-5)
+        at = trace.locate(one["cell"])[1]
+        assert one["position"] == at[1] + shift
+        assert at[2] == one["id"]
+        p = softmax(trace.array("logits")[0, at[1]])
+        assert one["probability"] == pytest.approx(p[one["id"]], rel=1e-4)
+        # the next token read is the one that was written here
+        if i + 1 < len(found["tokens"]):
+            assert int(trace.array("tokens")[0, at[1] + 1]) == one["id"]
+
+
+# ---- attention
+
+
+def test_a_word_is_lit_by_the_step_that_produced_it(sessions):
+    session = sessions("captioner")
+    state = first(session, tokens=6)
+    key, found, trace = session.state(state).key, session.answer(state), session.record(state)
+    before, patches = found["first_patch"], found["grid"][0] * found["grid"][1]
+    for layer in range(3):
+        pattern = trace.array(f"blocks.{layer}.attn.pattern")[0]
+        one = light(session, key, layer, 2, "head")
+        rows = floats(one["rows"], "<f4", len(found["tokens"]), patches)
+        mean = floats(light(session, key, layer)["rows"], "<f4", *rows.shape)
+        for i, token in enumerate(found["tokens"]):
+            # the step that produced a word reads the word before it
+            at = found["first_word"] + i
+            assert at == token["position"]
+            np.testing.assert_allclose(rows[i], pattern[2, at, before : before + patches], rtol=1e-6)
+            np.testing.assert_allclose(mean[i], pattern[:, at, before : before + patches].mean(0), rtol=1e-6)
+        assert one["keys"] == [f"patch {r},{c}" for r in range(1, 5) for c in range(1, 5)]
+    assert one["words"] == [token["text"] for token in found["tokens"]]
+    every = [
+        trace.array(f"blocks.{i}.attn.pattern")[0][
+            :, [t["position"] for t in found["tokens"]], before : before + patches
+        ]
+        for i in range(3)
+    ]
+    for i, (layer, head) in enumerate(one["leading"]):  # of all heads the one with the most for the patches
+        assert every[layer][head, i].sum() == max(a[h, i].sum() for a in every for h in range(len(a)))
+
+
+def test_rollout_is_the_product_of_the_layers(sessions):
+    session = sessions("captioner")
+    state = first(session, tokens=6)
+    key, found, trace = session.state(state).key, session.answer(state), session.record(state)
+    product = None
+    for layer in range(3):
+        a = trace.array(f"blocks.{layer}.attn.pattern")[0].mean(0)
+        a = 0.5 * a + 0.5 * np.eye(len(a))
+        product = a if product is None else a @ product
+    one = light(session, key, how="rollout")
+    rows = floats(one["rows"], "<f4", len(found["tokens"]), 16)
+    np.testing.assert_allclose(rows, product[[t["position"] for t in found["tokens"]], 1:17], rtol=1e-5)
+    assert one["layer"] is None
+    assert one["how"] == "rollout"
+
+
+def test_pooled_pictures_sources_and_groups_of_patches(sessions):
+    session = sessions("vit")
+    state = first(session)
+    pattern = session.record(state).array("blocks.1.attn.pattern")[0]
+    one = light(session, session.state(state).key, 1, 3, "head")
+    assert one["words"] == ["class"]
+    np.testing.assert_allclose(floats(one["rows"], "<f4", 16), pattern[3, 0, 1:], rtol=1e-6)
+    session = sessions("vit-mean")
+    state = first(session)
+    pattern = session.record(state).array("blocks.0.attn.pattern")[0]
+    one = light(session, session.state(state).key, 0)
+    np.testing.assert_allclose(floats(one["rows"], "<f4", 10), pattern.mean((0, 1)), rtol=1e-5)
+    session = sessions("seq2seq")
+    state = first(session, tokens=4)
+    trace = session.record(state)
+    one = light(session, session.state(state).key, 1, 0, "head")
+    assert one["keys"] == trace.labels["s"]
+    np.testing.assert_allclose(
+        floats(one["rows"], "<f4", 4, one["patches"]), trace.array("blocks.1.cross.pattern")[0, 0], rtol=1e-6
+    )
+    across = np.mean([trace.array(f"blocks.{i}.cross.pattern")[0].mean(0) for i in range(2)], 0)
+    a, b = (
+        0.5 * trace.array(f"encoder.blocks.{i}.attn.pattern")[0].mean(0) + 0.5 * np.eye(one["patches"])
+        for i in range(2)
+    )
+    rolled = light(session, session.state(state).key, how="rollout")
+    np.testing.assert_allclose(floats(rolled["rows"], "<f4", 4, one["patches"]), across @ b @ a, rtol=1e-5)
+    # two frames of 2 × 2 patches: within a frame, then at one position across the frames
+    session = sessions("dit-video")
+    state = first(session)
+    trace = session.record(state)
+    frames, places = trace.array("blocks.0.attn.pattern"), trace.array("blocks.1.attn.pattern")
+    one, other = (floats(light(session, session.state(state).key, i, 1, "head")["rows"], "<f4", 8, 8) for i in range(2))
+    for f in range(2):
+        np.testing.assert_allclose(one[4 * f : 4 * f + 4, 4 * f : 4 * f + 4], frames[f, 1], rtol=1e-6)
+    for place in range(4):
+        np.testing.assert_allclose(other[place::4, place::4], places[place, 1], rtol=1e-6)
+    np.testing.assert_allclose(one.sum(1), 1, rtol=1e-5)
+    np.testing.assert_allclose(other.sum(1), 1, rtol=1e-5)
+
+
+def test_a_thumbnail_is_the_mean_of_areas():
+    rng = np.random.default_rng(0)
+    values = rng.random((96, 144))
+    np.testing.assert_allclose(shrunk(values), values.reshape(48, 2, 48, 3).mean((1, 3)))
+    odd = rng.random((53, 101))
+    whole = np.kron(odd, np.ones((48, 48))).reshape(48, 53, 48, 101).mean((1, 3))
+    np.testing.assert_allclose(shrunk(odd), whole)
+    np.testing.assert_array_equal(shrunk(values[:5, :7]), values[:5, :7])
+
+
+# ---- slices, receipts, comparison
+
+
+def test_slices_of_any_axes_with_their_labels(sessions):
+    session = sessions("gpt")
+    state = first(session, tokens=3)
+    key, trace = session.state(state).key, session.record(state)
+    whole = trace.array("blocks.1.attn.q")
+    part = tensor_slice(session, key, "blocks.1.attn.q", "0,:,4,:")
+    np.testing.assert_array_equal(floats(part["values"], "<f8", *part["shape"]), whole[0, :, 4])
+    assert part["index"] == [0, None, 4, None]
+    assert (part["low"], part["high"]) == (whole[0, :, 4].min(), whole[0, :, 4].max())
+    part = tensor_slice(session, key, "blocks.1.attn.scores", [0, 2, None, None])
+    assert part["rows"] == part["columns"] == trace.labels["T"]
+    assert np.isinf(floats(part["values"], "<f8", *part["shape"])).any()
+    assert np.isfinite(part["low"])
+    part = tensor_slice(session, key, "logits", "0,:,3")
+    assert part["shape"] == [whole.shape[2]]
+    part = tensor_slice(session, key, "logits", "0,2,3")
+    assert floats(part["values"], "<f8", 1)[0] == trace.array("logits")[0, 2, 3]
+    other = session.record({**state, "edits": ["blocks.0.attn.z[:,1]=0"]})
+    part = tensor_slice(session, key, "logits", "0,:,:", other)
+    np.testing.assert_allclose(
+        floats(part["values"], "<f8", *part["shape"]), trace.array("logits")[0].astype(float) - other.array("logits")[0]
+    )
+    for index in ("0,:,:,:", "0,:", "9,:,:", "x,:,:", "0,-1,:"):
+        with pytest.raises(UserError):
+            tensor_slice(session, key, "logits", index)
+
+
+def test_a_receipts_terms_are_links_to_receipts(sessions):
+    session = sessions("gpt")
+    state = first(session, tokens=3)
+    key, trace = session.state(state).key, session.record(state)
+    found = receipt_of(session, key, "blocks.0.attn.scores[0,1,3,2]")
+    assert found["cell"] == "blocks.0.attn.scores[0,1,3,2]"
+    assert {one["cell"].partition("[")[0] for one in found["terms"]} == {
+        f"blocks.0.attn.{x}" for x in ("q", "k", "mask")
+    }
+    for one in found["terms"]:
+        assert one["value"] == pytest.approx(float(trace[one["cell"]]))
+    q, k = trace.array("blocks.0.attn.q")[0, 1, 3], trace.array("blocks.0.attn.k")[0, 1, 2]
+    assert found["recorded"] == pytest.approx(q @ k / np.sqrt(8), rel=1e-5)
+    masked = receipt_of(session, key, "blocks.0.attn.scores[0,1,2,3]")
+    assert masked["masked"]
+    assert masked["recorded"] == "-inf"
+
+
+@pytest.mark.long
+def test_two_inputs_two_checkpoints_and_two_models_compared(sessions, runs, tmp_path):
+    session = sessions("gpt")
+    one = session.record({"input": {"text": "the cat sat", "options": {"tokens": 1}}})
+    other = session.record({"input": {"text": "the dog sat", "options": {"tokens": 1}}})
+    found = compare(one, other)
+    check(found, DIFFERENCE)
+    assert found["first"] == "tokens"
+    for row in found["tensors"]:
+        a, b = one.array(row["name"]).astype(float), other.array(row["name"]).astype(float)
+        with np.errstate(invalid="ignore"):
+            gap = np.nan_to_num(np.abs(a - b))
+        assert row["counted"] == (row["name"] == "tokens")
+        assert row["most"] == ((gap > 0).sum() if row["counted"] else gap.max())
+        index = one.locate(row["cell"])[1]
+        assert gap[index] == gap.max()
+    assert found["only_a"] == found["only_b"] == []
+    deeper = Session.open(write_run("gpt", tmp_path, depth=4, width=30), "b")
+    found = compare(one, deeper.record({"input": {"text": "the cat sat", "options": {"tokens": 1}}}))
+    check(found, DIFFERENCE)
+    assert "blocks.3.attn.pattern" in found["only_b"]
+    assert any("shapes differ" in note for note in found["notes"])
+    assert "blocks.0.attn.pattern" in {row["name"] for row in found["tensors"]}
+
+
+# ---- edits
+
+
+@pytest.mark.parametrize(
+    "name, edit",
+    [
+        long("gpt", "blocks.1.attn.z[:,2]=0"), ("gpt", "tokens[0,3]=5"), ("gpt", "tokens.weight[7]=0.5"),
+        long("gpt", "blocks.0.attn.pattern[0,1,6,:4]=0.25"), ("gpt", "logits[0,5,9]=50"), long("gpt", "blocks.0.attn.w_q[1]=0"),
+        ("captioner", "given.picture[0,0,3:9,4]=1"), ("captioner", "blocks.1.mlp.out[0,patch 2,3]=0"),
+        long("captioner", "blocks.0.attn.mask[0,0,18:,1:17]=-1e9"),
+        long("seq2seq", "blocks.0.cross.z[:,1]=0"), long("seq2seq", "encoder.blocks.1.post[0,2]=1"),
+        long("vit", "blocks.0.attn.z[:,2]=0"), ("vit", "picture[0,0,2,3]=1"), ("vit", "head.bias[3]=9"),
+        ("reader", "encoder.blocks.0.attn.z[:,2]=0"), long("reader-label", "encoder.blocks.0.attn.z[:,2]=0"),
+    ],
+)  # fmt: skip
+def test_an_edited_answer_is_that_of_the_edited_trace(sessions, name, edit):
+    """The untraced pass with an edit, token by token, gives the logits that the edited trace recorded."""
+    session = sessions(name)
+    state = first(session, **({"tokens": 6} if session.profile.writes else {}))
+    changed = {**state, "edits": [edit]}
+    before = {p: t.clone() for p, t in session.loaded.model.state_dict().items()}
+    found = session.answer(changed)
+    assert all(torch.equal(t, before[p]) for p, t in session.loaded.model.state_dict().items())
+    trace = session.record(changed)
+    plain = session.record(state)
+    assert trace.array("logits").shape != plain.array("logits").shape or not np.allclose(
+        trace.array("logits"), plain.array("logits")
+    )
+    for bar in [bar for one in found.get("tokens", ()) for bar in one["top"]] or found["classes"]:
+        assert float(trace[bar["cell"]]) == pytest.approx(bar["logit"], abs=3e-5)
+
+
+def test_edits_that_cannot_be_made_are_refused(sessions):
+    session = sessions("gpt")
+    state = first(session, tokens=3)
+    for edit, words in (
+        ("blocks.0.attn.z[:,2]", "is not an edit"),
+        ("blocks.0.attn.zz[:,2]=0", "blocks.0.attn.z"),
+        ("blocks.0.attn.z[:,9]=0", "no such cell"),
+        ("blocks.0.attn.z[0,0,zebra]=0", "zebra"),
+        ("tokens[0,1]=4000", r"id of a token: give a whole number from 0 to \d+, not 4000"),
+        ("tokens[0,1]=1.5", "a whole number from 0"),
+        ("blocks.0.attn.z[0,0,0,0]=1e39", r"as float32 it is at most 3\.4e\+38; give a smaller number, or inf"),
+    ):
+        with pytest.raises(UserError, match=words):
+            session.answer({**state, "edits": [edit]})
+
+
+def test_an_edit_that_changes_the_text_is_compared_on_the_text_before(sessions):
+    session = sessions("gpt")
+    state = first(session, tokens=5, temperature=0)
+    found = compare_edit(session, state, "blocks.0.mlp.out=0")
+    assert found["before"]["text"] != found["after"]["text"]
+    assert any("differ in their tokens" in note for note in found["notes"])
+    assert found["first"] == "blocks.0.mlp.out"
+    assert {row["name"] for row in found["tensors"]} >= {"blocks.1.attn.pattern", "logits"}
+    assert not any(row["name"] == "tokens" for row in found["tensors"])
+
+
+# ---- states, keys, what is kept
+
+
+def test_a_key_is_of_model_input_options_and_edits(sessions, runs):
+    session = sessions("gpt")
+    state = {"input": {"text": "a"}, "edits": []}
+    same = {"model": "a", "input": {"text": "a", "options": {"tokens": 12}}}
+    assert session.state(state).key == session.state(same).key
+    others = [
+        {"input": {"text": "b"}},
+        {"input": {"text": "a", "options": {"seed": 1}}},
+        {"input": {"text": "a"}, "edits": ["logits[0,0,0]=1"]},
+    ]
+    assert len({session.state(one).key for one in [state, *others]}) == 4
+    assert Session.open(runs("gpt"), "b").state(state).key == session.state(state).key
+
+
+def test_bad_states_are_refused_in_a_sentence(sessions):
+    session = sessions("gpt")
+    for raw, words in (
+        ("x", "a state is"),
+        ({"input": 3}, "the input of a state"),
+        ({"input": {"picture": "data:"}}, "takes no picture"),
+        ({"input": {"text": 3}}, "is a text"),
+        ({"input": {"text": "a", "options": {"tokens": 0}}}, "from 1 to 31"),
+        ({"input": {"text": "a", "options": {"tokens": 1.5}}}, "whole"),
+        ({"input": {"text": "a", "options": {"tokens": float("nan")}}}, "is a number"),
+        ({"input": {"text": "a", "options": {"token": 2}}}, "did you mean tokens"),
+        ({"input": {"text": "a"}, "edits": "x=1"}, "a list of texts"),
+        ({"input": {"text": "a"}, "edits": ["x=1"] * 100}, "at most"),
+        ({"input": {"text": "ab" * 40}}, "shorten it"),
+        ({"input": {"text": "é"}}, "not among"),
+    ):
+        with pytest.raises(UserError, match=words):
+            session.answer(raw)
+    picture = sessions("vit")
+    for raw, words in (
+        ({"input": {}}, "draw one"),
+        ({"input": {"picture": "x"}}, "data:image/png"),
+        ({"input": {"picture": "data:image/png;base64,!!"}}, "not base64"),
+        ({"input": {"picture": "data:image/png;base64,AAAA"}}, "cannot be read"),
+    ):
+        with pytest.raises(UserError, match=words):
+            picture.answer(raw)
+
+
+def test_traces_are_dropped_and_recorded_again(runs, monkeypatch):
+    monkeypatch.setattr("pencil.explore.session.MOST_TRACES", 2)
+    session = Session.open(runs("vit"))
+    states = [{"input": one["input"]} for one in session.about()["examples"][:4]]
+    made = [session.record(state) for state in states]
+    assert session.record(states[3]) is made[3]
+    key = session.state(states[0]).key
+    again = session.trace(key)
+    assert again is not made[0]
+    np.testing.assert_array_equal(again.array("logits"), made[0].array("logits"))
+    with pytest.raises(UserError, match="another session"):
+        outline_of(session, "0" * 24)
+
+
+@pytest.mark.parametrize("name", ["gpt", "dit"])
+def test_a_long_answer_stops_when_asked(sessions, name):
+    session, events = sessions(name), []
+    with pytest.raises(Stopped):
+        session.answer(first(session, seed=77), lambda kind, content: events.append(kind), lambda: len(events) > 4)
+    assert 4 < len(events) < 9
+
+
+# ---- runs at a checkpoint, the example
+
+
+@pytest.mark.long
+def test_a_run_at_a_checkpoint_has_its_weights(run):
+    early, late = Session.open(run, "a", 20), Session.open(run, "b", 30)
+    assert (early.about()["step"], late.about()["step"]) == (20, 30)
+    assert early.name.endswith("@20")
+    state = {"input": {"text": "line", "options": {"tokens": 1}}}
+    assert early.state(state).key != late.state(state).key
+    found = compare(early.record(state), late.record(state))
+    assert "logits" in {row["name"] for row in found["tensors"]}
+    with pytest.raises(UserError, match="no checkpoint of step 7"):
+        Session.open(run, "a", 7)
+
+
+def test_without_the_example_a_run_is_asked_for(monkeypatch, tmp_path, runs):
+    monkeypatch.setattr("pencil.explore.session.files", lambda package: tmp_path)
+    with pytest.raises(UserError, match="no example model"):
+        Session.of_example()
+    (tmp_path / "explore").mkdir()
+    (tmp_path / "explore" / "example").symlink_to(runs("captioner"))
+    assert Session.of_example().about()["family"] == "captioner"
+
+
+def test_runs_of_an_older_version_open_too():
+    from pathlib import Path
+
+    old = Path(__file__).parents[1] / "runs-0.6"
+    for path in sorted(one for one in old.iterdir() if one.is_dir()):
+        session = Session.open(path)
+        check(session.about(), MODEL)
+        check(session.answer(first(session, **({"tokens": 2} if session.profile.writes else {}))), ANSWER)
+    assert load(old / "gpt").model is not None
+
+
+@pytest.mark.long
+def test_an_imported_run_is_explored_like_any_other(tmp_path):
+    hf = pytest.importorskip("transformers", reason="transformers is not installed")
+    from small_tokenizers import byte_level
+
+    tokenizer = byte_level()
+    sizes = dict(n_positions=31, n_embd=36, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=0)
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=tokenizer.get_vocab_size(), **sizes)).eval()
+    model.save_pretrained(tmp_path / "theirs")
+    tokenizer.save(str(tmp_path / "theirs" / "tokenizer.json"))
+    call("import", tmp_path / "theirs", "--out", tmp_path / "run")
+    session = Session.open(tmp_path / "run")
+    check(session.about(), MODEL)
+    state = {"input": {"text": "the cat sat", "options": {"tokens": 3, "temperature": 0}}}
+    found = session.answer(state)
+    check(found, ANSWER)
+    ids = torch.tensor([tokenizer.encode("the cat sat").ids])
+    made = model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)[0, ids.shape[1] :].tolist()
+    assert [one["id"] for one in found["tokens"]] == made
+    session.record(state)
+    outline = outline_of(session, session.state(state).key)
+    check(outline, OUTLINE)
+    assert receipt_of(session, session.state(state).key, outline["start"])["agrees"]
