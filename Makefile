@@ -5,7 +5,7 @@ BIN := .venv/bin
 # wheels of these hashes alone, and nothing that they ask for besides
 LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all:
 
-.PHONY: setup demo page reading docs test test-all lint lock clean
+.PHONY: setup demo page reading docs wheel test test-all lint lock clean
 .DELETE_ON_ERROR:
 
 .venv/bin/python:
@@ -50,6 +50,9 @@ build/docs-env/.ready: .venv/bin/python requirements/docs.lock requirements/dev.
 docs: build/docs-env/.ready
 	build/docs-env/bin/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/site
 	@echo "open build/site/index.html"
+
+wheel: .venv/.ready
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 
 # the source in the order of the computation, prose and code side by side
 reading: .venv/bin/python

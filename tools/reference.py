@@ -51,8 +51,8 @@ def cli_page() -> str:
         "What each command prints with `--help`. `pencil train FAMILY --help` and `pencil sample RUN --help` list the "
         "options of that family too, and `pencil train FAMILY --settings` every setting ([Settings](settings.md)).\n",
         "A command ends with 0 where it did what was asked; with 1 where what it compares or verifies differs (`diff`, "
-        "`check`, `verify`, `import --parity`); with 2 after an error that you can fix, which is one sentence on standard "
-        "error; and with 130 after Ctrl-C.\n",
+        "`check`, `verify`, `import --parity`); with 2 after an error that you can fix, which is one sentence on "
+        "standard error; and with 130 after Ctrl-C.\n",
     ]
     for _, verb, _, _ in VERBS:
         parts.append(f"## pencil {verb}\n\n```text\n{help_of(verb)}\n```\n")
@@ -90,9 +90,10 @@ def settings_page() -> str:
     common = [field.name for field in dataclasses.fields(TrainConfig) if field.name not in OPTIONAL]
     parts = [
         GENERATED + "# Settings\n",
-        "On the command line a setting is `--train.NAME VALUE`, `--model.NAME VALUE` or `--data.NAME VALUE`; in a config "
-        "file it stands in the section of that name (`pencil train FAMILY --settings` writes one); in Python it is a "
-        'keyword, `pencil.train("gpt", "notes.txt", lr=1e-3)`. A name that does not exist, or has no effect, is an error.\n',
+        "On the command line a setting is `--train.NAME VALUE`, `--model.NAME VALUE` or `--data.NAME VALUE`; in a "
+        "config file it stands in the section of that name (`pencil train FAMILY --settings` writes one); in Python it "
+        'is a keyword, `pencil.train("gpt", "notes.txt", lr=1e-3)`. A name that does not exist, or has no effect, is '
+        "an error.\n",
         "The defaults below are those of the code; a preset sets others: "
         "`pencil train FAMILY --preset NAME --settings` shows them.\n",
         "## train\n",
@@ -155,8 +156,8 @@ def python_page() -> str:
     parts = [
         GENERATED + "# Python\n",
         "Every public name of `pencil`, with the shapes of its tensors: B sequences in a batch, T tokens that ask, S "
-        "tokens that are attended to, D the width, h heads of width d, V the vocabulary. [Python](../guides/python.md) is "
-        "the guide. Torch is loaded when a name is first used. The examples run in a folder with `notes.txt` and "
+        "tokens that are attended to, D the width, h heads of width d, V the vocabulary. [Python](../guides/python.md) "
+        "is the guide. Torch is loaded when a name is first used. The examples run in a folder with `notes.txt` and "
         "`runs/notes-gpt`.\n",
     ]
     for name in pencil.__all__:
