@@ -5,7 +5,7 @@ BIN := .venv/bin
 # wheels of these hashes alone, and nothing that they ask for besides
 LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all:
 
-.PHONY: setup demo page reading test test-all lint lock clean
+.PHONY: setup demo page reading docs wheel test test-all lint lock clean
 .DELETE_ON_ERROR:
 
 .venv/bin/python:
@@ -39,6 +39,20 @@ demo: .venv/.ready
 page: .venv/.ready
 	cd web && npm ci --ignore-scripts && npm run check && npm run build
 	$(BIN)/pencil trace example:vit-4x4 --html docs/vit-4x4.html
+
+# a static site with search, strict: a broken link fails; Sphinx with MyST, in an environment of its own
+build/docs-env/.ready: .venv/bin/python requirements/docs.lock requirements/dev.lock
+	$(PYTHON) -m venv build/docs-env
+	build/docs-env/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all: -r requirements/docs.lock
+	build/docs-env/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt jinja2 markdown-it-py packaging pygments pyyaml requests typing_extensions
+	@touch $@
+
+docs: build/docs-env/.ready
+	build/docs-env/bin/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/site
+	@echo "open build/site/index.html"
+
+wheel: .venv/.ready
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 
 # the source in the order of the computation, prose and code side by side
 reading: .venv/bin/python

@@ -304,3 +304,10 @@ def test_a_changed_transcript_is_noticed():
 def test_no_page_names_a_machine():
     for page in PAGES:
         assert not re.search(r"/(?:root|home|work|tmp)/\w", page.read_text(encoding="utf-8")), page
+
+
+def test_every_file_that_the_design_names_is_there():
+    text = (ROOT / "docs" / "project" / "design.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.\w+)`", text))
+    assert len(named) > 20
+    assert [name for name in named if not any((top / name).is_file() for top in (ROOT / "src" / "pencil", ROOT))] == []

@@ -142,7 +142,7 @@ def test_every_pin_but_torch_has_the_hashes_of_its_wheels():
         for name, version in (line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
     }
     assert pins.pop("torch") == "2.13.0"
-    locked = [_locked(group) for group in ("runtime", "dev", "models")]
+    locked = [_locked(group) for group in ("runtime", "dev", "models", "docs")]
     assert sorted(pin for one in locked for pin in one) == sorted(
         f"{name}=={version}" for name, version in pins.items()
     ), "run make lock"

