@@ -25,7 +25,7 @@ from forked_tests import BROKEN, Child, Result, Select, copy_project, in_paralle
 from mutation import Mutant, choose, mutants_of, mutated
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ["src/pencil/train/*.py", "src/pencil/inference/generation.py", "src/pencil/inference/beam.py",
+SOURCES = ["src/pencil/train/*.py", "src/pencil/train/*/*.py", "src/pencil/inference/generation.py", "src/pencil/inference/beam.py",
            "src/pencil/inference/sampling.py"]  # fmt: skip
 # of the command line, the tests that train or generate
 TESTS = ["tests/train", "tests/inference", "tests/api", "tests/families", "tests/processes/test_training.py",
