@@ -40,15 +40,13 @@ page: .venv/.ready
 	cd web && npm ci --ignore-scripts && npm run check && npm run build
 	$(BIN)/pencil trace example:vit-4x4 --html docs/vit-4x4.html
 
-# a static site with search, strict: a broken link fails; Sphinx with MyST, in an environment of its own
-build/docs-env/.ready: .venv/bin/python requirements/docs.lock requirements/dev.lock
-	$(PYTHON) -m venv build/docs-env
-	build/docs-env/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all: -r requirements/docs.lock
-	build/docs-env/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt jinja2 markdown-it-py packaging pygments pyyaml requests typing_extensions
+# a static site with search, strict: a broken link fails; Sphinx with MyST
+.venv/.docs: .venv/.dev requirements/docs.lock
+	$(LOCKED) -r requirements/docs.lock
 	@touch $@
 
-docs: build/docs-env/.ready
-	build/docs-env/bin/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/site
+docs: .venv/.docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/site
 	@echo "open build/site/index.html"
 
 wheel: .venv/.ready
