@@ -69,10 +69,16 @@ def rows(kind: type, names: Iterable[str] | None = None) -> list[str]:
             continue
         default = "" if field.default is dataclasses.MISSING else shown(field.default)
         about = comments.get(field.name, "")
-        lines.append(
-            f"| `{field.name}` | {cell(describe_setting(types[field.name]))} | {cell(default)} | {cell(about)} |"
-        )
+        described = plain_type(describe_setting(types[field.name]))
+        lines.append(f"| `{field.name}` | {cell(described)} | {cell(default)} | {cell(about)} |")
     return lines
+
+
+def plain_type(text: str) -> str:
+    """A type in words, also those of options that the settings do not have."""
+    for name, words in (("list[pathlib.Path]", "paths"), ("<class 'pathlib.Path'>", "a path"), ("list[str]", "words")):
+        text = text.replace(name, words)
+    return text
 
 
 def shown(value: Any) -> str:
@@ -93,7 +99,8 @@ def settings_page() -> str:
         "On the command line a setting is `--train.NAME VALUE`, `--model.NAME VALUE` or `--data.NAME VALUE`; in a "
         "config file it stands in the section of that name (`pencil train FAMILY --settings` writes one); in Python it "
         'is a keyword, `pencil.train("gpt", "notes.txt", lr=1e-3)`. A name that does not exist, or has no effect, is '
-        "an error.\n",
+        "an error. In Python two names are of two sections: `vocab` is the tokenizer's, and `eps` is given as "
+        '`model={"eps": …}` or `train={"eps": …}`.\n',
         "The defaults below are those of the code; a preset sets others: "
         "`pencil train FAMILY --preset NAME --settings` shows them.\n",
         "## train\n",
@@ -154,7 +161,7 @@ def forward(value: Any) -> str:
 def python_page() -> str:
     shown_by = examples()
     parts = [
-        GENERATED + "# Python\n",
+        GENERATED + "# Python reference\n",
         "Every public name of `pencil`, with the shapes of its tensors: B sequences in a batch, T tokens that ask, S "
         "tokens that are attended to, D the width, h heads of width d, V the vocabulary. [Python](../guides/python.md) "
         "is the guide. Torch is loaded when a name is first used. The examples run in a folder with `notes.txt` and "

@@ -21,7 +21,7 @@ def trace(what: Any, *inputs: Any, **options: Any) -> record.LiveTrace:
     `what` is a run (its folder, or what `pencil.load` gives), and then the input and the options are those of `pencil
     trace`: `trace("runs/notes-gpt", "the cat sat")`, `trace("runs/digits-dit", label="7", step=1)`; `double=True` is
     double precision. The axes have the labels of the command line. Or it is any nn.Module or function of tensors,
-    and the inputs are its own (see `tracing.record.trace`).
+    and the inputs are its own (see `tracing.live_trace.trace`).
     """
     if isinstance(what, str | Path | Loaded):
         return trace_loaded(*prepare_trace(what, inputs, options))

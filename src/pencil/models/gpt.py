@@ -84,7 +84,7 @@ PRESETS: dict[str, dict] = {
 
 
 class GPT(Shown, nn.Module):
-    """Tokens to logits; the config chooses the parts, and the blocks run in the loop of `forward`."""
+    """Tokens to logits; the config chooses the parts, and the blocks run in the loop of `hidden`."""
 
     NAMES = {
         "embed": ("B T D", "E[t]", "rows t of E"),
