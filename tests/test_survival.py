@@ -32,6 +32,7 @@ def test_two_hundred_kills_in_five_families():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="trainings are forked")
+@pytest.mark.long
 def test_kills_of_all_processes_at_once_leave_whole_checkpoints():
     shown = survival("group_kills", "--kills", 3, "--kinds", "fsdp on 2")
     assert re.search("3 kills: 0 not whole, 0 mixed, at most [01] checkpoint lost; 1 of 1 runs end as never", shown)

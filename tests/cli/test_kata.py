@@ -247,6 +247,7 @@ def test_the_key_of_the_tags_is_shown_once(do, seed):
         assert shown.count("WANT = query (Q), HAVE = key (K), GIVE = value (V)\n") == used, name
 
 
+@pytest.mark.long
 def test_nothing_is_wider_than_the_terminal(do, monkeypatch):
     width = 60
     monkeypatch.setenv("COLUMNS", str(width))

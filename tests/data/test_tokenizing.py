@@ -239,6 +239,7 @@ print(len(ids), eval(OWN) - before)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
 @pytest.mark.parametrize("workers, bits", [pytest.param(1, 29, marks=pytest.mark.long), (2, 27)])
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_corpus(tmp_path, monkeypatch, workers, bits):
     """What each process needs beside its modules is a small part of the corpus."""
     monkeypatch.setenv("PENCIL_WORKERS", str(workers))

@@ -124,6 +124,7 @@ def test_only_a_page_with_the_secret_opens_and_its_address_does_not_show_it(serv
     other.close()
 
 
+@pytest.mark.long
 def test_a_page_goes_on_by_itself_when_its_server_is_started_again(served, browser):
     page = browser.new_context().new_page()
     with serving(served.gpt) as first:

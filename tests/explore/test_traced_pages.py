@@ -77,6 +77,7 @@ def test_a_picture_and_a_step_are_those_of_the_trace(runs, tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_file_of_a_trace_has_the_limit_of_share(runs, tmp_path, monkeypatch):
     run = runs("gpt", width=96, hidden=384, context=61)
     monkeypatch.setattr(export, "MOST_VIEW_BYTES", 150_000)

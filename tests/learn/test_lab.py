@@ -228,6 +228,7 @@ def test_the_verb_names_what_could_not_be_measured(tmp_path, capsys, monkeypatch
 @pytest.mark.parametrize(
     "how", [signal.SIGINT, *(pytest.param(one, marks=pytest.mark.long) for one in (signal.SIGTERM, signal.SIGKILL))]
 )
+@pytest.mark.long
 def test_an_interrupted_lab_leaves_no_process_and_no_traceback(tmp_path, how):
     words = [sys.executable, "-m", "pencil", "lab", "residual", "--quick", "--seeds", "3", "--out", "out"]
     lab = subprocess.Popen(

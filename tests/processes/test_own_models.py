@@ -77,6 +77,7 @@ def trained(together, tmp_path):
 
 
 @pytest.mark.parametrize("first", [2, pytest.param(0, marks=pytest.mark.long)])  # steps in which all of them use all
+@pytest.mark.long
 def test_ddp_and_exact_mode_train_parts_that_only_some_processes_use(trained, first):
     expected = trained(1, "one", first=first)
     for out, settings in (("copies", {"parallel": "ddp"}), ("exact", {"exact": True})):

@@ -149,6 +149,7 @@ def test_a_smaller_context_and_dropout_may_be_chosen(data, tmp_path):
     assert Run.open(b).config["model"]["dropout"] == 0.1
 
 
+@pytest.mark.long
 def test_the_config_file_starts_from_it_too(run, notes, tmp_path):
     b = trained("gpt", notes, tmp_path / "b", from_run=run, freeze=["tokens", "blocks.0"])
     c = tmp_path / "c"
@@ -210,6 +211,7 @@ def same_weights(a, b, step):
     assert Run.open(a).weights_facts == Run.open(b).weights_facts
 
 
+@pytest.mark.long
 def test_stopped_before_the_first_save_it_resumes_without_the_source(run, notes, tmp_path):
     """A training that dies after one step, whose source is gone: the weights it began with are in the run."""
     source = tmp_path / "source"

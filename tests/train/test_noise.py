@@ -27,6 +27,7 @@ def test_the_bits_are_those_of_splitmix64():
     assert torch.equal(random_bits(keys, 2, 3), random_bits(keys, 5)[:, 3:])
 
 
+@pytest.mark.long
 def test_compiled_bits_are_the_same():
     keys = torch.tensor([1234567, (1 << 62) - 3, 0])
     torch.compiler.reset()
