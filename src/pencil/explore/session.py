@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..api.loading import load
 from ..config import UserError
@@ -25,9 +25,6 @@ from .answers import Answer, Listener, OnEvent, Question, answer, one_thread
 from .cache import Cache
 from .edits import Edit, locate_edit
 from .requests import State, read_state
-
-if TYPE_CHECKING:
-    from .attention_views import HeadScores, Lights
 
 MOST_LIVE_PARAMETERS = 10_000_000  # up to which every change is answered at once
 MOST_TRACES, MOST_TRACE_BYTES = 6, 2_000_000_000  # of the traces that are kept, together
@@ -66,13 +63,14 @@ class Session:
         check_finite(loaded.model.named_parameters())
         self.states = Cache[str, State](MOST_STATES)
         self.answers = Cache[str, Answer](MOST_ANSWERS)
-        # what is made of a trace, which goes with it
-        self.lights: Cache[str, Lights] = Cache(MOST_TRACES)
+        # what the attention views make of a trace, and how they score its heads: a session imports no view, so the
+        # values have no type here; lights go with their trace
+        self.lights: Cache[str, Any] = Cache(MOST_TRACES)
         self.traces = Cache[str, LiveTrace](
             MOST_TRACES, MOST_TRACE_BYTES, lambda trace: trace.graph.bytes, on_drop=self.lights.pop
         )
         self.contributions = Cache[tuple[str, str, str | None], Contributions](MOST_TRACES)
-        self.head_scores: Cache[str, HeadScores] = Cache(1)
+        self.head_scores: Cache[str, Any] = Cache(1)
 
     @classmethod
     def open(cls, path: str | Path, id: str = "a", step: int | None = None) -> "Session":
