@@ -472,7 +472,10 @@ def test_a_mistake_is_its_sentence_and_a_fault_is_named(capfd):
             reply = served.post("/api/answer", state())
             assert (reply.status, reply.error) == (400, "the text has 300 tokens, and the model reads 256")
             with served.stream("/api/answer", state()) as found:
-                assert list(found)[-1] == ("error", {"error": "the text has 300 tokens, and the model reads 256"})
+                assert list(found)[-1] == (
+                    "error",
+                    {"error": "the text has 300 tokens, and the model reads 256", "status": 400},
+                )
             session.fails = KeyError("secret")
             reply = served.post("/api/answer", state())
             assert reply.status == 500

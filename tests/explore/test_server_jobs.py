@@ -326,7 +326,7 @@ def test_a_superseded_request_is_told_so():
             assert next(old)[0] == "progress"
             with served.stream("/api/answer", state("new"), **live) as new:
                 assert next(new)[0] == "progress"
-                assert list(old)[-1] == ("error", {"error": "a newer request replaces this one"})
+                assert list(old)[-1] == ("error", {"error": "a newer request replaces this one", "status": 409})
                 session.steps.release(2)
                 assert list(new)[-1][1]["words"] == ["new"]
     assert [one["input"]["text"] for one in session.asked] == ["first", "new"]

@@ -171,7 +171,7 @@ def test_a_file_goes_to_the_server_as_it_is(browser):
         page.set_input_files(
             ".pad input[type=file]", {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"}
         )
-        server.wrong = Events(("error", {"error": "the picture cannot be read: it is no picture"}))
+        server.wrong = Events(("error", {"error": "the picture cannot be read: it is no picture", "status": 415}))
         page.wait_for_selector("form [role=alert]:has-text('it is no picture')")
         assert server.states[-1]["input"]["picture"] == "data:image/png;base64,bm8gcGljdHVyZQ=="
         assert page.locator(".tokens button").count() == 3  # the answer from before stays

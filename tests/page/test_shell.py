@@ -473,12 +473,29 @@ def test_a_server_that_stopped_is_said_and_waited_for(browser):
         page.wait_for_selector("main [role=alert]", state="detached")
 
 
-def test_a_refusal_is_shown_in_its_own_words(browser):
-    replies = Server().replies | {"POST record": Status(400, "the text has 12 tokens; this model reads 11")}
+def test_a_refusal_is_shown_in_its_own_words_and_only_what_may_pass_is_tried_again(browser):
+    long = "the text has 12 tokens; this model reads 11"
+    server = Server()
+    replies = server.replies | {"POST record": Status(400, long)}
     with mocked(browser, replies, "#view=numbers", wrong := []) as page:
-        page.wait_for_selector("main ~ *, [role=alert]")
-        assert "the text has 12 tokens; this model reads 11" in page.inner_text("[role=alert]")
-    assert all("400" in one for one in wrong)
+        sentence, again = page.locator("main [role=alert]"), page.get_by_role("button", name="Try again")
+        record = "() => pencil.session.trace(true).catch(() => undefined)"
+        for refusal, buttons in (
+            (Status(400, long), 0),
+            (Status(503, "the server is stopping"), 1),
+            (Events(("error", {"error": long, "status": 400})), 0),
+            (Events(("error", {"error": "this failed inside Pencil", "status": 500})), 1),
+        ):
+            replies["POST record"] = refusal
+            page.evaluate(record)
+            assert (sentence.locator("button").count(), again.count()) == (buttons, buttons)
+            expected = refusal.sentence if isinstance(refusal, Status) else refusal.text
+            assert sentence.inner_text().removesuffix("Try again").strip() in expected
+        replies["POST record"] = server.record
+        again.click()
+        page.wait_for_selector("#receipt h3")
+        assert sentence.count() == 0
+    assert all("status of 400" in one or "status of 503" in one for one in wrong)
 
 
 def test_events_are_read_however_they_are_cut(browser):

@@ -159,11 +159,16 @@ class EventStream(Response):
                     if event == "done":
                         yield framed(self._last, data)
                     elif event == "failed":
-                        yield framed("error", self._problem(data)[1])
+                        yield self._error(data)
                     else:
                         yield framed(event, data) if event else b": waiting\n\n"
         except Exception as error:  # a full queue, a result that is no JSON
-            yield framed("error", self._problem(error)[1])
+            yield self._error(error)
+
+    def _error(self, error: Exception) -> bytes:
+        """A failure as an event; the stream began with status 200, so the failure's own is beside the sentence."""
+        status, content = self._problem(error)
+        return framed("error", {**content, "status": status})
 
 
 # ---- replies

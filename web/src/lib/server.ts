@@ -7,6 +7,7 @@ import type {
 
 const SECRET = "pencil.secret";
 const IN_ADDRESS = /[#&]secret=([\w-]*)/;
+const WRONG_IN_ITSELF = [400, 403, 413, 415]; // statuses
 const PAUSE = 1000; // milliseconds between two looks for a server that has stopped
 const NO_SECRET = "Open the address that pencil explore printed: it holds a secret, which this page does not know.";
 
@@ -248,7 +249,7 @@ export class ServerSource implements Source {
     } catch {
       // not JSON: the status says it
     }
-    throw new Problem(sentence, reply.status >= 500, reply.status === 404 || reply.status === 410);
+    throw refusal(sentence, reply.status);
   }
 
   /** A request that is answered by events; the last of them is the result. */
@@ -258,7 +259,10 @@ export class ServerSource implements Source {
       if (!reply.headers.get("content-type")?.startsWith("text/event-stream")) return parsed<T>(await reply.text());
       try {
         for await (const { name, data } of events(reply.body!)) {
-          if (name === "error") throw new Problem(parsed<{ error: string }>(data).error);
+          if (name === "error") {
+            const { error, status } = parsed<{ error: string; status: number }>(data);
+            throw refusal(error, status);
+          }
           if (name === last) return parsed<T>(data);
           onEvent?.({ kind: name, ...parsed<object>(data) } as Event);
         }
@@ -269,6 +273,11 @@ export class ServerSource implements Source {
       onEvent?.({ kind: "again" });
     }
   }
+}
+
+/** The problem of a status: a request that is wrong in itself fails again as long as it is the same. */
+function refusal(sentence: string, status: number): Problem {
+  return new Problem(sentence, !WRONG_IN_ITSELF.includes(status), status === 404 || status === 410);
 }
 
 /** The events of a stream: their name and their data; comments are passed over. */

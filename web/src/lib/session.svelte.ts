@@ -35,7 +35,7 @@ export class Session {
   lost = $state("");
 
   /** Sentences to read, newest last. */
-  notices = $state.raw<{ id: number; text: string; retry?: () => void }[]>([]);
+  notices = $state.raw<{ id: number; text: string }[]>([]);
   /** Operations of the library that have no name of ours are listed only when asked for. */
   everything = $state(false);
   /** Whether the next cell that is shown takes the focus: a link that was followed is gone. */
@@ -331,12 +331,12 @@ export class Session {
 
   // ---- sentences
 
-  /** Show a sentence until it is closed; a Problem that may pass comes with a way to try again. */
-  notify(what: unknown, retry?: () => void): void {
+  /** Show a sentence until it is closed. */
+  notify(what: unknown): void {
     if (aborted(what)) return;
     const text = typeof what === "string" ? what : problem(what).message;
     if (this.notices.some((one) => one.text === text)) return;
-    this.notices = [...this.notices.slice(-3), { id: ++this.noticed, text, retry }];
+    this.notices = [...this.notices.slice(-3), { id: ++this.noticed, text }];
   }
 
   dismiss(id: number): void {
