@@ -168,14 +168,14 @@ def test_an_unknown_word_is_read_again(do, standing, word, said):
 
 def test_the_words_that_may_be_answered():
     blanks = (Blank("a", "right", words=True), Blank("b", 3.0), Blank("c", "right", words=True))
-    verdicts = Question("x", 1, "", (), "", blanks)
+    verdicts = Question((), "", blanks, kata="x", seed=1)
     assert choices(verdicts) == ["right", "wrong"]
     assert [understood(said, blanks[0], choices(verdicts)) for said in ("R", " wrong ", "wrongs", "", "3")] == [
         True, True, False, False, False
     ]  # fmt: skip
     assert not understood("pat", blanks[0], ["patch", "path"])  # which of them?
     assert understood("pat", blanks[0], ["pat", "path"])
-    alone = Question("x", 1, "", (), "", (Blank("a", "row", words=True),))
+    alone = Question((), "", (Blank("a", "row", words=True),), kata="x", seed=1)
     assert choices(alone) == []  # the only known word would be the answer
     assert understood("square", alone.blanks[0], [])
     for name in KATAS:
@@ -566,7 +566,7 @@ def test_a_mistyped_code_is_noticed():
 
 def test_words_from_elsewhere_stay_words(monkeypatch):
     odd = Question(
-        "x", 1, "<b>title", (Table("<i>", [["&"]], ["<"], [">"]),), "<script>", (Blank("<u>", "<s>", words=True),)
+        (Table("<i>", [["&"]], ["<"], [">"]),), "<script>", (Blank("<u>", "<s>", words=True),), title="<b>title"
     )
     page = sheet_html.page(sheets.Sheet("c", (odd,)))
     assert not re.search(r"<(i|u|s|script)>", page)
@@ -735,7 +735,7 @@ def test_a_word_that_cannot_be_read_is_no_mistake(do, tmp_path):
 
 def test_mistakes_that_only_share_a_name_are_counted_apart():
     def made(name, number, slip, hint, values=(2.0,)):
-        question = Question(name, 1, "", (), "", (Blank("a", 1.0),))
+        question = Question((), "", (Blank("a", 1.0),), kata=name, seed=1)
         return Marked(Row(2, "Ana", "s", number, "2"), question, 0, False, Mistake(slip, hint, values), "")
 
     marked = [

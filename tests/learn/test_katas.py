@@ -254,8 +254,7 @@ def test_the_cells_of_the_published_page_that_are_wrong(golden):
 
 
 LEFT = Question(
-    "two", None, "Two", (), "Two numbers?", (Blank("a", 1 / 3, 3), Blank("b", -0.125, 2, (-0.11,)), Blank("c", 327680.0)),
-    (), (),
+    (), "Two numbers?", (Blank("a", 1 / 3, 3), Blank("b", -0.125, 2, (-0.11,)), Blank("c", 327680.0)), kata="two",
 )  # fmt: skip
 
 

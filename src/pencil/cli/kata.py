@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from ..config import UserError
 from ..console import note
-from ..learn.katas.record import Record as Kept
+from ..learn.katas.progress import Record as Kept
 from .screens.exercise import Screen, ask
 from .screens.kata_sheets import PLAIN, SHEET, Printing, grade, printed, printed_page
 

@@ -9,7 +9,7 @@ from ..learn.katas import KATAS, kata
 from ..learn.katas.answer_text import choices, digits, labels, shown, understood
 from ..learn.katas.exercise import Question, Table, tag_key
 from ..learn.katas.grader import grade
-from ..learn.katas.record import Record
+from ..learn.katas.progress import Record
 from .cache import Cache
 from .requests import Refused, Unknown
 

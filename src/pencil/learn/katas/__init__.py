@@ -18,8 +18,7 @@ def _kata(name: str, title: str, topic: str, module: str) -> Kata:
         return import_module(f".{module}", __package__).MAKES[name]
 
     def make(seed: int | None, **changes: Any) -> Question:
-        pose = maker()
-        return replace(pose.changed(seed, **changes) if changes else pose(seed), kata=name, title=title)
+        return replace(maker()(seed, **changes), kata=name, title=title)
 
     return Kata(name, title, topic, make, lambda seed: maker().numbers(seed))
 

@@ -18,7 +18,7 @@ from .attention_by_hand import (
     tags,
     to_3,
 )
-from .builder import Draws, LazyLines, Numbers, blanks, bracketed, maker, mistake, rows
+from .builder import Draws, Maker, Numbers, blanks, bracketed, mistake, rows
 from .exercise import Question, Table
 
 WANT = [[2, 0, 1, 0], [0, 0, 2, 0]]
@@ -34,9 +34,6 @@ def _match(want: Rows, have: Rows) -> Question:
     cells = [(f"s{i + 1} → s{j + 1}", f"match[0,0,{i},{j}]") for i, j in pairs]
     wrong = (attention(have, want, want, 1.0), attention(want, want, want, 1.0))
     return Question(
-        "",
-        None,
-        "",
         (tags("WANT", want), tags("HAVE", have)),
         "MATCH grid: every WANT dotted with every HAVE, not scaled yet. Row by row: s1 → s2 is s1's WANT with "
         "s2's HAVE.",
@@ -45,26 +42,21 @@ def _match(want: Rows, have: Rows) -> Question:
             mistake(
                 "WANT and HAVE swapped",
                 "Each row is one strip's WANT and each column one strip's HAVE.",
-                wrong[0].run("scores"),
+                wrong[0]["scores"],
             ),
-            mistake("WANT with WANT", "A WANT is dotted with a HAVE, never with a WANT.", wrong[1].run("scores")),
+            mistake("WANT with WANT", "A WANT is dotted with a HAVE, never with a WANT.", wrong[1]["scores"]),
         ),
-        LazyLines(lambda: hand.lines(*cells)),
+        lambda: hand.lines(*cells),
         "MATCH grid: every WANT dotted with every HAVE.",
     )
 
 
 def _scale(want: Rows, have: Rows, row: int) -> Question:
     done, hand, width = attention(want, have, have), by_hand(want, have, have), len(want[0])
-    match, names = hand.run("match"), strips(len(have))
+    match, names = hand["match"], strips(len(have))
     cells = [(f"→ {name}", f"scores[0,0,{row},{j}]") for j, name in enumerate(names)]
-    forgot, whole, times = (
-        attention(want, have, have, s).run("scores")[row] for s in (1.0, 1 / width, math.sqrt(width))
-    )
+    forgot, whole, times = (attention(want, have, have, s)["scores"][row] for s in (1.0, 1 / width, math.sqrt(width)))
     return Question(
-        "",
-        None,
-        "",
         (Table("MATCH", [match[row].tolist()], names, [f"s{row + 1}"]),),
         f"The tags are {width} wide. SCALE this match row by ÷√(tag width).",
         blanks([f"→ {name}" for name in names], done["scores"][row], 2, rows(hand.roundings("scores", 2), row)),
@@ -73,20 +65,17 @@ def _scale(want: Rows, have: Rows, row: int) -> Question:
             mistake("divided by d", "It is divided by the root of the tag width, not by the width.", whole),
             mistake("multiplied", "Scaling makes the match smaller: divide, do not multiply.", times),
         ),
-        LazyLines(lambda: hand.lines(*cells)),
+        lambda: hand.lines(*cells),
         "SCALE each by ÷√(tag width).",
     )
 
 
 def _softmax(want: Rows, have: Rows, row: int) -> Question:
     done, hand, width = attention(want, have, have), by_hand(want, have, have), len(want[0])
-    match, names = hand.run("match"), strips(len(have))
+    match, names = hand["match"], strips(len(have))
     cells = [(f"score {j + 1}", f"scores[0,0,{row},{j}]") for j in range(len(have))]
     scores = done["scores"][row]
     return Question(
-        "",
-        None,
-        "",
         (Table("MATCH", match.tolist(), [f"{name}.HAVE" for name in names], strips(len(want))),),
         f"The tags are {width} wide. SCALE s{row + 1}'s match row by ÷√{width}, then SOFTMAX it into portions that add "
         f"to 1.",
@@ -94,7 +83,7 @@ def _softmax(want: Rows, have: Rows, row: int) -> Question:
             [f"s{row + 1} → {name}" for name in names], done["pattern"][row], 3, rows(hand.roundings("pattern", 3), row)
         ),
         (
-            mistake(FORGOT_SCALE, SCALE_HINT, attention(want, have, have, 1.0).run("pattern")[row]),
+            mistake(FORGOT_SCALE, SCALE_HINT, attention(want, have, have, 1.0)["pattern"][row]),
             mistake(COLUMNS, COLUMNS_HINT, columns(want, have)[row]),
             mistake(
                 "did not raise e",
@@ -102,7 +91,7 @@ def _softmax(want: Rows, have: Rows, row: int) -> Question:
                 scores / scores.sum() if scores.sum() else scores,
             ),
         ),
-        LazyLines(lambda: hand.lines(*cells, *softmax_cells(row, len(have)))),
+        lambda: hand.lines(*cells, *softmax_cells(row, len(have))),
         f"s{row + 1}'s match row is {bracketed(match[row])}. Scale by ÷{math.sqrt(width):g}, then softmax.",
     )
 
@@ -114,9 +103,6 @@ def _weighted(want: Rows, have: Rows, give: Rows, row: int) -> Question:
     cells = [(slot, f"z[0,0,{row},{i}]") for i, slot in enumerate(slots)]
     other = (row + 1) % len(want)
     return Question(
-        "",
-        None,
-        "",
         (portions, tags("GIVE", give)),
         f"WEIGHTED SUM of the GIVE tags for s{row + 1}: s{row + 1}_new, slot by slot.",
         blanks(slots, done["z"][row], 3, rows(hand.roundings("z", 3), row)),
@@ -127,12 +113,12 @@ def _weighted(want: Rows, have: Rows, give: Rows, row: int) -> Question:
             mistake(
                 "plain average",
                 "Each GIVE is weighted by its portion, not equally.",
-                attention(want, have, give, 0.0).run("z")[row],
+                attention(want, have, give, 0.0)["z"][row],
             ),
             mistake(
                 "only the largest",
                 "Every strip adds its portion, the small ones too.",
-                attention(want, have, give, 1e6).run("z")[row],
+                attention(want, have, give, 1e6)["z"][row],
             ),
             mistake(
                 "column of portions",
@@ -140,7 +126,7 @@ def _weighted(want: Rows, have: Rows, give: Rows, row: int) -> Question:
                 _down(done["pattern"], give, row),
             ),
         ),
-        LazyLines(lambda: hand.lines(*cells)),
+        lambda: hand.lines(*cells),
         "WEIGHTED SUM of the GIVE tags, per row.",
     )
 
@@ -156,22 +142,19 @@ def _attention(want: Rows, have: Rows, give: Rows, row: int) -> Question:
     cells = [(f"score {j + 1}", f"scores[0,0,{row},{j}]") for j in range(len(have))]
     sums = [(slot, f"z[0,0,{row},{i}]") for i, slot in enumerate(slots)]
     return Question(
-        "",
-        None,
-        "",
         (tags("WANT", want), tags("HAVE", have), tags("GIVE", give)),
         f"Attention for s{row + 1} over every strip: match, ÷√{width}, softmax, weighted sum. Its new numbers?",
         blanks(slots, done["z"][row], 2, rows(hand.roundings("z", 2), row)),
         (
-            mistake(FORGOT_SCALE, SCALE_HINT, attention(want, have, give, 1.0).run("z")[row]),
+            mistake(FORGOT_SCALE, SCALE_HINT, attention(want, have, give, 1.0)["z"][row]),
             mistake(COLUMNS, COLUMNS_HINT, columns(want, have)[row] @ np.asarray(give, dtype=float)),
             mistake(
                 "WANT and HAVE swapped",
                 "The match is this strip's WANT with every strip's HAVE.",
-                attention(have, want, give).run("z")[row],
+                attention(have, want, give)["z"][row],
             ),
         ),
-        LazyLines(lambda: hand.lines(*cells, *softmax_cells(row, len(have)), *sums)),
+        lambda: hand.lines(*cells, *softmax_cells(row, len(have)), *sums),
     )
 
 
@@ -220,9 +203,9 @@ def _informative_match(numbers: Numbers) -> bool:
 _TAGS = {"want": WANT, "have": HAVE}
 
 MAKES = {
-    "match": maker("match", _TAGS, _draw_match, _match),
-    "scale": maker("scale", _TAGS | {"row": 0}, _draw_scale, _scale, _informative_match),
-    "softmax": maker("softmax", _TAGS | {"row": 1}, _draw_softmax, _softmax, _informative),
-    "weighted-sum": maker("weighted-sum", _TAGS | {"give": GIVE, "row": 0}, _draw_give, _weighted, _informative),
-    "attention": maker("attention", _TAGS | {"give": GIVE, "row": 1}, _draw_attention, _attention, _informative),
+    "match": Maker("match", _TAGS, _draw_match, _match),
+    "scale": Maker("scale", _TAGS | {"row": 0}, _draw_scale, _scale, _informative_match),
+    "softmax": Maker("softmax", _TAGS | {"row": 1}, _draw_softmax, _softmax, _informative),
+    "weighted-sum": Maker("weighted-sum", _TAGS | {"give": GIVE, "row": 0}, _draw_give, _weighted, _informative),
+    "attention": Maker("attention", _TAGS | {"give": GIVE, "row": 1}, _draw_attention, _attention, _informative),
 }

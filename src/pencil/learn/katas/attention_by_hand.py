@@ -1,10 +1,11 @@
 """Attention over given tags: by the models' own `attend`, for the answers; and step by step, for the working."""
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...core.attention import attend
 from ...core.masks import Mask
@@ -21,52 +22,47 @@ FUTURE = "future not blocked"
 FUTURE_HINT = "A later token is set to −inf before the softmax, so that its portion is 0."
 
 
-class TagAttention(nn.Module):
-    """The models' attention over given WANT, HAVE and GIVE tags."""
-
-    def __init__(self, scale: float | None = None, mask: Mask | None = None):
-        super().__init__()
-        self.scale, self.mask = scale, mask
-
-    def visible(self, count: int) -> Tensor | None:
-        index = torch.arange(count)
-        return None if self.mask is None else self.mask(index[:, None], index)[None, None]
-
-    def forward(
-        self, want: Tensor, have: Tensor, give: Tensor, bias: Tensor | None = None, probe: Probe = OFF
-    ) -> Tensor:
-        visible = self.visible(want.shape[2])
-        return probe("z", attend(want, have, give, visible, bias, scale=self.scale, probe=probe))
-
-
-class AttentionByHand(TagAttention):
-    """The same step by step: match, scale, mask, raise e to each, divide by the total, sum."""
-
-    def forward(
-        self, want: Tensor, have: Tensor, give: Tensor, bias: Tensor | None = None, probe: Probe = OFF
-    ) -> Tensor:
-        divisor = math.sqrt(want.shape[-1]) if self.scale is None else 1 / self.scale if self.scale else math.inf
-        # a tensor, so that a receipt ends at the match, which the exercise gives
-        scores = probe("match", want @ have.mT) / want.new_tensor(divisor)
-        scores = scores if bias is None else scores + bias
-        visible = self.visible(want.shape[2])
-        scores = probe("scores", scores if visible is None else scores.masked_fill(~visible, -torch.inf))
-        raised = probe("raised", scores.exp())
-        pattern = probe("pattern", raised / probe("total", raised.sum(-1, keepdim=True)))
-        return probe("z", pattern @ give)
+def visible(mask: Mask | None, count: int) -> Tensor | None:
+    """Which of `count` keys each of as many queries sees under a mask."""
+    index = torch.arange(count)
+    return None if mask is None else mask(index[:, None], index)[None, None]
 
 
 def attention(want, have, give, scale: float | None = None, mask: Mask | None = None) -> Work:
-    return work(TagAttention(scale, mask), heads(want), heads(have), heads(give))
+    """The models' own attention over given queries, keys and values."""
+
+    def attended(want: Tensor, have: Tensor, give: Tensor, probe: Probe = OFF) -> Tensor:
+        return probe("z", attend(want, have, give, visible(mask, want.shape[2]), scale=scale, probe=probe))
+
+    return work(attended, heads(want), heads(have), heads(give))
+
+
+def attend_by_hand(
+    want: Tensor,
+    have: Tensor,
+    give: Tensor,
+    scale: float | None = None,
+    mask: Mask | None = None,
+    probe: Probe = OFF,
+) -> Tensor:
+    """Attention step by step: match, scale, mask, raise e to each, divide by the total, sum."""
+    divisor = math.sqrt(want.shape[-1]) if scale is None else 1 / scale if scale else math.inf
+    # a tensor, so that a receipt ends at the match, which the exercise gives
+    scores = probe("match", want @ have.mT) / want.new_tensor(divisor)
+    seen = visible(mask, want.shape[2])
+    scores = probe("scores", scores if seen is None else scores.masked_fill(~seen, -torch.inf))
+    raised = probe("raised", scores.exp())
+    pattern = probe("pattern", raised / probe("total", raised.sum(-1, keepdim=True)))
+    return probe("z", pattern @ give)
 
 
 def by_hand(want, have, give, scale: float | None = None, mask: Mask | None = None) -> Work:
-    return work(AttentionByHand(scale, mask), heads(want), heads(have), heads(give))
+    return work(partial(attend_by_hand, scale=scale, mask=mask), heads(want), heads(have), heads(give))
 
 
 def columns(want, have, scale: float | None = None) -> np.ndarray:
     """The portions with the softmax taken down the columns instead of along the rows."""
-    return attention(have, want, want, scale).run("pattern").T
+    return attention(have, want, want, scale)["pattern"].T
 
 
 def informative_row(want, have, scale: float | None = None, zero: bool = True) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...core.layers import MLP, LayerNorm, gelu, gelu_tanh
 from ...core.probe import OFF, Probe
 from ...train.losses.vocabulary import next_token
-from .builder import Draws, LazyLines, Numbers, Work, blanks, maker, mistake, tensor, work
+from .builder import Draws, Maker, Numbers, Work, blanks, mistake, tensor, work
 from .exercise import Question, Table
 
 Rows = list[list[float]]
@@ -20,40 +20,26 @@ def slots(count: int) -> list[str]:
     return [f"slot {i + 1}" for i in range(count)]
 
 
-class Residual(nn.Module):
-    """A pre-norm part: it reads the normed strip, and its output is added to the strip itself."""
-
-    def __init__(self, matrix: Rows):
-        super().__init__()
-        self.norm = LayerNorm(len(matrix), 1e-6)
-        self.part = nn.Linear(len(matrix), len(matrix), bias=False)
-        self.part.weight.data = tensor(matrix)
-
-    def forward(self, strip: Tensor, probe: Probe = OFF) -> Tensor:
-        read = probe("read", self.norm(strip))
-        return probe("out", strip + probe("part", self.part(read)))
-
-
-class ResidualMistakes(Residual):
-    """The same with each of its mistakes."""
-
-    def forward(self, strip: Tensor, probe: Probe = OFF) -> Tensor:
-        read = self.norm(strip)
-        probe("no residual", self.part(read))
-        probe("normed residual", read + self.part(read))
-        probe("not normed", strip + self.part(strip))
-        return probe("post-norm", self.norm(strip + self.part(strip)))
-
-
 def _residual(strip: list[float], matrix: Rows) -> Question:
-    done, wrong = (work(module(matrix), tensor([strip])) for module in (Residual, ResidualMistakes))
+    norm, part = LayerNorm(len(matrix), 1e-6), nn.Linear(len(matrix), len(matrix), bias=False)
+    part.weight.data = tensor(matrix)
+
+    def pre_norm(strip: Tensor, probe: Probe = OFF) -> Tensor:
+        read = probe("read", norm(strip))
+        return probe("out", strip + probe("part", part(read)))
+
+    def mistaken(strip: Tensor, probe: Probe = OFF) -> Tensor:
+        read = norm(strip)
+        probe("no residual", part(read))
+        probe("normed residual", read + part(read))
+        probe("not normed", strip + part(strip))
+        return probe("post-norm", norm(strip + part(strip)))
+
+    done, wrong = (work(function, tensor([strip]), modules=[norm, part]) for function in (pre_norm, mistaken))
     names, count = slots(len(strip)), range(len(strip))
     parts = (("read", "read"), ("part", "part"), ("new", "out"))
     cells = [(f"{label} {i + 1}", f"{name}[0,{i}]") for label, name in parts for i in count]
     return Question(
-        "",
-        None,
-        "",
         (Table("strip", [strip], names), Table("W", matrix, None, [f"new {i + 1}" for i in count])),
         "The part reads the tamed strip (LayerNorm: middle 0, spread 1) and multiplies it by W, one row of W for each "
         "new number. Its output is added to the strip itself. The strip afterwards?",
@@ -62,54 +48,43 @@ def _residual(strip: list[float], matrix: Rows) -> Question:
             mistake(
                 "residual forgotten",
                 "The output of the part is added to the strip, it does not replace it.",
-                wrong.run("no residual"),
+                wrong["no residual"],
             ),
             mistake(
                 "added to the tamed strip",
                 "The residual stream is never tamed: add to the strip as it was given.",
-                wrong.run("normed residual"),
+                wrong["normed residual"],
             ),
+            mistake("norm forgotten", "The part reads the tamed strip, not the strip as it is.", wrong["not normed"]),
             mistake(
-                "norm forgotten", "The part reads the tamed strip, not the strip as it is.", wrong.run("not normed")
-            ),
-            mistake(
-                "norm after the sum", "Here the norm comes before the part, not after the sum.", wrong.run("post-norm")
+                "norm after the sum", "Here the norm comes before the part, not after the sum.", wrong["post-norm"]
             ),
         ),
-        LazyLines(lambda: done.lines(*cells)),
+        lambda: done.lines(*cells),
     )
-
-
-class Hidden(nn.Module):
-    """The models' MLP with given weights."""
-
-    def __init__(self, up: Rows, up_bias: list[float], down: Rows, activation: Callable[[Tensor], Tensor] = gelu):
-        super().__init__()
-        self.mlp = MLP(len(up[0]), len(up), activation)
-        self.mlp.up.weight.data, self.mlp.up.bias.data = tensor(up), tensor(up_bias)
-        self.mlp.down.weight.data, self.mlp.down.bias.data = tensor(down), torch.zeros(len(down), dtype=torch.float64)
-
-    def forward(self, strip: Tensor, probe: Probe = OFF) -> Tensor:
-        return self.mlp(strip, probe=probe)
 
 
 def _gelu(strip: list[float], up: Rows, bias: list[float], down: Rows) -> Question:
     def mlp(activation: Callable[[Tensor], Tensor] = gelu, bias: list[float] = bias) -> Work:
-        return work(Hidden(up, bias, down, activation), tensor([[strip]]))
+        module = MLP(len(up[0]), len(up), activation)
+        module.up.weight.data, module.up.bias.data = tensor(up), tensor(bias)
+        module.down.weight.data, module.down.bias.data = tensor(down), torch.zeros(len(down), dtype=torch.float64)
+
+        def hidden_units(strip: Tensor, probe: Probe = OFF) -> Tensor:
+            return module(strip, probe=probe)
+
+        return work(hidden_units, tensor([[strip]]), modules=[module])
 
     done, names = mlp(), slots(len(down))
-    hidden, pre = [f"hidden {i + 1}" for i in range(len(up))], done.run("pre")[0]
+    hidden, pre = [f"hidden {i + 1}" for i in range(len(up))], done["pre"][0]
     low, high = int(min(pre.min(), -2)), int(max(pre.max(), 2))
     steps = [float(u) for u in range(low, high + 1)]
     portions = torch.special.ndtr(tensor(steps)).numpy().round(4).tolist()
     cells = [(f"U {i + 1}", f"pre[0,0,{i}]") for i in range(len(up))]
     cells += [(f"GELU {i + 1}", f"act[0,0,{i}]") for i in range(len(up))]
     cells += [(name, f"out[0,0,{i}]") for i, name in enumerate(names)]
-    roundings = [mlp(gelu_tanh).run("out"), *done.roundings("out", 2)]
+    roundings = [mlp(gelu_tanh)["out"], *done.roundings("out", 2)]
     return Question(
-        "",
-        None,
-        "",
         (
             Table("strip", [strip], slots(len(strip))),
             Table("W₁", up, None, hidden),
@@ -121,29 +96,25 @@ def _gelu(strip: list[float], up: Rows, bias: list[float], down: Rows) -> Questi
         "that. The Φ of whole numbers is given. The new numbers?",
         blanks(names, done["out"], 2, roundings),
         (
-            mistake("ReLU", "GELU is u·Φ(u): negative inputs are not set to 0.", mlp(F.relu).run("out")),
-            mistake("no activation", "GELU comes between W₁ and W₂.", mlp(lambda u: u).run("out")),
-            mistake("Φ alone", "GELU(u) is u times Φ(u), not Φ(u) alone.", mlp(torch.special.ndtr).run("out")),
-            mistake("b₁ forgotten", "b₁ is added before GELU.", mlp(bias=[0.0] * len(bias)).run("out")),
+            mistake("ReLU", "GELU is u·Φ(u): negative inputs are not set to 0.", mlp(F.relu)["out"]),
+            mistake("no activation", "GELU comes between W₁ and W₂.", mlp(lambda u: u)["out"]),
+            mistake("Φ alone", "GELU(u) is u times Φ(u), not Φ(u) alone.", mlp(torch.special.ndtr)["out"]),
+            mistake("b₁ forgotten", "b₁ is added before GELU.", mlp(bias=[0.0] * len(bias))["out"]),
         ),
-        LazyLines(lambda: done.lines(*cells)),
+        lambda: done.lines(*cells),
     )
 
 
-class CrossEntropy(nn.Module):
+def cross_entropy(logits: Tensor, target: Tensor, probe: Probe = OFF) -> Tensor:
     """The training loss of one prediction."""
-
-    def forward(self, logits: Tensor, target: Tensor, probe: Probe = OFF) -> Tensor:
-        return probe("loss", next_token(logits, target))
+    return probe("loss", next_token(logits, target))
 
 
-class CrossEntropyByHand(nn.Module):
+def cross_entropy_by_hand(logits: Tensor, target: Tensor, probe: Probe = OFF) -> Tensor:
     """The same step by step: the portions of all words, then minus the logarithm of the target's."""
-
-    def forward(self, logits: Tensor, target: Tensor, probe: Probe = OFF) -> Tensor:
-        raised = probe("raised", logits[0, 0].exp())
-        portion = probe("portion", raised / probe("total", raised.sum()))
-        return probe("loss", -portion[target[0, 0]].log())
+    raised = probe("raised", logits[0, 0].exp())
+    portion = probe("portion", raised / probe("total", raised.sum()))
+    return probe("loss", -portion[target[0, 0]].log())
 
 
 def _cross_entropy(logits: list[float], target: int) -> Question:
@@ -152,17 +123,14 @@ def _cross_entropy(logits: list[float], target: int) -> Question:
     def inputs(target: int) -> tuple[Tensor, Tensor]:
         return tensor([[logits]]), torch.tensor([[target]])
 
-    done, hand = work(CrossEntropy(), *inputs(target)), work(CrossEntropyByHand(), *inputs(target))
+    done, hand = work(cross_entropy, *inputs(target)), work(cross_entropy_by_hand, *inputs(target))
     loss, portion = float(done["loss"]), float(hand["portion"][target])
     roundings = zip(hand.roundings("portion", 3), hand.roundings("loss", 3), strict=True)
     best = max(range(len(logits)), key=lambda i: logits[i])
-    other = work(CrossEntropyByHand(), *inputs(best))
+    other = work(cross_entropy_by_hand, *inputs(best))
     cells = [(f"e^logit of {word}", f"raised[{i}]") for i, word in enumerate(words)]
     cells += [("total", "total"), (f"portion of {words[target]}", f"portion[{target}]"), ("loss", "loss")]
     return Question(
-        "",
-        None,
-        "",
         (Table("logits", [logits], words),),
         f"The next word was “{words[target]}”. Its portion after softmax, and the cross-entropy (natural logarithm)?",
         blanks(["portion", "loss"], [portion, loss], 3, [[one[0][target], float(one[1])] for one in roundings]),
@@ -174,12 +142,12 @@ def _cross_entropy(logits: list[float], target: int) -> Question:
             mistake(
                 "the most likely word",
                 "The loss is that of the word that followed, however unlikely it was.",
-                other.run("portion")[best],
-                float(other.run("loss")),
+                other["portion"][best],
+                float(other["loss"]),
             ),
             mistake("one minus the portion", "The loss is minus the logarithm of the portion.", portion, 1 - portion),
         ),
-        LazyLines(lambda: hand.lines(*cells)),
+        lambda: hand.lines(*cells),
     )
 
 
@@ -215,9 +183,9 @@ _GELU = {
 }  # fmt: skip
 
 MAKES = {
-    "residual": maker("residual", _RESIDUAL, _draw_residual, _residual, _informative_residual),
-    "gelu": maker("gelu", _GELU, _draw_gelu, _gelu),
-    "cross-entropy": maker(
+    "residual": Maker("residual", _RESIDUAL, _draw_residual, _residual, _informative_residual),
+    "gelu": Maker("gelu", _GELU, _draw_gelu, _gelu),
+    "cross-entropy": Maker(
         "cross-entropy", {"logits": [2.0, 1.0, 0.0], "target": 1}, _draw_cross_entropy, _cross_entropy
     ),
 }

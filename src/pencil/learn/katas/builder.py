@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -18,7 +17,7 @@ from .exercise import Blank, Mistake, Question, Value, written
 from .grader import accepts, apart, grade
 
 Numbers = dict[str, Any]
-ATTEMPTS = 1000
+MAX_DRAWS = 1000
 
 
 class Draws:
@@ -52,89 +51,69 @@ class Draws:
 
     def tags(self, rows: int, columns: int, low: int, high: int) -> list[list[float]]:
         """Rows that are not all zeros, and different from one another."""
-        found: list[list[float]] = []
-        while len(found) < rows:
+        table: list[list[float]] = []
+        while len(table) < rows:
             row = self.row(columns, low, high)
-            if any(row) and row not in found:
-                found.append(row)
-        return found
+            if any(row) and row not in table:
+                table.append(row)
+        return table
 
 
+@dataclass(frozen=True, eq=False)
 class Maker:
-    """A question for any seed: the page's own numbers for None, else the first draw that is not degenerate.
+    """A question for any seed: the document's numbers for None, else the first draw that is not degenerate.
 
     Its numbers are `informative`, its answers are not all the same, and each of its mistakes leads to another answer.
     """
 
-    def __init__(
-        self,
-        name: str,
-        page: Numbers,
-        draw: Callable[[Draws], Numbers],
-        pose: Callable[..., Question],
-        informative: Callable[[Numbers], bool],
-    ):
-        self.name, self.page, self.draw, self.pose, self.informative = name, page, draw, pose, informative
-        self._made = lru_cache(maxsize=64)(self.made)
+    name: str
+    document: Numbers  # the numbers of the document
+    draw: Callable[[Draws], Numbers]
+    pose: Callable[..., Question]
+    informative: Callable[[Numbers], bool] = lambda numbers: True
 
-    def __call__(self, seed: int | None) -> Question:
-        return self._made(seed)[1]
+    def __call__(self, seed: int | None, **changes: Any) -> Question:
+        """The question of a seed; with some of its numbers changed, mistakes that lead to the right answer are left
+        out."""
+        numbers, question = _made_once(self, seed)
+        if not changes:
+            return question
+        changed = self.pose(**numbers | changes)
+        words = changed.page_words if seed is None else None
+        return replace(changed, seed=seed, mistakes=distinguishable(changed), page_words=words)
 
     def numbers(self, seed: int | None) -> Numbers:
         """The numbers of a seed's question."""
-        return self._made(seed)[0]
+        return _made_once(self, seed)[0]
 
     def made(self, seed: int | None) -> tuple[Numbers, Question]:
         if seed is None:
-            question = self.pose(**self.page)
-            return self.page, replace(question, seed=None, mistakes=tuple(distinguishable(question)))
-        tried = False
-        for attempt in range(ATTEMPTS):
+            question = self.pose(**self.document)
+            return self.document, replace(question, mistakes=distinguishable(question))
+        for attempt in range(MAX_DRAWS):
             numbers = self.draw(Draws(f"{self.name} {seed} {attempt}"))
             if not self.informative(numbers):
                 continue
-            question = _draft(self.pose, numbers) if tried else self.pose(**numbers)
+            question = self.pose(**numbers)
             varied = len({blank.written for blank in question.blanks}) > 1 or len(question.blanks) == 1
             if varied and len(distinguishable(question)) == len(question.mistakes):
-                return numbers, replace(self.pose(**numbers) if tried else question, seed=seed, page_words=None)
-            tried = True
+                return numbers, replace(question, seed=seed, page_words=None)
         raise RuntimeError(f"no numbers found for {self.name} with seed {seed}")
 
-    def changed(self, seed: int | None, **changes: Any) -> Question:
-        """The question with some of its numbers changed, such as the row that is asked for; mistakes that lead to the
-        right answer are left out."""
-        question = self.pose(**self.numbers(seed) | changes)
-        words = question.page_words if seed is None else None
-        return replace(question, seed=seed, mistakes=tuple(distinguishable(question)), page_words=words)
+
+_made_once = lru_cache(maxsize=1024)(Maker.made)
 
 
-def maker(
-    name: str,
-    page: Numbers,
-    draw: Callable[[Draws], Numbers],
-    pose: Callable[..., Question],
-    informative: Callable[[Numbers], bool] = lambda numbers: True,
-) -> Maker:
-    return Maker(name, page, draw, pose, informative)
-
-
-def _draft(pose: Callable[..., Question], numbers: Numbers) -> Question:
-    before = _TAPED.set(False)
-    try:
-        return pose(**numbers)
-    finally:
-        _TAPED.reset(before)
-
-
-def distinguishable(question: Question) -> list[Mistake]:
+def distinguishable(question: Question) -> tuple[Mistake, ...]:
     """The mistakes whose answers are clearly not the right ones, and not those of an earlier mistake."""
-    right = [blank.value for blank in question.blanks]
-    kept: list[Mistake] = []
-    for one in question.mistakes:
-        if all(apart(question, one.values, other) for other in (right, *(m.values for m in kept))):
-            kept.append(one)
-    known = replace(question, mistakes=tuple(kept))
-    return [one for one in kept if grade(known, answers_of(known, one)).hint == one]
+    answers: list[Sequence[Value]] = [[blank.value for blank in question.blanks]]
+    separate: list[Mistake] = []
+    for mistake in question.mistakes:
+        if all(apart(question, mistake.values, other) for other in answers):
+            separate.append(mistake)
+            answers.append(mistake.values)
+    graded = replace(question, mistakes=tuple(separate))
+    return tuple(mistake for mistake in separate if grade(graded, answers_of(graded, mistake)).hint == mistake)
 
 
 def answers_of(question: Question, mistake: Mistake) -> list[str]:
@@ -142,13 +121,18 @@ def answers_of(question: Question, mistake: Mistake) -> list[str]:
     return [written(value, blank.decimals) for blank, value in zip(question.blanks, mistake.values, strict=True)]
 
 
-# off while numbers are tried: tracing takes twenty times as long as running
-_TAPED = ContextVar("taped", default=True)
+class Computation(nn.Module):
+    """A function of tensors and a probe, and the modules whose weights it uses, in double precision."""
+
+    def __init__(self, function: Callable[..., Any], modules: Iterable[nn.Module]):
+        super().__init__()
+        self.parts = nn.ModuleList(modules).double()
+        self.forward = function  # with its own signature, whose names are those of the inputs in a trace
 
 
 @dataclass(frozen=True)
 class Work:
-    """A small module with its inputs: traced for the answers, and run again with named values rounded."""
+    """A computation with its inputs: run for the answers, again with values rounded, and traced for the working."""
 
     module: nn.Module
     inputs: tuple[Any, ...]
@@ -157,55 +141,51 @@ class Work:
     def trace(self) -> LiveTrace:
         return trace(self.module, *self.inputs)
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        """A named value of the trace, without the batch and head axes if their size is 1."""
-        return squeezed(self.trace[name].value) if _TAPED.get() else self.run(name)
-
     @cached_property
-    def _values(self) -> dict[str, Tensor]:
+    def values(self) -> dict[str, np.ndarray]:
+        """Every named value, without the axes of batch and head if their size is 1."""
         return self._run({})
 
-    def _run(self, edit: dict[str, Callable[[Tensor], Tensor]]) -> dict[str, Tensor]:
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.values[name]
+
+    def _run(self, edit: dict[str, Callable[[Tensor], Tensor]]) -> dict[str, np.ndarray]:
         probe = Probe("*", edit=edit)
         with torch.no_grad():
             self.module(*self.inputs, probe=probe)
-        return probe.values
-
-    def run(self, name: str) -> np.ndarray:
-        """The same value without a trace."""
-        return squeezed(self._values[name].numpy())
+        return {name: squeezed(value.detach().numpy()) for name, value in probe.values.items()}
 
     def roundings(self, name: str, decimals: int) -> list[np.ndarray]:
         """A value as it is when steps before it are rounded: all of them, to as many decimals or one more; or only the
         powers of e and their total, to two; or the portions too, or these alone."""
-        every, finer = (dict.fromkeys(self._values, digits) for digits in (decimals, decimals + 1))
+        every, finer = (dict.fromkeys(self.values, digits) for digits in (decimals, decimals + 1))
         powers = dict.fromkeys(("raised", "total"), 2)
         portions = [{"pattern": decimals}, {"pattern": decimals + 1}, powers | {"pattern": decimals}]
-        found = []
-        for digits in (every, finer, powers, *(portions if "pattern" in self._values else [])):
+        results = []
+        for digits in (every, finer, powers, *(portions if "pattern" in self.values else [])):
             edit = {
-                one: partial(rounded, digits=count)
-                for one, count in digits.items()
-                if one != name and one in self._values
+                step: partial(rounded, digits=count)
+                for step, count in digits.items()
+                if step != name and step in self.values
             }
-            found.append(squeezed(self._run(edit)[name].numpy()) if edit else self.run(name))
-        return found
+            results.append(self._run(edit)[name] if edit else self[name])
+        return results
 
     def lines(self, *cells: tuple[str, str]) -> Iterator[str]:
         """Receipts as lines, for pairs (label, cell)."""
-        shown: set[str] = set()  # steps that several cells share are shown once
+        written_steps: set[str] = set()  # steps that several cells share are written once
         for label, where in cells:
             receipt = self.trace[where].why()
-            given = receipt.reworked is None or receipt.formula == format_number(receipt.recorded)
-            middle = "" if given else f"{receipt.formula} = "
-            yield f"{label} = {middle}{format_number(receipt.recorded)}"
+            is_input = receipt.reworked is None or receipt.formula == format_number(receipt.recorded)
+            formula = "" if is_input else f"{receipt.formula} = "
+            yield f"{label} = {formula}{format_number(receipt.recorded)}"
             steps = [f"  {step.word} = {step.formula} = {format_number(step.value)}" for step in receipt.steps]
-            yield from (line for line in steps if line not in shown)
-            shown.update(steps)
+            yield from (line for line in steps if line not in written_steps)
+            written_steps.update(steps)
 
 
-def work(module: nn.Module, *inputs: Any) -> Work:
-    return Work(module.double(), inputs)
+def work(function: Callable[..., Any], *inputs: Any, modules: Iterable[nn.Module] = ()) -> Work:
+    return Work(Computation(function, modules), inputs)
 
 
 def squeezed(value: Any) -> np.ndarray:
@@ -263,20 +243,3 @@ def mistake(name: str, hint: str, *values: Any) -> Mistake:
 def bracketed(values: Iterable[float]) -> str:
     """A row as text: [0, 4]."""
     return "[" + ", ".join(f"{one:g}" for one in values) + "]"
-
-
-class LazyLines(Sequence[str]):
-    """Lines that are computed when first read."""
-
-    def __init__(self, work: Callable[[], Iterable[str]]):
-        self._work = work
-
-    @cached_property
-    def lines(self) -> tuple[str, ...]:
-        return tuple(self._work())
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.lines[index]
-
-    def __len__(self) -> int:
-        return len(self.lines)

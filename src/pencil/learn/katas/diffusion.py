@@ -1,7 +1,7 @@
 """Exercises on diffusion: norms and gates set by a condition (adaLN), and one denoising step (DDIM)."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...core.attention import Attention
 from ...core.blocks import AdaBlock, AdaNormBlock
@@ -10,7 +10,7 @@ from ...core.masks import full
 from ...core.probe import OFF, Probe
 from ...core.span import Span
 from ...inference.diffusion import GaussianDiffusion
-from .builder import Draws, LazyLines, Numbers, Work, blanks, maker, mistake, tensor, work
+from .builder import Draws, Maker, Numbers, Work, blanks, mistake, tensor, work
 from .exercise import Question, Table
 from .layernorm import UNBIASED, UNBIASED_HINT, number_labels, steps
 from .layernorm import by_hand as tamed_by_hand
@@ -19,31 +19,24 @@ Row = list[float]
 Kind = type[AdaBlock] | type[AdaNormBlock]
 
 
-class Conditioned(nn.Module):
-    """A block whose condition gives these shifts, scales and gates, and whose attention has this output."""
-
-    def __init__(self, kind: Kind, settings: list[Row], output: Row):
-        super().__init__()
-        width = len(output)
-        self.block = kind(
-            lambda: Attention(width, 1),
-            lambda: MLP(width, 1),
-            lambda: LayerNorm(width, 1e-6, bias=False, scale=False),
-            width,
-        )
-        biases = [value for row in settings for value in row]
-        self.block.ada.bias.data = tensor(biases + [0.0] * (len(self.block.ada.bias) - len(biases)))
-        self.block.attn.out.weight.data.zero_()
-        self.block.attn.out.bias.data = tensor(output)
-
-    def forward(self, strip: Tensor, condition: Tensor, probe: Probe = OFF) -> Tensor:
-        return self.block(strip, Span.whole(strip.shape[1]).under(full), condition, probe)
-
-
 def conditioned(strip: Row, settings: list[Row], output: Row | None = None, kind: Kind = AdaBlock) -> Work:
+    """A block whose condition gives these shifts, scales and gates, and whose attention has this output."""
     width = len(strip)
-    module = Conditioned(kind, settings, output or [0.0] * width)
-    return work(module, tensor([[strip]]), torch.zeros(1, width, dtype=torch.float64))
+    block = kind(
+        lambda: Attention(width, 1),
+        lambda: MLP(width, 1),
+        lambda: LayerNorm(width, 1e-6, bias=False, scale=False),
+        width,
+    )
+    biases = [value for row in settings for value in row]
+    block.ada.bias.data = tensor(biases + [0.0] * (len(block.ada.bias) - len(biases)))
+    block.attn.out.weight.data.zero_()
+    block.attn.out.bias.data = tensor(output or [0.0] * width)
+
+    def one_block(strip: Tensor, condition: Tensor, probe: Probe = OFF) -> Tensor:
+        return block(strip, Span.whole(strip.shape[1]).under(full), condition, probe)
+
+    return work(one_block, tensor([[strip]]), torch.zeros(1, width, dtype=torch.float64), modules=[block])
 
 
 def _adaln(strip: Row, scale: Row, shift: Row) -> Question:
@@ -53,9 +46,6 @@ def _adaln(strip: Row, scale: Row, shift: Row) -> Question:
     hand = tamed_by_hand(strip, gain, added)
     cells = [(f"new {i + 1}", f"out[0,{i}]") for i in range(len(strip))]
     return Question(
-        "",
-        None,
-        "",
         (
             Table("strip", [strip], names),
             Table("from the condition", [scale, shift], names, ["γ (scale)", "β (shift)"]),
@@ -67,19 +57,17 @@ def _adaln(strip: Row, scale: Row, shift: Row) -> Question:
             mistake(
                 "1 + γ, as in adaLN-Zero",
                 "1 + γ is right for adaLN-Zero, DiT's own block; here γ is the whole scale.",
-                conditioned(strip, [shift, scale]).run("attn_norm"),
+                conditioned(strip, [shift, scale])["attn_norm"],
             ),
             mistake(
                 "γ and β mixed up",
                 "γ scales and β shifts.",
-                conditioned(strip, [shift, scale], kind=AdaNormBlock).run("attn_norm"),
+                conditioned(strip, [shift, scale], kind=AdaNormBlock)["attn_norm"],
             ),
-            mistake(UNBIASED, UNBIASED_HINT, tamed_by_hand(strip, gain, added, short=1).run("out")),
-            mistake(
-                "γ and β forgotten", "The condition still has to scale and shift the tamed strip.", hand.run("tamed")
-            ),
+            mistake(UNBIASED, UNBIASED_HINT, tamed_by_hand(strip, gain, added, short=1)["out"]),
+            mistake("γ and β forgotten", "The condition still has to scale and shift the tamed strip.", hand["tamed"]),
         ),
-        LazyLines(lambda: hand.lines(*steps(len(strip), "tamed"), *cells)),
+        lambda: hand.lines(*steps(len(strip), "tamed"), *cells),
     )
 
 
@@ -90,9 +78,6 @@ def _gate(strip: Row, output: Row, gate: Row) -> Question:
     one = conditioned(strip, [still, still, [1.0] * len(strip)], output)
     cells = [(f"new {i + 1}", f"mid[0,0,{i}]") for i in range(len(strip))]
     return Question(
-        "",
-        None,
-        "",
         (
             Table("strip", [strip], names),
             Table("attention output", [output], names),
@@ -101,9 +86,7 @@ def _gate(strip: Row, output: Row, gate: Row) -> Question:
         "adaLN-Zero: the attention output is multiplied by its gate α and added to the strip. The strip afterwards?",
         blanks(names, done["mid"], 2),
         (
-            mistake(
-                "gate forgotten", "The output is first multiplied by α; at α = 0 nothing is added.", one.run("mid")
-            ),
+            mistake("gate forgotten", "The output is first multiplied by α; at α = 0 nothing is added.", one["mid"]),
             mistake(
                 "strip gated too",
                 "Only the attention output is multiplied by the gate, the strip itself is not.",
@@ -115,48 +98,42 @@ def _gate(strip: Row, output: Row, gate: Row) -> Question:
                 opened * out,
             ),
         ),
-        LazyLines(lambda: done.lines(*cells)),
+        lambda: done.lines(*cells),
     )
 
 
-class DDIMStep(nn.Module):
+def ddim_step(x: Tensor, eps: Tensor, now: float, then: float) -> Work:
     """One step of DDIM from timestep 1 to timestep 0, with the image predicted on the way."""
+    diffusion = GaussianDiffusion(tensor([then, now]))
 
-    def __init__(self, now: float, then: float):
-        super().__init__()
-        self.steps = GaussianDiffusion(tensor([then, now]))
-
-    def forward(self, x: Tensor, eps: Tensor, probe: Probe = OFF) -> Tensor:
-        picture, _ = self.steps.split(x, eps, torch.ones(1, dtype=torch.long))
+    def step(x: Tensor, eps: Tensor, probe: Probe = OFF) -> Tensor:
+        picture, _ = diffusion.split(x, eps, torch.ones(1, dtype=torch.long))
         probe("picture", picture)
-        return probe("out", self.steps.ddim(x, eps, 1, 0))
+        return probe("out", diffusion.ddim(x, eps, 1, 0))
+
+    return work(step, x, eps)
 
 
-class DDIMByHand(nn.Module):
+def ddim_by_hand(x: Tensor, eps: Tensor, now: Tensor, then: Tensor, probe: Probe = OFF) -> Tensor:
     """The same step by step: subtract the noise, then add less of it."""
-
-    def forward(self, x: Tensor, eps: Tensor, now: Tensor, then: Tensor, probe: Probe = OFF) -> Tensor:
-        noise = probe("noise", (1 - now).sqrt() * eps)
-        picture = probe("picture", (x - noise) / probe("root", now.sqrt()))
-        return probe("out", then.sqrt() * picture + (1 - then).sqrt() * eps)
+    noise = probe("noise", (1 - now).sqrt() * eps)
+    picture = probe("picture", (x - noise) / probe("root", now.sqrt()))
+    return probe("out", then.sqrt() * picture + (1 - then).sqrt() * eps)
 
 
 def _ddim(x: Row, eps: Row, now: float, then: float) -> Question:
     given = tensor([x]), tensor([eps])
-    done, hand = work(DDIMStep(now, then), *given), work(DDIMByHand(), *given, tensor(now), tensor(then))
+    done, hand = ddim_step(*given, now, then), work(ddim_by_hand, *given, tensor(now), tensor(then))
     count = range(len(x))
     pixels = [f"pixel {i + 1}" for i in count]
 
     def both(done: Work) -> tuple:
-        return done.run("picture"), done.run("out")
+        return done["picture"], done["out"]
 
-    rootless = work(DDIMByHand(), *given, tensor(now**2), tensor(then**2))
+    rootless = work(ddim_by_hand, *given, tensor(now**2), tensor(then**2))
     cells = [(f"x₀ {i + 1}", f"picture[0,{i}]") for i in count] + [(f"x {i + 1}", f"out[0,{i}]") for i in count]
     roundings = zip(hand.roundings("picture", 2), hand.roundings("out", 2), strict=True)
     return Question(
-        "",
-        None,
-        "",
         (
             Table("x_t", [x], pixels),
             Table("ε, predicted", [eps], pixels),
@@ -179,20 +156,20 @@ def _ddim(x: Row, eps: Row, now: float, then: float) -> Question:
             mistake(
                 "ᾱ now both times",
                 "The result is mixed with ᾱ after this step, not with ᾱ now.",
-                *both(work(DDIMStep(now, now), *given)),
+                *both(ddim_step(*given, now, now)),
             ),
             mistake(
                 "the two ᾱ mixed up",
                 "ᾱ now is for subtracting the noise, ᾱ after this step for adding it.",
-                *both(work(DDIMByHand(), *given, tensor(then), tensor(now))),
+                *both(work(ddim_by_hand, *given, tensor(then), tensor(now))),
             ),
             mistake(
                 "noise not subtracted",
                 "First subtract √(1 − ᾱ_now)·ε from x_t.",
-                *both(work(DDIMStep(now, then), given[0], torch.zeros_like(given[1]))),
+                *both(ddim_step(given[0], torch.zeros_like(given[1]), now, then)),
             ),
         ),
-        LazyLines(lambda: hand.lines(*cells)),
+        lambda: hand.lines(*cells),
     )
 
 
@@ -218,11 +195,11 @@ def _draw_ddim(d: Draws) -> Numbers:
 
 
 MAKES = {
-    "adaln": maker(
+    "adaln": Maker(
         "adaln", {"strip": [2.0, 4.0, 6.0], "scale": [0.5, 0.0, -0.5], "shift": [0.0, 1.0, 0.2]}, _draw_adaln, _adaln
     ),
-    "adaln-zero": maker(
+    "adaln-zero": Maker(
         "adaln-zero", {"strip": [2.0, 4.0, 6.0], "output": [1.0, -3.0, 5.0], "gate": [0.0] * 3}, _draw_gate, _gate
     ),
-    "ddim": maker("ddim", {"x": [1.4, 0.2], "eps": [1.0, -0.5], "now": 0.36, "then": 0.64}, _draw_ddim, _ddim),
+    "ddim": Maker("ddim", {"x": [1.4, 0.2], "eps": [1.0, -0.5], "now": 0.36, "then": 0.64}, _draw_ddim, _ddim),
 }

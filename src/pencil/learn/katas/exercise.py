@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
+from functools import cached_property
 from typing import Any
 
 Value = float | str
@@ -51,23 +52,24 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Question:
-    """One exercise with its numbers; `seed` None means the page's own numbers.
+    """One exercise with its numbers; `seed` None means the document's own numbers."""
 
-    `working` is computed when it is first read: receipts take longer than answers.
-    """
-
-    kata: str
-    seed: int | None
-    title: str
     given: tuple[Table, ...]
     ask: str
     blanks: tuple[Blank, ...]
     mistakes: tuple[Mistake, ...] = ()
-    # lines of text; its type has no [str], since a run-time type check would read them
-    working: Sequence = field(default=(), compare=False, repr=False)
+    work: Callable[[], Iterable[str]] = field(default=tuple, compare=False, repr=False)  # gives the working
     page_words: str | None = None  # the exercise in the words of document 000
     rows: tuple[tuple[str, int], ...] = ()  # on paper: the blanks in rows, each with its label and number of blanks
     across: tuple[str, ...] = ()  # on paper: the labels of the columns of these rows
+    kata: str = ""
+    title: str = ""
+    seed: int | None = None
+
+    @cached_property
+    def working(self) -> tuple[str, ...]:
+        """The working line by line, when it is first read: receipts take longer than answers."""
+        return tuple(self.work())
 
     @property
     def texts(self) -> Iterator[str]:

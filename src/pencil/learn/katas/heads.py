@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...core.attention import Attention
 from ...core.masks import full
@@ -13,7 +13,7 @@ from ...core.span import Span
 from .attention_by_hand import (
     FORGOT_SCALE,
     SCALE_HINT,
-    AttentionByHand,
+    attend_by_hand,
     attention,
     by_hand,
     informative_row,
@@ -21,50 +21,37 @@ from .attention_by_hand import (
     strips,
     tags,
 )
-from .builder import Draws, LazyLines, Numbers, Work, blanks, maker, mistake, rows, tensor, work
+from .builder import Draws, Maker, Numbers, Work, blanks, mistake, rows, tensor, work
 from .exercise import Question, Table
 
 Rows = list[list[float]]
 
 
-class Heads(nn.Module):
+def glued_heads(want: Rows, have: Rows, give: Rows, count: int, scale: float | None = None) -> Work:
     """The models' multi-head attention over given tags, side by side in its input; its matrices are identities."""
+    width = len(want[0])
+    module = Attention(3 * width, count, head_width=width // count, bias=False)
+    module.qkv.weight.data, module.out.weight.data = torch.eye(3 * width), torch.eye(3 * width, width)
 
-    def __init__(self, width: int, count: int, scale: float | None = None):
-        super().__init__()
-        self.width, self.scale = width, scale
-        self.attn = Attention(3 * width, count, head_width=width // count, bias=False)
-        self.attn.qkv.weight.data = torch.eye(3 * width)
-        self.attn.out.weight.data = torch.eye(3 * width, width)
+    def glued(given: Tensor, probe: Probe = OFF) -> Tensor:
+        span = replace(Span.whole(given.shape[1]).under(full), scale=scale)
+        return probe("glued", module(given, span, probe=probe / "attn")[..., :width])
 
-    def forward(self, given: Tensor, probe: Probe = OFF) -> Tensor:
-        span = replace(Span.whole(given.shape[1]).under(full), scale=self.scale)
-        return probe("glued", self.attn(given, span, probe=probe / "attn")[..., : self.width])
+    return work(glued, torch.cat([tensor(rows) for rows in (want, have, give)], -1)[None], modules=[module])
 
 
-class HeadsByHand(nn.Module):
-    """The heads step by step, each in its own columns, and their results concatenated."""
-
-    def __init__(self, count: int):
-        super().__init__()
-        self.count, self.head = count, AttentionByHand()
-
-    def forward(self, want: Tensor, have: Tensor, give: Tensor, probe: Probe = OFF) -> Tensor:
-        parts = zip(*(one[None, None].chunk(self.count, -1) for one in (want, have, give)), strict=True)
-        found = [self.head(*part, probe=probe / f"head {i + 1}") for i, part in enumerate(parts)]
-        return probe("glued", torch.cat(found, -1)[0])
+def heads_by_hand(want: Tensor, have: Tensor, give: Tensor, probe: Probe = OFF) -> Tensor:
+    """Two heads step by step, each in its own columns, and their results concatenated."""
+    parts = zip(*(one[None, None].chunk(2, -1) for one in (want, have, give)), strict=True)
+    results = [attend_by_hand(*part, probe=probe / f"head {i + 1}") for i, part in enumerate(parts)]
+    return probe("glued", torch.cat(results, -1)[0])
 
 
 def _two(want: Rows, have: Rows, give: Rows, row: int) -> Question:
-    given = torch.cat([tensor(one) for one in (want, have, give)], -1)[None]
-
-    def glued(count: int = 2, scale: float | None = None) -> Work:
-        return work(Heads(4, count, scale), given)
-
-    done, hand = glued(), work(HeadsByHand(2), *(tensor(one) for one in (want, have, give)))
+    done, hand = glued_heads(want, have, give, 2), work(heads_by_hand, tensor(want), tensor(have), tensor(give))
     slots = [f"slot {i + 1}" for i in range(4)]
-    wide, forgot = (glued(2, scale).run("glued")[row] for scale in (1 / math.sqrt(4), 1.0))
-    one = glued(1).run("glued")[row]
+    wide, forgot = (glued_heads(want, have, give, 2, scale)["glued"][row] for scale in (1 / math.sqrt(4), 1.0))
+    one = glued_heads(want, have, give, 1)["glued"][row]
     cells = [
         (f"head {h}: {label}", f"head {h}.{where}")
         for h in (1, 2)
@@ -72,9 +59,6 @@ def _two(want: Rows, have: Rows, give: Rows, row: int) -> Question:
     ]
     sums = [(f"head {h}: slot {i + 1}", f"head {h}.z[0,0,{row},{i}]") for h in (1, 2) for i in (0, 1)]
     return Question(
-        "",
-        None,
-        "",
         (tags("WANT", want), tags("HAVE", have), tags("GIVE", give)),
         f"Two heads: head 1 has slots 1–2 of every tag, head 2 slots 3–4, each 2 wide. Each matches, divides by √2, "
         f"softmaxes and sums its own slots; their results are glued, head 1 first. s{row + 1}'s new numbers?",
@@ -85,9 +69,9 @@ def _two(want: Rows, have: Rows, give: Rows, row: int) -> Question:
                 "divided by the root of the whole width", "The root is that of a head's width, 2, not of all 4.", wide
             ),
             mistake(FORGOT_SCALE, SCALE_HINT, forgot),
-            mistake("glued the other way round", "Head 1's numbers come first.", done.run("glued")[row, [2, 3, 0, 1]]),
+            mistake("glued the other way round", "Head 1's numbers come first.", done["glued"][row, [2, 3, 0, 1]]),
         ),
-        LazyLines(lambda: hand.lines(*cells, *sums)),
+        lambda: hand.lines(*cells, *sums),
     )
 
 
@@ -97,11 +81,8 @@ def _cross(want: Rows, own: Rows, own_give: Rows, have: Rows, give: Rows, row: i
     words = [f"word {i + 1}" for i in range(len(want))]
     cells = [(f"score {j + 1}", f"scores[0,0,{row},{j}]") for j in range(len(have))]
     sums = [(slot, f"z[0,0,{row},{i}]") for i, slot in enumerate(slots)]
-    plain = attention(want, have, give, 0.0).run("z")[row]
+    plain = attention(want, have, give, 0.0)["z"][row]
     return Question(
-        "",
-        None,
-        "",
         (
             Table("WANT of the words", want, None, words),
             Table("HAVE of the words", own, None, words),
@@ -116,12 +97,12 @@ def _cross(want: Rows, own: Rows, own_give: Rows, have: Rows, give: Rows, row: i
             mistake(
                 "self-attention",
                 "In cross-attention HAVE and GIVE come from the other sequence, the strips.",
-                attention(want, own, own_give).run("z")[row],
+                attention(want, own, own_give)["z"][row],
             ),
-            mistake(FORGOT_SCALE, SCALE_HINT, attention(want, have, give, 1.0).run("z")[row]),
+            mistake(FORGOT_SCALE, SCALE_HINT, attention(want, have, give, 1.0)["z"][row]),
             mistake("plain average", "Each GIVE is weighted by its portion, not equally.", plain),
         ),
-        LazyLines(lambda: hand.lines(*cells, *softmax_cells(row, len(have)), *sums)),
+        lambda: hand.lines(*cells, *softmax_cells(row, len(have)), *sums),
     )
 
 
@@ -155,6 +136,6 @@ _CROSS = {
 }  # fmt: skip
 
 MAKES = {
-    "heads": maker("heads", _PAGE | {"give": _GIVE, "row": 0}, _draw_two, _two, _informative_two),
-    "cross": maker("cross", _CROSS | {"row": 1}, _draw_cross, _cross, _informative_cross),
+    "heads": Maker("heads", _PAGE | {"give": _GIVE, "row": 0}, _draw_two, _two, _informative_two),
+    "cross": Maker("cross", _CROSS | {"row": 1}, _draw_cross, _cross, _informative_cross),
 }

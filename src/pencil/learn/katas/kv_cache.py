@@ -1,45 +1,40 @@
 """Exercises on the KV cache: one step with it, and how many bytes it takes."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ...core.attention import attend
 from ...core.cache import Cache
 from ...core.probe import OFF, Probe
-from .attention_by_hand import FORGOT_SCALE, SCALE_HINT, TagAttention, by_hand, informative_row, softmax_cells, strips
-from .builder import Draws, LazyLines, Numbers, Work, blanks, heads, maker, mistake, work
+from .attention_by_hand import FORGOT_SCALE, SCALE_HINT, by_hand, informative_row, softmax_cells, strips
+from .builder import Draws, Maker, Numbers, Work, blanks, heads, mistake, work
 from .exercise import Question, Table
 
 Rows = list[list[float]]
 
 
-class Step(nn.Module):
+def step(given: list[Tensor], scale: float | None = None, keep: bool = True) -> Work:
     """One more token after those in a cache; with `keep` False it is not written into the cache first."""
 
-    def __init__(self, scale: float | None = None, keep: bool = True):
-        super().__init__()
-        self.attention, self.keep = TagAttention(scale), keep
-
-    def forward(
-        self, kept_have: Tensor, kept_give: Tensor, want: Tensor, have: Tensor, give: Tensor, probe: Probe = OFF
+    def decode(
+        kept_have: Tensor, kept_give: Tensor, want: Tensor, have: Tensor, give: Tensor, probe: Probe = OFF
     ) -> Tensor:
         before, width = kept_have.shape[2:]
         cache = Cache(1, 1, 1, before + 1, width, dtype=want.dtype)
         keys, values = cache[0].write(cache.place(cache.next(before)), kept_have, kept_give)
-        if self.keep:
+        if keep:
             keys, values = cache[0].write(cache.place(cache.next(1)), have, give)
-        return self.attention(want, keys, values, probe=probe)
+        return probe("z", attend(want, keys, values, scale=scale, probe=probe))
+
+    return work(decode, *given)
 
 
 def _step(kept_have: Rows, kept_give: Rows, want: Rows, have: Rows, give: Rows) -> Question:
     given = [heads(rows) for rows in (kept_have, kept_give, want, have, give)]
-
-    def step(scale: float | None = None, keep: bool = True) -> Work:
-        return work(Step(scale, keep), *given)
-
-    done, count, width = step(), len(kept_have) + 1, len(want[0])
+    done, count, width = step(given), len(kept_have) + 1, len(want[0])
     hand = by_hand(want, kept_have + have, kept_give + give)
     slots = [f"slot {i + 1}" for i in range(width)]
-    old, forgot = step(keep=False), step(1.0)
+    old, forgot = step(given, keep=False), step(given, 1.0)
     values, products = done["z"][0].tolist(), done["scores"].size
     roundings = [one[0].tolist() for one in hand.roundings("z", 2)]
     found = blanks([*slots], values, 2, roundings) + blanks(["matches"], [products], 0)
@@ -47,9 +42,6 @@ def _step(kept_have: Rows, kept_give: Rows, want: Rows, have: Rows, give: Rows) 
     sums = [(slot, f"z[0,0,0,{i}]") for i, slot in enumerate(slots)]
     before = strips(count - 1)
     return Question(
-        "",
-        None,
-        "",
         (
             Table("HAVE in the cache", kept_have, None, before),
             Table("GIVE in the cache", kept_give, None, before),
@@ -63,10 +55,10 @@ def _step(kept_have: Rows, kept_give: Rows, want: Rows, have: Rows, give: Rows) 
             mistake(
                 "new token not cached",
                 f"s{count} also sees itself: its HAVE and GIVE go into the cache first.",
-                old.run("z"),
-                old.run("scores").size,
+                old["z"],
+                old["scores"].size,
             ),
-            mistake(FORGOT_SCALE, SCALE_HINT, forgot.run("z"), products),
+            mistake(FORGOT_SCALE, SCALE_HINT, forgot["z"], products),
             mistake(
                 "all computed again",
                 "Only the new WANT is matched: the rows of the others are not needed again.",
@@ -74,7 +66,7 @@ def _step(kept_have: Rows, kept_give: Rows, want: Rows, have: Rows, give: Rows) 
                 products**2,
             ),
         ),
-        LazyLines(lambda: [*hand.lines(*cells, *softmax_cells(0, count), *sums), f"matches = {products}"]),
+        lambda: [*hand.lines(*cells, *softmax_cells(0, count), *sums), f"matches = {products}"],
     )
 
 
@@ -97,9 +89,6 @@ def _cache_bytes(
     kept = [("layers", layers), ("query heads", query_heads), ("key-value heads", kv_heads)]
     kept += [("head width", head_width), ("tokens", context), ("bytes per value", value_bytes)]
     return Question(
-        "",
-        None,
-        "",
         (Table("model", [[float(size)] for _, size in kept], None, [name for name, _ in kept]),),
         "How large is the KV cache of one sequence? Bytes for one token in all layers; then for all tokens in GB (10⁹ "
         "bytes) and in GiB (2³⁰ bytes).",
@@ -120,14 +109,11 @@ def _cache_bytes(
                 sizes(all_of_them)[::-1],
             ),
         ),
-        LazyLines(
-            lambda: [
-                f"2 · {layers} layers · {kv_heads} heads · {head_width} · {value_bytes} bytes = "
-                f"{one:,} bytes per token",
-                f"{one:,} · {context:,} tokens = {all_of_them:,} bytes",
-                f"÷ 10⁹ = {all_of_them / 1e9:.3f} GB, ÷ 2³⁰ = {all_of_them / 2**30:.3f} GiB",
-            ]
-        ),
+        lambda: [
+            f"2 · {layers} layers · {kv_heads} heads · {head_width} · {value_bytes} bytes = {one:,} bytes per token",
+            f"{one:,} · {context:,} tokens = {all_of_them:,} bytes",
+            f"÷ 10⁹ = {all_of_them / 1e9:.3f} GB, ÷ 2³⁰ = {all_of_them / 2**30:.3f} GiB",
+        ],
     )
 
 
@@ -160,6 +146,6 @@ _STEP = {
 _LLAMA = {"layers": 80, "query_heads": 64, "kv_heads": 8, "head_width": 128, "context": 4096, "value_bytes": 2}
 
 MAKES = {
-    "kv-cache": maker("kv-cache", _STEP, _draw_step, _step, _informative_step),
-    "cache-bytes": maker("cache-bytes", _LLAMA, _draw_bytes, _cache_bytes),
+    "kv-cache": Maker("kv-cache", _STEP, _draw_step, _step, _informative_step),
+    "cache-bytes": Maker("cache-bytes", _LLAMA, _draw_bytes, _cache_bytes),
 }

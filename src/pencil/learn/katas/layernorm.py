@@ -5,50 +5,36 @@ from torch import Tensor, nn
 
 from ...core.layers import LayerNorm, RMSNorm
 from ...core.probe import OFF, Probe
-from .builder import Draws, LazyLines, Numbers, Work, blanks, bracketed, maker, mistake, tensor, work
+from .builder import Draws, Maker, Numbers, Work, blanks, bracketed, mistake, tensor, work
 from .exercise import Question, Table
 
 UNBIASED = "n−1 variance"
 UNBIASED_HINT = "The average of the squares is over all n numbers, not over n−1."
 
 
-class Tame(nn.Module):
-    """A norm of the models, with its output named."""
+def tamed(strip: list[float], norm: nn.Module) -> Work:
+    """The output of a norm of the models."""
 
-    def __init__(self, norm: nn.Module):
-        super().__init__()
-        self.norm = norm
+    def normed(strip: Tensor, probe: Probe = OFF) -> Tensor:
+        return probe("out", norm(strip))
 
-    def forward(self, strip: Tensor, probe: Probe = OFF) -> Tensor:
-        return probe("out", self.norm(strip))
+    return work(normed, tensor([strip]), modules=[norm])
 
 
-class TameByHand(nn.Module):
+def by_hand(strip: list[float], *dials: Tensor, short: int = 0, root: bool = True) -> Work:
     """LayerNorm step by step; `short` is subtracted from the count of the squares, `root` takes the root."""
 
-    def __init__(self, short: int = 0, root: bool = True):
-        super().__init__()
-        self.short, self.root = short, root
-
-    def forward(
-        self, strip: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, probe: Probe = OFF
-    ) -> Tensor:
+    def normed(strip: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, probe: Probe = OFF) -> Tensor:
         middle = probe("middle", strip.sum(-1, keepdim=True) / strip.shape[-1])
         diffs = probe("diffs", strip - middle)
         squares = probe("squares", diffs * diffs)
-        average = probe("average square", squares.sum(-1, keepdim=True) / (strip.shape[-1] - self.short))
-        spread = probe("spread", average.sqrt() if self.root else average)
+        average = probe("average square", squares.sum(-1, keepdim=True) / (strip.shape[-1] - short))
+        spread = probe("spread", average.sqrt() if root else average)
         tamed = probe("tamed", diffs / spread)
         tamed = tamed if gamma is None else tamed * gamma
         return probe("out", tamed if beta is None else tamed + beta)
 
-
-def tamed(strip: list[float], norm: nn.Module) -> Work:
-    return work(Tame(norm), tensor([strip]))
-
-
-def by_hand(strip: list[float], *dials: Tensor, short: int = 0, root: bool = True) -> Work:
-    return work(TameByHand(short, root), tensor([strip]), *dials)
+    return work(normed, tensor([strip]), *dials)
 
 
 def number_labels(count: int) -> list[str]:
@@ -70,9 +56,6 @@ def _middle(strip: list[float]) -> Question:
     short = values.sum() / (count - 1)
     roundings = list(zip(hand.roundings("middle", 2), hand.roundings("diffs", 2), strict=True))
     return Question(
-        "",
-        None,
-        "",
         (Table("strip", [strip], number_labels(count)),),
         "The middle of this strip (its average)? Then the diffs from the middle, one for each number.",
         blanks(
@@ -91,7 +74,7 @@ def _middle(strip: list[float]) -> Question:
                 values - ordered[count // 2],
             ),
         ),
-        LazyLines(lambda: hand.lines(*steps(count)[: count + 1])),
+        lambda: hand.lines(*steps(count)[: count + 1]),
         f"Strip {bracketed(strip)}. Middle? Then the diffs from the middle?",
     )
 
@@ -100,23 +83,20 @@ def _layernorm(strip: list[float]) -> Question:
     count = len(strip)
     done, hand = tamed(strip, LayerNorm(count, 1e-6)), by_hand(strip)
     return Question(
-        "",
-        None,
-        "",
         (Table("strip", [strip], number_labels(count)),),
         "Tame this strip: middle to 0, spread to 1, reading only this strip.",
         blanks(number_labels(count), done["out"], 2, hand.roundings("out", 2)),
         (
-            mistake(UNBIASED, UNBIASED_HINT, by_hand(strip, short=1).run("out")),
+            mistake(UNBIASED, UNBIASED_HINT, by_hand(strip, short=1)["out"]),
             mistake(
                 "middle not subtracted",
                 "First subtract the middle from every number, then take the spread.",
-                tamed(strip, RMSNorm(count, 1e-6)).run("out"),
+                tamed(strip, RMSNorm(count, 1e-6))["out"],
             ),
-            mistake("no root", "The spread is the root of the average square.", by_hand(strip, root=False).run("out")),
-            mistake("not divided", "The diffs still have to be divided by the spread.", hand.run("diffs")),
+            mistake("no root", "The spread is the root of the average square.", by_hand(strip, root=False)["out"]),
+            mistake("not divided", "The diffs still have to be divided by the spread.", hand["diffs"]),
         ),
-        LazyLines(lambda: hand.lines(*steps(count))),
+        lambda: hand.lines(*steps(count)),
         "Take ONE strip's numbers and humble them: middle to 0, spread to 1, reading only this strip.",
     )
 
@@ -126,11 +106,8 @@ def _dials(strip: list[float], gamma: list[float], beta: list[float]) -> Questio
     stretch, shift = tensor(gamma), tensor(beta)
     norm.weight, norm.bias = nn.Parameter(stretch), nn.Parameter(shift)
     done, hand = tamed(strip, norm), by_hand(strip, stretch, shift)
-    plain = tensor(hand.run("tamed"))
+    plain = tensor(hand["tamed"])
     return Question(
-        "",
-        None,
-        "",
         (
             Table("strip", [strip], number_labels(count)),
             Table("dials", [gamma, beta], number_labels(count), ["γ (stretch)", "β (shift)"]),
@@ -138,17 +115,15 @@ def _dials(strip: list[float], gamma: list[float], beta: list[float]) -> Questio
         "Tame this strip (middle 0, spread 1), then stretch each number by its γ and shift it by its β.",
         blanks(number_labels(count), done["out"], 2, hand.roundings("out", 2)),
         (
-            mistake(UNBIASED, UNBIASED_HINT, by_hand(strip, stretch, shift, short=1).run("out")),
+            mistake(UNBIASED, UNBIASED_HINT, by_hand(strip, stretch, shift, short=1)["out"]),
             mistake("shifted before stretched", "Stretch by γ first; β is added last.", (plain + shift) * stretch),
             mistake("β forgotten", "After the stretch, β is added.", plain * stretch),
             mistake("γ forgotten", "Before the shift, each number is multiplied by its γ.", plain + shift),
         ),
-        LazyLines(
-            lambda: [
-                *hand.lines(*steps(count, "tamed")),
-                *hand.lines(*((f"new {i + 1}", f"out[0,{i}]") for i in range(count))),
-            ]
-        ),
+        lambda: [
+            *hand.lines(*steps(count, "tamed")),
+            *hand.lines(*((f"new {i + 1}", f"out[0,{i}]") for i in range(count))),
+        ],
     )
 
 
@@ -172,9 +147,9 @@ def _draw_dials(d: Draws) -> Numbers:
 
 
 MAKES = {
-    "middle": maker("middle", {"strip": [2.0, 4.0, 6.0]}, _draw_middle, _middle),
-    "layernorm": maker("layernorm", {"strip": [50.0, 60.0, 40.0, 30.0]}, _draw_layernorm, _layernorm),
-    "dials": maker(
+    "middle": Maker("middle", {"strip": [2.0, 4.0, 6.0]}, _draw_middle, _middle),
+    "layernorm": Maker("layernorm", {"strip": [50.0, 60.0, 40.0, 30.0]}, _draw_layernorm, _layernorm),
+    "dials": Maker(
         "dials", {"strip": [2.0, 4.0, 6.0], "gamma": [2.0, 1.0, 0.5], "beta": [0.0, 1.0, -1.0]}, _draw_dials, _dials
     ),
 }

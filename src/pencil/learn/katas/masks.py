@@ -6,7 +6,7 @@ import numpy as np
 
 from ...core.masks import Mask, causal, prefix
 from .attention_by_hand import FUTURE, FUTURE_HINT, attention, by_hand, softmax_cells
-from .builder import Draws, LazyLines, Numbers, Work, blanks, maker, mistake, rows
+from .builder import Draws, Maker, Numbers, Work, blanks, mistake, rows
 from .exercise import Question, Table
 
 strictly = Mask("strictly before", lambda q, k: k < q)
@@ -30,13 +30,10 @@ def _given(scores: Rows) -> Table:
 
 def _causal(scores: Rows, row: int) -> Question:
     done, hand, count = _masked(attention, scores, causal), _masked(by_hand, scores, causal), len(scores)
-    everything, before, after = (_masked(attention, scores, m).run("pattern")[row] for m in (None, strictly, behind))
-    late = everything * (done.run("pattern")[row] > 0)
+    everything, before, after = (_masked(attention, scores, m)["pattern"][row] for m in (None, strictly, behind))
+    late = everything * (done["pattern"][row] > 0)
     equal = " equal raw scores." if len({one for line in scores for one in line}) == 1 else ""
     return Question(
-        "",
-        None,
-        "",
         (_given(scores),),
         f"Causal mask: token i sees no later token j. The scores are scaled already. Token {row + 1} of {count}: its "
         f"portions after softmax?",
@@ -52,7 +49,7 @@ def _causal(scores: Rows, row: int) -> Question:
             mistake("blocked itself too", "A token sees itself: only cells with j > i are blocked.", before),
             mistake("blocked the past", "Later tokens are blocked, j > i, not earlier ones.", after),
         ),
-        LazyLines(lambda: hand.lines(*softmax_cells(row, count))),
+        lambda: hand.lines(*softmax_cells(row, count)),
         f"Causal mask, token {row + 1} of {count},{equal} Its {count} portions?",
     )
 
@@ -60,11 +57,8 @@ def _causal(scores: Rows, row: int) -> Question:
 def _prefix(scores: Rows, first: int, row: int) -> Question:
     mask, count = prefix(first), len(scores)
     done, hand = _masked(attention, scores, mask), _masked(by_hand, scores, mask)
-    everything, only_past = (_masked(attention, scores, m).run("pattern")[row] for m in (None, causal))
+    everything, only_past = (_masked(attention, scores, m)["pattern"][row] for m in (None, causal))
     return Question(
-        "",
-        None,
-        "",
         (_given(scores),),
         f"Prefix mask: the first {first} tokens all see each other, every later one sees all up to itself. The "
         f"scores are scaled already. Token {row + 1} of {count}: its portions after softmax?",
@@ -80,7 +74,7 @@ def _prefix(scores: Rows, first: int, row: int) -> Question:
             ),
             mistake(FUTURE, "For the prefix, all tokens after it are the future: −inf before the softmax.", everything),
         ),
-        LazyLines(lambda: hand.lines(*softmax_cells(row, count))),
+        lambda: hand.lines(*softmax_cells(row, count)),
     )
 
 
@@ -99,6 +93,6 @@ def _draw_prefix(d: Draws) -> Numbers:
 
 
 MAKES = {
-    "causal": maker("causal", {"scores": [[0.0] * 3] * 3, "row": 1}, _draw_causal, _causal),
-    "prefix": maker("prefix", {"scores": [[0.0] * 4] * 4, "first": 3, "row": 1}, _draw_prefix, _prefix),
+    "causal": Maker("causal", {"scores": [[0.0] * 3] * 3, "row": 1}, _draw_causal, _causal),
+    "prefix": Maker("prefix", {"scores": [[0.0] * 4] * 4, "first": 3, "row": 1}, _draw_prefix, _prefix),
 }

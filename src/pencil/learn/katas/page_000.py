@@ -49,7 +49,7 @@ def divisors(seed: int | None, base: int, width: int) -> Question:
 
 def near(seed: int | None, base: int, seat: int) -> Question:
     """How far the stamps of two neighbouring seats are apart."""
-    one, other = (stamping(at, [0.0] * 4, base).run("positions.embedding")[0] for at in (seat, seat + 1))
+    one, other = (stamping(at, [0.0] * 4, base)["positions.embedding"][0] for at in (seat, seat + 1))
     return posed(
         "near-seats",
         "Two seats side by side",

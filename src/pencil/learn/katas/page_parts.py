@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import KATAS
-from .builder import Draws, LazyLines, blanks
+from .builder import Draws, blanks
 from .exercise import Blank, Question, Table
 
 Answer = tuple[str, float, int]  # label, value, decimals
@@ -55,7 +55,15 @@ def posed(
 ) -> Question:
     """A question that belongs to a page alone; it has no list of known mistakes."""
     return Question(
-        name, seed, title, tuple(given), ask, tuple(answers), (), LazyLines(working), None, tuple(rows), tuple(across)
+        tuple(given),
+        ask,
+        tuple(answers),
+        work=working,
+        rows=tuple(rows),
+        across=tuple(across),
+        kata=name,
+        title=title,
+        seed=seed,
     )
 
 

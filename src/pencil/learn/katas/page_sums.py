@@ -108,7 +108,7 @@ def head_sizes(seed: int | None) -> Question:
 def rotated_stamp(seed: int | None) -> Question:
     """The sinusoids of pos + k as a rotation of those of pos."""
     at, by = (1, 2) if seed is None else (drawn("pos", seed).whole(1, 5), drawn("offset", seed).whole(1, 4))
-    here, there = (stamping(pos, [0.0, 0.0]).run("positions.embedding")[0] for pos in (at, at + by))
+    here, there = (stamping(pos, [0.0, 0.0])["positions.embedding"][0] for pos in (at, at + by))
     sin, cos = math.sin(by), math.cos(by)
     return posed(
         "rotated-stamp",

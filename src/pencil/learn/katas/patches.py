@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...core.patches import fold, glue, grid_of, swap
 from ...core.probe import OFF, Probe
-from .builder import Draws, LazyLines, Numbers, Work, blanks, maker, mistake, tensor, work
+from .builder import Draws, Maker, Numbers, Work, blanks, mistake, squeezed, tensor, work
 from .exercise import Blank, Question, Table
 
 PHOTO = [[float(4 * row + column + 1) for column in range(4)] for row in range(4)]
@@ -18,21 +18,16 @@ def columns_first(folded: Tensor) -> Tensor:
     return swap(folded).transpose(1, 2)
 
 
-class Cut(nn.Module):
-    """The three moves, each named."""
-
-    def __init__(self, patch: int, swap: Callable[[Tensor], Tensor] = swap):
-        super().__init__()
-        self.patch, self.swap = (patch, patch), swap
-
-    def forward(self, photo: Tensor, probe: Probe = OFF) -> Tensor:
-        count = np.prod(grid_of(photo.shape[2:], self.patch))
-        folded = probe("folded", fold(photo, self.patch))
-        return probe("strips", glue(probe("swapped", self.swap(folded)), int(count)))
-
-
 def cut_photo(photo: list[list[float]], patch: int, swap: Callable[[Tensor], Tensor] = swap) -> Work:
-    return work(Cut(patch, swap), tensor(photo)[None, None])
+    """The three moves, each named."""
+    size = (patch, patch)
+
+    def moves(photo: Tensor, probe: Probe = OFF) -> Tensor:
+        count = np.prod(grid_of(photo.shape[2:], size))
+        folded = probe("folded", fold(photo, size))
+        return probe("strips", glue(probe("swapped", swap(folded)), int(count)))
+
+    return work(moves, tensor(photo)[None, None])
 
 
 def no_swap(folded: Tensor) -> Tensor:
@@ -46,13 +41,10 @@ def _given(photo: list[list[float]]) -> Table:
 
 def _cut(photo: list[list[float]], strip: int) -> Question:
     done = cut_photo(photo, 2)
-    straight, down = (cut_photo(photo, 2, other).run("strips")[strip] for other in (no_swap, columns_first))
+    straight, down = (cut_photo(photo, 2, other)["strips"][strip] for other in (no_swap, columns_first))
     dots = [f"dot {i + 1}" for i in range(4)]
     cells = [(dot, f"strips[0,{strip},{i}]") for i, dot in enumerate(dots)]
     return Question(
-        "",
-        None,
-        "",
         (_given(photo),),
         f"Cut the photo into 2 × 2 squares and write each square's 4 dots as one strip: strip 1 is the top-left "
         f"square, then on to the right. Write strip {strip + 1}.",
@@ -61,7 +53,7 @@ def _cut(photo: list[list[float]], strip: int) -> Question:
             mistake("no swap", "Read straight off the line, the dots are a slice of rows and not a square.", straight),
             mistake("down before across", "Squares are taken row by row: across first, then down.", down),
         ),
-        LazyLines(lambda: _moves(done, cells)),
+        lambda: _moves(done, cells),
         "FOLD reads the line as (down-band, in-square-down, across-band, in-square-across); SWAP brings the two band "
         "labels together; GLUE writes each square's 4 dots as one row.",
     )
@@ -72,7 +64,7 @@ def _moves(done: Work, cells: list[tuple[str, str]]) -> list[str]:
     lines = []
     for label, where in cells:
         dot = done.trace[where].why().recorded
-        row, column = np.argwhere(done["photo"] == dot)[0]
+        row, column = np.argwhere(squeezed(done.inputs[0]) == dot)[0]
         floor, down, wing, across = np.argwhere(done["folded"] == dot)[0]
         place = f"square ({floor}, {wing}), place ({down}, {across}) in it"
         lines.append(f"{label} = {dot:.0f}: row {row}, col {column}; {place}")
@@ -85,9 +77,6 @@ def _missing_swap(photo: list[list[float]], strip: int) -> Question:
     kinds = [_kind(photo, done["strips"][0]) for done in (straight, right)]
     cells = [(dot, f"strips[0,{strip},{i}]") for i, dot in enumerate(dots)]
     return Question(
-        "",
-        None,
-        "",
         (_given(photo),),
         f"A program left out the SWAP and read the flat line straight, four dots per strip. Write its strip "
         f"{strip + 1}. Then: is its strip 1 a row or a square of the photo?",
@@ -100,7 +89,7 @@ def _missing_swap(photo: list[list[float]], strip: int) -> Question:
                 kinds[1],
             ),
         ),
-        LazyLines(lambda: [*_moves(straight, cells), f"strip 1 is all of one {kinds[0]} of the photo, so no square"]),
+        lambda: [*_moves(straight, cells), f"strip 1 is all of one {kinds[0]} of the photo, so no square"],
         "Skip the SWAP: read the flat line straight, four dots per strip. What went wrong with strip 1?",
     )
 
@@ -118,15 +107,12 @@ def _dot(photo: list[list[float]], patch: int, row: int, column: int) -> Questio
     done = cut_photo(photo, patch)
     right = _labels(done["folded"], done["strips"], dot)
     straight, mixed = (
-        _labels(other.run("folded"), other.run("strips"), dot)
+        _labels(other["folded"], other["strips"], dot)
         for other in (cut_photo(photo, patch, no_swap), cut_photo(transposed, patch))
     )
     floor, desk_row, wing, desk, chip, spot = (int(one) for one in right)
     across = len(photo[0]) // patch
     return Question(
-        "",
-        None,
-        "",
         (_given(photo),),
         f"Dot {dot:.0f} sits at row {row}, col {column}, counted from 0; the squares are {patch} × {patch}. FOLD "
         f"splits the row into (floor, desk-row) and the column into (wing, desk). After SWAP and GLUE, which chip "
@@ -137,15 +123,13 @@ def _dot(photo: list[list[float]], patch: int, row: int, column: int) -> Questio
             mistake("down and across mixed up", "The row gives floor and desk-row, the column wing and desk.", mixed),
             mistake("counted from 1", "Everything here is counted from 0.", right + 1),
         ),
-        LazyLines(
-            lambda: [
-                f"row {row} = {floor}·{patch} + {desk_row}: floor {floor}, desk-row {desk_row}",
-                f"col {column} = {wing}·{patch} + {desk}: wing {wing}, desk {desk}",
-                f"swapped: ({floor}, {wing}, {desk_row}, {desk})",
-                f"chip = {floor}·{across} + {wing} = {chip}, spot = {desk_row}·{patch} + {desk} = {spot}",
-                f"strips[{chip}] = {[int(one) for one in done['strips'][chip]]}, and its dot {spot} is {dot:.0f}",
-            ]
-        ),
+        lambda: [
+            f"row {row} = {floor}·{patch} + {desk_row}: floor {floor}, desk-row {desk_row}",
+            f"col {column} = {wing}·{patch} + {desk}: wing {wing}, desk {desk}",
+            f"swapped: ({floor}, {wing}, {desk_row}, {desk})",
+            f"chip = {floor}·{across} + {wing} = {chip}, spot = {desk_row}·{patch} + {desk} = {spot}",
+            f"strips[{chip}] = {[int(one) for one in done['strips'][chip]]}, and its dot {spot} is {dot:.0f}",
+        ],
         "Trace one dot: FOLD gives it four labels, SWAP re-orders them to (floor, wing, desk-row, desk), GLUE makes "
         "them (chip, spot).",
     )
@@ -179,7 +163,7 @@ def _photo(d: Draws, rows: int, columns: int) -> list[list[float]]:
 
 
 MAKES = {
-    "cut": maker("cut", {"photo": PHOTO, "strip": 1}, _draw_cut, _cut),
-    "missing-swap": maker("missing-swap", {"photo": PHOTO, "strip": 2}, _draw_missing, _missing_swap),
-    "dot": maker("dot", {"photo": PHOTO, "patch": 2, "row": 1, "column": 2}, _draw_dot, _dot),
+    "cut": Maker("cut", {"photo": PHOTO, "strip": 1}, _draw_cut, _cut),
+    "missing-swap": Maker("missing-swap", {"photo": PHOTO, "strip": 2}, _draw_missing, _missing_swap),
+    "dot": Maker("dot", {"photo": PHOTO, "patch": 2, "row": 1, "column": 2}, _draw_dot, _dot),
 }

@@ -1,9 +1,10 @@
-"""A learner's progress, kept in one small file, and when each exercise comes back."""
+"""A learner's progress: one small file, written after every exercise, and when each exercise comes back."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,11 +64,11 @@ def following(standings: Mapping[str, Standing], names: Iterable[str], today: da
     The one done last comes only after another exercise, if there is one.
     """
     names = list(names)
-    known = {name: standings[name] for name in names if name in standings}
-    latest = max(known, key=lambda name: known[name].last or datetime.min, default=None)
-    due = [name for name, s in known.items() if s.due is None or s.due <= today]
-    due.sort(key=lambda name: (known[name].due or date.min, known[name].last or datetime.min))
-    fresh = [name for name in names if name not in known]
+    tried = {name: standings[name] for name in names if name in standings}
+    latest = max(tried, key=lambda name: tried[name].last or datetime.min, default=None)
+    due = [name for name, s in tried.items() if s.due is None or s.due <= today]
+    due.sort(key=lambda name: (tried[name].due or date.min, tried[name].last or datetime.min))
+    fresh = [name for name in names if name not in tried]
     offered = [*(name for name in due if name != latest), *fresh[:1], *due]
     return offered[0] if offered else None
 
@@ -85,8 +86,11 @@ def file() -> Path:
     return user_folder() / "katas.json"
 
 
-def read(path: Path) -> dict[str, Standing]:
-    """The standings in a file; none if there is no file; `Damaged` if its content is not valid."""
+def read(path: Path, notify: Callable[[str], None] = lambda sentence: None) -> dict[str, Standing]:
+    """The standings in a file; none if there is no file.
+
+    A damaged file is renamed, so that nothing is lost, and `notify` is called with a sentence about it.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -98,26 +102,13 @@ def read(path: Path) -> dict[str, Standing]:
         newer = table["format"] > FORMAT
         standings = {} if newer else {name: _standing(row) for name, row in table["katas"].items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise Damaged(path) from None
+        tried = (path.with_name(f"{path.name}.damaged{n if n > 1 else ''}") for n in count(1))
+        aside = path.rename(next(name for name in tried if not name.exists()))
+        notify(f"{path} was damaged: it is now {aside.name}, and your progress starts again")
+        return {}
     if newer:
         raise UserError(f"{path} was written by a newer pencil; update this one, or move the file away")
     return standings
-
-
-class Damaged(UserError):
-    """The progress file is not valid."""
-
-    def __init__(self, path: Path):
-        super().__init__(f"{path} is damaged")
-        self.path = path
-
-
-def set_aside(path: Path) -> Path:
-    """Rename a damaged file, so that nothing is lost; the new name."""
-    n = 1
-    while (other := path.with_name(f"{path.name}.damaged{n if n > 1 else ''}")).exists():
-        n += 1
-    return path.rename(other)
 
 
 def write(path: Path, standings: Mapping[str, Standing]) -> None:
@@ -144,3 +135,30 @@ def _standing(row: Mapping[str, Any]) -> Standing:
     if last is not None and last.tzinfo is not None:
         raise ValueError
     return Standing(**counts, due=due, last=last)
+
+
+class Record:
+    """The progress in every exercise; `notify` is called with a sentence if the file was damaged."""
+
+    def __init__(self, notify: Callable[[str], None], now: Callable[[], datetime] = datetime.now):
+        self._notify, self.now = notify, now
+        self.path = file()
+        self.standings = read(self.path, notify)
+
+    def of(self, name: str) -> Standing:
+        return self.standings.get(name) or NEW
+
+    def when(self, name: str) -> str:
+        """When an exercise comes back, in words."""
+        return when(self.of(name), self.now().date())
+
+    def following(self, names: list[str]) -> str | None:
+        """The exercise that is due or new; None if nothing is left for today."""
+        return following(self.standings, names, self.now().date())
+
+    def add(self, name: str, outcome: Outcome | None) -> None:
+        """Count one exercise, unless it was not answered."""
+        if outcome is not None:
+            self.standings = read(self.path, self._notify)  # another terminal, or a page, may have written to the file
+            self.standings[name] = after(self.of(name), outcome, self.now())
+            write(self.path, self.standings)

@@ -11,11 +11,10 @@ from ...tracing.writing import format_number
 from ..check.check import WRONG, Number, check, shipped
 from ..check.published import number
 from ..worked.examples import vit_4x4
-from .attention_by_hand import attention
-from .builder import Draws, LazyLines, Numbers, distinguishable, maker, mistake
-from .exercise import Blank, Mistake, Question, Table, written
+from .attention_by_hand import FORGOT_SCALE, attention
+from .builder import Draws, Maker, Numbers, distinguishable, mistake
+from .exercise import Blank, Question, Table, written
 
-FORGOT = "forgot ÷√d"
 TOKENS = ["cls", "patch 1", "patch 2", "patch 3", "patch 4"]
 ANSWERS = "right", "wrong"
 
@@ -37,20 +36,44 @@ def _marked(printed: list[str], values: np.ndarray) -> list[str]:
 
 
 def _question(
-    given: tuple[Table, ...],
+    given: Table,
+    row: int,
+    printed: tuple[str, list[str]],
     ask: str,
     verdicts: list[str],
-    mistakes: tuple[Mistake, ...],
-    lines: Callable[[], list[str]],
+    recorded: tuple[Callable[[], LiveTrace], str, int],
+    unscaled: np.ndarray | None = None,
 ) -> Question:
-    """Mistakes that lead to the right answer are left out: all cells of a row may be right, or all wrong."""
-    blanks = tuple(
-        Blank(label, verdict, words=True) for label, verdict in zip(TOKENS[: len(verdicts)], verdicts, strict=True)
+    """A row of printed cells, each right or wrong; `printed` is (what they are, the cells), and `recorded` the trace,
+    the row in it and the digits of the working.
+
+    Mistakes that lead to the right answer are left out: all cells of a row may be right, or all wrong.
+    """
+    name, cells = printed
+    tokens = TOKENS[: len(cells)]
+
+    def working() -> list[str]:
+        trace, where, digits = recorded
+        receipts = [trace()[f"{where},{j}]"].why() for j in range(len(cells))]
+        return [
+            f"{token} = {r.formula} = {format_number(r.recorded, digits)}; printed {text}: {verdict}"
+            for token, r, text, verdict in zip(tokens, receipts, cells, verdicts, strict=True)
+        ]
+
+    trusting = mistake(
+        "trusted the print", "Not every printed cell is right: compute each one.", *["right"] * len(cells)
     )
+    mistakes = [trusting]
+    if unscaled is not None:
+        mistakes.append(mistake(FORGOT_SCALE, "The scores are divided by √2.", *_marked(cells, unscaled)))
     question = Question(
-        "", None, "", given, f"{ask} For each cell: right or wrong?", blanks, mistakes, LazyLines(lines)
+        (given, Table(name, [list(cells)], tokens, [tokens[row]])),
+        f"{ask} For each cell: right or wrong?",
+        tuple(Blank(label, verdict, words=True) for label, verdict in zip(tokens, verdicts, strict=True)),
+        tuple(mistakes),
+        working,
     )
-    return replace(question, mistakes=tuple(distinguishable(question)))
+    return replace(question, mistakes=distinguishable(question))
 
 
 def _pose(head: int, row: int, table: str, queries: list[list[float]] | None = None, planted: str = "") -> Question:
@@ -59,89 +82,58 @@ def _pose(head: int, row: int, table: str, queries: list[list[float]] | None = N
     return _scores(head, row) if table == "scores" else _portions(head, row)
 
 
+def _published(step: str, row: int) -> tuple[list[str], list[str]]:
+    """A row of the published page as printed, and the verdicts on it."""
+    cells = [_page()[0][step][row, j] for j in range(len(TOKENS))]
+    return [cell.printed for cell in cells], _verdicts([cell.verdict == WRONG for cell in cells])
+
+
 def _scores(head: int, row: int) -> Question:
     """A row of scores as printed on the page."""
-    checked, trace = _page()
-    cells = [checked[f"scores{head + 1}"][row, j] for j in range(5)]
-    printed = [cell.printed for cell in cells]
-    verdicts = _verdicts([cell.verdict == WRONG for cell in cells])
+    (printed, verdicts), trace = _published(f"scores{head + 1}", row), _page()[1]
     queries = trace["attn.q"].value[0, head]
-    raw = attention(queries, queries, queries, 1.0).run("scores")[row]
-
-    def lines() -> list[str]:
-        receipts = [trace[f"attn.scores[0,{head},{row},{j}]"].why() for j in range(5)]
-        return [
-            f"{token} = {r.formula} = {format_number(r.recorded, 7)}; printed {text}: {verdict}"
-            for token, r, text, verdict in zip(TOKENS, receipts, printed, verdicts, strict=True)
-        ]
-
     return _question(
-        (_queries(queries, f"Q = K, head {head + 1}"), Table("printed scores", [list(printed)], TOKENS, [TOKENS[row]])),
+        _queries(queries, f"Q = K, head {head + 1}"),
+        row,
+        ("printed scores", printed),
         f"A published page prints the scores of {TOKENS[row]} in head {head + 1}: Q·Kᵀ/√2, Q and K the same. "
         f"Compute them to three decimals.",
         verdicts,
-        (*_trusting(5), mistake(FORGOT, "The scores are divided by √2.", *_marked(printed, raw))),
-        lines,
+        (lambda: trace, f"attn.scores[0,{head},{row}", 7),
+        attention(queries, queries, queries, 1.0)["scores"][row],
     )
 
 
 def _portions(head: int, row: int) -> Question:
     """A row of portions as printed on the page, with the right scores."""
-    checked, trace = _page()
-    cells = [checked[f"attn{head + 1}"][row, j] for j in range(5)]
-    printed, verdicts = [cell.printed for cell in cells], _verdicts([cell.verdict == WRONG for cell in cells])
+    (printed, verdicts), trace = _published(f"attn{head + 1}", row), _page()[1]
     scores = trace["attn.scores"].value[0, head, row]
-
-    def lines() -> list[str]:
-        receipts = [trace[f"attn.pattern[0,{head},{row},{j}]"].why() for j in range(5)]
-        return [
-            f"{token} = {r.formula} = {format_number(r.recorded, 4)}; printed {text}: {verdict}"
-            for token, r, text, verdict in zip(TOKENS, receipts, printed, verdicts, strict=True)
-        ]
-
     return _question(
-        (
-            Table("scores", [scores.round(4).tolist()], TOKENS, [TOKENS[row]]),
-            Table("printed portions", [list(printed)], TOKENS, [TOKENS[row]]),
-        ),
+        Table("scores", [scores.round(4).tolist()], TOKENS, [TOKENS[row]]),
+        row,
+        ("printed portions", printed),
         f"A published page prints these portions of {TOKENS[row]} in head {head + 1}. The scores above them are right; "
         f"take their softmax to three decimals.",
         verdicts,
-        _trusting(5),
-        lines,
+        (lambda: trace, f"attn.pattern[0,{head},{row}", 4),
     )
 
 
 def _planted(queries: list[list[float]], row: int, planted: str) -> Question:
-    """A made-up page; `planted` has a letter a cell: `.` right, `u` not scaled, `n` the next cell's value."""
-    done, raw = attention(queries, queries, queries), attention(queries, queries, queries, 1.0).run("scores")[row]
+    """A made-up page; `planted` has a letter per cell: `.` right, `u` not scaled, `n` the next cell's value."""
+    done, raw = attention(queries, queries, queries), attention(queries, queries, queries, 1.0)["scores"][row]
     exact = done["scores"][row]
-    shown = {".": exact, "u": raw, "n": np.roll(exact, -1)}
-    printed = [written(float(shown[how][j]), 3) for j, how in enumerate(planted)]
-    verdicts = _marked(printed, exact)
-
-    def lines() -> list[str]:
-        receipts = [done.trace[f"scores[0,0,{row},{j}]"].why() for j in range(len(planted))]
-        return [
-            f"{token} = {r.formula} = {format_number(r.recorded)}; printed {text}: {verdict}"
-            for token, r, text, verdict in zip(TOKENS, receipts, printed, verdicts, strict=False)
-        ]
-
-    tokens = TOKENS[: len(planted)]
+    sources = {".": exact, "u": raw, "n": np.roll(exact, -1)}
+    printed = [written(float(sources[letter][j]), 3) for j, letter in enumerate(planted)]
     return _question(
-        (
-            _queries(np.asarray(queries), "Q = K"),
-            Table("printed scores", [list(printed)], tokens, [tokens[row]]),
-        ),
-        f"A made-up page prints the scores of {tokens[row]}: Q·Kᵀ/√2, Q and K the same, to three decimals.",
-        verdicts,
-        (*_trusting(len(planted)), mistake(FORGOT, "The scores are divided by √2.", *_marked(printed, raw))),
-        lines,
+        _queries(np.asarray(queries), "Q = K"),
+        row,
+        ("printed scores", printed),
+        f"A made-up page prints the scores of {TOKENS[row]}: Q·Kᵀ/√2, Q and K the same, to three decimals.",
+        _marked(printed, exact),
+        (lambda: done.trace, f"scores[0,0,{row}", 4),
+        raw,
     )
-
-
-def _trusting(count: int) -> tuple[Mistake, ...]:
-    return (mistake("trusted the print", "Not every printed cell is right: compute each one.", *["right"] * count),)
 
 
 def _queries(queries: np.ndarray, name: str) -> Table:
@@ -157,4 +149,4 @@ def _draw(d: Draws) -> Numbers:
     return {"head": 0, "row": d.whole(0, 3), "table": "", "queries": queries, "planted": planted}
 
 
-MAKES = {"wrong-cells": maker("wrong-cells", {"head": 0, "row": 1, "table": "scores"}, _draw, _pose)}
+MAKES = {"wrong-cells": Maker("wrong-cells", {"head": 0, "row": 1, "table": "scores"}, _draw, _pose)}
