@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from jaxtyping import TypeCheckError
 
 from pencil.core.attention import Attention, attend
 from pencil.core.masks import causal, full, padding, prefix, window
@@ -282,3 +283,9 @@ def test_heads_that_do_not_fit_are_refused():
         Attention(10, 3)
     with pytest.raises(ValueError, match="cannot serve"):
         Attention(12, 6, kv_heads=4)
+
+
+def test_the_suite_enforces_the_annotated_shapes():
+    q, k = torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 11)
+    with pytest.raises(TypeCheckError, match="parameter 'k'"):
+        attend(q, k, torch.randn(2, 3, 5, 7))
