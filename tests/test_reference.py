@@ -63,6 +63,12 @@ def test_the_example_of_a_name_runs(name, folder, monkeypatch):
     exec(compile(code, f"{name} of python-api.toml", "exec"), {"torch": torch, "pencil": pencil})
 
 
+def test_nothing_hides_what_it_takes_and_every_setting_has_a_meaning():
+    assert "*args" not in (FOLDER / "python-api.md").read_text(encoding="utf-8")
+    rows = (FOLDER / "settings.md").read_text(encoding="utf-8").splitlines()
+    assert [row for row in rows if row.startswith("|") and row.endswith("|  |")] == []
+
+
 def test_every_setting_and_every_variable_of_the_environment_is_there():
     settings = (FOLDER / "settings.md").read_text(encoding="utf-8")
     assert [

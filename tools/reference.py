@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from pencil.cli.screens.settings_list import describe_setting, field_comments, o
 from pencil.config import setting_types
 from pencil.data.settings import DataConfig
 from pencil.families import FAMILIES
+from pencil.families.family import Family
+from pencil.families.predictions import NOT_TAKEN
 from pencil.train.settings import OPTIONAL, TrainConfig
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -158,6 +160,40 @@ def forward(value: Any) -> str:
     return f"forward{readable(str(inspect.signature(value.forward)))}".replace("(self, ", "(")
 
 
+def names_of(kind: type, left_out: Iterable[str] = ()) -> str:
+    return ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind) if field.name not in left_out)
+
+
+def by_family(kind_of: Callable[[Family], type | None], left_out: Iterable[str] = ()) -> list[str]:
+    """A line for each family: the names that a dataclass of its record has."""
+    lines = {name: names_of(kind, left_out) for name, record in FAMILIES.items() if (kind := kind_of(record))}
+    return [f"- {name}: {names}" for name, names in lines.items() if names]
+
+
+def takes(name: str) -> list[str]:
+    """What a name takes by keyword besides its own arguments: settings and options, by their names."""
+    sampling = [f"The settings of sampling: {names_of(pencil.Sampling)}."]
+    training = f"The settings of training ([Settings](settings.md) explains them): {names_of(TrainConfig, OPTIONAL)}."
+    return {
+        "configure": ["The settings of each family's model:\n", *by_family(lambda record: record.config)],
+        "stream": sampling,
+        "complete": sampling,
+        "predict": ["The options, by family:\n", *by_family(lambda record: record.sample_options, NOT_TAKEN)],
+        "trace": [
+            "The options of a run, by family, besides its input:\n",
+            *by_family(lambda record: record.trace_options if record.trace else None, ["given"]),
+        ],
+        "fit": [training],
+        "train": [
+            f"{training}\n",
+            f"Those of some families: {', '.join(f'`{one}`' for one in OPTIONAL)}.\n",
+            f"Those of the data: {names_of(DataConfig)}.\n",
+            "Those of the model are what `configure` takes. The options, by family:\n",
+            *by_family(lambda record: record.train_options),
+        ],
+    }.get(name, [])
+
+
 def python_page() -> str:
     shown_by = examples()
     parts = [
@@ -176,12 +212,13 @@ def python_page() -> str:
         else:
             call = signature(name, value)
         lines = [call, *filter(None, [forward(value)])]
-        about = inspect.getdoc(value) or ""
+        about = inspect.getdoc(inspect.unwrap(value)) or ""  # the package `pencil.train` wraps the function
         about = "" if about.startswith(f"{name}(") else about  # a dataclass without a docstring has its fields there
         parts.append(
             f"## {name}\n\n```text\n"
             + "\n".join(lines)
-            + f"\n```\n\n{about}\n\n```python\n{shown_by[name].strip()}\n```\n"
+            + "\n".join([f"\n```\n\n{about}\n", *takes(name)]).rstrip("\n")
+            + f"\n\n```python\n{shown_by[name].strip()}\n```\n"
         )
     return "\n".join(parts)
 

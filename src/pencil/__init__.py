@@ -73,9 +73,14 @@ __all__ = ["__version__", *_LAZY]  # pyright: ignore[reportUnsupportedDunderAll]
 class CallablePackage(ModuleType):
     """The package `pencil.train`, which is also what a user calls: a package shadows a function of its name."""
 
+    @property
+    def __wrapped__(self) -> Any:
+        """The function that is called, which has the signature and the description."""
+        return import_module(f"{__package__}.api.train").train
+
     def __call__(self, *args: Any, **settings: Any) -> Any:
         """Train a model as `pencil train` does: `pencil.train("gpt", "notes.txt", steps=200)`."""
-        return import_module(f"{__package__}.api.train").train(*args, **settings)
+        return self.__wrapped__(*args, **settings)
 
 
 def __getattr__(name: str) -> Any:

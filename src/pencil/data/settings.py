@@ -23,9 +23,9 @@ class DataConfig:
     delimiter: Literal["comma", "semicolon", "tab", "pipe"] | None = None  # of a table
     header: bool | None = None  # whether the first line of a table names its columns
     text_column: str | None = None  # of texts with labels: a column's name, or its number from 1; of JSON a key
-    label_column: str | None = None
-    source_column: str | None = None  # of pairs of texts
-    target_column: str | None = None
+    label_column: str | None = None  # of the labels: a column's name, or its number from 1; of JSON a key
+    source_column: str | None = None  # of the source texts: a column's name, or its number from 1; of JSON a key
+    target_column: str | None = None  # of the target texts: a column's name, or its number from 1; of JSON a key
 
 
 def check_data_settings(record: Any, chosen: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Generated text, streamed as it is decoded: whole characters, stop strings, and the continuation whole."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 from ..config import UserError, build
@@ -113,3 +114,6 @@ def complete(
     """The continuation of a prompt, or of each of several, whole; takes what `stream` takes."""
     texts = ["".join(row) for row in zip(*stream(model, tokenizer, prompts, *args, **options), strict=True)]
     return texts[0] if isinstance(prompts, str) else texts
+
+
+complete.__signature__ = signature(stream).replace(return_annotation=str | list[str])  # pyright: ignore[reportFunctionMemberAccess]
