@@ -306,8 +306,22 @@ def test_no_page_names_a_machine():
         assert not re.search(r"/(?:root|home|work|tmp)/\w", page.read_text(encoding="utf-8")), page
 
 
+def files_that_are_missing(text: str) -> set[str]:
+    """Of the files that a text names with their folders, those that are in no place that it could mean."""
+    named = set(re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.\w+)`", text))
+    places = (ROOT / "src" / "pencil", ROOT)
+    return {name for name in named if not any((place / name).is_file() for place in places)}
+
+
 def test_every_file_that_the_design_names_is_there():
     text = (ROOT / "docs" / "project" / "design.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.\w+)`", text))
-    assert len(named) > 20
-    assert [name for name in named if not any((top / name).is_file() for top in (ROOT / "src" / "pencil", ROOT))] == []
+    assert text.count(".py`") > 40
+    assert files_that_are_missing(text) == set()
+    assert files_that_are_missing("in `core/no_such_file.py`") == {"core/no_such_file.py"}
+
+
+def test_every_file_that_a_docstring_names_is_there():
+    sources = sorted((ROOT / "src" / "pencil").rglob("*.py"))
+    texts = {path: path.read_text(encoding="utf-8") for path in sources}
+    missing = {path.name: files_that_are_missing(text) for path, text in texts.items() if files_that_are_missing(text)}
+    assert not missing

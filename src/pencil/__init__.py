@@ -1,4 +1,11 @@
-"""Pencil: transformers from pencil arithmetic to production."""
+"""Pencil: transformers from pencil arithmetic to production.
+
+`pencil.train` is a package and a function. A package is an attribute of the one above it as soon as it is imported, so
+a function of its name would be hidden; the package can be called instead (`CallablePackage`), and calls `api/train.py`.
+The verb goes through the same functions there. What was chosen, on the command line, in a file or by plain names, is
+one `TrainingRequest` (`api/training_request.py`) before any default is known, so that one rule says what goes over
+what.
+"""
 
 from importlib import import_module
 from types import ModuleType

@@ -1,4 +1,9 @@
-"""Settings as frozen dataclasses: built from tables, overridden by dotted words, written as TOML."""
+"""Settings as frozen dataclasses: built from tables, overridden by dotted words, written as TOML.
+
+A setting has one name, and a version. A config lists the names and values it had before (`RENAMED`, `RENAMED_VALUES`):
+a run records which version its settings are of, and an older run is read under its own names (`api/loading.py`).
+Tensors that were renamed are mapped by their prefix.
+"""
 
 import dataclasses
 import difflib

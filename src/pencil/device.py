@@ -1,4 +1,8 @@
-"""The device to compute on, and its memory."""
+"""The device to compute on, and its memory.
+
+Training leaves the caller's random state. The generators of the CPU and of the training's device are seeded at every
+step, and put back at the end; `torch.manual_seed` would also seed devices that are not used.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,4 +1,13 @@
-"""Files written so that a crash never leaves half of one, and read with limits: plain ones, by size, before parsing."""
+"""Files written so that a crash never leaves half of one, and read with limits: plain ones, by size, before parsing.
+
+One place for what systems lack. `files.py` has the lock (`flock`, or `msvcrt` on Windows), the size of the memory, and
+`WINDOWS`: there nothing that is open or mapped is renamed, so weights are copied out of their file.
+`tests/helpers/windows.py` runs commands without the calls Windows lacks and with its rules for open files.
+
+Limits come before parsing. A file is asked for its size and kind before it is opened, a header for its places before a
+tensor is read, a config for its sizes before a model is built, an image for its pixels before it is decoded. Each limit
+is far above what an honest file has, and its sentence names the file.
+"""
 
 import errno
 import glob

@@ -1,6 +1,9 @@
 """Safetensors files: read with their header checked first, which must promise what the file holds; and written.
 
 The header is checked without torch, so a trace file opens without it too.
+
+Tensors are mapped one at a time (`map_file`). A tensor that is converted or moved to another device is copied out of a
+map of its own, which goes away with it, so that file and model are never in memory together.
 """
 
 import json

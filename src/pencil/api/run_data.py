@@ -1,6 +1,11 @@
 """The data of a run: its task on it again, what changed in it since, and other data in its place.
 
 What a run was trained on is recorded in it by hashes, so that what has changed since can be named.
+
+Other data is evaluated whole. `eval --data` holds out all of it, with the run's classes and tokenizer; a class that the
+model does not know is refused, since counting it as wrong would hide a misspelt folder. A run records the hash of each
+file it was trained on (`data.json`; of a text, of each block of lines): images it was trained on are left out, and data
+that has changed says what has.
 """
 
 import hashlib

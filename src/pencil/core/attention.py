@@ -1,4 +1,8 @@
-"""Attention: self or cross, with grouped heads; a fused route, and a plain one that shows every value."""
+"""Attention: self or cross, with grouped heads; a fused route, and a plain one that shows every value.
+
+A query whose keys are all masked gives zeros in both routes, with finite gradients: the fused route lets such a query
+see everything and zeroes the result, because kernels differ on it.
+"""
 
 import math
 from dataclasses import replace

@@ -2,6 +2,10 @@
 
 `Block` and `CrossBlock` are pre-norm: the residual stream itself is never normed. `PostBlock` and `PostCrossBlock` are
 post-norm, as the first Transformer was. In `AdaBlock` and `AdaNormBlock` a condition sets the norms (adaLN).
+
+Pre-norm and post-norm are different blocks. `norm_position = "post"` uses other blocks, written out; no block has a
+flag for it. A post-norm model has no norm at its end and, in BERT, one at its beginning. Its matrices are initialised
+as Glorot's, the pre-norm ones as GPT-2's: each as it was first trained.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,14 @@
-"""The KV cache: preallocated keys and values, with the index and coordinates of each slot. The caller owns it."""
+"""The KV cache: preallocated keys and values, with the index and coordinates of each slot. The caller owns it.
+
+Each row of the cache fills from slot 0. `Cache.used` is a tensor, the tokens of each row; a token's slot follows from
+it, and padding goes to one slot more, which is never read. So prompts of different lengths are padded on the right, and
+a row that has ended, or is empty, takes nothing from the others; `empty(rows)` gives rows to new sequences while the
+others go on. The keys of a call are the first `filled` slots, a Python int that is known without asking the device;
+where all rows are even, a decode step needs no mask. `fix(bucket)` makes the shapes static: the keys are always the
+first `bucket` slots, masked by their index, and no Python number is read or changed, so one compiled or captured step
+serves until the bucket is full. `pick` with as many rows as there are reorders them in the same storage, for beams: the
+rows of a finished prompt stay in the batch, as padding.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

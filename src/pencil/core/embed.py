@@ -1,4 +1,12 @@
-"""Embeddings: of tokens, of the patches of images and videos, and of the diffusion timestep."""
+"""Embeddings: of tokens, of the patches of images and videos, and of the diffusion timestep.
+
+Patches in three named moves. `fold` renames, `swap` brings each square together, `glue` writes it as a row. `Patches`
+takes its `swap` as an argument: leaving it out from outside shows what it is for. The product with W_patch is a plain
+matrix (its rows in the order channel, down, across), the same numbers as a convolution whose kernel is its stride.
+
+The class token is one position before the first patch, at (0, −1): a learned table has a row for it, and sinusoidal
+embeddings and rotations treat it like any other.
+"""
 
 from collections.abc import Callable, Sequence
 from math import prod

@@ -1,4 +1,8 @@
-"""Groups of tokens that attend only to one another. Each group is a row of the batch, so that no mask is needed."""
+"""Groups of tokens that attend only to one another. Each group is a row of the batch, so that no mask is needed.
+
+Attention in groups is a batch of groups. Factored and windowed attention reorder the patches and run each group as a
+row of a batch (`Grouping`), so no block knows of them and no mask is built; the coordinates go with the patches.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

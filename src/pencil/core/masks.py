@@ -3,6 +3,12 @@
 The same predicate serves the plain route, a dense mask and FlexAttention's mask_mod. `Mask.over` picks the cheapest
 exact form: no mask, the kernel's causal flag, a prefix in two calls, a block mask, the filled slots of a decode step,
 or a dense matrix. `seen_by` takes a mask as a caller gives it: a named one, booleans, ones and zeros, or zeros and −∞.
+
+The cheapest exact kernel. A `Mask` knows the kernel form it has over tokens 0…n−1: no mask, the kernel's own causal
+flag, or neither. `Mask.over` turns it into no mask, the flag, FlexAttention's blocks (on CUDA, in training), or a dense
+matrix; one new token after a full cache needs no mask at all. `pencil bench attention` checks each route against
+float64 and times it. A prefix outside CUDA training is two calls: the first tokens among themselves without a mask, and
+the rest over all keys up to their own; no square mask is ever built for it.
 """
 
 from collections.abc import Callable

@@ -5,6 +5,13 @@ only. A formula is a template: ⟨ + b₁⟩ stays only where all its symbols ar
 symbols are known, and {Q₀? a|b} is a only where Q₀ is known too. `FACTS` of a module are words known to it and to all
 within it. `INPUTS` are the symbols of what the model is given. Norm_attn is written as the module attn_norm calls
 itself. In a block, Xˡ⁻¹ is its input and Xˡ its output; Xᴸ is the last block's output.
+
+A formula is composed from what was computed. A module declares a template: ⟨ + b₁⟩ stays where b₁ is known to it, {a|b}
+is the first alternative that is. What is known are the names that were fired and the weights that exist, so a formula
+says RoPE's rotation, a bias or a mask just where there is one. A symbol stands for the nearest tensor by path, and of
+those the latest before it. A matrix is written as it multiplies from the right; the tensor of a linear layer is its
+transpose, and called so. `tests/core/test_notation.py` evaluates every printed formula of every family, position scheme
+and variant and compares it with its tensor, with an evaluator of its own.
 """
 
 import re

@@ -3,6 +3,10 @@
 A scheme may add an embedding to the input, rotate the queries and keys, or bias the scores. `Positions` itself does
 none of these. A model takes any scheme by name. Those that bias the scores, by the distance between query and key, are
 ALiBi, Shaw and T5.
+
+One RoPE, two orders of channels. `rope_pairs` says which channels are a pair; a span carries it beside its rotation,
+and `rotate` is the only place that reads it. `models/rope_pairs.py` converts a model by reordering rows of W_Q and W_K
+(and Shaw's vectors, where a captioner has them beside rotations), so every scheme and checkpoint meets both.
 """
 
 import math

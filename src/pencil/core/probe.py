@@ -1,4 +1,13 @@
-"""Probes: a probe is called with each named value where it is computed, and may keep it or edit it."""
+"""Probes: a probe is called with each named value where it is computed, and may keep it or edit it.
+
+Observing changes the answer by rounding alone. `forward(…, probe=OFF)`; `attend` is the only place with two routes:
+fused, unless the probe wants the scores, their mask or bias, or the pattern (or a forward-mode derivative is taken,
+which fused kernels do not have). In float32 the two differ in the last digits; in bfloat16 by as much as its rounding,
+which can decide between two tokens that are nearly as likely. Every module declares the names it fires, with axes,
+symbol and formula (`NAMES`), and the symbols of its weights (`WEIGHTS`); `pencil shapes` is generated from them. A name
+in the declaration that is not fired, or the reverse, fails the suite. Values that the fast route never makes (W_Q by
+head, for instance) are made only when a probe wants them, and then used, so that an edit of them has its effect.
+"""
 
 import difflib
 import re

@@ -1,4 +1,23 @@
-"""Span: the positions of the tokens of one call, and what they may attend to."""
+"""Span: the positions of the tokens of one call, and what they may attend to.
+
+A token has an index and coordinates. Its `index` is its position in the sequence (masks and the cache read it); its
+`coords` are its position on a line, a grid or a video (position embeddings and rotations read them). An empty cache
+slot and padding have the index `NOWHERE`, which is larger than every real one: causal masks exclude it by themselves,
+and `padding` excludes it for the others. So prefill, chunked prefill, decode and batches of mixed lengths are one path,
+and causality is never guessed from shapes.
+
+One Span for all blocks. A forward pass computes its rotation (`positions(x, span)`), then, when every key is known, its
+mask and its bias (`span.under(mask, positions.bias)`), and passes the same frozen object to every block. The bias comes
+last because it needs the keys: those in a cache, and those of the other part of a joined sequence. A bias is a function
+of q, since Shaw's depends on the query; the others are computed once.
+
+The plain case has no span. Without one, attention and blocks take whole sequences and an optional mask, which is
+checked there; a model passes its span, and its path is the same.
+
+Padding is an index. `Span.at(index)` has NOWHERE where a row is padded; without a span nothing is padding, and there is
+no mask at all. Everything that pools or attends reads the index, so a padded batch gives the same numbers as one by
+one, wherever the padding is.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

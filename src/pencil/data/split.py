@@ -2,6 +2,12 @@
 
 Equal examples are all trained on or all held out, and each class that can spare one has one held out. A run records the
 rule by which it was split, so that a run of an older version keeps its own.
+
+A held-out source is never trained on. Pairs are split by a hash of the source, so that the same sentence never stands
+on both sides, and lines added later move none; images by class, those with the same bytes together. Each class that can
+spare an example has one held out. Of `dates` a tenth of the days is held out, in every form. The rule has a number,
+which a run records (`split` under `[run]`): a run without it is of the rule before, in which equal images could be in
+both parts.
 """
 
 import hashlib

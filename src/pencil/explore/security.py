@@ -4,6 +4,15 @@ Any web page can make a browser send requests to 127.0.0.1, and a name of its ow
 Host must be ours, and a request must not come from another site. Nothing here answers with CORS headers: other sites
 cannot read a reply. Any user of this machine can connect to 127.0.0.1, too. So everything under /api needs a token that
 follows from a secret, which is in the printed address and in a file that only the user can read.
+
+Only its own page is answered. Any site can send requests to 127.0.0.1, so Host, Origin and Sec-Fetch-Site are checked.
+Any user of the machine can connect there, so everything under `/api` needs a token: an HMAC of the port and the
+server's name (made anew by each server) with the user's secret. The secret itself is never sent, since after a server
+has ended another user may listen at its port. It follows the `#` of the printed address, so no request has it; the tab
+keeps it in sessionStorage, the user in a file of mode 0600. With the same secret and the same port a restarted server
+is found again by the pages that are open: their requests wait, and are sent once more. Headers that do not end within
+30 seconds are refused (408). Requests name models, traces and cells, never files. An uploaded image is decoded in
+another process with limits, and only its pixels come back.
 """
 
 import hashlib

@@ -1,4 +1,14 @@
-"""The server of `pencil explore`: the page and its requests, a thin shell around the sessions."""
+"""The server of `pencil explore`: the page and its requests, a thin shell around the sessions.
+
+The page is built, and the build is committed. One application (Svelte and TypeScript, in `web/`) has two sources of
+data behind one interface: the server of `pencil explore`, and a file that holds the graph, the arrays and prepared
+views. Ten views over one state would otherwise update each other by hand; the compiler does it, and the types are those
+of the JSON that Python sends, so a renamed field fails to build. `make page` writes `src/pencil/page/app.js` and
+`app.css`, which are in the wheel: a user needs no Node. Versions are pinned and class names follow from the styles, so
+every machine builds the same bytes, and continuous integration builds them again and requires no difference. The
+evaluator of plans stays free of the page (`web/src/lib/evaluate`); the tests compare it with Python's on the built
+file. All state is in the address, so that a link reproduces what is on screen.
+"""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress

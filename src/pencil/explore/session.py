@@ -2,6 +2,15 @@
 
 The views of the page are functions of a session, each in its own file. A session is used from one thread. It keeps the
 last few traces; an older one is recorded again from its state, which is remembered by its key.
+
+Views are data, and Python comes first. A `Session` is one opened model. Each view is a function of a session that takes
+a state (model, input, edits) and gives plain dicts; the server is a thin shell around them (`explore/server.py`), and a
+file that is shared holds the same dicts (`explore/export.py`). What a family takes, answers and offers is a field of
+its record (`families/explore_profile.py`); nothing in `explore` names a family.
+
+An answer is not recorded. Typing runs the untraced pass, edited where there are edits (`explore/edits.py`: the same
+numbers as an edited trace). A trace is recorded when something is opened, under a key: a hash of model, checkpoint,
+input and edits. A few are kept; an older one is recorded again from its state, so a link never ends in nothing.
 """
 
 from collections.abc import Callable, Mapping

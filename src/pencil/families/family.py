@@ -1,4 +1,10 @@
-"""The record of a family: everything that is special to one kind of model is reached through it."""
+"""The record of a family: everything that is special to one kind of model is reached through it.
+
+One record a family. Everything special to a family is a field of its `Family` record: config and presets, task, the
+options of its verbs as small dataclasses, `sample`, `trace`, its cost profile, its attention layouts, the checkpoint
+maps. Verbs, loop and reports know the record's fields and no family. What several families share is a function or a
+mixin beside them (`families/options.py`, `families/head_inputs.py`).
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

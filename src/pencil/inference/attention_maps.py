@@ -1,4 +1,8 @@
-"""Attention pictures: the attention at the step that produced each word, on one scale for all panels."""
+"""Attention pictures: the attention at the step that produced each word, on one scale for all panels.
+
+One convention for attention pictures. A word is shown with the attention at the step that produced it, all panels of a
+picture have one scale, attention is orange, and the second occurrence of a word is `a#2`.
+"""
 
 from typing import Any
 

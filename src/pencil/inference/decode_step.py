@@ -2,6 +2,18 @@
 
 A step with static shapes is captured in a CUDA graph, one for each number of key slots, and replayed without Python. It
 may be compiled before that.
+
+A decode step stays on the device. `inference/decode_step.py`: tokens, lengths, which rows are active and the random
+numbers are tensors that keep their addresses, and `DecodeState.take` chooses the next token there. Each row's random
+numbers are drawn ahead on the CPU, from the same stream as one at a time, so a seed writes the same text on every
+route. On CUDA a generation of 64 steps or more has static shapes: the step is captured in one graph for each bucket of
+key slots (128, 256, 512, …), and compiled before that if asked for. The latest step of a model is kept for the next
+generation of the same sizes, as long as its weights are where they were. A prompt of up to 64 tokens is padded to a
+power of two, and from the second generation on its prefill is replayed too, since Python takes longer to launch it than
+the device to run it. The host reads tokens up to eight steps behind; what was computed after a stop string is dropped.
+End tokens and a full context are found on the device. Logits that are not finite are a number below zero in the place
+of a token, so the host learns of them without waiting, and names the tensor of the weights that is not finite. Outside
+CUDA and for short texts a step is eager, with exact lengths and no mask where no row is padded.
 """
 
 import time

@@ -2,6 +2,14 @@
 
 The kernel is in `persistent.cu`. It computes what the model computes, on the cache the model uses; models that it does
 not take are decoded by the captured step.
+
+One launch per token. On a GPU of compute capability 9.0 or later a GPT-shaped model in bfloat16 is decoded by one
+kernel (`inference/persistent.cu`), for at most eight sequences. Each multiprocessor runs one block for the whole token.
+One of its warps copies the block's rows of every matrix into a ring in shared memory, ahead of their use; the others
+multiply with tensor cores. Blocks exchange vectors through memory as pairs of value and tag, so no barrier over the
+grid is needed, which would add its latency to that of the read after it. `persistent.py` says which models it takes;
+NVRTC, which comes with PyTorch, compiles it for the model's sizes, and the result is cached. It is CUDA C++ and not
+Triton, because the ring needs asynchronous copies that run ahead of the code that uses them.
 """
 
 from collections.abc import Callable

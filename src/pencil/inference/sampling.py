@@ -1,4 +1,8 @@
-"""Sampling rules: from the logits of the next token to the distribution it is sampled from, and to the token."""
+"""Sampling rules: from the logits of the next token to the distribution it is sampled from, and to the token.
+
+Ties are broken by the id. Devices order equal logits differently, and in bfloat16 many are equal. Top-k and top-p sort
+integers in which a larger logit is larger, then a lower id: the same logits give the same token everywhere.
+"""
 
 import math
 from dataclasses import dataclass

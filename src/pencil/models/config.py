@@ -1,4 +1,10 @@
-"""What the configs of the models share: the settings of their blocks, and the refusal of sizes that do not fit."""
+"""What the configs of the models share: the settings of their blocks, and the refusal of sizes that do not fit.
+
+Three dropouts. `dropout` drops embeddings, attention weights and what each block adds, in every family;
+`attention_dropout` sets that of the attention weights on its own; `key_dropout` drops whole keys for all queries. A
+CPU's fused attention cannot drop single attention weights, and without the fused kernel a step of the small ViT takes a
+third longer; dropping a key is a factor on the values, which every kernel can do, so the ViT presets use `key_dropout`.
+"""
 
 import math
 from collections.abc import Collection

@@ -1,6 +1,10 @@
 """The diffusion transformer (DiT): a noised image or video and the timestep in, the prediction target out.
 
 The blocks' norms are set by a condition (adaLN): the timestep, and a label or a text if there is one.
+
+The prediction target belongs to the model. `noise_schedule` and `prediction` are in a dit's config, since its output
+means nothing without them; a sampler that does not fit is refused. The weights it is used with are their exponential
+moving average, kept beside the others in every checkpoint.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,8 @@
-"""GPT: tokens in, the next token's logits out; pre-norm, as GPT-2 and nanoGPT."""
+"""GPT: tokens in, the next token's logits out; pre-norm, as GPT-2 and nanoGPT.
+
+The output matrix comes last, by itself. `forward` is `logits(hidden(…))` in every model over a vocabulary, so that a
+loss can be fused with the product; `output_matrix` is its weight and bias.
+"""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,4 +1,9 @@
-"""Encoder–decoder, as the first Transformer: the decoder generates a target, with cross-attention to the source."""
+"""Encoder–decoder, as the first Transformer: the decoder generates a target, with cross-attention to the source.
+
+A source is encoded once. `Seq2Seq.read` computes every block's keys and values of the source; a `Cache` keeps them as
+its `memory`, so generation passes the source with the prefill only, as it does an image. Beams of one source share it:
+reordering beams moves only the target's keys.
+"""
 
 import math
 from dataclasses import dataclass

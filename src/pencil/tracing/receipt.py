@@ -1,4 +1,11 @@
-"""A cell's arithmetic: the plan of its node with the values put in, reworked, and compared with what was recorded."""
+"""A cell's arithmetic: the plan of its node with the values put in, reworked, and compared with what was recorded.
+
+A receipt stops at names. Operands that nobody named are unfolded into the formula until named ones are reached, but not
+inside a sum of several terms: there they stay links. So scores read (q·k)/√d and not a chain of reshapes.
+
+The tolerance follows from the arithmetic. Rounding is propagated through a plan as a bound; a receipt that differs by
+more is wrong. There is no tolerance to widen.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

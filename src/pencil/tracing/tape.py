@@ -2,6 +2,16 @@
 
 Fused kernels take their plain route while the tape runs. Values are kept as they were when computed: before an
 operation changes a tensor in place, what was recorded of it is copied, and tensors that share its memory are updated.
+
+A plan describes how any cell follows from others, as plain data: refs with strides into other nodes, functions, lists
+to be summed. A rule turns one ATen operation into a plan, once for the whole tensor; everything that shows arithmetic
+(the terminal, the page's JavaScript, the formulas of a spreadsheet, the thousand-cell proofs) evaluates or writes plans
+and knows no operation. A move is found by running the operation on the places of its inputs: strides where it only
+looks at memory in another way, a table else.
+
+Memory is followed, not guessed. An operation that writes in place makes a new node; what was recorded of that memory is
+copied first, and another view of it is updated, cell by cell, when it is next read. So a key read from the cache
+unfolds to the step that computed it.
 """
 
 from collections.abc import Callable, Mapping

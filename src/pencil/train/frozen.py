@@ -1,4 +1,9 @@
-"""Frozen parameters: chosen by patterns of their names, never updated, and no gradient is computed of them."""
+"""Frozen parameters: chosen by patterns of their names, never updated, and no gradient is computed of them.
+
+Frozen is `requires_grad` off, before the optimizers are made: they, the average and the checkpoints know only what
+trains, and autograd records nothing before the first parameter that does. **Recomputation wraps the blocks from
+outside** (`train/recompute.py`): no model knows of it; a probed block runs as it is.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Sequence

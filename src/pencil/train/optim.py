@@ -1,4 +1,9 @@
-"""Optimizers: Muon for the matrices inside blocks, AdamW for the rest; or AdamW alone."""
+"""Optimizers: Muon for the matrices inside blocks, AdamW for the rest; or AdamW alone.
+
+Muon is our own, in `train/optim.py`: torch's is bfloat16 everywhere, which is slow on a CPU without bfloat16 units, and
+works one matrix at a time. Ours stacks matrices of one shape, runs in float32 off CUDA, and takes the joined
+query–key–value matrix apart into the three it is made of.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,11 @@
-"""The run whose weights a training begins with: what the new model takes of it, and what is new in it."""
+"""The run whose weights a training begins with: what the new model takes of it, and what is new in it.
+
+A training from weights begins with a checkpoint of step 0. `--from` copies the weights of another run into the model
+that was built anew, and saves them before the first step: resuming needs the other run no more, and is the same to the
+bit. Which tensors depend on the classes is found by building the model on the meta device with one class more: those
+whose shape changes are new where the classes are others. Settings that need other weights are refused; at step 0
+nothing was trained yet, so training settings may still change freely.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace

@@ -1,4 +1,9 @@
-"""Tasks: what the training loop needs of a family. A batch is a pure function of (seed, step)."""
+"""Tasks: what the training loop needs of a family. A batch is a pure function of (seed, step).
+
+A micro-batch weighs as much as it has targets. A task's loss is a mean over `Task.targets(batch)` of them; the update
+multiplies it by its share of all targets of the step. So accumulated micro-batches of unequal lengths give the gradient
+of the whole batch, and one without a target is left out.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

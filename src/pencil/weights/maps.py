@@ -3,6 +3,16 @@ them.
 
 Every rule is read in both directions, so import and export cannot differ. Every tensor of a file is read by exactly one
 rule, or is named as unused and checked.
+
+A map is data, read in both directions. An `Architecture` has rules (their tensors ↔ ours: renamed, transposed, joined,
+reshaped), a use for every field of their config (`weights/fields.py`: read, without effect, without effect only at
+these values, or refused), our settings from theirs and theirs from ours. Import checks names and shapes of all tensors
+before the first is read, then converts one rule at a time; export runs the same rules backwards. A family's record
+lists its architectures, so the verbs, `--list`, the tables of docs/guides/import-export.md, the walk over the
+libraries' config classes and the random mutations of configs find a new one by themselves.
+`api/interchange/importing.py` and `api/interchange/exporting.py` make folders of it: under another name, renamed when
+they are whole. A model without biases is exported with zeros for them: that is what our own presets need to be a GPT-2
+or a GPT-NeoX.
 """
 
 import re

@@ -1,4 +1,15 @@
-"""ImageData: what every source of images (built-in, idx files, folders, the hub) is loaded into."""
+"""ImageData: what every source of images (built-in, idx files, folders, the hub) is loaded into.
+
+One fit for all verbs. An image of another shape than the model's is cropped to its middle, padded or squashed by
+`data.fit`, chosen once, by the headers of the files, and recorded in the run (how). The bars are grey 128, which is
+zero to a model. A random crop is taken from the image as evaluation shows it: from the padded or squashed one, bars
+included. Runs of older versions crop.
+
+The pixels of an imported model are the original's. `data.resize` is another library's order: resize first, then cut the
+centre out. Such an image is decoded whole, resized once and cached at its last size; without it a JPEG may be decoded
+at a half. Mean and deviation are of each channel. An augmented image takes the usual way, since its pixels are random
+anyhow.
+"""
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,10 @@
-"""Load image data sets: built-in ones, and by the form of --data, idx files, folders or the hub."""
+"""Load image data sets: built-in ones, and by the form of --data, idx files, folders or the hub.
+
+Images are decoded off the training thread and cached at the size they need, so most data sets are decoded once. A batch
+is a function of (seed, step) all the same: each image is augmented by random numbers of its own, so it does not matter
+on which thread, or when. An image that cannot be decoded is replaced by the next in training, left out in evaluation,
+and named at the end.
+"""
 
 import hashlib
 import os

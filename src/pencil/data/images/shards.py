@@ -5,6 +5,9 @@ follows from (seed, step), as with files in a folder. Of the package, `group_by_
 (those in a row whose names agree up to the first dot; the rest of the name, in lower case, says what each is), and its
 decoders read .cls, .txt and .json. Pictures are decoded as those in folders are. Nothing is unpacked, and no other
 member is read.
+
+A shard is read by offsets. The webdataset package reads tar files from end to end and shuffles in a buffer; its rules
+group and decode the annotations, and an index of offsets by the shard's hash makes every image a source as a file is.
 """
 
 import hashlib

@@ -1,4 +1,11 @@
-"""Texts in the columns of a delimited file: its delimiter, its header and its columns are recognised, or asked for."""
+"""Texts in the columns of a delimited file: its delimiter, its header and its columns are recognised, or asked for.
+
+A table is read in one way, which is announced and recorded. Delimiter, header and columns are recognised
+(`data/tables/tables.py`, `data/tables/columns.py`): a delimiter only if every row has as many cells with it, a header
+only by its names or by what is below it. Where two ways are possible the file is refused, and `--data.delimiter`,
+`--data.header` or `--data.label_column` decides. What was recognised is in the run's `[data]`, so that it is read so
+again, whatever a later version would recognise; a run without it is of a file of tabs, whose quotes are letters.
+"""
 
 import csv
 import io

@@ -1,4 +1,11 @@
-"""A corpus in units that are tokenized in any order: together they give the ids of the whole, to the byte."""
+"""A corpus in units that are tokenized in any order: together they give the ids of the whole, to the byte.
+
+A corpus is tokenized in units. The cuts of a text follow from its beginning alone (`pieces`), so one fast pass finds
+them with a hash of each unit's bytes, and processes encode units in any order to the same ids. Each writes its ids as a
+sealed file of the cache; a later command verifies and keeps them. Workers are commands, not forks: a fork copies
+torch's threads, and a spawned process runs the user's script again. Processes that need the same cached file take turns
+by a lock (`data/cache.py`: `making`).
+"""
 
 import codecs
 import hashlib

@@ -1,4 +1,9 @@
-"""Exercises to work by hand: each has fresh numbers, named mistakes, and its working taken from receipts."""
+"""Exercises to work by hand: each has fresh numbers, named mistakes, and its working taken from receipts.
+
+A kata is a real part with blanks in it. Its answer is a traced value, its working the receipts of that trace, its
+mistakes the same parts run wrongly. The grader knows questions and answers and nothing of terminals; fresh numbers
+follow from a seed, and are drawn again until every mistake gives a different answer from every other.
+"""
 
 from dataclasses import replace
 from importlib import import_module

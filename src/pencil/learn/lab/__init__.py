@@ -1,6 +1,9 @@
 """The removal lab: each part of a transformer is removed, and what breaks is measured.
 
 Each module in FILES has a tuple CLAIMS.
+
+The lab removes parts from outside. A model is built whole, then a module of it is replaced; `core` and `models` know
+nothing of the lab. A claim states its least effect beforehand, and is tested on seeds that were not used to design it.
 """
 
 from importlib import import_module

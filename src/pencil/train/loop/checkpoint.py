@@ -1,5 +1,10 @@
 """Checkpoints: written aside, flushed, renamed; verified by a manifest; at least two kept; nothing is unpickled.
 
+A checkpoint is written aside, flushed, renamed, and its parent flushed; its manifest has the size and SHA-256 of every
+file. At least two are kept. A damaged one is refused by name and the one before is used. Nothing is unpickled. It is
+written by a thread (`train/loop/checkpointer.py`) from a copy in the host's memory, so that a step waits for the copy
+only; the next save and every exit wait for the thread.
+
 They are not written by `torch.distributed.checkpoint`, which does not keep these promises (measured with torch 2.13,
 shards of three processes). It reshards to the same bits, but its own format has its plan in a pickle, and a payload put
 there was executed by loading; its ranks exchange their plans as pickles too. Its safetensors format has no pickle, but

@@ -1,4 +1,9 @@
-"""What a training writes into its run: checkpoints, the weights to be used, and the card that describes them."""
+"""What a training writes into its run: checkpoints, the weights to be used, and the card that describes them.
+
+The card describes the file beside it. README.md of a run is written with the weights, from the facts in the weights'
+own file: their step, and their metrics if they were evaluated. Where an interrupted run is used with its last weights,
+and its best are still the untrained ones, resuming puts those back: the run ends as one that was never interrupted.
+"""
 
 import errno
 import math

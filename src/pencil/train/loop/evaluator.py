@@ -1,4 +1,10 @@
-"""Evaluations while training: watched, so that they show their progress and stop at once."""
+"""Evaluations while training: watched, so that they show their progress and stop at once.
+
+An evaluation can be abandoned. Loops over batches go through `track`; a trainer watches them, shows how far they are,
+and stops them at Ctrl-C by raising between two batches, where nothing is half written. The checkpoint records that the
+evaluation is due, and the resumed run makes it first. A task whose loops are not tracked works too: Ctrl-C then waits
+for its evaluation.
+"""
 
 import math
 import time

@@ -1,4 +1,10 @@
-"""Losses and gradients that are NaN or infinite: kept from the weights on the device, and read by the host later."""
+"""Losses and gradients that are NaN or infinite: kept from the weights on the device, and read by the host later.
+
+What is not finite is kept out on the device. `FiniteGuard.check` turns loss and gradient norm into a flag that never
+leaves the device: fused AdamW reads it as `found_inf`, and so does our Muon; the moving average multiplies by it. The
+host reads the losses ten steps later. With `train.nonfinite = "stop"` the flag stays set, so that by then the weights
+are still those before the bad update: they are saved, and its batch is named by its samples.
+"""
 
 import math
 from collections.abc import Iterable, Mapping

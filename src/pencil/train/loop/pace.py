@@ -1,4 +1,17 @@
-"""How long things take here: the time that is left, and a time budget with its plans."""
+"""How long things take here: the time that is left, and a time budget with its plans.
+
+A time budget is planned again and again (`Budget`). With `train.minutes` a few updates are timed and put back
+(weights, moments, average and random numbers), the first evaluation and the plot are timed, and the steps follow. Time
+counts from the start of the command (`cli/launch.py`: `began`) to its last line. A plan stands as long as it would end
+within 2 % of the budget, or a tenth of what is left; else the number of steps is planned anew, by the recent pace, and
+training ends when there is no time for another step. Rank 0 decides each plan and the others follow it. A plan is
+recorded with its step, in `[plans]` of the run's config.toml and in every checkpoint: a run that is taken up again
+follows the recorded plans to the same bits, and makes its own after them, with the time that was left at the
+checkpoint. The schedule is that of the first plan; each later plan stretches or compresses what is left of it
+(`train/schedule.py`), so the learning rate makes no jump and has decayed at the last step. With one plan a run has the
+bits of `--train.steps` with that number. An evaluation that is still going on at 1.1 times the budget is left out, as
+at Ctrl-C, and `resume` makes it.
+"""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,9 @@
-"""The training loop: one for every family. `step` counts the updates; everything else is a function of it."""
+"""The training loop: one for every family. `step` counts the updates; everything else is a function of it.
+
+Batch order and dropout are functions of (seed, step), dropout also of the rank, so a resumed run is the same to the
+last bit, with no random state to save. On a CPU this holds as it is (with the same number of threads); on CUDA some
+kernels add in any order, and `--train.deterministic true` chooses the ones that do not.
+"""
 
 import signal
 import threading

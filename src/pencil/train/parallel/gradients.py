@@ -7,6 +7,15 @@ Exact mode gives the same bits on 1, 2, 4, … processes. A micro-batch is cut i
 run by itself, with random numbers of its own, so that it is the same wherever it runs; the gradients of the slots are
 summed by one binary tree: neighbours, then pairs of neighbours, and so on. A process sums its own slots; the rest of
 the tree is summed from the parts of all processes.
+
+Several processes train as one. `train.batch` is that of the whole run; each process takes its rows of every
+micro-batch, and weighs its loss by its targets among those of the update, so the summed gradient is that of one process
+but for rounding ( one class per mode, DDP or FSDP2). FSDP2 cuts each block by itself. Its model is built without
+memory: each parameter is made whole once, in the order of one process, and each process keeps its rows
+(`train/parallel/fsdp.py`). Muon needs whole matrices: two messages bring the rows of each to the process that works it,
+and the rows of its update back (`train/optim.py`). An evaluation is shared out by batches; their results are added in
+the order of the batches, so it has the bits of one process (`collectives/distributed_map.py`). Under FSDP2 they gather
+block by block, whatever each of them runs (`collectives/fsdp_gathering.py`).
 """
 
 import inspect

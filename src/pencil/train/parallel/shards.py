@@ -1,6 +1,12 @@
 """DTensors, which are cut among processes: each writes its own piece, and they are read back in other pieces.
 
 A piece is a part of a tensor along one axis. The metadata of its file says where it lies in the whole.
+
+A tensor that is cut among processes is saved in pieces. Each process writes one safetensors file with what it has; the
+file's metadata says where each piece lies along one axis of the whole. The writer adds the manifest when all have
+flushed theirs. `Pieces` reads any part of a tensor from the files that have it, so a checkpoint has no world size: one
+process, or another number of them, reads it as its own. What fails on one process is known to all
+(`collectives/processes.py`).
 """
 
 import json

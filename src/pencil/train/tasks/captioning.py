@@ -1,4 +1,10 @@
-"""Image captioning: predict the words that describe an image."""
+"""Image captioning: predict the words that describe an image.
+
+Word dropout for the captioner (`train.word_dropout`, by default on the scenes): a model that reads the first digit
+learns which digits never follow it, and then ignores the image. At a thousand steps of the `nano` preset, exact match
+on held-out combinations was 88.8 % without it, 92.4–95.0 % with six words in ten dropped (four runs), 94.5 and 95.4 %
+with eight in ten, the default.
+"""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache

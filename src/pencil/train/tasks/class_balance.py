@@ -1,4 +1,11 @@
-"""Classes that are not equally frequent: weights in the loss, or batches with as many examples of each."""
+"""Classes that are not equally frequent: weights in the loss, or batches with as many examples of each.
+
+The loss with class weights is divided by the weights of the whole update. A task's `targets` is what its micro-batch
+counts for: the number of its targets, or the sum of their weights. Weights are of single precision and added in double
+precision, which is exact, so exact mode has the same bits on any number of processes. Balanced batches follow from the
+place of each example in the run, as all batches do. The validation loss weighs the classes as training does: it selects
+the weights.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
