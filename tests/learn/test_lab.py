@@ -18,18 +18,16 @@ from pencil.cli.main import main
 from pencil.core.cache import Cache
 from pencil.core.probe import Probe
 from pencil.learn.lab import claim_of, claims
+from pencil.learn.lab import claims_blocks as residual
 from pencil.learn.lab import claims_order as order
-from pencil.learn.lab import claims_residual as residual
 from pencil.learn.lab.claim import Claim, Curve, Prediction
-from pencil.learn.lab.claims_cache import time_next_token
-from pencil.learn.lab.claims_scores import pattern_of
-from pencil.learn.lab.claims_training import scaled_gpt
-from pencil.learn.lab.finding import find, interval, number, verdict
+from pencil.learn.lab.claims_attention import pattern_of, time_next_token
+from pencil.learn.lab.claims_blocks import scaled_gpt
+from pencil.learn.lab.finding import find, interval, number, two_sided_quantile, verdict
 from pencil.learn.lab.grammar_task import grammar, grammatical, lowest_loss, sample_texts
 from pencil.learn.lab.removals import post_norm, without_norms, without_positions, without_skips
 from pencil.learn.lab.report import table, write_all, write_claim
 from pencil.learn.lab.run import FIRST, Plan, append, as_json, run
-from pencil.learn.lab.student_t import two_sided_quantile
 from pencil.learn.lab.training import generator, mean_of_last, seeded, train
 from pencil.models.gpt import GPT, GPTConfig
 

@@ -10,9 +10,9 @@ import pytest
 
 from conftest import call
 from pencil.learn.lab import claim_of, kept
-from pencil.learn.lab import claims_residual as residual
+from pencil.learn.lab import claims_blocks as residual
 from pencil.learn.lab.claim import Claim, Curve, Prediction
-from pencil.learn.lab.claims_scores import measure_scaling
+from pencil.learn.lab.claims_attention import measure_scaling
 from pencil.learn.lab.removals import without_norms, without_skips
 from pencil.learn.lab.run import Plan
 

@@ -1,6 +1,7 @@
 """The removal lab's second half: every claim runs at a tiny size, and every removal really removes."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -13,13 +14,15 @@ from pencil.core.probe import OFF, Probe
 from pencil.core.span import Span
 from pencil.learn.lab import claims
 from pencil.learn.lab import claims_attention as attention
+from pencil.learn.lab import claims_blocks as blocks
 from pencil.learn.lab import claims_images as images
-from pencil.learn.lab import claims_parts as parts
+from pencil.learn.lab import claims_order as order
 from pencil.learn.lab import claims_recurrent as recurrent
 from pencil.learn.lab.recall_task import Blocks, RecallModel, exact_match, recall_batch
 from pencil.learn.lab.training import generator
 
-MINE = {claim.name: claim for file in (attention, parts, images, recurrent) for claim in file.CLAIMS}
+NAMES = "heads heads-cost qkv ffn switch swap batchnorm ada-zero rnn-time rnn-gradient rnn-recall".split()
+MINE = {name: claims()[name] for name in NAMES}
 
 
 def parameters(model):
@@ -103,7 +106,7 @@ def test_the_cost_formula_is_what_torch_counts():
 
 def test_the_ratio_is_of_the_first_to_the_second(monkeypatch):
     clock = iter([0, 7, 7, 8, 10, 19, 20, 23, 30, 36, 40, 42])  # a first that does not count, 9 against 3, 6 against 2
-    monkeypatch.setattr(attention.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     assert attention.time_ratio(lambda: None, lambda: None, 2) == 3
 
 
@@ -150,17 +153,17 @@ def test_a_ring_points_on_and_on():
 
 def test_without_the_mlp_the_trunk_is_left_as_attention_made_it():
     size = MINE["ffn"].tiny
-    inputs, _ = parts.random_facts(3, 0)
+    inputs, _ = blocks.random_facts(3, 0)
     for arm, same in (("attention alone", True), ("with", False)):
         probe = Probe("blocks.0.mid", "blocks.0.post")
-        parts.facts_model(arm, 0, size)(inputs, probe=probe)
+        blocks.facts_model(arm, 0, size)(inputs, probe=probe)
         assert torch.equal(*probe.values.values()) == same
 
 
 def test_the_deeper_attention_has_as_many_numbers():
     size = MINE["ffn"].quick
     whole, deep, alone = (
-        parameters(parts.facts_model(arm, 0, size))
+        parameters(blocks.facts_model(arm, 0, size))
         for arm in ("with", "attention, three times as deep", "attention alone")
     )
     assert deep == pytest.approx(whole, rel=0.05)
@@ -168,7 +171,7 @@ def test_the_deeper_attention_has_as_many_numbers():
 
 
 def test_facts_are_every_pair_once():
-    inputs, answers = parts.random_facts(5, 2)
+    inputs, answers = blocks.random_facts(5, 2)
     assert len({tuple(row) for row in inputs.tolist()}) == 25 == len(answers)
     assert (inputs[:, 2] == 5).all()
     assert answers.max() < 5
@@ -182,19 +185,19 @@ def test_only_the_open_mask_sees_the_future():
     text = torch.tensor([[0, 1, 2, 3, 4, 0, 1]])
     other = text.clone()
     other[0, -1] = 3
-    for arm, moved in (("open", True), ("causal", False)):
-        model = parts.gpt_with_mask(arm, 0, size)
-        assert model.mask is (full if arm == "open" else causal)
+    for mask, moved in ((full, True), (causal, False)):
+        model = order.gpt_with_mask(mask, 6, 0, size)
+        assert model.mask is mask
         assert (not torch.equal(model(text)[:, :-1], model(other)[:, :-1])) == moved
-    open_, closed = (parts.gpt_with_mask(arm, 0, size).state_dict() for arm in ("open", "causal"))
+    open_, closed = (order.gpt_with_mask(mask, 6, 0, size).state_dict() for mask in (full, causal))
     assert all(torch.equal(open_[key], closed[key]) for key in open_)
 
 
 def test_masked_tokens_have_both_sides():
-    masked = parts.random_masked(torch.zeros(37, 7, dtype=torch.long), 0.2, generator(0))
+    masked = order.random_masked(torch.zeros(37, 7, dtype=torch.long), 0.2, generator(0))
     assert masked.any(1).all()
     assert not masked[:, [0, -1]].any()
-    assert 0.1 < parts.random_masked(torch.zeros(503, 101, dtype=torch.long), 0.2, generator(0)).float().mean() < 0.25
+    assert 0.1 < order.random_masked(torch.zeros(503, 101, dtype=torch.long), 0.2, generator(0)).float().mean() < 0.25
 
 
 # the swap
@@ -282,5 +285,6 @@ def test_attention_reaches_the_first_token_in_one_step():
 
 
 def test_sizes_are_whole_claims():
-    for claim in MINE.values():
-        assert claim.quick.keys() == claim.tiny.keys() == claim.full.keys(), claim.name
+    for claim in claims().values():
+        assert claim.quick.keys() == claim.size(quick=False).keys(), claim.name
+        assert claim.name not in MINE or claim.quick.keys() == claim.tiny.keys(), claim.name

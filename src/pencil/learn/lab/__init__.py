@@ -1,6 +1,6 @@
 """The removal lab: each part of a transformer is removed, and what breaks is measured.
 
-Each module in FILES has a tuple CLAIMS.
+Each module in MODULES has a tuple CLAIMS.
 
 The lab removes parts from outside. A model is built whole, then a module of it is replaced; `core` and `models` know
 nothing of the lab. A claim states its least effect beforehand, and is tested on seeds that were not used to design it.
@@ -11,29 +11,23 @@ from importlib import import_module
 from ...config import UserError
 from .claim import Claim
 
+MODULES = "claims_attention", "claims_blocks", "claims_order", "claims_images", "claims_recurrent"
 # in the order they are listed and run
-FILES = (
-    "claims_scores",
-    "claims_residual",
-    "claims_order",
-    "claims_training",
-    "claims_cache",
-    "claims_attention",
-    "claims_parts",
-    "claims_images",
-    "claims_recurrent",
-)
+NAMES = (
+    "scaling", "residual", "layernorm", "pre-norm", "positions", "causal-mask", "warm-up", "embedding-scale",
+    "kv-cache", "heads", "heads-cost", "qkv", "ffn", "switch", "swap", "batchnorm", "ada-zero", "rnn-time",
+    "rnn-gradient", "rnn-recall",
+)  # fmt: skip
 
 
 def claims() -> dict[str, Claim]:
     """Every claim by its name."""
-    found = [claim for file in FILES for claim in import_module(f".{file}", __name__).CLAIMS]
-    return {claim.name: claim for claim in found}
+    by_name = {claim.name: claim for module in MODULES for claim in import_module(f".{module}", __name__).CLAIMS}
+    return {name: by_name[name] for name in NAMES}
 
 
 def claim_of(name: str) -> Claim:
     """The claim of that name."""
-    known = claims()
-    if name not in known:
-        raise UserError(f"there is no claim {name}; known: {', '.join(known)}")
-    return known[name]
+    if name not in NAMES:
+        raise UserError(f"there is no claim {name}; known: {', '.join(NAMES)}")
+    return claims()[name]

@@ -39,6 +39,9 @@ class Curve:
     log_y: bool = False
 
 
+LOSS = Curve("loss by step", "step", "training loss (nats)")
+
+
 @dataclass(frozen=True)
 class Claim:
     """One sentence of the documents, tested by removing a part.
@@ -57,7 +60,7 @@ class Claim:
     measure: Callable[[str, int, Size], Measured]
     predictions: tuple[Prediction, ...]
     quick: Size
-    full: Size
+    full: Size  # what differs from quick
     tiny: Size
     curves: tuple[Curve, ...] = ()
     alone: bool = False  # it measures time, so nothing may run at the same time
@@ -65,4 +68,4 @@ class Claim:
     source: str = field(default="", kw_only=True)  # document and heading: "002, The Scaling Factor"
 
     def size(self, quick: bool) -> Size:
-        return self.quick if quick else self.full
+        return self.quick if quick else {**self.quick, **self.full}

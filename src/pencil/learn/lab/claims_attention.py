@@ -1,9 +1,9 @@
-"""Claims about attention: several heads and their cost, and separate queries, keys and values."""
+"""Claims about attention: the scale of its scores, several heads, queries, keys and values, and the KV cache."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,17 +11,49 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ...core.attention import Attention
+from ...core.attention import Attention, attend
 from ...core.blocks import Block
 from ...core.layers import MLP, LayerNorm
 from ...core.masks import Mask, causal, full
 from ...core.probe import OFF, Probe
 from ...core.span import Span
-from .claim import Claim, Curve, Measured, Prediction, Size
+from ...models.gpt import GPT, GPTConfig
+from .claim import LOSS, Claim, Curve, Measured, Prediction, Size
 from .recall_task import Blocks, RecallModel, exact_match, held_out_batch, recall_loss, training_batches
-from .training import generator, points, seeded, train
+from .training import by_step, generator, points, seconds, seeded, train
 
 HEADS = 8  # of the layer whose cost is measured
+
+
+def pattern_of(q: torch.Tensor, k: torch.Tensor, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores, still in the autograd graph, and the pattern."""
+    probe = Probe()
+    attend(q, k, k, scale=scale, probe=probe)
+    return probe.values["scores"], probe.values["pattern"]
+
+
+def measure_scaling(arm: str, seed: int, size: Size) -> Measured:
+    """The entropy of the pattern, and the gradient behind the softmax, for growing widths of a head."""
+    entropies, slopes, at_queries = [], [], []
+    for width in size["widths"]:
+        random = generator(seed, width)
+        q, k = (torch.randn(size["rows"], 1, size["tokens"], width, generator=random) for _ in range(2))
+        direction = torch.randn(size["rows"], 1, size["tokens"], size["tokens"], generator=random)
+        q.requires_grad_()
+        scores, pattern = pattern_of(q, k, None if arm == "with" else 1.0)
+        scores.retain_grad()
+        (pattern * direction).sum().backward()
+        entropies.append(float(torch.special.entr(pattern.detach()).sum(-1).mean()))
+        slopes.append(float(scores.grad.norm(dim=-1).mean()) if scores.grad is not None else 0.0)
+        at_queries.append(float(q.grad.norm(dim=-1).mean()) if q.grad is not None else 0.0)
+    widths = size["widths"]
+    return {
+        "entropy": entropies[-1],
+        "slope": slopes[-1],
+        "entropy by width": points(widths, entropies),
+        "slope by width": points(widths, slopes),
+        "at queries by width": points(widths, at_queries),
+    }
 
 
 def make_blocks(width: int, heads: int, depth: int = 1, mask: Mask = causal, head_width: int | None = None) -> Blocks:
@@ -43,7 +75,7 @@ def measure_heads(arm: str, seed: int, size: Size) -> Measured:
     losses = train(model, lambda step: recall_loss(model, batches(step)), size["steps"], lr=size["lr"], warmup=20)
     return {
         "accuracy": exact_match(model, held_out_batch(seed, size["held_out"], **kind)),
-        "loss by step": points(range(len(losses)), losses),
+        "loss by step": by_step(losses),
     }
 
 
@@ -57,14 +89,7 @@ def attention_pass(width: int, heads: int, length: int, seed: int) -> Callable[[
 
 def time_ratio(one: Callable[[], None], other: Callable[[], None], times: int) -> float:
     """The time of the first ÷ that of the second; they alternate, so that other load affects both."""
-    found = [_seconds(one) / _seconds(other) for _ in range(times + 1)]
-    return median(found[1:])  # the first is a warm-up
-
-
-def _seconds(work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    return median([seconds(one) / seconds(other) for _ in range(times + 1)][1:])  # the first is a warm-up
 
 
 def measure_cost(arm: str, seed: int, size: Size) -> Measured:
@@ -146,15 +171,79 @@ def measure_qkv(arm: str, seed: int, size: Size) -> Measured:
     names, ahead, answers = ring_batch(generator(seed, 0, 2), size["held_out"], size["count"])
     with torch.no_grad():
         right = model(names, ahead).argmax(-1) == answers
-    return {"accuracy": float(right.float().mean()), "loss by step": points(range(len(losses)), losses)}
+    return {"accuracy": float(right.float().mean()), "loss by step": by_step(losses)}
 
 
-_HEADS = dict(names=8, values=8, width=32, heads=4, rows=64, steps=400, lr=3e-3, held_out=1000)
-_COST = dict(width=256, lengths=(64, 256, 512), times=7)
-_POINTERS = dict(count=8, width=32, heads=2, rows=32, steps=300, lr=3e-3, held_out=500)
-_LOSS = Curve("loss by step", "step", "training loss (nats)")
+@torch.no_grad()
+def time_next_token(model: GPT, text: torch.Tensor, cached: bool, times: int) -> tuple[float, Any]:
+    """Seconds to decode one token after a text, the median of several; and the cache, if there is one."""
+    cache = model.new_cache(1, text.shape[1] + times + 1) if cached else None
+    if cached:
+        model(text, cache=cache, last=True)
+    decode = partial(model, text[:, -1:] if cached else text, cache=cache, last=True)
+    return median([seconds(decode) for _ in range(times + 1)][1:]), cache  # the first is a warm-up
+
+
+def measure_cache(arm: str, seed: int, size: Size) -> Measured:
+    """The time of one token by the length of the context, and the bytes of the cache against the formula."""
+    lengths = size["lengths"]
+    model = seeded(
+        lambda: GPT(GPTConfig(vocab=97, context=max(lengths) + size["times"] + 1, width=size["width"], depth=4)), seed
+    ).eval()
+    text = torch.randint(97, (1, max(lengths)), generator=generator(seed))
+    taken = [time_next_token(model, text[:, :n], arm == "with", size["times"])[0] * 1000 for n in lengths]
+    found: Measured = {"milliseconds": taken[-1], "growth": taken[-1] / taken[0]}
+    if arm == "with":
+        caches = [model.new_cache(1, n) for n in lengths]
+        formula = [2 * n * size["width"] * len(model.blocks) * 4 for n in lengths]
+        found["bytes"] = max(cache.nbytes / expected for cache, expected in zip(caches, formula, strict=True))
+        found["bytes by length"] = points(lengths, [cache.nbytes / 1e6 for cache in caches])
+    return found | {"time by length": points(lengths, taken)}
+
 
 CLAIMS = (
+    Claim(
+        name="scaling",
+        title="Dividing the scores by √d_k",
+        hypothesis="Without the division the scores grow with the width of a head and the softmax saturates; in a wide "
+        "head less of the gradient passes it.",
+        removed="attend(…, scale=1) instead of 1/√d_k; queries and keys are random, of variance 1",
+        arms=("with", "without"),
+        measure=measure_scaling,
+        predictions=(
+            Prediction(
+                "the pattern becomes one-hot: its entropy falls",
+                "entropy",
+                "entropy of a row of the pattern, widest head (nats)",
+                "with",
+                "without",
+                times=2.0,
+            ),
+            Prediction(
+                "in the widest head less of the gradient passes the softmax",
+                "slope",
+                "gradient at the scores of a row, widest head (norm)",
+                "with",
+                "without",
+                times=2.0,
+            ),
+        ),
+        quick=dict(widths=(4, 16, 64, 256, 1024), tokens=64, rows=8),
+        full=dict(widths=(4, 16, 64, 256, 1024, 4096), rows=32),
+        tiny=dict(widths=(2, 5), tokens=3, rows=1),
+        curves=(
+            Curve("entropy by width", "width of a head, d_k", "entropy (nats)", log_x=True),
+            Curve("slope by width", "width of a head, d_k", "gradient at the scores", log_x=True, log_y=True),
+            Curve("at queries by width", "width of a head, d_k", "gradient at the queries", log_x=True, log_y=True),
+        ),
+        caveat="Random vectors, nothing trained. The entries have variance 1, as the derivation assumes; the default "
+        "initialisation of torch's Linear gives 1/3, so its scores vary less. The documents say that the gradient "
+        "vanishes; measured at the scores, it is smaller in wide heads only: without the division it was 1.4 times as "
+        "large at d_k = 4 and 16, the same at 64, 0.58 of it at 256 and 0.33 at 1024 (small form). At the queries it "
+        "is multiplied by the keys, which are longer in a wider head and not divided by √d_k; there it is larger "
+        "without the division at every width (last panel).",
+        source="002, The Scaling Factor; 003, the scaling trick",
+    ),
     Claim(
         name="heads",
         title="Several heads",
@@ -172,10 +261,10 @@ CLAIMS = (
                 by=0.2,
             ),
         ),
-        quick=_HEADS,
-        full=_HEADS | dict(names=16, values=16, width=64, steps=3000, held_out=4000),
+        quick=dict(names=8, values=8, width=32, heads=4, rows=64, steps=400, lr=3e-3, held_out=1000),
+        full=dict(names=16, values=16, width=64, steps=3000, held_out=4000),
         tiny=dict(names=5, values=3, width=4, heads=2, rows=2, steps=1, lr=1e-3, held_out=7),
-        curves=(_LOSS,),
+        curves=(LOSS,),
         caveat="One block. A second block can attend a second time, and one head of full width could in principle give "
         "two cards unequal weights and distinguish them by that; it does not learn this in the steps given. Where "
         "every pair of name and value had its own embedding (one trial, width 64) one head answered all: a mixture of "
@@ -226,8 +315,8 @@ CLAIMS = (
                 by=0.1,
             ),
         ),
-        quick=_COST,
-        full=_COST | dict(lengths=(64, 128, 256, 512, 1024, 2048), times=15),
+        quick=dict(width=256, lengths=(64, 256, 512), times=7),
+        full=dict(lengths=(64, 128, 256, 512, 1024, 2048), times=15),
         tiny=dict(width=8, lengths=(3, 5), times=1),
         curves=(
             Curve("time by length", "tokens", "time ÷ that of one head, fused", log_x=True),
@@ -257,13 +346,59 @@ CLAIMS = (
                 by=0.2,
             ),
         ),
-        quick=_POINTERS,
-        full=_POINTERS | dict(count=16, width=64, steps=2000, held_out=2000),
+        quick=dict(count=8, width=32, heads=2, rows=32, steps=300, lr=3e-3, held_out=500),
+        full=dict(count=16, width=64, steps=2000, held_out=2000),
         tiny=dict(count=5, width=4, heads=2, rows=2, steps=1, lr=1e-3, held_out=3),
-        curves=(_LOSS,),
+        curves=(LOSS,),
         caveat="One block without positions. Scores of a vector with itself are symmetric, x_i·x_j = x_j·x_i, so "
         "attention from a token to the one it points at is as strong as back. Several blocks, or positions, can make "
         "up for some of it.",
         source="002, Queries, Keys, and Values",
+    ),
+    Claim(
+        name="kv-cache",
+        title="The KV cache",
+        hypothesis="Without cached keys and values every new token reads the whole text again; the cache costs 2·n·d·L "
+        "values of memory, and the time per token hardly grows with the text.",
+        removed="each token is computed from the whole text instead of from the cache",
+        arms=("with", "without"),
+        measure=measure_cache,
+        predictions=(
+            Prediction(
+                "a token takes longer after a long text",
+                "milliseconds",
+                "time of one token after the longest text (ms)",
+                "without",
+                "with",
+                times=2.0,
+            ),
+            Prediction(
+                "the time grows faster with the length",
+                "growth",
+                "time after the longest text ÷ after the shortest",
+                "without",
+                "with",
+                times=2.0,
+            ),
+            Prediction(
+                "the cache holds 2·n·d·L values",
+                "bytes",
+                "bytes of the cache ÷ 2·n·d·L·4",
+                "with",
+                "",
+                near=1.0,
+            ),
+        ),
+        quick=dict(lengths=(32, 64, 128, 256, 512), width=128, times=7),
+        full=dict(lengths=(32, 64, 128, 256, 512, 1024, 2048), width=256, times=15),
+        tiny=dict(lengths=(3, 5), width=8, times=1),
+        curves=(
+            Curve("time by length", "tokens before", "time of one token (ms)", log_x=True, log_y=True),
+            Curve("bytes by length", "cached tokens", "cache (MB, 10⁶ bytes)"),
+        ),
+        alone=True,
+        caveat="Timed on one thread of this machine's processor, with batch size 1. With fewer key-value heads than "
+        "query heads (GQA) the cache is smaller by that factor; the formula is for equally many.",
+        source="002, KV Cache",
     ),
 )

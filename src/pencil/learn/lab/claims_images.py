@@ -14,8 +14,8 @@ from ...inference.diffusion import RectifiedFlow
 from ...models.dit import DiT, DiTConfig
 from ...models.parts import normalize
 from ...models.vit import ViT, ViTConfig
-from .claim import Claim, Curve, Measured, Prediction, Size
-from .training import generator, points, seeded, train
+from .claim import LOSS, Claim, Curve, Measured, Prediction, Size
+from .training import by_step, generator, seeded, train
 
 Labelled = tuple[Float[Tensor, "_ 1 8 8"], Tensor]
 
@@ -69,7 +69,7 @@ def measure_swap(arm: str, seed: int, size: Size) -> Measured:
             model.patches.swap = no_swap
         losses = train_digits(model, seed, size)
         found[f"accuracy at {patch}"] = accuracy(model)
-        found[f"loss at {patch} by step"] = points(range(len(losses)), losses)
+        found[f"loss at {patch} by step"] = by_step(losses)
     return found
 
 
@@ -125,7 +125,7 @@ def measure_batchnorm(arm: str, seed: int, size: Size) -> Measured:
         "change": change,
         "gap": abs(in_eval - in_training),
         "accuracy": correct,
-        "loss by step": points(range(len(losses)), losses),
+        "loss by step": by_step(losses),
     }
 
 
@@ -175,13 +175,8 @@ def measure_adaln_zero(arm: str, seed: int, size: Size) -> Measured:
     model.eval()
     with torch.no_grad():
         held_out = float(diffusion_loss(model, *digit_images()[1], generator(seed, 0, 3)))
-    return {"change": untrained, "loss": held_out, "loss by step": points(range(len(losses)), losses)}
+    return {"change": untrained, "loss": held_out, "loss by step": by_step(losses)}
 
-
-_CUT = dict(patches=(2, 4), width=48, depth=2, heads=4, rows=32, steps=200, lr=2e-3)
-_NORM = dict(patch=4, width=48, depth=2, heads=4, rows=4, steps=400, lr=1e-3, batches=80)
-_ZERO = dict(width=48, depth=8, heads=4, rows=24, steps=100, lr=2e-3)
-_LOSS = Curve("loss by step", "step", "training loss (nats)")
 
 CLAIMS = (
     Claim(
@@ -202,8 +197,8 @@ CLAIMS = (
             )
             for patch in (2, 4)
         ),
-        quick=_CUT,
-        full=_CUT | dict(width=64, depth=4, steps=2000),
+        quick=dict(patches=(2, 4), width=48, depth=2, heads=4, rows=32, steps=200, lr=2e-3),
+        full=dict(width=64, depth=4, steps=2000),
         tiny=dict(patches=(2, 4), width=4, depth=1, heads=2, rows=2, steps=1, lr=1e-3),
         curves=tuple(
             Curve(f"loss at {patch} by step", "step", f"training loss (nats), {patch}×{patch}") for patch in (2, 4)
@@ -246,10 +241,10 @@ CLAIMS = (
                 "BatchNorm",
             ),
         ),
-        quick=_NORM,
-        full=_NORM | dict(width=64, depth=4, steps=4000),
+        quick=dict(patch=4, width=48, depth=2, heads=4, rows=4, steps=400, lr=1e-3, batches=80),
+        full=dict(width=64, depth=4, steps=4000),
         tiny=dict(patch=4, width=4, depth=1, heads=2, rows=3, steps=1, lr=1e-3, batches=2),
-        curves=(_LOSS,),
+        curves=(LOSS,),
         caveat="Batches of four images, where mean and variance of a batch vary most. All images here have one size; "
         "with padded sequences BatchNorm reads the padding too.",
         source="000, LayerNorm",
@@ -288,8 +283,8 @@ CLAIMS = (
                 "zero",
             ),
         ),
-        quick=_ZERO,
-        full=_ZERO | dict(width=64, steps=1000, lr=1e-3),
+        quick=dict(width=48, depth=8, heads=4, rows=24, steps=100, lr=2e-3),
+        full=dict(width=64, steps=1000, lr=1e-3),
         tiny=dict(width=4, depth=2, heads=2, rows=2, steps=1, lr=1e-3),
         curves=(Curve("loss by step", "step", "training loss (squared error)"),),
         caveat="The same learning rate in both arms and no warm-up; the last matrix is initialised to zero in both. "

@@ -1,16 +1,15 @@
 """Claims about recurrent networks: an RNN and an LSTM of the transformer's size."""
 
-import time
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .claim import Claim, Curve, Measured, Prediction, Size
+from .claim import LOSS, Claim, Curve, Measured, Prediction, Size
 from .claims_attention import make_blocks
 from .recall_task import RecallModel, exact_match, held_out_batch, recall_batch, recall_loss
-from .training import generator, points, seeded, train
+from .training import by_step, generator, points, seconds, seeded, train
 
 ARMS = ("transformer", "RNN", "LSTM")
 GATES = {"RNN": 1, "LSTM": 4}
@@ -46,29 +45,20 @@ def sequence_model(arm: str, width: int, depth: int) -> nn.Module:
     return Recurrent(arm, width, min(range(1, 40 * width), key=lambda state: abs(parameters(state) - wanted)))
 
 
-def milliseconds(model: nn.Module, x: Tensor, times: int) -> float:
-    """The time of one text, forward and backward: the least of several, which other load affects least."""
-    found = []
-    for _ in range(times + 1):
-        start = time.perf_counter()
-        model(x)[:, -1].sum().backward()
-        found.append(time.perf_counter() - start)
-    return 1000 * min(found[1:])
-
-
 def measure_time(arm: str, seed: int, size: Size) -> Measured:
-    """Forward and backward over one text of growing length."""
+    """Forward and backward over one text of growing length: the least of several times, which other load affects
+    least."""
     model = seeded(lambda: sequence_model(arm, size["width"], size["depth"]), seed)
-    spent = []
+    by_length = {}
     for n in size["lengths"]:
         x = torch.randn(1, n, size["width"], generator=generator(seed, n), requires_grad=True)
-        spent.append(milliseconds(model, x, size["times"]))
-    by_length = dict(zip(size["lengths"], spent, strict=True))
+        spent = [seconds(lambda x=x: model(x)[:, -1].sum().backward()) for _ in range(size["times"] + 1)]
+        by_length[n] = 1000 * min(spent[1:])  # the first is a warm-up
     return {
         "time": by_length[size["length"]],
-        "growth": by_length[size["length"]] / spent[0],
+        "growth": by_length[size["length"]] / by_length[size["lengths"][0]],
         "parameters": float(count_parameters(model)),
-        "time by length": points(size["lengths"], spent),
+        "time by length": points(by_length, by_length.values()),
     }
 
 
@@ -108,13 +98,10 @@ def measure_recall(arm: str, seed: int, size: Size) -> Measured:
         "many": right[-1],
         "parameters": float(count_parameters(model)),
         "accuracy by cards": points(size["shown"], right),
-        "loss by step": points(range(len(losses)), losses),
+        "loss by step": by_step(losses),
     }
 
 
-_TIME = dict(width=64, depth=2, lengths=(16, 64, 256, 1024), length=256, times=5)
-_BACK = dict(width=64, depth=2, lengths=(2, 4, 8, 16, 32, 64, 100))
-_RECALL = dict(names=16, values=8, width=32, depth=1, shown=(2, 4, 8, 16), rows=64, steps=400, lr=1e-2, held_out=1000)
 _REPLACED = "the blocks are replaced by torch.nn.{} with the same number of parameters, and a projection"
 
 CLAIMS = (
@@ -137,8 +124,8 @@ CLAIMS = (
             )
             for arm in ARMS[1:]
         ),
-        quick=_TIME,
-        full=_TIME | dict(lengths=(16, 32, 64, 128, 256, 512, 1024, 2048), times=15),
+        quick=dict(width=64, depth=2, lengths=(16, 64, 256, 1024), length=256, times=5),
+        full=dict(lengths=(16, 32, 64, 128, 256, 512, 1024, 2048), times=15),
         tiny=dict(width=4, depth=1, lengths=(3, 5), length=5, times=1),
         curves=(Curve("time by length", "tokens in the text", "time (ms)", log_x=True, log_y=True),),
         alone=True,
@@ -176,8 +163,8 @@ CLAIMS = (
                 times=10.0,
             ),
         ),
-        quick=_BACK,
-        full=_BACK | dict(width=128, depth=4, lengths=(2, 4, 8, 16, 32, 64, 100)),
+        quick=dict(width=64, depth=2, lengths=(2, 4, 8, 16, 32, 64, 100)),
+        full=dict(width=128, depth=4, lengths=(2, 4, 8, 16, 32, 64, 100)),
         tiny=dict(width=4, depth=1, lengths=(2, 5)),
         curves=(
             Curve("ratio by length", "tokens in the text", "gradient: first ÷ last token", log_x=True, log_y=True),
@@ -216,12 +203,14 @@ CLAIMS = (
                 by=0.1,
             ),
         ),
-        quick=_RECALL,
-        full=_RECALL | dict(width=64, steps=4000, held_out=4000),
+        quick=dict(
+            names=16, values=8, width=32, depth=1, shown=(2, 4, 8, 16), rows=64, steps=400, lr=1e-2, held_out=1000
+        ),
+        full=dict(width=64, steps=4000, held_out=4000),
         tiny=dict(names=5, values=3, width=4, depth=1, shown=(2, 5), rows=2, steps=1, lr=1e-3, held_out=7),
         curves=(
             Curve("accuracy by cards", "cards", "accuracy", log_x=True),
-            Curve("loss by step", "step", "training loss (nats)"),
+            LOSS,
         ),
         caveat="The same number of steps for all. A recurrent network must learn to store all cards before the query, "
         "which takes longer, so part of the gap is training time and not the capacity of the state.",

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .claim import Claim, Prediction
-from .student_t import two_sided_quantile
 
 SHOWN, UNSHOWN, OPPOSITE, PARTLY = VERDICTS = "shown", "not shown at this size", "the opposite", "partly shown"
 CONFIDENCE = 0.95
@@ -28,6 +27,35 @@ class Finding:
         return sum(self.values[arm]) / len(self.values[arm])
 
 
+def central_probability(angle: float, degrees: int) -> float:
+    """P(|T| < √degrees · tan(angle)): a finite sum of sines and cosines for whole degrees of freedom.
+
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+    """
+    odd = degrees % 2
+    cos, total = math.cos(angle), 0.0
+    term = cos if odd else 1.0
+    for k in range(odd, degrees - 1, 2):
+        total += term
+        term *= (k + 1) / (k + 2) * cos * cos
+    inner = math.sin(angle) * total
+    return (angle + inner) * 2 / math.pi if odd else inner
+
+
+def two_sided_quantile(confidence: float, degrees: int) -> float:
+    """The t for which |T| < t has this probability, with this many degrees of freedom."""
+    if degrees < 1 or not 0 < confidence < 1:
+        raise ValueError(f"no quantile for {degrees} degrees of freedom and a confidence of {confidence}")
+    low, high = 0.0, math.pi / 2
+    # bisection until no float lies between
+    while low < (middle := (low + high) / 2) < high:
+        if central_probability(middle, degrees) < confidence:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(degrees) * math.tan(high)
+
+
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """The mean and its 95 % confidence interval by Student's t."""
     count = len(values)
@@ -41,22 +69,22 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def find(prediction: Prediction, values: Mapping[str, Sequence[float]]) -> Finding:
     """The verdict on one prediction; each arm's values are in the order of the seeds."""
-    p, kept = prediction, {arm: tuple(map(float, held)) for arm, held in values.items()}
-    for arm, held in kept.items():
-        if not all(map(math.isfinite, held)):
-            raise ValueError(f"{p.metric} of {arm} is not finite: {held}")
+    p, by_arm = prediction, {arm: tuple(map(float, numbers)) for arm, numbers in values.items()}
+    for arm, numbers in by_arm.items():
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError(f"{p.metric} of {arm} is not finite: {numbers}")
     if p.near is not None:
-        mean, low, high = interval(kept[p.more])
+        mean, low, high = interval(by_arm[p.more])
         inside = p.near - p.by <= low and high <= p.near + p.by
         outside = high < p.near - p.by or low > p.near + p.by
-        return Finding(p, kept, mean, low, high, SHOWN if inside else OPPOSITE if outside else UNSHOWN)
-    both = list(zip(kept[p.more], kept[p.less], strict=True))
+        return Finding(p, by_arm, mean, low, high, SHOWN if inside else OPPOSITE if outside else UNSHOWN)
+    both = list(zip(by_arm[p.more], by_arm[p.less], strict=True))
     if p.times is None:
         mean, low, high = interval([more - less for more, less in both])
-        return Finding(p, kept, mean, low, high, _side(low, high, p.by))
+        return Finding(p, by_arm, mean, low, high, _side(low, high, p.by))
     logs = interval([math.log(max(more, LEAST)) - math.log(max(less, LEAST)) for more, less in both])
     mean, low, high = map(math.exp, logs)
-    return Finding(p, kept, mean, low, high, _side(*logs[1:], math.log(p.times)))
+    return Finding(p, by_arm, mean, low, high, _side(*logs[1:], math.log(p.times)))
 
 
 def _side(low: float, high: float, wanted: float) -> str:

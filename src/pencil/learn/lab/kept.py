@@ -15,7 +15,7 @@ from typing import Any
 from ...config import UserError
 from ...files import locked, write_aside
 from .claim import Claim
-from .run import Plan, Row, as_line, environment
+from .run import Plan, Row, environment
 
 PLAN, ROWS = "plan.json", "results.jsonl"
 FORMAT = 1
@@ -75,7 +75,7 @@ def take_over(folder: Path, plan: Plan, command: str) -> list[Row]:
         return []
     _compare(folder, wanted)
     rows = _usable(_read(folder / ROWS, plan), plan)
-    write_aside(folder / ROWS, b"".join(_json(as_line(row)) for row in rows))
+    write_aside(folder / ROWS, b"".join(_json(vars(row)) for row in rows))
     return rows
 
 
@@ -98,14 +98,14 @@ def _json(value: Any) -> bytes:
 def _compare(folder: Path, wanted: Mapping[str, Any]) -> None:
     """Refuse measurements of another command, version or machine, and name the first difference."""
     try:
-        found = json.loads((folder / PLAN).read_bytes()) if (folder / PLAN).is_file() else None
+        written = json.loads((folder / PLAN).read_bytes()) if (folder / PLAN).is_file() else None
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        written = None
+    if not isinstance(written, dict) or written.get("format") != FORMAT:
         raise UserError(f"{folder} has measurements, but no {PLAN} that says of what; {MEND}")
     for key, value in wanted.items():
-        if found.get(key) != value:
-            there = "".join(letter for letter in str(found.get(key))[:80] if letter.isprintable())
+        if written.get(key) != value:
+            there = "".join(letter for letter in str(written.get(key))[:80] if letter.isprintable())
             there = f" ({there}, not {value})" if isinstance(value, (str, int)) else ""
             raise UserError(f"{folder} has measurements of another {key.removesuffix('s')}{there}; {MEND}")
 

@@ -6,10 +6,11 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,8 @@ def measured(claim: Claim, arm: str, seed: int, size: Size) -> Row:
 
     torch.set_num_threads(1)
     start = time.perf_counter()
-    found = claim.measure(arm, seed, size)
-    return Row(claim.name, arm, seed, time.perf_counter() - start, found)
+    numbers = claim.measure(arm, seed, size)
+    return Row(claim.name, arm, seed, time.perf_counter() - start, numbers)
 
 
 def result_of(claim: Claim, size: Size, rows: Sequence[Row]) -> Result:
@@ -93,8 +94,8 @@ def result_of(claim: Claim, size: Size, rows: Sequence[Row]) -> Result:
     by_arm = {
         arm: [row.measured for row in sorted(rows, key=lambda row: row.seed) if row.arm == arm] for arm in claim.arms
     }
-    found = findings(claim, by_arm)
-    return Result(claim, size, tuple(rows), tuple(found), verdict(found))
+    each = findings(claim, by_arm)
+    return Result(claim, size, tuple(rows), tuple(each), verdict(each))
 
 
 def _raise(claim: Claim, error: Exception) -> None:
@@ -106,70 +107,52 @@ def run(
 ) -> Iterator[Result]:
     """The result of each claim as soon as its last measurement is done; `on_row` is called with every measurement.
 
-    Claims of which all measurements are kept come first. The others run side by side, one process per core; those that
-    measure time run after them, one at a time. For a claim that cannot be measured `failed` is called, once; unless it
-    raises, the others go on.
+    Claims of which all measurements are there already come first. The others run side by side, one process per core;
+    those that measure time run after them, one at a time. For a claim that cannot be measured `failed` is called, once;
+    unless it raises, the others go on.
     """
+    rows = {claim.name: plan.rows_of(claim) for claim in plan.claims}
     done = [claim for claim in plan.claims if not plan.missing(claim)]
     for claim in done:
-        yield result_of(claim, claim.size(plan.quick), plan.rows_of(claim))
+        yield result_of(claim, claim.size(plan.quick), rows[claim.name])
+    lost: set[str] = set()
     for alone in (False, True):
-        chosen = [claim for claim in plan.claims if claim.alone == alone and claim not in done]
-        if chosen and plan.workers:
-            yield from _side_by_side(chosen, plan, 1 if alone else plan.workers, on_row, failed)
-        elif chosen:
-            yield from _one_by_one(chosen, plan, on_row, failed)
-
-
-def _one_by_one(
-    chosen: Sequence[Claim], plan: Plan, on_row: Callable[[Row], None], failed: Callable[[Claim, Exception], None]
-) -> Iterator[Result]:
-    for claim in chosen:
-        rows = plan.rows_of(claim)
-        try:
-            for arm, seed in plan.missing(claim):
-                rows.append(measured(claim, arm, seed, claim.size(plan.quick)))
-                on_row(rows[-1])
-        except Exception as error:
-            failed(claim, error)
-            continue
-        yield result_of(claim, claim.size(plan.quick), rows)
-
-
-def _side_by_side(
-    chosen: Sequence[Claim],
-    plan: Plan,
-    workers: int,
-    on_row: Callable[[Row], None],
-    failed: Callable[[Claim, Exception], None],
-) -> Iterator[Result]:
-    with _one_thread(), ProcessPoolExecutor(workers, get_context("spawn"), _exit_with_parent) as pool:
-        try:
-            # the first submit starts the processes
-            with _holding_interrupts():
-                jobs: dict[Future[Row], Claim] = {
-                    pool.submit(measured, claim, arm, seed, claim.size(plan.quick)): claim
-                    for claim in chosen
-                    for arm, seed in plan.missing(claim)
-                }
-            rows: dict[str, list[Row]] = {claim.name: plan.rows_of(claim) for claim in chosen}
-            lost: set[str] = set()
-            for done in as_completed(jobs):
-                claim = jobs[done]
+        claims = [claim for claim in plan.claims if claim.alone == alone and claim not in done]
+        jobs = [(claim, arm, seed, claim.size(plan.quick)) for claim in claims for arm, seed in plan.missing(claim)]
+        workers = min(plan.workers, 1) if alone else plan.workers
+        measurements = (
+            _side_by_side(jobs, workers, lost) if workers else ((job[0], partial(measured, *job)) for job in jobs)
+        )
+        with closing(measurements):
+            for claim, measurement in measurements:
                 if claim.name in lost:
                     continue
                 try:
-                    row = done.result()
+                    row = measurement()
                 except Exception as error:
                     failed(claim, error)
                     lost.add(claim.name)
-                    for job in (job for job, of in jobs.items() if of is claim):
-                        job.cancel()
                     continue
                 on_row(row)
                 rows[claim.name].append(row)
                 if len(rows[claim.name]) == plan.seeds * len(claim.arms):
                     yield result_of(claim, claim.size(plan.quick), rows[claim.name])
+
+
+def _side_by_side(
+    jobs: Sequence[tuple[Claim, str, int, Size]], workers: int, lost: Collection[str]
+) -> Generator[tuple[Claim, Callable[[], Row]]]:
+    """Each claim and the result of one of its measurements as they end; those of lost claims are cancelled."""
+    with ProcessPoolExecutor(workers, get_context("spawn"), _prepare_worker) as pool:
+        try:
+            # the first submit starts the processes
+            with _holding_interrupts():
+                claims: dict[Future[Row], Claim] = {pool.submit(measured, *job): job[0] for job in jobs}
+            for done in as_completed(claims):
+                yield claims[done], done.result
+                for job, claim in claims.items():
+                    if claim.name in lost:
+                        job.cancel()
         except BaseException:
             processes = list((getattr(pool, "_processes", None) or {}).values())
             pool.shutdown(wait=False, cancel_futures=True)
@@ -178,8 +161,9 @@ def _side_by_side(
             raise
 
 
-def _exit_with_parent() -> None:
-    """End this process when its parent is killed."""
+def _prepare_worker() -> None:
+    """One thread for this process, since more threads than cores slow each other down; it ends when its parent does."""
+    os.environ.update(dict.fromkeys(THREADS, "1"))  # before torch is imported
     if (parent := parent_process()) is not None:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
@@ -201,21 +185,6 @@ def _holding_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if waiting and callable(handler):
         handler(signal.SIGINT, None)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Processes started within have one thread each: more threads than cores slow each other down."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def environment() -> dict[str, str]:
@@ -276,19 +245,14 @@ def as_json(result: Result) -> dict[str, Any]:
             }
             for f in result.findings
         ],
-        "rows": [as_line(row) for row in result.rows],
+        "rows": [vars(row) for row in result.rows],
     }
-
-
-def as_line(row: Row) -> dict[str, Any]:
-    """A measurement as a line of results.jsonl."""
-    return {"claim": row.claim, "arm": row.arm, "seed": row.seed, "seconds": row.seconds, "measured": row.measured}
 
 
 def append(path: Path, row: Row) -> None:
     """Append one line and flush it, so that a killed run keeps its measurements."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(as_line(row), ensure_ascii=False) + "\n")
+        file.write(json.dumps(vars(row), ensure_ascii=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -1,8 +1,9 @@
 """The training loop of the experiments, with seeded random numbers."""
 
 import math
+import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,23 +30,16 @@ def train(
     steps: int,
     *,
     lr: float = 1e-3,
-    optimizer: Literal["adamw", "muon"] = "adamw",
     warmup: int = 0,
     decay: bool = True,
-    clip: float = 1.0,
-    weight_decay: float = 0.0,
     beta2: float = 0.99,
-    each: Callable[[int], None] | None = None,
 ) -> list[float]:
     """The loss of every step; `loss_of(step)` draws the batch of a step and returns its loss.
 
-    The learning rate warms up linearly, then follows a cosine decay unless `decay` is False. With `optimizer` muon the
-    matrices inside the blocks use Muon, at ten times the rate. Training stops at a loss that is not finite. `each` is
-    called after every backward pass, before the gradients are clipped.
+    The learning rate warms up linearly, then follows a cosine decay unless `decay` is False. Training stops at a loss
+    that is not finite.
     """
-    config = TrainConfig(
-        steps=max(1, steps), lr=lr, muon_lr=10 * lr, optimizer=optimizer, weight_decay=weight_decay, beta2=beta2
-    )
+    config = TrainConfig(steps=max(1, steps), lr=lr, optimizer="adamw", weight_decay=0.0, beta2=beta2)
     optimizers = make_optimizers(model, config)
     model.train()
     losses = []
@@ -55,10 +49,7 @@ def train(
         if not math.isfinite(losses[-1]):
             break
         loss.backward()
-        if each is not None:
-            each(step)
-        if clip:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         rate = _rate(step, steps, warmup, decay)
         for one in optimizers.values():
             for group in one.param_groups:
@@ -81,12 +72,18 @@ def mean_of_last(losses: list[float], count: int, worst: float) -> float:
     return sum(min(loss, worst) if math.isfinite(loss) else worst for loss in tail) / len(tail)
 
 
-def grad_norm(parameters: Any) -> float:
-    """The norm of all these gradients together."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    return float(torch.stack([g.double().norm() for g in grads]).norm()) if grads else 0.0
+def seconds(work: Callable[[], object]) -> float:
+    """How long a piece of work takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def points(xs: Any, ys: Any) -> list[tuple[float, float]]:
     """A curve as `measure` returns it."""
     return [(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
+
+
+def by_step(losses: list[float]) -> list[tuple[float, float]]:
+    """The curve of the losses of a training."""
+    return points(range(len(losses)), losses)
