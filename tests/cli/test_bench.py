@@ -252,8 +252,8 @@ def test_errors_are_relative_and_unequal_shapes_are_not_equal():
 
 def test_the_page_is_written_from_its_files():
     """The committed page is what its files give."""
-    text = (ROOT / "docs" / "project" / "performance.md").read_text(encoding="utf-8")
-    page = ROOT / "docs" / "project" / "performance.md"
+    text = (ROOT / "docs" / "project" / "results.md").read_text(encoding="utf-8")
+    page = ROOT / "docs" / "project" / "results.md"
     write_page(page)
     assert page.read_text(encoding="utf-8") == text
 

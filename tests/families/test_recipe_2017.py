@@ -1,4 +1,4 @@
-"""docs/explain/recipe-2017.md: its settings are those of the preset, its rates the formula's, and its run a small one."""
+"""The recipe of 2017 in docs/explain/ablations.md: its settings are those of the preset, its rates the formula's, and its run a small one."""
 
 import re
 
@@ -13,7 +13,8 @@ from pencil.api.training_request import TrainingRequest
 from pencil.learn.lab import claims
 from test_docs import ROOT
 
-PAGE = (ROOT / "docs" / "explain" / "recipe-2017.md").read_text(encoding="utf-8")
+ABLATIONS = (ROOT / "docs" / "explain" / "ablations.md").read_text(encoding="utf-8")
+PAGE = ABLATIONS[ABLATIONS.index("## The recipe of 2017") :]
 (COMMAND,) = re.findall(r"^pencil (train .* --out .*)$", PAGE, re.M)
 
 

@@ -1,7 +1,7 @@
 """Scores of attention heads: what each head attends to, beside what it would be by chance.
 
 A score is the share of a token's attention that falls on certain keys (the one before it, the first, itself), over the
-tokens that have a choice, averaged over texts. docs/guides/heads.md defines each, and says what it does not show.
+tokens that have a choice, averaged over texts. docs/guides/inspect.md defines each, and says what it does not show.
 """
 
 from collections.abc import Callable, Collection, Sequence
