@@ -331,7 +331,7 @@ def _about(what: str) -> str:
 
 def open_trace(what: str, record: "Family | None", options: Any, edits: list[str] | None, double: bool = False) -> Any:
     """The trace that a word names: of a worked example, from a file, or of a run with its input."""
-    from ..tracing.edits import edited
+    from ..tracing.live_trace import edited
 
     if what.startswith("example:"):
         from ..learn.worked.examples import example

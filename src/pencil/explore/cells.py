@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
-from ..tracing.contribution_parts import Part
-from ..tracing.contributions import Contributions
+from ..tracing.contributions import Contributions, Part
 from ..tracing.live_trace import LiveTrace
 from ..tracing.receipt import label as label_of
 from ..tracing.trace_base import letter_of

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..tracing.edits import edited
-from ..tracing.live_trace import LiveTrace
+from ..tracing.live_trace import LiveTrace, edited
 from ..tracing.show import differences, only_in
 from .edits import locate_edit
 from .json_values import address, number

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..config import UserError
 from ..core.probe import Probe, declared, symbols
-from ..tracing.edits import cannot_run, cannot_set, parse_edit
-from ..tracing.live_trace import LiveTrace
+from ..tracing.live_trace import LiveTrace, cannot_run, cannot_set, parse_edit
 
 
 @dataclass(frozen=True)

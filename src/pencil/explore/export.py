@@ -9,8 +9,7 @@ from typing import Any
 
 from ..config import UserError
 from ..tracing import html
-from ..tracing.contribution_parts import Part
-from ..tracing.contributions import Contributions
+from ..tracing.contributions import Contributions, Part
 from ..tracing.file import refs, tables
 from ..tracing.graph import Array, Graph, Node
 from ..tracing.live_trace import LiveTrace

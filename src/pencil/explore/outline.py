@@ -12,7 +12,7 @@ from ..core.notation import Notation, stored
 from ..core.probe import LEGEND, declared, symbols
 from ..tracing.graph import Node
 from ..tracing.live_trace import LiveTrace
-from ..tracing.nested import tensors as nested_tensors
+from ..tracing.recording import tensors as nested_tensors
 from .json_values import address
 from .session import Session
 

@@ -27,8 +27,7 @@ from ..models.output import check_finite
 from ..runs.run import Loaded
 from ..tensors import rename
 from ..tracing.contributions import Contributions
-from ..tracing.edits import edited
-from ..tracing.live_trace import LiveTrace
+from ..tracing.live_trace import LiveTrace, edited
 from ..train.loop import checkpoint
 from .answers import Answer, Listener, OnEvent, Question, answer, one_thread
 from .cache import Cache

@@ -6,7 +6,7 @@ what follows from constants alone is a number.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,113 @@ from ..config import UserError
 from .file import refs
 from .functions import BIG, FUNCTIONS
 from .graph import Array, Graph, Node, Plan, places
-from .ranges import ONE, RIGHT, Block, Line, Part, Piece, cut
+from .part import Kept
+
+# ---- lists of cells as ranges: cut wherever they stop running along a row or down a column
+
+
+# A formula's text and how tightly it binds (3 a call or a cell, 2 a power, 1 a product, 0 a sum, −1 a sign),
+# or a number known when the workbook is written.
+Part = tuple[str, int] | float
+RIGHT, DOWN = 1, 2
+
+
+@dataclass(frozen=True)
+class Block:
+    """The place of a tensor, or of a part of one, in a workbook: its first cell, and what of it is there."""
+
+    sheet: str
+    row: int
+    column: int
+    kept: Kept
+
+    @property
+    def width(self) -> int:
+        return self.kept.shape[-1] if self.kept.shape else 1
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """Its last row and column."""
+        return self.row + self.kept.size // self.width - 1, self.column + self.width - 1
+
+    def at(self, flat: Array) -> tuple[Array, Array]:
+        """The rows and columns of cells, given by their places in the whole tensor."""
+        where = self.kept.position(flat)
+        return self.row + where // self.width, self.column + where % self.width
+
+
+class Line:
+    """The cells of a list, for many cells at once: where each is, or what is written in its place."""
+
+    def __init__(self, block: Array, row: Array, column: Array, other: Mapping[tuple[int, int], Part]):
+        self.block, self.row, self.column, self.other = block, row, column, other
+        same = (np.diff(block) == 0) & (block[:, 1:] >= 0)
+        down, right = np.diff(row), np.diff(column)
+        # the direction from each cell to the next; 0 where that is elsewhere
+        across, along = (down == 0) & (right == 1), (down == 1) & (right == 0)
+        self.directions: list[list[int]] = (same * (RIGHT * across + DOWN * along)).tolist()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a list that is one range of every line: `length` terms from `start`, in `rows` rows."""
+
+    start: int
+    length: int
+    directions: tuple[int, ...]
+    rows: int = 1
+
+
+ONE = Piece(0, 1, ())
+
+
+def cut(lines: Sequence[Line], i: int, whole: bool, product: bool) -> list[Piece]:
+    """The list of cell i in pieces, single terms unless `whole`: each is one range of every line.
+
+    All its ranges run in one direction, but for a product of two lines: a row times a column is one of matrices.
+    """
+    count = max((len(line.block[i]) for line in lines), default=1)
+    if whole and count > 1:
+        # the usual case at once: every line is one range
+        ways = [line.directions[i] for line in lines]
+        first = tuple(way[0] for way in ways)
+        straight = all(way.count(way[0]) == len(way) == count - 1 for way in ways)
+        if straight and all(first) and (len(set(first)) == 1 or product):
+            return [Piece(0, count, first)]
+    steps = list(zip(*[line.directions[i] for line in lines], strict=True)) if whole else []
+    pieces: list[Piece] = []
+    j = 0
+    while j < count:
+        directions = steps[j] if j < len(steps) else (0,)
+        length = 1
+        if all(directions) and (len(set(directions)) == 1 or product):
+            while j + length - 1 < len(steps) and steps[j + length - 1] == directions:
+                length += 1
+        piece = Piece(j, length, directions if length > 1 else (0,) * len(lines))
+        before = pieces[-1] if pieces else ONE
+        if (
+            piece.directions == before.directions == (RIGHT,) * len(lines)
+            and length == before.length
+            and _below(lines, i, before, j)
+        ):
+            pieces[-1] = replace(before, rows=before.rows + 1)
+        else:
+            pieces.append(piece)
+        j += length
+    return pieces
+
+
+def _below(lines: Sequence[Line], i: int, piece: Piece, j: int) -> bool:
+    """Whether what starts at a term is right under a piece, in every line."""
+    for line in lines:
+        block, row, column = (at[i, j] - at[i, piece.start] for at in (line.block, line.row, line.column))
+        if block or column or row != piece.rows:
+            return False
+    return True
+
+
+# ---- formulas
+
 
 PIECES = 16  # a list is cut into no more ranges than this, if it can be gathered first
 LONGEST, ARGUMENTS = 8192, 255  # characters of a formula and arguments of a function, in Excel

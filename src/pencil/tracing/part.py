@@ -15,7 +15,6 @@ from ..config import UserError, nearest
 from .address import Label, parse
 from .file import refs
 from .graph import Array, Graph, Node, Plan, places
-from .ranges import used
 from .trace_base import LISTED, RecordedTrace, letter_of
 
 AT_ONCE = 1 << 20  # places that are looked at together
@@ -169,3 +168,54 @@ def _leaves(plan: Plan) -> Iterator[Plan]:
         elif plan[0] not in ("num", "axis", "block"):
             for one in plan[1:]:
                 yield from _leaves(one)
+
+
+class Kept:
+    """The part of a tensor that is shown: along each axis the indices of its rows and columns."""
+
+    def __init__(self, whole: tuple[int, ...], mask: Array | None = None):
+        self.whole, self.full = whole, mask is None or bool(mask.all())
+        if self.full:
+            self.indices = [np.arange(size) for size in whole]
+        else:
+            self.indices = used(np.asarray(mask).reshape(whole))
+        self.shape = tuple(len(one) for one in self.indices)
+        self.size = int(np.prod(self.shape))
+
+    @property
+    def flat(self) -> Array:
+        """The places of its cells among those of the whole tensor."""
+        if self.full:
+            return np.arange(self.size)
+        return np.ravel_multi_index(np.ix_(*self.indices), self.whole).reshape(-1)
+
+    def position(self, flat: Array) -> Array:
+        """Where cells of the whole tensor are in this part."""
+        if self.full:
+            return flat
+        index = np.unravel_index(flat, self.whole)
+        inside = [np.searchsorted(mine, one) for mine, one in zip(self.indices, index, strict=True)]
+        return np.ravel_multi_index(inside, self.shape)
+
+    def __str__(self) -> str:
+        """The part as an address writes it; … where indices are no range."""
+        if self.full:
+            return ""
+        words = [_range(mine, size) for mine, size in zip(self.indices, self.whole, strict=True)]
+        last = max(axis for axis, size in enumerate(self.whole) if self.shape[axis] < size)
+        return f"[{','.join(words[: last + 1])}]"
+
+
+def _range(indices: Array, size: int) -> str:
+    first, last = int(indices[0]), int(indices[-1])
+    if len(indices) == 1:
+        return str(first)
+    if len(indices) == size:
+        return ":"
+    return f"{first}:{last + 1}" if last - first == len(indices) - 1 else "…"
+
+
+def used(mask: Array) -> list[Array]:
+    """Along each axis the indices at which anything is set."""
+    axes = range(mask.ndim)
+    return [np.flatnonzero(mask.any(tuple(other for other in axes if other != axis))) for axis in axes]

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ..console import Console
-from .contribution_parts import SHARES
 from .graph import Array, Node
 from .receipt import SHOWN, Receipt, format_number
 from .trace_base import RecordedTrace, RecordedView
@@ -155,6 +154,8 @@ def receipt(found: Receipt, trace: RecordedTrace, console: Console) -> None:
 
 def contributions(found: "Contributions", console: Console, digits: int = 4) -> None:
     """The largest contributions to a number, what the others sum to, and what was held."""
+    from .contributions import SHARES  # here, because it loads torch
+
     console.print(found.title(digits), style="bold", highlight=False, markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=False)
     for value, share, label, cell in found.rows(digits=digits):

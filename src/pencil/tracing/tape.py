@@ -14,19 +14,156 @@ copied first, and another view of it is updated, cell by cell, when it is next r
 unfolds to the step that computed it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ..config import UserError
-from .graph import Array, Graph, Node
-from .memory import as_array, check_dtype, functional, memory_of, off, positions
-from .moved import moved
+from .graph import Array, Graph, Node, Plan
 from .rules import RULES, Call, In, describe
+
+# ---- tensors and the memory they view
+
+
+KEPT = {
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+}  # fmt: skip
+
+
+def functional(func: Any) -> Any:
+    """The same operation, writing nothing."""
+    space, name = func._schema.name.split("::")
+    packet = getattr(getattr(torch.ops, space), name.removesuffix("_"), None)
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if a.name != "out"]
+    for overload in packet.overloads() if packet is not None else ():
+        other = getattr(packet, overload)
+        if [(a.name, str(a.type)) for a in other._schema.arguments] == wanted:
+            return other
+    return None
+
+
+def memory_of(value: Tensor) -> int:
+    return value.untyped_storage()._cdata
+
+
+def positions(value: Tensor) -> Array:
+    """The place of each cell of a tensor in its memory."""
+    at = np.full(value.shape, value.storage_offset(), np.int64)
+    for axis, (n, stride) in enumerate(zip(value.shape, value.stride(), strict=True)):
+        at = at + (np.arange(n) * stride).reshape([-1 if d == axis else 1 for d in range(value.ndim)])
+    return at.reshape(-1)
+
+
+def laid_like(places: Tensor, like: Tensor) -> Tensor:
+    """The same values in memory laid out as another tensor's is."""
+    memory = torch.full((like.untyped_storage().nbytes() // like.element_size(),), -1)
+    memory.as_strided(like.shape, like.stride(), like.storage_offset()).copy_(places)
+    return memory.as_strided(like.shape, like.stride(), like.storage_offset())
+
+
+@contextmanager
+def off():
+    """Work that is not the model's: not recorded."""
+    with _disable_current_modes(), torch.no_grad():
+        yield
+
+
+def check_dtype(value: Tensor, name: str) -> None:
+    """Refuse a tensor whose values have no exact form in numpy, such as float8."""
+    if value.dtype not in KEPT:
+        raise UserError(
+            f"{name} is {str(value.dtype).removeprefix('torch.')}, which has no receipt yet; trace a wider dtype"
+        )
+
+
+def as_array(value: Tensor) -> Array:
+    with off():
+        value = value.detach().cpu().resolve_conj()
+        if value.dtype in (torch.bfloat16, torch.float16):
+            value = value.float()
+        return value.contiguous().numpy()
+
+
+# ---- operations that only move values
+
+
+# those that only view memory
+VIEWS = set(
+    "view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select split "
+    "unsafe_split split_with_sizes unbind diagonal unfold".split()
+)
+DATA = ("self", "input", "tensors", "src", "source", "values", "value")  # arguments whose values are moved
+
+
+def moved(
+    func: Any,
+    inputs: dict[str, Any],
+    given: dict[str, Any],
+    which: int,
+    table: Callable[[Array], str],
+    constant: Callable[[float, torch.dtype], int],
+) -> Plan:
+    """The plan of one output: strides where it is a view, else a table of places in the inputs laid end to end."""
+    if func is None:
+        raise NotImplementedError("a form of it that only writes in place")
+    if func._schema.overload_name == "dtype":
+        raise NotImplementedError("the same bits read as another dtype")
+    if given.get("accumulate") or given.get("reduce"):
+        raise NotImplementedError("places that are added to")
+    data = [name for name in DATA if any(True for _ in _tensors(inputs.get(name)))]
+    op = func._schema.name.split("::")[1]
+    if op in VIEWS and data == ["self"]:
+        x = inputs["self"]
+        with off():
+            out = func(**{**given, "self": torch.empty(x.shape, device="meta")})
+        out = out[which] if isinstance(out, list | tuple) else out
+        return ("ref", x.node, int(out.storage_offset()), list(out.stride()), [])
+    sources: list[int] = []
+    start = 0
+
+    def numbered(x: Any) -> Any:
+        nonlocal start
+        if isinstance(x, list):
+            return [numbered(one) for one in x]
+        sources.append(x.node)
+        begin, start = start, start + int(np.prod(x.shape, dtype=np.int64))
+        places = torch.arange(begin, start).reshape(x.shape)
+        return laid_like(places, given["self"]) if op == "as_strided" else places
+
+    with off():
+        args: dict[str, Any] = {name: _on_cpu(value) for name, value in given.items() if name != "out"}
+        if op == "constant_pad_nd":
+            args.setdefault("value", 0)
+        args |= {name: numbered(inputs[name]) for name in data}
+        for name in ("value", "fill_value"):
+            if isinstance(args.get(name), int | float):
+                sources.append(constant(float(args[name]), given["self"].dtype))
+                args[name], start = start, start + 1
+        out = func(**args)
+    out = out[which] if isinstance(out, list | tuple) else out
+    return ("table", table(out.numpy().reshape(-1)), sources)
+
+
+def _tensors(x: Any) -> Iterator[In]:
+    for one in x if isinstance(x, list) else [x]:
+        if isinstance(one, In):
+            yield one
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_on_cpu(one) for one in value]
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
+# ---- the tape
+
 
 BUDGET = 1 << 30  # bytes kept of the inside of blocks, before only their inputs are
 Edit = Callable[[Tensor], Tensor]
@@ -291,3 +428,73 @@ class Tape(TorchDispatchMode, Graph):
             return out
         node = self.of[id(out)][0]
         return self.change(self.nodes[node].name, out)
+
+
+# ---- blocks left closed
+
+
+class BlockTape(Tape):
+    """Records everything, or of some blocks only their inputs and outputs."""
+
+    def __init__(self, budget: int | None = None, edits: Mapping[str, Edit] | None = None):
+        super().__init__(budget, edits)
+        self.blocks: dict[str, tuple[Any, Any, Any]] = {}  # path -> module and arguments, of closed blocks
+        self.begun: tuple[int, int] = (0, 0)  # nodes and objects held, when the block now being opened began
+        self.results: dict[str, list[int]] = {}  # path -> the nodes of its outputs
+        self.opened: dict[str, tuple[int, int, int, int]] = {}  # path -> its nodes, and objects held, from and to
+
+    def copied(self, value: Tensor) -> Tensor:
+        """A copy of the tensor in its own memory, known as the same node."""
+        node = self.node_of(value)
+        with off():
+            new = value.detach().clone()
+        self._own(new, node)
+        return new
+
+    def close(self, path: str, module: Any, args: Any, kwargs: Any) -> None:
+        """Record nothing until the block is left; keep its inputs."""
+        self.blocks[path] = (module, args, kwargs)
+        self.paused = True
+
+    def block_outputs(self, path: str, outs: list[Tensor]) -> None:
+        """Record the outputs of a block, without its inside."""
+        self.results[path] = []
+        for i, out in enumerate(outs):
+            if id(out) not in self.of:
+                node = self._add(out, "block", "block", ("block", path, i), path if not i else f"{path}.{i}")
+                self.nodes[node].named = True
+                self.results[path].append(node)
+            else:
+                self.results[path].append(self.of[id(out)][0])
+
+    def block_opened(self, path: str, outs: list[Tensor]) -> None:
+        """Its inside is now recorded: its outputs follow from it, if they are the same to the last bit."""
+        for node, out in zip(self.results[path], outs, strict=True):
+            before = self.kept[node]
+            if before is None or not torch.equal(torch.nan_to_num(before), torch.nan_to_num(out)):
+                raise UserError(f"{path} gave other values when it was run again, so its inside cannot be shown")
+            inner = self.of[id(out)][0]
+            if inner != node:
+                made, n = self.nodes[inner], self.nodes[node]
+                n.plan, n.op, n.kind = made.plan, made.op, made.kind
+                made.named, made.also = False, ()
+                self.names = {name: node if i == inner else i for name, i in self.names.items() if name != f"{path}#2"}
+        begun, held = self.begun
+        self.opened[path] = (begun, len(self.nodes), held, len(self.held))
+
+    def forget(self, path: str) -> None:
+        """Drop the inside of an opened block; it can be opened again."""
+        begun, end, first, last = self.opened.pop(path)
+        for i, node in enumerate(self.results[path]):
+            n = self.nodes[node]
+            n.plan, n.op, n.kind = ("block", path, i), "block", "block"
+        inside = set(range(begun, end))
+        for node in inside:
+            self.kept[node], self.nodes[node].named = None, False
+            self._arrays.pop(node, None)
+        for value in self.held[first:last]:
+            self.of.pop(id(value), None)
+        self.held[first:last] = [torch.empty(0)] * (last - first)
+        results = self.results[path]
+        kept = {k: v for k, v in self.names.items() if v not in inside}
+        self.names = {k: v for k, v in kept.items() if v not in results or not k.startswith(f"{path}.")}

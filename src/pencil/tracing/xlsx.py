@@ -1,24 +1,233 @@
 """A trace as a workbook of live formulas: a map, then every tensor as a block of cells that follow from one another."""
 
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from io import BytesIO
 from math import prod
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import xlsxwriter
+from xlsxwriter.utility import xl_range
+from xlsxwriter.worksheet import Worksheet
 
 from ..config import UserError
 from ..console import visible
 from ..files import write_aside
 from .file import refs
-from .formulas import Formulas, Scattered, Settled, listed
+from .formulas import Block, Formulas, Part, Scattered, Settled, finite, listed, quoted, text
 from .functions import FUNCTIONS
 from .graph import Array, Graph, Node, Plan
-from .part import Cut, TooMany, extract, needed
-from .ranges import Block, Kept, Part
-from .trace_base import RecordedTrace
-from .workbook import SheetWriter
+from .part import Cut, Kept, TooMany, extract, needed
+from .trace_base import COUNTING, RecordedTrace
+
+# ---- the sheets: the map, the tensors, their colours and headings
+
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "title": {"bold": True, "font_size": 16},
+    "line": {"font_color": "#555555"},
+    "head": {"bold": True, "bg_color": "#333F50", "font_color": "#FFFFFF"},
+    "link": {"font_color": "#0563C1", "underline": 1},
+    "plain": {"valign": "top"},
+    "faint": {"font_color": "#888888", "valign": "top"},
+    "given": {"bold": True, "bg_color": "#DDEBF7"},
+    "computed": {"bold": True, "bg_color": "#E2EFDA"},
+    "step": {"italic": True, "bg_color": "#EDEDED", "font_color": "#666666"},
+    "edge": {"font_color": "#7F7F7F", "align": "right"},
+    "given cell": {"font_color": "#0000FF", "bg_color": "#F5F9FF"},
+    "computed cell": {},
+    "step cell": {"font_color": "#666666"},
+    "dead cell": {"font_color": "#888888", "italic": True},
+}
+# an infinity is stored as a very large number, and shown as infinity
+NUMBERS = {"whole": "0", "fine": "0.0000", "endless": '[<-1000000000000000]"−∞";[>1000000000000000]"∞";0.0000'}
+LONGEST = 32_767  # characters of a cell in Excel
+HEADS = ("h", "g")  # letters of the axes along which heads are numbered
+
+
+class Exact(float):
+    """A float written to its last bit: the library's own sixteen digits are one too few."""
+
+    def __format__(self, spec: str) -> str:
+        return repr(float(self))
+
+
+class PlainSheet(Worksheet):
+    """A sheet whose formulas have only functions that every spreadsheet has: looking in each of them for those that
+    need a prefix takes twice as long as writing them."""
+
+    def _prepare_formula(self, formula: str, expand_future_functions: bool = False) -> str:
+        return formula.removeprefix("=")
+
+
+class SheetWriter:
+    """Writes the sheets."""
+
+    def __init__(
+        self,
+        book: Any,
+        trace: RecordedTrace,
+        graph: Graph,
+        blocks: dict[int, Block],
+        read: set[int],
+        outside: Set[int] = frozenset(),
+        of: str = "",
+    ):
+        self.trace, self.graph, self.blocks, self.read, self.outside, self.of = trace, graph, blocks, read, outside, of
+        self.map = book.add_worksheet("Map")
+        names = dict.fromkeys(b.sheet for b in blocks.values())
+        self.sheets = {sheet: book.add_worksheet(sheet, worksheet_class=PlainSheet) for sheet in names}
+        self.formats = {name: book.add_format(form) for name, form in FORMATS.items()}
+        for name in [n for n in FORMATS if n.endswith("cell")]:
+            for kind, form in NUMBERS.items():
+                for top, line in (("", {}), (" top", {"top": 4, "top_color": "#BFBFBF"})):
+                    self.formats[f"{name} {kind}{top}"] = book.add_format(FORMATS[name] | line | {"num_format": form})
+
+    def write(self, cells: dict[int, list[Part]], done: Callable[[int], object] = lambda count: None) -> None:
+        """Write all; `done` is called with the number of cells of each tensor."""
+        for sheet in (self.map, *self.sheets.values()):
+            sheet.hide_gridlines(2)
+            sheet.set_landscape()
+            sheet.fit_to_pages(1, 0)
+        for name, sheet in self.sheets.items():
+            sheet.set_column(0, 0, 20)
+            sheet.set_column(1, 16_383, 9.5)
+            sheet.freeze_panes(2, 1)
+            sheet.write_url(0, 0, "internal:'Map'!A1", self.formats["link"], "← Map")
+            sheet.write_string(0, 1, name, self.formats["title"])
+        for node in self.blocks:
+            self._block(node, cells.get(node))
+            done(self.blocks[node].kept.size)
+        self._map(cells)
+
+    def _kind(self, node: int) -> str:
+        n = self.graph.nodes[node]
+        return "given" if n.plan is None else "computed" if n.named else "step"
+
+    def _name(self, node: int) -> str:
+        return f"{self.graph.nodes[node].name}{self.blocks[node].kept}"
+
+    def _block(self, node: int, parts: list[Part] | None) -> None:
+        n, b = self.graph.nodes[node], self.blocks[node]
+        sheet, kind = self.sheets[b.sheet], self._kind(node)
+        title = " = ".join(filter(None, (n.symbol, n.formula))) or (
+            f"a step: {n.op.strip('_')}" if kind == "step" else ""
+        )
+        sheet.set_row(b.row - 2, 18, self.formats[kind])
+        head = f"{title}     {self._name(node)}     {shape(b)}".strip()
+        sheet.write_string(b.row - 2, 0, word(head), self.formats[kind])
+        rows, columns = headings(n, self.trace, b.kept)
+        for j, heading in enumerate(columns):
+            sheet.write_string(b.row - 1, b.column + j, word(heading), self.formats["edge"])
+        for i, heading in enumerate(rows):
+            sheet.write_string(b.row + i, b.column - 1, word(heading), self.formats["edge"])
+        recorded = self.graph.cells(node, b.kept.flat).tolist()
+        if any(map(math.isnan, recorded)):
+            raise UserError(f"{n.name} has cells that are not a number, which a spreadsheet cannot hold")
+        number = "endless" if max(map(abs, recorded)) > 1e15 else "whole" if _whole(recorded) else "fine"
+        dead = parts is None and node not in self.read
+        formats = [self.formats[f"{'dead' if dead else kind} cell {number}{top}"] for top in ("", " top")]
+        high = b.kept.shape[-2] if len(n.shape) > 1 else 1
+        for i, value in enumerate(recorded):
+            row, column = b.row + i // b.width, b.column + i % b.width
+            form = formats[(row - b.row) % high == 0 < row - b.row and high > 1]  # a line above each further matrix
+            part = value if parts is None else parts[i]
+            if isinstance(part, tuple):
+                sheet.write_formula(row, column, f"={text(part)}", form, finite(value))
+            else:
+                sheet.write_number(row, column, Exact(finite(part)), form)
+        if kind == "computed" and _shares(recorded, b.width):
+            heat = {"type": "2_color_scale", "min_type": "num", "min_value": 0, "max_type": "num", "max_value": 1}
+            colours = {"min_color": "#FFFFFF", "max_color": "#F4B183"}
+            sheet.conditional_format(b.row, b.column, *b.last, heat | colours)
+
+    def _map(self, cells: dict[int, list[Part]]) -> None:
+        sheet, formats = self.map, self.formats
+        count = sum(isinstance(part, tuple) for parts in cells.values() for part in parts)
+        whose = f"Every number of {self.of}" if self.of else "Every number"
+        sheet.write_string(0, 0, word(f"{whose}, and where it comes from"), formats["title"])
+        lines = [
+            "Change a blue number and everything follows.",
+            "Blue is typed, black is computed; grey is an unnamed step, or what no formula reads.",
+            f"{len(self.blocks)} tensors, {count:,} formulas; click a name to go there. {COUNTING}",
+        ]
+        rounded = {self.graph.nodes[node].dtype for node in self.blocks} & {"float32", "bfloat16", "float16"}
+        if rounded:
+            lines.append(f"The model computed in {', '.join(rounded)}, the sheet in double: last digits differ.")
+        for i, line in enumerate(lines, 1):
+            sheet.write_string(i, 0, line, formats["line"])
+        titles = "symbol", "name", "shape", "axes", "formula", "what it is", "cells", "note"
+        for j, (heading, width) in enumerate(zip(titles, (10, 34, 12, 10, 30, 16, 24, 44), strict=True)):
+            sheet.set_column(j, j, width)
+            sheet.write_string(5, j, heading, formats["head"])
+        sheet.freeze_panes(6, 2)
+        for i, (node, b) in enumerate(self.blocks.items(), 6):
+            n, kind = self.graph.nodes[node], self._kind(node)
+            where = f"{quoted(b.sheet)}!{xl_range(b.row, b.column, *b.last)}"
+            form = formats["faint" if kind == "step" else "plain"]
+            what = {"given": "typed numbers", "computed": "computed", "step": "unnamed step"}[kind]
+            what = "recorded values" if node in self.outside else what
+            means = n.formula or (n.op.strip("_") if n.plan is not None else "")
+            for j, fact in enumerate((n.symbol, "", shape(b), n.axes, means, what, where, self._note(node))):
+                if fact:
+                    sheet.write_string(i, j, word(fact), form)
+            there = f"internal:'{b.sheet}'!{xl_range(b.row - 2, 0, b.row - 2, 0)}"
+            sheet.write_url(i, 1, there, formats["link"], word(self._name(node)))
+        sheet.autofilter(5, 0, 5 + len(self.blocks), len(titles) - 1)
+
+    def _note(self, node: int) -> str:
+        n = self.graph.nodes[node]
+        if node in self.outside:
+            return "computed outside of the chosen part: here it is a value"
+        if n.plan is None and node not in self.read:
+            return "looked up when written: changing it here changes nothing"
+        if n.plan is None and "int" in n.dtype:
+            return "where it chooses rows of a table, they were looked up when written"
+        return {"noise": "drawn at random", "edited": "changed by an edit"}.get(n.kind, "")
+
+
+def word(text: str) -> str:
+    """A text as a cell holds it: control characters written out, no longer than Excel allows. Always `write_string`
+    writes it, so that one that begins with = + - or @ stays a text."""
+    text = visible(text)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def shape(b: Block) -> str:
+    return "×".join(map(str, b.kept.shape)) or "one number"
+
+
+def _whole(values: list[float]) -> bool:
+    return all(v == int(v) for v in values) and max(map(abs, values)) < 1e9
+
+
+def _shares(values: list[float], width: int) -> bool:
+    """Whether every row sums to one: attention, or probabilities."""
+    rows = np.asarray(values).reshape(-1, width)
+    return width > 1 and bool((rows >= 0).all() and np.abs(rows.sum(-1) - 1).max() < 1e-6)
+
+
+def headings(n: Node, trace: RecordedTrace, kept: Kept) -> tuple[list[str], list[str]]:
+    """The headings of rows and columns: the labels of an axis, or indices along it."""
+    letters = n.axes.split() if len(n.axes.split()) == len(n.shape) else [""] * len(n.shape)
+
+    def words(axis: int) -> list[str]:
+        all_words = trace.words(letters[axis], n.shape[axis], n.name)
+        return [all_words[i] for i in kept.indices[axis]]
+
+    rows = [""]
+    for axis in range(len(n.shape) - 1):
+        if n.shape[axis] > 1 and (kept.shape[axis] > 1 or letters[axis] in HEADS):
+            few = [f"{letters[axis]}{word}" if letters[axis] in HEADS else word for word in words(axis)]
+            rows = [f"{row} · {word}" if row else word for row in rows for word in few]
+    return rows, words(len(n.shape) - 1) if n.shape else [""]
+
+
+# ---- what is in the workbook, and where
+
 
 COLUMNS, ROWS = 16_384, 1_048_576  # of a sheet in Excel
 CELLS = 1_000_000  # of a workbook that still opens

@@ -12,7 +12,7 @@ from ...inference.image_sampling import process_of, sample_images
 from ...inference.text_batches import token_label
 from ...runs.run import Loaded
 from ...tracing.live_trace import LiveTrace, trace
-from ...tracing.nested import mapped
+from ...tracing.recording import mapped
 from ..options import (
     INPUT,
     MOST_STEPS,
