@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+import sys
 
 import pytest
 from tokenizers import Tokenizer, decoders
@@ -12,8 +13,12 @@ from pencil.data.tokenizers.detokenizer import Detokenizer
 from pencil.data.tokenizers.export import tokenizer_files
 from pencil.data.tokenizers.folders import find_tokenizer, special_tokens
 from pencil.data.tokenizers.library import LibraryTokenizer
-from pencil.data.tokenizers.sentencepiece import SentencePieceTokenizer
-from pencil.data.tokenizers.sentencepiece_files import SentencePieces, read_sentencepiece, write_sentencepiece
+from pencil.data.tokenizers.sentencepiece import (
+    SentencePieces,
+    SentencePieceTokenizer,
+    read_sentencepiece,
+    write_sentencepiece,
+)
 from pencil.data.tokenizers.tokenizer import read_json
 from random_texts import random_texts
 from small_tokenizers import COUNTS, byte_level, llama3, marian_files, roberta, sentencepiece_file, wordpiece, write
@@ -166,6 +171,15 @@ def test_a_sentencepiece_file_is_read_and_written_whole():
             read_sentencepiece(bytes(mixed), "x")
 
 
+def test_without_the_package_a_folder_and_a_run_are_refused_with_what_to_install(marian, tmp_path, monkeypatch):
+    run = find_tokenizer(marian)[0].to_json()
+    t5 = write(tmp_path, spiece__model=sentencepiece_file("unigram", pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    for refused in (lambda: find_tokenizer(t5), lambda: find_tokenizer(marian), lambda: read_json(run, "x", {})):
+        with pytest.raises(UserError, match=r"sentencepiece.*pip install '\.\[sentencepiece\]'"):
+            refused()
+
+
 @pytest.mark.parametrize(
     "settings, words",
     [(dict(user_defined_symbols=["<x>"]), "user-defined symbols"),
@@ -244,6 +258,18 @@ def test_the_likeliest_pieces_of_a_text_are_chosen():
     assert two.encode_with_special("ab aab") == [3, 7, 5, 7, 0]
     assert two.vocab == 8
     assert two.decode([3, 5, 0]) == "aba"
+
+
+def test_the_tokenizer_of_an_earlier_run_gives_its_ids():
+    pieces = '[["<unk>", 0.0, 2], ["</s>", 0.0, 3], ["▁", -3.0, 1], ["a", -2.5, 1], ["▁a", -4.0, 1]]'
+    flags = '"model": 1, "charsmap": "", "dummy_prefix": true, "remove_extra_spaces": true'
+    text = (
+        f'{{"kind": "sentencepiece", "source": {{"pieces": {pieces}, {flags}}}, "added": {{"</s>": 1}}, "after": [1]}}'
+    )
+    earlier = read_json(text, "x", {"end": 1})
+    assert earlier.to_json() == text
+    assert earlier.encode_with_special(" a  aaé a</s>") == [4, 4, 3, 0, 4, 1, 1]
+    assert earlier.decode([4, 4, 3, 0, 4, 1, 1]) == "a aa a"
 
 
 @pytest.mark.parametrize(

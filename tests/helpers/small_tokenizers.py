@@ -7,7 +7,7 @@ import random
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from pencil.data.tokenizers.sentencepiece_files import read_sentencepiece
+from pencil.data.tokenizers.sentencepiece import read_sentencepiece
 from random_texts import TRAINING
 
 COUNTS = [pytest.param(300, id="300"), pytest.param(10_000, id="10000", marks=pytest.mark.long)]

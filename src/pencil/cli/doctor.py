@@ -35,8 +35,10 @@ EXTRAS = {
     "shards": (["webdataset"], "--data of pictures in .tar files"),
     "loggers": (["tensorboard", "trackio", "wandb"], "--train.logger"),
     "latents": (["diffusers"], "--vae, diffusion on the latents of an autoencoder"),
+    "sentencepiece": (["sentencepiece", "protobuf"], "tokenizers of T5, Marian and LLaMA 2 in files of sentencepiece"),
     "compare": (["transformers", "timm", "diffusers", "sacrebleu"], "comparison with other libraries"),
 }
+MODULES = {"protobuf": "google.protobuf"}  # of packages that are imported by another name
 MISSING = "missing"
 TESTED = "Linux is tested; Windows is tested by simulation only, macOS not at all"
 KEPT = "text"  # standard input that was trained on: a run needs it to be resumed, and there is no other copy
@@ -88,15 +90,17 @@ def doctor(*, clear_cache: Annotated[bool, Parameter(negative=())] = False) -> i
 
 def _state(package: str) -> str:
     """The version of a package that can be imported; else why not: pip installs some without what they need."""
-    if importlib.util.find_spec(package) is None:
-        return MISSING
+    module = MODULES.get(package, package)
     try:
+        if importlib.util.find_spec(module) is None:
+            return MISSING
         version = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # a folder of that name, such as the one wandb writes its runs to
+    # a folder of that name, such as the one wandb writes its runs to, or a module of a package that is missing
+    except (importlib.metadata.PackageNotFoundError, ModuleNotFoundError):
         return MISSING
     try:
         with warnings.catch_warnings(action="ignore"):
-            importlib.import_module(package)
+            importlib.import_module(module)
     except Exception as error:  # a package can fail in any way
         why = str(error).strip().partition("\n")[0] or type(error).__name__
         return f"{version}, installed, but cannot be imported: {why}"

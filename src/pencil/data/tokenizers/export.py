@@ -5,8 +5,7 @@ from typing import Any
 
 from ...config import UserError
 from .library import END, LibraryTokenizer
-from .sentencepiece import SentencePieceTokenizer
-from .sentencepiece_files import write_sentencepiece
+from .sentencepiece import SentencePieceTokenizer, write_sentencepiece
 from .tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 
 UNKNOWN = ("<unk>", "[UNK]")
@@ -112,7 +111,7 @@ def _sentencepiece(tokenizer: SentencePieceTokenizer, context: int | None) -> di
     if tokenizer.special.clean:
         settings["clean_up_tokenization_spaces"] = True
     files = {"special_tokens_map.json": _json(names)}
-    written = [write_sentencepiece(side.found) for side in tokenizer.sides]
+    written = [write_sentencepiece(side.model) for side in tokenizer.sides]
     if tokenizer.ids is None:
         extra = sum(name.startswith("<extra_id_") for name in tokenizer.added)
         settings |= {"tokenizer_class": "T5Tokenizer", "extra_ids": extra}

@@ -21,8 +21,15 @@ from .classes import (
     wordpiece,
 )
 from .library import LibraryTokenizer
-from .sentencepiece import SentencePieceTokenizer, make_model
-from .sentencepiece_files import BYTE, CONTROL, UNKNOWN, SentencePieces, read_sentencepiece
+from .sentencepiece import (
+    BYTE,
+    CONTROL,
+    UNKNOWN,
+    SentencePieces,
+    SentencePieceTokenizer,
+    library_model,
+    read_sentencepiece,
+)
 from .tokenizer import read_json
 
 SETTINGS = (
@@ -204,12 +211,12 @@ def _wordpiece(folder: Path, files: Files) -> dict[str, Any]:
 
 
 def _sentencepiece(pieces: SentencePieces, files: Files, path: Path) -> Found:
-    """LLaMA 2's file and the like: the library's own form, where it is exact. Else, as T5's, read by our own code."""
+    """LLaMA 2's file and the like: the library's own form, where it is exact. Else, as T5's, the package's."""
     settings, config = files.get("tokenizer_config.json", {}), files.get("config.json", {})
-    special = pieces.named(CONTROL) | pieces.named(UNKNOWN)
-    if not pieces.charsmap and not pieces.remove_extra_spaces and pieces.named(BYTE):
+    special = pieces.of_kind(CONTROL) | pieces.of_kind(UNKNOWN)
+    if not pieces.charsmap and not pieces.remove_extra_spaces and pieces.of_kind(BYTE):
         return with_listed_tokens(_with_fallback(pieces, special, settings), files, str(path))
-    if pieces.named(BYTE):
+    if pieces.of_kind(BYTE):
         raise UserError(f"{path} falls back to bytes and normalises text, which is not supported together")
     end = token_text(settings.get("eos_token")) or "</s>"
     extra = int(settings.get("extra_ids", 100)) if config.get("model_type", "t5") == "t5" else 0
@@ -223,7 +230,7 @@ def _sentencepiece(pieces: SentencePieces, files: Files, path: Path) -> Found:
 def _with_fallback(pieces: SentencePieces, special: Mapping[str, int], settings: Mapping[str, Any]) -> dict[str, Any]:
     from tokenizers import Tokenizer as Inner
 
-    model = json.loads(Inner(make_model(pieces)).to_str())["model"]
+    model = json.loads(Inner(library_model(pieces)).to_str())["model"]
     begin, end = (token_text(settings.get(f"{name}_token")) for name in ("bos", "eos"))
     begin, end = begin or "<s>", end or "</s>"
     form: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
@@ -276,7 +283,7 @@ def _marian(folder: Path, files: Files) -> SentencePieceTokenizer:
     )
     ids = parse_json(read_text(folder / "vocab.json"), str(folder / "vocab.json"))
     for path, pieces in ((folder / "source.spm", source), (folder / "target.spm", target)):
-        if pieces.named(BYTE):
+        if pieces.of_kind(BYTE):
             raise UserError(f"{path} falls back to bytes, which is not supported for two vocabularies")
         if pieces.pieces[pieces.unknown][0] not in ids:
             raise UserError(f"{folder / 'vocab.json'} has no {pieces.pieces[pieces.unknown][0]!r}, for unknown text")

@@ -1,72 +1,157 @@
-"""A tokenizer of sentencepiece files: one file, or Marian's two with one table of ids."""
+"""A tokenizer of sentencepiece files: one file, or Marian's two with one table of ids.
+
+The package of sentencepiece (an extra) reads and writes its files and encodes texts. A run has the pieces in its
+tokenizer.json, from which a model file is written again.
+"""
 
 import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ...config import UserError
+from ...config import UserError, install
 from .library import guarded, utf8
-from .sentencepiece_files import (
-    BPE,
-    BYTE,
-    NORMAL,
-    SPACE,
-    CharacterMap,
-    Normalizer,
-    SentencePieces,
-)
 from .special_tokens import SpecialTokens, WithoutSpecialTokens
 
 KIND = "sentencepiece"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+UNIGRAM, BPE = 1, 2
+SPACE = "▁"
+MOST_PIECES = 1_000_000
 LANGUAGE = re.compile(r">>.*?<<", re.DOTALL)  # the code of a target language, at the beginning of a source
-FIELDS = ("pieces", "model", "charsmap", "dummy_prefix", "remove_extra_spaces")
 
 
-def merges(found: SentencePieces) -> list[tuple[str, str]]:
+@dataclass(frozen=True)
+class SentencePieces:
+    """A model file: its pieces (text, score, type), and how it normalises a text."""
+
+    pieces: list[tuple[str, float, int]]
+    model: int  # UNIGRAM or BPE
+    charsmap: bytes
+    dummy_prefix: bool
+    remove_extra_spaces: bool
+
+    @property
+    def unknown(self) -> int:
+        return next(i for i, (_, _, kind) in enumerate(self.pieces) if kind == UNKNOWN)
+
+    def of_kind(self, kind: int) -> dict[str, int]:
+        """The pieces of a kind with their numbers."""
+        return {piece: i for i, (piece, _, other) in enumerate(self.pieces) if other == kind}
+
+
+def _package(where: str) -> Any:
+    """The package of sentencepiece, with the format of its files."""
+    try:
+        import sentencepiece
+        import sentencepiece.sentencepiece_model_pb2
+    except ImportError:
+        raise UserError(
+            f"{where} is a tokenizer of sentencepiece, which needs its package; {install('sentencepiece')}"
+        ) from None
+    return sentencepiece
+
+
+def read_sentencepiece(content: bytes, where: str) -> SentencePieces:
+    """The content of a .model or .spm file; what it asks for that is not supported is refused by name."""
+    file = _package(where).sentencepiece_model_pb2.ModelProto
+    proto = guarded(lambda: file.FromString(content), f"{where} is not a sentencepiece model, or is damaged")
+    try:
+        return _read(proto)
+    except UnicodeDecodeError:
+        raise UserError(f"{where} is not a sentencepiece model, or is damaged: a piece is not UTF-8") from None
+    except ValueError as error:
+        raise UserError(f"{where} is not a sentencepiece model that can be used: {error}") from None
+
+
+def _read(proto: Any) -> SentencePieces:
+    if len(proto.pieces) > MOST_PIECES:
+        raise ValueError(f"it has more than {MOST_PIECES:,} pieces")
+    if proto.denormalizer_spec.precompiled_charsmap:
+        raise ValueError("it rewrites decoded text (denormalizer_spec)")
+    pieces = [(one.piece, one.score, one.type) for one in proto.pieces]
+    kinds = [kind for _, _, kind in pieces]
+    for kind, name in ((USER_DEFINED, "user-defined symbols"), (UNUSED, "unused pieces")):
+        if kind in kinds:
+            raise ValueError(f"it has {name}, such as {pieces[kinds.index(kind)][0][:40]!r}")
+    if kinds.count(UNKNOWN) != 1:
+        raise ValueError("it has no piece for unknown text, or several")
+    if len({piece for piece, *_ in pieces}) < len(pieces) or any(not piece for piece, *_ in pieces):
+        raise ValueError("two of its pieces are the same, or one is empty")
+    trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+    if trainer.model_type not in (UNIGRAM, BPE):
+        raise ValueError("it is a model of words or characters, not Unigram or BPE")
+    if trainer.treat_whitespace_as_suffix:
+        raise ValueError("it marks the end of a word, not its beginning (treat_whitespace_as_suffix)")
+    if not normalizer.escape_whitespaces:
+        raise ValueError("it does not mark spaces (escape_whitespaces)")
+    prefix, extra = normalizer.add_dummy_prefix, normalizer.remove_extra_whitespaces
+    return SentencePieces(pieces, trainer.model_type, normalizer.precompiled_charsmap, prefix, extra)
+
+
+def write_sentencepiece(model: SentencePieces, where: str = "the tokenizer") -> bytes:
+    """The content of a model file with these pieces."""
+    proto = _package(where).sentencepiece_model_pb2.ModelProto()
+    for piece, score, kind in model.pieces:
+        proto.pieces.add(piece=piece, score=score, type=kind)
+    control = model.of_kind(CONTROL)
+    proto.trainer_spec.model_type = model.model
+    proto.trainer_spec.byte_fallback = bool(model.of_kind(BYTE))
+    proto.trainer_spec.unk_id = model.unknown
+    proto.trainer_spec.unk_piece = model.pieces[model.unknown][0]
+    # −1 is none
+    proto.trainer_spec.bos_id = control.get("<s>", -1)
+    proto.trainer_spec.eos_id = control.get("</s>", -1)
+    proto.trainer_spec.pad_id = control.get("<pad>", -1)
+    proto.normalizer_spec.name = "pencil"
+    proto.normalizer_spec.precompiled_charsmap = model.charsmap
+    proto.normalizer_spec.add_dummy_prefix = model.dummy_prefix
+    proto.normalizer_spec.remove_extra_whitespaces = model.remove_extra_spaces
+    proto.normalizer_spec.escape_whitespaces = True
+    return proto.SerializeToString()
+
+
+def merges(model: SentencePieces) -> list[tuple[str, str]]:
     """The merges of a BPE in their order: a file has only their results, and scores."""
-    normal = {piece: (-score, i) for i, (piece, score, kind) in enumerate(found.pieces) if kind == NORMAL}
+    normal = {piece: (-score, i) for i, (piece, score, kind) in enumerate(model.pieces) if kind == NORMAL}
     pairs = [
         (order, piece[:cut], piece[cut:])
         for piece, order in normal.items()
         for cut in range(1, len(piece))
         if piece[:cut] in normal and piece[cut:] in normal
     ]
-    return [(left, right) for _, left, right in sorted(pairs, key=lambda one: one[0])]
+    return [(left, right) for _, left, right in sorted(pairs, key=lambda pair: pair[0])]
 
 
-def make_model(found: SentencePieces) -> Any:
-    """The library's model of these pieces."""
+def library_model(model: SentencePieces) -> Any:
+    """The model of the `tokenizers` library with these pieces, which fall back to bytes."""
     from tokenizers import models
 
-    if found.model == BPE:
-        vocabulary = {piece: i for i, (piece, *_) in enumerate(found.pieces)}
-        unknown, fallback = found.pieces[found.unknown][0], bool(found.named(BYTE))
-        return models.BPE(vocabulary, merges(found), unk_token=unknown, fuse_unk=True, byte_fallback=fallback)
-    lowest = min(score for _, score, _ in found.pieces)
-    scores = [(piece, score if kind == NORMAL else lowest - 100) for piece, score, kind in found.pieces]
-    return models.Unigram(scores, unk_id=found.unknown, byte_fallback=bool(found.named(BYTE)))
+    if model.model == BPE:
+        vocabulary = {piece: i for i, (piece, *_) in enumerate(model.pieces)}
+        unknown = model.pieces[model.unknown][0]
+        return models.BPE(vocabulary, merges(model), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    lowest = min(score for _, score, _ in model.pieces)
+    scores = [(piece, score if kind == NORMAL else lowest - 100) for piece, score, kind in model.pieces]
+    return models.Unigram(scores, unk_id=model.unknown, byte_fallback=True)
 
 
 class Side:
     """One file: texts to the numbers of its pieces."""
 
-    def __init__(self, found: SentencePieces):
-        from tokenizers import Tokenizer as Inner
-
-        self.found, self.normalize = found, Normalizer(found)
-        self.inner = guarded(lambda: Inner(make_model(found)), "a sentencepiece model cannot be used")
+    def __init__(self, model: SentencePieces, where: str):
+        self.model = model
+        processor, content = _package(where).SentencePieceProcessor, write_sentencepiece(model, where)
+        self.processor = guarded(lambda: processor(model_proto=content), f"{where} is not a tokenizer, or is damaged")
 
     def encode(self, text: str) -> list[int]:
-        """As sentencepiece itself does; what looks like a control piece is text."""
-        normal = self.normalize(text)
-        if not normal:
-            return []
-        return guarded(lambda: self.inner.encode(normal, add_special_tokens=False).ids, "the text cannot be encoded")
+        """What looks like a control piece is text."""
+        return guarded(lambda: self.processor.encode(text), "the text cannot be encoded")
 
 
 class SentencePieceTokenizer(WithoutSpecialTokens):
@@ -88,7 +173,7 @@ class SentencePieceTokenizer(WithoutSpecialTokens):
         tokens: Mapping[str, Any] | None = None,
         where: str = "the tokenizer",
     ):
-        self.sides = [Side(one) for one in (source, target) if one is not None]
+        self.sides = [Side(model, where) for model in (source, target) if model is not None]
         self.ids = None if ids is None else dict(ids)
         self.added, self.after = dict(added or {}), list(after)
         self.around = (), tuple(after)
@@ -123,23 +208,23 @@ class SentencePieceTokenizer(WithoutSpecialTokens):
         return [*self.encode(text).tolist(), *self.after, *second]
 
     def _encode(self, text: str, side: Side) -> np.ndarray:
-        found: list[int] = []
+        encoded: list[int] = []
         for part in self._split.split(utf8(text)) if self._split else [utf8(text)]:
             if part in self.added:
-                found.append(self.added[part])
+                encoded.append(self.added[part])
             elif self.ids is None:
-                found += side.encode(part)
+                encoded += side.encode(part)
             else:
-                found += self._by_name(part, side, self.ids)
-        return np.asarray(found, np.int32)
+                encoded += self._by_name(part, side, self.ids)
+        return np.asarray(encoded, np.int32)
 
     def _by_name(self, text: str, side: Side, ids: Mapping[str, int]) -> list[int]:
         """Marian's: the code of a language, then the pieces; one that the table does not have is unknown."""
         code = LANGUAGE.match(text)
         names = [code[0]] if code else []
-        unknown = ids[side.found.pieces[side.found.unknown][0]]
+        unknown = ids[side.model.pieces[side.model.unknown][0]]
         encoded = side.encode(text[code.end() :] if code else text)
-        names += [side.found.pieces[i][0] for i in encoded]
+        names += [side.model.pieces[i][0] for i in encoded]
         return [ids.get(name, unknown) for name in names]
 
     @cached_property
@@ -147,7 +232,7 @@ class SentencePieceTokenizer(WithoutSpecialTokens):
         hidden = set(self.added.values()) | set(self.after) | set(self.ends)
         hidden |= {i for i in (self.pad, self.mask, self.begin) if i is not None}
         for side in self.sides:
-            for i, (piece, _, kind) in enumerate(side.found.pieces):
+            for i, (piece, _, kind) in enumerate(side.model.pieces):
                 if kind not in (NORMAL, BYTE):
                     hidden.add(i if self.ids is None else self.ids.get(piece, -1))
         return hidden
@@ -174,20 +259,19 @@ class SentencePieceTokenizer(WithoutSpecialTokens):
         return self.special.certain(text.rstrip() if self.ids is not None else text)
 
     def id_of(self, token: str) -> int | None:
-        found = {piece: i for i, piece in self._names.items()}
-        return found.get(token)
+        return {piece: i for i, piece in self._names.items()}.get(token)
 
     def with_tokens(self, tokens: Mapping[str, Any], where: str) -> "SentencePieceTokenizer":
         """The same with other special tokens."""
-        target = self.sides[1].found if len(self.sides) > 1 else None
-        return SentencePieceTokenizer(self.sides[0].found, target, self.ids, self.added, self.after, tokens, where)
+        target = self.sides[1].model if len(self.sides) > 1 else None
+        return SentencePieceTokenizer(self.sides[0].model, target, self.ids, self.added, self.after, tokens, where)
 
     def token(self, i: int) -> str:
         return self._names.get(int(i), "").replace(SPACE, " ")
 
     def to_json(self) -> str:
         sides = [
-            {**vars(side.found), "charsmap": base64.b64encode(side.found.charsmap).decode()} for side in self.sides
+            {**vars(side.model), "charsmap": base64.b64encode(side.model.charsmap).decode()} for side in self.sides
         ]
         content: dict[str, Any] = {"kind": KIND, "source": sides[0]}
         if len(sides) > 1:
@@ -224,11 +308,10 @@ def _check_table(table: Mapping[str, Any], count: int) -> None:
 def _side(content: Mapping[str, Any]) -> SentencePieces:
     pieces = [(str(piece), float(score), int(kind)) for piece, score, kind in content["pieces"]]
     charsmap = base64.b64decode(content["charsmap"], validate=True)
-    if charsmap:
-        CharacterMap(charsmap)
-    if content["model"] not in (1, 2) or len({piece for piece, *_ in pieces} - {""}) < len(pieces):
+    if content["model"] not in (UNIGRAM, BPE) or len({piece for piece, *_ in pieces} - {""}) < len(pieces):
         raise ValueError
-    if [kind for *_, kind in pieces].count(2) != 1 or any(kind not in (1, 2, 3, 6) for *_, kind in pieces):
+    kinds = [kind for *_, kind in pieces]
+    if kinds.count(UNKNOWN) != 1 or not {NORMAL, UNKNOWN, CONTROL, BYTE}.issuperset(kinds):
         raise ValueError
     prefix, extra = bool(content["dummy_prefix"]), bool(content["remove_extra_spaces"])
     return SentencePieces(pieces, content["model"], charsmap, prefix, extra)

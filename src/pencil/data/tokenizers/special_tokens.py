@@ -4,7 +4,7 @@ Special tokens belong to the run, not to the tokenizer's file. `tokenizer.json` 
 `[tokens]` of an imported run's config says which ids begin, end, pad and mask a text, and begin a target. With that
 table texts are read with the original's special tokens and shown without them; a run without it is read as before. A
 sentencepiece file becomes the library's own form where that is exact (LLaMA 2); with a normalisation (T5, Marian) its
-text is normalised by our code, which follows sentencepiece to the letter, since the library's differs on combining
+texts are encoded by the package of sentencepiece, an extra, since the library's normalisation differs on combining
 marks.
 """
 
