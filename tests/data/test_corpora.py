@@ -10,7 +10,7 @@ import pytest
 from pencil.config import UserError
 from pencil.data import sources
 from pencil.data.images import loading as images
-from pencil.data.images.shard_data import find_shards
+from pencil.data.images.shards import find_shards
 from pencil.data.tables.pairs import load_labelled
 from pencil.data.tables.parquet import read_parquet
 from pencil.data.text import corpus, records

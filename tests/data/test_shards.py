@@ -11,7 +11,7 @@ from PIL import Image
 
 from pencil.config import UserError
 from pencil.data.images import loading as images
-from pencil.data.images import shard_data, shards
+from pencil.data.images import shards
 from pencil.data.images.augment import ImageTransform
 
 wds = pytest.importorskip("webdataset", reason="the webdataset package (an extra) is not installed")
@@ -130,7 +130,7 @@ def test_parts_by_name_and_braces(tmp_path):
 
 
 def test_an_index_is_made_once_and_belongs_to_its_content(three, folder, monkeypatch, capsys):
-    monkeypatch.setattr(shard_data, "ANNOUNCED", 1)
+    monkeypatch.setattr(shards, "ANNOUNCED_BYTES", 1)
     first = images.load(str(three), "label")
     assert "indexing 3 shards, once" in capsys.readouterr().err
     kept = sorted(folder.glob("shards-*.json"))
@@ -233,7 +233,7 @@ def test_hostile_tar_files_are_one_sentence(tmp_path):
 
 
 def test_a_picture_of_very_many_bytes_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "MAX_PICTURE", 997)
+    monkeypatch.setattr(shards, "MAX_PICTURE_BYTES", 997)
     rows = labelled(0, 13)
     rows[4]["png"] = png(4, (97, 89))
     data = images.load(str(write(tmp_path / "x.tar", rows)), "label")
@@ -307,11 +307,11 @@ def test_the_package_that_is_missing_is_named(tmp_path, monkeypatch):
 
 def test_shards_on_two_drives_are_one_sentence(three, monkeypatch):
     with monkeypatch.context() as patch:  # as on Windows
-        patch.setattr(shard_data.os.path, "commonpath", lambda paths: (_ for _ in ()).throw(ValueError("two drives")))
+        patch.setattr(shards.os.path, "commonpath", lambda paths: (_ for _ in ()).throw(ValueError("two drives")))
         with pytest.raises(
             UserError, match=r"part-000\.tar and .*part-002\.tar are on two drives: put all shards on one"
         ):
-            shard_data.from_shards(sorted(three.glob("*.tar")), "label")
+            shards.from_shards(sorted(three.glob("*.tar")), "label")
 
 
 def test_tar_files_beside_pictures_are_no_shards(tmp_path):

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from ...config import UserError
-from ...console import shortened
 from ...files import check_inside, check_regular, is_text, leads_inside
 from ..cache import hash_files
-from ..split import SPLIT, Picture, copies, hold_out, in_both_parts, in_two_classes, not_evaluated
-from .decoding import Header, pool, read_header
-from .examples import FileExamples, Skipped, Target
-from .folder_layout import ENDINGS, count_of, find_splits, frame_notes, hidden, layout_notes, names_of
-from .image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, ImageData, check_classes
+from ..split import SPLIT
+from .decoding import pool, read_header
+from .examples import Skipped
+from .image_data import Entry, ImageData, from_entries
 
-MAX_TABLE, MAX_LINE = 500_000_000, 1 << 20  # bytes of a metadata.jsonl, and of one of its lines
+MAX_TABLE_BYTES, MAX_LINE_BYTES = 500_000_000, 1 << 20  # of a metadata.jsonl, and of one of its lines
+ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm"))
+MAC = "__MACOSX"  # a folder that a Mac adds to its zip archives, of files that are no pictures
+IGNORED = ("metadata.jsonl", "thumbs.db", "desktop.ini")  # besides hidden files
+SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test", "val": "test", "valid": "test",
+          "validation": "test"}  # fmt: skip
 
 
 def from_folder(folder: Path, want: str, whole: bool = False, split: int = SPLIT) -> ImageData:
@@ -25,72 +28,38 @@ def from_folder(folder: Path, want: str, whole: bool = False, split: int = SPLIT
 
     With `whole` nothing is trained on: all of it is held out, however little it is. `split` is the rule of splitting.
     """
-    given, notes = find_splits(folder, whole)
-    for path in given.values():
+    own_parts, notes = find_splits(folder, whole)
+    for path in own_parts.values():
         check_inside(path, folder)
-    skipped: Skipped = []
-    rows = {name: _rows(path, want) for name, path in (given or {"all": folder}).items()}
-    headers = {path: header for found in rows.values() for path, header in _headers([path for path, _ in found])}
-    skipped += [(str(path), header.fault) for path, header in headers.items() if header.fault]
-    checked = {name: [row for row in found if not headers[row[0]].fault] for name, found in rows.items()}
-    if not any(checked.values()):
-        first = f"; {Path(skipped[0][0]).name}: {skipped[0][1]}" if skipped else ""
-        raise UserError(f"{folder} holds no picture that can be read{first}")
-    everything = [row for found in checked.values() for row in found]
-    labels = [str(target) for _, target in everything] if want == "label" else []
-    classes = tuple(sorted(set(labels))) if whole or not labels else check_classes(labels, str(folder))
-    hashes = hash_files(folder, dict.fromkeys(path for path, _ in everything))
-    if whole:
-        checked = {"train": [], "test": everything}
-    elif not given:
-        held, kept = hold_out(everything, want, [hashes[path] for path, _ in everything], split)
-        checked = {"train": kept, "test": held}
-    parts = {
-        name: [Picture(path.relative_to(folder).as_posix(), str(target), hashes[path]) for path, target in found]
-        for name, found in checked.items()
-    }
-    same = copies([*parts["train"], *parts["test"]]) if classes and not given and split > 1 else []
-    for name, found in checked.items():
-        if not found and not whole:
-            use = "evaluate on" if name == "test" else "train on"
-            enough = "two different ones of each class" if want == "label" else "two different ones"
-            few = f"{folder} has too few pictures: none is left to {use}; {enough} would do"
-            raise UserError("; ".join([few, *same]))
-    if not whole and not given:
-        notes += not_evaluated(classes, {str(target) for _, target in checked["test"]}, "pictures")
-    if classes:
-        notes += in_two_classes([*parts["train"], *parts["test"]])
-        notes += in_both_parts(parts["train"], parts["test"]) if given or split == 1 else []
-        notes += same if not whole else []
-    absent = sorted(set(classes) - {str(target) for _, target in checked["train"]})
-    if absent and not whole:
-        named = ", ".join(map(shortened, absent[:3]))
-        raise UserError(f"{folder} has no training picture of {named}; each class needs at least two")
+    rows = {name: _rows(path, want) for name, path in (own_parts or {"all": folder}).items()}
+    paths = [path for part in rows.values() for path, _ in part]
+    headers = dict(zip(paths, pool().map(read_header, paths), strict=True))
+    skipped: Skipped = [(str(path), header.fault) for path, header in headers.items() if header.fault]
+    rows = {name: [row for row in part if not headers[row[0]].fault] for name, part in rows.items()}
+    every = [row for part in rows.values() for row in part]
+    hashes = hash_files(folder, dict.fromkeys(path for path, _ in every))
 
-    def examples(name: str) -> FileExamples:
-        found = checked[name]
-        index = {name: i for i, name in enumerate(classes)}
-        targets: list[Target] = [index[str(t)] if classes else str(t) for _, t in found]
-        return FileExamples([path for path, _ in found], targets, skipped)
+    def entry(path: Path, target: Any) -> Entry:
+        name = path.relative_to(folder).as_posix()
+        return Entry(path, target, name, hashes[path], headers[path].shape, headers[path].grey)
 
-    grey = all(headers[path].grey for path, _ in everything)
-    notes += frame_notes([path for path, _ in everything if headers[path].frames])
-    return ImageData(
+    data = from_entries(
         folder.resolve().name or "root",
-        _hash(folder, everything, hashes),
-        examples("train"),
-        examples("test"),
-        classes,
-        dict(image_size=(64, 64), channels=1 if grey else 3, patch=(8, 8)),
-        PHOTO_AUGMENTATION if want == "label" else CAPTIONED_AUGMENTATION,
-        skipped=skipped,
-        select_best=not any(path.name.lower().startswith("test") for path in given.values()),
-        former_hash=lambda: _hash_of_heads(folder, everything),
-        shapes=[headers[path].shape for path, _ in everything],
+        folder,
+        {name: [entry(*row) for row in part] for name, part in rows.items()},
+        want,
+        lambda labels: sorted(map(str, labels)),
+        skipped,
+        whole,
+        split,
+        hash=_hash(folder, every, hashes),
+        former_hash=lambda: _hash_of_heads(folder, every),
         hashes=hashes,
-        notes=notes + [note for path in given.values() or [folder] for note in layout_notes(path, want)],
-        split=1 if given else split,
+        select_best=not any(path.name.lower().startswith("test") for path in own_parts.values()),
     )
+    layout = [note for path in own_parts.values() or [folder] for note in layout_notes(path, want)]
+    data.notes = [*notes, *data.notes, *frame_notes([path for path, _ in every if headers[path].frames]), *layout]
+    return data
 
 
 def annotations_in(folder: Path) -> str:
@@ -206,15 +175,15 @@ def _metadata(path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
 
 def _lines(path: Path) -> Iterable[str]:
     """The lines of a UTF-8 text, read one at a time; a file or a line too large for captions is refused."""
-    if check_regular(path).st_size > MAX_TABLE:
-        raise UserError(f"{path} has more than {MAX_TABLE // 1_000_000} MB, the most that is read of captions")
+    if check_regular(path).st_size > MAX_TABLE_BYTES:
+        raise UserError(f"{path} has more than {MAX_TABLE_BYTES // 1_000_000} MB, the most that is read of captions")
     try:
         with path.open("rb") as file:
             number = 0
-            while line := file.readline(MAX_LINE + 1):
+            while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
-                if len(line) > MAX_LINE:
-                    raise UserError(f"{path}, line {number}: longer than {MAX_LINE:,} bytes")
+                if len(line) > MAX_LINE_BYTES:
+                    raise UserError(f"{path}, line {number}: longer than {MAX_LINE_BYTES:,} bytes")
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n")
     except UnicodeDecodeError:
         raise UserError(f"{path} cannot be read: it is not UTF-8 text") from None
@@ -225,10 +194,6 @@ def _lines(path: Path) -> Iterable[str]:
 def _check_text(text: str, where: object) -> None:
     if not is_text(text):
         raise UserError(f"{where}: {text!r} is not text that can be written as UTF-8")
-
-
-def _headers(paths: Sequence[Path]) -> Iterable[tuple[Path, Header]]:
-    return zip(paths, pool().map(read_header, paths), strict=True)
 
 
 def _hash(folder: Path, rows: list[Any], hashes: Mapping[Path, str]) -> str:
@@ -247,3 +212,81 @@ def _hash_of_heads(folder: Path, rows: list[Any]) -> str:
             head = file.read(4096)
         sha.update(repr((path.relative_to(folder).as_posix(), target, path.stat().st_size)).encode() + head)
     return sha.hexdigest()
+
+
+def hidden(name: str) -> bool:
+    """Whether a file or a folder is not read, by its name."""
+    return name.startswith(".") or name == MAC
+
+
+def find_splits(folder: Path, whole: bool) -> tuple[dict[str, Path], list[str]]:
+    """The folders train/ and test/ (or val/ under one of its names), if there are any, and a sentence about them.
+
+    With `whole`, all of them, unless there are class folders beside them.
+    """
+    names = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not hidden(entry.name)]
+    parts = {name: SPLITS[name.lower()] for name in names if name.lower() in SPLITS}
+    if whole and len(parts) == len(names):
+        return {name: folder / name for name in sorted(parts)}, []
+    if "train" not in parts.values():
+        return {}, []
+    # test/ is held out if it exists, else val/ under one of its names
+    held = [name for name, part in parts.items() if part == "test"]
+    held = [name for name in held if name.lower().startswith("test")] or held
+    train = min(name for name, part in parts.items() if part == "train")
+    if not held:
+        raise UserError(
+            f"{folder} has {train}/ but no test/ or val/ beside it; add one, or give --data {folder / train}, of which "
+            "about a tenth is held out"
+        )
+    split = {parts[name]: folder / name for name in names if name in (train, min(held))}
+    if min(held).lower().startswith("test"):
+        split = {name: split[name] for name in ("train", "test")}
+    unread = sorted(name for name in names if folder / name not in split.values())
+    others = f"; not read: {', '.join(f'{name}/' for name in unread)}" if unread else ""
+    return split, [f"{folder} has {train}/ to train on and {min(held)}/ to evaluate on{others}"]
+
+
+def frame_notes(paths: list[Path]) -> list[str]:
+    """What is read of images that have several frames or pages."""
+    if not paths:
+        return []
+    have = "has" if len(paths) == 1 else "have"
+    return [f"{count_of(paths, 'picture')} {have} several frames, of which only the first is read ({names_of(paths)})"]
+
+
+def layout_notes(folder: Path, want: str) -> list[str]:
+    """What in a folder may be read otherwise than it looks: files that are not read, and folders in class folders."""
+    others, inner, notes = [], [], []
+    for root, folders, names in os.walk(folder):
+        if MAC in folders:
+            notes.append(f"{Path(root) / MAC} is what a Mac adds to a zip archive, and not read")
+        folders[:] = sorted(name for name in folders if not hidden(name))
+        others += [
+            Path(root) / name
+            for name in sorted(names)
+            if Path(name).suffix.lower() not in ENDINGS and not name.startswith(".") and name.lower() not in IGNORED
+        ]
+        inner += [Path(root) / name for name in folders if Path(root) != folder]
+    if others:
+        which = "is no picture" if len(others) == 1 else "are no pictures"
+        notes.append(
+            f"{count_of(others, 'file')} of {folder} {which} by the ending, and not read ({names_of(others)}); "
+            f"pictures end in {', '.join(sorted(ENDINGS))}"
+        )
+    if inner and want == "label" and not (folder / "metadata.jsonl").is_file():
+        classes = sorted({path.relative_to(folder).parts[0] for path in inner})
+        some = ", ".join(f"{path.relative_to(folder).as_posix()}/" for path in inner[:3])
+        notes.append(
+            f"a class is a folder of {folder}: what is in {some}{', …' if len(inner) > 3 else ''} counts as "
+            f"{', '.join(classes[:3])}{', …' if len(classes) > 3 else ''}"
+        )
+    return notes
+
+
+def count_of(things: Sequence[Any], what: str) -> str:
+    return f"{len(things)} {what}{'s' if len(things) > 1 else ''}"
+
+
+def names_of(paths: Sequence[Path]) -> str:
+    return ", ".join(path.name for path in paths[:3]) + (", …" if len(paths) > 3 else "")

@@ -14,12 +14,15 @@ anyhow.
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...config import UserError
+from ...console import shortened
 from ..builtin import Scenes
+from ..split import Picture, copies, hold_out, in_both_parts, in_two_classes, not_evaluated
 from .examples import ArrayExamples, Examples, FileExamples, Skipped
 
 PHOTO_AUGMENTATION = dict(flip=True, crop=0.5, augment_ops=1)
@@ -54,6 +57,89 @@ class ImageData:
         if isinstance(self.train, Scenes):
             return self.train.draw(np.random.Generator(np.random.Philox(key=1)), 4000)[1]
         return map(str, self.train.targets)
+
+
+class Entry(NamedTuple):
+    """A picture of a folder or of shards, whose header could be read, before the data set is divided."""
+
+    source: Any  # what FileExamples reads
+    target: Any
+    name: str
+    content: str  # a hash of its bytes
+    shape: tuple[int, int]
+    grey: bool
+
+
+def from_entries(
+    name: str,
+    where: str | Path,
+    parts: Mapping[str, list[Entry]],
+    want: str,
+    classes: Callable[[set[Any]], Sequence[str]],
+    skipped: Skipped,
+    whole: bool,
+    split: int,
+    sources: Callable[[list[Any]], Sequence[Any]] = list,
+    **facts: Any,
+) -> ImageData:
+    """The data set of pictures in a folder or in shards, `where` in errors.
+
+    `parts` are "train" and "test", or "all", of which a part is held out by the rule `split`; with `whole` nothing is
+    trained on. `classes` puts the labels that occur in order.
+    """
+    every = [entry for part in parts.values() for entry in part]
+    if not every:
+        named = [Path(name).name if isinstance(where, Path) else name for name, _ in skipped[:1]]
+        first = f"; {named[0]}: {skipped[0][1]}" if skipped else ""
+        raise UserError(f"{where} holds no picture that can be read{first}")
+    labels = {entry.target for entry in every} if want == "label" else set()
+    if labels and not whole:
+        check_classes(map(str, labels), str(where))
+    names, own_parts, notes = tuple(classes(labels)), "all" not in parts, []
+    if whole:
+        parts = {"train": [], "test": every}
+    elif not own_parts:
+        held_out, others = hold_out(every, want, [entry.content for entry in every], split)
+        parts = {"train": others, "test": held_out}
+        notes += not_evaluated(names, {str(entry.target) for entry in held_out}, "pictures")
+    train, test = (
+        [Picture(entry.name, str(entry.target), entry.content) for entry in parts[part]] for part in ("train", "test")
+    )
+    same = copies([*train, *test]) if labels and not own_parts and split > 1 else []
+    for part, entries in parts.items():
+        if not entries and not whole:
+            use = "evaluate on" if part == "test" else "train on"
+            enough = "two different ones of each class" if want == "label" else "two different ones"
+            raise UserError(
+                "; ".join([f"{where} has too few pictures: none is left to {use}; {enough} would do", *same])
+            )
+    if labels:
+        notes += in_two_classes([*train, *test])
+        notes += in_both_parts(train, test) if own_parts or split == 1 else []
+        notes += same if not whole else []
+    absent = sorted(set(names) - {picture.target for picture in train})
+    if absent and not whole:
+        some = ", ".join(map(shortened, absent[:3]))
+        raise UserError(f"{where} has no training picture of {some}; each class needs at least two")
+    number = {name: i for i, name in enumerate(names)}
+
+    def examples(part: str) -> FileExamples:
+        targets = [number.get(str(entry.target), str(entry.target)) for entry in parts[part]]
+        return FileExamples(sources([entry.source for entry in parts[part]]), targets, skipped)
+
+    return ImageData(
+        name,
+        train=examples("train"),
+        test=examples("test"),
+        classes=names,
+        model_defaults=dict(image_size=(64, 64), channels=1 if all(entry.grey for entry in every) else 3, patch=(8, 8)),
+        augmentation=PHOTO_AUGMENTATION if want == "label" else CAPTIONED_AUGMENTATION,
+        skipped=skipped,
+        shapes=[entry.shape for entry in every],
+        notes=notes,
+        split=1 if own_parts else split,
+        **facts,
+    )
 
 
 def all_held_out(data: ImageData) -> ImageData:

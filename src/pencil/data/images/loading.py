@@ -22,7 +22,7 @@ from .folders import from_folder
 from .idx import from_idx
 from .image_data import ImageData, all_held_out
 from .moving_digits import CANVAS, FRAMES, MovingDigits
-from .shard_data import find_shards, from_shards
+from .shards import find_shards, from_shards
 
 EMBEDDED = {"label": ("digits", "moving-digits"), "caption": ("scenes", "scenes-hard"), "video": ("moving-digits",)}
 EMBEDDED_NAMES = frozenset(name for names in EMBEDDED.values() for name in names)

@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,17 +22,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...config import UserError, install
-from ...files import check_regular, write_aside
-from ..cache import cache_folder, making, mark_of, seal, usable
+from ...config import UserError, expand_path, install
+from ...console import note
+from ...files import check_inside, check_regular, write_aside
+from ..cache import cache_folder, hash_files, making, mark_of, seal, usable
+from ..sources import PREFIX, common_name, expand, is_several
+from ..split import SPLIT
 from .decoding import Header, SourceChanged, pool, read_header
-from .folder_layout import ENDINGS
+from .examples import Skipped, Target
+from .folders import ENDINGS, SPLITS, count_of
+from .image_data import Entry, ImageData, from_entries
 from .limits import limits
 
 FORMAT = 2  # of the index
-MAX_ANNOTATION = 1 << 20  # bytes of a .cls, .txt or .json member
-MAX_PICTURE = 1 << 28  # bytes of a picture's file
+MAX_ANNOTATION_BYTES = 1 << 20  # of a .cls, .txt or .json member
+MAX_PICTURE_BYTES = 1 << 28  # of a picture's file
 NOT_READ = -1  # the size of a member that is not read
+ANNOUNCED_BYTES = 1 << 26  # of shards whose indexing takes long
+NEEDS = {
+    "label": "a .cls, or a .json with a label",
+    "caption": "a .txt, or a .json with a text",
+}
 META = ("__", "__")  # how the name of a member begins and ends that is about the shard
 
 
@@ -139,8 +150,8 @@ def _header(member: Member) -> tuple[Header, str]:
     """What the header of a picture says, and a hash of its bytes."""
     if member.size == NOT_READ:
         return Header("no picture that is read: a link, or a file of another kind"), ""
-    if member.size > MAX_PICTURE:
-        return Header(f"a file of more than {MAX_PICTURE:,} bytes"), ""
+    if member.size > MAX_PICTURE_BYTES:
+        return Header(f"a file of more than {MAX_PICTURE_BYTES:,} bytes"), ""
     header = read_header(member)
     return header, "" if header.fault else hashlib.sha256(member.open().getbuffer()).hexdigest()
 
@@ -211,8 +222,8 @@ def _annotation(path: Path, group: dict[str, Any], kind: str) -> Any:
         return None
     from webdataset.autodecode import decoders
 
-    if member.size > MAX_ANNOTATION:
-        raise UserError(f"{path}: {member.name} is longer than {MAX_ANNOTATION:,} bytes")
+    if member.size > MAX_ANNOTATION_BYTES:
+        raise UserError(f"{path}: {member.name} is longer than {MAX_ANNOTATION_BYTES:,} bytes")
     content = member.open().getvalue()
     try:
         return decoders[kind](content)
@@ -226,3 +237,145 @@ def _annotation(path: Path, group: dict[str, Any], kind: str) -> Any:
 def _refuse(path: Path, name: str, kind: str) -> None:
     what = {"cls": "a number or a name", "txt": "a text in UTF-8", "json": "JSON"}[kind]
     raise UserError(f"{path}: {name} is not {what}")
+
+
+def find_shards(data: str) -> list[Path]:
+    """The tar files that --data names: one, several, or a folder that has such files and no pictures, nor idx files."""
+    if not data or data.startswith(PREFIX):
+        return []
+    if is_several(data):
+        named = [path for path, _ in expand(data)]
+        if any(path.suffix.lower() != ".tar" for path in named):
+            raise UserError(f"--data {data} names several files, and pictures come in a folder or in .tar files")
+        return named
+    path = expand_path(data)
+    if path.is_file():
+        return [path] if path.suffix.lower() in (".tar", ".tgz") or path.name.lower().endswith(".tar.gz") else []
+    if not path.is_dir():
+        return []
+    found = []
+    for root, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        endings = {Path(name).suffix.lower() for name in names if not name.startswith(".")}
+        if endings & ENDINGS or any("idx3" in name for name in names):
+            return []
+        found += [Path(root) / name for name in sorted(names) if name.lower().endswith(".tar") and name[0] != "."]
+    for shard in found:
+        check_inside(shard, path)
+    return found
+
+
+def annotations_of(shards: Sequence[Path]) -> set[str]:
+    """What the pictures of the first shard have: captions, labels, both or nothing."""
+    samples = read_index(shards[0], hash_files(shards[0].parent, shards[:1])[shards[0]])
+    return {
+        name
+        for name, there in (
+            ("caption", any(one.caption is not None for one in samples)),
+            ("label", any(one.label is not None for one in samples)),
+        )
+        if there
+    }
+
+
+def from_shards(shards: Sequence[Path], want: str, whole: bool = False, split: int = SPLIT) -> ImageData:
+    """The data set in tar files; broken pictures are left out and recorded in `skipped`.
+
+    Shards that have train, and test or val, as a word of their names or as their folder are the two parts; else a tenth
+    of the samples is held out, by the rule `split`. With `whole` nothing is trained on.
+    """
+    if want == "video":
+        raise UserError(f"{shards[0]} has pictures, and videos are needed")
+    try:
+        root = Path(os.path.commonpath([shard.resolve().parent for shard in shards]))
+    except ValueError:  # on Windows
+        raise UserError(f"{shards[0]} and {shards[-1]} are on two drives: put all shards on one") from None
+    name = common_name(list(shards)) if len(shards) > 1 else shards[0].stem
+    hashes = hash_files(root, [shard.resolve() for shard in shards])
+    new = [shard for shard in shards if not index_path(hashes[shard.resolve()]).exists()]
+    if sum(shard.stat().st_size for shard in new) > ANNOUNCED_BYTES:
+        note(f"indexing {count_of(new, 'shard')}, once")
+    parts, notes = _parts(shards, whole)
+    shards = [shard for part in parts.values() for shard in part]
+    number = {shard: i for i, shard in enumerate(shards)}
+    skipped: Skipped = []
+
+    def entries(shard: Path) -> list[Entry]:
+        samples = read_index(shard, hashes[shard.resolve()])
+        _check_annotations(shard, samples, want)
+        skipped.extend((f"{shard.name}/{one.name}", one.fault) for one in samples if one.fault)
+        return [
+            Entry(
+                (number[shard], one), _target(one, want), f"{shard.name}/{one.name}", one.content, one.shape, one.grey
+            )
+            for one in samples
+            if not one.fault
+        ]
+
+    sha = hashlib.sha256(want.encode())
+    for shard in shards:
+        sha.update(repr((shard.resolve().relative_to(root).as_posix(), hashes[shard.resolve()])).encode())
+    data = from_entries(
+        name,
+        name,
+        {part: [entry for shard in members for entry in entries(shard)] for part, members in parts.items()},
+        want,
+        _classes,
+        skipped,
+        whole,
+        split,
+        lambda places: Members(shards, places),
+        hash=sha.hexdigest(),
+        select_best=not any(_part(shard).startswith("test") for shard in parts.get("test", ())),
+    )
+    data.notes = [f"{count_of(shards, 'shard')} with {count_of(data.shapes, 'picture')}", *notes, *data.notes]
+    return data
+
+
+def _part(shard: Path) -> str:
+    """The word that says which part a shard is of, in its name or as its folder; or nothing."""
+    words = (*re.split(r"[^a-z]+", shard.stem.lower()), shard.resolve().parent.name.lower())
+    return next((word for word in words if word in SPLITS), "")
+
+
+def _parts(shards: Sequence[Path], whole: bool) -> tuple[dict[str, list[Path]], list[str]]:
+    """The shards to train on and to evaluate on, if all are named so; else all of them together."""
+    words = {shard: _part(shard) for shard in shards}
+    kinds = {SPLITS.get(word, "") for word in words.values()}
+    if not whole and {"test", ""} <= kinds:
+        held, other = (next(s for s, word in words.items() if SPLITS.get(word, "") == kind) for kind in ("test", ""))
+        raise UserError(
+            f"{held.name} is named as one to evaluate on, and {other.name} names no part: put train or test into the "
+            "name of each shard, or give only those to train on"
+        )
+    if whole or kinds != {"train", "test"}:
+        return {"all": list(shards)}, []
+    # test is held out if it is there, else val under one of its names
+    held = sorted({word for word in words.values() if SPLITS[word] == "test"})
+    chosen = next((word for word in held if word.startswith("test")), held[0])
+    unread = [word for word in held if word != chosen]
+    parts = {
+        "train": [shard for shard, word in words.items() if SPLITS[word] == "train"],
+        "test": [shard for shard, word in words.items() if word == chosen],
+    }
+    train, test = (count_of(part, "shard") for part in parts.values())
+    others = f"; not read: {', '.join(unread)}" if unread else ""
+    return parts, [f"{train} to train on, {test} ({chosen}) to evaluate on{others}"]
+
+
+def _target(sample: Sample, want: str) -> Target:
+    return {"label": sample.label, "caption": sample.caption}.get(want, "")
+
+
+def _check_annotations(shard: Path, samples: Sequence[Sample], want: str) -> None:
+    without = [one for one in samples if want in NEEDS and not one.fault and _target(one, want) is None]
+    if without:
+        names = ", ".join(one.name for one in without[:3]) + (", …" if len(without) > 3 else "")
+        many = count_of(without, "picture")
+        raise UserError(f"{shard} has {many} without a {want} ({names}); each needs {NEEDS[want]} beside it")
+
+
+def _classes(labels: set[Any]) -> Sequence[str]:
+    """The classes: numbers in their order, or names sorted."""
+    numbers = all(isinstance(label, int) for label in labels)
+    return list(map(str, sorted(labels))) if numbers else sorted(map(str, labels))

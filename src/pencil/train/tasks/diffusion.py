@@ -22,7 +22,7 @@ from ...data.images.augment import ImageTransform
 from ...data.images.folders import annotations_in, has_labels
 from ...data.images.image_data import ImageData, with_order
 from ...data.images.moving_digits import MovingDigits
-from ...data.images.shard_data import annotations_of, find_shards
+from ...data.images.shards import annotations_of, find_shards
 from ...data.images.sizes import common_size, patch_for
 from ...data.tokenizers.tokenizer import Tokenizer
 from ...device import pick_device
