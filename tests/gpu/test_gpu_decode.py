@@ -13,8 +13,9 @@ from conftest import unchecked
 from pencil.core.masks import NOWHERE
 from pencil.core.span import Span
 from pencil.data.tokenizers.tokenizer import ByteTokenizer
+from pencil.device import free_memory
 from pencil.families import create
-from pencil.inference import cache_memory, decode_step
+from pencil.inference import decode_step
 from pencil.inference.beam import search
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling, choose, probabilities
@@ -82,14 +83,14 @@ def test_a_captured_step_is_the_step_itself(kind, dtype, monkeypatch):
     how = Sampling(0.9, top_k=31, seed=3)
     generation = Generation(net, PROMPTS, 300, how, given=given, end=7, capture=True)
     captured = list(generation), generation.rows, generation.reasons
-    step = decode_step._kept.pop(net)
+    step = decode_step.idle_steps.pop(net)
     assert len(step.graphs) >= (
         2 if max(map(len, generation.rows)) > 130 else 1
     )  # one for each bucket that was reached
     assert generation.startup > 0
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)  # nothing is captured then
     assert grow(net, PROMPTS, 300, how, given=given, end=7, capture=True) == captured
-    assert not decode_step._kept[net].graphs
+    assert not decode_step.idle_steps[net].graphs
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,7 +138,7 @@ def test_a_captured_prefill_reads_other_prompts(kind, dtype):
         for i, prompt in enumerate(prompts):
             whole = double(torch.tensor([prompt], device=DEVICE))[0, -1]
             assert (found[i] - whole).abs().max() / whole.std() < ROUNDINGS[dtype] * torch.finfo(dtype).eps
-        generation._give_back(True)
+        generation.release()
 
 
 @pytest.mark.parametrize("kind", [*SCHEMES, "llama"])
@@ -315,7 +316,7 @@ for kind in ("learned", "rope", "t5", "shaw", "llama", "captioner", "seq2seq pad
     eager, lines = tests.grow(net, tests.PROMPTS, 100, Sampling(0.8, top_k=31), given=given, capture=False), []
     compiled = tests.grow(net, tests.PROMPTS, 100, Sampling(0.8, top_k=31), given=given, compile=True, notify=lines.append)
     assert compiled == eager, kind
-    assert decode_step._kept[net].compiled
+    assert decode_step.idle_steps[net].compiled
     print(kind, "the same;", *lines)
 """
 
@@ -333,8 +334,8 @@ def test_compiled_steps_generate_what_eager_ones_do():
 
 def test_a_cache_that_does_not_fit_is_refused(monkeypatch):
     net, _ = made("rope")
-    free = cache_memory.free_memory(torch.device("cuda"))
+    free = free_memory(torch.device("cuda"))
     assert 0 < free <= torch.cuda.mem_get_info()[1]
-    monkeypatch.setattr(cache_memory, "free_memory", lambda device: 1_000_000)
+    monkeypatch.setattr("pencil.inference.generation.free_memory", lambda device: 1_000_000)
     with pytest.raises(Exception, match="GB are free on the GPU; .* would fit"):
         Generation(net, PROMPTS, 200)

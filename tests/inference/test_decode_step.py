@@ -13,7 +13,7 @@ from pencil.config import UserError
 from pencil.core.span import Span
 from pencil.data.tokenizers.tokenizer import ByteTokenizer
 from pencil.families import create
-from pencil.inference import cache_memory, decode_step
+from pencil.inference import decode_step
 from pencil.inference.decode_step import bucket_of
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling
@@ -43,7 +43,7 @@ def net():
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch):
     """Several buckets within a short context."""
-    monkeypatch.setattr(decode_step, "SMALLEST", 8)
+    monkeypatch.setattr(decode_step, "MIN_BUCKET_SLOTS", 8)
     with unchecked():
         yield
 
@@ -80,12 +80,12 @@ def test_static_shapes_generate_the_same(name, net, given):
     if name in SCHEMES:
         return
     # the step is kept, and serves other prompts with other sources
-    kept, rows = decode_step._kept[net], torch.tensor([2, 0, 1])
+    kept, rows = decode_step.idle_steps[net], torch.tensor([2, 0, 1])
     places = [k.data_ptr() for both in kept.memory.layers for k in both] if kept.memory else []
     other = {key: one.pick(rows) if isinstance(one, Span) else one[rows] for key, one in given.items()}
     plain = grow(net, prompts[::-1], 32, how, given=other, end=7)
     assert grow(net, prompts[::-1], 32, how, given=other, end=7, capture=True) == plain
-    assert decode_step._kept[net] is kept
+    assert decode_step.idle_steps[net] is kept
     # a captured step reads the source where it was
     assert not places or places == [k.data_ptr() for both in kept.cache.memory.layers for k in both]
 
@@ -144,7 +144,7 @@ def test_a_row_ended_by_the_host_is_padding_on_the_device(net):
         if number == 4:
             generation.finish(1, "stop")
             held = int(generation.cache.used[1])
-    assert int(decode_step._kept[net].cache.used[1]) == held
+    assert int(decode_step.idle_steps[net].cache.used[1]) == held
     assert generation.reasons == ["length", "stop"]
     assert len(generation.rows[1]) == 6
 
@@ -155,7 +155,7 @@ def test_rows_that_end_write_nothing_more(net):
     generation.behind = 8
     list(generation)
     assert set(generation.reasons) == {"end", "context"}
-    used = decode_step._kept[net].cache.used
+    used = decode_step.idle_steps[net].cache.used
     # the newest token of a row is not read by the model
     assert used.tolist() == [len(row) - 1 for row in generation.rows]
 
@@ -186,17 +186,17 @@ def test_two_generations_at_once_do_not_share_a_step(net):
 def test_a_step_is_kept_for_the_same_sizes_and_weights_only(net):
     how = Sampling(0.8)
     grow(net, [[1]], 20, how, capture=True)
-    kept = decode_step._kept[net]
+    kept = decode_step.idle_steps[net]
     grow(net, [[3, 4]], 20, Sampling(0.8, seed=9), capture=True)  # other tokens and another seed
-    assert decode_step._kept[net] is kept
+    assert decode_step.idle_steps[net] is kept
     grow(net, [[1], [2]], 20, how, capture=True)
-    assert decode_step._kept[net] is not kept
-    kept = decode_step._kept[net]
+    assert decode_step.idle_steps[net] is not kept
+    kept = decode_step.idle_steps[net]
     weight = net.norm.weight
     try:
         net.norm.weight = torch.nn.Parameter(weight.detach() * -3)
         changed = grow(net, [[1], [2]], 20, how, capture=True)
-        assert decode_step._kept[net] is not kept
+        assert decode_step.idle_steps[net] is not kept
         assert changed == grow(net, [[1], [2]], 20, how)
     finally:
         net.norm.weight = weight
@@ -234,7 +234,7 @@ def test_more_random_numbers_than_are_drawn_at_a_time(net, monkeypatch):
     "slots, most, bucket", [(1, 1024, 128), (128, 1024, 128), (129, 1024, 256), (513, 600, 600), (9, 23, 23)]
 )
 def test_a_bucket_is_a_power_of_two_or_the_whole_cache(slots, most, bucket, monkeypatch):
-    monkeypatch.setattr(decode_step, "SMALLEST", 128)
+    monkeypatch.setattr(decode_step, "MIN_BUCKET_SLOTS", 128)
     assert bucket_of(slots, most) == bucket
 
 
@@ -247,7 +247,7 @@ from pencil.inference import decode_step
 from pencil.inference.generation import Generation
 from pencil.inference.sampling import Sampling
 
-decode_step.SMALLEST = 8
+decode_step.MIN_BUCKET_SLOTS = 8
 graphs, real = CompileCounterWithBackend(sys.argv[1]), torch.compile
 torch.compile = lambda call, dynamic: real(call, dynamic=dynamic, backend=graphs, fullgraph=True)
 torch.manual_seed(0)
@@ -289,15 +289,15 @@ def test_options_that_exclude_one_another_are_refused(net):
 
 def test_a_cache_that_does_not_fit_is_refused_with_what_would(net, monkeypatch):
     slot = 2 * 24 * 4  # keys and values, one block, width 24 in float32
-    monkeypatch.setattr(cache_memory, "free_memory", lambda device: 7 * 24 * slot)
+    monkeypatch.setattr("pencil.inference.generation.free_memory", lambda device: 7 * 24 * slot)
     Generation(net, [[1, 2, 3]] * 7, 20)  # 23 tokens and a slot for padding
     with pytest.raises(
         UserError, match="of 8 sequences of 23 tokens needs .* GB .* 7 such sequences or 8 of 20 tokens would fit"
     ):
         Generation(net, [[1, 2, 3]] * 8, 20)
-    monkeypatch.setattr(cache_memory, "free_memory", lambda device: 15 * slot)
+    monkeypatch.setattr("pencil.inference.generation.free_memory", lambda device: 15 * slot)
     with pytest.raises(UserError, match="; 14 tokens would fit"):
         Generation(net, [[1, 2, 3]], 20)
-    monkeypatch.setattr(cache_memory, "free_memory", lambda device: slot)
+    monkeypatch.setattr("pencil.inference.generation.free_memory", lambda device: slot)
     with pytest.raises(UserError, match="no cache of this model fits"):
         Generation(net, [[1, 2, 3]], 20)

@@ -34,16 +34,15 @@ from ..core.masks import NOWHERE
 from ..core.span import Span
 from ..device import total_memory
 from .captured import Captured, capture
+from .persistent import persistent_step
 from .sampling import Sampling, choose
 
 CHUNK = 256  # random numbers drawn for a row at a time
-BEHIND = 8  # steps that the device may be ahead of the tokens read from it
-CAPTURE_FROM = 64  # steps from which capturing pays: it takes about as long as some ten eager steps
-COMPILE_FROM = 150_000  # steps from which compiling pays: for GPT-2 and 32 rows it takes 21 s and saves 0.15 ms a step
-SMALLEST = 128  # key slots of the smallest bucket
-KEPT = 1 / 8  # of the device's memory: the largest cache that stays allocated for a later generation
-LONGEST_PROMPT = 64  # tokens; a longer prefill takes the device longer than Python takes to launch it
-WIDEST = 256  # channels of a head that the attention kernel takes
+MIN_COMPILED_STEPS = 150_000  # from which compiling pays: for GPT-2 and 32 rows it takes 21 s and saves 0.15 ms a step
+MIN_BUCKET_SLOTS = 128  # key slots of the smallest bucket
+MAX_IDLE_SHARE = 1 / 8  # of the device's memory: the largest cache that stays allocated for a later generation
+MAX_CAPTURED_PROMPT = 64  # tokens; a longer prefill takes the device longer than Python takes to launch it
+MAX_HEAD_WIDTH = 256  # channels of a head that the attention kernel takes
 NO_TOKEN = -1  # the choice of a row that has ended
 
 
@@ -68,9 +67,8 @@ class DecodeState:
         self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=device)  # the newest token of each row
         self.lengths = torch.zeros(batch, dtype=torch.long, device=device)  # of the rows, with it
         self.active = torch.ones(batch, dtype=torch.bool, device=device)
-        self.chosen = torch.zeros(
-            batch, dtype=torch.long, device=device
-        )  # as `tokens`; NO_TOKEN in a row that had ended
+        # as `tokens`, but NO_TOKEN in a row that had ended
+        self.chosen = torch.zeros(batch, dtype=torch.long, device=device)
         self.uniforms = torch.zeros(batch, CHUNK, dtype=torch.float64, device=device)
         self.turn = torch.zeros(1, dtype=torch.long, device=device)  # the next column of them
         self.ends = torch.tensor(list(ends), dtype=torch.long, device=device)
@@ -130,10 +128,10 @@ class DecodeState:
 
 def newest_logits(model: Any, state: DecodeState, cache: Cache) -> Float[Tensor, "B V"]:
     """The model on the newest tokens: nothing in it depends on a number that the host has to know."""
-    given = dict(span=state.span(), cache=cache, last=True)
+    inputs = dict(span=state.span(), cache=cache, last=True)
     if not _transposed(model, state.tokens):
-        return model(state.tokens, **given)[:, -1]
-    return (model.tokens.weight @ model.hidden(state.tokens, **given)[:, -1].mT).mT.contiguous()
+        return model(state.tokens, **inputs)[:, -1]
+    return (model.tokens.weight @ model.hidden(state.tokens, **inputs)[:, -1].mT).mT.contiguous()
 
 
 def _transposed(model: Any, tokens: Tensor) -> bool:
@@ -152,8 +150,8 @@ class StaticStep:
     """The decode step with static shapes, of one batch size and one length of the cache.
 
     On CUDA the first step of each bucket runs as it is, which compiles it or prepares the device's libraries; then it
-    is captured for the later ones. On other devices nothing is captured. `kernel`, if given, computes the logits in
-    place of the model.
+    is captured for the later ones. On other devices nothing is captured. A `kernel` computes the logits in place of the
+    model.
     """
 
     def __init__(
@@ -177,31 +175,31 @@ class StaticStep:
         self.prepared: set[int] = set()
         self.pool = torch.cuda.graph_pool_handle() if state.tokens.is_cuda else None
         self.startup = 0.0  # seconds for compiling and capturing
-        self.key: Any = None  # what it was captured with, once it is kept
+        self.key: Any = None  # what it was captured with, once it is idle
 
     def padded_length(self, longest: int) -> int | None:
         """The length that prompts are padded to, so that their prefill is captured; None where it is not."""
         length = max(16, 1 << (longest - 1).bit_length())
-        return length if self.cache.store.is_cuda and length <= min(LONGEST_PROMPT, self.cache.length) else None
+        return length if self.cache.store.is_cuda and length <= min(MAX_CAPTURED_PROMPT, self.cache.length) else None
 
     def prefill(
         self, model: Any, tokens: Int[Tensor, "B T"], index: Int[Tensor, "B T"], last: Int[Tensor, "B"], longest: int
     ) -> Float[Tensor, "B V"]:
         """The logits after prompts that are padded; captured at the second call of a length."""
         # a step does not keep its model alive, nor itself: its graphs are freed with the last reference to it
-        length, of, cache = tokens.shape[1], ref(model), self.cache
+        length, model_reference, cache = tokens.shape[1], ref(model), self.cache
         if length not in self.prefills:
 
             def read(tokens: Tensor, index: Tensor, last: Tensor) -> Tensor:
-                made: Any = of()
-                return made(tokens, span=Span.at(index), cache=cache, last=last)[:, -1]
+                alive: Any = model_reference()
+                return alive(tokens, span=Span.at(index), cache=cache, last=last)[:, -1]
 
             self.prefills[length] = Captured(read)
         logits = self.prefills[length](tokens, index, last)
         self.cache.filled, self.cache.even = longest, False  # a replay runs no Python
         return logits
 
-    def hold_memory(self) -> None:
+    def fix_memory(self) -> None:
         """After a prefill: its source's keys and values, moved to where a captured step reads them, if they fit."""
         new, old = self.cache.memory, self.memory
         if new is not None and old is not None and _copied(new, old):
@@ -261,8 +259,13 @@ class StaticStep:
 
 def _row_kernels(store: Tensor) -> tuple[Callable[..., Any], ...]:
     """The kernels that attend to the filled slots and write them, where there is Triton and the dtype is one for it."""
-    known = torch.bfloat16, torch.float16, torch.float32
-    if not store.is_cuda or store.dtype not in known or store.shape[-1] > WIDEST or find_spec("triton") is None:
+    dtypes = torch.bfloat16, torch.float16, torch.float32
+    if (
+        not store.is_cuda
+        or store.dtype not in dtypes
+        or store.shape[-1] > MAX_HEAD_WIDTH
+        or find_spec("triton") is None
+    ):
         return ()
     from .decode_attention import attend_rows, write_rows
 
@@ -271,7 +274,7 @@ def _row_kernels(store: Tensor) -> tuple[Callable[..., Any], ...]:
 
 def bucket_of(slots: int, most: int) -> int:
     """The smallest bucket with so many key slots: a power of two, or the whole cache."""
-    return min(most, max(SMALLEST, 1 << (slots - 1).bit_length()))
+    return min(most, max(MIN_BUCKET_SLOTS, 1 << (slots - 1).bit_length()))
 
 
 def _copied(new: Memory, old: Memory) -> bool:
@@ -288,35 +291,54 @@ def _copied(new: Memory, old: Memory) -> bool:
 
 
 # the latest step of each model, for a generation of the same sizes: it needs no start-up
-_kept: WeakKeyDictionary[Any, StaticStep] = WeakKeyDictionary()
+idle_steps: WeakKeyDictionary[Any, StaticStep] = WeakKeyDictionary()
 
 
-def borrow(model: Any, state: DecodeState, length: int, compiled: bool) -> StaticStep | None:
-    """The step that was kept, if it fits, for one user at a time; one that does not is forgotten.
+def static_step(
+    model: Any,
+    state: DecodeState,
+    length: int,
+    compile: bool,
+    steps: int,
+    notify: Callable[[str], None] | None = None,
+) -> StaticStep:
+    """The idle step of this model if it fits, for one user at a time; else a new one, whose state is this one.
 
-    `compiled`: it must be; else it may be.
+    `compile`: it must be compiled; else it may be. `steps`: how many it will take.
     """
-    step = _kept.pop(model, None)
-    if step is None or step.length != length or step.compiled < compiled or step.key != _key(model, state):
+    idle = _idle_step(model, state, length, compile)
+    if idle is not None:
+        return idle
+    compiled = compile or (steps >= MIN_COMPILED_STEPS and find_spec("triton") is not None)
+    cache, kernel = model.new_cache(len(state.tokens), length), None
+    if not compiled:
+        kernel = persistent_step(model, cache, state.tokens, state.active, notify)
+    return StaticStep(state, cache, length, compiled, kernel)
+
+
+def _idle_step(model: Any, state: DecodeState, length: int, compile: bool) -> StaticStep | None:
+    """The idle step, if it fits; one that does not is forgotten, and its memory is free."""
+    step = idle_steps.pop(model, None)
+    if step is None or step.length != length or step.compiled < compile or step.key != _key(model, state):
         return None
     return step
 
 
-def keep(model: Any, step: StaticStep) -> None:
-    """Keep a step until another generation of this model needs one; its cache stays allocated, unless it is large."""
-    if step.cache.nbytes > KEPT * total_memory(step.cache.store.device):
+def release_step(model: Any, step: StaticStep) -> None:
+    """Leave a step to the next generation of this model; its cache stays allocated, unless it is large."""
+    if step.cache.nbytes > MAX_IDLE_SHARE * total_memory(step.cache.store.device):
         return
     if step.key is None:
         step.key = _key(model, step.state)
-    _kept[model] = step
+    idle_steps[model] = step
 
 
-def kept_bytes(model: Any) -> int:
-    """The bytes of the cache that is kept."""
-    return _kept[model].cache.nbytes if model in _kept else 0
+def idle_bytes(model: Any) -> int:
+    """The bytes of the cache of the model's idle step."""
+    return idle_steps[model].cache.nbytes if model in idle_steps else 0
 
 
 def _key(model: Any, state: DecodeState) -> Any:
     """What a captured step depends on: its sizes and rules, and where the weights are."""
     weights = (*model.parameters(), *model.buffers())
-    return state.rules, tuple((one.data_ptr(), one.dtype) for one in weights)
+    return state.rules, tuple((weight.data_ptr(), weight.dtype) for weight in weights)

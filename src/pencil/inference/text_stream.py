@@ -91,7 +91,7 @@ def _pieces(
             if token is not None and token not in tokenizer.ends:
                 pieces[i], met = texts[i].add(token)
                 if met:
-                    generation.reasons[i] = "stop"
+                    generation.finish(i, "stop")
         yield pieces
     yield ["" if reason == "stop" else text.rest() for text, reason in zip(texts, generation.reasons, strict=True)]
     reasons[:] = [reason or "length" for reason in generation.reasons]
