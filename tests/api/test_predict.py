@@ -83,7 +83,7 @@ def test_a_picture_in_memory_is_the_picture_of_its_file(vit_run, pictures):
 
 
 def test_more_inputs_than_a_batch_are_all_predicted(vit_run, pictures, monkeypatch):
-    monkeypatch.setattr("pencil.families.vit.record.BATCH", 3)
+    monkeypatch.setattr("pencil.families.vit.BATCH", 3)
     loaded = pencil.load(vit_run)
     many = loaded.predict([pictures[i % 2] for i in range(7)])
     assert len(many) == 7

@@ -13,7 +13,7 @@ from pencil.data.images.augment import ImageTransform
 from pencil.data.images.decoding import open_image
 from pencil.data.images.examples import ArrayExamples, FileExamples
 from pencil.data.settings import DataConfig, image_transform
-from pencil.families.vit.checkpoint_files import FILE, PROCESSOR, from_timm, from_transformers, to_timm, to_transformers
+from pencil.families.vit import FILE, PROCESSOR, from_timm, from_transformers, to_timm, to_transformers
 from pencil.models.parts import normalize
 from pencil.models.vit import ViTConfig
 

@@ -12,7 +12,7 @@ import pencil
 from conftest import call
 from pencil.api.loading import SETTINGS_VERSION
 from pencil.config import UserError
-from pencil.families.dit.checkpoint_files import imported
+from pencil.families.dit import imported
 from pencil.runs.run import Run
 from pencil.weights.checkpoint_files import open_checkpoint
 from pencil.weights.dit import DIT

@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from pencil.config import UserError
-from pencil.families.registry import FAMILIES
+from pencil.families.family import FAMILIES
 from pencil.weights.fields import MAPPED, NEUTRAL, Only, check_fields
 from pencil.weights.timm_vit import ARGUMENTS
 

@@ -11,7 +11,7 @@ import torch
 from both_ways import CLOSE
 from conftest import unchecked
 from pencil.config import UserError
-from pencil.families.registry import FAMILIES
+from pencil.families.family import FAMILIES
 from pencil.models.parts import make_positions
 from pencil.weights.fields import MAPPED, Only
 from pencil.weights.maps import Source, load

@@ -20,7 +20,7 @@ from torch import nn
 from both_ways import CLOSE, randomise
 from conftest import unchecked
 from pencil.config import UserError
-from pencil.families.registry import FAMILIES
+from pencil.families.family import FAMILIES
 from pencil.inference.diffusion import make_process
 from pencil.weights.dit import DIT
 from pencil.weights.dit_original import DIT_ORIGINAL

@@ -5,7 +5,7 @@ import torch
 
 from pencil.config import UserError
 from pencil.families import create
-from pencil.families.registry import FAMILIES
+from pencil.families.family import FAMILIES
 from pencil.weights.gpt2 import GPT2
 from pencil.weights.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from pencil.weights.llama_original import LLAMA_ORIGINAL

@@ -7,7 +7,7 @@ from typing import Any
 from ..core.patches import by
 from ..data.images.sizes import patch_for
 from ..data.text.text_data import cache_folder
-from ..families.vit.record import FAMILY as CLASSIFIER
+from ..families.vit import FAMILY as CLASSIFIER
 from ..runs.run import Run
 from ..train.loop import checkpoint
 from ..train.loop.trainer import Trainer

@@ -8,9 +8,8 @@ import torch
 
 from ..config import UserError, nearest, upgraded
 from ..device import without_fallback_warnings
-from ..families.family import Family
+from ..families.family import FAMILIES, Family, family
 from ..families.predictions import predict_loaded
-from ..families.registry import FAMILIES, family
 from ..inference.int8 import to_int8
 from ..models.notebook import model_html
 from ..runs.files import find_run

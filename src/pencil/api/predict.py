@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..config import UserError
 from ..families.embedding import settings_of
+from ..families.family import FAMILIES, family
 from ..families.predictions import as_batch, check_texts, predict_loaded
-from ..families.registry import FAMILIES, family
 from ..runs.run import Loaded
 from .loading import load
 

@@ -25,8 +25,7 @@ from ..data.cache import hash_files
 from ..data.hub import PREFIX, current_form, say_current_form
 from ..data.images.examples import FileExamples
 from ..data.sources import absolute, is_several
-from ..families.family import Family
-from ..families.registry import family
+from ..families.family import Family, family
 from ..files import read_json
 from ..runs.manifest import DATA_RECORD
 from ..runs.run import Run

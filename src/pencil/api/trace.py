@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..config import UserError, nearest
-from ..families.registry import family
+from ..families.family import family
 from ..inference.int8 import refuse_int8
 from ..runs.run import Loaded
 from ..tracing import live_trace as record

@@ -12,7 +12,7 @@ from ..collectives.torchrun import launch_folder, restarts
 from ..config import UserError
 from ..console import note, visible
 from ..device import pick_device
-from ..families.registry import family as record_of
+from ..families.family import family as record_of
 from ..runs.run import Run
 from ..train.loop import pace
 from ..train.loop.state import Trained

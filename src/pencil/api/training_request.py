@@ -15,8 +15,7 @@ from ..config import UserError, build, fitted, nearest, nearest_setting, setting
 from ..data.hub import FORMER, PREFIX
 from ..data.settings import DataConfig
 from ..data.sources import is_several
-from ..families.family import Family
-from ..families.registry import family
+from ..families.family import Family, family
 from ..files import read_toml
 from ..train.settings import NOT_DECAYING, UNDECIDED, TrainConfig, plain_names
 from .loading import current_names

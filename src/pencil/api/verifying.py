@@ -6,8 +6,7 @@ from pathlib import Path
 from ..config import UserError
 from ..data.cache import cache_fault
 from ..data.text import text_data as text
-from ..families.family import Family
-from ..families.registry import family
+from ..families.family import Family, family
 from ..files import fingerprint
 from ..runs.manifest import CONTENTS, DATA_RECORD, FOLDERS, UNLISTED, Fault
 from ..runs.run import Run

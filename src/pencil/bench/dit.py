@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import UserError
-from ..families.dit.record import FAMILY
+from ..families.dit import FAMILY
 from ..weights.dit import EPS, sinusoids
 from .equality import Equality, compare
 from .images import call_ours, forward, train_step

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cost.devices import Workload
-from ..families.dit.record import FAMILY
+from ..families.dit import FAMILY
 from ..inference.image_sampling import process_of, sample_images
 from ..weights.dit_schedule import describe_schedule
 from .dit import PEER, models, to_dtype

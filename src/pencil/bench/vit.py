@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ..config import UserError
-from ..families.vit.record import FAMILY
+from ..families.vit import FAMILY
 from .equality import compare
 from .images import call_ours, forward, train_step
 from .models import fast_products, make, work_of

@@ -40,7 +40,6 @@ from .options import (
 from .output import Output, context_full, joined
 from .predictions import Text, grouped, input_transform, picture_tensor, read_pictures
 from .trace_labels import check_context, grid_labels, image_tensor, patch_facts, read_image
-from .vit.record import one_image
 
 Row = tuple[int, str, int]  # the number of a picture, how its description begins, which of its samples
 _SCENES = dict(batch=64, steps=2000, weight_decay=0.2)
@@ -84,7 +83,7 @@ def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
     model, tokenizer, _ = loaded
     paths, prompts = options.image or [], options.prompt or [""]
     rows = [(i, prompt, k) for i in range(len(paths)) for prompt in prompts for k in range(options.count or 1)]
-    one_image(options, len(rows))
+    options.require_one_image(len(rows))
     pictures = read_pictures(paths, input_transform(loaded))
     begun, reasons = [prompt for _, prompt, _ in rows], []
     pieces = _describe(loaded, pictures, rows, options, reasons, output.note)

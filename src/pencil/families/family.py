@@ -84,3 +84,33 @@ class Family:
     def renamed_tensors(self) -> Mapping[str, str]:
         """Name prefixes of tensors in runs made before 0.7, and what they are called now."""
         return getattr(self.model, "RENAMED_TENSORS", {})
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def register(record: Family) -> None:
+    """Add a family: from then on every verb knows it."""
+    FAMILIES[record.name] = record
+
+
+def family(name: str) -> Family:
+    """The record of that name."""
+    if name not in FAMILIES:
+        raise UserError(f"{name} is not a family of models; {nearest(name, FAMILIES)}")
+    return FAMILIES[name]
+
+
+def configure(name: str, preset: str | None = None, **values: Any) -> Any:
+    """The config of a family's model: a preset, with these values over it."""
+    return family(name).configure(preset, **values)
+
+
+def create(name: str, config: Mapping[str, Any] | Any) -> Any:
+    """The model of a family from its config, or from a table of settings."""
+    return family(name).create(config)
+
+
+def parameters(name: str, config: Any) -> int:
+    """The number of parameters of a family's model, without allocating them."""
+    return family(name).parameters(config)

@@ -103,6 +103,11 @@ class AttentionOutput(NoOptions):
         super().check()
         check_output("--attention", self.attention, ".png")
 
+    def require_one_image(self, outputs: int) -> None:
+        """Refuse a picture of the attention where there are several outputs."""
+        if self.attention and outputs > 1:
+            raise UserError(f"--attention shows one image and its output, and {outputs} were requested")
+
 
 @dataclass(frozen=True)
 class Decoding(NoOptions):

@@ -20,7 +20,7 @@ from ..inference.text_batches import shorten
 from ..models.output import refuse_output
 from ..models.parts import normalize
 from ..runs.run import Loaded
-from .registry import family
+from .family import family
 
 TOP_CLASSES = 5  # classes shown
 BATCH = 64  # pictures or texts in one forward pass

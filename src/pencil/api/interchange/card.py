@@ -8,8 +8,7 @@ from typing import Any
 
 from ... import __version__
 from ...console import visible
-from ...families.family import Family
-from ...families.registry import family
+from ...families.family import Family, family
 from ...runs.run import Run
 
 EXPORTED = "exported by Pencil"  # the words of a card by which an export is known

@@ -12,8 +12,7 @@ from ...config import UserError
 from ...data.tokenizers.export import tokenizer_files
 from ...data.tokenizers.library import LibraryTokenizer
 from ...data.tokenizers.tokenizer import Tokenizer
-from ...families.family import Family
-from ...families.registry import family
+from ...families.family import Family, family
 from ...files import LOCK, beside, locked, read_text, sweep_folders
 from ...models.output import check_finite
 from ...runs.run import Run

@@ -14,8 +14,7 @@ from ... import __version__
 from ...config import UserError, listed, with_article
 from ...data.tokenizers.folders import find_tokenizer
 from ...data.tokenizers.tokenizer import Tokenizer, from_name
-from ...families.family import Family
-from ...families.registry import FAMILIES
+from ...families.family import FAMILIES, Family
 from ...files import beside, sweep_folders, write_aside
 from ...progress import pollable
 from ...runs.run import Run, choose_path

@@ -1,0 +1,593 @@
+"""The diffusion transformer: a label, a text or nothing in, an image or a video out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from cyclopts import Parameter
+
+from .. import draw
+from ..config import UserError, nearest
+from ..core.masks import NOWHERE
+from ..cost.activations import FULL, Activations, adaln_block_group, block_formulas, block_group, norm_bytes
+from ..cost.profile import CostProfile, mean_square
+from ..data.images.loading import EMBEDDED
+from ..files import read_json, write_all
+from ..inference.autoencoder import Autoencoder, autoencoder_for, has_latents
+from ..inference.diffusion_sampling import check_sampler
+from ..inference.image_sampling import decoder_of, process_of, sample_images
+from ..inference.text_batches import end_token, pad, shorten, token_label
+from ..models.dit import PRESETS, DiT, DiTConfig, groupings
+from ..models.reader import ReaderConfig
+from ..runs.run import Loaded
+from ..tracing.live_trace import LiveTrace, trace
+from ..tracing.recording import mapped
+from ..train.tasks.diffusion import Diffusion
+from ..train.tasks.sample_scores import score_samples
+from ..weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside
+from ..weights.dit import DIT
+from ..weights.dit_original import DIT_ORIGINAL
+from .explore_inputs import example_texts, named, text_of
+from .explore_profile import Control, ExploreProfile, Given, Prompt
+from .family import Family
+from .options import (
+    DATA,
+    INPUT,
+    MOST_SAMPLES,
+    MOST_STEPS,
+    OUTPUT,
+    REPEATABLE,
+    SAMPLING,
+    ImageSizeOptions,
+    NoOptions,
+    Texts,
+    TokenizerOptions,
+    check_count,
+    default,
+)
+from .output import Output
+from .predictions import check_conditions, grouped, to_image
+from .trace_labels import grid_labels, patch_facts
+
+
+def condition(loaded: Loaded, labels: list[str], texts: list[str], count: int = 1) -> tuple[Any, ...]:
+    """The condition, `count` rows of each: class numbers, or the tokens of texts and their places; or nothing."""
+    model, tokenizer, run = loaded
+    c = model.config
+    if not (c.vocab or c.classes):
+        if labels or texts:
+            raise UserError(f"{run.path} is unconditional: leave {'--label' if labels else '--prompt'} out")
+        return ()
+    given, other = (texts, labels) if c.vocab else (labels, texts)
+    right, wrong = ("--prompt", "--label") if c.vocab else ("--label", "--prompt")
+    if other:
+        raise UserError(f"{run.path} is conditioned on {'texts' if c.vocab else 'labels'}: use {right}, not {wrong}")
+    if not given:
+        raise UserError(f"{right} is missing: {run.path} is conditioned on {'texts' if c.vocab else 'labels'}")
+    rows = [one for one in given for _ in range(count)]
+    if c.vocab:
+        return pad([_tokens(tokenizer, text, c.context) for text in rows], end_token(tokenizer), c.context)
+    return (torch.tensor([_class_number(label, loaded.classes, run.path) for label in rows]),)
+
+
+def _class_number(label: str, classes: list[str], path: Any) -> int:
+    if label not in classes:
+        numbers = classes == [str(i) for i in range(len(classes))]
+        known = f"its labels are 0 to {len(classes) - 1}" if numbers else nearest(label, classes)
+        raise UserError(f"{path} was not trained on a label {label}; {known}")
+    return classes.index(label)
+
+
+def _tokens(tokenizer: Any, text: str, context: int) -> list[int]:
+    ids = [end_token(tokenizer), *tokenizer.encode(text).tolist()]
+    if len(ids) > context:
+        raise UserError(
+            f"the text “{shorten(text)}” has {len(ids)} tokens with its first token, and the context is {context}"
+        )
+    return ids
+
+
+COLUMNS = 13  # of the picture of the steps
+KINDS = frozenset(".png .gif .jpg .jpeg .webp .bmp .tif .tiff .svg .pdf .mp4 .webm .mov .avi".split())
+MAX_STEPS, MAX_VIDEO_STEPS = 8 * COLUMNS, 11  # shown; of more only some, evenly spaced
+MAX_LATENT_STEPS = COLUMNS  # each goes through the autoencoder, which costs more than a denoising step
+
+
+@dataclass(frozen=True)
+class ImageOutput(NoOptions):
+    """Where images are written."""
+
+    out: Annotated[
+        Path | None,
+        Parameter(
+            group=OUTPUT,
+            help="A folder, or a .png file (.gif for video); the denoising steps are written beside it.",
+            show_default=default("RUN/sampled"),
+        ),
+    ] = None
+
+    def places(self, run: Path, video: bool) -> tuple[Path, Path]:
+        """Where the grid and the steps are written: into a folder, or under the name of a file and beside it."""
+        ending = ".gif" if video else ".png"
+        if self.out is not None and not self.out.is_dir():
+            if self.out.suffix.lower() == ending:
+                return self.out, self.out.with_name(f"{self.out.stem}-steps.png")
+            if self.out.suffix.lower() in KINDS:
+                raise UserError(f"{'a video' if video else 'an image'} is written as {ending}, and --out is {self.out}")
+        folder = run / "sampled" if self.out is None else self.out
+        return folder / f"grid{ending}", folder / "steps.png"
+
+
+def shown_steps(video: bool, latent: bool) -> int:
+    """How many moments of the first sample are shown at most."""
+    return MAX_VIDEO_STEPS if video else MAX_LATENT_STEPS if latent else MAX_STEPS
+
+
+def write_samples(steps: Sequence[np.ndarray], count: int, places: tuple[Path, Path], output: Output) -> None:
+    """The samples as a grid or an animation, and the first of them at each step; `count` are of one condition."""
+    made, grid = steps[-1], places[0]
+    rows = len(made)
+    grid.parent.mkdir(parents=True, exist_ok=True)
+    first = [step[0] for step in steps]
+    # each of several conditions has a row of its own, or all of them share one
+    across = int(np.ceil(np.sqrt(rows))) if rows == count else count if count > 1 else min(rows, COLUMNS)
+    if made.ndim == 5:
+        sheet, shown = draw.film(_tile(made, across)), [step.swapaxes(0, 1) for step in first]
+    else:
+        sheet, stills = draw.rows([_tile(made[:, :, None], across)[0][None]]), np.stack(first)
+        shown = [stills[i : i + COLUMNS] for i in range(0, len(stills), COLUMNS)]
+    for path, content in zip(places, (sheet, draw.rows(shown)), strict=True):
+        output.file(path, content)
+
+
+def _tile(videos: np.ndarray, across: int) -> np.ndarray:
+    """Videos (n, C, F, H, W) in rows, as frames (F, C, height, width), one pixel between them."""
+    count, channels, frames, height, width = videos.shape
+    down = -(-count // across)
+    sheet = np.full((frames, channels, down * (height + 1) - 1, across * (width + 1) - 1), 64, np.uint8)
+    for i, video in enumerate(videos):
+        row, column = divmod(i, across)
+        top, left = row * (height + 1), column * (width + 1)
+        sheet[:, :, top : top + height, left : left + width] = video.swapaxes(0, 1)
+    return sheet
+
+
+STEPS = 50
+
+
+@dataclass(frozen=True)
+class TraceOptions(NoOptions):
+    """What `pencil trace` reads: what `pencil sample` hands the model at one denoising step."""
+
+    label: Annotated[str | None, Parameter(group=INPUT, help="The class to sample.")] = None
+    prompt: Annotated[
+        str | None,
+        Parameter(
+            group=INPUT, help="The text to sample from, for a run trained on captions.", allow_leading_hyphen=True
+        ),
+    ] = None
+    step: Annotated[
+        int | None,
+        Parameter(
+            group=INPUT, help="The denoising step to trace; 1 reads pure noise.", show_default=default("the middle one")
+        ),
+    ] = None
+    steps: Annotated[
+        int | None, Parameter(group=INPUT, help="Number of denoising steps.", show_default=default(STEPS))
+    ] = None
+    seed: Annotated[int | None, Parameter(group=INPUT, help="Seed of the initial noise.", show_default=default(0))] = (
+        None
+    )
+    guidance: Annotated[
+        float | None,
+        Parameter(
+            group=INPUT,
+            help="Classifier-free guidance scale; 1 is off. At any other the second row of every tensor is the "
+            "unconditional pass.",
+            show_default=default(1),
+        ),
+    ] = None
+
+    def check(self) -> None:
+        super().check()
+        check_count("--steps", self.steps, MOST_STEPS)
+        steps = STEPS if self.steps is None else self.steps
+        if self.step is not None and not 1 <= self.step <= steps:
+            raise UserError(f"--step must be from 1 to {steps}, not {self.step}")
+
+
+class _StepReached(Exception):
+    """Sampling has come to the step to trace."""
+
+
+def trace_step(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
+    """The model at one denoising step, on exactly what `sample` hands it."""
+    model, tokenizer, _ = loaded
+    c, named = model.config, options.prompt if model.config.vocab else options.label
+    labels, texts = ([] if one is None else [one] for one in (options.label, options.prompt))
+    given = condition(loaded, labels, texts)
+    steps = STEPS if options.steps is None else options.steps
+    step = (steps + 1) // 2 if options.step is None else options.step
+    seed, guidance = options.seed or 0, 1.0 if options.guidance is None else options.guidance
+    inputs = _inputs_at(loaded, given, step, steps, seed, guidance)
+    if double:
+        model.double()
+        inputs = mapped(inputs, "", lambda _, one: one.double() if one.is_floating_point() else one)
+    words = _group_labels(c, [] if guidance == 1 else [str(named), "unconditional"])
+    if c.vocab:
+        ids, places = given[0][0].tolist(), given[1][0].tolist()
+        read = [token_label(tokenizer, i) if at < NOWHERE else "(padding)" for i, at in zip(ids, places, strict=True)]
+        words["s"] = ["begin", *read[1:]]
+    moment = (f"{named}, " if given else "") + f"step {step} of {steps}" + (f", seed {seed}" if seed else "")
+    return trace(model, *inputs, words=words, facts=patch_facts(0, c.grid) | {"moment": moment})
+
+
+def _inputs_at(loaded: Loaded, given: Any, step: int, steps: int, seed: int, guidance: float) -> tuple[Any, ...]:
+    """The model's inputs at this step of `sample_images`, captured by a hook."""
+    model, _, run = loaded
+    process = process_of(model.config, has_latents(run, model.config))
+    calls = []
+
+    def capture(_: Any, inputs: tuple[Any, ...]) -> None:
+        calls.append(inputs)
+        if len(calls) == step:
+            raise _StepReached
+
+    hook = model.register_forward_pre_hook(capture)
+    try:
+        sample_images(model, process, given, 1, guidance, steps, seed=seed, capture=False)
+    except _StepReached:
+        pass
+    finally:
+        hook.remove()
+    return calls[-1]
+
+
+def _group_labels(c: Any, rows: list[str]) -> dict[str, list[str]]:
+    """Labels for the patches of an image or a video, and for the groups in which they attend to one another."""
+
+    def each(groups: list[str]) -> list[str]:
+        return [f"{row}, {group}" for row in rows for group in groups] or groups
+
+    patches = grid_labels("patch", c.grid)
+    labels = {"T": patches, "S": patches, "N": patches} | ({"B": rows} if rows else {})
+    if c.attention == "factored":
+        last = c.patch_frames - 1
+        starts = range(1, c.frames + 1, c.patch_frames)
+        times = [f"frames {i}–{i + last}" if last else f"frame {i}" for i in starts]
+        within = grid_labels("patch", c.grid[1:])
+        labels |= {"w": times, "B·w": each(times), "n": within, "B·n": each(within)}
+    elif c.attention == "windowed":
+        sizes = [min(c.window, side) for side in c.grid]
+        windows = grid_labels("window", [side // size for side, size in zip(c.grid, sizes, strict=True)])
+        labels |= {"B·w": each(windows), "n": grid_labels("place", sizes)}
+    return labels
+
+
+GUIDANCE = 3
+
+
+def _takes(loaded: Loaded) -> dict[str, Any]:
+    c = loaded.model.config
+    if c.vocab:
+        return {"text": {"label": "What the picture shows", "longest": c.context - 1, "optional": False}}
+    return {"label": {"classes": loaded.classes}} if c.classes else {}
+
+
+def _read(loaded: Loaded, given: Given) -> Prompt:
+    c = loaded.model.config
+    label = text_of(given, "label") if c.classes else None
+    text = text_of(given) if c.vocab else None
+    labels, texts = ([] if one is None else [one] for one in (label, text))
+    return Prompt(given={"label": label, "prompt": text}, condition=condition(loaded, labels, texts))
+
+
+def _trace_answer(loaded: Loaded, prompt: Prompt, written: Sequence[int], options: Any) -> LiveTrace:
+    step, steps, seed = (int(options[name]) for name in ("step", "steps", "seed"))
+    guidance = options.get("guidance", 1.0)
+    chosen = TraceOptions(**prompt.given, step=step, steps=steps, seed=seed, guidance=guidance)
+    chosen.check()
+    return trace_step(loaded, chosen)
+
+
+def _controls(loaded: Loaded) -> list[Control]:
+    guided = loaded.model.config.null_condition
+    return [
+        Control("steps", STEPS, 1, 250, True, "The number of denoising steps."),
+        Control(
+            "step",
+            (STEPS + 1) // 2,
+            1,
+            250,
+            True,
+            "The step whose numbers are opened; 1 reads pure noise.",
+            within="steps",
+        ),
+        *(
+            [Control("guidance", GUIDANCE, 0, 10, False, "How far beyond the unconditional prediction; 1 is off.")]
+            if guided
+            else []
+        ),
+        Control("seed", 0, 0, 9999, True, "The same seed draws the same picture."),
+    ]
+
+
+def _examples(loaded: Loaded) -> list[tuple[str, dict[str, Any]]]:
+    c = loaded.model.config
+    if c.vocab:
+        return named([{"text": text} for text in example_texts(loaded, ("seven above two", "the cat sat"))], "text")
+    return named([{"label": one} for one in loaded.classes[:20]], "label") if c.classes else [("noise", {})]
+
+
+EXPLORE = ExploreProfile(
+    takes=_takes,
+    output=lambda loaded: "picture",
+    read=_read,
+    trace=_trace_answer,
+    layout=lambda loaded, prompt, written: (
+        grid_labels("patch", loaded.model.config.grid),
+        patch_facts(0, loaded.model.config.grid),
+    ),
+    examples=_examples,
+    controls=_controls,
+    groups=lambda loaded: groupings(loaded.model.config, torch.device("cpu")),
+    draws=True,
+)
+
+
+def imported(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
+    """Tables of the run, from the folder of the pipeline that the transformer is a part of."""
+    if checkpoint.folder.name != "transformer":
+        return {}
+    pipeline = checkpoint.folder.parent
+    facts: dict[str, Any] = {"classes": names} if (names := _class_names(pipeline, config.classes)) else {}
+    return {"run": facts | _autoencoder(pipeline, config.channels)}
+
+
+def _class_names(pipeline: Path, count: int | None) -> list[str]:
+    """The names in the pipeline's list of parts; none where they are not one for each class."""
+    if not (pipeline / "model_index.json").exists():
+        return []
+    names = read_json(inside(pipeline, "model_index.json"), LARGEST_CONFIG).get("id2label")
+    numbers = [str(i) for i in range(count or 0)]
+    if not isinstance(names, dict) or set(names) != set(numbers) or not all(isinstance(n, str) for n in names.values()):
+        return []
+    return [names[number] for number in numbers]
+
+
+def _autoencoder(pipeline: Path, channels: int) -> dict[str, Any]:
+    """The autoencoder in vae/, as a run that was trained with one names it; `pencil sample --vae` takes another."""
+    if not (pipeline / "vae" / "config.json").exists():
+        return {}
+    try:
+        autoencoder = Autoencoder.open(str(pipeline))
+    except UserError:  # diffusers is not installed, or the weights are pickled: sampling says that it needs one
+        return {}
+    if autoencoder.channels != channels:
+        raise UserError(
+            f"the autoencoder in {pipeline / 'vae'} makes latents of {autoencoder.channels} channels, and the "
+            f"transformer takes {channels}"
+        )
+    return {"vae": autoencoder.source, "vae_hash": autoencoder.hash}
+
+
+_SMALL = dict(batch=64, weight_decay=0.0, ema=0.999, eval_every=500, save_every=500)
+_PAPER = dict(
+    optimizer="adamw",
+    lr=1e-4,
+    beta2=0.999,
+    weight_decay=0.0,
+    schedule="constant",
+    warmup=0,
+    clip=0.0,
+    batch=256,
+    steps=400_000,
+    ema=0.9999,
+    eval_every=10_000,
+    save_every=5000,
+)
+TRAINING: dict[str, dict[str, Any]] = {
+    "nano": _SMALL,
+    "small": _SMALL | dict(steps=20_000, batch=128, eval_every=2000, save_every=2000),
+    **{f"{n}/{p}": _PAPER for n in ("s", "b", "l", "xl") for p in (2, 4, 8)},
+}
+
+
+@dataclass(frozen=True)
+class TrainOptions(TokenizerOptions, ImageSizeOptions):
+    """What `pencil train` takes."""
+
+    size: Annotated[
+        str | None,
+        Parameter(
+            group=DATA,
+            help="Image size: 64, or 64x96 for height and width; the same as --model.image_size. With --vae: of "
+            "the images it encodes.",
+        ),
+    ] = None
+    vae: Annotated[
+        str | None,
+        Parameter(
+            group=DATA,
+            help="Train on the latents of this autoencoder of diffusers: a folder, or a name on the hub. Images are "
+            "encoded "
+            "once and cached.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class SampleOptions(ImageOutput):
+    """What `pencil sample` takes."""
+
+    label: Annotated[Texts, Parameter(group=INPUT, help="The class to sample; may be repeated.", **REPEATABLE)] = None
+    prompt: Annotated[
+        Texts,
+        Parameter(
+            group=INPUT, help="The text to sample from, for a run trained on captions; may be repeated.", **REPEATABLE
+        ),
+    ] = None
+    count: Annotated[
+        int | None,
+        Parameter(group=SAMPLING, help="Number of images for each label or prompt.", show_default=default(1)),
+    ] = None
+    guidance: Annotated[
+        float | None,
+        Parameter(
+            group=SAMPLING,
+            help="Classifier-free guidance scale; 1 is off, and all that an unconditional run takes.",
+            show_default=default(GUIDANCE),
+        ),
+    ] = None
+    steps: Annotated[
+        int | None, Parameter(group=SAMPLING, help="Number of denoising steps.", show_default=default(STEPS))
+    ] = None
+    sampler: Annotated[
+        str | None,
+        Parameter(
+            group=SAMPLING,
+            help="flow (default) or heun for a rectified flow; ddim (default) or ddpm for a linear or cosine schedule.",
+        ),
+    ] = None
+    seed: Annotated[int, Parameter(group=SAMPLING, help="Random seed; the same seed gives the same images.")] = 0
+    compile: Annotated[
+        bool,
+        Parameter(
+            group=SAMPLING,
+            negative=(),
+            help="Compile the model first: it takes a minute or more, and pays for many images or a large model.",
+        ),
+    ] = False
+    vae: Annotated[
+        str | None,
+        Parameter(
+            group=SAMPLING,
+            help="Make pictures of the latents of an imported model with this autoencoder of diffusers: a folder, or a "
+            "name on the hub.",
+        ),
+    ] = None
+
+    def check(self) -> None:
+        super().check()
+        check_count("--count", self.count, MOST_SAMPLES)
+        check_count("--steps", self.steps, MOST_STEPS)
+
+
+def sample(loaded: Loaded, options: SampleOptions, output: Output) -> None:
+    """A grid of images, or an animation of them, and the first of them at each denoising step."""
+    places = options.places(loaded.run.path, loaded.model.config.frames > 1)
+    count, kind = options.count or 1, "label" if options.label else "prompt"
+    write_samples(_denoise(loaded, options, steps_shown=True, notify=output.note), count, places, output)
+    given = [{kind: one} for one in options.label or options.prompt or ()] or [{}]
+    # as they stand in the grid, in reading order
+    output.result([{**one, "sample": k, "seed": options.seed} for one in given for k in range(1, count + 1)])
+
+
+def predict(loaded: Loaded, inputs: Sequence[Any], options: SampleOptions) -> list[Any]:
+    """An image for each label or text, or for nothing; a video is a list of its frames."""
+    c, texts = loaded.model.config, check_conditions(inputs)
+    if not texts and (c.vocab or c.classes):
+        raise UserError(f"{loaded.run.path} is conditioned on {'texts' if c.vocab else 'labels'}: give one, or a list")
+    options = replace(options, **{"prompt" if c.vocab else "label": texts})
+    made = _denoise(loaded, options, steps_shown=False)[-1]
+    videos = made if made.ndim == 5 else made[:, :, None]
+    frames = [[to_image(frame) for frame in video.swapaxes(0, 1)] for video in videos]
+    return grouped(frames if made.ndim == 5 else [first for (first,) in frames], options.count)
+
+
+def _denoise(
+    loaded: Loaded, options: SampleOptions, steps_shown: bool, notify: Callable[[str], None] | None = None
+) -> list[np.ndarray]:
+    """The samples as bytes, last in the list; before them, if they are shown, steps of the first."""
+    c, count = loaded.model.config, options.count or 1
+    autoencoder = autoencoder_for(loaded.run, c, options.vae, loaded.device)
+    process = process_of(c, autoencoder is not None)
+    if options.sampler is not None:
+        check_sampler(process, options.sampler)
+    given = condition(loaded, options.label or [], options.prompt or [], count)
+    guidance = (float(GUIDANCE) if c.null_condition else 1.0) if options.guidance is None else options.guidance
+    rows = len(given[0]) if given else count
+    shown = shown_steps(c.frames > 1, autoencoder is not None) if steps_shown else 0
+    return sample_images(
+        loaded.model,
+        process,
+        given,
+        rows,
+        guidance,
+        options.steps or STEPS,
+        options.sampler,
+        options.seed,
+        show_steps=shown,
+        decode=decoder_of(autoencoder),
+        compile=options.compile,
+        notify=notify,
+    )
+
+
+def evaluate(
+    task: Diffusion, model: Any, folder: Path, classifier_of: Callable[[Diffusion], Any]
+) -> tuple[dict[str, float], list[Path]]:
+    """The loss, and samples scored by a classifier of the same data, which is trained once and kept."""
+    if not task.has_classes:
+        return task.report(model, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics = task.evaluate(model)
+    scores, files = score_samples(task, model, classifier_of(task))
+    return metrics | scores, write_all(folder, files)
+
+
+def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+    patches, blocks = prod(c.grid), []
+    kinds = groupings(c, torch.device("meta"))
+    for i, kind in enumerate(kinds[: c.depth]):
+        groups, tokens = (1, patches) if kind is None else (kind.count, kind.size)
+        blocks.append(adaln_block_group(c, batch, groups, tokens, len(range(i, c.depth, len(kinds))), half))
+    if c.vocab:
+        text = ReaderConfig(width=c.width, heads=c.heads, hidden=c.hidden, rope_fraction=c.rope_fraction)
+        blocks.append(block_group(text, batch, c.context, c.text_encoder_depth, half))
+    rows, output = batch * patches, FULL * c.width + half * c.width + 2 * FULL * c.sizes["o"]
+    return Activations(blocks, rows * half * c.sizes["c"], rows * (norm_bytes(c) + output))
+
+
+FAMILY = Family(
+    name="dit",
+    summary="a label, a text or nothing to an image; a label to a video",
+    config=DiTConfig,
+    model=DiT,
+    presets=PRESETS,
+    training=TRAINING,
+    task=Diffusion,
+    data="digits",
+    data_help="digits, scenes or moving-digits (built in); a folder with one subfolder a class, or of images with "
+    "metadata.jsonl, or of images alone; a folder of MNIST's idx files; .tar files of webdataset; or hf:OWNER/NAME. "
+    "--data.fit crop, pad or squash: what becomes of images of another shape.",
+    embedded=(*EMBEDDED["label"], *EMBEDDED["caption"]),
+    eval_help="loss; the share of samples that a classifier of the same images classifies as their label; of texts, "
+    "samples to look at",
+    train_settings=("flip", "crop", "augment_ops", "condition_dropout"),
+    data_settings=("fit",),
+    train_options=TrainOptions,
+    sample_options=SampleOptions,
+    sample=sample,
+    predict=predict,
+    trace_options=TraceOptions,
+    trace=trace_step,
+    explore=EXPLORE,
+    evaluate=evaluate,
+    cost=CostProfile(
+        activations=_activations,
+        loss=mean_square,
+        groups=dict.fromkeys(
+            ("time", "labels", "text_tokens", "text_encoder", "null_text", "ada", "last"), "condition"
+        ),
+        parameter_formulas=block_formulas,
+    ),
+    heads="this model denoises in many steps, and a head attends differently at each, so no one score describes it; "
+    "pencil trace --png draws the attention at one step",
+    checkpoints=(DIT, DIT_ORIGINAL),
+    imported=imported,
+)
