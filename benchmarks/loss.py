@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from pencil.families import create
 from pencil.models.gpt import PRESETS
-from pencil.train.losses import fused as fused_loss
-from pencil.train.losses.fused import linear_cross_entropy
-from pencil.train.losses.vocabulary import next_token
+from pencil.train.losses import vocabulary as losses
+from pencil.train.losses.vocabulary import linear_cross_entropy, next_token
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -139,7 +138,7 @@ def main() -> None:
         )
         calls = {"plain": compiled(plain)}
         calls |= {f"fused, chunks of {n:,}": compiled(partial(fused, n)) for n in chunks}
-        calls |= {f"fused, chunks of {fused_loss.CHUNK:,}, {mode}": compiled(partial(fused, fused_loss.CHUNK), mode)
+        calls |= {f"fused, chunks of {losses.CHUNK:,}, {mode}": compiled(partial(fused, losses.CHUNK), mode)
                   for mode in options.mode or ()}  # fmt: skip
         steps = {name: partial(step, call, model, optimizer, batch) for name, call in calls.items()}
         print("| loss | ms a step | tokens/s | against plain | peak GB |\n|---|---|---|---|---|")

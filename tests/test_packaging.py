@@ -16,7 +16,7 @@ import pytest
 from conftest import HERE
 from pencil.cli.doctor import EXTRAS
 from pencil.families import FAMILIES
-from pencil.train.loop.loggers import _OPEN
+from pencil.train.loop.report import _OPEN
 
 ROOT = HERE.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

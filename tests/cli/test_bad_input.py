@@ -16,7 +16,7 @@ from commands import SMALL
 from conftest import TEXT, TINY, pencil
 from pencil.cli.main import main
 from pencil.config import UserError
-from pencil.runs.manifest import Manifest
+from pencil.runs.files import Manifest
 
 BAD_FILES = {
     "empty.txt": b"",

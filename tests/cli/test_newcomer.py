@@ -238,7 +238,7 @@ def test_characters_and_folders_that_are_not_known_have_a_mend(fails, run, tmp_p
 
 
 def test_scores_have_a_name(type_in, seq2seq_run, monkeypatch):
-    from pencil.families.seq2seq import record as seq2seq
+    from pencil.families import seq2seq
     from pencil.inference.beam import Hypothesis
 
     words = ("sample", seq2seq_run, "--source", "abd", "--beams", 3)

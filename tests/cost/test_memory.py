@@ -11,7 +11,6 @@ from pencil.cost.count import count
 from pencil.cost.devices import DEVICES, Workload, device, workloads
 from pencil.cost.memory import kv_cache, kv_sharing, train_memory
 from pencil.families import configure, family
-from pencil.train.losses import fused as fused_loss
 from pencil.train.losses import vocabulary as losses
 from pencil.train.optim import make_optimizers, state_tensors
 from pencil.train.settings import TrainConfig
@@ -134,8 +133,8 @@ def test_the_fused_loss_of_many_logits_saves_what_is_counted(monkeypatch, length
     """In float32 on a CPU, where the matrix is not padded; tokens are taken in chunks of equal size."""
     assert (cost_memory.LARGE, cost_memory.CHUNK, cost_memory.ALIGNED) == (
         losses.LARGE,
-        fused_loss.CHUNK,
-        fused_loss.ALIGNED,
+        losses.CHUNK,
+        losses.ALIGNED,
     )
     rows, width, vocab, chunk = 3 * length, 352, 509, 128
     monkeypatch.setattr(cost_memory, "CHUNK", chunk)
@@ -145,9 +144,9 @@ def test_the_fused_loss_of_many_logits_saves_what_is_counted(monkeypatch, length
     targets, saved, made = torch.zeros(rows, dtype=torch.long), [], MemTracker()
     made.track_external(hidden, weight, targets)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        found = fused_loss.linear_cross_entropy(hidden, weight, None, targets, chunk=chunk)
+        found = losses.linear_cross_entropy(hidden, weight, None, targets, chunk=chunk)
     with made, torch.no_grad():
-        fused_loss._summed._init_fn(hidden, weight, None, targets, 0.0, chunk, True, True, False)
+        losses._summed._init_fn(hidden, weight, None, targets, 0.0, chunk, True, True, False)
     counted = cost_memory.loss_memory(rows * vocab, vocab, width, 4, True)
     assert counted.fused
     assert sum(t.nbytes for t in saved if t.ndim > 1) == counted.saved

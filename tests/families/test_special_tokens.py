@@ -9,8 +9,7 @@ import torch
 from pencil.config import build
 from pencil.data.text import text_data as text
 from pencil.data.tokenizers.tokenizer import read_json
-from pencil.families import configure, create, family, gpt
-from pencil.families.reader import record as reader
+from pencil.families import configure, create, family, gpt, reader
 from pencil.inference import decode_step
 from pencil.inference.beam import search
 from pencil.inference.generation import Generation

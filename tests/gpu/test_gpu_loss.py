@@ -6,9 +6,8 @@ import torch.nn.functional as F
 
 from conftest import unchecked
 from pencil.families import create
-from pencil.train.losses import fused as fused_loss
 from pencil.train.losses import vocabulary as losses
-from pencil.train.losses.fused import linear_cross_entropy, softmax_loss_
+from pencil.train.losses.vocabulary import linear_cross_entropy, softmax_loss_
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA GPU")
 TOKENS, WIDTH, VOCAB = 1301, 72, 50257
@@ -81,7 +80,7 @@ def test_the_kernel_gives_what_plain_operations_give(dtype, smoothing, monkeypat
     targets[5] = -100
     by_kernel, plain = z.clone(), z.clone()
     found = softmax_loss_(by_kernel, targets, 4099, smoothing, True)
-    monkeypatch.setattr(fused_loss, "_has_triton", lambda: False)
+    monkeypatch.setattr(losses, "_has_triton", lambda: False)
     expected = softmax_loss_(plain, targets, 4099, smoothing, True)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
     torch.testing.assert_close(by_kernel, plain, rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=1e-6)

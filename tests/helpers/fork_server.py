@@ -16,7 +16,7 @@ def child(job, rank):
         os.dup2(file, number)
         os.close(file)
     sys.argv = ["pencil", *job["words"]]
-    torchrun.PARENT_PID = os.getppid()  # which was another when it was imported
+    processes.PARENT_PID = os.getppid()  # which was another when it was imported
     code = 0
     try:
         if job["script"]:
@@ -46,7 +46,7 @@ if __name__ == "__main__":
 
     from pencil import families
     from pencil.cli.main import main
-    from pencil.collectives import torchrun
+    from pencil.collectives import processes
     from pencil.train.loop import trainer as loop
     from pencil.train.tasks import language_modeling
 

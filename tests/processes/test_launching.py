@@ -18,10 +18,11 @@ from pencil.collectives.processes import (
     World,
     _check_device,
     _describe_difference,
+    _open_store,
+    agent_name,
     is_lost_connection,
     world,
 )
-from pencil.collectives.torchrun import _open_store, agent_name
 from pencil.config import UserError
 
 SMALL = ["--data", "notes.txt", "--out", "run", "--model.width", "12", "--model.depth", "1", "--model.heads", "3",
@@ -182,10 +183,10 @@ def test_what_is_no_training_runs_in_one_process(together):
 def test_what_is_made_for_a_training_that_is_gone_ends(together):
     script = """
 import torch
-from pencil.collectives import processes, torchrun
+from pencil.collectives import processes
 from pencil.progress import pollable
 with processes.process_group(torch.device("cpu")):
-    torchrun.PARENT_PID = -1
+    processes.PARENT_PID = -1
     processes.rank0_first(lambda: [print(n) for n in pollable([2, 3])])
 """
     first, second = together(2, script, env={"TORCHELASTIC_RUN_ID": "tuesday"}, code=1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pencil.config import UserError
-from pencil.runs.manifest import Manifest
+from pencil.runs.files import Manifest
 from pencil.train.loop import checkpoint
 
 

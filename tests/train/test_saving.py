@@ -11,8 +11,7 @@ from test_loop_details import SMALL, trainer
 
 from pencil.config import UserError
 from pencil.files import entry_of
-from pencil.runs.files import RunFiles
-from pencil.runs.manifest import Manifest, list_checkpoints
+from pencil.runs.files import Manifest, RunFiles, list_checkpoints
 from pencil.tensors import torch_dtypes
 from pencil.train.loop import checkpoint
 from pencil.train.loop.checkpointer import BackgroundWriter

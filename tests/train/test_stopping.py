@@ -21,8 +21,7 @@ from pencil.runs.run import Run
 from pencil.train.loop import checkpoint, evaluator
 from pencil.train.loop import trainer as loop
 from pencil.train.loop.evaluator import Evaluator
-from pencil.train.loop.loggers import numbers
-from pencil.train.loop.report import Metrics
+from pencil.train.loop.report import Metrics, numbers
 from pencil.train.settings import TrainConfig
 from pencil.train.validation import Amount, Validation
 from training import bits, interrupt_after

@@ -17,7 +17,7 @@ from pencil.api.training_request import TrainingRequest
 from pencil.api.verifying import verify_run
 from pencil.config import UserError, build
 from pencil.runs import files as run_files
-from pencil.runs.manifest import Manifest, _own_hash
+from pencil.runs.files import Manifest, _own_hash
 from pencil.runs.run import Run
 from pencil.train.loop import checkpoint
 from pencil.train.loop.resume import differences_of_machine

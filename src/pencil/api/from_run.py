@@ -10,7 +10,7 @@ from ..config import UserError, build
 from ..data.settings import DataConfig
 from ..families.family import Family
 from ..models.output import check_finite
-from ..runs.manifest import ORIGINAL, WEIGHTS
+from ..runs.files import ORIGINAL, WEIGHTS
 from ..train.frozen import frozen_names
 from ..train.settings import TrainConfig
 from ..train.start import Start

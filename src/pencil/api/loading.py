@@ -12,8 +12,7 @@ from ..families.family import FAMILIES, Family, family
 from ..families.predictions import predict_loaded
 from ..inference.int8 import to_int8
 from ..models.notebook import model_html
-from ..runs.files import find_run
-from ..runs.manifest import WEIGHTS
+from ..runs.files import WEIGHTS, find_run
 from ..runs.run import Loaded, Run
 from ..tensors import check_tensors
 from ..train.settings import RENAMED_FOR_MASKS, TrainConfig

@@ -10,7 +10,7 @@ from typing import Any
 from ..data.tokenizers.folders import SENTENCEPIECE_FILES
 from ..families.family import Family
 from ..files import read_json, read_text
-from ..runs.manifest import ORIGINAL
+from ..runs.files import ORIGINAL
 from ..runs.run import Run
 from ..weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside
 from ..weights.maps import Architecture

@@ -27,7 +27,7 @@ from ..data.images.examples import FileExamples
 from ..data.sources import absolute, is_several
 from ..families.family import Family, family
 from ..files import read_json
-from ..runs.manifest import DATA_RECORD
+from ..runs.files import DATA_RECORD
 from ..runs.run import Run
 from ..train.settings import TrainConfig
 from ..train.task import DataChanged, check_unchanged

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__
-from ..collectives.torchrun import launch_facts, world
+from ..collectives.processes import launch_facts, world
 from ..config import UserError, build, fitted
 from ..data.images.image_data import ImageData, lookalikes
 from ..data.settings import check_data_settings
@@ -17,7 +17,7 @@ from ..data.tokenizers.tokenizer import Tokenizer
 from ..device import pick_device
 from ..families.family import Family
 from ..files import memory
-from ..runs.manifest import DATA_RECORD
+from ..runs.files import DATA_RECORD
 from ..runs.run import Run, choose_path
 from ..train.schedule import published_peak
 from ..train.settings import (

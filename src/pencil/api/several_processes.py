@@ -14,15 +14,19 @@ import torch
 from .. import __version__
 from ..collectives.processes import (
     RankError,
+    agent_name,
     broadcast,
+    launch_folder,
+    launch_name,
     on_all_ranks,
     only_rank0_prints,
     process_group,
     rank0_first,
     require_same_on_all_ranks,
+    restarts,
+    several_machines,
     world,
 )
-from ..collectives.torchrun import agent_name, launch_folder, launch_name, restarts, several_machines
 from ..config import UserError, build
 from ..device import pick_device
 from ..runs.run import Run

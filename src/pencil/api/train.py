@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..collectives.processes import all_gather, has_process_group, is_lost_connection, world
-from ..collectives.torchrun import launch_folder, restarts
+from ..collectives.processes import all_gather, has_process_group, is_lost_connection, launch_folder, restarts, world
 from ..config import UserError
 from ..console import note, visible
 from ..device import pick_device

@@ -8,7 +8,7 @@ from ..data.cache import cache_fault
 from ..data.text import text_data as text
 from ..families.family import Family, family
 from ..files import fingerprint
-from ..runs.manifest import CONTENTS, DATA_RECORD, FOLDERS, UNLISTED, Fault
+from ..runs.files import CONTENTS, DATA_RECORD, FOLDERS, UNLISTED, Fault
 from ..runs.run import Run
 from ..train.loop import checkpoint
 from ..train.loop.identity import differences, recorded_changes, records_all_settings

@@ -18,8 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..collectives.processes import RANK0_REPORT_SECONDS, RankError
-from ..collectives.torchrun import LOOPBACK, World, launch_folder, world
+from ..collectives.processes import LOOPBACK, RANK0_REPORT_SECONDS, RankError, World, launch_folder, world
 from ..config import UserError
 from .screens.terminal import note
 

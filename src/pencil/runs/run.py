@@ -16,8 +16,7 @@ from ..config import UserError, to_toml
 from ..data.tokenizers.tokenizer import Tokenizer, read_json
 from ..files import WINDOWS, beside, entry_of, fingerprint, flush_folder, is_text, read_text, write_aside
 from ..tensors import check_bytes, check_tensors, in_file_order, read_tensors, write_tensors
-from .files import RunFiles, check_name, find_run
-from .manifest import WEIGHTS, Manifest
+from .files import WEIGHTS, Manifest, RunFiles, check_name, find_run
 
 
 class Run(RunFiles):

@@ -10,7 +10,7 @@ from torch import nn
 
 from ...config import UserError
 from ...files import memory
-from ...runs.manifest import WEIGHTS
+from ...runs.files import WEIGHTS
 from ...runs.run import Loaded, Run
 from ...tensors import check_tensors, torch_dtypes
 from ...weights.checkpoint_files import Checkpoint, open_checkpoint

@@ -29,7 +29,7 @@ from torch import Tensor
 from ...collectives.processes import World, on_all_ranks, world
 from ...config import UserError
 from ...files import entry_of, fingerprint, flush_folder, matches, parse_json, read_bytes, read_json, write_flushed
-from ...runs.manifest import Fault, Manifest, list_checkpoints
+from ...runs.files import Fault, Manifest, list_checkpoints
 from ..parallel.shards import Cut, Pieces, write_file
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ... import __version__
 from ...collectives.processes import all_reduce_any, on_all_ranks, on_rank0, world
 from ...files import write_aside
-from ...runs.manifest import WEIGHTS
+from ...runs.files import WEIGHTS
 from ...runs.run import Run
 from ...tensors import in_file_order
 from ..optim import state_tensors

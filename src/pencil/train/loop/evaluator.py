@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 from threading import Event
 
-from ...collectives.distributed_map import StopEverywhere, distributed_evaluation, gather_results
-from ...collectives.fsdp_gathering import serve_others
+from ...collectives.distributed_map import StopEverywhere, distributed_evaluation, gather_results, serve_others
 from ...collectives.processes import broadcast, world
 from ...config import UserError
 from ...progress import watched

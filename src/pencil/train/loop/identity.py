@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...config import UserError, upgraded
-from ...runs.manifest import Fault
+from ...runs.files import Fault
 from ...runs.run import Run
 from ..settings import UNDECIDED, TrainConfig
 from . import checkpoint

@@ -20,8 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.processes import all_reduce_any, barrier_without_timeout, broadcast, process_group, world
-from ...collectives.torchrun import is_orphaned
+from ...collectives.processes import (
+    all_reduce_any,
+    barrier_without_timeout,
+    broadcast,
+    is_orphaned,
+    process_group,
+    world,
+)
 from ...config import UserError
 from ...device import pick_device, random_state, random_state_kept, seed_generators
 from ...progress import duration
@@ -38,10 +44,9 @@ from . import pace, report
 from .checkpointer import DISK_FULL, Checkpointer
 from .ema import ExponentialMovingAverage
 from .evaluator import Abandoned, Evaluator
-from .loggers import open_logger
 from .nonfinite import FiniteGuard, name_samples
 from .pace import SLOW_UPDATE_SECONDS, Budget, Pace, describe_plan, plans_of, with_plans
-from .report import Metrics, NoMetrics, ProgressBar, plot_losses
+from .report import Metrics, NoMetrics, ProgressBar, open_logger, plot_losses
 from .resume import restore
 from .state import Outcome, TrainState, with_plan
 

@@ -15,7 +15,7 @@ memory: each parameter is made whole once, in the order of one process, and each
 (`train/parallel/fsdp.py`). Muon needs whole matrices: two messages bring the rows of each to the process that works it,
 and the rows of its update back (`train/optim.py`). An evaluation is shared out by batches; their results are added in
 the order of the batches, so it has the bits of one process (`collectives/distributed_map.py`). Under FSDP2 they gather
-block by block, whatever each of them runs (`collectives/fsdp_gathering.py`).
+block by block, whatever each of them runs (`collectives/distributed_map.py`).
 """
 
 import inspect
@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...collectives.fsdp_gathering import BlockGathering
+from ...collectives.distributed_map import BlockGathering
 from ...collectives.processes import RankError, World, all_reduce_any, all_reduce_sum, broadcast
 from ...config import UserError
 from ...device import seed_generators, sync_of, total_memory, without_fallback_warnings
