@@ -157,7 +157,7 @@ def test_values_that_numpy_cannot_hold_are_refused_by_the_tape(tmp_path):
     with pytest.raises(UserError, match="is float8_e5m2, which has no receipt yet"):
         trace(lambda x: x.float() * 2, torch.ones(3).to(torch.float8_e5m2))
     found = trace(lambda x: x + 1, torch.ones(3))
-    found.graph.kept[0] = torch.ones(3).to(torch.uint16)
+    found.graph.values[0] = torch.ones(3).to(torch.uint16)
     with pytest.raises(UserError, match="uint16, which a trace file cannot hold"):
         write(found, tmp_path / "a.safetensors")
 

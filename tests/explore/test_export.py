@@ -14,7 +14,7 @@ from pencil.explore.export import export_page
 from pencil.explore.outline import outline as outline_of
 from pencil.explore.session import Session
 from pencil.tracing.graph import Graph
-from pencil.tracing.trace_base import RecordedTrace
+from pencil.tracing.trace_base import TraceBase
 
 SOME = [name if name in ("vit", "captioner", "dit") else pytest.param(name, marks=pytest.mark.long) for name in FIRST]
 
@@ -83,7 +83,7 @@ def test_a_file_that_would_be_too_large_keeps_what_is_near_the_first_cell(sessio
     # what is kept unfolds to the same receipt as in the whole trace
     trace = one.record(state)
     kept, _ = export._fitting_nodes(trace, [graph["start"]], 600_000)
-    lean = RecordedTrace(export.Lean(trace.graph, kept), trace.labels, trace.facts)
+    lean = TraceBase(export.Lean(trace.graph, kept), trace.labels, trace.facts)
     from pencil.tracing.receipt import receipt
 
     node = trace.graph.names["logits"]

@@ -179,7 +179,7 @@ def recorded(graph, node, flat):
     """
     if not isinstance(graph, Tape) or graph.nodes[node].op == "update":
         return graph.cells(node, flat)
-    value = graph.kept[node].detach().resolve_conj().cpu().reshape(-1)[torch.from_numpy(np.asarray(flat))]
+    value = graph.values[node].detach().resolve_conj().cpu().reshape(-1)[torch.from_numpy(np.asarray(flat))]
     return value.to(torch.complex128 if value.is_complex() else torch.float64).numpy()
 
 

@@ -113,7 +113,7 @@ def test_kv_cache_gives_what_reading_all_at_once_gives():
     import torch
 
     found = traced("example:kv-cache")
-    model = found.recording.model.model
+    model = found.traced_model.model.model
     with torch.no_grad():
         whole = model(torch.arange(4)[None])
     close(found["next.logits"].value[0, 0], whole[0, 3].numpy())

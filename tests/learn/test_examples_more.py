@@ -22,7 +22,7 @@ def close(found, expected):
 
 def test_weights_are_of_one_decimal():
     for name in ("rope", "alibi", "shaw", "t5", "adaln", "adaln-zero"):
-        for weight, parameter in traced(f"example:{name}").recording.model.named_parameters():
+        for weight, parameter in traced(f"example:{name}").traced_model.model.named_parameters():
             tenths = parameter.detach().numpy() * (50 if "norm" in weight else 10)
             close(tenths, tenths.round())
 
@@ -49,7 +49,7 @@ def test_alibi_subtracts_each_heads_slope_for_every_step():
 
 def test_shaw_adds_a_vector_for_each_clipped_distance():
     found = traced("example:shaw")
-    table = found.recording.model.positions.table.detach().numpy()[0]
+    table = found.traced_model.model.positions.table.detach().numpy()[0]
     q, k, scores = (value(found, f"{BLOCK}.{name}")[0, 0] for name in ("q", "k", "scores"))
     for i in range(4):
         for j in range(i + 1):
@@ -58,7 +58,7 @@ def test_shaw_adds_a_vector_for_each_clipped_distance():
 
 def test_t5_adds_the_number_of_a_bucket_and_does_not_scale():
     found = traced("example:t5")
-    table = found.recording.model.positions.table.detach().numpy()[0]
+    table = found.traced_model.model.positions.table.detach().numpy()[0]
     q, k, scores = (value(found, f"{BLOCK}.{name}")[0] for name in ("q", "k", "scores"))
     buckets = [0, 1, 2, 2]  # two buckets of one distance, then one of several
     for head in range(2):
@@ -70,7 +70,7 @@ def test_t5_adds_the_number_of_a_bucket_and_does_not_scale():
 @pytest.mark.parametrize("name, parts", [("adaln", 4), ("adaln-zero", 6)])
 def test_adaln_from_the_timestep_to_the_block(name, parts):
     found = traced(f"example:{name}")
-    model = found.recording.model
+    model = found.traced_model.model
     t, time, block = 3.0, model.time, model.block
     angles = np.array([t, t / 100])
     features = np.concatenate((np.cos(angles), np.sin(angles)))

@@ -102,7 +102,7 @@ def traced(name, double=True, rows=1):
 def output_of(t):
     """The name of the last value that is a number for each class, word or pixel."""
     return next(
-        name for name in ("logits", "patches_out", "head.pooled", "encoder.out") if name in t.recording.declared
+        name for name in ("logits", "patches_out", "head.pooled", "encoder.out") if name in t.traced_model.declared
     )
 
 
@@ -197,7 +197,7 @@ def written_by(t, attn, head, place, query):
 
 def test_a_head_of_a_gpt_is_its_pattern_values_and_output_matrix():
     t, query, word = traced("gpt learned"), 3, 17
-    model = t.recording.model
+    model = t.traced_model.model
     found = t.contributions(f"logits[0,{query},{word}]")
     for block, head in ((0, 1), (1, 0)):
         row = written_by(t, model.blocks[block].attn, head, f"blocks.{block}.attn", query)
@@ -209,7 +209,7 @@ def test_a_head_of_a_gpt_is_its_pattern_values_and_output_matrix():
 
 def test_a_head_of_a_post_norm_reader_is_carried_through_every_later_norm():
     t, query, word = traced("reader post"), 2, 13
-    model = t.recording.model
+    model = t.traced_model.model
     first, last = model.encoder.blocks
     before, name = t.array("encoder.input")[0, query], "encoder.blocks"
     row = written_by(t, first.attn, 1, f"{name}.0.attn", query)
@@ -229,7 +229,7 @@ def test_a_head_of_a_post_norm_reader_is_carried_through_every_later_norm():
 
 def test_removing_a_head_of_the_last_block_removes_its_part():
     t, query, word = traced("gpt learned"), 4, 11
-    model = t.recording.model
+    model = t.traced_model.model
     without = t.edit("blocks.1.attn.z[:,1]", 0).edit("blocks.1.mlp.out", t["blocks.1.mlp.out"].value)
     change = t.array("blocks.1.post")[0, query] - without.array("blocks.1.post")[0, query]
     row = normed(change, model.norm, t.array("blocks.1.post")[0, query])
@@ -263,7 +263,7 @@ def test_from_an_answer_to_a_pixel_in_four_steps():
     assert pixel.cell == "picture[0,1,3,11]"
     assert found.part(pixel.id).value == pixel.value
     assert (embedding.kind, pixel.count, pixel.parts) == ("embedding", 0, [])
-    model, number = t.recording.model, int(head.id.split(":")[1])
+    model, number = t.traced_model.model, int(head.id.split(":")[1])
     block, d = model.blocks[0], model.blocks[0].attn.head_width
     with torch.no_grad():
         channel = 1 * 2 * 5 + 1 * 5 + 1  # of a patch of 2×5: second channel, second row, second column
@@ -315,8 +315,8 @@ def test_a_value_that_is_not_held_leaves_a_remainder(name, value, monkeypatch):
 
 
 def fresh(t):
-    """The same trace, whose held model is not made yet."""
-    t.held_model = None
+    """The same trace, whose linearized model is not made yet."""
+    t.linearized = None
     return t
 
 
@@ -354,7 +354,7 @@ def t_held(name):
 
 def test_contributions_of_an_edited_run():
     t = traced("gpt learned")
-    model = t.recording.model
+    model = t.traced_model.model
     head = t.edit("blocks.1.attn.z[:,1]", 0).contributions("logits[0,3,5]").part("blocks.1.attn.z:1")
     assert head.value == 0
     assert [(one.kind, one.value) for one in head.parts if one.value] == []
@@ -372,7 +372,7 @@ def test_contributions_of_an_edited_run():
 
 def test_contributions_of_blocks_that_are_closed():
     t = traced("gpt learned")
-    closed = trace(t.recording.model, *t.recording.inputs, keep="blocks")
+    closed = trace(t.traced_model.model, *t.traced_model.inputs, keep="blocks")
     one, other = (some.contributions("logits[0,3,5]", 7) for some in (closed, t))
     assert [(a.id, a.value) for a in one.parts] == [(b.id, b.value) for b in other.parts]
     assert not closed.graph.opened
@@ -380,7 +380,7 @@ def test_contributions_of_blocks_that_are_closed():
 
 def test_the_model_stays_as_it_was():
     t = traced("reader tanh", double=False)
-    model = t.recording.model
+    model = t.traced_model.model
     before = {name: (p.dtype, p.requires_grad, p.clone()) for name, p in model.named_parameters()}
     model.train()
     t.contributions("logits[0,1]")

@@ -8,7 +8,6 @@ from pencil.core.masks import NOWHERE
 from pencil.core.span import Span
 from pencil.families import configure, create
 from pencil.tracing.live_trace import trace
-from pencil.tracing.receipt import agree
 from pencil.tracing.rules import RULES
 from traced import LEAVES, unchecked
 
@@ -36,7 +35,7 @@ def hold(found, count=1000):
     graph, rng = found.graph, np.random.default_rng(5)
     by_op = {}
     for i, node in enumerate(graph.nodes):
-        if node.plan is not None and node.size and graph.kept[i] is not None:
+        if node.plan is not None and node.size and graph.values[i] is not None:
             by_op.setdefault(node.op, []).append(i)
     assert by_op
     assert not [n.name for n in graph.nodes if n.size and n.plan is None and n.kind not in LEAVES]
@@ -46,9 +45,11 @@ def hold(found, count=1000):
         for i in nodes:
             flat = rng.integers(0, graph.nodes[i].size, share)
             reworked, allowed = graph.work(i, flat)
-            recorded = np.asarray(graph.stored(i)).reshape(-1)[flat]
-            for a, b, e in zip(reworked, recorded, allowed, strict=True):
-                assert agree(float(a), float(b), float(e)), (op, graph.nodes[i].name, a, b, e)
+            recorded = np.asarray(graph.stored(i), float).reshape(-1)[flat]
+            with np.errstate(invalid="ignore"):
+                near = np.abs(reworked - recorded) <= allowed
+            right = near | (reworked == recorded) | (np.isnan(reworked) & np.isnan(recorded))
+            assert right.all(), (op, graph.nodes[i].name, reworked[~right], recorded[~right], allowed[~right])
 
 
 @pytest.mark.proof("no operation without a receipt", "gpt")

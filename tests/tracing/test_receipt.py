@@ -310,7 +310,7 @@ def test_a_sum_of_comparisons_is_bracketed():
 def test_a_receipt_that_does_not_agree_gives_the_difference():
     found = trace(lambda x: x * 2, X)
     graph = found.graph
-    graph.kept[graph.names["output"]] = torch.tensor([3.0, -4.0, 0.75])
+    graph.values[graph.names["output"]] = torch.tensor([3.0, -4.0, 0.75])
     written = found["output[2]"].why()
     assert not written.agrees
     assert (
@@ -327,9 +327,9 @@ def test_not_a_number_agrees_with_itself_only():
     written = found["output[0]"].why()
     assert written.agrees
     assert "recorded not a number ✓" in str(written)
-    found.graph.kept[found.graph.names["output"]] = torch.tensor([1.0, math.nan])
+    found.graph.values[found.graph.names["output"]] = torch.tensor([1.0, math.nan])
     again = trace(lambda x: x / x, torch.tensor([0.0, 1.0]))
-    again.graph.kept[again.graph.names["output"]] = torch.tensor([1.0, math.nan])
+    again.graph.values[again.graph.names["output"]] = torch.tensor([1.0, math.nan])
     assert not again["output[0]"].why().agrees
     assert not again["output[1]"].why().agrees
 
@@ -338,7 +338,7 @@ def test_infinity_agrees_with_itself_only():
     program = lambda x: 1 / x  # noqa: E731
     assert trace(program, torch.tensor([0.0]))["output[0]"].why().agrees
     wrong = trace(program, torch.tensor([0.0]))
-    wrong.graph.kept[wrong.graph.names["output"]] = torch.tensor([1e30])
+    wrong.graph.values[wrong.graph.names["output"]] = torch.tensor([1e30])
     assert not wrong["output[0]"].why().agrees
 
 

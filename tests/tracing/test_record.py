@@ -15,8 +15,7 @@ from pencil.config import UserError
 from pencil.core.notation import Notation
 from pencil.core.probe import Probe, declared
 from pencil.learn.worked.examples import EXAMPLES
-from pencil.tracing import live_trace as record
-from pencil.tracing import recording
+from pencil.tracing import live_trace, traced_model
 from pencil.tracing.live_trace import LiveTrace, trace
 from traced import OURS, disagreeing, holds, ours, stirred, theirs, traced, unchecked, words
 
@@ -582,7 +581,7 @@ def test_a_stream_written_in_place_around_its_blocks():
 def test_what_is_kept_follows_from_the_budget(monkeypatch):
     model, inputs = ours("gpt learned")
     assert "blocks.0.attn.pattern" in trace(model, *inputs).graph.names
-    for module in (record, recording):
+    for module in (live_trace, traced_model):
         monkeypatch.setattr(module, "BUDGET", 20_000)
     small = trace(model, *inputs)
     assert "blocks.0.attn.pattern" not in small.graph.names

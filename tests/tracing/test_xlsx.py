@@ -110,17 +110,17 @@ CHANGES = {
 
 def _again(t, name, index, value):
     """The same run of the model with one number of an input or a weight changed."""
-    recording = t.recording
-    model, inputs = copy.deepcopy(recording.model), list(recording.inputs)
+    traced = t.traced_model
+    model, inputs = copy.deepcopy(traced.model), list(traced.inputs)
     parameters = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
     with torch.no_grad():
         if name in parameters:
             parameters[name][index] = value
         else:
-            at = list(recording.takes).index(name.removeprefix("given."))
+            at = list(traced.takes).index(name.removeprefix("given."))
             inputs[at] = inputs[at].clone()
             inputs[at][index] = value
-    return trace(model, *inputs, **recording.given)
+    return trace(model, *inputs, **traced.keywords)
 
 
 # recalculated in every run of the suite; the others by the long form

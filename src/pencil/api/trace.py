@@ -11,11 +11,11 @@ from ..config import UserError, nearest
 from ..families.family import family
 from ..inference.int8 import refuse_int8
 from ..runs.run import Loaded
-from ..tracing import live_trace as record
+from ..tracing import live_trace
 from .loading import load
 
 
-def trace(what: Any, *inputs: Any, **options: Any) -> record.LiveTrace:
+def trace(what: Any, *inputs: Any, **options: Any) -> live_trace.LiveTrace:
     """Run a model once and record every operation; any cell of any tensor then unfolds into its arithmetic.
 
     `what` is a run (its folder, or what `pencil.load` gives), and then the input and the options are those of `pencil
@@ -27,10 +27,10 @@ def trace(what: Any, *inputs: Any, **options: Any) -> record.LiveTrace:
         return trace_loaded(*prepare_trace(what, inputs, options))
     if isinstance(what, torch.nn.Module):
         refuse_int8(what, "traced")
-    return record.trace(what, *inputs, **options)
+    return live_trace.trace(what, *inputs, **options)
 
 
-def trace_loaded(loaded: Loaded, options: Any, double: bool = False) -> record.LiveTrace:
+def trace_loaded(loaded: Loaded, options: Any, double: bool = False) -> live_trace.LiveTrace:
     """The trace of an opened run with its family's options."""
     kind = family(loaded.run.family)
     assert kind.trace is not None

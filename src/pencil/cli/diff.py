@@ -30,7 +30,6 @@ def diff(
     from ..tracing.receipt import format_number
     from ..tracing.show import differences, only_in
     from ..tracing.trace import read
-    from ..tracing.trace_base import letter_of
 
     first, second = read(a, note), read(b, note)
     console, digits = result_console(), significant_digits(digits)
@@ -51,7 +50,7 @@ def diff(
             where = ",".join(map(str, difference.index))
             n = first.graph.nodes[first.graph.names[difference.name]]
             called = ((axis, first.called(n, axis, i)) for axis, i in enumerate(difference.index))
-            labels = ", ".join(f"{letter_of(n, axis)} '{label}'" for axis, label in called if label is not None)
+            labels = ", ".join(f"{n.letter(axis)} '{label}'" for axis, label in called if label is not None)
             at = f"[{where}] ({labels})" if labels else f"[{where}]"
             most, one, other = (
                 format_number(v, digits) for v in (difference.most, difference.first, difference.second)

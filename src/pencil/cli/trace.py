@@ -16,7 +16,7 @@ from .screens.terminal import note, progress_bar, result_console
 
 if TYPE_CHECKING:
     from ..families.family import Family
-    from ..tracing.trace_base import RecordedTrace
+    from ..tracing.trace_base import TraceBase
 
 Hidden = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 Edits = Annotated[
@@ -246,7 +246,7 @@ class _Outputs:
         if self.png and len(self.of) > 1:
             raise UserError("--png draws one tensor: give --of once")
 
-    def part_of(self, opened: "RecordedTrace") -> "RecordedTrace":
+    def part_of(self, opened: "TraceBase") -> "TraceBase":
         """Of a trace, what a page and a trace file have: all of it, or the tensors that --of names."""
         if not self.of:
             return opened
@@ -257,7 +257,7 @@ class _Outputs:
         return part
 
 
-def _write_page(part: "RecordedTrace", path: Path, title: str, about: str) -> None:
+def _write_page(part: "TraceBase", path: Path, title: str, about: str) -> None:
     from ..tracing import html as page
 
     with progress_bar(str(path)) as progress:
@@ -265,7 +265,7 @@ def _write_page(part: "RecordedTrace", path: Path, title: str, about: str) -> No
     note(f"{path}: {size / 1e6:.2f} MB")
 
 
-def _write_sheet(opened: "RecordedTrace", path: Path, of: list[str]) -> None:
+def _write_sheet(opened: "TraceBase", path: Path, of: list[str]) -> None:
     from ..tracing import xlsx as sheet
 
     with progress_bar(str(path)) as progress:
@@ -273,7 +273,7 @@ def _write_sheet(opened: "RecordedTrace", path: Path, of: list[str]) -> None:
     note(str(path))
 
 
-def _write_picture(opened: "RecordedTrace", path: Path, of: list[str], query: str | None) -> None:
+def _write_picture(opened: "TraceBase", path: Path, of: list[str], query: str | None) -> None:
     from ..files import write_aside
     from ..tracing import picture
 
@@ -281,7 +281,7 @@ def _write_picture(opened: "RecordedTrace", path: Path, of: list[str], query: st
     note(str(path))
 
 
-def _write_trace(part: "RecordedTrace", path: Path) -> None:
+def _write_trace(part: "TraceBase", path: Path) -> None:
     from ..tracing.file import write
 
     write(part, path)
@@ -313,7 +313,7 @@ def show_command(record: "Family | None") -> Callable[..., int]:
     return command
 
 
-def _title(what: str, options: Any, opened: "RecordedTrace") -> str:
+def _title(what: str, options: Any, opened: "TraceBase") -> str:
     name = what.removeprefix("example:") if what.startswith("example:") else Path(what).name
     text = getattr(options, "given", None)
     read = opened.facts.get("moment") if text is None else Path(text).name if Path(text).suffix else text

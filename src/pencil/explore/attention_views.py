@@ -10,7 +10,6 @@ from ..config import UserError, nearest
 from ..core.groups import Grouping
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace
-from ..tracing.trace_base import letter_of
 from .json_values import packed
 from .outline import tensors
 from .session import Session
@@ -52,7 +51,7 @@ class Patterns:
     def labels(self, name: str) -> tuple[list[str], list[str]]:
         """The labels of the queries and of the keys."""
         node, (queries, keys) = self.trace.graph.nodes[self.trace.find(name)], self[name].shape[1:]
-        letters = [letter_of(node, axis) for axis in (2, 3)] if (queries, keys) == node.shape[2:] else ["T", "T"]
+        letters = [node.letter(axis) for axis in (2, 3)] if (queries, keys) == node.shape[2:] else ["T", "T"]
         return self.trace.words(letters[0], queries, name), self.trace.words(letters[1], keys, name)
 
 

@@ -10,7 +10,6 @@ from ..config import UserError
 from ..tracing.contributions import Contributions, Part
 from ..tracing.live_trace import LiveTrace
 from ..tracing.receipt import label as label_of
-from ..tracing.trace_base import letter_of
 from .answers import one_thread
 from .json_values import number, packed
 from .session import Session
@@ -40,7 +39,7 @@ def tensor_slice(
         with np.errstate(invalid="ignore"):
             values = values - _real(minus.view(minus.find(name))[part].value)
     finite = values[np.isfinite(values)]
-    labels = [trace.words(letter_of(node, axis), node.shape[axis], name) for axis in shown]
+    labels = [trace.axis_words(node, axis) for axis in shown]
     return {
         "name": name,
         "index": at,

@@ -10,10 +10,9 @@ from typing import Any
 from ..config import UserError
 from ..tracing import html
 from ..tracing.contributions import Contributions, Part
-from ..tracing.file import refs, tables
-from ..tracing.graph import Array, Graph, Node
+from ..tracing.graph import Array, Graph, Node, refs, tables
 from ..tracing.live_trace import LiveTrace
-from ..tracing.trace_base import RecordedTrace
+from ..tracing.trace_base import TraceBase
 from .answers import Listener, OnEvent, one_thread
 from .attention_views import attention, layer_of, light
 from .cells import contribution_table, find_contributions
@@ -76,7 +75,7 @@ def _page(session: Session, state: State, shown: Shown, listener: Listener) -> s
     def page(included: set[int], lacking: Sequence[str]) -> str:
         absent = f"The values of {len(lacking)} of {named} tensors, which would make the file too large."
         return html.page(
-            RecordedTrace(Lean(trace.graph, included), trace.labels, trace.facts),
+            TraceBase(Lean(trace.graph, included), trace.labels, trace.facts),
             shown.title or f"{session.name}: {_name_input(session, state)}",
             start=start,
             views={
@@ -121,7 +120,7 @@ def _views(
     views: dict[str, Any] = {
         "model": {**about, "path": path, "example": given, "examples": examples},
         "answer": answer,
-        "outline": {"map": module_map(trace.recording.model, all_tensors(trace))},
+        "outline": {"map": module_map(trace.traced_model.model, all_tensors(trace))},
         "attention": attention(session, state.key),
         "light": {},
         "contributions": {},

@@ -12,7 +12,7 @@ from ..core.notation import Notation, stored
 from ..core.probe import LEGEND, declared, symbols
 from ..tracing.graph import Node
 from ..tracing.live_trace import LiveTrace
-from ..tracing.recording import tensors as nested_tensors
+from ..tracing.traced_model import tensors as nested_tensors
 from .json_values import address
 from .session import Session
 
@@ -26,7 +26,7 @@ def outline(session: Session, key: str) -> dict[str, Any]:
         "tensors": [_tensor(n) for n in nodes],
         "labels": trace.labels,
         "facts": trace.facts,
-        "map": module_map(trace.recording.model, nodes),
+        "map": module_map(trace.traced_model.model, nodes),
         "start": _first_cell(trace, session.answer(session.states[key])),
         "legend": LEGEND,
     }
@@ -77,7 +77,7 @@ def _explained(trace: LiveTrace, nodes: list[Node]) -> list[Node]:
     names = trace.graph.names
     if all(n.name in names or not n.named for n in nodes):
         return nodes
-    model, templates = trace.recording.model, declared(trace.recording.model)
+    model, templates = trace.traced_model.model, declared(trace.traced_model.model)
     about = Notation(model, (n.name for n in nodes if n.name in templates)).names
     return [
         replace(n, symbol=about[n.name].symbol, formula=about[n.name].formula)

@@ -25,7 +25,7 @@ from ..models.dit import PRESETS, DiT, DiTConfig, groupings
 from ..models.reader import ReaderConfig
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
-from ..tracing.recording import mapped
+from ..tracing.traced_model import mapped
 from ..train.tasks.diffusion import Diffusion
 from ..train.tasks.sample_scores import score_samples
 from ..weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside

@@ -15,6 +15,8 @@ LISTED = 12  # labels named in a refusal
 EXAMPLE = "such as blocks.0.attn.scores[0,1,2,3]"
 NUMBER = re.compile(r"[-+]?\d+")
 RANGE = re.compile(r"[-+]?\d*(\s*:\s*[-+]?\d*){1,2}")
+# what stands between commas: a label in quotes and what follows it, or anything else
+PART = re.compile(r"""\s*(?:(?P<mark>["'])(?P<rest>(?:\\.|(?!(?P=mark))[^\\])*(?P=mark))?)?[^,]*""", re.DOTALL)
 MARKED = re.compile(r"(.+)#(\d+)", re.DOTALL)
 
 
@@ -36,10 +38,10 @@ Part = int | slice | Label
 
 def parse(where: str) -> tuple[str, tuple[Part, ...]]:
     """A name, and an index, a range or a label for each axis given."""
-    found = re.fullmatch(r"([^\[\]]+?)\s*(?:\[(.*)\])?", where.strip(), re.DOTALL)
-    if not found:
+    match = re.fullmatch(r"([^\[\]]+?)\s*(?:\[(.*)\])?", where.strip(), re.DOTALL)
+    if not match:
         raise UserError(f"{where!r} is not a name with an index, {EXAMPLE}")
-    name, inside = found[1], found[2]
+    name, inside = match[1], match[2]
     if inside is None or not inside.strip():
         return name, ()
     return name, tuple(_part(text, where) for text in _split(inside, where))
@@ -47,21 +49,18 @@ def parse(where: str) -> tuple[str, tuple[Part, ...]]:
 
 def _split(inside: str, where: str) -> list[str]:
     """The parts between commas; a comma in quotes is none of these."""
-    parts, start, mark, skip = [], 0, "", False
-    for i, letter in enumerate(inside):
-        if skip:
-            skip = False
-        elif mark:
-            skip, mark = letter == "\\", "" if letter == mark else mark
-        elif letter in "\"'" and not inside[start:i].strip():
-            mark = letter
-        elif letter == ",":
-            parts.append(inside[start:i])
-            start = i + 1
-    if mark:
-        text = inside[start:].strip()
-        raise UserError(f"the quote {mark} is not closed in {where}; a label that begins with it is {quoted(text)}")
-    return [*parts, inside[start:]]
+    parts, end = [], -1
+    while end < len(inside):
+        part = PART.match(inside, end + 1)
+        assert part, "every text has a part, if an empty one"
+        if part["mark"] and part["rest"] is None:
+            text = inside[end + 1 :].strip()
+            raise UserError(
+                f"the quote {part['mark']} is not closed in {where}; a label that begins with it is {quoted(text)}"
+            )
+        parts.append(part[0])
+        end = part.end()
+    return parts
 
 
 def _part(text: str, where: str) -> Part:
@@ -73,11 +72,16 @@ def _part(text: str, where: str) -> Part:
     if RANGE.fullmatch(text):
         return slice(*(int(bit) if bit.strip() else None for bit in text.split(":")))
     if text[0] in "\"'":
-        found = re.fullmatch(r"(['\"])((?:\\.|(?!\1)[^\\])*)\1\s*(?:#(\d+))?", text, re.DOTALL)
-        if not found:
+        match = re.fullmatch(r"(['\"])((?:\\.|(?!\1)[^\\])*)\1\s*(?:#(\d+))?", text, re.DOTALL)
+        if not match:
             raise UserError(f"{text} in {where} is not a label in quotes, such as {quoted('the cat')}")
-        return Label(re.sub(r"\\(.)", r"\1", found[2], flags=re.DOTALL), True, int(found[3]) if found[3] else None)
+        return Label(re.sub(r"\\(.)", r"\1", match[2], flags=re.DOTALL), True, int(match[3]) if match[3] else None)
     return Label(text)
+
+
+def address(name: str, index: Sequence[int]) -> str:
+    """The address of a cell by its index."""
+    return f"{name}[{','.join(map(str, index))}]" if len(index) else name
 
 
 def quoted(text: str) -> str:
@@ -101,13 +105,13 @@ def occurrence(labels: Sequence[str], index: int) -> str:
 def located(label: Label, labels: Sequence[str], axis: str) -> int:
     """The index of a label along an axis."""
     text, count = label.text, label.occurrence
-    if not label.quoted and (found := MARKED.fullmatch(text)) and found[1] in labels:
+    if not label.quoted and (match := MARKED.fullmatch(text)) and match[1] in labels:
         if text in labels:
-            raise UserError(f"{text} is a label and the number of one: write {quoted(text)} or {quoted(found[1])}#…")
-        text, count = found[1], int(found[2])
+            raise UserError(f"{text} is a label and the number of one: write {quoted(text)} or {quoted(match[1])}#…")
+        text, count = match[1], int(match[2])
     matches = _matching(text, labels)
     if not matches:
-        raise UserError(f"no label along {axis} is {text}; {_known(text, labels)}")
+        raise UserError(f"no label along {axis} is {text}; {_listed(text, labels)}")
     names = [written(labels, i) for i in matches]
     if count is None and len(matches) > 1:
         shown = ", ".join(names[:LISTED]) + (" …" if len(names) > LISTED else "")
@@ -125,15 +129,15 @@ def _matching(text: str, labels: Sequence[str]) -> list[int]:
         lambda one: one == text.replace(" ", "␣").replace("\n", "⏎"),
         lambda one: one.removeprefix("␣") == text,
     ):
-        if found := [i for i, one in enumerate(labels) if alike(one)]:
-            return found
-    if found := re.fullmatch(r"(\D+) (\d+)", text):  # of patches on a grid, the one at this place in reading order
-        grid = [i for i, one in enumerate(labels) if re.fullmatch(rf"{re.escape(found[1])} \d+(,\d+)+", one)]
-        return grid[int(found[2]) - 1 : int(found[2])] if found[2] != "0" else []
+        if places := [i for i, one in enumerate(labels) if alike(one)]:
+            return places
+    if match := re.fullmatch(r"(\D+) (\d+)", text):  # of patches on a grid, the one at this place in reading order
+        grid = [i for i, one in enumerate(labels) if re.fullmatch(rf"{re.escape(match[1])} \d+(,\d+)+", one)]
+        return grid[int(match[2]) - 1 : int(match[2])] if match[2] != "0" else []
     return []
 
 
-def _known(text: str, labels: Sequence[str]) -> str:
+def _listed(text: str, labels: Sequence[str]) -> str:
     """The nearest label, if any is near, and the first of all of them."""
     names = [written(labels, i) for i in range(len(labels))]
     near = nearest(text, names)

@@ -1,8 +1,8 @@
 """What each part of a model added to one number of its output: terms that sum to it, each divided further on demand.
 
-Some values are held as they were recorded (`held.py`), so that the model is affine. An output is then a sum over what
-was added to it directly: by each head, by each MLP, by embeddings, positions and biases. A head divides into the tokens
-it read, a token into what had written it, an embedding of a patch into its pixels.
+Some values are held as they were recorded (`linearized.py`), so that the model is affine. An output is then a sum over
+what was added to it directly: by each head, by each MLP, by embeddings, positions and biases. A head divides into the
+tokens it read, a token into what had written it, an embedding of a patch into its pixels.
 """
 
 import re
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from ..config import UserError
-from .address import Label, occurrence, parse
+from .address import Label, address, occurrence, parse
 from .graph import ROUNDING
-from .linearized import HeldModel, Leaf
+from .linearized import Leaf, LinearizedModel
 from .receipt import format_number
-from .recording import Recording
-from .trace_base import RecordedTrace
+from .trace_base import TraceBase
+from .traced_model import TracedModel
 
 # ---- a part of a sum, and parts as a table
 
@@ -36,25 +36,26 @@ Row = tuple[str, str, str, str]
 
 
 class Part:
-    """One term of a sum: `value` of it, by `label` and `kind`; `parts` is what it is made of.
+    """One term of a sum: `value` of it, by `label` and `kind`.
 
     `share` is its size among those beside it, |value|/Σ|value|. `cell` is the address of a recorded number that shows
     it: of a head, a bias or an embedding the cell that adds most, of a token the weight of attention that read it.
+    `members` are those that a block is made of.
     """
 
-    def __init__(self, id: str, label: str, kind: str, value: float, cell: str | None):
+    def __init__(self, id: str, label: str, kind: str, value: float, cell: str | None, members: "Sequence[Part]" = ()):
         self.id, self.label, self.kind, self.value, self.cell = id, label, kind, value, cell
-        self.share = 0.0
+        self.members, self.share = list(members), 0.0
 
-    @property
+    @cached_property
     def parts(self) -> "list[Part]":
         """What it is made of, largest first; nothing if it divides no further."""
-        return []
+        return self.members
 
     @property
     def count(self) -> int:
         """How many parts it has at most, without working them out; 0 if it divides no further."""
-        return 0
+        return len(self.members)
 
     def largest(self, count: int = SHOWN) -> "list[Part]":
         return self.parts[:count]
@@ -66,21 +67,10 @@ class Part:
         return html_table(f"{self.label}: {format_number(self.value, 4)}", self.parts)
 
 
-class BlockPart(Part):
+def block_part(id: str, label: str, members: Sequence[Part]) -> Part:
     """All that one block added itself."""
-
-    def __init__(self, id: str, label: str, members: list[Part]):
-        first = max(members, key=lambda one: abs(one.value))
-        super().__init__(id, label, "block", sum(one.value for one in members), first.cell)
-        self.members = shared([copy(one) for one in members])
-
-    @property
-    def parts(self) -> list[Part]:
-        return self.members
-
-    @property
-    def count(self) -> int:
-        return len(self.members)
+    first = max(members, key=lambda one: abs(one.value))
+    return Part(id, label, "block", sum(one.value for one in members), first.cell, shared(list(map(copy, members))))
 
 
 def shared(parts: Sequence[Part]) -> list[Part]:
@@ -93,18 +83,18 @@ def shared(parts: Sequence[Part]) -> list[Part]:
 
 def rows(parts: Sequence[Part], count: int = SHOWN, digits: int = 4) -> list[Row]:
     """Value, share, label and cell of the largest parts, and of the others together."""
-    found = [(format_number(one.value, digits), f"{one.share:.1%}", one.label, one.cell or "") for one in parts[:count]]
+    table = [(format_number(one.value, digits), f"{one.share:.1%}", one.label, one.cell or "") for one in parts[:count]]
     rest = parts[count:]
     if rest:
         total, share = sum(one.value for one in rest), sum(one.share for one in rest)
-        found.append((format_number(total, digits), f"{share:.1%}", f"{len(rest)} more, together", ""))
-    return found
+        table.append((format_number(total, digits), f"{share:.1%}", f"{len(rest)} more, together", ""))
+    return table
 
 
 def lines(parts: Sequence[Part]) -> list[str]:
-    found = rows(parts)
-    widths = [max((len(row[i]) for row in found), default=0) for i in range(3)]
-    table = [f"{a:>{widths[0]}}  {b:>{widths[1]}}  {c:{widths[2]}}  {d}".rstrip() for a, b, c, d in found]
+    cells = rows(parts)
+    widths = [max((len(row[i]) for row in cells), default=0) for i in range(3)]
+    table = [f"{a:>{widths[0]}}  {b:>{widths[1]}}  {c:{widths[2]}}  {d}".rstrip() for a, b, c, d in cells]
     return [*table, SHARES] if table else []
 
 
@@ -139,41 +129,35 @@ INNER = re.compile(r"(?:^|\.)blocks\.\d+(?=\.|$)")
 
 def block_of(name: str) -> str:
     """The path of the block that a value belongs to, if it belongs to one."""
-    found = INNER.search(name)
-    return name[: found.end()] if found else ""
+    match = INNER.search(name)
+    return name[: match.end()] if match else ""
 
 
 class Labels:
     """The words of a trace for the leaves of its model."""
 
-    def __init__(self, trace: RecordedTrace, recording: Recording, model: HeldModel):
-        self.trace, self.recording, self.model = trace, recording, model
-        self.tails = {name.partition(".")[2]: entry for name, entry in recording.declared.items() if "." in name}
+    def __init__(self, trace: TraceBase, traced_model: TracedModel, model: LinearizedModel):
+        self.trace, self.traced_model, self.model = trace, traced_model, model
+        self.tails = {name.partition(".")[2]: entry for name, entry in traced_model.declared.items() if "." in name}
 
     def groups(self, leaf: Leaf) -> tuple[int, ...]:
         """The axes along which a leaf falls into parts; it is summed over the others."""
         axes = leaf.value.ndim
-        if leaf.kind == "head":
-            return (1,)
-        if leaf.kind == "value":
-            return (0, 2)
-        if leaf.kind == "pixel":
-            return tuple(range(axes))
-        if leaf.kind in ("mlp", "condition", "timestep", "edit"):
-            return ()
-        return tuple(range(axes - 1))  # a token, a patch, a position; a row of a table
+        whole = dict.fromkeys(("mlp", "condition", "timestep", "edit"), ())
+        groups = whole | {"head": (1,), "value": (0, 2), "pixel": tuple(range(axes))}
+        return groups.get(leaf.kind, tuple(range(axes - 1)))  # a token, a patch, a position; a row of a table
 
     def kind(self, leaf: Leaf, index: Index) -> str:
         if leaf.kind == "value":
             return "patch" if GRID.match(self._word(leaf, 2, index[1])) else "token"
         if leaf.kind == "parameter":
-            module = self.recording.model.get_submodule(leaf.name.rpartition(".")[0])
+            module = self.traced_model.model.get_submodule(leaf.name.rpartition(".")[0])
             return "norm" if hasattr(module, "SYMBOL") else "embedding" if leaf.value.ndim > 1 else "bias"
         if leaf.kind == "token" and leaf.value.ndim == 2:
             return "condition"
         same = {"head", "mlp", "pixel", "position", "condition"}
-        known = {"token": "embedding", "patch": "embedding", "timestep": "condition", "input": "embedding"}
-        return leaf.kind if leaf.kind in same else known.get(leaf.kind, "rest")
+        kinds = {"token": "embedding", "patch": "embedding", "timestep": "condition", "input": "embedding"}
+        return leaf.kind if leaf.kind in same else kinds.get(leaf.kind, "rest")
 
     def label(self, leaf: Leaf, index: Index) -> str:
         kind, place = leaf.kind, self.place(leaf.name)
@@ -181,7 +165,7 @@ class Labels:
             what = "MLP" if kind == "mlp" else f"head {sum(index) + 1}"
             return f"{place} · {what}" if place else what
         if kind == "input":
-            return _address(leaf.name, index)
+            return f"{leaf.name}[{','.join(map(str, index))}]"
         if kind == "value":
             row = self._axis(leaf, 0, index[0]) if self._letter(leaf, 0) not in ("", "B") else ""
             return f"{row} · {self._word(leaf, 2, index[1])}" if row else self._word(leaf, 2, index[1])
@@ -196,7 +180,7 @@ class Labels:
     def _what(self, leaf: Leaf) -> str:
         if leaf.kind == "position":
             return "position"
-        symbol = self.recording.symbols.get(f"{leaf.name.split('#')[0]}.weight", "E")
+        symbol = self.traced_model.symbols.get(f"{leaf.name.split('#')[0]}.weight", "E")
         return "embedding" if symbol.startswith("E") else WORDS.get(symbol, symbol)
 
     def place(self, name: str) -> str:
@@ -215,11 +199,11 @@ class Labels:
         if leaf.kind == "pixel":
             fold = leaf.value.shape
             sides = (*fold[:2], *(a * b for a, b in zip(fold[2::2], fold[3::2], strict=True)))
-            found = [n.name for n in self.trace.graph.nodes if n.kind == "input" and n.shape == sides]
-            if found:
+            inputs = [n.name for n in self.trace.graph.nodes if n.kind == "input" and n.shape == sides]
+            if inputs:
                 where = (a * size + b for a, b, size in zip(at[2::2], at[3::2], fold[3::2], strict=True))
-                return _address(found[0], (*at[:2], *where))
-        return _address(name, at) if name else None
+                return address(inputs[0], (*at[:2], *where))
+        return address(name, at) if name else None
 
     def _pixel(self, leaf: Leaf, index: Index) -> str:
         sizes = leaf.value.shape[3::2]
@@ -229,21 +213,21 @@ class Labels:
 
     def _parameter(self, leaf: Leaf, index: Index) -> str:
         path, _, last = leaf.name.rpartition(".")
-        symbol = self.recording.symbols.get(leaf.name, last)
+        symbol = self.traced_model.symbols.get(leaf.name, last)
         rows, parts = prod(leaf.value.shape[:-1]), symbol.split(" ")
         if symbol == "[b_Q b_K b_V]":
             symbol = "b_V"  # q and k act on the pattern, which is held
         elif rows > 1:
             row = int(np.ravel_multi_index(index, leaf.value.shape[:-1]))
             symbol = parts[row] if len(parts) == rows else f"{WORDS.get(symbol, symbol)} {row + 1}"
-        norm = hasattr(self.recording.model.get_submodule(path), "SYMBOL")
+        norm = hasattr(self.traced_model.model.get_submodule(path), "SYMBOL")
         what = f"{symbol} of {_norm(path)}" if norm else WORDS.get(symbol, symbol)
         place = self.place(leaf.name)
         return f"{place} · {what}" if place else what
 
     def _letter(self, leaf: Leaf, axis: int) -> str:
         name = leaf.shown or leaf.name
-        entry = self.recording.declared.get(name) or self.tails.get(name.partition(".")[2])
+        entry = self.traced_model.declared.get(name) or self.tails.get(name.partition(".")[2])
         letters = entry.axes.split() if entry else []
         if leaf.kind == "token" and len(letters) == leaf.value.ndim - 1:
             letters = [*letters, ""]
@@ -273,27 +257,23 @@ def _norm(path: str) -> str:
     return "the " + last.replace("_", " ")
 
 
-def _address(name: str, index: Sequence[int]) -> str:
-    return f"{name}[{','.join(map(str, index))}]"
-
-
 # ---- the sum
 
 
 EXACT = 1e-12  # of the sum of sizes: what double precision may leave between a number and the sum of its parts
 
 # models are kept for the next cell of the same trace; a large one only as long as it is among the last
-_kept: deque[HeldModel] = deque(maxlen=2)
+_newest: deque[LinearizedModel] = deque(maxlen=2)
 
 
-def held_model(trace: Any) -> HeldModel:
+def linearized(trace: Any) -> LinearizedModel:
     """The model of a trace with its nonlinear parts held: made once, and again when it was dropped."""
-    found = trace.held_model() if trace.held_model is not None else None
-    if found is None:
-        found = HeldModel(trace.recording)
-        _kept.append(found)
-        trace.held_model = weakref.ref(found)
-    return found
+    model = trace.linearized() if trace.linearized is not None else None
+    if model is None:
+        model = LinearizedModel(trace.traced_model)
+        _newest.append(model)
+        trace.linearized = weakref.ref(model)
+    return model
 
 
 class LeafPart(Part):
@@ -312,8 +292,8 @@ class LeafPart(Part):
     ):
         self.tree, self.leaf, self.index, self.weights, self.parent = tree, leaf, index, weights, parent
         self.size = size
-        given = dict(zip(tree.labels.groups(leaf), index, strict=True))
-        self.at = tuple(given.get(axis, slice(None)) for axis in range(leaf.value.ndim))
+        along = dict(zip(tree.labels.groups(leaf), index, strict=True))
+        self.at = tuple(along.get(axis, slice(None)) for axis in range(leaf.value.ndim))
         key = f"{leaf.name}:{','.join(map(str, index))}" if index else leaf.name
         labels = tree.labels
         super().__init__(
@@ -326,21 +306,22 @@ class LeafPart(Part):
 
     def _where(self, most: int) -> Index:
         """The index of the cell that adds most; `most` counts the cells along the axes that are summed."""
-        found: list[int] = []
-        for axis in reversed(range(len(self.at))):
-            one = self.at[axis]
-            if isinstance(one, slice):
-                most, one = divmod(most, self.leaf.value.shape[axis])
-            found.append(one)
-        return tuple(reversed(found))
+        summed = [size for size, i in zip(self.leaf.value.shape, self.at, strict=True) if isinstance(i, slice)]
+        places = iter(np.unravel_index(most, summed) if summed else ())
+        return tuple(int(next(places)) if isinstance(i, slice) else i for i in self.at)
+
+    @property
+    def _pattern_name(self) -> str:
+        """The pattern of the attention that the leaf belongs to."""
+        return f"{self.leaf.name.split('#')[0].rpartition('.')[0]}.pattern"
 
     def _pattern(self) -> str | None:
         """Of a token that a head read: the weight of attention, at the query that matters most."""
         head = self.parent
         if self.leaf.kind != "value" or head is None or head.leaf.kind != "head":
             return None
-        name = f"{self.leaf.name.split('#')[0].rpartition('.')[0]}.pattern"
-        pattern, row, key = self.tree.model.held.get(name), *self.index
+        name = self._pattern_name
+        pattern, row, key = self.tree.model.constants.get(name), *self.index
         if pattern is None or pattern.shape[-1] != self.leaf.value.shape[2] or head.index[0] >= pattern.shape[1]:
             return None
         felt = (head.weights[row, head.index[0]].abs().sum(-1) * pattern[row, head.index[0], :, key]).argmax()
@@ -348,7 +329,7 @@ class LeafPart(Part):
 
     @cached_property
     @torch.inference_mode(False)
-    def _divided(self) -> list[Part]:
+    def parts(self) -> list[Part]:
         if self.leaf.before is None:
             return []
         only = torch.zeros_like(self.weights)
@@ -356,18 +337,13 @@ class LeafPart(Part):
         return self.tree.divide(self.leaf.before, only, self.value, self.label, self)
 
     @property
-    def parts(self) -> list[Part]:
-        return self._divided
-
-    @property
     def count(self) -> int:
         if self.leaf.before is None:
             return 0
-        if "_divided" in self.__dict__:
-            return len(self._divided)
+        if "parts" in self.__dict__:
+            return len(self.parts)
         if self.leaf.kind == "head":
-            name = f"{self.leaf.name.split('#')[0].rpartition('.')[0]}.pattern"
-            pattern = self.tree.model.held.get(name)
+            pattern = self.tree.model.constants.get(self._pattern_name)
             return self.leaf.value.shape[2] if pattern is None else pattern.shape[-1]
         if self.leaf.kind == "patch":
             fold = next((one.value for one in self.tree.model.leaves if one.kind == "pixel"), self.leaf.value)
@@ -378,14 +354,14 @@ class LeafPart(Part):
 class Tree:
     """Divides numbers of a held model into parts."""
 
-    def __init__(self, trace: Any, model: HeldModel):
-        self.model, self.labels = model, Labels(trace, trace.recording, model)
+    def __init__(self, trace: Any, model: LinearizedModel):
+        self.model, self.labels = model, Labels(trace, trace.traced_model, model)
 
     def divide(
         self, of: Tensor, weights: Tensor, value: float, label: str, parent: LeafPart | None = None
     ) -> list[Part]:
         """The parts of Σ of·weights, largest first. They sum to it, or an error says that they do not."""
-        found: list[LeafPart] = []
+        parts: list[LeafPart] = []
         for leaf, grad in self.model.gradients(of, weights):
             axes = self.labels.groups(leaf)
             others = [axis for axis in range(grad.ndim) if axis not in axes]
@@ -397,14 +373,14 @@ class Tree:
             most, sizes = sizes.argmax(1).tolist(), sizes.sum(1).tolist()
             for row in (weighed != 0).any(1).nonzero()[:, 0].tolist():
                 index = tuple(int(one) for one in np.unravel_index(row, rows)) if rows else ()
-                found.append(LeafPart(self, leaf, index, grad, parent, values[row], sizes[row], most[row]))
-        total, size = sum(one.value for one in found), sum(one.size for one in found)
+                parts.append(LeafPart(self, leaf, index, grad, parent, values[row], sizes[row], most[row]))
+        total, size = sum(one.value for one in parts), sum(one.size for one in parts)
         if not abs(total - value) <= EXACT * max(size, abs(value)):
             raise UserError(
                 f"the parts of {label} sum to {total:.6g}, and it is {value:.6g}: this model has a nonlinear part that "
                 "contributions do not know how to hold"
             )
-        return shared(found)
+        return shared(parts)
 
 
 class Contributions:
@@ -419,12 +395,12 @@ class Contributions:
     def __init__(self, trace: Any, cell: str, against: str | int | None = None):
         name, index = _located(trace, cell)
         self.cell, self.against = cell, None if against is None else str(against)
-        model = held_model(trace)
-        if name in model.held:
+        model = linearized(trace)
+        if name in model.constants:
             raise UserError(f"{name} is held as it was recorded, so it has no parts; ask for a value computed from it")
         if name not in model.values:
-            known = ", ".join(one for one in ("logits", "patches_out", "output") if one in model.values)
-            raise UserError(f"contributions are of what the model computes and names, such as {known}, not of {name}")
+            such = ", ".join(one for one in ("logits", "patches_out", "output") if one in model.values)
+            raise UserError(f"contributions are of what the model computes and names, such as {such}, not of {name}")
         of, recorded = model.values[name], trace.array(name)
         weights = torch.zeros_like(of)
         weights[index] = 1.0
@@ -455,29 +431,29 @@ class Contributions:
     @cached_property
     def blocks(self) -> list[Part]:
         """The parts by block, largest first; what belongs to no block is by itself."""
-        found: dict[str, list[Part]] = {}
+        by_block: dict[str, list[Part]] = {}
         for one in self.parts:
-            found.setdefault(block_of(one.id.split(":")[0]) or one.id, []).append(one)
+            by_block.setdefault(block_of(one.id.split(":")[0]) or one.id, []).append(one)
         place = self.tree.labels.place
-        grouped = [BlockPart(key, place(key), some) if block_of(key) else copy(some[0]) for key, some in found.items()]
+        grouped = [
+            block_part(key, place(key), some) if block_of(key) else copy(some[0]) for key, some in by_block.items()
+        ]
         return shared(grouped)
 
     def part(self, id: str) -> Part:
         """The part of this id, at any depth."""
-        block = next((one for one in self.blocks if one.kind == "block" and one.id == id), None)
-        if block is not None:
-            return block
-        among: Sequence[Part] = self.parts
-        keys = id.split("/")
-        for depth in range(len(keys)):
-            wanted = "/".join(keys[: depth + 1])
-            found = next((one for one in among if one.id == wanted), None)
-            if found is None:
-                raise UserError(f"{self.name} has no part {id}; t.contributions({self.cell!r}).parts lists them")
-            if depth == len(keys) - 1:
-                return found
-            among = found.parts
-        raise UserError(f"{self.name} has no part {id}")
+        part = next((one for one in self.blocks if one.kind == "block" and one.id == id), None)
+        if part is not None:
+            return part
+        among, keys = self.parts, id.split("/")
+        for depth in range(1, len(keys) + 1):
+            part = next((one for one in among if one.id == "/".join(keys[:depth])), None)
+            if part is None:
+                break
+            among = part.parts if depth < len(keys) else []
+        if part is None:
+            raise UserError(f"{self.name} has no part {id}; t.contributions({self.cell!r}).parts lists them")
+        return part
 
     def largest(self, count: int = SHOWN) -> list[Part]:
         """The parts that added or took away most."""
@@ -499,25 +475,25 @@ class Contributions:
         return html_table(self.title(), self.parts) + "".join(f"<p>{escape(line)}</p>" for line in self.held)
 
 
-def _located(trace: RecordedTrace, cell: str) -> tuple[str, Index]:
+def _located(trace: TraceBase, cell: str) -> tuple[str, Index]:
     name, index = trace.locate(cell)
     shape = trace.graph.nodes[trace.find(name)].shape
-    given = [one for one in index if isinstance(one, int)]
-    if len(index) != len(shape) or len(given) != len(index):
+    indices = [one for one in index if isinstance(one, int)]
+    if len(index) != len(shape) or len(indices) != len(index):
         raise UserError(
             f"contributions are to one number, and {cell} is more: give an index or a label for each of its "
             f"{len(shape)} axes"
         )
     trace[cell]  # refuses an index that is outside
-    return name, tuple(one % size for one, size in zip(given, shape, strict=True))
+    return name, tuple(one % size for one, size in zip(indices, shape, strict=True))
 
 
-def _other(trace: RecordedTrace, name: str, index: Index, against: str | int) -> Index:
+def _other(trace: TraceBase, name: str, index: Index, against: str | int) -> Index:
     """The cell beside this one along the last axis."""
     node = trace.graph.nodes[trace.find(name)]
     last = parse(f"{name}[{against}]")[1] if isinstance(against, str) else (against,)
     if len(last) != 1 or isinstance(last[0], slice):
         last = (Label(str(against), True),)
-    found = trace.indices(node, (*index[:-1], last[0]))
-    trace.view(trace.find(name))[found]  # refuses an index that is outside
-    return (*index[:-1], found[-1] % node.shape[-1])
+    other = trace.indices(node, (*index[:-1], last[0]))
+    trace.view(trace.find(name))[other]  # refuses an index that is outside
+    return (*index[:-1], other[-1] % node.shape[-1])

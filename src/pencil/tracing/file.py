@@ -4,7 +4,8 @@ import hashlib
 import json
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from math import prod
 from pathlib import Path
 from string import Formatter
@@ -16,8 +17,8 @@ from ..config import UserError
 from ..files import MOST_VALUES, check_regular, memory, parse_json, write_aside
 from ..tensors import LARGEST_HEADER, Header, read_header
 from .functions import FUNCTIONS
-from .graph import Array, Graph, Node
-from .trace_base import RecordedTrace
+from .graph import Array, Graph, Node, Plan, tables
+from .trace_base import TraceBase
 
 # ---- whether the graph of a file can be followed: checked before anything is computed from it
 
@@ -84,7 +85,10 @@ class Soundness:
             raise ValueError(f"the plan of {n.name} leads nowhere")
         if sum(n.size for n in self.nodes if n.moves) > self.most_moved:
             raise ValueError("it has more cells than the values of the file could fill")
-        self._follow()
+        try:
+            TopologicalSorter(dict(enumerate(self.reads))).prepare()
+        except CycleError as error:
+            raise ValueError(f"{self.nodes[error.args[1][0]].name} is computed from itself") from None
 
     def _source(self, me: int, node: Any) -> Node:
         if not _whole(node, 0) or node >= len(self.nodes):
@@ -94,26 +98,23 @@ class Soundness:
 
     def _moves(self, me: int, n: Node) -> bool:
         """Whether a plan moves values, and only from cells that exist."""
-        if not isinstance(n.plan, list):
-            return False
-        head = n.plan[0]
-        if head == "cat":
-            _, axis, parts = n.plan
-            starts = [start for start, _ in parts]
-            if not _whole(axis, 0) or starts[0] != 0 or starts != sorted(set(starts)) or not all(map(_whole, starts)):
-                raise IndexError
-            for (start, ref), end in zip(parts, [*starts[1:], n.shape[axis]], strict=True):
-                slab = [(start, min(end, n.shape[axis])) if a == axis else (0, s) for a, s in enumerate(n.shape)]
-                self._within(me, n, ref, slab)
-            return True
-        if head == "table":
-            _, table, sources = n.plan
-            size = sum(self._source(me, source).size for source in sources)
-            self._in_table(table, n.size, size)
-            return True
-        if n.moves and head == "ref":
-            self._within(me, n, n.plan, [(0, s) for s in n.shape])
-            return True
+        match n.plan:
+            case ["cat", axis, parts]:
+                starts = [start for start, _ in parts]
+                ordered = starts[0] == 0 and starts == sorted(set(starts)) and all(map(_whole, starts))
+                if not _whole(axis, 0) or not ordered:
+                    raise IndexError
+                for (start, ref), end in zip(parts, [*starts[1:], n.shape[axis]], strict=True):
+                    slab = [(start, min(end, n.shape[axis])) if a == axis else (0, s) for a, s in enumerate(n.shape)]
+                    self._within(me, n, ref, slab)
+                return True
+            case ["table", table, sources]:
+                size = sum(self._source(me, source).size for source in sources)
+                self._in_table(table, n.size, size)
+                return True
+            case ["ref", *_] if n.moves:
+                self._within(me, n, n.plan, [(0, s) for s in n.shape])
+                return True
         return False
 
     def _within(self, me: int, n: Node, ref: Any, ranges: Sequence[tuple[int, int]]) -> None:
@@ -159,26 +160,20 @@ class Soundness:
             return 1
         if depth > DEEPEST:
             raise ValueError(f"the plan of {n.name} is nested too deeply")
+        match plan:
+            case ["num", text]:
+                complex(text[:64]) if "j" in text else float(text[:64])
+                return 1
+            case ["axis", axis] if _whole(axis, -len(n.shape)) and axis < len(n.shape):
+                return 1
+            case ["is", str(), part]:
+                return self._terms(me, n, part, depth + 1)
+            case ["ref", *_]:
+                return self._ref(me, n, plan)
+            case ["list", node, table, count] if _whole(count, 1) and count <= self.most_terms:
+                self._in_table(table, n.size * count, self._source(me, node).size)
+                return count
         head = plan[0]
-        if head == "num":
-            complex(plan[1][:64]) if "j" in plan[1] else float(plan[1][:64])
-            return 1
-        if head == "axis":
-            if not _whole(plan[1], -len(n.shape)) or plan[1] >= len(n.shape):
-                raise IndexError
-            return 1
-        if head == "is":
-            if not isinstance(plan[1], str) or len(plan) != 3:
-                raise IndexError
-            return self._terms(me, n, plan[2], depth + 1)
-        if head == "ref":
-            return self._ref(me, n, plan)
-        if head == "list":
-            _, node, table, count = plan
-            if not _whole(count, 1) or count > self.most_terms:
-                raise IndexError
-            self._in_table(table, n.size * count, self._source(me, node).size)
-            return count
         counts = [self._terms(me, n, part, depth + 1) for part in plan[1:]]
         if ARGUMENTS.get(head) != len(counts):
             raise IndexError
@@ -187,25 +182,6 @@ class Soundness:
         if len({count for count in counts if count != 1}) > 1:
             raise IndexError
         return max(counts)
-
-    def _follow(self) -> None:
-        """Refuse a chain of nodes that leads back to where it began."""
-        open_, done = 1, 2
-        state = [0] * len(self.nodes)
-        for first in range(len(self.nodes)):
-            todo = [first]
-            while todo:
-                me = todo[-1]
-                if state[me]:
-                    todo.pop()
-                    state[me] = done
-                    continue
-                state[me] = open_
-                for source in self.reads[me]:
-                    if state[source] == open_:
-                        raise ValueError(f"{self.nodes[me].name} is computed from itself")
-                    if not state[source]:
-                        todo.append(source)
 
 
 # ---- reading and writing
@@ -219,50 +195,23 @@ TYPES = {
 KIND = "a trace file"
 
 
-def refs(plan: Any) -> Iterator[int]:
-    """The nodes a plan reads."""
-    if not isinstance(plan, list | tuple):
-        return
-    if plan[0] in ("ref", "list"):
-        yield plan[1]
-    elif plan[0] == "cat":
-        yield from (ref[1] for _, ref in plan[2])
-    elif plan[0] == "table":
-        yield from plan[2]
-    elif plan[0] not in ("num", "axis", "block"):
-        for part in plan[1:]:
-            yield from refs(part)
+def _renumbered(plan: Plan, new: Mapping[int, int]) -> Plan:
+    """A plan whose nodes have other numbers; of a block that was not opened there is none."""
+    match plan:
+        case ("ref" | "list") as head, node, *rest:
+            return [head, new[node], *rest]
+        case "cat", axis, parts:
+            return ["cat", axis, [[start, _renumbered(ref, new)] for start, ref in parts]]
+        case "table", table, sources:
+            return ["table", table, [new[source] for source in sources]]
+        case "block", *_:
+            return None
+        case head, *parts:
+            return [head, *(_renumbered(part, new) for part in parts)]
+    return plan
 
 
-def tables(plan: Any) -> Iterator[str]:
-    """The tables a plan reads."""
-    if isinstance(plan, list | tuple):
-        if plan[0] == "list":
-            yield plan[2]
-        elif plan[0] == "table":
-            yield plan[1]
-        elif plan[0] not in ("num", "axis", "block", "ref", "cat"):
-            for part in plan[1:]:
-                yield from tables(part)
-
-
-def _renumbered(plan: Any, new: Mapping[int, int]) -> Any:
-    if not isinstance(plan, list | tuple):
-        return plan
-    if plan[0] in ("ref", "list"):
-        return [plan[0], new[plan[1]], *plan[2:]]
-    if plan[0] == "cat":
-        return ["cat", plan[1], [[start, _renumbered(ref, new)] for start, ref in plan[2]]]
-    if plan[0] == "table":
-        return ["table", plan[1], [new[n] for n in plan[2]]]
-    if plan[0] in ("num", "axis"):
-        return list(plan)
-    if plan[0] == "block":
-        return None
-    return [plan[0], *(_renumbered(part, new) for part in plan[1:])]
-
-
-def pack(trace: RecordedTrace) -> tuple[dict[str, Any], dict[str, Array]]:
+def pack(trace: TraceBase) -> tuple[dict[str, Any], dict[str, Array]]:
     """A trace as plain data: the graph, and the arrays it names. What has no name and nothing needs is left out.
 
     The graph: `nodes` in the order of computing, each with `name op kind shape dtype plan named axes symbol formula`
@@ -270,14 +219,7 @@ def pack(trace: RecordedTrace) -> tuple[dict[str, Any], dict[str, Array]]:
     name to its node; `labels`, the labels along an axis, by its letter; `facts` (see `Trace`).
     """
     graph = trace.graph
-    wanted = {i for i, n in enumerate(graph.nodes) if n.named or n.kind in ("input", "weight")}
-    todo = list(wanted)
-    while todo:
-        for source in refs(graph.nodes[todo.pop()].plan):
-            if source not in wanted:
-                wanted.add(source)
-                todo.append(source)
-    order = sorted(wanted)
+    order = sorted(graph.behind(i for i, n in enumerate(graph.nodes) if n.named or n.kind in ("input", "weight")))
     new = {old: i for i, old in enumerate(order)}
     nodes, arrays = [], {}
     for old in order:
@@ -287,19 +229,10 @@ def pack(trace: RecordedTrace) -> tuple[dict[str, Any], dict[str, Array]]:
             arrays[key] = graph.stored(old).reshape(n.shape)
         for table in tables(n.plan):
             arrays[table] = graph.tables[table].astype(np.int32)
-        plan = _renumbered(n.plan, new)
-        entry = {
-            "name": n.name,
-            "op": n.op,
-            "kind": n.kind,
-            "shape": list(n.shape),
-            "dtype": n.dtype,
-            "plan": plan,
-            "key": key,
-        }
-        nodes.append(
-            entry | {k: v for k in ("named", "axes", "symbol", "formula", "portions", "also") if (v := getattr(n, k))}
-        )
+        entry = {"name": n.name, "op": n.op, "kind": n.kind, "shape": list(n.shape), "dtype": n.dtype}
+        entry |= {"plan": _renumbered(n.plan, new), "key": key}
+        words = {k: v for k in ("named", "axes", "symbol", "formula", "portions", "also") if (v := getattr(n, k))}
+        nodes.append(entry | words)
     names = {name: new[i] for name, i in graph.names.items() if i in new}
     facts = {"labels": trace.labels, "facts": trace.facts}
     return {"format": FORMAT, "nodes": nodes, "names": names, **facts}, arrays
@@ -311,9 +244,9 @@ class Packed(Graph):
     def __init__(self, meta: Mapping[str, Any], arrays: Mapping[str, Array]):
         check_entries(meta["nodes"])
         keys = [n.get("key") for n in meta["nodes"]]
-        kept = ("name", "op", "kind", "dtype", "plan", "named", "axes", "symbol", "formula")
+        fields = ("name", "op", "kind", "dtype", "plan", "named", "axes", "symbol", "formula")
         nodes = [
-            Node(shape=tuple(n["shape"]), also=tuple(n.get("also", ())), **{k: n[k] for k in kept if k in n})
+            Node(shape=tuple(n["shape"]), also=tuple(n.get("also", ())), **{k: n[k] for k in fields if k in n})
             for n in meta["nodes"]
         ]
         super().__init__(nodes, dict(meta["names"]))
@@ -341,7 +274,7 @@ class Packed(Graph):
         return array
 
 
-def write(trace: RecordedTrace, path: str | Path) -> None:
+def write(trace: TraceBase, path: str | Path) -> None:
     """Write a trace as one safetensors file, with the SHA-256 of all it holds."""
     meta, arrays = pack(trace)
     names = {np.dtype(v).newbyteorder("=").str.lstrip("<=|>"): k for k, v in TYPES.items()}

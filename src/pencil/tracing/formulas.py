@@ -13,10 +13,9 @@ import numpy as np
 from xlsxwriter.utility import xl_rowcol_to_cell
 
 from ..config import UserError
-from .file import refs
 from .functions import BIG, FUNCTIONS
-from .graph import Array, Graph, Node, Plan, places
-from .part import Kept
+from .graph import Array, Graph, Node, Plan, refs
+from .part import Region
 
 # ---- lists of cells as ranges: cut wherever they stop running along a row or down a column
 
@@ -34,20 +33,20 @@ class Block:
     sheet: str
     row: int
     column: int
-    kept: Kept
+    region: Region
 
     @property
     def width(self) -> int:
-        return self.kept.shape[-1] if self.kept.shape else 1
+        return self.region.shape[-1] if self.region.shape else 1
 
     @property
     def last(self) -> tuple[int, int]:
         """Its last row and column."""
-        return self.row + self.kept.size // self.width - 1, self.column + self.width - 1
+        return self.row + self.region.size // self.width - 1, self.column + self.width - 1
 
     def at(self, flat: Array) -> tuple[Array, Array]:
         """The rows and columns of cells, given by their places in the whole tensor."""
-        where = self.kept.position(flat)
+        where = self.region.position(flat)
         return self.row + where // self.width, self.column + where % self.width
 
 
@@ -146,28 +145,28 @@ class Settled(Graph):
     def __init__(self, graph: Graph):
         super().__init__(graph.nodes, graph.names)
         self.source, self.tables = graph, graph.tables
-        self._known: dict[int, bool] = {}
+        self._constant: dict[int, bool] = {}
         self.nodes = [self._settle(n) for n in graph.nodes]
 
     def stored(self, node: int) -> Array:
         return self.source.stored(node)
 
-    def known(self, node: int) -> bool:
+    def is_constant(self, node: int) -> bool:
         """Whether it has no name and follows from constants alone: masks, positions, tables of angles."""
-        if node not in self._known:
+        if node not in self._constant:
             n = self.nodes[node]
-            self._known[node] = not n.named  # what reads itself is known if the rest is
-            self._known[node] = not n.named and n.plan is not None and all(map(self.known, refs(n.plan)))
-        return self._known[node]
+            self._constant[node] = not n.named  # what reads itself is constant if the rest is
+            self._constant[node] = not n.named and n.plan is not None and all(map(self.is_constant, refs(n.plan)))
+        return self._constant[node]
 
     def _settle(self, n: Node) -> Node:
         plan = n.plan
-        while isinstance(plan, tuple | list) and plan[0] == "if" and all(map(self.known, refs(plan[1]))):
+        while isinstance(plan, tuple | list) and plan[0] == "if" and all(map(self.is_constant, refs(plan[1]))):
             with np.errstate(all="ignore"):
-                chosen = np.broadcast_to(self._work(plan[1], n, np.arange(n.size))[0] != 0, (n.size, 1))
-            if chosen.all() != chosen.any():
+                condition = np.broadcast_to(self._work(plan[1], n, np.arange(n.size))[0] != 0, (n.size, 1))
+            if condition.all() != condition.any():
                 break
-            plan = plan[2] if chosen.all() else plan[3]
+            plan = plan[2] if condition.all() else plan[3]
         return n if plan is n.plan else replace(n, plan=plan)
 
 
@@ -180,7 +179,7 @@ class Formulas:
 
     def of(self, node: int) -> list[Part]:
         """A formula, or a known number, for every cell of a block."""
-        n, flat = self.graph.nodes[node], self.blocks[node].kept.flat
+        n, flat = self.graph.nodes[node], self.blocks[node].region.flat
         self.here = self.blocks[node].sheet
         parts = self._moved(*self.graph.step(node, flat)) if n.moves else self._plan(n.plan, n, flat)
         for part in parts:
@@ -201,18 +200,18 @@ class Formulas:
         block, row, column = (np.full(nodes.shape, -1) for _ in range(3))
         other: dict[tuple[int, int], Part] = {}
         for first in np.unique(nodes):
-            mine = np.nonzero(nodes == first)
-            found, places = self.graph.resolve(int(first), at[mine], lambda n: id(n) in self._shown)
-            for one in map(int, np.unique(found)):
-                here = found == one
-                which, flat = tuple(index[here] for index in mine), places[here]
-                if one in self.blocks:
-                    block[which] = one
-                    row[which], column[which] = self.blocks[one].at(flat)
+            cells = np.nonzero(nodes == first)
+            sources, places = self.graph.resolve(int(first), at[cells], lambda n: id(n) in self._shown)
+            for source in map(int, np.unique(sources)):
+                here = sources == source
+                which, flat = tuple(index[here] for index in cells), places[here]
+                if source in self.blocks:
+                    block[which] = source
+                    row[which], column[which] = self.blocks[source].at(flat)
                     continue
-                n = self.graph.nodes[one]
-                known = self.graph.known(one)
-                parts = self.graph.cells(one, flat).tolist() if known else self._plan(n.plan, n, flat)
+                n = self.graph.nodes[source]
+                constant = self.graph.is_constant(source)
+                parts = self.graph.cells(source, flat).tolist() if constant else self._plan(n.plan, n, flat)
                 other |= zip(zip(*(index.tolist() for index in which), strict=True), parts, strict=True)
         return Line(block, row, column, other)
 
@@ -230,20 +229,21 @@ class Formulas:
         return address if sheet == self.here else f"{quoted(sheet)}!{address}", 3
 
     def _plan(self, plan: Plan, n: Node, flat: Array) -> list[Part]:
-        if isinstance(plan, int | float):
-            return [float(plan)] * len(flat)
+        match plan:
+            case int() | float():
+                return [float(plan)] * len(flat)
+            case "num", number:
+                return [float(number)] * len(flat)
+            case "axis", axis:
+                return np.unravel_index(flat, n.shape)[axis].astype(float).tolist()
+            case "is", _, part:
+                return self._plan(part, n, flat)
+            case "ref" | "list", node, *_:
+                at = self.graph.operands(plan, n, flat)[:, 0]
+                return self._moved(np.full(at.shape, node), at)
+            case "if", *_:
+                return self._choice(plan, n, flat)
         head = plan[0]
-        if head == "num":
-            return [float(plan[1])] * len(flat)
-        if head == "axis":
-            return np.unravel_index(flat, n.shape)[plan[1]].astype(float).tolist()
-        if head == "is":
-            return self._plan(plan[2], n, flat)
-        if head in ("ref", "list"):
-            at = self._places(plan, n, flat)[:, 0]
-            return self._moved(np.full(at.shape, plan[1]), at)
-        if head == "if":
-            return self._choice(plan, n, flat)
         if FUNCTIONS[head].reduces:
             return self._reduced(plan, n, flat)
         return [join(n, head, *parts) for parts in zip(*(self._plan(p, n, flat) for p in plan[1:]), strict=True)]
@@ -260,10 +260,6 @@ class Formulas:
             out.append(join(n, "if", c, sides[0][i], sides[1][i]) if isinstance(c, tuple) else sides[int(c == 0)][i])
         return out
 
-    def _places(self, plan: Plan, n: Node, flat: Array) -> Array:
-        at = places(plan, n.shape, flat) if plan[0] == "ref" else self.graph.tables[plan[2]].reshape(-1, plan[3])[flat]
-        return np.clip(at, 0, self.graph.nodes[plan[1]].size - 1)
-
     # ---- a list of cells
 
     def _reduced(self, plan: Plan, n: Node, flat: Array) -> list[Part]:
@@ -272,7 +268,7 @@ class Formulas:
         def prepared(p: Plan) -> Any:
             """The plan with its lists as ("line", which) and all that is one number as ("one", parts)."""
             if listed(p) and p[0] in ("ref", "list"):
-                at = self._places(p, n, flat)
+                at = self.graph.operands(p, n, flat)
                 lines.append(self._line(np.full(at.shape, p[1]), at))
                 return ("line", len(lines) - 1)
             if not listed(p):
@@ -317,13 +313,16 @@ class Formulas:
 
 def listed(plan: Plan) -> bool:
     """Whether a plan is a list of values, not one."""
-    if not isinstance(plan, tuple | list) or plan[0] in ("num", "axis"):
-        return False
-    if plan[0] in ("ref", "list"):
-        return bool(plan[4]) if plan[0] == "ref" else plan[3] > 1
-    if plan[0] == "is":
-        return listed(plan[2])
-    return plan[0] in FUNCTIONS and not FUNCTIONS[plan[0]].reduces and any(map(listed, plan[1:]))
+    match plan:
+        case "ref", _, _, _, steps:
+            return bool(steps)
+        case "list", _, _, count:
+            return count > 1
+        case "is", _, part:
+            return listed(part)
+        case (head, *parts) if head in FUNCTIONS:
+            return not FUNCTIONS[head].reduces and any(map(listed, parts))
+    return False
 
 
 def inner(tree: Any) -> Iterator[str]:
@@ -378,10 +377,10 @@ def join(n: Node, head: str, *parts: Part) -> Part:
     # what is to the right must bind more tightly, so that the sheet computes in the order the model did; there a sign
     # comes before a power: -3^2 is 9
     tight = {"neg": (3,), "pow": (3, 3), "square": (3,)}.get(head, (function.binds, function.binds + 1))
-    return called(n, head, *map(held, parts, tight)), -1 if head == "neg" else function.binds
+    return called(n, head, *map(bracketed, parts, tight)), -1 if head == "neg" else function.binds
 
 
-def held(part: Part, tight: int) -> str:
+def bracketed(part: Part, tight: int) -> str:
     written, binds = part if isinstance(part, tuple) else (text(part), 3 if part >= 0 else -1)
     return f"({written})" if binds < tight else written
 

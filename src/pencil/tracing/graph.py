@@ -18,7 +18,7 @@ A plan that is a bare ref or list of one cell only moves a value. Two more only 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -62,12 +62,19 @@ class Node:
     @property
     def moves(self) -> bool:
         """Whether its values are another's, only elsewhere."""
-        if not isinstance(self.plan, list | tuple):
-            return False
-        head = self.plan[0]
-        return (
-            head in ("cat", "table") or (head == "ref" and not self.plan[4]) or (head == "list" and self.plan[3] == 1)
-        )
+        match self.plan:
+            case ("cat" | "table", *_) | ("list", _, _, 1) | ("ref", _, _, _, [] | ()):
+                return True
+        return False
+
+    def letter(self, axis: int) -> str:
+        """The letter of an axis, if the tensor has letters."""
+        letters = self.axes.split()
+        return letters[axis] if len(letters) == len(self.shape) else ""
+
+    def index(self, place: int) -> tuple[int, ...]:
+        """The index of a cell, from its place among the row-major values."""
+        return tuple(int(i) for i in np.unravel_index(place, self.shape)) if self.shape else ()
 
     @property
     def portions(self) -> bool:
@@ -101,28 +108,38 @@ class Graph(ABC):
         """Whether the values of a node are here; a part of a trace may lack them."""
         return True
 
+    def behind(self, nodes: Iterable[int]) -> set[int]:
+        """These nodes and all that they are computed from."""
+        behind = set(nodes)
+        todo = list(behind)
+        while todo:
+            new = set(refs(self.nodes[todo.pop()].plan)) - behind
+            behind |= new
+            todo += new
+        return behind
+
     def step(self, node: int, flat: Array) -> tuple[Array, Array]:
         """Cells of a moving node, one move back: the nodes and the places there."""
-        plan, shape = self.nodes[node].plan, self.nodes[node].shape
-        head = plan[0]
-        if head == "ref":
-            return np.full(flat.shape, plan[1]), places(plan, shape, flat)[..., 0]
-        if head == "list":
-            return np.full(flat.shape, plan[1]), self.tables[plan[2]].reshape(-1)[flat]
-        if head == "cat":
-            _, axis, parts = plan
-            index = np.unravel_index(flat, shape)[axis]
-            which = np.searchsorted([start for start, _ in parts], index, side="right") - 1
-            nodes, at = np.zeros_like(flat), np.zeros_like(flat)
-            for i, (_, ref) in enumerate(parts):
-                mine = which == i
-                nodes[mine], at[mine] = ref[1], places(ref, shape, flat[mine])[..., 0]
-            return nodes, at
-        _, table, sources = plan
-        where = self.tables[table].reshape(-1)[flat]
-        starts = np.cumsum([0] + [self.nodes[s].size for s in sources])
-        which = np.searchsorted(starts, where, side="right") - 1
-        return np.asarray(sources)[which], where - starts[which]
+        shape = self.nodes[node].shape
+        match self.nodes[node].plan:
+            case ("ref", source, *_) as ref:
+                return np.full(flat.shape, source), places(ref, shape, flat)[..., 0]
+            case "list", source, table, _:
+                return np.full(flat.shape, source), self.tables[table].reshape(-1)[flat]
+            case "cat", axis, parts:
+                index = np.unravel_index(flat, shape)[axis]
+                which = np.searchsorted([start for start, _ in parts], index, side="right") - 1
+                nodes, at = np.zeros_like(flat), np.zeros_like(flat)
+                for i, (_, ref) in enumerate(parts):
+                    here = which == i
+                    nodes[here], at[here] = ref[1], places(ref, shape, flat[here])[..., 0]
+                return nodes, at
+            case "table", table, sources:
+                where = self.tables[table].reshape(-1)[flat]
+                starts = np.cumsum([0] + [self.nodes[source].size for source in sources])
+                which = np.searchsorted(starts, where, side="right") - 1
+                return np.asarray(sources)[which], where - starts[which]
+        raise ValueError(f"{self.nodes[node].name} does not move values")
 
     def resolve(self, node: int, flat: Array, stop: Callable[[Node], bool] = lambda n: False) -> tuple[Array, Array]:
         """Where the values of these cells were computed: moves are followed back, up to a node that stops them."""
@@ -130,21 +147,20 @@ class Graph(ABC):
         nodes, at = np.full(flat.shape, node), flat.copy()
         todo = [node]
         while todo:
-            one = todo.pop()
-            if not self.nodes[one].moves or stop(self.nodes[one]):
-                continue
-            mine = nodes == one
-            nodes[mine], at[mine] = self.step(one, at[mine])
-            todo += [int(n) for n in np.unique(nodes[mine])]
+            source = todo.pop()
+            if self.nodes[source].moves and not stop(self.nodes[source]):
+                here = nodes == source
+                nodes[here], at[here] = self.step(source, at[here])
+                todo += [int(n) for n in np.unique(nodes[here])]
         return nodes, at
 
     def cells(self, node: int, flat: Array) -> Array:
         """The recorded values of cells, in double precision (or complex)."""
         nodes, at = self.resolve(node, flat)
-        parts = {int(one): _wide(self.stored(int(one)).reshape(-1)[at[nodes == one]]) for one in np.unique(nodes)}
-        out = np.zeros(nodes.shape, np.result_type(float, *[p.dtype for p in parts.values()]))
-        for one, values in parts.items():
-            out[nodes == one] = values
+        parts = {int(m): self.stored(int(m)).reshape(-1)[at[nodes == m]] for m in np.unique(nodes)}
+        out = np.zeros(nodes.shape, complex if any(map(np.iscomplexobj, parts.values())) else float)
+        for m, values in parts.items():
+            out[nodes == m] = values
         return out
 
     def value(self, node: int) -> Array:
@@ -167,24 +183,65 @@ class Graph(ABC):
             return value, error + slack(n, value)
 
     def _work(self, plan: Plan, n: Node, flat: Array) -> tuple[Array, Array]:
-        if isinstance(plan, int | float | bool):
-            value = np.asarray([float(plan)])
-            return value, np.abs(value) * n.inner  # written in full, used in the tensor's precision
-        head = plan[0]
-        if head == "num":
-            return np.asarray([complex(plan[1]) if "j" in plan[1] else float(plan[1])]), np.zeros(1)
-        if head == "axis":
-            return np.unravel_index(flat, n.shape)[plan[1]][..., None].astype(float), np.zeros(1)
-        if head == "is":
-            return self._work(plan[2], n, flat)
-        if head == "ref":
-            values = self.cells(plan[1], np.clip(places(plan, n.shape, flat), 0, self.nodes[plan[1]].size - 1))
-            return values, np.zeros(1)
-        if head == "list":
-            rows = self.tables[plan[2]].reshape(-1, plan[3])[flat]
-            return self.cells(plan[1], rows), np.zeros(1)
-        values = [self._work(part, n, flat) for part in plan[1:]]
-        return apply(head, values, n.inner, n.outer)
+        match plan:
+            case int() | float():
+                value = np.asarray([float(plan)])
+                return value, np.abs(value) * n.inner  # written in full, used in the tensor's precision
+            case "num", *_:
+                return np.asarray([number_in(plan)]), np.zeros(1)
+            case "axis", axis:
+                return np.unravel_index(flat, n.shape)[axis][..., None].astype(float), np.zeros(1)
+            case "is", _, part:
+                return self._work(part, n, flat)
+            case "ref" | "list", node, *_:
+                return self.cells(node, self.operands(plan, n, flat)), np.zeros(1)
+        return apply(plan[0], [self._work(part, n, flat) for part in plan[1:]], n.inner, n.outer)
+
+    def operands(self, plan: Plan, n: Node, flat: Array) -> Array:
+        """The places that a ref or a list in the plan of `n` reads, a row for each of these cells.
+
+        A cell that a choice does not take may not exist: its place is clipped to one that does.
+        """
+        at = places(plan, n.shape, flat) if plan[0] == "ref" else self.tables[plan[2]].reshape(-1, plan[3])[flat]
+        return np.clip(at, 0, self.nodes[plan[1]].size - 1)
+
+
+def leaves(plan: Plan) -> Iterator[Plan]:
+    """The parts of a plan that are no functions of others: refs, lists, moves, indices, numbers as text."""
+    if isinstance(plan, list | tuple):
+        if plan[0] in ("ref", "list", "cat", "table", "num", "axis", "block"):
+            yield plan
+        else:
+            for part in plan[1:]:
+                yield from leaves(part)
+
+
+def refs(plan: Plan) -> Iterator[int]:
+    """The nodes a plan reads."""
+    for leaf in leaves(plan):
+        if leaf[0] in ("ref", "list"):
+            yield leaf[1]
+        elif leaf[0] == "cat":
+            yield from (ref[1] for _, ref in leaf[2])
+        elif leaf[0] == "table":
+            yield from leaf[2]
+
+
+def tables(plan: Plan) -> Iterator[str]:
+    """The tables a plan reads."""
+    yield from (leaf[2 if leaf[0] == "list" else 1] for leaf in leaves(plan) if leaf[0] in ("list", "table"))
+
+
+def reduces(plan: Plan) -> bool:
+    """Whether a plan sums or compares a list of cells."""
+    if not isinstance(plan, list | tuple) or plan[0] not in (*FUNCTIONS, "is"):
+        return False
+    return (plan[0] != "is" and FUNCTIONS[plan[0]].reduces) or any(map(reduces, plan[1:]))
+
+
+def number_in(plan: Plan) -> complex | float:
+    """The number of a plan that has it as text."""
+    return complex(plan[1]) if "j" in plan[1] else float(plan[1])
 
 
 def places(ref: Plan, shape: Sequence[int], flat: Array) -> Array:
@@ -225,16 +282,15 @@ def apply(name: str, values: Sequence[tuple[Any, Any]], u: float, outer: float) 
         return out, np.broadcast_to(es[0], xs[0].shape).sum(-1, keepdims=True) + (count - 1) * u * total
     if name in ("argmax", "argmin", "kth_at"):
         # kernels do not agree on which of equal values comes first
-        chosen = np.take_along_axis(xs[0], out.astype(int), -1)
-        tied = ((xs[0] == chosen) | ((xs[0] != xs[0]) & (chosen != chosen))).sum(-1, keepdims=True) > 1
+        picked = np.take_along_axis(xs[0], out.astype(int), -1)
+        tied = ((xs[0] == picked) | ((xs[0] != xs[0]) & (picked != picked))).sum(-1, keepdims=True) > 1
         return out, np.where(tied, float(xs[0].shape[-1]), 0.0)
     if function.reduces:
         errors = np.broadcast_to(es[0], xs[0].shape)
         scale = errors.sum(-1, keepdims=True) * np.maximum(size, 1) if name == "prod" else errors.max(-1, keepdims=True)
         return out, scale + (u * size * xs[0].shape[-1] if name == "prod" else 0)
     if name == "if":
-        chosen = np.where(xs[0] != 0, *np.broadcast_arrays(es[1], es[2]))
-        return out, chosen
+        return out, np.where(xs[0] != 0, *np.broadcast_arrays(es[1], es[2]))
     if name in ("real", "imag"):
         return out, es[0] + 0 * size
     if name == "rounded":
@@ -260,7 +316,3 @@ def apply(name: str, values: Sequence[tuple[Any, Any]], u: float, outer: float) 
     # a power of a half-precision value is computed in half precision; erf has this error even near 0
     own = 4 * (outer if name == "pow" else u) * size + (8 * u if name == "erf" else 0)
     return out, moved + own
-
-
-def _wide(values: Array) -> Array:
-    return values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)

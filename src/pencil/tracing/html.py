@@ -26,7 +26,7 @@ from .file import pack
 from .functions import FUNCTIONS
 from .graph import LEAST, ROUNDING, TINY, Array
 from .receipt import DEPTH, ORIGINS, SHOWN, WIDE, format_number
-from .trace_base import COUNTING, RecordedTrace, RecordedView
+from .trace_base import COUNTING, TraceBase, ViewBase
 
 HEAVY = 10_000_000  # bytes above which a page is no longer something to mail
 ABOUT = "Every number here was computed by the numbers before it. Choose one and its arithmetic unfolds."
@@ -37,7 +37,7 @@ BLUE, RED = "38,103,178", "196,58,40"
 
 
 def page(
-    trace: RecordedTrace,
+    trace: TraceBase,
     title: str,
     about: str = ABOUT,
     start: str = "",
@@ -78,7 +78,7 @@ def page(
 
 
 def explorer(
-    trace: RecordedTrace,
+    trace: TraceBase,
     title: str,
     about: str = ABOUT,
     start: str = "",
@@ -96,7 +96,7 @@ def explorer(
 
 
 def write(
-    trace: RecordedTrace,
+    trace: TraceBase,
     path: str | Path,
     title: str = "",
     about: str = ABOUT,
@@ -114,7 +114,7 @@ def write(
     return len(content)
 
 
-def frame(trace: RecordedTrace, title: str = "", about: str = ABOUT, start: str = "", height: int = 720) -> str:
+def frame(trace: TraceBase, title: str = "", about: str = ABOUT, start: str = "", height: int = 720) -> str:
     """The page inside a frame, for a notebook."""
     inside = escape(explorer(trace, title, about, start))
     named = escape(title or "trace")
@@ -122,7 +122,7 @@ def frame(trace: RecordedTrace, title: str = "", about: str = ABOUT, start: str 
     return f'<iframe srcdoc="{inside}" {about_it}></iframe>'
 
 
-def data(trace: RecordedTrace) -> tuple[dict[str, Any], bytes]:
+def data(trace: TraceBase) -> tuple[dict[str, Any], bytes]:
     """What the scripts work on: the graph, and the bytes of its arrays."""
     graph, arrays = pack(trace)
     chunks, placed, at = [], {}, 0
@@ -134,10 +134,8 @@ def data(trace: RecordedTrace) -> tuple[dict[str, Any], bytes]:
         at += len(raw)
     for n in graph["nodes"]:
         n["plan"] = _whole_marked(n["plan"])
-    forms = {
-        name: {"text": f.text, "binds": f.binds, "reduces": f.reduces, "smooth": f.smooth}
-        for name, f in FUNCTIONS.items()
-    }
+    words = ("text", "binds", "reduces", "smooth")
+    forms = {name: {word: getattr(f, word) for word in words} for name, f in FUNCTIONS.items()}
     from ..core.probe import LEGEND  # here, because it loads torch
 
     rules = {
@@ -203,7 +201,7 @@ def _digest(text: str) -> str:
 # ---- without scripts, for a notebook's cell
 
 
-def table(view: RecordedView) -> str:
+def table(view: ViewBase) -> str:
     """A part of a trace as an HTML table, without script or style sheet; of a large one its first corner."""
     node = view.node
     # the first of everything but the last two axes
@@ -234,16 +232,15 @@ def table(view: RecordedView) -> str:
     )
 
 
-def _along(view: RecordedView, places: Array) -> list[str]:
+def _along(view: ViewBase, places: Array) -> list[str]:
     """The headings of a line of cells: the label, or the index, along the one axis that changes."""
     node = view.node
     index = np.unravel_index(places, node.shape) if node.shape and len(places) else ()
     changing = [d for d, i in enumerate(index) if (i != i[0]).any()]
     if len(changing) != 1:
         return [""] * len(places)
-    letters, axis = node.axes.split(), changing[0]
-    words = view.trace.words(letters[axis] if len(letters) == len(node.shape) else "", node.shape[axis], node.name)
-    return [words[i] for i in index[axis]]
+    words = view.trace.axis_words(node, changing[0])
+    return [words[i] for i in index[changing[0]]]
 
 
 TABLE = "color:inherit;border-collapse:collapse;font-size:.85em;font-variant-numeric:tabular-nums"

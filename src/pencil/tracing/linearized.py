@@ -23,8 +23,8 @@ from ..core import layers
 from ..core.embed import Tokens
 from ..core.layers import evaluating
 from ..core.probe import Probe
-from .recording import Recording, mapped, tensors
-from .tape import BlockTape
+from .tape import Tape
+from .traced_model import TracedModel, mapped, parameters_and_buffers, tensors
 
 # ---- the rules by which a nonlinear part is held at what it was in a recorded pass
 
@@ -151,7 +151,7 @@ class _First(Probe):
 
     def __init__(self, edits: Mapping[str, Any]):
         super().__init__()
-        self.edits_of, self.held, self.changed = dict(edits), {}, {}
+        self.edits_of, self.constants, self.changed = dict(edits), {}, {}
 
     def wants(self, *names: str) -> bool:
         return True
@@ -166,21 +166,21 @@ class _First(Probe):
             self.changed[full] = (new != value).cpu(), double(new)
             value = new
         if full.rsplit(".", 1)[-1] in CONSTANT:
-            self.held[full] = double(value)
+            self.constants[full] = double(value)
         return value
 
 
 class _Second(_First):
     """Holds those values, and makes leaves of the others that are parts of the output."""
 
-    model: "HeldModel"
+    model: "LinearizedModel"
     first: _First
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
         full, model = self.path + name, self.model
-        if full in self.first.held:
+        if full in self.first.constants:
             model.sentences[CONSTANT[full.rsplit(".", 1)[-1]]] = None
-            return self.first.held[full]
+            return self.first.constants[full]
         if not value.is_floating_point():
             return value
         kind = _kind(full, value)
@@ -198,46 +198,44 @@ class _Second(_First):
         return model.cut(full, kind, value) if kind else value
 
 
+OF_HEADS = {"z": "head", "v": "value", "v_all": "value"}
+OF_MODULES = {"mlp.act": "mlp", "patches.out": "patch", "patches.fold": "pixel", "time.sinusoids": "timestep"}
+
+
 def _kind(name: str, value: Tensor) -> str:
     """What kind of part the value of this name is; of most names none."""
     path, _, last = name.rpartition(".")
     module = path.rpartition(".")[2]
-    if last == "z" and value.ndim == 4:
-        return "head"
-    if last in ("v", "v_all") and value.ndim == 4:
-        return "value"
-    if name == "condition":
-        return "condition"
+    if value.ndim == 4 and last in OF_HEADS:
+        return OF_HEADS[last]
     if last == "embedding" and module.endswith("positions"):
         return "position"
-    return {"mlp.act": "mlp", "patches.out": "patch", "patches.fold": "pixel", "time.sinusoids": "timestep"}.get(
-        f"{module}.{last}", ""
-    )
+    return "condition" if name == "condition" else OF_MODULES.get(f"{module}.{last}", "")
 
 
-class HeldModel:
+class LinearizedModel:
     """The second pass of a recorded model: its leaves, and the gradient of any value with respect to them."""
 
-    def __init__(self, recording: Recording):
-        model = recording.model
-        if not (isinstance(model, nn.Module) and recording.probed):
+    def __init__(self, traced: TracedModel):
+        model = traced.model
+        if not (isinstance(model, nn.Module) and traced.probed):
             raise UserError("contributions need a model that names its values with a probe, as Pencil's models do")
         self.gates, self.leaves = _Gates(), list[Leaf]()
         self.values: dict[str, Tensor] = {}
         self.sentences: dict[str, None] = {}
         self.unshown: list[Leaf] = []
-        first, keep = _First(recording.edits), Keep()
-        weights = _tensors_of(model)
-        edited = {n: recording.edits[n](weights[n].detach().clone()) for n in recording.edits if n in weights}
-        inputs, given = recording._inputs(BlockTape(None, recording.edits))
+        first, keep = _First(traced.edits), Keep()
+        weights = parameters_and_buffers(model)
+        edited = {n: traced.edits[n](weights[n].detach().clone()) for n in traced.edits if n in weights}
+        inputs, given = traced._inputs(Tape(None, traced.edits))
         with _plainly(model), torch.no_grad(), keep:
             functional_call(model, edited, inputs, {**given, "probe": first})
-        self.held = first.held
+        self.constants = first.constants
         second = _Second({})
         second.model, second.first = self, first
         copy = deepcopy(model).cpu().double()
         self._prepare(copy, edited)
-        inputs, given = self._inputs(inputs, given, recording)
+        inputs, given = self._inputs(inputs, given, traced)
         hold = Hold(keep.calls)
         with _plainly(copy), torch.enable_grad(), _plain_gelu(), hold:
             out = copy(*inputs, **given, probe=second)
@@ -248,7 +246,7 @@ class HeldModel:
     def _prepare(self, copy: nn.Module, edited: Mapping[str, Tensor]) -> None:
         """Parameters that are added are sources; those that multiply are constants, and a table gives its rows."""
         for name, value in edited.items():
-            _tensors_of(copy)[name].data.copy_(value)
+            parameters_and_buffers(copy)[name].data.copy_(value)
         copy.requires_grad_(False)
         for path, module in copy.named_modules():
             place = f"{path}." if path else ""
@@ -264,23 +262,23 @@ class HeldModel:
         weight = module.weight.detach()
 
         def rows(tokens: Tensor) -> Tensor:
-            found = self.source(path, "token", F.embedding(tokens, weight), "")
+            embedded = self.source(path, "token", F.embedding(tokens, weight), "")
             self.unshown.append(self.leaves[-1])
-            return found
+            return embedded
 
         module.forward = rows
         module.logits = lambda x: F.linear(x, weight)  # the tied head multiplies by the table
 
-    def _inputs(self, inputs: Any, given: Any, recording: Recording) -> tuple[Any, Any]:
+    def _inputs(self, inputs: Any, given: Any, traced: TracedModel) -> tuple[Any, Any]:
         """The inputs in double precision; those that are no indices are sources."""
-        own = {*recording.declared, *recording.symbols}
+        own = {*traced.declared, *traced.symbols}
 
         def ready(name: str, value: Tensor) -> Tensor:
             value = double(value)
             shown = f"given.{name}" if name in own else name
             return self.source(name, "input", value, shown) if value.is_floating_point() else value
 
-        names = [*recording.takes, *(f"input.{i}" for i in range(len(recording.takes), len(inputs)))]
+        names = [*traced.takes, *(f"input.{i}" for i in range(len(traced.takes), len(inputs)))]
         placed = tuple(mapped(one, name, ready) for one, name in zip(inputs, names, strict=False))
         return placed, {name: mapped(one, name, ready) for name, one in given.items()}
 
@@ -305,8 +303,8 @@ class HeldModel:
     def gradients(self, of: Tensor, weights: Tensor) -> Iterator[tuple[Leaf, Tensor]]:
         """Σ of·weights by each leaf that it depends on directly, not by way of other leaves."""
         leaves = [leaf.value for leaf in self.leaves]
-        found = torch.autograd.grad(of, leaves, weights, retain_graph=True, allow_unused=True)
-        for leaf, grad in zip(self.leaves, found, strict=True):
+        grads = torch.autograd.grad(of, leaves, weights, retain_graph=True, allow_unused=True)
+        for leaf, grad in zip(self.leaves, grads, strict=True):
             if grad is not None and bool((grad != 0).any()):
                 yield leaf, grad
 
@@ -319,18 +317,14 @@ class HeldModel:
         values += [leaf.value for leaf in self.leaves]
         self.gates.open = True
         try:
-            found = torch.autograd.grad(of, values, weights, retain_graph=True, allow_unused=True)
+            grads = torch.autograd.grad(of, values, weights, retain_graph=True, allow_unused=True)
         finally:
             self.gates.open = False
         total = 0.0
-        for value, grad in zip(values, found, strict=True):
+        for value, grad in zip(values, grads, strict=True):
             if grad is not None:
                 total += float((grad * value.detach()).abs().sum())
         return total
-
-
-def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    return dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
 
 
 @contextmanager

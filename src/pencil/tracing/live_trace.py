@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from .contributions import Contributions
-from .linearized import HeldModel
-from .recording import Recording
-from .tape import BUDGET, BlockTape, TooMuch
+from .linearized import LinearizedModel
+from .tape import BUDGET, Tape, TooMuch
 from .trace import Trace, View
+from .traced_model import TracedModel
 
 # ---- edits as they are written: 'blocks.0.attn.pattern[:,2]=0' sets values during the forward pass
 
@@ -80,24 +80,24 @@ def trace(
     """
     if keep not in ("auto", "all", "blocks"):
         raise UserError(f"keep must be auto, all or blocks, not {keep}")
-    recording = Recording(model, inputs, given, {})
+    traced_model = TracedModel(model, inputs, given, {})
     if keep != "blocks":
         try:
-            return LiveTrace(recording, recording.run(BUDGET if keep == "auto" else None), words, facts)
+            return LiveTrace(traced_model, traced_model.run(BUDGET if keep == "auto" else None), words, facts)
         except TooMuch:
             pass
-    return LiveTrace(recording, recording.run(lazy=True), words, facts)
+    return LiveTrace(traced_model, traced_model.run(lazy=True), words, facts)
 
 
 class LiveTrace(Trace):
     """A trace that still has its model: blocks can be opened, values edited, and the model run on from there."""
 
-    graph: BlockTape
+    graph: Tape
 
-    def __init__(self, recording: Recording, tape: BlockTape, labels: Any = None, facts: Any = None):
+    def __init__(self, traced_model: TracedModel, tape: Tape, labels: Any = None, facts: Any = None):
         super().__init__(tape, labels, facts)
-        self.recording = recording
-        self.held_model: Callable[[], HeldModel | None] | None = None  # for contributions, while it is kept
+        self.traced_model = traced_model
+        self.linearized: Callable[[], LinearizedModel | None] | None = None  # for contributions, while it is alive
         self.edits: tuple[str, ...] = ()  # as the command line writes them
 
     def find(self, name: str) -> int:
@@ -105,20 +105,20 @@ class LiveTrace(Trace):
         if name not in tape.names:
             for path in tape.blocks:
                 if name.startswith((f"{path}.", f"{path}:")) and path not in tape.opened:
-                    self.recording.open_block(tape, path)
+                    self.traced_model.open_block(tape, path)
         return super().find(name)
 
     def matching(self, pattern: str) -> list[str]:
         begin = re.split(r"[*?]", pattern)[0]
         for path in [one for one in self.graph.blocks if one not in self.graph.opened]:
             if f"{path}.".startswith(begin) or begin.startswith(f"{path}."):
-                self.recording.open_block(self.graph, path)
+                self.traced_model.open_block(self.graph, path)
         return super().matching(pattern)
 
     def open(self, node: int) -> None:
         plan = self.graph.nodes[node].plan
         if isinstance(plan, tuple) and plan[0] == "block":
-            self.recording.open_block(self.graph, plan[1])
+            self.traced_model.open_block(self.graph, plan[1])
 
     def edit(self, where: str, value: Value) -> "LiveTrace":
         """The same run with one value changed: to a number, a tensor, a function of it, or another trace's."""
@@ -143,20 +143,20 @@ class LiveTrace(Trace):
                 raise cannot_set(where, value, old, error) from None
             return old
 
-        before = self.recording.edits
+        before = self.traced_model.edits
         edits = {**before, name: (lambda old: change(before[name](old))) if name in before else change}
-        again = Recording(self.recording.model, self.recording.inputs, self.recording.given, edits)
+        again = TracedModel(self.traced_model.model, self.traced_model.inputs, self.traced_model.keywords, edits)
         try:
             tape = again.run(lazy=bool(self.graph.blocks))
         except (IndexError, RuntimeError) as error:
             raise cannot_run(where, error) from None
-        found = LiveTrace(again, tape, self.labels, self.facts)
+        changed = LiveTrace(again, tape, self.labels, self.facts)
         if isinstance(value, int | float):
-            found.shared, found.alone = self.shared, self.alone
-            found.edits = (*self.edits, f"{where}={repr(value).removesuffix('.0')}")
+            changed.shared, changed.alone = self.shared, self.alone
+            changed.edits = (*self.edits, f"{where}={repr(value).removesuffix('.0')}")
         else:
-            found.alone = "they need edits that are numbers, and this trace was changed by more than those"
-        return found
+            changed.alone = "they need edits that are numbers, and this trace was changed by more than those"
+        return changed
 
     def contributions(self, cell: str, against: str | int | None = None) -> Contributions:
         """What each part of the model added to one number: `contributions("logits[0,a,seven]", against="eight")`.
@@ -167,14 +167,14 @@ class LiveTrace(Trace):
 
     @property
     def output(self) -> Any:
-        return self.recording.output
+        return self.traced_model.output
 
     @property
     def logits(self) -> Tensor:
         """The model's logits, as it gave them."""
         out = self.output
-        found = out if isinstance(out, Tensor) else getattr(out, "logits", None)
-        found = out.get("logits") if found is None and isinstance(out, Mapping) else found
-        if found is None:
+        logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+        logits = out.get("logits") if logits is None and isinstance(out, Mapping) else logits
+        if logits is None:
             raise UserError("this model gives no logits")
-        return found
+        return logits

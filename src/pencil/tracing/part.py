@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..config import UserError, nearest
+from ..config import UserError
 from .address import Label, parse
-from .file import refs
-from .graph import Array, Graph, Node, Plan, places
-from .trace_base import LISTED, RecordedTrace, letter_of
+from .graph import Array, Graph, Node, leaves
+from .trace_base import TraceBase, near
 
 AT_ONCE = 1 << 20  # places that are looked at together
 
@@ -23,38 +22,34 @@ AT_ONCE = 1 << 20  # places that are looked at together
 class Cut(Graph):
     """A graph of chosen nodes alone: the named nodes they read are values, and how those were computed is left out."""
 
-    def __init__(self, graph: Graph, chosen: Mapping[int, Array]):
+    def __init__(self, graph: Graph, cells: Mapping[int, Array]):
         super().__init__((), graph.names)
         self.tables, self.whole = graph.tables, graph
-        self.outside = {i for i, n in enumerate(graph.nodes) if n.named and n.plan is not None and i not in chosen}
+        self.outside = {i for i, n in enumerate(graph.nodes) if n.named and n.plan is not None and i not in cells}
         self.nodes = [replace(n, plan=None) if i in self.outside else n for i, n in enumerate(graph.nodes)]
-        kept = {node for node, mask in chosen.items() if mask.any()}
-        todo = list(kept)
-        while todo:
-            new = set(refs(self.nodes[todo.pop()].plan)) - kept
-            kept |= new
-            todo += new
-        self.outside &= kept
-        self.nodes = [n if i in kept else replace(n, plan=None, named=False, kind="") for i, n in enumerate(self.nodes)]
-        self.names = {name: i for name, i in graph.names.items() if i in kept}
+        inside = self.behind(node for node, mask in cells.items() if mask.any())
+        self.outside &= inside
+        absent = dict(plan=None, named=False, kind="")
+        self.nodes = [n if i in inside else replace(n, **absent) for i, n in enumerate(self.nodes)]
+        self.names = {name: i for name, i in graph.names.items() if i in inside}
 
     def stored(self, node: int) -> Array:
         return self.whole.value(node)
 
 
-def extract(trace: RecordedTrace, addresses: Sequence[str]) -> tuple[RecordedTrace, dict[int, Array]]:
+def extract(trace: TraceBase, addresses: Sequence[str]) -> tuple[TraceBase, dict[int, Array]]:
     """The trace of these tensors alone, and which of their cells were chosen."""
-    cells = chosen(trace, addresses)
-    return RecordedTrace(Cut(trace.graph, cells), trace.labels, trace.facts), cells
+    cells = selected(trace, addresses)
+    return TraceBase(Cut(trace.graph, cells), trace.labels, trace.facts), cells
 
 
-def chosen(trace: RecordedTrace, addresses: Sequence[str]) -> dict[int, Array]:
+def selected(trace: TraceBase, addresses: Sequence[str]) -> dict[int, Array]:
     """The nodes of addresses, in which * and ? of a name stand for any letters, with a mask of the chosen cells.
 
     An index after such a name chooses among the tensors that it fits: *[0,head 2] those that have heads. Of the others
     no cell is chosen, but where one is read, how it is computed belongs to the part.
     """
-    found: dict[int, Array] = {}
+    masks: dict[int, Array] = {}
     for address in addresses:
         name, index = parse(address)
         wild = "*" in name or "?" in name
@@ -64,11 +59,12 @@ def chosen(trace: RecordedTrace, addresses: Sequence[str]) -> dict[int, Array]:
         refused: dict[int, UserError] = {}  # by the number of axes
         fits = False
         nodes = [trace.find(one) for one in names]
-        heads = {size for node in nodes for letter, size in lettered(trace.graph.nodes[node]) if letter == "h"}
+        tensors = [trace.graph.nodes[node] for node in nodes]
+        heads = {size for n in tensors for axis, size in enumerate(n.shape) if n.letter(axis) == "h"}
         for node in nodes:
             trace.open(node)
             view = trace.view(node)
-            mask = found.setdefault(node, np.zeros(view.node.size, bool))
+            mask = masks.setdefault(node, np.zeros(view.node.size, bool))
             if wild and _shared(view.node, index, heads):
                 continue
             try:
@@ -81,40 +77,35 @@ def chosen(trace: RecordedTrace, addresses: Sequence[str]) -> dict[int, Array]:
             mask[view.flat.reshape(-1)] = fits = True
         if not fits:
             raise UserError(f"no tensor called {name} has such a part: {refused[max(refused)]}")
-    return found
-
-
-def lettered(n: Node) -> list[tuple[str, int]]:
-    """The letter and the size of each axis, if the tensor has letters."""
-    return [(letter_of(n, axis), size) for axis, size in enumerate(n.shape)]
+    return masks
 
 
 def _shared(n: Node, index: Sequence[Any], heads: set[int]) -> bool:
     """Whether a head is asked for of keys or values that several heads share, which are numbered otherwise."""
-    axes = zip(lettered(n), index, strict=False)
-    return any(letter == "g" and heads and size not in heads and isinstance(i, Label) for (letter, size), i in axes)
+    axes = zip(n.shape, index, strict=False)
+    labelled = [size for axis, (size, i) in enumerate(axes) if n.letter(axis) == "g" and isinstance(i, Label)]
+    return bool(heads) and any(size not in heads for size in labelled)
 
 
 def _near(name: str, names: Sequence[str]) -> str:
     """The nearest name, or the nearest beginning of names with a *."""
     split = [one.split(".") for one in names]
-    known = {".".join((*one[:end], "*")) for one in split for end in range(1, len(one))}
-    found = nearest(name, known | set(names))
-    return found if found.startswith("did you mean") else LISTED
+    beginnings = {".".join((*one[:end], "*")) for one in split for end in range(1, len(one))}
+    return near(name, beginnings | set(names))
 
 
-def needed(graph: Graph, cells: Mapping[int, Array], known: Callable[[int], bool], most: int) -> dict[int, Array]:
+def needed(graph: Graph, cells: Mapping[int, Array], is_value: Callable[[int], bool], most: int) -> dict[int, Array]:
     """The cells that chosen ones are computed from, of every node on the way, as masks; whole rows and columns of them.
 
-    It stops at what is a value or follows from constants (`known`), and when there are more than `most`.
+    It stops at what is a value or follows from constants (`is_value`), and when there are more than `most`.
     """
-    found: dict[int, Array] = {}
+    masks: dict[int, Array] = {}
     todo: list[tuple[int, Array]] = []
     sizes: dict[int, int] = {}
 
     def need(node: int, flat: Array) -> None:
-        n, old = graph.nodes[node], found.get(node)
-        if known(node) or (old is not None and old[flat].all()):
+        n, old = graph.nodes[node], masks.get(node)
+        if is_value(node) or (old is not None and old[flat].all()):
             return
         new = np.zeros(n.size, bool) if old is None else old.copy()
         new[flat] = True
@@ -122,7 +113,7 @@ def needed(graph: Graph, cells: Mapping[int, Array], known: Callable[[int], bool
             grid = np.zeros(n.shape, bool)
             grid[np.ix_(*used(new.reshape(n.shape)))] = True
             new = grid.reshape(-1)
-        found[node], sizes[node] = new, int(new.sum())
+        masks[node], sizes[node] = new, int(new.sum())
         if not n.moves and (total := sum(sizes[one] for one in sizes if not graph.nodes[one].moves)) > most:
             raise TooMany(total)
         todo.append((node, np.flatnonzero(new if old is None else new & ~old)))
@@ -134,7 +125,7 @@ def needed(graph: Graph, cells: Mapping[int, Array], known: Callable[[int], bool
         node, flat = todo.pop()
         for source, at in _read(graph, node, flat):
             need(source, at)
-    return found
+    return masks
 
 
 class TooMany(Exception):
@@ -150,27 +141,14 @@ def _read(graph: Graph, node: int, flat: Array) -> Iterator[tuple[int, Array]]:
         nodes, at = graph.step(node, flat)
         yield from ((int(one), at[nodes == one]) for one in np.unique(nodes))
         return
-    for ref in _leaves(n.plan):
+    for ref in (leaf for leaf in leaves(n.plan) if leaf[0] in ("ref", "list")):
         count = ref[3] if ref[0] == "list" else int(np.prod([count for _, count in ref[4]]))
         step = max(1, AT_ONCE // max(1, count))
-        last = graph.nodes[ref[1]].size - 1
         for first in range(0, len(flat), step):
-            some = flat[first : first + step]
-            at = places(ref, n.shape, some) if ref[0] == "ref" else graph.tables[ref[2]].reshape(-1, ref[3])[some]
-            yield ref[1], np.clip(at, 0, last).reshape(-1)
+            yield ref[1], graph.operands(ref, n, flat[first : first + step]).reshape(-1)
 
 
-def _leaves(plan: Plan) -> Iterator[Plan]:
-    """The refs and lists of a plan that computes."""
-    if isinstance(plan, list | tuple):
-        if plan[0] in ("ref", "list"):
-            yield plan
-        elif plan[0] not in ("num", "axis", "block"):
-            for one in plan[1:]:
-                yield from _leaves(one)
-
-
-class Kept:
+class Region:
     """The part of a tensor that is shown: along each axis the indices of its rows and columns."""
 
     def __init__(self, whole: tuple[int, ...], mask: Array | None = None):
@@ -194,14 +172,14 @@ class Kept:
         if self.full:
             return flat
         index = np.unravel_index(flat, self.whole)
-        inside = [np.searchsorted(mine, one) for mine, one in zip(self.indices, index, strict=True)]
+        inside = [np.searchsorted(indices, one) for indices, one in zip(self.indices, index, strict=True)]
         return np.ravel_multi_index(inside, self.shape)
 
     def __str__(self) -> str:
         """The part as an address writes it; … where indices are no range."""
         if self.full:
             return ""
-        words = [_range(mine, size) for mine, size in zip(self.indices, self.whole, strict=True)]
+        words = [_range(indices, size) for indices, size in zip(self.indices, self.whole, strict=True)]
         last = max(axis for axis, size in enumerate(self.whole) if self.shape[axis] < size)
         return f"[{','.join(words[: last + 1])}]"
 

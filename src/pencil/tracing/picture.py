@@ -7,10 +7,10 @@ import numpy as np
 
 from .. import draw
 from ..config import UserError, nearest
-from .trace_base import RecordedTrace
+from .trace_base import TraceBase
 
 
-def attention(trace: RecordedTrace, name: str | None = None, query: str | None = None) -> bytes:
+def attention(trace: TraceBase, name: str | None = None, query: str | None = None) -> bytes:
     """The heads of a pattern or of scores side by side; with a query, its attention over the image."""
     if name == "curve" and "curve" in trace.facts:
         return curve(trace.facts["curve"])
@@ -44,16 +44,16 @@ def attention(trace: RecordedTrace, name: str | None = None, query: str | None =
     return draw.heat_maps(list(heads), titles, rows, columns, title, view.node.portions, axes)
 
 
-def last_pattern(trace: RecordedTrace) -> str:
-    found = [n for n in trace.names if n.endswith("pattern")] or [
+def last_pattern(trace: TraceBase) -> str:
+    patterns = [n for n in trace.names if n.endswith("pattern")] or [
         n.name for n in trace.graph.nodes if n.kind == "softmax" and len(n.shape) == 4
     ]
-    if not found:
+    if not patterns:
         raise UserError("this trace has no attention pattern; choose a tensor to draw by --of")
-    return found[-1]
+    return patterns[-1]
 
 
-def _over_picture(trace: RecordedTrace, heads: np.ndarray, rows: list[str], query: str, title: str) -> bytes:
+def _over_picture(trace: TraceBase, heads: np.ndarray, rows: list[str], query: str, title: str) -> bytes:
     """One query's attention to each patch, over the image, a head each."""
     if "grid" not in trace.facts:
         raise UserError("the input of this trace is no image: leave --query out")

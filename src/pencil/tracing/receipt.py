@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
+from .address import address
 from .functions import FUNCTIONS
-from .graph import Graph, Node, Plan, places, slack
-from .trace_base import RecordedTrace
-from .writing import EXACT, SHOWN, Known, Tree, format_number, largest, plain, text, walk, weigh
+from .graph import Graph, Node, Plan, number_in, reduces, slack
+from .trace_base import TraceBase
+from .writing import EXACT, SHOWN, Evaluated, Tree, format_number, largest, plain, text, walk, weigh
 
 DEPTH = 8  # how deep unnamed values are unfolded
 WIDE = 64  # terms of a list beyond which unnamed ones stay links
@@ -34,7 +35,7 @@ class Term:
 
     @property
     def where(self) -> str:
-        return f"{self.name}[{','.join(map(str, self.index))}]" if self.index else self.name
+        return address(self.name, self.index)
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,12 @@ class Receipt:
 
     @property
     def where(self) -> str:
-        return f"{self.name}[{','.join(map(str, self.index))}]" if self.index else self.name
+        return address(self.name, self.index)
 
     @property
     def agrees(self) -> bool:
         """Whether the arithmetic gives what was recorded, but for rounding."""
-        if self.reworked is None:
-            return True
-        return agree(self.reworked, self.recorded, self.allowed)
+        return self.reworked is None or agree(self.reworked, self.recorded, self.allowed)
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -112,14 +111,14 @@ def agree(reworked: complex | float, recorded: complex | float, allowed: float) 
     return bool(abs(reworked - recorded) <= allowed)
 
 
-def receipt(trace: RecordedTrace, node: int, place: int, digits: int = 4) -> Receipt:
+def receipt(trace: TraceBase, node: int, place: int, digits: int = 4) -> Receipt:
     """The receipt of one cell of a trace."""
     trace.open(node)
     graph = trace.graph
     n = graph.nodes[node]
-    index = tuple(int(i) for i in np.unravel_index(place, n.shape)) if n.shape else ()
+    index = n.index(place)
     recorded = plain(graph.cells(node, np.asarray([place]))[0])
-    tree = unfolded(trace, node, place)
+    tree = Unfolding(trace).of(node, place)
     about: dict[str, Any] = dict(name=n.name, index=index, label=label(n, index), kind=n.kind, op=n.op)
     about |= dict(meaning=n.formula, recorded=recorded, digits=digits)
     if tree is None:
@@ -130,19 +129,22 @@ def receipt(trace: RecordedTrace, node: int, place: int, digits: int = 4) -> Rec
 
     def term(part: Tree) -> Term:
         m = graph.nodes[part[1]]
-        at = tuple(int(i) for i in np.unravel_index(part[2], m.shape)) if m.shape else ()
-        return Term(m.name, at, part[3])
+        return Term(m.name, m.index(part[2]), part[3])
 
     with np.errstate(all="ignore"):
         value, error = weigh(tree, n, {})
-        known: Known = {}
+        evaluated: Evaluated = {}
         for part in walk(tree, set()):
             if part[0] == "is" and part[1] not in steps:
-                steps[part[1]] = Step(part[1], text(part[2], digits, known, n), plain(weigh(part[2], EXACT, known)[0]))
+                steps[part[1]] = Step(
+                    part[1], text(part[2], digits, evaluated, n), plain(weigh(part[2], EXACT, evaluated)[0])
+                )
             if part[0] == "cell" and (part[1], part[2]) not in terms:
                 terms[part[1], part[2]] = term(part)
-        leading = {term(part): None for one in largest(tree, known) for part in walk(one, set()) if part[0] == "cell"}
-        written = next(iter(terms.values())).where if tree[0] == "cell" else text(tree, digits, known, n)
+        leading = {
+            term(part): None for one in largest(tree, evaluated) for part in walk(one, set()) if part[0] == "cell"
+        }
+        written = next(iter(terms.values())).where if tree[0] == "cell" else text(tree, digits, evaluated, n)
     return Receipt(
         **about,
         formula=written,
@@ -168,40 +170,95 @@ def label(n: Node, index: Sequence[int]) -> str:
     """What a cell is called in the mathematics: its symbol, and its index without batch and head."""
     letters = n.axes.split()
     if not n.symbol or n.kind in ("weight", "input") or len(letters) != len(index):
-        return f"{n.name}[{','.join(map(str, index))}]" if index else n.name
-    kept = [i for i, letter in zip(index, letters, strict=True) if letter not in ("B", "h", "g", "1")]
+        return address(n.name, index)
+    shown = [i for i, letter in zip(index, letters, strict=True) if letter not in ("B", "h", "g", "1")]
     symbol = n.symbol.split(" = ")[0]  # a tensor with two names has two symbols
-    return f"{symbol}[{','.join(map(str, kept))}]"
+    return f"{symbol}[{','.join(map(str, shown))}]"
 
 
-class Room:
-    """How many parts a receipt may still have: unnamed operands of unnamed operands can double at every level."""
+class Unfolding:
+    """Unfolds a cell into the tree of its arithmetic.
 
-    def __init__(self):
-        self.left = LONGEST
+    Unnamed operands of unnamed operands can double at every level, so the parts are counted.
+    """
 
-    def take(self, n: Node) -> None:
-        self.left -= 1
-        if self.left < 0:
+    def __init__(self, trace: TraceBase):
+        self.trace, self.graph, self.parts = trace, trace.graph, 0
+
+    def of(self, node: int, place: int) -> Tree | None:
+        """The tree of a cell; None where it was given, not computed."""
+        graph, n = self.graph, self.graph.nodes[node]
+        if n.plan is None:
+            return None
+        if n.moves:
+            nodes, at = graph.step(node, np.asarray([place]))
+            if graph.nodes[int(nodes[0])].kind == "edited":
+                return None
+            return self._leaf(int(nodes[0]), int(at[0]), 0, True)
+        tree = self._unfold(n.plan, n, place, 0, not reduces(n.plan))[0]
+        total = _only_sum(graph, tree) if n.named else None
+        if total is None:
+            return tree
+        # that named cell as the sum that it is
+        nodes, at = graph.resolve(total[1], np.asarray([total[2]]))
+        m = graph.nodes[int(nodes[0])]
+        return _with(tree, total, ("made", m, self._unfold(m.plan, m, int(at[0]), 1, False)[0]))
+
+    def _count(self, n: Node) -> None:
+        self.parts += 1
+        if self.parts > LONGEST:
             raise UserError(f"this receipt has more than {LONGEST:,} parts (at {n.name}); ask for one of its operands")
 
+    def _unfold(self, plan: Plan, n: Node, place: int, depth: int, whole: bool) -> list[Tree]:
+        """A plan at one cell: the list of its trees, one unless it is a list of terms.
 
-def unfolded(trace: RecordedTrace, node: int, place: int) -> Tree | None:
-    """The tree of a cell; None where it was given, not computed."""
-    graph, n = trace.graph, trace.graph.nodes[node]
-    if n.plan is None:
-        return None
-    if n.moves:
-        nodes, at = graph.step(node, np.asarray([place]))
-        if graph.nodes[int(nodes[0])].kind == "edited":
-            return None
-        return _leaf(trace, int(nodes[0]), int(at[0]), 0, True, Room())
-    room = Room()
-    tree = _unfold(trace, n.plan, n, place, 0, not _reduces(n.plan), room)[0]
-    if not n.named:
-        return tree
-    found = _only_sum(graph, tree)
-    return tree if found is None else _with(tree, found, _worked(trace, found, room))
+        With `whole` an unnamed operand that is itself a sum is unfolded too; inside a sum that would be too much to
+        read.
+        """
+        self._count(n)
+        graph = self.graph
+        match plan:
+            case int() | float():
+                return [("num", plan)]
+            case "num", *_:
+                return [("num", number_in(plan))]
+            case "axis", axis:
+                return [("num", n.index(place)[axis])]
+            case "is", name, part:
+                return [("is", name, tree) for tree in self._unfold(part, n, place, depth, whole)]
+            case "ref" | "list", source, *_:
+                operands = graph.operands(plan, n, np.asarray([place]))[0]
+                nodes, at = graph.resolve(source, operands, lambda m: m.named)
+                if len(at) > WIDE:
+                    values = graph.cells(source, operands)
+                    return [("cell", int(m), int(a), plain(v)) for m, a, v in zip(nodes, at, values, strict=True)]
+                alone = whole and len(at) == 1
+                return [self._leaf(int(m), int(a), depth, alone) for m, a in zip(nodes, at, strict=True)]
+            case "if", condition, *parts:
+                conditions = self._unfold(condition, n, place, DEPTH, False)
+                sides = [self._unfold(part, n, place, depth, whole) for part in parts]
+                out = []
+                for i in range(max(len(conditions), *map(len, sides))):
+                    reason = conditions[i % len(conditions)]
+                    side = sides[0 if weigh(reason, n, {})[0] != 0 else 1]
+                    out.append(("picked", reason, side[i % len(side)]))
+                return out
+        head = plan[0]
+        parts = [self._unfold(part, n, place, depth, whole) for part in plan[1:]]
+        if FUNCTIONS[head].reduces:
+            return [(head, parts[0], *(part[0] for part in parts[1:]))]
+        return [(head, *(part[i % len(part)] for part in parts)) for i in range(max(map(len, parts)))]
+
+    def _leaf(self, node: int, place: int, depth: int, whole: bool) -> Tree:
+        """A cell as a value, or, where it has no name, as its own arithmetic: sums too, if it is to be `whole`."""
+        self._count(self.graph.nodes[node])
+        nodes, at = self.graph.resolve(node, np.asarray([place]), lambda m: m.named)
+        node, place = int(nodes[0]), int(at[0])
+        n = self.graph.nodes[node]
+        worked = n.plan is not None and n.kind != "block" and depth < DEPTH
+        if worked and not n.named and (whole or not reduces(n.plan)):
+            return ("made", n, self._unfold(n.plan, n, place, depth + 1, whole and not reduces(n.plan))[0])
+        return ("cell", node, place, plain(self.graph.cells(node, np.asarray([place]))[0]))
 
 
 LINEAR = ("add", "sub", "mul", "div", "neg", "num", "cell", "made", "picked")
@@ -220,14 +277,7 @@ def _only_sum(graph: Graph, tree: Tree) -> Tree | None:
         return None
     nodes, _ = graph.resolve(cells[0][1], np.asarray([cells[0][2]]))
     n = graph.nodes[int(nodes[0])]
-    return cells[0] if n.kind != "block" and _reduces(n.plan) else None
-
-
-def _worked(trace: RecordedTrace, found: Tree, room: Room) -> Tree:
-    """A named cell that is a sum, as that sum."""
-    nodes, at = trace.graph.resolve(found[1], np.asarray([found[2]]))
-    n = trace.graph.nodes[int(nodes[0])]
-    return ("made", n, _unfold(trace, n.plan, n, int(at[0]), 1, False, room)[0])
+    return cells[0] if n.kind != "block" and reduces(n.plan) else None
 
 
 def _with(tree: Tree, old: Tree, new: Tree) -> Tree:
@@ -235,77 +285,3 @@ def _with(tree: Tree, old: Tree, new: Tree) -> Tree:
     if tree is old:
         return new
     return tuple(_with(part, old, new) if isinstance(part, tuple) else part for part in tree)
-
-
-def _unfold(trace: RecordedTrace, plan: Plan, n: Node, place: int, depth: int, whole: bool, room: Room) -> list[Tree]:
-    """A plan at one cell: the list of its trees, one unless it is a list of terms.
-
-    With `whole` an unnamed operand that is itself a sum is unfolded too; inside a sum that would be too much to read.
-    """
-    room.take(n)
-    if isinstance(plan, int | float):
-        return [("num", plan)]
-    head, graph = plan[0], trace.graph
-    if head == "num":
-        return [("num", complex(plan[1]) if "j" in plan[1] else float(plan[1]))]
-    if head == "axis":
-        return [("num", int(np.unravel_index(place, n.shape)[plan[1]]))]
-    if head == "is":
-        return [("is", plan[1], one) for one in _unfold(trace, plan[2], n, place, depth, whole, room)]
-    if head in ("ref", "list"):
-        if head == "ref":
-            at = places(plan, n.shape, np.asarray([place]))[0]
-        else:
-            at = graph.tables[plan[2]].reshape(-1, plan[3])[place]
-        at = np.clip(at, 0, graph.nodes[plan[1]].size - 1)
-        nodes, at = graph.resolve(plan[1], at, lambda m: m.named)
-        if len(at) > WIDE:
-            found = zip(nodes, at, _values(graph, nodes, at), strict=True)
-            return [("cell", int(m), int(a), plain(v)) for m, a, v in found]
-        alone = whole and len(at) == 1
-        return [_leaf(trace, int(m), int(a), depth, alone, room) for m, a in zip(nodes, at, strict=True)]
-    if head == "if":
-        why = _unfold(trace, plan[1], n, place, DEPTH, False, room)
-        chosen = [_unfold(trace, part, n, place, depth, whole, room) for part in plan[2:]]
-        count = max(len(why), *map(len, chosen))
-        out = []
-        for i in range(count):
-            reason = why[i % len(why)]
-            taken = chosen[0 if weigh(reason, n, {})[0] != 0 else 1]
-            out.append(("picked", reason, taken[i % len(taken)]))
-        return out
-    parts = [_unfold(trace, part, n, place, depth, whole, room) for part in plan[1:]]
-    if FUNCTIONS[head].reduces:
-        return [(head, parts[0], *(part[0] for part in parts[1:]))]
-    count = max(map(len, parts))
-    return [(head, *(part[i % len(part)] for part in parts)) for i in range(count)]
-
-
-def _values(graph: Graph, nodes: Any, at: Any) -> Any:
-    """Recorded values of cells of several nodes."""
-    out: list[Any] = [None] * len(at)
-    for m in np.unique(nodes):
-        mine = np.flatnonzero(nodes == m)
-        for i, value in zip(mine, graph.cells(int(m), at[mine]), strict=True):
-            out[i] = value
-    return out
-
-
-def _leaf(trace: RecordedTrace, node: int, place: int, depth: int, whole: bool, room: Room) -> Tree:
-    """A cell as a value, or, where it has no name, as its own arithmetic: sums too, if it is to be `whole`."""
-    graph = trace.graph
-    room.take(graph.nodes[node])
-    nodes, at = graph.resolve(node, np.asarray([place]), lambda m: m.named)
-    node, place = int(nodes[0]), int(at[0])
-    n = graph.nodes[node]
-    worked = n.plan is not None and n.kind != "block" and depth < DEPTH
-    if worked and not n.named and (whole or not _reduces(n.plan)):
-        return ("made", n, _unfold(trace, n.plan, n, place, depth + 1, whole and not _reduces(n.plan), room)[0])
-    return ("cell", node, place, plain(graph.cells(node, np.asarray([place]))[0]))
-
-
-def _reduces(plan: Plan) -> bool:
-    """Whether a plan sums or compares a list of cells."""
-    if not isinstance(plan, list | tuple) or plan[0] not in (*FUNCTIONS, "is"):
-        return False
-    return (plan[0] != "is" and FUNCTIONS[plan[0]].reduces) or any(_reduces(part) for part in plan[1:])

@@ -5,7 +5,7 @@ First what rules are written with: plans as arithmetic, an operation as it was c
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,36 +13,23 @@ import numpy as np
 from .graph import Array, Plan
 
 
+def _operator(head: str) -> tuple[Callable[..., "P"], Callable[..., "P"]]:
+    """A function as an operator between plans and numbers, which may stand on either side."""
+    return lambda self, other: P((head, self, other)), lambda self, other: P((head, other, self))
+
+
 class P(tuple):
     """A plan that can be written as arithmetic."""
 
     __slots__ = ()
+    __add__, __radd__ = _operator("add")
+    __sub__, __rsub__ = _operator("sub")
+    __mul__: Callable[..., "P"]  # pyright: ignore[reportIncompatibleMethodOverride]
+    __rmul__: Callable[..., "P"]  # pyright: ignore[reportIncompatibleMethodOverride]
+    __mul__, __rmul__ = _operator("mul")
+    __truediv__, __rtruediv__ = _operator("div")
 
-    def __add__(self, other):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return P(("add", self, other))
-
-    def __radd__(self, other):
-        return P(("add", other, self))
-
-    def __sub__(self, other):
-        return P(("sub", self, other))
-
-    def __rsub__(self, other):
-        return P(("sub", other, self))
-
-    def __mul__(self, other):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return P(("mul", self, other))
-
-    def __rmul__(self, other):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return P(("mul", other, self))
-
-    def __truediv__(self, other):
-        return P(("div", self, other))
-
-    def __rtruediv__(self, other):
-        return P(("div", other, self))
-
-    def __neg__(self):
+    def __neg__(self) -> "P":
         return P(("neg", self))
 
 
@@ -93,7 +80,6 @@ class Call:
     read: Callable[[In], Array]  # the values of a tensor read
     again: Callable[[], Any]  # the same operation on the places of its inputs, for what only moves
     table: Callable[[Array], str]  # keep a table, and give its key
-    facts: dict[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -164,7 +150,13 @@ def times(factor: Any, plan: P) -> P:
     return plan if factor == 1 else factor * plan
 
 
-ELEMENTWISE: dict[str, tuple[str, Sequence[str], _Formula]] = {
+def ramp(x: Any) -> P:
+    """From 0 at −3 to 1 at 3."""
+    return fn("lesser")(fn("greater")(x + 3, 0), 6) / 6
+
+
+_Names = Sequence[str | tuple[str, float]]  # the arguments of a formula, some with what they are if left out
+ELEMENTWISE: dict[str, tuple[str, _Names, _Formula]] = {
     "neg": ("scale", ("self",), lambda x: -x),
     "abs": ("elementwise", ("self",), fn("abs")),
     "exp": ("elementwise", ("self",), exp),
@@ -187,6 +179,19 @@ ELEMENTWISE: dict[str, tuple[str, Sequence[str], _Formula]] = {
     "sigmoid": ("activation", ("self",), lambda x: 1 / (1 + exp(-x))),
     "silu": ("activation", ("self",), lambda x: x / (1 + exp(-x))),
     "relu": ("activation", ("self",), lambda x: fn("greater")(x, 0)),
+    "leaky_relu": (
+        "activation", ("self", ("negative_slope", 0.01)), lambda x, slope: choose(fn("gt")(x, 0), x, x * slope)
+    ),
+    "elu": (
+        "activation", ("self", ("input_scale", 1), ("alpha", 1), ("scale", 1)),
+        lambda x, inner, alpha, scale: choose(fn("gt")(x, 0), x, (exp(x * inner) - 1) * alpha) * scale,
+    ),
+    "softplus": (
+        "activation", ("self", ("beta", 1), ("threshold", 20)),
+        lambda x, beta, limit: choose(fn("gt")(x * beta, limit), x, log(1 + exp(x * beta)) / beta),
+    ),
+    "hardsigmoid": ("activation", ("self",), lambda x: ramp(x)),
+    "hardswish": ("activation", ("self",), lambda x: x * ramp(x)),
     "relu6": ("activation", ("self",), lambda x: fn("lesser")(fn("greater")(x, 0), 6)),
     "sign": ("elementwise", ("self",), fn("sign")),
     "floor": ("elementwise", ("self",), fn("floor")),
@@ -212,8 +217,8 @@ ELEMENTWISE: dict[str, tuple[str, Sequence[str], _Formula]] = {
     "remainder": ("elementwise", ("self", "other"), fn("mod")),
     "where": ("mask", ("condition", "self", "other"), choose),
     "masked_fill": ("mask", ("mask", "value", "self"), choose),
-    "addcmul": ("elementwise", ("self", "tensor1", "tensor2", "value"), lambda s, a, b, v: s + times(v, a * b)),
-    "addcdiv": ("elementwise", ("self", "tensor1", "tensor2", "value"), lambda s, a, b, v: s + times(v, a / b)),
+    "addcmul": ("elementwise", ("self", "tensor1", "tensor2", ("value", 1)), lambda s, a, b, v: s + times(v, a * b)),
+    "addcdiv": ("elementwise", ("self", "tensor1", "tensor2", ("value", 1)), lambda s, a, b, v: s + times(v, a / b)),
     "lerp": ("elementwise", ("self", "end", "weight"), lambda a, b, w: a + w * (b - a)),
     "polar": ("rotation", ("abs", "angle"), lambda r, t: fn("complex")(r * cos(t), r * sin(t))),
     "complex": ("rotation", ("real", "imag"), fn("complex")),
@@ -221,9 +226,9 @@ ELEMENTWISE: dict[str, tuple[str, Sequence[str], _Formula]] = {
 }  # fmt: skip
 
 
-def _by_cell(names: Sequence[str], formula: _Formula) -> Rule:
+def _by_cell(names: _Names, formula: _Formula) -> Rule:
     return lambda call: formula(
-        *(call.broadcast(call.get(name, 1) if name == "value" else call.args[name]) for name in names)
+        *(call.broadcast(call.args[name] if isinstance(name, str) else call.get(*name)) for name in names)
     )
 
 
@@ -276,21 +281,6 @@ def _gelu(call: Call) -> Plan:
     return x * step("Φ", 0.5 * (1 + erf(x / math.sqrt(2))))
 
 
-@rule("activation", "softplus", "leaky_relu", "elu", "hardsigmoid", "hardswish")
-def _other_activation(call: Call) -> Plan:
-    x = call.broadcast(call.self)
-    if call.op == "softplus":
-        beta, limit = call.get("beta", 1), call.get("threshold", 20)
-        return choose(fn("gt")(x * beta, limit), x, log(1 + exp(x * beta)) / beta)
-    if call.op == "leaky_relu":
-        return choose(fn("gt")(x, 0), x, x * call.get("negative_slope", 0.01))
-    if call.op == "elu":
-        bent = (exp(x * call.get("input_scale", 1)) - 1) * call.get("alpha", 1)
-        return choose(fn("gt")(x, 0), x, bent) * call.get("scale", 1)
-    ramp = fn("lesser")(fn("greater")(x + 3, 0), 6) / 6
-    return ramp if call.op == "hardsigmoid" else x * ramp
-
-
 @rule("mask", "bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor")
 def _bits(call: Call) -> Plan:
     if call.op == "bitwise_not":
@@ -326,8 +316,8 @@ def _complex(call: Call) -> Plan:
 def _dropped(call: Call) -> Plan:
     if call.out == 1:
         return None  # drawn
-    kept = P(("ref", call.me + 1, 0, row_major(call.shape), []))
-    return call.broadcast(call.input) * kept / (1 - call.p)
+    mask = P(("ref", call.me + 1, 0, row_major(call.shape), []))
+    return call.broadcast(call.input) * mask / (1 - call.p)
 
 
 # ---- over a line of cells: sums, choices, softmax, norms, losses
@@ -410,14 +400,19 @@ def _running(call: Call) -> Plan:
     return choose(fn("eq")(P(("axis", dim)), 0), x, before + x)
 
 
+def _normalized(call: Call) -> tuple[P, int]:
+    """The cells that a norm over the last axes takes together, and how many they are."""
+    x, lead = call.input, len(call.input.shape) - len(call.normalized_shape)
+    strides = row_major(x.shape)
+    along = [s if d < lead else 0 for d, s in enumerate(strides)][: len(call.shape)]
+    terms = P(("ref", x.node, 0, along, [[strides[d], x.shape[d]] for d in range(lead, len(x.shape))]))
+    return terms, math.prod(x.shape[lead:])
+
+
 @rule("layernorm", "native_layer_norm")
 def _layer_norm(call: Call) -> Plan:
-    x, count = call.input, len(call.normalized_shape)
-    lead, strides = len(x.shape) - count, row_major(x.shape)
-    inner = list(range(lead, len(x.shape)))
-    kept = [s if d < lead else 0 for d, s in enumerate(strides)][: len(call.shape)]
-    terms = P(("ref", x.node, 0, kept, [[strides[d], x.shape[d]] for d in inner]))
-    n = math.prod(x.shape[lead:])
+    x = call.input
+    terms, n = _normalized(call)
     mean = step("mean", total(terms) / n)
     if call.out == 1:
         return mean
@@ -432,11 +427,9 @@ def _layer_norm(call: Call) -> Plan:
 
 @rule("rmsnorm", "_fused_rms_norm")
 def _rms_norm(call: Call) -> Plan:
-    x, count = call.input, len(call.normalized_shape)
-    lead, strides = len(x.shape) - count, row_major(x.shape)
-    kept = [s if d < lead else 0 for d, s in enumerate(strides)][: len(call.shape)]
-    terms = P(("ref", x.node, 0, kept, [[strides[d], x.shape[d]] for d in range(lead, len(x.shape))]))
-    mean = step("mean of squares", total(square(terms)) / math.prod(x.shape[lead:]))
+    x = call.input
+    terms, n = _normalized(call)
+    mean = step("mean of squares", total(square(terms)) / n)
     eps = call.get("eps", 2.0**-23 if x.dtype == "float32" else 2.0**-52)
     rms = step("√(mean + ε)", sqrt(mean + eps))
     if call.out == 1:
@@ -464,18 +457,18 @@ def _nll(call: Call) -> Plan:
     x, targets = call.self, call.read(call.target).reshape(-1)
     if call.get("weight") is not None or len(x.shape) != 2:
         raise NotImplementedError("a loss with weights or of this shape")
-    kept = np.flatnonzero(targets != call.get("ignore_index", -100))
+    counted = np.flatnonzero(targets != call.get("ignore_index", -100))
     if call.out == 1:
-        return len(kept) if call.get("reduction", 1) else 0
-    if not len(kept) and call.get("reduction", 1):
+        return len(counted) if call.get("reduction", 1) else 0
+    if not len(counted) and call.get("reduction", 1):
         return P(("num", "nan")) if call.get("reduction", 1) == 1 else 0
-    places = kept * x.shape[1] + targets[kept]
+    places = counted * x.shape[1] + targets[counted]
     if call.get("reduction", 1) == 0:
         places = np.arange(len(targets)) * x.shape[1] + np.clip(targets, 0, None)
         skipped = fn("eq")(call.broadcast(call.target), call.get("ignore_index", -100))
         return choose(skipped, 0, -P(("list", x.node, call.table(places), 1)))
     loss = -total(P(("list", x.node, call.table(places[None]), len(places))))
-    return loss / len(kept) if call.get("reduction", 1) == 1 else loss
+    return loss / len(counted) if call.get("reduction", 1) == 1 else loss
 
 
 @rule("loss", "mse_loss", "binary_cross_entropy_with_logits")
@@ -524,9 +517,9 @@ def _dot(call: Call) -> Plan:
     if not call.op.startswith(("addm", "baddbmm")):
         return product
     alpha, beta = call.get("alpha", 1), call.get("beta", 1)
-    product = product if alpha == 1 else alpha * product
-    given = call.broadcast(call.self)
-    return product if beta == 0 else product + (given if beta == 1 else beta * given)
+    product = times(alpha, product)
+    added = call.broadcast(call.self)
+    return product if beta == 0 else product + times(beta, added)
 
 
 @rule("patch", "convolution")
@@ -553,11 +546,9 @@ def _convolution(call: Call) -> Plan:
 
 COPIES = "clone contiguous detach alias lift_fresh lift_fresh_copy lift copy _to_copy resolve_conj positive".split()
 # dtypes in an order in which each is exact in the later ones
-WIDTHS = "bool uint8 int8 int16 bfloat16 float16 int32 float32 int64 float64 complex64 complex128".split()
-
-
-def _width(dtype: str) -> int:
-    return [str(name) for name in WIDTHS].index(dtype)
+WIDTHS: Sequence[str] = (
+    "bool uint8 int8 int16 bfloat16 float16 int32 float32 int64 float64 complex64 complex128".split()
+)
 
 
 @rule("move", *COPIES)
@@ -570,7 +561,7 @@ def _copied(call: Call) -> Plan:
         return fn("ne")(plan, 0)
     if "int" in call.dtype and not x.exact:
         return fn("whole")(plan)
-    exact = _width(call.dtype) >= _width(x.dtype) or "int" in call.dtype
+    exact = WIDTHS.index(call.dtype) >= WIDTHS.index(x.dtype) or "int" in call.dtype
     # a narrower dtype rounds, so the value is another
     return plan if exact else P(("add", plan, 0))
 
@@ -645,20 +636,13 @@ def _eye(call: Call) -> Plan:
     return fn("eq")(P(("axis", 0)), P(("axis", 1)))
 
 
-@rule("constant", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
-def _unset(call: Call) -> Plan:
-    return None
-
-
 DRAWN = "rand randn rand_like randn_like randint randperm bernoulli multinomial normal uniform exponential".split()
 
 
+UNSET = "empty empty_like new_empty empty_strided new_empty_strided".split()
+
+
 @rule("noise", *DRAWN)
-def _drawn(call: Call) -> Plan:
+@rule("constant", *UNSET)
+def _values_alone(call: Call) -> Plan:
     return None
-
-
-def describe(call: Call) -> tuple[str, Plan]:
-    """The kind and the plan of an operation's output."""
-    kind, made_by = RULES[call.op]
-    return kind, made_by(call)

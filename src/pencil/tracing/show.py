@@ -13,7 +13,7 @@ from rich.text import Text
 from ..console import Console
 from .graph import Array, Node
 from .receipt import SHOWN, Receipt, format_number
-from .trace_base import RecordedTrace, RecordedView
+from .trace_base import TraceBase, ViewBase
 
 if TYPE_CHECKING:  # it needs torch, which showing a trace file does not
     from .contributions import Contributions
@@ -23,7 +23,7 @@ PIPED = 512  # and of one in a file
 TABLES = 256  # of one tensor
 
 
-def names(trace: RecordedTrace, console: Console) -> None:
+def names(trace: TraceBase, console: Console) -> None:
     """Every name with its symbol, its shape and its formula."""
     table = Table(box=None, pad_edge=False)
     for title in ("name", "symbol", "shape", "axes", "formula"):
@@ -35,7 +35,7 @@ def names(trace: RecordedTrace, console: Console) -> None:
     console.print(table, highlight=False)
 
 
-def tables(view: RecordedView, console: Console, digits: int = 4) -> None:
+def tables(view: ViewBase, console: Console, digits: int = 4) -> None:
     """A tensor, or a part of one, as tables of its last two axes; as many columns as the terminal is wide."""
     values = view.value
     title = f"{view.node.name}  {_shape(view.node)}  {meaning(view.node)}".rstrip()
@@ -77,7 +77,7 @@ def tables(view: RecordedView, console: Console, digits: int = 4) -> None:
         console.print(note, style="dim", highlight=False, markup=False)
 
 
-def _next(view: RecordedView, shown: int) -> str:
+def _next(view: ViewBase, shown: int) -> str:
     """The index of the columns after those that were shown."""
     at = np.unravel_index(view.flat.reshape(-1)[:: max(1, view.flat.size - 1)], view.node.shape)
     parts = [str(each[0]) if (each == each[0]).all() else ":" for each in at]
@@ -92,21 +92,19 @@ def _fitting(words: Array, rows: list[str], columns: list[str], console: Console
     if not console.is_terminal:
         return words.shape[1]
     widths = [max(map(len, (*words[:, j], columns[j]))) + 2 for j in range(words.shape[1])]
-    room = console.width - max(map(len, rows))
-    return max(1, int(np.searchsorted(np.cumsum(widths), room, side="right")))
+    width = console.width - max(map(len, rows))
+    return max(1, int(np.searchsorted(np.cumsum(widths), width, side="right")))
 
 
-def _along(view: RecordedView, axis: int) -> tuple[str, list[str]]:
+def _along(view: ViewBase, axis: int) -> tuple[str, list[str]]:
     """An axis of a part: its letter, and a label or an index for each place along it."""
     shape = view.node.shape
     line = np.moveaxis(view.flat, axis, 0).reshape(view.flat.shape[axis], -1)[:, 0]
     index = np.unravel_index(line, shape)
     moving = [k for k, each in enumerate(index) if len(set(each.tolist())) > 1]
-    mine = moving[0] if moving else len(shape) - view.flat.ndim + axis
-    letters = view.node.axes.split()
-    letter = letters[mine] if len(letters) == len(shape) else f"axis {mine}"
-    words = view.trace.words(letter, shape[mine], view.node.name)
-    return letter, [words[i] for i in index[mine].tolist()]
+    along = moving[0] if moving else len(shape) - view.flat.ndim + axis
+    words = view.trace.axis_words(view.node, along)
+    return view.node.letter(along) or f"axis {along}", [words[i] for i in index[along].tolist()]
 
 
 def _heat(value: complex, top: float, probability: bool) -> str:
@@ -127,41 +125,41 @@ def meaning(n: Node) -> str:
     return f"{n.symbol} = {n.formula}" if n.formula else n.symbol
 
 
-def receipt(found: Receipt, trace: RecordedTrace, console: Console) -> None:
+def receipt(reasons: Receipt, trace: TraceBase, console: Console) -> None:
     """A receipt, and the values it was made of, each by the name that opens its own."""
-    n = trace.graph.nodes[trace.graph.names[found.name]]
+    n = trace.graph.nodes[trace.graph.names[reasons.name]]
     where = []
-    for axis, (letter, i) in enumerate(zip(n.axes.split(), found.index, strict=False)):
+    for axis, (letter, i) in enumerate(zip(n.axes.split(), reasons.index, strict=False)):
         label = trace.called(n, axis, i)
         where.append(f"{letter} {i}" if label is None else f"{letter} '{label}'")
-    title = f"{found.where}   {found.meaning}".rstrip()
+    title = f"{reasons.where}   {reasons.meaning}".rstrip()
     console.print(title, style="bold", highlight=False, markup=False)
     if where:
         console.print("  ".join(where), style="dim", highlight=False, markup=False)
-    for line in found.lines():
+    for line in reasons.lines():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if not found.terms:
+    if not reasons.terms:
         return
     console.print()
     table = Table(box=None, pad_edge=False, show_header=False)
-    shown = found.terms if len(found.terms) <= 2 * SHOWN else (found.leading or found.terms)[: 2 * SHOWN]
+    shown = reasons.terms if len(reasons.terms) <= 2 * SHOWN else (reasons.leading or reasons.terms)[: 2 * SHOWN]
     for term in shown:
-        table.add_row(Text(format_number(term.value, found.digits), justify="right"), Text(term.where))
+        table.add_row(Text(format_number(term.value, reasons.digits), justify="right"), Text(term.where))
     console.print(table, highlight=False)
-    if len(shown) < len(found.terms):
-        console.print(f"… and {len(found.terms) - len(shown)} more", style="dim", highlight=False)
+    if len(shown) < len(reasons.terms):
+        console.print(f"… and {len(reasons.terms) - len(shown)} more", style="dim", highlight=False)
 
 
-def contributions(found: "Contributions", console: Console, digits: int = 4) -> None:
+def contributions(whole: "Contributions", console: Console, digits: int = 4) -> None:
     """The largest contributions to a number, what the others sum to, and what was held."""
     from .contributions import SHARES  # here, because it loads torch
 
-    console.print(found.title(digits), style="bold", highlight=False, markup=False, soft_wrap=True)
+    console.print(whole.title(digits), style="bold", highlight=False, markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=False)
-    for value, share, label, cell in found.rows(digits=digits):
+    for value, share, label, cell in whole.rows(digits=digits):
         table.add_row(Text(value, justify="right"), Text(share, justify="right"), Text(label), Text(cell, style="dim"))
     console.print(table, highlight=False)
-    for line in (SHARES, *found.held):
+    for line in (SHARES, *whole.held):
         console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -177,7 +175,7 @@ class Difference:
     shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
 
-def differences(a: RecordedTrace, b: RecordedTrace) -> Iterator[Difference]:
+def differences(a: TraceBase, b: TraceBase) -> Iterator[Difference]:
     """The tensors both traces have, in the order of computing, that are not the same to the last bit."""
     theirs = set(b.names)
     for name in (n for n in a.names if n in theirs):
@@ -195,6 +193,6 @@ def differences(a: RecordedTrace, b: RecordedTrace) -> Iterator[Difference]:
         yield Difference(name, float(gap.max()), at, x[at].item(), y[at].item())
 
 
-def only_in(a: RecordedTrace, b: RecordedTrace) -> Sequence[str]:
+def only_in(a: TraceBase, b: TraceBase) -> Sequence[str]:
     theirs = set(b.names)
     return [name for name in a.names if name not in theirs]

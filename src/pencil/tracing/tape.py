@@ -14,7 +14,7 @@ copied first, and another view of it is updated, cell by cell, when it is next r
 unfolds to the step that computed it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,15 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_any, tree_map_only
 
 from ..config import UserError
 from .graph import Array, Graph, Node, Plan
-from .rules import RULES, Call, In, describe
+from .rules import RULES, Call, In
 
 # ---- tensors and the memory they view
 
 
-KEPT = {
+DTYPES = {
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 }  # fmt: skip
@@ -46,6 +47,10 @@ def functional(func: Any) -> Any:
         if [(a.name, str(a.type)) for a in other._schema.arguments] == wanted:
             return other
     return None
+
+
+def dtype_of(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def memory_of(value: Tensor) -> int:
@@ -76,7 +81,7 @@ def off():
 
 def check_dtype(value: Tensor, name: str) -> None:
     """Refuse a tensor whose values have no exact form in numpy, such as float8."""
-    if value.dtype not in KEPT:
+    if value.dtype not in DTYPES:
         raise UserError(
             f"{name} is {str(value.dtype).removeprefix('torch.')}, which has no receipt yet; trace a wider dtype"
         )
@@ -90,7 +95,7 @@ def as_array(value: Tensor) -> Array:
         return value.contiguous().numpy()
 
 
-# ---- operations that only move values
+# ---- operations that only move values: their plan is found by sending the places of their inputs through them
 
 
 # those that only view memory
@@ -99,67 +104,6 @@ VIEWS = set(
     "unsafe_split split_with_sizes unbind diagonal unfold".split()
 )
 DATA = ("self", "input", "tensors", "src", "source", "values", "value")  # arguments whose values are moved
-
-
-def moved(
-    func: Any,
-    inputs: dict[str, Any],
-    given: dict[str, Any],
-    which: int,
-    table: Callable[[Array], str],
-    constant: Callable[[float, torch.dtype], int],
-) -> Plan:
-    """The plan of one output: strides where it is a view, else a table of places in the inputs laid end to end."""
-    if func is None:
-        raise NotImplementedError("a form of it that only writes in place")
-    if func._schema.overload_name == "dtype":
-        raise NotImplementedError("the same bits read as another dtype")
-    if given.get("accumulate") or given.get("reduce"):
-        raise NotImplementedError("places that are added to")
-    data = [name for name in DATA if any(True for _ in _tensors(inputs.get(name)))]
-    op = func._schema.name.split("::")[1]
-    if op in VIEWS and data == ["self"]:
-        x = inputs["self"]
-        with off():
-            out = func(**{**given, "self": torch.empty(x.shape, device="meta")})
-        out = out[which] if isinstance(out, list | tuple) else out
-        return ("ref", x.node, int(out.storage_offset()), list(out.stride()), [])
-    sources: list[int] = []
-    start = 0
-
-    def numbered(x: Any) -> Any:
-        nonlocal start
-        if isinstance(x, list):
-            return [numbered(one) for one in x]
-        sources.append(x.node)
-        begin, start = start, start + int(np.prod(x.shape, dtype=np.int64))
-        places = torch.arange(begin, start).reshape(x.shape)
-        return laid_like(places, given["self"]) if op == "as_strided" else places
-
-    with off():
-        args: dict[str, Any] = {name: _on_cpu(value) for name, value in given.items() if name != "out"}
-        if op == "constant_pad_nd":
-            args.setdefault("value", 0)
-        args |= {name: numbered(inputs[name]) for name in data}
-        for name in ("value", "fill_value"):
-            if isinstance(args.get(name), int | float):
-                sources.append(constant(float(args[name]), given["self"].dtype))
-                args[name], start = start, start + 1
-        out = func(**args)
-    out = out[which] if isinstance(out, list | tuple) else out
-    return ("table", table(out.numpy().reshape(-1)), sources)
-
-
-def _tensors(x: Any) -> Iterator[In]:
-    for one in x if isinstance(x, list) else [x]:
-        if isinstance(one, In):
-            yield one
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_on_cpu(one) for one in value]
-    return value.cpu() if isinstance(value, Tensor) else value
 
 
 # ---- the tape
@@ -174,29 +118,35 @@ class TooMuch(Exception):
 
 
 class Tape(TorchDispatchMode, Graph):
-    """Records while it is entered; afterwards it is the graph of what happened."""
+    """Records while it is entered; afterwards it is the graph of what happened.
+
+    A block of the model can be left closed: then the tape has its inputs and outputs, until it is run again and opened.
+    """
 
     def __init__(self, budget: int | None = None, edits: Mapping[str, Edit] | None = None):
         TorchDispatchMode.__init__(self)
         Graph.__init__(self)
-        self.kept: list[Tensor | None] = []  # the values of each node
+        self.values: list[Tensor | None] = []  # of each node; of one that is only described none
         self.of: dict[int, tuple[int, int]] = {}  # tensor object -> its node, and how many changes of its memory it saw
-        self.held: list[Tensor] = []  # keeps those objects alive, so that none of their ids is used twice
+        self.alive: list[Tensor] = []  # those objects, so that none of their ids is used twice
         self.changes: dict[int, list[tuple[int, Tensor]]] = {}  # memory -> (node, view) written in place
         self.sharing: dict[int, list[int]] = {}  # memory -> the nodes kept in it
         self.path, self.counts = "", {}
-        self.known: dict[int, tuple[list[str], str]] = {}  # names and kinds of parameters, buffers and inputs
+        self.leaf_names: dict[int, tuple[list[str], str]] = {}  # names and kinds of parameters, buffers and inputs
         self.fired: dict[str, None] = {}  # names the model itself gave, in order
         self.paused = False
         self.budget, self.bytes = budget, 0
         self.edits = dict(edits or {})
         self.edited: set[str] = set()
         self._arrays: dict[int, Array] = {}
+        self.blocks: dict[str, tuple[Any, Any, Any]] = {}  # path -> module and arguments, of closed blocks
+        self.results: dict[str, list[int]] = {}  # path -> the nodes of its outputs
+        self.opened: dict[str, tuple[int, int, int, int]] = {}  # path -> its nodes, and objects alive, from and to
 
     # ---- what a graph must know
 
     def stored(self, node: int) -> Array:
-        value = self.kept[node]
+        value = self.values[node]
         if value is None:
             raise UserError(f"the values of {self.nodes[node].name} were not kept")
         if node not in self._arrays:
@@ -235,9 +185,9 @@ class Tape(TorchDispatchMode, Graph):
             new = self.edits[name](value.detach().clone())
             same = ((new == value) | ((new != new) & (value != value))).reshape(-1).cpu().numpy()
         # what the edit did not change still follows from its inputs
-        given = self._add(new, "edited", "edited", None, f"{name}:edit")
+        arguments = self._add(new, "edited", "edited", None, f"{name}:edit")
         table = np.arange(new.numel()) + np.where(same, 0, new.numel())
-        node = self._add(new, "edit", "move", ("table", self._table(table), [before, given]), name)
+        node = self._add(new, "edit", "move", ("table", self._table(table), [before, arguments]), name)
         self.names[name], self.nodes[node].named = node, True
         return new
 
@@ -249,40 +199,44 @@ class Tape(TorchDispatchMode, Graph):
 
     # ---- nodes
 
-    def _add(self, value: Tensor, op: str, kind: str, plan: Any, name: str | None = None) -> int:
-        node = len(self.nodes)
+    def _append(self, node: Node, value: Tensor | None) -> int:
+        """The number of a new node."""
+        self.nodes.append(node)
+        self.names.setdefault(node.name, len(self.nodes) - 1)
+        self.values.append(value)
+        return len(self.nodes) - 1
+
+    def _add(self, value: Tensor, op: str, kind: str, plan: Plan, name: str | None = None) -> int:
+        """A node for a tensor that no node has yet."""
         name = self.fresh(op) if name is None else name
         check_dtype(value, name)
-        self.nodes.append(Node(name, op, kind, tuple(value.shape), str(value.dtype).removeprefix("torch."), plan))
-        self.names.setdefault(name, node)
         with off():
-            self.kept.append(value.detach())
+            node = self._append(Node(name, op, kind, tuple(value.shape), dtype_of(value), plan), value.detach())
         self._own(value, node)
         return node
 
     def _own(self, value: Tensor, node: int) -> None:
         memory = memory_of(value)
         self.of[id(value)] = (node, len(self.changes.get(memory, ())))
-        self.held.append(value)
+        self.alive.append(value)
         self.sharing.setdefault(memory, []).append(node)
 
     def node_of(self, value: Tensor) -> int:
         """The node of a tensor as it now is: one not seen before is a leaf, one whose memory changed is updated."""
-        known = self.of.get(id(value))
-        if known is None:
-            names, kind = self.known.get(id(value), ([], "constant"))
+        if id(value) not in self.of:
+            names, kind = self.leaf_names.get(id(value), ([], "constant"))
             node = self._add(value, kind, kind, None, names[0] if names else self.fresh("const"))
             self.nodes[node].also = tuple(names[1:])
             self.names |= dict.fromkeys(names[1:], node)
             return node
-        before, seen = known
+        before, seen = self.of[id(value)]
         node, changes = before, self.changes.get(memory_of(value), [])
         for source, view in changes[seen:]:
             if view is not value:
                 node = self._updated(value, node, source, view)
         if node != before:
             with off():
-                self.kept[node] = value.detach().clone()
+                self.values[node] = value.detach().clone()
         self.of[id(value)] = (node, len(changes))
         return node
 
@@ -290,24 +244,16 @@ class Tape(TorchDispatchMode, Graph):
         """A tensor after another that shares its memory was written: some of its cells are the other's now."""
         if value.is_complex() != view.is_complex():
             raise UserError("memory written as complex numbers and read as real ones, or the reverse, has no receipt")
-        mine, theirs = positions(value), positions(view)
-        order = np.argsort(theirs)
-        at = np.clip(np.searchsorted(theirs[order], mine), 0, len(theirs) - 1)
-        hit = theirs[order][at] == mine
+        read, written = positions(value), positions(view)
+        order = np.argsort(written)
+        at = np.clip(np.searchsorted(written[order], read), 0, len(written) - 1)
+        hit = written[order][at] == read
         if not hit.any():
             return node
         table = np.where(hit, order[at], view.numel() + np.arange(value.numel()))
-        new = len(self.nodes)
         plan = ("table", self._table(table), [source, node])
-        self.nodes.append(
-            Node(self.fresh("update"), "update", "move", tuple(value.shape), self.nodes[node].dtype, plan)
-        )
-        self.names.setdefault(self.nodes[new].name, new)
-        self.kept.append(None)
-        return new
-
-    def _constant(self, value: float, dtype: torch.dtype) -> int:
-        return self._add(torch.full((), value, dtype=dtype), "constant", "constant", None)
+        name, dtype = self.fresh("update"), self.nodes[node].dtype
+        return self._append(Node(name, "update", "move", tuple(value.shape), dtype, plan), None)
 
     def _table(self, places: Array) -> str:
         key = f"table.{len(self.tables)}"
@@ -322,36 +268,37 @@ class Tape(TorchDispatchMode, Graph):
             return func(*args, **kwargs)
         schema = func._schema
         op = schema.name.split("::")[1]
-        given = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | kwargs
+        arguments = {a.name: value for a, value in zip(schema.arguments, args, strict=False)} | kwargs
         written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        if op == "convolution" and any(given["padding"]) and not given["transposed"]:
-            return self._padded(given)
-        inputs = {name: self._seen(value) for name, value in given.items()}
+        if op == "convolution" and any(arguments["padding"]) and not arguments["transposed"]:
+            return self._padded(arguments)
+        inputs = {name: self._seen(value) for name, value in arguments.items()}
         if written:
-            return self._in_place(func, op, given, inputs, written)
+            return self._in_place(func, op, arguments, inputs, written)
         out = func(*args, **kwargs)
-        self._record(func, op, inputs, given, out)
-        if self.edits:
-            out = self._edit_made(out)
+        self._record(func, op, inputs, arguments, out)
+        if self.edits and isinstance(out, Tensor):
+            # a value that only has the name that the tape gives
+            out = self.change(self.nodes[self.of[id(out)][0]].name, out)
         return out
 
     def _seen(self, value: Any) -> Any:
         """An argument with its tensors as nodes."""
         if isinstance(value, Tensor):
-            return In(self.node_of(value), tuple(value.shape), str(value.dtype).removeprefix("torch."))
+            return In(self.node_of(value), tuple(value.shape), dtype_of(value))
         if isinstance(value, list | tuple):
             return [self._seen(v) for v in value]
         return value
 
-    def _padded(self, given: dict[str, Any]) -> Tensor:
+    def _padded(self, arguments: dict[str, Any]) -> Tensor:
         """A convolution that pads: the padding as an operation of its own, then one that does not."""
-        pads = [p for side in reversed(given["padding"]) for p in (side, side)]
+        pads = [p for side in reversed(arguments["padding"]) for p in (side, side)]
         with self:
-            wide = torch.ops.aten.constant_pad_nd.default(given["input"], pads, 0.0)
-            plain = {**given, "input": wide, "padding": [0] * len(given["padding"])}
+            wide = torch.ops.aten.constant_pad_nd.default(arguments["input"], pads, 0.0)
+            plain = {**arguments, "input": wide, "padding": [0] * len(arguments["padding"])}
             return torch.ops.aten.convolution.default(**plain)
 
-    def _record(self, func: Any, op: str, inputs: dict[str, Any], given: dict[str, Any], out: Any) -> None:
+    def _record(self, func: Any, op: str, inputs: dict[str, Any], arguments: dict[str, Any], out: Any) -> None:
         outs = [o for o in (out if isinstance(out, list | tuple) else [out]) if isinstance(o, Tensor)]
         if not outs:
             return  # a size or a truth, read by Python itself
@@ -359,18 +306,15 @@ class Tape(TorchDispatchMode, Graph):
         for i, o in enumerate(outs):
             if id(o) in self.of and self.node_of(o) < first:
                 continue  # returned unchanged
-            name = self.fresh(op)
-            check_dtype(o, name)
-            self.nodes.append(Node(name, op, "", tuple(o.shape), str(o.dtype).removeprefix("torch.")))
-            self.names.setdefault(name, len(self.nodes) - 1)
-            self.kept.append(o.detach())
-            self._own(o, len(self.nodes) - 1)
+            node = self._add(o, op, "", None)
             if o.numel():
-                self._describe(len(self.nodes) - 1, func, op, inputs, given, i, first + i)
+                self._describe(node, func, op, inputs, arguments, i, first + i)
             if not self.nodes[-1].moves:
-                self._count(o)
+                self.bytes += o.numel() * o.element_size()
+                if self.budget is not None and self.bytes > self.budget:
+                    raise TooMuch
 
-    def _describe(self, node: int, func: Any, op: str, inputs: dict[str, Any], given: Any, i: int, me: int) -> None:
+    def _describe(self, node: int, func: Any, op: str, inputs: dict[str, Any], arguments: Any, i: int, me: int) -> None:
         n = self.nodes[node]
         call = Call(
             op,
@@ -380,68 +324,86 @@ class Tape(TorchDispatchMode, Graph):
             i,
             me,
             read=lambda x: self.value(x.node),
-            again=lambda: moved(func, inputs, given, i, self._table, self._constant),
+            again=lambda: self._moved(func, inputs, arguments, i),
             table=self._table,
         )
         if op not in RULES:
             raise UserError(f"the operation {op} (at {n.name}) has no receipt yet")
+        n.kind, rule = RULES[op]
         try:
-            n.kind, n.plan = describe(call)
+            n.plan = rule(call)
         except NotImplementedError as error:
             raise UserError(f"the operation {op} (at {n.name}) has no receipt for {error}") from None
-        if n.plan is not None and not isinstance(n.plan, int | float):
-            n.plan = tuple(n.plan)
 
-    def _count(self, value: Tensor) -> None:
-        self.bytes += value.numel() * value.element_size()
-        if self.budget is not None and self.bytes > self.budget:
-            raise TooMuch
+    def _moved(self, func: Any, inputs: dict[str, Any], arguments: dict[str, Any], which: int) -> Plan:
+        """The plan of one output: strides where it is a view, else a table of places in the inputs laid end to end."""
+        if func is None:
+            raise NotImplementedError("a form of it that only writes in place")
+        if func._schema.overload_name == "dtype":
+            raise NotImplementedError("the same bits read as another dtype")
+        if arguments.get("accumulate") or arguments.get("reduce"):
+            raise NotImplementedError("places that are added to")
+        data = [name for name in DATA if tree_any(lambda x: isinstance(x, In), inputs.get(name))]
+        op = func._schema.name.split("::")[1]
+        if op in VIEWS and data == ["self"]:
+            x = inputs["self"]
+            with off():
+                out = func(**{**arguments, "self": torch.empty(x.shape, device="meta")})
+            out = out[which] if isinstance(out, list | tuple) else out
+            return ("ref", x.node, int(out.storage_offset()), list(out.stride()), [])
+        sources: list[int] = []
+        start = 0
 
-    def _in_place(self, func: Any, op: str, given: dict[str, Any], inputs: dict[str, Any], written: list[str]) -> Any:
+        def numbered(x: Any) -> Any:
+            nonlocal start
+            if isinstance(x, list):
+                return [numbered(one) for one in x]
+            sources.append(x.node)
+            begin, start = start, start + int(np.prod(x.shape, dtype=np.int64))
+            places = torch.arange(begin, start).reshape(x.shape)
+            return laid_like(places, arguments["self"]) if op == "as_strided" else places
+
+        with off():
+            args = {
+                name: tree_map_only(Tensor, Tensor.cpu, value) for name, value in arguments.items() if name != "out"
+            }
+            if op == "constant_pad_nd":
+                args.setdefault("value", 0)
+            args |= {name: numbered(inputs[name]) for name in data}
+            for name in ("value", "fill_value"):
+                if isinstance(args.get(name), int | float):
+                    constant = torch.full((), float(args[name]), dtype=arguments["self"].dtype)
+                    sources.append(self._add(constant, "constant", "constant", None))
+                    args[name], start = start, start + 1
+            out = func(**args)
+        out = out[which] if isinstance(out, list | tuple) else out
+        return ("table", self._table(out.numpy().reshape(-1)), sources)
+
+    def _in_place(
+        self, func: Any, op: str, arguments: dict[str, Any], inputs: dict[str, Any], written: list[str]
+    ) -> Any:
         """An operation that writes into its argument: what was recorded of that memory is copied first."""
-        if len(written) != 1 or not isinstance(given[written[0]], Tensor):
+        if len(written) != 1 or not isinstance(arguments[written[0]], Tensor):
             raise UserError(f"the operation {op} writes into several tensors at once, which no receipt can show")
-        target, name = given[written[0]], written[0]
+        target, name = arguments[written[0]], written[0]
         plain = op.removesuffix("_")
         old, memory = inputs[name], memory_of(target)
         with off():
             for node in self.sharing.pop(memory, []):
-                kept = self.kept[node]
-                if kept is not None and memory_of(kept) == memory:
-                    self.kept[node] = kept.clone()
+                value = self.values[node]
+                if value is not None and memory_of(value) == memory:
+                    self.values[node] = value.clone()
                     self._arrays.pop(node, None)  # it was a view of that memory
-            out = func(**given)
-        node = len(self.nodes)
-        self.nodes.append(Node(self.fresh(plain), plain, "", tuple(target.shape), old.dtype))
-        self.names.setdefault(self.nodes[node].name, node)
-        self.kept.append(target.detach())
+            out = func(**arguments)
+        node = self._append(Node(self.fresh(plain), plain, "", tuple(target.shape), old.dtype), target.detach())
         self.sharing.setdefault(memory, []).append(node)
         read = {k: v for k, v in inputs.items() if k != "out"}
-        self._describe(node, functional(func), plain, read, given, 0, node)
+        self._describe(node, functional(func), plain, read, arguments, 0, node)
         self.changes.setdefault(memory, []).append((node, target))
         self.of[id(target)] = (node, len(self.changes[memory]))
         return out
 
-    def _edit_made(self, out: Any) -> Any:
-        """Edits of values that only have the names the tape gives."""
-        if not isinstance(out, Tensor):
-            return out
-        node = self.of[id(out)][0]
-        return self.change(self.nodes[node].name, out)
-
-
-# ---- blocks left closed
-
-
-class BlockTape(Tape):
-    """Records everything, or of some blocks only their inputs and outputs."""
-
-    def __init__(self, budget: int | None = None, edits: Mapping[str, Edit] | None = None):
-        super().__init__(budget, edits)
-        self.blocks: dict[str, tuple[Any, Any, Any]] = {}  # path -> module and arguments, of closed blocks
-        self.begun: tuple[int, int] = (0, 0)  # nodes and objects held, when the block now being opened began
-        self.results: dict[str, list[int]] = {}  # path -> the nodes of its outputs
-        self.opened: dict[str, tuple[int, int, int, int]] = {}  # path -> its nodes, and objects held, from and to
+    # ---- blocks left closed
 
     def copied(self, value: Tensor) -> Tensor:
         """A copy of the tensor in its own memory, known as the same node."""
@@ -450,11 +412,6 @@ class BlockTape(Tape):
             new = value.detach().clone()
         self._own(new, node)
         return new
-
-    def close(self, path: str, module: Any, args: Any, kwargs: Any) -> None:
-        """Record nothing until the block is left; keep its inputs."""
-        self.blocks[path] = (module, args, kwargs)
-        self.paused = True
 
     def block_outputs(self, path: str, outs: list[Tensor]) -> None:
         """Record the outputs of a block, without its inside."""
@@ -467,10 +424,13 @@ class BlockTape(Tape):
             else:
                 self.results[path].append(self.of[id(out)][0])
 
-    def block_opened(self, path: str, outs: list[Tensor]) -> None:
-        """Its inside is now recorded: its outputs follow from it, if they are the same to the last bit."""
+    def block_opened(self, path: str, outs: list[Tensor], begun: tuple[int, int]) -> None:
+        """Its inside is now recorded: its outputs follow from it, if they are the same to the last bit.
+
+        `begun` counts the nodes and the objects alive when it began.
+        """
         for node, out in zip(self.results[path], outs, strict=True):
-            before = self.kept[node]
+            before = self.values[node]
             if before is None or not torch.equal(torch.nan_to_num(before), torch.nan_to_num(out)):
                 raise UserError(f"{path} gave other values when it was run again, so its inside cannot be shown")
             inner = self.of[id(out)][0]
@@ -479,8 +439,7 @@ class BlockTape(Tape):
                 n.plan, n.op, n.kind = made.plan, made.op, made.kind
                 made.named, made.also = False, ()
                 self.names = {name: node if i == inner else i for name, i in self.names.items() if name != f"{path}#2"}
-        begun, held = self.begun
-        self.opened[path] = (begun, len(self.nodes), held, len(self.held))
+        self.opened[path] = (begun[0], len(self.nodes), begun[1], len(self.alive))
 
     def forget(self, path: str) -> None:
         """Drop the inside of an opened block; it can be opened again."""
@@ -490,11 +449,11 @@ class BlockTape(Tape):
             n.plan, n.op, n.kind = ("block", path, i), "block", "block"
         inside = set(range(begun, end))
         for node in inside:
-            self.kept[node], self.nodes[node].named = None, False
+            self.values[node], self.nodes[node].named = None, False
             self._arrays.pop(node, None)
-        for value in self.held[first:last]:
+        for value in self.alive[first:last]:
             self.of.pop(id(value), None)
-        self.held[first:last] = [torch.empty(0)] * (last - first)
+        self.alive[first:last] = [torch.empty(0)] * (last - first)
         results = self.results[path]
-        kept = {k: v for k, v in self.names.items() if v not in inside}
-        self.names = {k: v for k, v in kept.items() if v not in results or not k.startswith(f"{path}.")}
+        outside = {k: v for k, v in self.names.items() if v not in inside}
+        self.names = {k: v for k, v in outside.items() if v not in results or not k.startswith(f"{path}.")}

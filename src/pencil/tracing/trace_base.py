@@ -1,6 +1,6 @@
 """A recorded trace: its tensors by name, and parts of them. Needs numpy alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,7 +14,7 @@ LISTED = "see the names with: pencil show"
 COUNTING = "An index counts from 0; a name such as head 1 or patch 1 counts from 1."
 
 
-class RecordedTrace:
+class TraceBase:
     """What a run computed: `t[name]` is a tensor, `t[name][index]` a cell or a part.
 
     `labels` are the labels of the indices along an axis, by its letter; with a prefix of names before the letter
@@ -39,8 +39,8 @@ class RecordedTrace:
     @property
     def names(self) -> list[str]:
         """The names of values, in the order they were recorded."""
-        known = [n for n in self.graph.nodes if n.named or n.kind in ("input", "weight")]
-        return [name for n in known for name in (n.name, *n.also)]
+        named = [n for n in self.graph.nodes if n.named or n.kind in ("input", "weight")]
+        return [name for n in named for name in (n.name, *n.also)]
 
     def matching(self, pattern: str) -> list[str]:
         """The names that fit a pattern, in which * stands for any letters and ? for one."""
@@ -50,7 +50,9 @@ class RecordedTrace:
         """The node of a name; one that does not exist is refused, with the nearest."""
         if name in self.graph.names:
             return self.graph.names[name]
-        raise UserError(f"nothing in the trace is called {name}; {_near(name, set(self.graph.names))}")
+        whole = f"a name is written whole, without * or ?; {LISTED}"
+        help_ = whole if set("*?") & set(name) else near(name, self.graph.names)
+        raise UserError(f"nothing in the trace is called {name}; {help_}")
 
     def words(self, letter: str, count: int, name: str = "") -> list[str]:
         """A label for each index along an axis of the tensor of this name, or the index itself."""
@@ -61,15 +63,19 @@ class RecordedTrace:
         path = name.split(".")
         for one in (letter, "T" if letter == "S" else ""):
             for end in range(len(path) - 1, -1, -1):
-                found = self.labels.get(".".join((*path[:end], one)), ())
-                if one and len(found) == count:
-                    return list(found)
+                labels = self.labels.get(".".join((*path[:end], one)), ())
+                if one and len(labels) == count:
+                    return list(labels)
         return None
 
     def called(self, n: Node, axis: int, index: int) -> str | None:
         """The label of an index along an axis, if it has one; of equal labels with its number."""
-        labels = self.labels_along(letter_of(n, axis), n.shape[axis], n.name)
+        labels = self.labels_along(n.letter(axis), n.shape[axis], n.name)
         return None if labels is None else labels[index] + occurrence(labels, index)
+
+    def axis_words(self, n: Node, axis: int) -> list[str]:
+        """A label, or the index itself, for each index along an axis of a tensor."""
+        return self.words(n.letter(axis), n.shape[axis], n.name)
 
     def locate(self, where: str) -> tuple[str, tuple[int | slice, ...]]:
         """The name and the index of an address, with its labels looked up."""
@@ -86,8 +92,10 @@ class RecordedTrace:
                 continue
             if axis >= len(n.shape):
                 raise UserError(f"{n.name} has {len(n.shape)} axes, and {part} stands for one more")
-            letter = letter_of(n, axis)
-            labels = self.labels_along(letter, n.shape[axis], n.name) or implied(letter, n.shape[axis])
+            letter = n.letter(axis)
+            # heads have names that no model has to give; names count from 1
+            heads = [f"head {i + 1}" for i in range(n.shape[axis])] if letter in ("h", "g") else []
+            labels = self.labels_along(letter, n.shape[axis], n.name) or heads
             what = f"{letter} of {n.name}" if letter else f"axis {axis} of {n.name}"
             if not labels:
                 raise UserError(f"{what} has no labels: give an index from 0 to {n.shape[axis] - 1} instead of {part}")
@@ -107,9 +115,9 @@ class RecordedTrace:
     def array(self, name: str) -> Array:
         return self.graph.value(self.find(name))
 
-    def view(self, node: int) -> "RecordedView":
+    def view(self, node: int) -> "ViewBase":
         """A tensor as a whole."""
-        return RecordedView(self, node)
+        return ViewBase(self, node)
 
     def __getitem__(self, where: str) -> Any:
         if not isinstance(where, str):
@@ -139,17 +147,6 @@ class RecordedTrace:
         return name in self.graph.names
 
 
-def letter_of(n: Node, axis: int) -> str:
-    """The letter of an axis, if the tensor has letters."""
-    letters = n.axes.split()
-    return letters[axis] if len(letters) == len(n.shape) else ""
-
-
-def implied(letter: str, count: int) -> list[str]:
-    """The names of heads, which no model has to give; names count from 1."""
-    return [f"head {i + 1}" for i in range(count)] if letter in ("h", "g") else []
-
-
 def _index(one: Any) -> str:
     if not isinstance(one, slice):
         return str(one)
@@ -157,17 +154,16 @@ def _index(one: Any) -> str:
     return ":".join(ends[: 3 if ends[2] else 2])
 
 
-def _near(name: str, known: set[str]) -> str:
-    if set("*?") & set(name):
-        return f"a name is written whole, without * or ?; {LISTED}"
-    found = nearest(name, known)
-    return found if found.startswith("did you mean") else LISTED
+def near(name: str, names: Iterable[str]) -> str:
+    """The nearest of these names, or how to see them."""
+    nearby = nearest(name, set(names))
+    return nearby if nearby.startswith("did you mean") else LISTED
 
 
-class RecordedView:
+class ViewBase:
     """A tensor of a trace, or a part of it."""
 
-    def __init__(self, trace: RecordedTrace, node: int, flat: Array | None = None):
+    def __init__(self, trace: TraceBase, node: int, flat: Array | None = None):
         self.trace, self.id, self._flat = trace, node, flat
         self.node: Node = trace.graph.nodes[node]
 
@@ -192,12 +188,12 @@ class RecordedView:
                 return type(self)(self.trace, self.id, np.asarray(place))
             return type(self)(self.trace, self.id, np.asarray(self.flat[index]))
         except (IndexError, ValueError):
-            given = ", ".join(map(_index, index))
+            written = ", ".join(map(_index, index))
             axes = f" ({self.node.axes})" if self.node.axes else ""
             shape = "×".join(map(str, self.node.shape)) or "a single number"
-            raise UserError(f"{self.node.name} has no cell [{given}]: its shape is {shape}{axes}") from None
+            raise UserError(f"{self.node.name} has no cell [{written}]: its shape is {shape}{axes}") from None
 
-    def __iter__(self) -> "Iterator[RecordedView]":
+    def __iter__(self) -> "Iterator[ViewBase]":
         return (self[i] for i in range(len(self)))
 
     def __len__(self) -> int:

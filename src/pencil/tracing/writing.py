@@ -5,7 +5,7 @@ A tree is ("num", value), ("cell", node, place, value), ("is", word, tree), ("ma
 """
 
 from collections.abc import Iterator
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from math import isfinite, isqrt
 from typing import Any
 
@@ -124,16 +124,16 @@ def _over(inverse: Tree, numerator: Tree) -> Tree:
 
 SHOWN = 16  # terms of a sum written out; of more, the eight largest
 
-Known = dict[int, tuple[Any, Any]]
+Evaluated = dict[int, tuple[Any, Any]]
 
 
 EXACT = Node("", "", "", (), "float64")
 
 
-def weigh(tree: Tree, n: Node, known: Known) -> tuple[Any, Any]:
+def weigh(tree: Tree, n: Node, evaluated: Evaluated) -> tuple[Any, Any]:
     """The value of a tree, and how far rounding may have moved what was recorded.
 
-    A step that is in many terms is one object, and evaluated once: `known` holds what it gave.
+    A step that is in many terms is one object, and evaluated once: `evaluated` has what it gave.
     """
     head = tree[0]
     if head in ("num", "cell"):
@@ -141,21 +141,21 @@ def weigh(tree: Tree, n: Node, known: Known) -> tuple[Any, Any]:
         exact = head == "cell" or value.dtype == int or not np.isfinite(value)
         return value, np.asarray(0.0) if exact else np.abs(value) * n.inner
     if head == "is":
-        if id(tree) not in known:
-            known[id(tree)] = weigh(tree[2], n, known)
-        return known[id(tree)]
+        if id(tree) not in evaluated:
+            evaluated[id(tree)] = weigh(tree[2], n, evaluated)
+        return evaluated[id(tree)]
     if head == "picked":
-        return weigh(tree[2], n, known)
+        return weigh(tree[2], n, evaluated)
     if head == "made":
-        value, error = weigh(tree[2], tree[1], known)
+        value, error = weigh(tree[2], tree[1], evaluated)
         return value, error + slack(tree[1], value)
     if FUNCTIONS[head].reduces:
-        each = [weigh(part, n, known) for part in tree[1]]
+        each = [weigh(part, n, evaluated) for part in tree[1]]
         values = [(np.asarray([v for v, _ in each]), np.asarray([float(e) for _, e in each]))]
-        values += [(np.asarray([w[0]]), np.asarray([0.0])) for w in (weigh(part, n, known) for part in tree[2:])]
+        values += [(np.asarray([w[0]]), np.asarray([0.0])) for w in (weigh(part, n, evaluated) for part in tree[2:])]
         value, error = apply(head, values, n.inner, n.outer)
         return value[..., 0], np.broadcast_to(error, (1,))[..., 0]
-    value, error = apply(head, [weigh(part, n, known) for part in tree[1:]], n.inner, n.outer)
+    value, error = apply(head, [weigh(part, n, evaluated) for part in tree[1:]], n.inner, n.outer)
     return np.asarray(value).reshape(()), np.asarray(error).reshape(-1)[0]
 
 
@@ -173,12 +173,12 @@ def walk(tree: Tree, seen: set[int]) -> Iterator[Tree]:
     yield tree
 
 
-def text(tree: Tree, digits: int, known: Known, n: Node = EXACT) -> str:
+def text(tree: Tree, digits: int, evaluated: Evaluated, n: Node = EXACT) -> str:
     """A tree of node `n` as text, in its simplest form."""
-    return _text(simplified(tree, n), digits, known)[0]
+    return _text(simplified(tree, n), digits, evaluated)[0]
 
 
-def _text(tree: Tree, digits: int, known: Known) -> tuple[str, int]:
+def _text(tree: Tree, digits: int, evaluated: Evaluated) -> tuple[str, int]:
     """A simplified tree as text, and how tightly that binds (see `Function.binds`)."""
     head = tree[0]
     if head == "num" and (root := _surd(tree[1])):
@@ -186,40 +186,40 @@ def _text(tree: Tree, digits: int, known: Known) -> tuple[str, int]:
     if head in ("num", "cell"):
         return _number(tree[-1], digits)
     if head == "is":
-        return _number(plain(weigh(tree, EXACT, known)[0]), digits)
+        return _number(plain(weigh(tree, EXACT, evaluated)[0]), digits)
     function = FUNCTIONS[head]
     if head == "sum":
-        return _sum(tree[1], digits, known), 0
+        return _sum(tree[1], digits, evaluated), 0
     if function.reduces:
-        written = [text(part, digits, known) for part in tree[1][:8]]
+        written = [text(part, digits, evaluated) for part in tree[1][:8]]
         inside = ", ".join(written) + (f", … {len(tree[1])} in all" if len(tree[1]) > 8 else "")
-        return function.text.format(inside, *(text(part, digits, known) for part in tree[2:])), 3
+        return function.text.format(inside, *(text(part, digits, evaluated) for part in tree[2:])), 3
     if head == "neg" and tree[1] == ("num", 0):
         return "0", 3
     if head == "mul" and (root := _root(tree[2])):
-        return f"{_held(tree[1], 1, digits, known)}/{root}", 1
+        return f"{_bracketed(tree[1], 1, digits, evaluated)}/{root}", 1
     if head == "mul" and (root := _root(tree[1])):
-        return f"{_held(tree[2], 1, digits, known)}/{root}", 1
+        return f"{_bracketed(tree[2], 1, digits, evaluated)}/{root}", 1
     if function.binds == 3:
-        return function.text.format(*(_text(part, digits, known)[0] for part in tree[1:])), 3
+        return function.text.format(*(_text(part, digits, evaluated)[0] for part in tree[1:])), 3
     if head == "add":
-        return _joined([_text(part, digits, known)[0] for part in tree[1:]]), 0
+        return _joined([_text(part, digits, evaluated)[0] for part in tree[1:]]), 0
     if head == "sub":
-        right, binds = _text(tree[2], digits, known)
+        right, binds = _text(tree[2], digits, evaluated)
         right = f"({right})" if binds == 0 or right.startswith("−") else right
-        return f"{_text(tree[1], digits, known)[0]} − {right}", 0
+        return f"{_text(tree[1], digits, evaluated)[0]} − {right}", 0
     # what is right of / must bind more tightly than it does
     strict = {"div": (1, 2), "mul": (1, 1), "pow": (3, 3), "neg": (1,)}
     tight = strict.get(head, (3,) * len(tree) if function.binds == 2 else (1,) * len(tree))
     if function.binds == 0:
-        each = (_text(part, digits, known) for part in tree[1:])
+        each = (_text(part, digits, evaluated) for part in tree[1:])
         return function.text.format(*(written if binds else f"({written})" for written, binds in each)), 0
-    parts = (_held(part, t, digits, known) for part, t in zip(tree[1:], tight, strict=False))
+    parts = (_bracketed(part, t, digits, evaluated) for part, t in zip(tree[1:], tight, strict=False))
     return function.text.format(*parts), function.binds
 
 
-def _held(tree: Tree, tight: int, digits: int, known: Known) -> str:
-    written, binds = _text(tree, digits, known)
+def _bracketed(tree: Tree, tight: int, digits: int, evaluated: Evaluated) -> str:
+    written, binds = _text(tree, digits, evaluated)
     return f"({written})" if binds < tight or (tight and written.startswith("−")) else written
 
 
@@ -227,34 +227,34 @@ def _number(value: Any, digits: int) -> tuple[str, int]:
     return format_number(value, digits), 0 if isinstance(value, complex) else 3
 
 
-def _sum(parts: list[Tree], digits: int, known: Known) -> str:
+def _sum(parts: list[Tree], digits: int, evaluated: Evaluated) -> str:
     if len(parts) <= SHOWN:
-        return _joined([_term(part, digits, known) for part in parts]) if parts else "0"
-    values = [plain(weigh(part, EXACT, known)[0]) for part in parts]
-    chosen = _chosen(values)
-    rest = sum(value for i, value in enumerate(values) if i not in chosen)
-    shown = _joined([_term(parts[i], digits, known) for i in chosen])
+        return _joined([_term(part, digits, evaluated) for part in parts]) if parts else "0"
+    values = [plain(weigh(part, EXACT, evaluated)[0]) for part in parts]
+    largest_terms = _eight_largest(values)
+    rest = sum(value for i, value in enumerate(values) if i not in largest_terms)
+    shown = _joined([_term(parts[i], digits, evaluated) for i in largest_terms])
     return f"{shown} + … ({len(parts) - 8} more sum to {format_number(rest, digits)})"
 
 
-def _chosen(values: list[Any]) -> list[int]:
+def _eight_largest(values: list[Any]) -> list[int]:
     """Of a long sum the eight largest terms, in their order."""
     return sorted(sorted(range(len(values)), key=lambda i: -abs(values[i]))[:8])
 
 
-def largest(tree: Tree, known: Known) -> list[Tree]:
+def largest(tree: Tree, evaluated: Evaluated) -> list[Tree]:
     """The terms that are written out of the outermost sum that is too long to be written whole."""
     sums = [part for part in walk(tree, set()) if part[0] == "sum" and len(part[1]) > SHOWN]
     if not sums:
         return []
     parts = sums[-1][1]
-    return [parts[i] for i in _chosen([plain(weigh(part, EXACT, known)[0]) for part in parts])]
+    return [parts[i] for i in _eight_largest([plain(weigh(part, EXACT, evaluated)[0]) for part in parts])]
 
 
-def _term(tree: Tree, digits: int, known: Known) -> str:
+def _term(tree: Tree, digits: int, evaluated: Evaluated) -> str:
     """A term of a sum: what is compared or chosen is in brackets."""
     tree = simplified(tree, EXACT)
-    written, binds = _text(tree, digits, known)
+    written, binds = _text(tree, digits, evaluated)
     loose = binds == 0 and tree[0] in FUNCTIONS and tree[0] not in ("add", "sub", "sum") and " " in written
     return f"({written})" if loose else written
 
@@ -298,16 +298,14 @@ def format_number(value: Any, digits: int = 4) -> str:
         return "not a number" if value != value else "−∞" if value < 0 else "∞"
     if value == int(value) and abs(value) < 1e15:
         return str(int(value)).replace("-", "−")
-    exact = Decimal(value)
-    last = exact.adjusted() - digits + 1
-    if not -4 <= exact.adjusted() < 15:
-        mantissa = exact.scaleb(-exact.adjusted()).quantize(Decimal(1).scaleb(1 - digits), ROUND_HALF_UP)
-        power = exact.adjusted()
-        if abs(mantissa) >= 10:
-            mantissa, power = mantissa / 10, power + 1
-        written = f"{mantissa:f}".rstrip("0").rstrip(".") + f"e{power}"
-    else:
+    exact, power = Decimal(value), ""
+    if -4 <= exact.adjusted() < 15:
+        last = exact.adjusted() - digits + 1
         rounded = exact.quantize(Decimal(1).scaleb(min(last, 0)), ROUND_HALF_UP)
-        written = f"{rounded:f}"
-        written = written.rstrip("0").rstrip(".") if "." in written else written
-    return written.replace("-", "−")
+    else:
+        rounded = Context(prec=digits, rounding=ROUND_HALF_UP).plus(exact)
+        power = f"e{rounded.adjusted()}"
+        rounded = rounded.scaleb(-rounded.adjusted())
+    written = f"{rounded:f}"
+    written = written.rstrip("0").rstrip(".") if "." in written else written
+    return f"{written}{power}".replace("-", "−")

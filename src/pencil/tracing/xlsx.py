@@ -16,12 +16,11 @@ from xlsxwriter.worksheet import Worksheet
 from ..config import UserError
 from ..console import visible
 from ..files import write_aside
-from .file import refs
 from .formulas import Block, Formulas, Part, Scattered, Settled, finite, listed, quoted, text
 from .functions import FUNCTIONS
-from .graph import Array, Graph, Node, Plan
-from .part import Cut, Kept, TooMany, extract, needed
-from .trace_base import COUNTING, RecordedTrace
+from .graph import Array, Graph, Node, Plan, reduces, refs
+from .part import Cut, Region, TooMany, extract, needed
+from .trace_base import COUNTING, TraceBase
 
 # ---- the sheets: the map, the tensors, their colours and headings
 
@@ -69,7 +68,7 @@ class SheetWriter:
     def __init__(
         self,
         book: Any,
-        trace: RecordedTrace,
+        trace: TraceBase,
         graph: Graph,
         blocks: dict[int, Block],
         read: set[int],
@@ -100,7 +99,7 @@ class SheetWriter:
             sheet.write_string(0, 1, name, self.formats["title"])
         for node in self.blocks:
             self._block(node, cells.get(node))
-            done(self.blocks[node].kept.size)
+            done(self.blocks[node].region.size)
         self._map(cells)
 
     def _kind(self, node: int) -> str:
@@ -108,7 +107,7 @@ class SheetWriter:
         return "given" if n.plan is None else "computed" if n.named else "step"
 
     def _name(self, node: int) -> str:
-        return f"{self.graph.nodes[node].name}{self.blocks[node].kept}"
+        return f"{self.graph.nodes[node].name}{self.blocks[node].region}"
 
     def _block(self, node: int, parts: list[Part] | None) -> None:
         n, b = self.graph.nodes[node], self.blocks[node]
@@ -119,18 +118,18 @@ class SheetWriter:
         sheet.set_row(b.row - 2, 18, self.formats[kind])
         head = f"{title}     {self._name(node)}     {shape(b)}".strip()
         sheet.write_string(b.row - 2, 0, word(head), self.formats[kind])
-        rows, columns = headings(n, self.trace, b.kept)
+        rows, columns = headings(n, self.trace, b.region)
         for j, heading in enumerate(columns):
             sheet.write_string(b.row - 1, b.column + j, word(heading), self.formats["edge"])
         for i, heading in enumerate(rows):
             sheet.write_string(b.row + i, b.column - 1, word(heading), self.formats["edge"])
-        recorded = self.graph.cells(node, b.kept.flat).tolist()
+        recorded = self.graph.cells(node, b.region.flat).tolist()
         if any(map(math.isnan, recorded)):
             raise UserError(f"{n.name} has cells that are not a number, which a spreadsheet cannot hold")
         number = "endless" if max(map(abs, recorded)) > 1e15 else "whole" if _whole(recorded) else "fine"
         dead = parts is None and node not in self.read
         formats = [self.formats[f"{'dead' if dead else kind} cell {number}{top}"] for top in ("", " top")]
-        high = b.kept.shape[-2] if len(n.shape) > 1 else 1
+        high = b.region.shape[-2] if len(n.shape) > 1 else 1
         for i, value in enumerate(recorded):
             row, column = b.row + i // b.width, b.column + i % b.width
             form = formats[(row - b.row) % high == 0 < row - b.row and high > 1]  # a line above each further matrix
@@ -197,7 +196,7 @@ def word(text: str) -> str:
 
 
 def shape(b: Block) -> str:
-    return "×".join(map(str, b.kept.shape)) or "one number"
+    return "×".join(map(str, b.region.shape)) or "one number"
 
 
 def _whole(values: list[float]) -> bool:
@@ -210,18 +209,18 @@ def _shares(values: list[float], width: int) -> bool:
     return width > 1 and bool((rows >= 0).all() and np.abs(rows.sum(-1) - 1).max() < 1e-6)
 
 
-def headings(n: Node, trace: RecordedTrace, kept: Kept) -> tuple[list[str], list[str]]:
+def headings(n: Node, trace: TraceBase, region: Region) -> tuple[list[str], list[str]]:
     """The headings of rows and columns: the labels of an axis, or indices along it."""
-    letters = n.axes.split() if len(n.axes.split()) == len(n.shape) else [""] * len(n.shape)
 
     def words(axis: int) -> list[str]:
-        all_words = trace.words(letters[axis], n.shape[axis], n.name)
-        return [all_words[i] for i in kept.indices[axis]]
+        all_words = trace.axis_words(n, axis)
+        return [all_words[i] for i in region.indices[axis]]
 
     rows = [""]
     for axis in range(len(n.shape) - 1):
-        if n.shape[axis] > 1 and (kept.shape[axis] > 1 or letters[axis] in HEADS):
-            few = [f"{letters[axis]}{word}" if letters[axis] in HEADS else word for word in words(axis)]
+        letter = n.letter(axis)
+        if n.shape[axis] > 1 and (region.shape[axis] > 1 or letter in HEADS):
+            few = [f"{letter}{word}" if letter in HEADS else word for word in words(axis)]
             rows = [f"{row} · {word}" if row else word for row in rows for word in few]
     return rows, words(len(n.shape) - 1) if n.shape else [""]
 
@@ -241,7 +240,7 @@ class TooLarge(UserError):
 
 
 def write(
-    trace: RecordedTrace,
+    trace: TraceBase,
     path: str | Path,
     of: Sequence[str] = (),
     progress: Callable[[float], object] = lambda share: None,
@@ -255,7 +254,7 @@ def write(
         blocks, cells = formulated(graph, need, lambda share: progress(FORMULAS * share))
     except TooLarge as error:
         raise UserError(f"{error}{smaller(trace)}") from None
-    total, done, buffer = sum(b.kept.size for b in blocks.values()), 0, BytesIO()
+    total, done, buffer = sum(b.region.size for b in blocks.values()), 0, BytesIO()
 
     def written(count: int) -> None:
         nonlocal done
@@ -271,7 +270,7 @@ def write(
     progress(1.0)
 
 
-def opened(trace: RecordedTrace, of: Sequence[str] = ()) -> tuple[Settled, dict[int, Array] | None]:
+def opened(trace: TraceBase, of: Sequence[str] = ()) -> tuple[Settled, dict[int, Array] | None]:
     """The graph of a trace, or of a part of it, with its blocks opened, and the cells of that part that are needed."""
     cells = None
     if of:
@@ -288,7 +287,7 @@ def opened(trace: RecordedTrace, of: Sequence[str] = ()) -> tuple[Settled, dict[
     if cells is None:
         return graph, None
     try:
-        return graph, needed(graph, cells, graph.known, 4 * CELLS)
+        return graph, needed(graph, cells, graph.is_constant, 4 * CELLS)
     except TooMany:
         raise TooLarge(f"{', '.join(of)} needs more than the {CELLS:,} values of a workbook that still opens") from None
 
@@ -297,31 +296,31 @@ def formulated(
     graph: Settled, need: Mapping[int, Array] | None, progress: Callable[[float], object]
 ) -> tuple[dict[int, Block], dict[int, list[Part]]]:
     """A place for every tensor, and the formulas of those that are computed."""
-    shown = chosen(graph)
+    shown = nodes_with_cells(graph)
     while True:
         blocks = laid_out(graph, sorted(shown), need)
         formulas, cells, done = Formulas(graph, blocks), {}, 0
         computed = [node for node in blocks if graph.nodes[node].plan is not None]
-        total = sum(blocks[node].kept.size for node in computed)
+        total = sum(blocks[node].region.size for node in computed)
         try:
             for node in computed:
                 cells[node] = formulas.of(node)
-                done += blocks[node].kept.size
+                done += blocks[node].region.size
                 progress(done / total)
             return blocks, cells
         except Scattered as lists:
             shown |= lists.nodes
 
 
-def smaller(trace: RecordedTrace) -> str:
+def smaller(trace: TraceBase) -> str:
     """The option that chooses a part which fits: of the last block, all, its attention, or one head."""
-    parts = [found[0] for name in trace.names if (found := re.match(r"(?:[^.:]+\.)+?\d+(?=[.:]|$)", name))]
+    parts = [match[0] for name in trace.names if (match := re.match(r"(?:[^.:]+\.)+?\d+(?=[.:]|$)", name))]
     tries = [f"{parts[-1]}.*", f"{parts[-1]}.attn.*", f"{parts[-1]}.attn.*[0,head 1]"] if parts else []
     tries += [f"{name}[0,head 1]" for name in trace.names if name.endswith("pattern")][-1:]
     for address in (*tries, *trace.names[-1:]):
         try:
             graph, need = opened(trace, [address])
-            laid_out(graph, sorted(chosen(graph)), need)
+            laid_out(graph, sorted(nodes_with_cells(graph)), need)
             return f"; choose a part of it, such as --of '{address}'"
         except UserError:
             pass
@@ -342,13 +341,7 @@ def _check(tensors: Iterable[tuple[Node, tuple[int, ...]]]) -> None:
 
 def wanted(graph: Graph) -> set[int]:
     """What has a name, and all that it needs."""
-    found = {i for i, n in enumerate(graph.nodes) if n.named or n.kind == "input"}
-    todo = list(found)
-    while todo:
-        new = set(refs(graph.nodes[todo.pop()].plan)) - found
-        found |= new
-        todo += new
-    return found
+    return graph.behind(i for i, n in enumerate(graph.nodes) if n.named or n.kind == "input")
 
 
 def reads(plan: Plan) -> Iterator[tuple[int, bool]]:
@@ -362,14 +355,7 @@ def reads(plan: Plan) -> Iterator[tuple[int, bool]]:
         yield from ((node, listed(plan)) for node in refs(plan))
 
 
-def reduces(plan: Plan) -> bool:
-    """Whether a plan sums or compares a list of cells."""
-    if not isinstance(plan, tuple | list) or plan[0] not in (*FUNCTIONS, "is"):
-        return False
-    return (plan[0] != "is" and FUNCTIONS[plan[0]].reduces) or any(map(reduces, plan[1:]))
-
-
-def chosen(graph: Settled) -> set[int]:
+def nodes_with_cells(graph: Settled) -> set[int]:
     """The nodes that get cells: what has a name or was given, and unnamed steps whose formula would be written twice,
     is read as a list, or is long. Other steps are written out where they are read."""
     need = wanted(graph)
@@ -393,16 +379,16 @@ def chosen(graph: Settled) -> set[int]:
         """How many parts its formula has where it is read: one if it has cells."""
         if node in weights:
             return weights[node]
-        n, mine = graph.nodes[node], readers.get(node, [])
+        n, uses = graph.nodes[node], readers.get(node, [])
         weights[node] = 1
         within = 1 + sum(weight(m) for source, _ in reads(n.plan) for m in made(source))
-        alone = len(mine) == 1 and not mine[0][1]
+        alone = len(uses) == 1 and not uses[0][1]
         if alone:
-            reader = mine[0][0]
+            reader = uses[0][0]
             alone = reader != node and not (reduces(n.plan) and graph.nodes[reader].size > n.size)
-        if n.named or n.plan is None or not (graph.known(node) or (alone and within <= LONG)):
+        if n.named or n.plan is None or not (graph.is_constant(node) or (alone and within <= LONG)):
             shown.add(node)
-        elif not graph.known(node):
+        elif not graph.is_constant(node):
             weights[node] = within
         return weights[node]
 
@@ -415,11 +401,11 @@ def chosen(graph: Settled) -> set[int]:
 def laid_out(graph: Graph, nodes: list[int], need: Mapping[int, Array] | None = None) -> dict[int, Block]:
     """A place for every tensor: those of one block of the model under one another on one sheet."""
     nodes = [node for node in nodes if need is None or node in need]
-    kept = {node: Kept(graph.nodes[node].shape, None if need is None else need[node]) for node in nodes}
-    _check((graph.nodes[node], one.shape) for node, one in kept.items())
+    regions = {node: Region(graph.nodes[node].shape, None if need is None else need[node]) for node in nodes}
+    _check((graph.nodes[node], region.shape) for node, region in regions.items())
     names = [graph.nodes[node].name for node in nodes]
-    known = {found[0] for name in names if (found := re.match(r"(?:[^.:]+\.)+?\d+(?=[.:])", name))}
-    parts = [next((part for part in known if re.match(rf"{re.escape(part)}(?:[.:]|$)", name)), "") for name in names]
+    paths = {match[0] for name in names if (match := re.match(r"(?:[^.:]+\.)+?\d+(?=[.:])", name))}
+    parts = [next((part for part in paths if re.match(rf"{re.escape(part)}(?:[.:]|$)", name)), "") for name in names]
     last = max((i for i, part in enumerate(parts) if part), default=-1)
     sheets: dict[str, str] = {}
     ends: dict[str, int] = {}
@@ -429,7 +415,7 @@ def laid_out(graph: Graph, nodes: list[int], need: Mapping[int, Array] | None = 
         lone = "model" if last < 0 else "begin" if not before else "end" if i > last else f"after {before}"
         wish = part or lone
         sheet = sheets.setdefault(wish, _valid(wish, set(sheets.values()) | {"map"}))
-        blocks[node] = Block(sheet, ends.get(sheet, 2) + 2, EDGE, kept[node])
+        blocks[node] = Block(sheet, ends.get(sheet, 2) + 2, EDGE, regions[node])
         ends[sheet] = blocks[node].last[0] + 2
         if ends[sheet] > ROWS:
             raise TooLarge(f"{graph.nodes[node].name} ends below row {ROWS:,}, where a sheet ends")

@@ -156,7 +156,7 @@ def _reading(seed: int | None) -> Question:
 
 
 def sections(seed: int | None) -> list[Section]:
-    model: Any = _worked(seed).recording.model
+    model: Any = _worked(seed).traced_model.model
     photo = _value(seed, "picture", 0)
     weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
     strips = _value(seed, "patches.flat")

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from ...config import UserError
-from ...tracing.trace_base import RecordedTrace
+from ...tracing.trace_base import TraceBase
 from ..check.check import VERDICTS, Number, Report, Step, check, shipped
 from ..check.claims import Claim
 from .data import Document, Entry, Figure, document
@@ -18,7 +18,7 @@ class Source:
     """A trace, and the word by which commands name it: example:NAME, a run's folder or a trace file."""
 
     word: str
-    trace: RecordedTrace
+    trace: TraceBase
 
 
 @dataclass(frozen=True)

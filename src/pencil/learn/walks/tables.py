@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...tracing.receipt import format_number
-from ...tracing.trace_base import RecordedTrace
+from ...tracing.trace_base import TraceBase
 
 ROWS, COLUMNS, TABLES = 12, 16, 4  # of one tensor of a worked example
 RUN_ROWS, RUN_COLUMNS, RUN_TABLES = 8, 8, 2  # and of a run's, which are larger
@@ -43,7 +43,7 @@ class Shown:
         return f"{self.ours} = {self.formula}" if self.ours and self.formula else self.ours or self.formula
 
 
-def found_in(trace: RecordedTrace, where: str) -> str | None:
+def found_in(trace: TraceBase, where: str) -> str | None:
     """The first of the names, separated by |, that a trace has; its encoder's where the trace has no other."""
     for one in (word.strip() for word in where.split("|")):
         for tried in (one, f"encoder.{one}"):
@@ -52,7 +52,7 @@ def found_in(trace: RecordedTrace, where: str) -> str | None:
     return None
 
 
-def fitting(trace: RecordedTrace, where: str) -> str:
+def fitting(trace: TraceBase, where: str) -> str:
     """The same name, with an index that is within the tensor's shape."""
     name, index = _parsed(where)
     shape = trace[name].shape
@@ -62,7 +62,7 @@ def fitting(trace: RecordedTrace, where: str) -> str:
     return f"{name}[{','.join(':' if isinstance(one, slice) else str(one) for one in held)}]"
 
 
-def shown(trace: RecordedTrace, source: str, symbol: str, where: str, small: bool = False) -> Shown:
+def shown(trace: TraceBase, source: str, symbol: str, where: str, small: bool = False) -> Shown:
     """A tensor, or the part of it that an index names, as tables of its last two axes."""
     name, index = _parsed(where)
     view = trace[name]

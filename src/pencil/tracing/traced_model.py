@@ -16,7 +16,7 @@ from ..config import UserError
 from ..core.layers import evaluating
 from ..core.notation import Notation, stored
 from ..core.probe import Probe, declared, symbols
-from .tape import BUDGET, BlockTape, Edit
+from .tape import BUDGET, Edit, Tape
 
 # ---- arguments and results as they come: tensors alone, in lists, in tuples, in dictionaries; each by a name
 
@@ -59,7 +59,7 @@ def mapped(value: Any, name: str, change: Callable[[str, Tensor], Tensor]) -> An
 class TapeProbe(Probe):
     """Names on the tape what the model names; wants every value, so that no fused route skips one."""
 
-    def __init__(self, tape: BlockTape, path: str = ""):
+    def __init__(self, tape: Tape, path: str = ""):
         self.tape, self.path = tape, path
 
     def __truediv__(self, name: str) -> "TapeProbe":
@@ -79,51 +79,46 @@ class TapeProbe(Probe):
         return value
 
 
-class Recording:
+class TracedModel:
     """A model with its inputs: can be run again, with other edits."""
 
-    def __init__(self, model: Any, inputs: tuple[Any, ...], given: dict[str, Any], edits: dict[str, Edit]):
+    def __init__(self, model: Any, inputs: tuple[Any, ...], keywords: dict[str, Any], edits: dict[str, Edit]):
         self.model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         if isinstance(self.model, torch.jit.ScriptModule):
             raise UserError("a scripted module cannot be traced: trace the module it was scripted from")
-        self.inputs, self.given, self.edits = inputs, given, edits
+        self.inputs, self.keywords, self.edits = inputs, keywords, edits
         self.output: Any = None
         forward = self.model.forward if isinstance(self.model, nn.Module) else self.model
         try:
             self.takes = inspect.signature(forward).parameters
         except (TypeError, ValueError):
             self.takes = {}
-        self.declared = declared(self.model) if isinstance(self.model, nn.Module) and "probe" in self.takes else {}
+        self.probed = "probe" in self.takes
+        self.declared = declared(self.model) if isinstance(self.model, nn.Module) and self.probed else {}
         self.symbols = symbols(self.model) if self.declared else {}
         if "use_cache" in self.takes and hasattr(self.model, "config"):
             # a KV cache would be another input the second time
-            self.given = {"use_cache": False, **given}
+            self.keywords = {"use_cache": False, **keywords}
 
-    @property
-    def probed(self) -> bool:
-        return "probe" in self.takes
-
-    def run(self, budget: int | None = None, lazy: bool = False) -> BlockTape:
+    def run(self, budget: int | None = None, lazy: bool = False) -> Tape:
         """One forward pass under a tape."""
-        tape = BlockTape(budget, self.edits)
+        tape = Tape(budget, self.edits)
         module = self.model if isinstance(self.model, nn.Module) else None
-        inputs, given = self._inputs(tape)
+        inputs, keywords = self._inputs(tape)
         changed: dict[str, Tensor] = {}
         if self.probed:
-            given = {**given, "probe": TapeProbe(tape)}
+            keywords = {**keywords, "probe": TapeProbe(tape)}
         if module is not None:
-            weights = dict(
-                (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-            )
+            weights = parameters_and_buffers(module)
             for name, leaf in weights.items():
-                tape.known.setdefault(id(leaf), ([], "weight"))[0].append(name)
+                tape.leaf_names.setdefault(id(leaf), ([], "weight"))[0].append(name)
             changed = {name: tape.change(name, weights[name]) for name in self.edits if name in weights}
         try:
-            with self.recording(tape, lazy):
+            with self.taped(tape, lazy):
                 if changed:
-                    out = functional_call(self.model, changed, inputs, given)
+                    out = functional_call(self.model, changed, inputs, keywords)
                 else:
-                    out = self.model(*inputs, **given)
+                    out = self.model(*inputs, **keywords)
                 self.output = mapped(out, "", lambda name, value: tape.change(name or "output", value))
                 for name, value in tensors(self.output, ""):
                     # what the model itself has named keeps that name
@@ -147,7 +142,7 @@ class Recording:
         self.explain(tape)
         return tape
 
-    def explain(self, tape: BlockTape) -> None:
+    def explain(self, tape: Tape) -> None:
         """Write the symbols and axes that modules declare for their names onto the nodes."""
         if not self.declared:
             return
@@ -158,38 +153,38 @@ class Recording:
             elif about.symbol not in node.symbol.split(" = "):
                 node.symbol += f" = {about.symbol}"
         for name, symbol in getattr(self.model, "INPUTS", {}).items():
-            if (given := f"given.{name}" if name in self.declared else name) in tape.names:
-                tape.nodes[tape.names[given]].symbol = symbol
+            if (name := f"given.{name}" if name in self.declared else name) in tape.names:
+                tape.nodes[tape.names[name]].symbol = symbol
         for name, symbol in self.symbols.items():
             if name in tape.names:
                 tape.nodes[tape.names[name]].symbol = stored(self.model, name, symbol)
 
-    def _inputs(self, tape: BlockTape) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _inputs(self, tape: Tape) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inputs, known to the tape by the names of the parameters they are given for."""
         names = [n for n, p in self.takes.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         names += [f"input.{i}" for i in range(len(names), len(self.inputs))]
-        bound = {**dict(zip(names, self.inputs, strict=False)), **self.given}
+        bound = {**dict(zip(names, self.inputs, strict=False)), **self.keywords}
         # a name the model gives to a value or a weight of its own stays that one's
         own = {*self.declared, *self.symbols}
         bound = {f"given.{name}" if name in own else name: value for name, value in bound.items()}
         names = [f"given.{name}" if name in own else name for name in names]
         copies: dict[int, Tensor] = {}
 
-        def known(name: str, value: Tensor) -> Tensor:
+        def leaf(name: str, value: Tensor) -> Tensor:
             # a copy, so that a model that writes into its input finds it as it was when it is run again
-            one = copies.setdefault(id(value), value.detach().clone())
+            copied = copies.setdefault(id(value), value.detach().clone())
             if name in self.edits:
-                tape.known[id(one)] = ([f"{name}:before"], "input")
-                return tape.change(name, one)
-            tape.known.setdefault(id(one), ([], "input"))[0].append(name)
-            return one
+                tape.leaf_names[id(copied)] = ([f"{name}:before"], "input")
+                return tape.change(name, copied)
+            tape.leaf_names.setdefault(id(copied), ([], "input"))[0].append(name)
+            return copied
 
-        ready = {name: mapped(value, name, known) for name, value in bound.items()}
+        ready = {name: mapped(value, name, leaf) for name, value in bound.items()}
         inputs = tuple(ready[n] for n, _ in zip(names, self.inputs, strict=False))
-        return inputs, {n: ready[f"given.{n}" if f"given.{n}" in ready else n] for n in self.given}
+        return inputs, {n: ready[f"given.{n}" if f"given.{n}" in ready else n] for n in self.keywords}
 
     @contextmanager
-    def recording(self, tape: BlockTape, lazy: bool) -> Iterator[None]:
+    def taped(self, tape: Tape, lazy: bool) -> Iterator[None]:
         """The tape on, opaque fast routes off, every module's path known; all as it was afterwards."""
         fast = torch.backends.mha.get_fastpath_enabled()
         with ExitStack() as stack:
@@ -197,7 +192,7 @@ class Recording:
             torch.backends.mha.set_fastpath_enabled(False)
             stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
             if isinstance(self.model, nn.Module):
-                for handle in self._hooks(tape, blocks_of(self.model) if lazy else {}):
+                for handle in self._hooks(tape, outermost_blocks(self.model) if lazy else {}):
                     stack.callback(handle.remove)
             stack.enter_context(torch.inference_mode(False))  # in it operations come whole
             stack.enter_context(torch.no_grad())
@@ -205,7 +200,7 @@ class Recording:
             stack.enter_context(tape)
             yield
 
-    def _hooks(self, tape: BlockTape, blocks: dict[str, nn.Module]) -> Iterator[Any]:
+    def _hooks(self, tape: Tape, blocks: dict[str, nn.Module]) -> Iterator[Any]:
         paths: list[str] = []
         before: list[list[tuple[Tensor, int]]] = []
 
@@ -214,7 +209,8 @@ class Recording:
                 paths.append(tape.path)
                 tape.path = path
                 if lazy and not tape.paused and not any(name.startswith(f"{path}.") for name in self.edits):
-                    tape.close(path, module, *mapped((args, kwargs), "", lambda _, one: tape.copied(one)))
+                    copies = mapped((args, kwargs), "", lambda _, one: tape.copied(one))
+                    tape.blocks[path], tape.paused = (module, *copies), True  # recorded no further until it is left
                     before.append([(one, one._version) for _, one in tensors((args, kwargs), "")])
 
             return hook
@@ -239,30 +235,35 @@ class Recording:
             yield module.register_forward_pre_hook(enter(path, path in blocks), with_kwargs=True)
             yield module.register_forward_hook(leave(path, path in blocks), with_kwargs=True, always_call=False)
 
-    def open_block(self, tape: BlockTape, path: str) -> None:
+    def open_block(self, tape: Tape, path: str) -> None:
         """Run one block again, this time recording its inside."""
         module, args, kwargs = tape.blocks[path]
         while tape.opened and tape.bytes > BUDGET:
             tape.forget(next(iter(tape.opened)))
             tape.bytes = 0  # roughly, of what is open now
-        tape.begun = (len(tape.nodes), len(tape.held))
+        begun = (len(tape.nodes), len(tape.alive))
         budget, tape.budget = tape.budget, None
-        with self.recording(tape, lazy=False):
+        with self.taped(tape, lazy=False):
             # names outside the block stay; only its inside is new
             tape.path = path
             args, kwargs = mapped((args, kwargs), "", lambda _, one: tape.copied(one))
             out = module(*args, **kwargs)
         tape.budget = budget
-        tape.block_opened(path, [one for _, one in tensors(out, "")])
+        tape.block_opened(path, [one for _, one in tensors(out, "")], begun)
         self.explain(tape)
 
 
-def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+def parameters_and_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Every one by each of its names."""
+    return dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
+
+
+def outermost_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """The blocks of a model: the members of its outermost lists of modules of one type."""
-    found: dict[str, nn.Module] = {}
+    blocks: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
-        inside = any(path.startswith(f"{block}.") for block in found)
+        inside = any(path.startswith(f"{block}.") for block in blocks)
         alike = len({type(m) for m in module.children()}) == 1 and len(list(module.children())) > 1
         if not inside and isinstance(module, nn.ModuleList | nn.Sequential) and alike:
-            found |= {f"{path}.{name}" if path else name: child for name, child in module.named_children()}
-    return found
+            blocks |= {f"{path}.{name}" if path else name: child for name, child in module.named_children()}
+    return blocks
