@@ -22,30 +22,15 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 import torch
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
 torch.set_num_threads(1)
 # continuous integration tries the same examples every time; at a desk each run tries new ones
 settings.register_profile("suite", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("suite")
 
-pytest_plugins = ("commands", "several")
+pytest_plugins = ("shapes", "commands", "several")
 
 HERE = Path(__file__).parent
-
-
-def modules_with_shapes() -> list[str]:
-    """The modules that annotate the shapes of tensors: checking every call of all the others takes half of the suite."""
-    src = HERE.parent / "src"
-    return [
-        ".".join(path.relative_to(src).with_suffix("").parts).removesuffix(".__init__")
-        for path in sorted((src / "pencil").rglob("*.py"))
-        if "from jaxtyping import" in path.read_text(encoding="utf-8")
-    ]
-
-
-install_import_hook(modules_with_shapes(), "typechecker.checked")
-
 TEXT = "".join(
     f"line {i}: the pencil draws {i * 7 % 13} strips, and the reader counts {i * 5 % 11} of them.\n" for i in range(400)
 )
