@@ -1,6 +1,7 @@
 """A tokenizer of the `tokenizers` library: BPE, WordPiece or Unigram, as its tokenizer.json describes it."""
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -10,13 +11,14 @@ import numpy as np
 
 from ...config import UserError
 from .files import INSIDE, stage_parts
-from .special_tokens import SpecialTokens, WithoutSpecialTokens
+from .special_tokens import SpecialTokens, Tokenizer
 
 END = "<|endoftext|>"
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 KEEPS_TEXT = {"Prepend", "Replace", "Sequence"}  # normalizers that lose nothing, as `check_tokenizer` allows them
 KEEPS_SPACES = {"Metaspace", "Sequence"}  # pre-tokenizers
 T = TypeVar("T")
+LOG = logging.getLogger("pencil")
 
 
 def utf8(text: str) -> str:
@@ -51,7 +53,7 @@ def load_inner(text: str, where: str) -> Any:
     return guarded(load, f"{where} is not a tokenizer")
 
 
-class LibraryTokenizer(WithoutSpecialTokens):
+class LibraryTokenizer(Tokenizer):
     """A tokenizer of the library. With the `[tokens]` of an imported run it puts and hides special tokens as the
     original does; without them it has an end token, where there is one, and shows every token."""
 
@@ -62,28 +64,24 @@ class LibraryTokenizer(WithoutSpecialTokens):
         where: str = "the tokenizer",
         content: Mapping[str, Any] | None = None,
     ):
-        found = content or json.loads(inner.to_str())
+        stages: Mapping[str, Any] = content or json.loads(inner.to_str())
         self.inner, self.kind = inner, type(inner.model).__name__.lower()
-        self.vocab: int = max(inner.get_vocab().values(), default=-1) + 1  # some files leave ids out
-        self.fallback = bool(found["model"].get("byte_fallback"))
-        self._stages = {name: list(stage_parts(found.get(name), inside)) for name, inside in INSIDE.items()}
+        self._vocab: int = max(inner.get_vocab().values(), default=-1) + 1  # some files leave ids out
+        self.fallback = bool(stages["model"].get("byte_fallback"))
+        self._stages = {name: list(stage_parts(stages.get(name), inside)) for name, inside in INSIDE.items()}
         self.byte_level = "ByteLevel" in self._kinds("decoder")
         self.joined = not self.byte_level
         prefix = any(part.get("add_prefix_space") for part in self._stages["pre_tokenizer"])
         self.cuttable = self.byte_level and not prefix
-        self.special = None if tokens is None else SpecialTokens.read(tokens, self.vocab, where)
-        if self.special is None:
-            end = inner.token_to_id(END)
-            self._ends = () if end is None else (end,)
+        if tokens is None:
+            self.end = inner.token_to_id(END)
         else:
-            self.begin, self.mask, self.pad = self.special.begin, self.special.mask, self.special.pad
-            self.start, self.never, self._ends = self.special.start, self.special.never, self.special.end
+            self.use_special(SpecialTokens.read(tokens, self.vocab, where))
             self.around = self._around()
-        self.end = self._ends[0] if self._ends else None
 
     @property
-    def ends(self) -> tuple[int, ...]:
-        return self._ends
+    def vocab(self) -> int:
+        return self._vocab
 
     def _kinds(self, stage: str) -> set[str]:
         return {part["type"] for part in self._stages[stage]}
@@ -194,12 +192,6 @@ class LibraryTokenizer(WithoutSpecialTokens):
             return chr(int(name[3:5], 16))
         return name.replace("▁", " ")
 
-    def tidy(self, text: str) -> str:
-        return text if self.special is None else self.special.tidy(text)
-
-    def certain(self, text: str) -> int:
-        return len(text) if self.special is None else self.special.certain(text)
-
     def id_of(self, token: str) -> int | None:
         return self.inner.token_to_id(token)
 
@@ -230,3 +222,67 @@ def pieces(blocks: Iterable[str], size: int) -> Iterator[str]:
         kept = kept[begin:]
     if kept:
         yield kept
+
+
+LONGEST_WORD = 1000  # characters: the trainer's time grows with the square of a word's length
+PROGRESS = 32_000_000  # characters between two lines of progress
+# letters and digits, signs, or spaces, half a longest word of them: a longer word covers one that begins at a multiple
+_RUN = re.compile(rf"[^\W_]{{{LONGEST_WORD // 2}}}|(?:_|[^\w\s]){{{LONGEST_WORD // 2}}}|\s{{{LONGEST_WORD // 2}}}")
+
+
+def _budget(texts: Iterable[str], characters: int) -> Iterator[str]:
+    left = characters
+    for text in texts:
+        if (characters - left) // PROGRESS < (characters - left + len(text)) // PROGRESS:
+            LOG.warning("training a BPE: %d million characters read", (characters - left + len(text)) // 1_000_000)
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
+            return
+
+
+def _cut_words(texts: Iterable[str], words: Callable[[str], list[tuple[str, tuple[int, int]]]]) -> Iterator[str]:
+    """The texts; one with a word of more than LONGEST_WORD characters as single words, long ones in parts."""
+    announced = False
+    for text in texts:
+        found = words(text) if any(_RUN.match(text, i) for i in range(0, len(text), LONGEST_WORD // 2)) else []
+        if all(end - begin <= LONGEST_WORD for _, (begin, end) in found):
+            yield text
+            continue
+        if not announced:
+            LOG.warning(
+                "the text has words of more than %d characters, without a space: the BPE is trained on parts of them, "
+                "each of %d characters",
+                LONGEST_WORD,
+                LONGEST_WORD,
+            )
+            announced = True
+        for _, (begin, end) in found:
+            for at in range(begin, end, LONGEST_WORD):
+                yield text[at : min(end, at + LONGEST_WORD)]
+
+
+def train_bpe(texts: Iterable[str], vocab: int) -> LibraryTokenizer:
+    """A byte-level BPE of at most `vocab` ids, trained on the first 256 million characters of the texts.
+
+    A word of more than LONGEST_WORD characters is trained on in parts of that length; it is encoded whole.
+    """
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    if vocab < 257:
+        raise UserError(
+            f"a byte-level BPE has 256 bytes and an end token, so --vocab must be at least 257, not {vocab}"
+        )
+    inner = Inner(models.BPE())
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.pre_tokenizer = splitter  # pyright: ignore[reportAttributeAccessIssue]
+    inner.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(_cut_words(_budget(texts, 256_000_000), splitter.pre_tokenize_str), trainer)
+    return LibraryTokenizer(inner)

@@ -16,9 +16,8 @@ import numpy as np
 
 from ...config import UserError, install
 from .library import guarded, utf8
-from .special_tokens import SpecialTokens, WithoutSpecialTokens
+from .special_tokens import SpecialTokens, Tokenizer
 
-KIND = "sentencepiece"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 UNIGRAM, BPE = 1, 2
 SPACE = "▁"
@@ -154,14 +153,14 @@ class Side:
         return guarded(lambda: self.processor.encode(text), "the text cannot be encoded")
 
 
-class SentencePieceTokenizer(WithoutSpecialTokens):
+class SentencePieceTokenizer(Tokenizer):
     """Texts to ids by a file of sentencepiece, normalised exactly as sentencepiece does.
 
     `ids` maps pieces to ids, where they are not the numbers of the pieces (Marian: `target` has its own file).
     `added` are tokens recognised in a text; `after` those put after one.
     """
 
-    kind, joined, cuttable = KIND, True, False
+    kind, joined, cuttable = "sentencepiece", True, False
 
     def __init__(
         self,
@@ -181,21 +180,13 @@ class SentencePieceTokenizer(WithoutSpecialTokens):
         if self.ids is None:
             self._names = {i: piece for i, (piece, *_) in enumerate(source.pieces)}
         self._names |= {i: piece for piece, i in self.added.items()}
-        self.vocab = max(self._names) + 1
-        self.special = SpecialTokens.read(tokens or {}, self.vocab, where)
-        self.begin, self.mask, self.pad = self.special.begin, self.special.mask, self.special.pad
-        self.start, self.never = self.special.start, self.special.never
-        self.end = self.special.end[0] if self.special.end else None
+        self.use_special(SpecialTokens.read(tokens or {}, self.vocab, where))
         words = sorted(self.added, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, words)) + ")") if words else None
 
     @property
-    def ends(self) -> tuple[int, ...]:
-        return self.special.end
-
-    @property
-    def byte_lengths(self) -> np.ndarray | None:
-        return None
+    def vocab(self) -> int:
+        return max(self._names) + 1
 
     def encode(self, text: str) -> np.ndarray:
         return self._encode(text, self.sides[0])
@@ -253,10 +244,10 @@ class SentencePieceTokenizer(WithoutSpecialTokens):
 
     def tidy(self, text: str) -> str:
         """Marian's texts have no space at either end."""
-        return self.special.tidy(text.strip() if self.ids is not None else text)
+        return super().tidy(text.strip() if self.ids is not None else text)
 
     def certain(self, text: str) -> int:
-        return self.special.certain(text.rstrip() if self.ids is not None else text)
+        return super().certain(text.rstrip() if self.ids is not None else text)
 
     def id_of(self, token: str) -> int | None:
         return {piece: i for i, piece in self._names.items()}.get(token)
@@ -273,7 +264,7 @@ class SentencePieceTokenizer(WithoutSpecialTokens):
         sides = [
             {**vars(side.model), "charsmap": base64.b64encode(side.model.charsmap).decode()} for side in self.sides
         ]
-        content: dict[str, Any] = {"kind": KIND, "source": sides[0]}
+        content: dict[str, Any] = {"kind": self.kind, "source": sides[0]}
         if len(sides) > 1:
             content["target"] = sides[1]
         if self.ids is not None:

@@ -1,4 +1,4 @@
-"""The special tokens of a tokenizer: what begins and ends a text, pads it, masks a word of it, begins a target.
+"""The interface of tokenizers, and their special tokens: what begins, ends, pads and masks a text, begins a target.
 
 Special tokens belong to the run, not to the tokenizer's file. `tokenizer.json` is kept as the original has it;
 `[tokens]` of an imported run's config says which ids begin, end, pad and mask a text, and begin a target. With that
@@ -9,9 +9,11 @@ marks.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ...config import UserError, nearest
 
@@ -82,42 +84,74 @@ class SpecialTokens:
         return found
 
 
-class WithoutSpecialTokens(ABC):
-    """What a tokenizer of characters or bytes says of special tokens: it has none but an end token, perhaps."""
+class Tokenizer(ABC):
+    """The interface of all tokenizers, with what one of characters or bytes says: it has no special tokens.
 
+    `begin` is put before a prompt, `start` before a target, `end` is the id of the end token, if there is one.
+    """
+
+    kind: str
+    special: SpecialTokens | None = None  # of an imported run
     end: int | None = None
-    begin = mask = pad = start = special = None
+    begin: int | None = None
+    mask: int | None = None
+    pad: int | None = None
+    start: int | None = None
     never: tuple[int, ...] = ()
-    cuttable = True  # a long text may be encoded in pieces
+    cuttable = True  # a long text may be encoded in pieces, cut as `pieces` does
     joined = False  # the text of a token does not depend on the token before it
     around: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # what stands before and after a text, as a model reads it
 
+    def use_special(self, special: SpecialTokens) -> None:
+        """Take over the special tokens of an imported run."""
+        self.special, self.never = special, special.never
+        self.begin, self.mask, self.pad, self.start = special.begin, special.mask, special.pad, special.start
+        self.end = special.end[0] if special.end else None
+
+    @property
+    @abstractmethod
+    def vocab(self) -> int: ...
+
     @property
     def ends(self) -> tuple[int, ...]:
+        """The ids that end a text."""
+        if self.special is not None:
+            return self.special.end
         return () if self.end is None else (self.end,)
 
-    @abstractmethod
-    def encode(self, text: str) -> Any:
-        """The ids of a text, as an array."""
+    @property
+    def byte_lengths(self) -> np.ndarray | None:
+        """The UTF-8 length of each id, to convert a loss per token to bits per byte; None if bytes are lost."""
+        return None
 
     @abstractmethod
-    def decode(self, ids: Any) -> str:
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a text."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
         """The text of ids."""
 
+    @abstractmethod
+    def to_json(self) -> str:
+        """The content of its tokenizer.json."""
+
     def encode_with_special(self, text: str, pair: str | None = None) -> list[int]:
-        """The ids of a text as a model reads it: without special tokens here."""
+        """The ids of a text, or of two, as the model reads it: with special tokens, where there are any."""
         if pair is not None:
             raise UserError("this tokenizer has no form for two texts")
         return self.encode(text).tolist()
 
-    def encode_target(self, text: str) -> Any:
+    def encode_target(self, text: str) -> np.ndarray:
+        """The ids of a target: some tokenizers of translation have two vocabularies of pieces."""
         return self.encode(text)
 
     def token(self, i: int) -> str:
         """One token as text, special tokens too."""
         return self.decode([i])
 
-    def plain(self, ids: Any) -> str:
+    def plain(self, ids: Sequence[int]) -> str:
+        """The text before it is cleaned up."""
         return self.decode(ids)
 
     def pending(self, i: int) -> bool:
@@ -129,8 +163,8 @@ class WithoutSpecialTokens(ABC):
         return False
 
     def tidy(self, text: str) -> str:
-        return text
+        return text if self.special is None else self.special.tidy(text)
 
     def certain(self, text: str) -> int:
         """How much of a text is the same whatever follows, once tidied."""
-        return len(text)
+        return len(text) if self.special is None else self.special.certain(text)

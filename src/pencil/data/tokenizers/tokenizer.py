@@ -5,18 +5,16 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from ...config import UserError, nearest
 from ...files import parse_json, read_text
-from .bpe_training import LONGEST_WORD, train_bpe
 from .files import check_characters, check_tokenizer
-from .library import END, LibraryTokenizer, load_inner, pieces, utf8
-from .sentencepiece import KIND as SENTENCEPIECE
+from .library import END, LONGEST_WORD, LibraryTokenizer, load_inner, pieces, train_bpe, utf8
 from .sentencepiece import SentencePieceTokenizer
-from .special_tokens import SpecialTokens, WithoutSpecialTokens
+from .special_tokens import Tokenizer
 
 __all__ = [
     "END",
@@ -38,79 +36,7 @@ __all__ = [
 BPETokenizer = LibraryTokenizer
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
-    """The interface of all tokenizers; `end` is the id of the end token, if there is one.
-
-    `special` is the special tokens of an imported run. `begin` is put before a prompt, `start` before a target; each of
-    `ends` ends a text.
-    """
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def end(self) -> int | None: ...
-
-    @property
-    def vocab(self) -> int: ...
-
-    @property
-    def begin(self) -> int | None: ...
-
-    @property
-    def start(self) -> int | None: ...
-
-    @property
-    def ends(self) -> tuple[int, ...]: ...
-
-    @property
-    def mask(self) -> int | None: ...
-
-    @property
-    def pad(self) -> int | None: ...
-
-    @property
-    def never(self) -> tuple[int, ...]: ...
-
-    @property
-    def cuttable(self) -> bool:
-        """Whether a long text may be encoded in pieces, cut as `pieces` does."""
-        ...
-
-    @property
-    def special(self) -> SpecialTokens | None: ...
-
-    @property
-    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The special tokens before and after a text, as the model of an imported run reads it."""
-        ...
-
-    @property
-    def byte_lengths(self) -> np.ndarray | None:
-        """The UTF-8 length of each id, to convert a loss per token to bits per byte; None if bytes are lost."""
-        ...
-
-    def encode(self, text: str) -> np.ndarray: ...
-
-    def encode_target(self, text: str) -> np.ndarray:
-        """The ids of a target: some tokenizers of translation have two vocabularies of pieces."""
-        ...
-
-    def encode_with_special(self, text: str, pair: str | None = None) -> list[int]:
-        """The ids of a text as the model reads it, special tokens included."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def token(self, i: int) -> str:
-        """One token as text, special tokens too."""
-        ...
-
-    def to_json(self) -> str: ...
-
-
-class CharTokenizer(WithoutSpecialTokens):
+class CharTokenizer(Tokenizer):
     """One id for each character of the corpus; `ended` adds an end token."""
 
     kind = "char"
@@ -150,7 +76,7 @@ class CharTokenizer(WithoutSpecialTokens):
         return json.dumps(content | ({} if self.end is None else {"ended": True}), ensure_ascii=False)
 
 
-class ByteTokenizer(WithoutSpecialTokens):
+class ByteTokenizer(Tokenizer):
     """One id for each byte: 256 ids, any text, no training; `ended` adds an end token."""
 
     kind = "byte"
@@ -202,7 +128,7 @@ def read_json(text: str, where: str, tokens: Mapping[str, Any] | None = None) ->
         if kind == "byte":
             return ByteTokenizer(bool(content.get("ended")))
         return CharTokenizer(check_characters(content, where), bool(content.get("ended")))
-    if kind == SENTENCEPIECE:
+    if kind == SentencePieceTokenizer.kind:
         return SentencePieceTokenizer.read(content, where, tokens)
     check_tokenizer(content, where)
     return LibraryTokenizer(load_inner(text, where), tokens, where, content)
