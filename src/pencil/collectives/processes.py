@@ -144,7 +144,8 @@ def _open_store(here: World) -> Any:
     if os.environ.get("GROUP_WORLD_SIZE", "1") != "1" or os.environ.get("LOCAL_WORLD_SIZE") != str(here.size):
         return next(rendezvous("env://", here.rank, here.size))[0]
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(name, _loopback())
+        loopback = (interface for _, interface in socket.if_nameindex() if interface in ("lo", "lo0"))
+        os.environ.setdefault(name, next(loopback, ""))
     host, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or 0)
     if host != LOOPBACK or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = next(rendezvous("env://", here.rank, here.size))[0]
@@ -161,11 +162,6 @@ def _open_store(here: World) -> Any:
     else:
         store = TCPStore(host, port, here.size, False)
     return PrefixStore(f"restart {restarts()}", store)
-
-
-def _loopback() -> str:
-    """The name of the network interface of this machine alone."""
-    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
 
 
 T = TypeVar("T")
@@ -227,7 +223,7 @@ def process_group(device: "torch.device", alone: bool = False) -> Iterator[World
         # kept to the end: if DDP were the last to hold it, freeing it would wait for a thread that waits for Python
         _groups.append((dist.group.WORLD, store))
         yield here
-        barrier()  # rank 0's store must not go first
+        all_reduce_any(False)  # wait for all: rank 0's store must not go first
         ended = True
     except Exception as error:
         raise _error_to_raise(error, store, here, begun and is_lost_connection(error)) from error
@@ -319,17 +315,7 @@ def all_reduce_any(*flags: bool) -> tuple[bool, ...]:
 
 def broadcast(value: Any) -> Any:
     """Send rank 0's value, which JSON must be able to express, to every rank."""
-    if world().size == 1:
-        return value
-    import torch.distributed as dist
-
-    content = _to_bytes(value if world().is_rank0 else None)
-    length = _to_count(len(content))
-    dist.broadcast(length, 0)
-    if not world().is_rank0:
-        content = content.new_zeros(int(length))
-    dist.broadcast(content, 0)
-    return json.loads(bytes(content.tolist()))
+    return all_gather(value if world().is_rank0 else None)[0]
 
 
 def all_gather(value: Any, group: "ProcessGroup | None" = None) -> list[Any]:
@@ -342,26 +328,14 @@ def all_gather(value: Any, group: "ProcessGroup | None" = None) -> list[Any]:
     import torch
     import torch.distributed as dist
 
-    content, size = _to_bytes(value), world().size
-    lengths = [_to_count(0) for _ in range(size)]
-    dist.all_gather(lengths, _to_count(len(content)), group)
+    content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world().size)]
+    dist.all_gather(lengths, torch.tensor([len(content)]), group)
     longest = max(map(int, lengths))
     padded = torch.cat([content, content.new_zeros(longest - len(content))])
-    gathered = [torch.empty_like(padded) for _ in range(size)]
+    gathered = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(gathered, padded, group)
     return [json.loads(bytes(content[: int(n)].tolist())) for content, n in zip(gathered, lengths, strict=True)]
-
-
-def _to_bytes(value: Any) -> "Tensor":
-    import torch
-
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-
-
-def _to_count(number: int) -> "Tensor":
-    import torch
-
-    return torch.tensor([number], dtype=torch.int64)
 
 
 def require_same_on_all_ranks(value: Any, what: str) -> None:
@@ -394,12 +368,6 @@ def all_reduce_sum(tensor: "Tensor") -> "Tensor":
 
         dist.all_reduce(tensor)
     return tensor
-
-
-def barrier() -> None:
-    """Wait until every rank has come to this line."""
-    if world().size > 1:
-        all_reduce_any(False)
 
 
 def barrier_without_timeout() -> None:

@@ -114,7 +114,7 @@ class Session:
             "input": self.takes,
             "output": self.profile.output(self.loaded),
             "unmeasured": self.kind.heads.partition(";")[0] if isinstance(self.kind.heads, str) else "",
-            "controls": [one.as_json() for one in self.controls],
+            "controls": [asdict(one) for one in self.controls],
             "example": examples[0]["input"],
             "examples": examples,
         }

@@ -10,7 +10,7 @@ from ..api.trace import trace as trace_any
 from ..data.images.decoding import FITTED
 from ..families import family
 from ..families.explore_inputs import data_address
-from ..families.trace_labels import read_image
+from ..families.predictions import input_transform, read_pictures
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace
 from .export import export_page
@@ -53,7 +53,8 @@ def read_input(session: Session, options: Any) -> dict[str, Any]:
     """What a trace reads, as the page sends it."""
     first, texts = getattr(options, "given", None), dict[str, str]()
     if "picture" in session.takes:
-        texts["picture"] = FITTED + data_address(read_image(session.loaded, str(first))).partition(",")[2]
+        (picture,) = read_pictures([str(first)], input_transform(session.loaded))
+        texts["picture"] = FITTED + data_address(picture).partition(",")[2]
     elif first is not None:
         texts["source" if "source" in session.takes else "text"] = first
     for name, word in (("text", "text"), ("label", "label"), ("prompt", "text")):

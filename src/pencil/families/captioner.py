@@ -39,7 +39,7 @@ from .options import (
 )
 from .output import Output, context_full, joined
 from .predictions import Text, grouped, input_transform, picture_tensor, read_pictures
-from .trace_labels import check_context, grid_labels, image_tensor, patch_facts, read_image
+from .trace_labels import check_context, grid_labels, patch_facts
 
 Row = tuple[int, str, int]  # the number of a picture, how its description begins, which of its samples
 _SCENES = dict(batch=64, steps=2000, weight_decay=0.2)
@@ -141,13 +141,14 @@ def _describe(
 def trace_caption(loaded: Loaded, options: TraceOptions, double: bool = False) -> LiveTrace:
     """The model on one image and its description."""
     model = loaded.model.double() if double else loaded.model
-    return trace_image(loaded._replace(model=model), read_image(loaded, str(options.given)), options.text)
+    (picture,) = read_pictures([str(options.given)], input_transform(loaded))
+    return trace_image(loaded._replace(model=model), picture, options.text)
 
 
 def trace_image(loaded: Loaded, picture: np.ndarray, text: str | None = None) -> LiveTrace:
     """The model on an image (C, H, W) of bytes, and on its description, generated unless it is given."""
     model, tokenizer, _ = loaded
-    c, x = model.config, image_tensor(model, picture)
+    c, x = model.config, picture_tensor(picture[None], loaded)
     if text is None:
         text = complete(model, tokenizer, [""], 64, Sampling(0.0), begin=tokenizer.end, given={"picture": x})[0]
     ids = [tokenizer.end, *tokenizer.encode(text).tolist()]

@@ -1,7 +1,7 @@
 """What the explorer needs of a family: how an input is read, what is answered, and how that is traced."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,6 @@ class Control:
     whole: bool
     help: str
     within: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

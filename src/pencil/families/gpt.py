@@ -206,14 +206,6 @@ def _parameter_formulas(c: Any) -> dict[str, str]:
     return block_formulas(c) | table | {"embeddings": "V·D", "head": "V·D", "norms": norms}
 
 
-def attention_groups(model: GPT, inputs: Inputs) -> list[AttentionGroup]:
-    return [AttentionGroup("", SELF_ATTENTION, line(model.mask, inputs[0].shape[1]))]
-
-
-def induction_start(model: GPT, texts: Sequence[Inputs]) -> tuple[list[int], int]:
-    return [], 0
-
-
 def _words(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     return [token_label(tokenizer, i) for i in ids]
 
@@ -269,10 +261,10 @@ FAMILY = Family(
         flop_formulas=lambda c: SELF_ATTENTION_FLOPS | {"head": "2·V·D"},
     ),
     heads=HeadProfile(
-        attention_groups,
+        lambda model, inputs: [AttentionGroup("", SELF_ATTENTION, line(model.mask, inputs[0].shape[1]))],
         held_out=lambda loaded, task: _windows(loaded, task.data.val),
         from_text=lambda loaded, text: _windows(loaded, loaded.tokenizer.encode(text)),
-        induction=induction_start,
+        induction=lambda model, texts: ([], 0),
     ),
     generates=True,
     checkpoints=(GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, NEOX, LLAMA_ORIGINAL, NANOGPT),

@@ -303,10 +303,6 @@ def _activations(c: Any, batch: int, length: int | None, half: int) -> Activatio
     return Activations(blocks, before, after + pooled)
 
 
-def _attention_groups(model: Reader, inputs: Inputs) -> list[AttentionGroup]:
-    return [AttentionGroup("", f"encoder.{SELF_ATTENTION}", line(full, inputs[0].shape[1]))]
-
-
 def _held_out(loaded: Loaded, task: Any) -> list[Inputs]:
     if loaded.model.config.classes is None:
         return windows(task.data.val, task.config.context, *loaded.tokenizer.around)
@@ -397,7 +393,11 @@ FAMILY = Family(
         parameter_formulas=block_formulas,
         flop_formulas=lambda c: SELF_ATTENTION_FLOPS,
     ),
-    heads=HeadProfile(_attention_groups, _held_out, _from_text),
+    heads=HeadProfile(
+        lambda model, inputs: [AttentionGroup("", f"encoder.{SELF_ATTENTION}", line(full, inputs[0].shape[1]))],
+        _held_out,
+        _from_text,
+    ),
     checkpoints=(BERT, ROBERTA),
     imported=imported,
     exported=exported,

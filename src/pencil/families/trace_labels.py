@@ -4,26 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..config import UserError
-from ..data.images.augment import ImageTransform
-from ..data.images.decoding import open_image
-from ..models.parts import normalize
-from ..runs.run import Loaded
-from .predictions import input_transform
-
-
-def read_image(loaded: Loaded, path: str) -> np.ndarray:
-    """An image file (C, H, W) as bytes, at the model's size."""
-    return open_image(path, input_transform(loaded))
-
-
-def image_tensor(model: Any, picture: np.ndarray, transform: ImageTransform | None = None) -> torch.Tensor:
-    """One image as the model's input, in its precision."""
-    one = torch.from_numpy(np.array(picture[None]))
-    mean, std = (transform.mean, transform.std) if transform is not None else (None, None)
-    return normalize(one, mean, std).to(next(model.parameters()).dtype)
 
 
 def grid_labels(name: str, grid: Sequence[int]) -> list[str]:

@@ -44,7 +44,7 @@ from .predictions import (
     picture_tensor,
     read_pictures,
 )
-from .trace_labels import grid_labels, image_tensor, patch_facts, read_image
+from .trace_labels import grid_labels, patch_facts
 
 # Pillow's numbers
 RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
@@ -297,9 +297,9 @@ def _classify(loaded: Loaded, pictures: np.ndarray) -> list[Prediction]:
 
 def trace_image(loaded: Loaded, options: ImageTraceInput, double: bool = False) -> LiveTrace:
     """The model on one image."""
-    model = loaded.model.double() if double else loaded.model
-    x = image_tensor(model, read_image(loaded, str(options.given)), input_transform(loaded))
-    return _trace_tensor(loaded._replace(model=model), x)
+    loaded = loaded._replace(model=loaded.model.double() if double else loaded.model)
+    pictures = read_pictures([str(options.given)], input_transform(loaded))
+    return _trace_tensor(loaded, picture_tensor(pictures, loaded))
 
 
 def _trace_tensor(loaded: Loaded, x: torch.Tensor) -> LiveTrace:

@@ -97,6 +97,45 @@ class Task(Protocol):
         ...
 
 
+class FamilyTask:
+    """What the tasks of Pencil's own families have in common; data is drawn by epochs, in a new order each."""
+
+    def __init__(self, family: Any, data: Any, config: Any, train: TrainConfig):
+        self.family, self.data, self.config, self.train = family, data, config, train
+
+    @property
+    def select_best(self) -> bool:
+        return self.data.select_best
+
+    @property
+    def hash(self) -> str:
+        return self.data.hash
+
+    @property
+    def usage(self) -> str:
+        return ""
+
+    def build(self) -> nn.Module:
+        return self.family.create(self.config)
+
+    def count(self, batch: Batch) -> int:
+        return len(batch[0])
+
+    def targets(self, batch: Batch) -> float:
+        return len(batch[0])
+
+    def skipped(self) -> list[tuple[str, str]]:
+        return []
+
+    def first_example(self, step: int, micro: int) -> int:
+        """How many examples were drawn before this micro-batch."""
+        return (step * self.train.accumulate + micro) * self.train.batch
+
+    def epoch_examples(self, step: int, micro: int, total: int) -> list[int]:
+        """The numbers of the examples of a micro-batch, of so many in all."""
+        return epoch_order(self.train.seed, self.first_example(step, micro), self.train.batch, total)
+
+
 # a context that the data decides is not larger than this for a single text, so many times longer than half of them
 LARGE_CONTEXT, FAR_LONGER = 512, 8
 

@@ -82,8 +82,15 @@ def write(
     """
     final, here = folder_of(run, step), world()
     aside = final.with_name(f".tmp-{uuid.uuid4().hex}")
+
+    def create_folder() -> str:
+        if here.is_rank0:
+            aside.parent.mkdir(exist_ok=True)  # never the run itself, which may have been renamed
+            aside.mkdir()
+        return aside.name
+
     try:
-        name = on_all_ranks(lambda: _create_folder(aside) if here.is_rank0 else None, group)[0]
+        name = on_all_ranks(create_folder, group)[0]
         files: dict[str, Any] = {}
         for written in on_all_ranks(lambda: _write_shards(final.with_name(name), tensors, cuts, here), group):
             files |= written
@@ -93,12 +100,6 @@ def write(
             shutil.rmtree(aside, ignore_errors=True)
         raise
     return final
-
-
-def _create_folder(aside: Path) -> str:
-    aside.parent.mkdir(exist_ok=True)  # never the run itself, which may have been renamed
-    aside.mkdir()
-    return aside.name
 
 
 def _write_shards(

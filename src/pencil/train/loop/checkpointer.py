@@ -9,7 +9,7 @@ import errno
 import math
 import platform
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from types import TracebackType
 from typing import Any
@@ -116,7 +116,7 @@ class Checkpointer:
         if not self.task.select_best or results["val_loss"] < self.state.best.get("val_loss", math.inf):
             best = {"step": self.state.step, **results}
             self.write_weights(best)
-            self.state.record_best(best)
+            self.state.best = best
 
     def save_interrupted_weights(self) -> None:
         """An interrupted run is used with its last weights, unless better ones were kept; random ones are not."""
@@ -139,9 +139,10 @@ class Checkpointer:
                 on_rank0(lambda: self.run.write_weights(self.model, facts))
         on_rank0(self.write_card)
 
-    def _stream_weights(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    def _stream_weights(self, tensors: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Gather the weights from all processes, one tensor at a time; rank 0 writes each before the next."""
-        whole = _gathered(tensors)
+        # one tensor at a time; every process takes part
+        whole = ((name, t.full_tensor() if is_dtensor(t) else t) for name, t in tensors.items())
         try:
             if world().is_rank0:
                 shapes = {name: tuple(tensors[name].shape) for name in in_file_order(tensors)}
@@ -268,9 +269,3 @@ class Checkpointer:
                 f"the disk is full: the {what} of step {step} could not be written; {self.describe_last()}; "
                 "training goes on"
             )
-
-
-def _gathered(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors, one at a time; every process takes part."""
-    for name, tensor in tensors.items():
-        yield name, tensor.detach().full_tensor() if is_dtensor(tensor) else tensor

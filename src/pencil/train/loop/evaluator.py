@@ -95,10 +95,10 @@ class Evaluator:
         writing = pace.clock()
         write(bar, "weights", lambda: self.checkpointer.keep_best(results))
         if self.state.best is not best_before:  # weights were written
-            self.pace.count_weights(pace.clock() - writing)
+            self.pace.save = pace.CHECKPOINT_PER_WEIGHTS * (pace.clock() - writing)
         if preview is not None:
             write(bar, "preview", lambda: self.checkpointer.write_preview(preview))
-        self.pace.count_evaluation(pace.clock() - began)
+        self.pace.evaluation = pace.clock() - began
         if self.state.budget is not None:
             self.state.budget.count_evaluation(self.pace.evaluation, self.pace.save)
         announce = self.state.record_evaluation(results, self.task.headline)

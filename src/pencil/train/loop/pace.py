@@ -52,13 +52,6 @@ class Pace:
     def count(self, updates: int, seconds: float, units: int) -> None:
         self.updates, self.seconds, self.units = self.updates + updates, self.seconds + seconds, self.units + units
 
-    def count_weights(self, seconds: float) -> None:
-        """Expect of a checkpoint what follows from the time that its weights alone took."""
-        self.save = CHECKPOINT_PER_WEIGHTS * seconds
-
-    def count_evaluation(self, seconds: float) -> None:
-        self.evaluation = seconds
-
     @property
     def update(self) -> float:
         return self.seconds / max(1, self.updates)
@@ -138,17 +131,10 @@ class Budget:
             self.updates, self.busy = self.updates * decay + made, self.busy * decay + spent
         self.step, self.since = step, now
 
-    def count_trial(self, pace: Pace) -> None:
-        """Begin with the time of the updates that were made only to measure it."""
-        self.updates, self.busy = pace.updates, pace.seconds
-
     def count_evaluation(self, seconds: float, save: float) -> None:
         """Count an evaluation, and the seconds that a checkpoint is expected to take, if that is known by now."""
         self.evaluation, self.save, self.pace_then = seconds, save or self.save, self.update
         self.since += seconds
-
-    def count_plot(self, seconds: float) -> None:
-        self.plot = seconds
 
     def slower(self) -> float:
         """How many times slower the machine is than when the evaluation was measured; 1 where it is faster."""

@@ -58,7 +58,7 @@ def restore(
         run.__dict__.pop("config", None)
     if lost is not None:
         notes.append(f"{lost}, and the weights of step {state.step} take its place")
-        state.record_best({})
+        state.best = {}
         if state.step:
             checkpointer.keep_best(evaluate())
     return Restored(notes, {} if loaded is None else loaded.state)

@@ -19,7 +19,9 @@ class TrainState:
 
     config: TrainConfig  # the settings in force: those of the latest plan, where there is a time budget
     step: int = 0  # how many updates were made
-    best: dict[str, Any] = field(default_factory=dict)  # step and metrics of the weights that are kept as the best
+    best: dict[str, Any] = field(
+        default_factory=dict
+    )  # step and metrics of the weights kept as the best; empty if they were lost
     pending: list[float] = field(default_factory=list)  # losses since the last line of metrics
     seconds: float = 0.0  # spent on updates
     skipped: int = 0  # updates that were left out because they were not finite
@@ -85,10 +87,6 @@ class TrainState:
         """Train by this plan of the time budget from this step on."""
         self.plans.append(plan)
         self.config = with_plan(self.config, plan)
-
-    def record_best(self, best: dict[str, Any]) -> None:
-        """Step and metrics of the weights that were written as the best; empty if they were lost."""
-        self.best = best
 
     def record_evaluation(self, results: Mapping[str, float], headline: str) -> bool:
         """Record the evaluation of this step; whether overfitting is to be announced after it."""

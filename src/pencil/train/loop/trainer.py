@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from ...progress import duration
 from ...runs.run import Run
 from ..building import build_model, deterministic_kernels
 from ..optim import make_optimizers, step_unless
-from ..parallel.gradients import autocast_of, compiles, make_gradients, mode_of, own_batch
+from ..parallel.gradients import GRADIENTS, autocast_of, compiles, mode_of, own_batch
 from ..parallel.shards import to_local
 from ..schedule import factor
 from ..settings import Plan, TrainConfig, check_processes
@@ -69,20 +68,14 @@ class Prefetch:
         self.waiting: dict[tuple[int, int], Future[Batch]] = {}
 
     def __call__(self, step: int, micro: int) -> Batch:
-        for key in islice(self._from(step, micro), self.depth):
+        at = step * self.accumulate + micro
+        for number in range(at, min(at + self.depth, self.steps * self.accumulate)):
+            key = divmod(number, self.accumulate)
             if key not in self.waiting:
                 self.waiting[key] = self.pool.submit(self.make, *key)
         # steps after the last, with which the pace may be measured, are not made early
         early = self.waiting.pop((step, micro), None)
         return self.make(step, micro) if early is None else early.result()
-
-    def _from(self, step: int, micro: int) -> Iterator[tuple[int, int]]:
-        for at in range(step * self.accumulate + micro, self.steps * self.accumulate):
-            yield divmod(at, self.accumulate)
-
-    def set_steps(self, steps: int) -> None:
-        """Make batches up to this step from now on."""
-        self.steps = steps
 
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
@@ -162,7 +155,7 @@ class Trainer:
         barrier_without_timeout()  # for data that is encoded before
         self.optimizers = make_optimizers(self.model, config)
         self.autocast = autocast_of(config, self.device)
-        self.gradients = make_gradients(self.mode)(task, self.model, config, self.device, self.autocast, self.here)
+        self.gradients = GRADIENTS[self.mode](task, self.model, config, self.device, self.autocast, self.here)
         # whether the first updates are slower than the others
         self.warms_up = compiles(config, self.device) or self.device.type != "cpu"
         if self.device.type == "cuda":
@@ -406,7 +399,7 @@ class Trainer:
         if all_reduce_any(self.here.is_rank0 and budget.over())[0]:
             raise budget.too_little(self.run)
         self._measure_pace(min(3.0, budget.seconds / 20))
-        budget.count_trial(self.pace)
+        budget.updates, budget.busy = self.pace.updates, self.pace.seconds
         try:
             self._evaluate(metrics, bar)
         except Abandoned:
@@ -416,7 +409,7 @@ class Trainer:
         plotting = pace.clock()
         if self.here.is_rank0:
             plot_losses(self.run.path)
-        budget.count_plot(pace.clock() - plotting)
+        budget.plot = pace.clock() - plotting
         if budget.following:
             self._follow(budget.following.pop(0), bar)
             return
@@ -461,7 +454,7 @@ class Trainer:
         self.state.follow(plan)
         bar.set_total(self.config.steps)
         if isinstance(self.batch, Prefetch):
-            self.batch.set_steps(self.config.steps)
+            self.batch.steps = self.config.steps
 
     # the loop
 

@@ -209,25 +209,21 @@ class FSDPGradients(Gradients):
     model: Any
 
     def make_loss(self) -> Callable[[Batch], Tensor]:
+        from torch.distributed.fsdp import FSDPModule
+
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.sync = broadcast(sync_of(self.config.sync, trained, total_memory(self.device)))
 
         def loss(batch: Batch) -> Tensor:
             return self.task.loss(self.model, batch)
 
-        parts = self.parts
+        # what is gathered at once: the model, with what is outside blocks, and each block
+        parts = [part for part in self.model.modules() if isinstance(part, FSDPModule)]
         for part in parts:
             part.set_gradient_divide_factor(1.0)  # a sum, not a mean
             part.set_force_sum_reduction_for_comms(True)  # which gloo has, too
         self.gathering = BlockGathering(parts)
         return loss  # compiled block by block
-
-    @property
-    def parts(self) -> list[Any]:
-        """What FSDP gathers at once: the model, with what is outside blocks, and each block."""
-        from torch.distributed.fsdp import FSDPModule
-
-        return [part for part in self.model.modules() if isinstance(part, FSDPModule)]
 
     def summing(self, last: bool) -> AbstractContextManager[Any]:
         self.model.set_requires_gradient_sync(last or self.sync == "batch")
@@ -355,9 +351,12 @@ def tree_sum_of_all(own: Tensor, size: int) -> Tensor:
     return sent[:length]
 
 
-def make_gradients(mode: Mode) -> type[Gradients]:
-    """The class for a mode."""
-    return {"alone": Gradients, "ddp": DDPGradients, "fsdp": FSDPGradients, "exact": ExactGradients}[mode]
+GRADIENTS: dict[Mode, type[Gradients]] = {
+    "alone": Gradients,
+    "ddp": DDPGradients,
+    "fsdp": FSDPGradients,
+    "exact": ExactGradients,
+}
 
 
 def compiles(config: TrainConfig, device: torch.device) -> bool:

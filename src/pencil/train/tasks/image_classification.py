@@ -61,8 +61,7 @@ class ImageClassification(ImageTask):
     def _indices(self, step: int, micro: int) -> list[int]:
         if not self.balance.members:
             return super()._indices(step, micro)
-        size = self.train.batch
-        return self.balance.indices(self.train.seed, (step * self.train.accumulate + micro) * size, size)
+        return self.balance.indices(self.train.seed, self.first_example(step, micro), self.train.batch)
 
     def targets(self, batch: Batch) -> float:
         return self.balance.targets(batch[1])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from ...config import UserError, build
 from ...data.builtin import Scenes
@@ -21,13 +20,13 @@ from ...data.settings import DataConfig, image_transform
 from ...progress import track
 from ...runs.run import Run
 from ..settings import TrainConfig
-from ..task import ALL, Batch, Request, epoch_order, random_of, split_of
+from ..task import ALL, FamilyTask, Request, random_of, split_of
 from ..validation import MOST_PASSES, MOST_PASSES_AUGMENTED, Amount
 
 EVAL_BATCH = 256  # images
 
 
-class ImageTask:
+class ImageTask(FamilyTask):
     """Images and their targets, in batches."""
 
     want = ""  # what comes with an image: label, caption, video or nothing
@@ -35,7 +34,7 @@ class ImageTask:
     unit, headline = "images", ""
 
     def __init__(self, family: Any, data: images.ImageData, config: Any, train: TrainConfig):
-        self.family, self.data, self.config, self.train = family, data, config, train
+        super().__init__(family, data, config, train)
         self.transform, self.reading = self._transform(), DataConfig()
 
     def choose_fit(self, request: Request) -> list[str]:
@@ -108,16 +107,8 @@ class ImageTask:
         return replace(train, **{n: v for n, v in {**suggested, **defaults}.items() if n not in request.train})
 
     @property
-    def select_best(self) -> bool:
-        return self.data.select_best
-
-    @property
     def slow(self) -> bool:
         return isinstance(self.data.train, FileExamples)
-
-    @property
-    def hash(self) -> str:
-        return self.data.hash
 
     def about(self) -> str:
         generated = not hasattr(self.data.train, "targets")
@@ -145,15 +136,6 @@ class ImageTask:
     def skipped(self) -> list[tuple[str, str]]:
         return list(self.data.skipped)
 
-    def build(self) -> nn.Module:
-        return self.family.create(self.config)
-
-    def count(self, batch: Batch) -> int:
-        return len(batch[0])
-
-    def targets(self, batch: Batch) -> float:
-        return len(batch[0])
-
     def examples(self, step: int, micro: int, rows: slice = ALL) -> tuple[np.ndarray, list[Any]]:
         """The augmented images of a step and their targets: all of them, or some rows."""
         rng, size = random_of(self.train.seed, step, micro), self.train.batch
@@ -169,9 +151,7 @@ class ImageTask:
         return pictures[rows], targets[rows]
 
     def _indices(self, step: int, micro: int) -> list[int]:
-        size = self.train.batch
-        first = (step * self.train.accumulate + micro) * size
-        return epoch_order(self.train.seed, first, size, len(self.inputs.train))
+        return self.epoch_examples(step, micro, len(self.inputs.train))
 
     def sample_ids(self, step: int, micro: int = 0) -> list[str]:
         data = self.data.train

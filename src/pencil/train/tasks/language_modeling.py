@@ -18,20 +18,20 @@ from ...progress import pollable
 from ...runs.run import Run
 from ..losses.vocabulary import token_loss
 from ..settings import TrainConfig
-from ..task import Batch, Prepared, Preview, Request, check_unchanged, check_vocab, random_of
+from ..task import Batch, FamilyTask, Prepared, Preview, Request, check_unchanged, check_vocab, random_of
 from ..validation import Amount
 
 PREVIEW_TOKENS = 256
 
 
-class LanguageModeling:
+class LanguageModeling(FamilyTask):
     """Predict the next token of a text."""
 
-    unit, headline, select_best, slow = "tokens", "val_loss", True, False
+    unit, headline, slow = "tokens", "val_loss", False
     figures = False  # whether its report writes any
 
     def __init__(self, family: Any, data: text.TextData, config: Any, train: TrainConfig):
-        self.family, self.data, self.config, self.train = family, data, config, train
+        super().__init__(family, data, config, train)
         # the tokenizer of an imported run may have a token that begins a text: here, each window
         self.first = [token for token in (data.tokenizer.begin,) if token is not None]
         for part, ids in (("train", data.train), ("evaluate", data.val))[data.whole :]:
@@ -75,6 +75,10 @@ class LanguageModeling:
         return cls(family, data, family.read_config(run.config["model"]), train)
 
     @property
+    def select_best(self) -> bool:
+        return True
+
+    @property
     def hash(self) -> str:
         return self.data.corpus.hash
 
@@ -92,18 +96,11 @@ class LanguageModeling:
         update = self.train.batch * self.train.accumulate * self.config.context
         return Amount(len(self.data.train), "tokens", update)
 
-    @property
-    def usage(self) -> str:
-        return ""
-
     def skipped(self) -> list[tuple[str, str]]:
         return [(str(path), fault) for path, fault in self.data.corpus.skipped]
 
     def report(self, model: nn.Module, folder: Path) -> tuple[dict[str, float], list[Path]]:
         return self.evaluate(model), []
-
-    def build(self) -> nn.Module:
-        return self.family.create(self.config)
 
     def _windows(self, ids: np.ndarray, starts: Sequence[int] | np.ndarray) -> Batch:
         length = self.config.context + 1 - len(self.first)

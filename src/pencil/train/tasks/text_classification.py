@@ -22,7 +22,7 @@ from ...inference.text_batches import pad, text_ids
 from ...progress import track
 from ...runs.run import Run
 from ..settings import TrainConfig
-from ..task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, recorded, round_up
+from ..task import Batch, FamilyTask, Prepared, Preview, Request, check_vocab, recorded, round_up
 from ..validation import Amount
 from .class_balance import ClassBalance
 from .metrics import ClassPredictions, class_predictions, classification_metrics, concatenate, confusion_matrix
@@ -32,7 +32,7 @@ MISTAKES = 40  # listed
 MAX_DEFAULT_CONTEXT = 512  # tokens that are read of a text, unless another context is requested
 
 
-class TextClassification:
+class TextClassification(FamilyTask):
     """Predict the class of a text. The input begins with the end token, whose output is pooled."""
 
     unit, headline, slow = "texts", "accuracy", False
@@ -70,7 +70,8 @@ class TextClassification:
         return cls(family, data, config, train, run.tokenizer)
 
     def __init__(self, family: Any, data: pairs.PairData, config: Any, train: TrainConfig, tokenizer: Tokenizer):
-        self.family, self.data, self.config, self.train, self.tokenizer = family, data, config, train, tokenizer
+        super().__init__(family, data, config, train)
+        self.tokenizer = tokenizer
         self.rows = data.train if isinstance(data.train, list) else []
         check_vocab(config, tokenizer)
         if (config.classes or 0) < len(data.classes):
@@ -84,16 +85,8 @@ class TextClassification:
         self.balance = ClassBalance(train, labels, data.classes, config.classes or 0, data.name)
 
     @property
-    def select_best(self) -> bool:
-        return self.data.select_best
-
-    @property
     def last_because(self) -> str:
         return self.data.last_because
-
-    @property
-    def hash(self) -> str:
-        return self.data.hash
 
     def about(self) -> str:
         train, test = len(self.rows), len(self.data.test)
@@ -108,15 +101,9 @@ class TextClassification:
         """How much there is to train on."""
         return Amount(len(self.rows), "texts", self.train.batch * self.train.accumulate)
 
-    def skipped(self) -> list[tuple[str, str]]:
-        return []
-
     @property
     def usage(self) -> str:
         return f"--prompt {shlex.quote(self.data.test[0][0])}"
-
-    def build(self) -> nn.Module:
-        return self.family.create(self.config)
 
     def tokens(self, rows: list[pairs.Pair]) -> Batch:
         """The tokens, their places, and the labels."""
@@ -129,17 +116,12 @@ class TextClassification:
         return self.tokens([self.rows[i] for i in self._indices(step, micro)])
 
     def _indices(self, step: int, micro: int) -> list[int]:
-        size = self.train.batch
-        first = (step * self.train.accumulate + micro) * size
         if self.balance.members:
-            return self.balance.indices(self.train.seed, first, size)
-        return epoch_order(self.train.seed, first, size, len(self.rows))
+            return self.balance.indices(self.train.seed, self.first_example(step, micro), self.train.batch)
+        return self.epoch_examples(step, micro, len(self.rows))
 
     def sample_ids(self, step: int, micro: int = 0) -> list[str]:
         return [repr(self.rows[i][0][:60]) for i in self._indices(step, micro)]
-
-    def count(self, batch: Batch) -> int:
-        return len(batch[0])
 
     def targets(self, batch: Batch) -> float:
         return self.balance.targets(batch[2])

@@ -26,7 +26,7 @@ from ...inference.text_batches import end_token, greedy_targets, pad, source_ids
 from ...runs.run import Run
 from ..losses.vocabulary import token_loss
 from ..settings import TrainConfig
-from ..task import Batch, Prepared, Preview, Request, check_vocab, epoch_order, random_of, recorded
+from ..task import Batch, FamilyTask, Prepared, Preview, Request, check_vocab, random_of, recorded
 from ..validation import Amount
 from .metrics import character_error_rate, corpus_scores, exact_match
 
@@ -34,7 +34,7 @@ EVAL_BATCH = 64  # pairs
 MISTAKES = 40  # listed
 
 
-class Translation:
+class Translation(FamilyTask):
     """Predict the target of a source. A source ends, and a target begins and ends, with the end token."""
 
     unit, headline, slow = "tokens", "exact_match", False
@@ -65,7 +65,8 @@ class Translation:
         return cls(family, data, family.read_config(run.config["model"]), train, run.tokenizer)
 
     def __init__(self, family: Any, data: pairs.PairData, config: Any, train: TrainConfig, tokenizer: Tokenizer):
-        self.family, self.data, self.config, self.train, self.tokenizer = family, data, config, train, tokenizer
+        super().__init__(family, data, config, train)
+        self.tokenizer = tokenizer
         self.end = end_token(tokenizer)
         self.source = lru_cache(1 << 16)(lambda text: source_ids(tokenizer, text))
         self.target = lru_cache(1 << 16)(lambda text: [*target_ids(tokenizer, text), self.end])
@@ -80,16 +81,8 @@ class Translation:
                 )
 
     @property
-    def select_best(self) -> bool:
-        return self.data.select_best
-
-    @property
     def last_because(self) -> str:
         return self.data.last_because
-
-    @property
-    def hash(self) -> str:
-        return self.data.hash
 
     def about(self) -> str:
         rows = self.data.train
@@ -103,25 +96,18 @@ class Translation:
         each = self.train.batch * self.train.accumulate
         return None if isinstance(rows, Dates) else Amount(len(rows), "pairs", each)
 
-    def skipped(self) -> list[tuple[str, str]]:
-        return []
-
     @property
     def usage(self) -> str:
         return f"--source {shlex.quote(self.data.test[0][0])}"
-
-    def build(self) -> nn.Module:
-        return self.family.create(self.config)
 
     def batch(self, step: int, micro: int = 0) -> Batch:
         return self.tokens(self._rows(step, micro))
 
     def _rows(self, step: int, micro: int) -> Sequence[pairs.Pair]:
-        size, rows = self.train.batch, self.data.train
+        rows = self.data.train
         if isinstance(rows, Dates):
-            return rows.draw(random_of(self.train.seed, step, micro), size)
-        first = (step * self.train.accumulate + micro) * size
-        return [rows[i] for i in epoch_order(self.train.seed, first, size, len(rows))]
+            return rows.draw(random_of(self.train.seed, step, micro), self.train.batch)
+        return [rows[i] for i in self.epoch_examples(step, micro, len(rows))]
 
     def sample_ids(self, step: int, micro: int = 0) -> list[str]:
         return [repr(source[:60]) for source, _ in self._rows(step, micro)]
