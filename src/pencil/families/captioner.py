@@ -179,15 +179,15 @@ def _words(c: CaptionerConfig, tokenizer: Any, ids: Sequence[int]) -> tuple[list
     return before, ["begin", *(tokenizer.decode([i]).strip() or "␣" for i in ids[1:])]
 
 
-def _facts(c: Any) -> dict[str, Any]:
+def _facts(c: CaptionerConfig) -> dict[str, Any]:
     return patch_facts(c.begin_marks, c.grid) | {"first_word": c.before}
 
 
-def _tokens(c: Any, length: int | None) -> int:
+def _tokens(c: CaptionerConfig, length: int | None) -> int:
     return c.before + text_length(c, length)
 
 
-def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+def _activations(c: CaptionerConfig, batch: int, length: int | None, half: int) -> Activations:
     tokens, predictions = _tokens(c, length), batch * text_length(c, length)
     blocks = [block_group(c, batch, tokens, c.depth, half)]
     # the inputs of the matrices before the blocks, and of those after them

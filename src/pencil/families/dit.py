@@ -247,7 +247,7 @@ def _inputs_at(loaded: Loaded, given: Any, step: int, steps: int, seed: int, gui
     return calls[-1]
 
 
-def _group_labels(c: Any, rows: list[str]) -> dict[str, list[str]]:
+def _group_labels(c: DiTConfig, rows: list[str]) -> dict[str, list[str]]:
     """Labels for the patches of an image or a video, and for the groups in which they attend to one another."""
 
     def each(groups: list[str]) -> list[str]:
@@ -339,7 +339,7 @@ EXPLORE = ExploreProfile(
 )
 
 
-def imported(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
+def imported(checkpoint: Checkpoint, config: DiTConfig) -> dict[str, Any]:
     """Tables of the run, from the folder of the pipeline that the transformer is a part of."""
     if checkpoint.folder.name != "transformer":
         return {}
@@ -540,7 +540,7 @@ def evaluate(
     return metrics | scores, write_all(folder, files)
 
 
-def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+def _activations(c: DiTConfig, batch: int, length: int | None, half: int) -> Activations:
     patches, blocks = prod(c.grid), []
     kinds = groupings(c, torch.device("meta"))
     for i, kind in enumerate(kinds[: c.depth]):

@@ -192,7 +192,7 @@ def _trace_ids(loaded: Loaded, ids: Sequence[int], double: bool = False) -> Live
     return trace(model.double() if double else model, torch.tensor([list(ids)]), words=labels)
 
 
-def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+def _activations(c: GPTConfig, batch: int, length: int | None, half: int) -> Activations:
     tokens = text_length(c, length)
     rows = batch * tokens
     blocks = [block_group(c, batch, tokens, c.depth, half)]
@@ -200,7 +200,7 @@ def _activations(c: Any, batch: int, length: int | None, half: int) -> Activatio
     return Activations(blocks, dropped, rows * (norm_bytes(c) + half * c.width), rows * c.vocab)
 
 
-def _parameter_formulas(c: Any) -> dict[str, str]:
+def _parameter_formulas(c: GPTConfig) -> dict[str, str]:
     norms = f"(2·L + 1)·{'2·' if c.norm == 'layer' and c.bias else ''}D"
     table = {"positions": "context·D"} if c.positions == "learned" else {}  # others have other parameters, or none
     return block_formulas(c) | table | {"embeddings": "V·D", "head": "V·D", "norms": norms}

@@ -290,7 +290,7 @@ def _trace_ids(loaded: Loaded, ids: Sequence[int], double: bool = False) -> Live
     return trace(model.double() if double else model, torch.tensor([list(ids)]), words=labels)
 
 
-def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+def _activations(c: ReaderConfig, batch: int, length: int | None, half: int) -> Activations:
     tokens = text_length(c, length)
     rows = batch * tokens
     blocks = [block_group(c, batch, tokens, c.depth, half)]

@@ -308,15 +308,15 @@ def _translate(
     )
 
 
-def _source_length(c: Any, length: int | None) -> int:
+def _source_length(c: Seq2SeqConfig, length: int | None) -> int:
     return min(length or c.source_context, c.source_context)
 
 
-def _tokens(c: Any, length: int | None) -> int:
+def _tokens(c: Seq2SeqConfig, length: int | None) -> int:
     return text_length(c, length) + _source_length(c, length)
 
 
-def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+def _activations(c: Seq2SeqConfig, batch: int, length: int | None, half: int) -> Activations:
     target, source = text_length(c, length), _source_length(c, length)
     decoder = block_group(c, batch, target, c.decoder_blocks, half)
     blocks = [
@@ -329,7 +329,7 @@ def _activations(c: Any, batch: int, length: int | None, half: int) -> Activatio
     return Activations(blocks, rows * c.width if c.dropout else 0, after, batch * target * c.vocab)
 
 
-def _parameter_formulas(c: Any) -> dict[str, str]:
+def _parameter_formulas(c: Seq2SeqConfig) -> dict[str, str]:
     if c.decoder_blocks == c.depth:
         return block_formulas(c, "2·L")
     return block_formulas(c, f"(L + {c.decoder_blocks})", str(c.decoder_blocks))

@@ -71,7 +71,7 @@ PROCESSOR: dict[str, Use] = {
 }  # fmt: skip
 
 
-def imported(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
+def imported(checkpoint: Checkpoint, config: ViTConfig) -> dict[str, Any]:
     """The tables of a run that is made of a checkpoint: its classes, and how its images are prepared."""
     theirs, notes = checkpoint.config, []
     if "architecture" in theirs:
@@ -89,7 +89,7 @@ def imported(checkpoint: Checkpoint, config: Any) -> dict[str, Any]:
     return {"run": run, "data": data, "notes": notes}
 
 
-def exported(run: Run, config: Any, library: str, described: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def exported(run: Run, config: ViTConfig, library: str, described: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The files beside the weights, by name, for a run that is described so; and what the user should know of them."""
     reading = build(DataConfig, run.config.get("data") or {}, "data.")
     names = list(map(str, run.config["run"].get("classes") or ()))
@@ -107,7 +107,7 @@ def exported(run: Run, config: Any, library: str, described: dict[str, Any]) -> 
     return {"config.json": described, **({FILE: prepared} if prepared else {})}, notes
 
 
-def from_transformers(theirs: Mapping[str, Any], kind: str, c: Any) -> dict[str, Any]:
+def from_transformers(theirs: Mapping[str, Any], kind: str, c: ViTConfig) -> dict[str, Any]:
     """Our settings from preprocessor_config.json, for a model that is a `kind`: ViT or DeiT."""
     what = f"{kind}'s {FILE}"
     check_fields(theirs, PROCESSOR, what)
@@ -132,7 +132,7 @@ def from_transformers(theirs: Mapping[str, Any], kind: str, c: Any) -> dict[str,
     return _check_reading(c, fit="squash", resize=size, resample=RESAMPLING[fields["resample"]], **normal)
 
 
-def from_timm(theirs: Mapping[str, Any], c: Any) -> dict[str, Any]:
+def from_timm(theirs: Mapping[str, Any], c: ViTConfig) -> dict[str, Any]:
     """Our settings from timm's pretrained_cfg: as its images are prepared to be evaluated."""
     cfg = pretrained(theirs)
     percent, mode = cfg.get("crop_pct") or 0.875, cfg.get("crop_mode") or "center"
@@ -156,7 +156,7 @@ def from_timm(theirs: Mapping[str, Any], c: Any) -> dict[str, Any]:
     )
 
 
-def _check_reading(c: Any, **values: Any) -> dict[str, Any]:
+def _check_reading(c: ViTConfig, **values: Any) -> dict[str, Any]:
     """The settings, built once, so that what does not fit is refused at import."""
     for name in ("mean", "std"):
         if isinstance(values[name], float | int):
@@ -179,7 +179,7 @@ def _size(fields: Fields, name: str) -> tuple[int, int]:
     return size
 
 
-def to_transformers(c: Any, reading: DataConfig) -> tuple[dict[str, Any] | None, list[str]]:
+def to_transformers(c: ViTConfig, reading: DataConfig) -> tuple[dict[str, Any] | None, list[str]]:
     """preprocessor_config.json for a run that reads its images so; and what it does not do as the run does."""
     height, width = c.image_size
     size = reading.resize or (height, width)
@@ -207,7 +207,7 @@ def to_transformers(c: Any, reading: DataConfig) -> tuple[dict[str, Any] | None,
     return {"image_processor_type": kind, "do_convert_rgb": c.channels == 3, **processor}, note
 
 
-def to_timm(c: Any, reading: DataConfig) -> tuple[dict[str, Any], list[str]]:
+def to_timm(c: ViTConfig, reading: DataConfig) -> tuple[dict[str, Any], list[str]]:
     """The part of timm's pretrained_cfg that says how images are prepared; and what it does not do as the run does."""
     fit = reading.fit or "crop"
     size, resample = reading.resize or c.image_size, reading.resample or "bicubic"
@@ -231,7 +231,7 @@ def _percent(part: tuple[int, int], whole: tuple[int, int]) -> float | None:
     return None
 
 
-def _normal(c: Any, reading: DataConfig, mean: str, std: str) -> dict[str, list[float]]:
+def _normal(c: ViTConfig, reading: DataConfig, mean: str, std: str) -> dict[str, list[float]]:
     values = {mean: reading.mean or (0.5,), std: reading.std or (0.5,)}
     return {name: list(one) * (c.channels if len(one) == 1 else 1) for name, one in values.items()}
 
@@ -311,13 +311,13 @@ def _trace_tensor(loaded: Loaded, x: torch.Tensor) -> LiveTrace:
     return trace(model, x, words=labels, facts=patch_facts(model.config.before, model.config.grid))
 
 
-def _words(c: Any) -> list[str]:
+def _words(c: ViTConfig) -> list[str]:
     """The labels of the tokens: the class token, registers and patches."""
     first = ["class"] * (c.before > c.registers) + [f"register {i + 1}" for i in range(c.registers)]
     return first + grid_labels("patch", c.grid)
 
 
-def _activations(c: Any, batch: int, length: int | None, half: int) -> Activations:
+def _activations(c: ViTConfig, batch: int, length: int | None, half: int) -> Activations:
     tokens = c.sizes["T"]
     rows = batch * tokens
     blocks = [block_group(c, batch, tokens, c.depth, half, half_residual=True)]
