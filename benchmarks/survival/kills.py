@@ -43,7 +43,6 @@ FAMILIES = {
 STEPS = 10**6  # more than are made before the last kill, with a rate that does not depend on how many there are
 PACE = dict(steps=STEPS, batch=5, save_every=3, eval_every=25, eval_batches=1, warmup=0, schedule="constant")
 REST = 7  # steps after the last kill
-LONGEST = 1.0  # seconds before a kill
 
 
 def start(work: Callable[[], None], log: Path) -> int:
@@ -80,7 +79,7 @@ def train(folder: Path, steps: int) -> None:
     loop.Trainer(task_of(run, config), run, config).train()
 
 
-def kill_once(folder: Path, log: Path, rng: random.Random) -> None:
+def kill_once(folder: Path, log: Path, rng: random.Random, longest: float) -> None:
     """Train for a random time, or until shortly after a save, then kill."""
     before, began = checkpoint.saved_steps(folder), time.monotonic()
     process = start(lambda: train(folder, STEPS), log)
@@ -89,9 +88,9 @@ def kill_once(folder: Path, log: Path, rng: random.Random) -> None:
             if os.waitpid(process, os.WNOHANG)[0]:
                 raise SystemExit(f"a training ended by itself; {log} ends with: {log.read_text()[-1500:]}")
             time.sleep(0.02)
-        time.sleep(rng.uniform(0, LONGEST / 10))
+        time.sleep(rng.uniform(0, longest / 10))
     else:
-        time.sleep(rng.uniform(0, LONGEST))
+        time.sleep(rng.uniform(0, longest))
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
 
@@ -106,7 +105,7 @@ def contents(folder: Path, step: int) -> tuple:
     return {n: t.numpy().tobytes() for n, t in kept.tensors.items()}, kept.state["best"], weights, facts, lines
 
 
-def survive(name: str, kills: int, folder: Path, seed: int) -> tuple[int, bool]:
+def survive(name: str, kills: int, folder: Path, seed: int, longest: float) -> tuple[int, bool]:
     """How many kills left something that is not whole, and whether the run ended as one never killed."""
     rng, log = random.Random(f"{name} {seed}"), folder / f"{name}.log"
     data = {"text": folder / "notes.txt", "pairs": folder / "words.tsv"}
@@ -117,7 +116,7 @@ def survive(name: str, kills: int, folder: Path, seed: int) -> tuple[int, bool]:
         finish(lambda out=out: create(name, out, data), log)
     bad = 0
     for _ in range(kills):
-        kill_once(killed, log, rng)
+        kill_once(killed, log, rng, longest)
         faults = [str(fault) for _, fault in verify_run(killed) if fault is not None]
         bad += bool(faults)
         for fault in faults:
@@ -137,6 +136,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200, help="in all families together")
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--longest", type=float, default=1.0, help="seconds before a kill, at most")
     chosen = parser.parse_args()
     for owner, name in ((loop, "plot_losses"), (loop.Evaluator, "preview")):
         setattr(owner, name, lambda *_: None)  # pictures that nothing depends on
@@ -145,7 +145,7 @@ def main() -> int:
         os.environ["PENCIL_CACHE"] = str(Path(folder) / "cache")
         for i, name in enumerate(chosen.families):
             kills = chosen.kills // count + (i < chosen.kills % count)
-            found, same = survive(name, kills, Path(folder), chosen.seed)
+            found, same = survive(name, kills, Path(folder), chosen.seed, chosen.longest)
             bad, equal = bad + found, equal + same
     print(f"{chosen.kills} kills in {count} families: {bad} bad; {equal} of {count} runs equal to the bit")
     return int(bad > 0 or equal < count)

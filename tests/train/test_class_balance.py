@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.utils.class_weight import compute_class_weight
 
 from pencil.api.run_setup import settings_of
 from pencil.api.training_request import TrainingRequest
@@ -45,6 +44,8 @@ def prepare(name, data, **train):
 @settings(max_examples=29)
 @given(LABELS)
 def test_balanced_weights_are_those_of_scikit_learn(labels):
+    from sklearn.utils.class_weight import compute_class_weight
+
     found = ClassBalance(TrainConfig(class_weights="balanced"), labels, "abcde", 5, "a")
     present = np.unique(labels)
     expected = compute_class_weight("balanced", classes=present, y=np.array(labels))

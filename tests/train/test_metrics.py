@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
-from sklearn import metrics as sklearn
 
 from pencil.train.tasks.metrics import (
     ClassPredictions,
@@ -152,6 +150,8 @@ PREDICTED = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1
 @given(PREDICTED)
 def test_figures_of_classes_are_those_of_scikit_learn(rows):
     """Predictions of five classes, the last without a name, and labels of four; some never occur."""
+    from sklearn import metrics as sklearn
+
     predicted, labels = map(list, zip(*rows, strict=True))
     found = classification_metrics([ClassPredictions([-1.0] * len(rows), predicted, labels)], list("abcd"))
     assert found["accuracy"] == pytest.approx(sklearn.accuracy_score(labels, predicted))
@@ -172,6 +172,8 @@ def test_figures_of_classes_are_those_of_scikit_learn(rows):
 @settings(max_examples=29)
 @given(st.integers(1, 997).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))
 def test_the_interval_of_an_accuracy_is_wilsons(case):
+    from scipy import stats
+
     right, count = case
     expected = stats.binomtest(right, count).proportion_ci(0.95, method="wilson")
     assert wilson_interval(right / count, count) == pytest.approx((expected.low, expected.high), abs=1e-9)
