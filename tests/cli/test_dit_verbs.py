@@ -12,7 +12,7 @@ from albums import album, picture
 from pencil.api import judge as classifier
 from pencil.train.loop import checkpoint
 from pencil.train.loop.trainer import Trainer
-from pencil.train.tasks import sample_scores
+from pencil.train.tasks import diffusion
 
 SMALL = ("--model.width", 16, "--model.depth", 1, "--model.heads", 2, "--train.batch", 5, "--train.steps", 2,
          "--train.eval_every", 2, "--train.eval_batches", 1, "--train.save_every", 1)  # fmt: skip
@@ -21,8 +21,8 @@ SMALL = ("--model.width", 16, "--model.depth", 1, "--model.heads", 2, "--train.b
 def quick_classifier(monkeypatch, steps):
     """A classifier of a few steps, and a few samples for it to score."""
     monkeypatch.setattr(classifier, "TRAINING", dict(steps=steps, eval_every=steps, eval_batches=1, batch=3))
-    monkeypatch.setattr(sample_scores, "SAMPLES", 5)
-    monkeypatch.setattr(sample_scores, "STEPS", 2)
+    monkeypatch.setattr(diffusion, "SAMPLES", 5)
+    monkeypatch.setattr(diffusion, "STEPS", 2)
 
 
 def test_train_sample_and_resume_a_dit_on_digits(type_in, tmp_path):

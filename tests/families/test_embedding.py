@@ -14,8 +14,7 @@ from both_ways import randomise
 from conftest import call
 from pencil.config import UserError
 from pencil.data.tokenizers.folders import find_tokenizer
-from pencil.families.embedding import Vectors, embed_texts, settings_of
-from pencil.families.reader import exported, sentence_settings
+from pencil.families.reader import Vectors, embed_texts, exported, sentence_settings, settings_of
 from pencil.models.reader import ReaderConfig
 from pencil.runs.run import Loaded
 from pencil.weights.bert import BERT, ROBERTA

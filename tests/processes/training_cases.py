@@ -49,8 +49,10 @@ def train(name, text, model=None, poison=None, steps=STEPS, preview=False, fused
     losses.fuses = fuses if not fused else lambda model, targets: True
     made = make(name, text, model, **settings)
     if poison is not None:
-        clean = made.loss
-        made.loss = lambda batch: clean(batch) * (float("nan") if [world().rank, made.step] == poison else 1.0)
+        clean = made.gradients.loss
+        made.gradients.loss = lambda batch: (
+            clean(batch) * (float("nan") if [world().rank, made.step] == poison else 1.0)
+        )
     with made.group:
         with whole_blocks(made.model) as counts:
             first = made.evaluator.evaluate()

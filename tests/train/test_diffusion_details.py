@@ -14,7 +14,7 @@ from pencil.data.images import loading as images
 from pencil.families import family
 from pencil.inference.autoencoder import Autoencoder
 from pencil.train.task import Request, random_of
-from pencil.train.tasks import sample_scores
+from pencil.train.tasks import diffusion
 from pencil.train.tasks.diffusion import Diffusion, middle_frames, suggest_shape
 
 TINY = dict(width=16, depth=1, heads=2)
@@ -82,13 +82,13 @@ def test_the_features_of_many_pictures_are_in_their_order():
 
     pictures = np.random.default_rng(5).integers(0, 256, (259, 1, 3, 5), dtype=np.uint8)
     plain = pictures[:, 0].astype(float) / 127.5 - 1
-    found, labels = sample_scores.features(classifier, pictures)
+    found, labels = diffusion.features(classifier, pictures)
     expected = np.stack([plain.mean((1, 2)), plain.max((1, 2))], 1)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert labels.tolist() == (expected[:, 0] < 0).astype(int).tolist()
     videos = pictures[:257].reshape(-1, 257, 1, 1, 3, 5).repeat(2, 3)[0]
     videos[:, :, 1] = pictures[2:259]
-    found, _ = sample_scores.features(classifier, videos)
+    found, _ = diffusion.features(classifier, videos)
     np.testing.assert_allclose(found, (expected[:257] + expected[2:259]) / 2, atol=1e-6)
 
 
@@ -98,7 +98,7 @@ def test_samples_are_scored_by_what_a_classifier_takes_them_for(task, monkeypatc
     taken = [(label + 1) % 10 if i % 3 == 0 else label for i, label in enumerate(labels)]
     made, sheets, asked = np.zeros((20, 1, 8, 8), np.uint8), [], {}
     made[:, 0, 0, 0] = taken
-    monkeypatch.setattr(sample_scores, "SAMPLES", 20)
+    monkeypatch.setattr(diffusion, "SAMPLES", 20)
     monkeypatch.setattr(Diffusion, "sample", lambda self, model, targets, **settings: asked.update(settings) or made)
     monkeypatch.setattr(draw, "sheet", lambda *given: sheets.append(given) or b"\x89PNG")
 
@@ -107,7 +107,7 @@ def test_samples_are_scored_by_what_a_classifier_takes_them_for(task, monkeypatc
         first = ((x[:, 0, 0, 0] + 1) * 127.5).round().long()
         return torch.nn.functional.one_hot(first.clamp(max=16), 17).float()[:, :10] * 9
 
-    metrics, files = sample_scores.score_samples(task, None, classifier)
+    metrics, files = diffusion.score_samples(task, None, classifier)
     assert asked == {"guidance": 3.0, "steps": 50}
     assert metrics["sample_accuracy"] == pytest.approx(13 / 20)
     # of the real held-out images: those whose first pixel is their label; another one is class 0, of which none is
@@ -124,7 +124,7 @@ def test_samples_are_scored_by_what_a_classifier_takes_them_for(task, monkeypatc
     held = torch.from_numpy(task.data.test.pictures).float().flatten(1)[:, :3] / 127.5 - 1
     some = random_of(0, 0).permutation(len(task.data.train))[:20]
     real = torch.from_numpy(task.data.train.pictures[some]).float().flatten(1)[:, :3] / 127.5 - 1
-    expected = sample_scores.frechet(real.double().numpy(), held.double().numpy())
+    expected = diffusion.frechet(real.double().numpy(), held.double().numpy())
     assert metrics["frechet_of_real"] == pytest.approx(expected, rel=1e-5)
     assert metrics["frechet"] > metrics["frechet_of_real"]
 
@@ -133,7 +133,7 @@ def test_a_dim_moving_point_is_followed_like_a_bright_one():
     video = np.zeros((1, 1, 4, 7, 11), np.uint8)
     for frame, column in enumerate((0, 1, 3, 6)):
         video[0, 0, frame, 2, column] = 1
-    assert sample_scores.jerk(video) == pytest.approx(0.5, rel=1e-3)  # one pixel more a frame, along one of two axes
+    assert diffusion.jerk(video) == pytest.approx(0.5, rel=1e-3)  # one pixel more a frame, along one of two axes
 
 
 def test_of_a_video_the_middle_frame_is_shown():

@@ -15,7 +15,7 @@ from pencil.inference.autoencoder import to_bytes
 from pencil.inference.diffusion import RectifiedFlow
 from pencil.inference.image_sampling import sample_images
 from pencil.train.task import Request
-from pencil.train.tasks import sample_scores
+from pencil.train.tasks import diffusion
 from pencil.train.tasks.diffusion import Diffusion, annotation_kind
 from pencil.train.tasks.image_classification import ImageClassification
 
@@ -160,18 +160,18 @@ def test_the_frechet_distance_is_that_of_gaussians():
     a = rng.normal(size=(400_003, 3)) * [1, 2, 0.5]
     b = rng.normal(size=(400_003, 3)) * [1, 1, 2] + [3, 0, -1]
     expected = 9 + 1 + (1 - 1) ** 2 + (2 - 1) ** 2 + (0.5 - 2) ** 2
-    assert sample_scores.frechet(a, b) == pytest.approx(expected, rel=0.02)
-    assert sample_scores.frechet(a, a) == pytest.approx(0, abs=1e-6)
+    assert diffusion.frechet(a, b) == pytest.approx(expected, rel=0.02)
+    assert diffusion.frechet(a, a) == pytest.approx(0, abs=1e-6)
 
 
 def test_even_motion_has_no_jerk_and_a_jump_has_some():
     video = np.zeros((1, 1, 5, 11, 13), np.uint8)
     for frame in range(5):
         video[0, 0, frame, frame, 2 * frame] = 255
-    assert sample_scores.jerk(video) == pytest.approx(0, abs=1e-3)
+    assert diffusion.jerk(video) == pytest.approx(0, abs=1e-3)
     video[0, 0, 2] = 0
     video[0, 0, 2, 5, 4] = 255  # three rows off: changes of −3… along one of two axes in three places
-    assert sample_scores.jerk(video) == pytest.approx((3 + 6 + 3) / 6, rel=1e-3)
+    assert diffusion.jerk(video) == pytest.approx((3 + 6 + 3) / 6, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["mixup", "word_dropout", "label_smoothing"])

@@ -146,7 +146,7 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_the_run_and_keeps_the_last_
             return loss * float("nan") if poison == "loss" else loss + 0 * (model.norm.weight / 0).sum().clamp(max=1)
         return loss
 
-    made.loss = lambda batch: poisoned(made.model, batch)
+    made.gradients.loss = lambda batch: poisoned(made.model, batch)
     with pytest.raises(UserError, match=r"stopped at step 10: .*; the checkpoint of step 9 is kept"):
         made.train()
     kept, faults = checkpoint.latest(tmp_path / "a")

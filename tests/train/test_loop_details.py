@@ -22,14 +22,14 @@ SMALL = dict(steps=13, eval_every=6, save_every=4, batch=3, eval_batches=1)
 
 def watched(made):
     """The trainer, and the loss of each of its updates."""
-    losses, loss = [], made.loss
+    losses, loss = [], made.gradients.loss
 
     def kept(batch):
         found = loss(batch)
         losses.append(float(found.detach()))
         return found
 
-    made.loss = kept
+    made.gradients.loss = kept
     return made, losses
 
 
@@ -170,8 +170,8 @@ def test_a_model_is_made_of_its_seed_alone(tmp_path, notes):
 @pytest.mark.usefixtures("fast_training")
 def test_a_stop_at_a_bad_update_saves_the_weights_before_it(tmp_path, notes):
     made = trainer(tmp_path / "a", notes, **{**SMALL, "save_every": 11, "eval_every": 11})
-    loss, calls = made.loss, []
-    made.loss = lambda batch: loss(batch) * (math.nan if calls.append(1) or len(calls) == 6 else 1)
+    loss, calls = made.gradients.loss, []
+    made.gradients.loss = lambda batch: loss(batch) * (math.nan if calls.append(1) or len(calls) == 6 else 1)
     with pytest.raises(UserError, match="training stopped at step 6: .*; the checkpoint of step 5 is kept"):
         made.train()
     assert checkpoint.saved_steps(tmp_path / "a") == [5]
@@ -184,7 +184,7 @@ def test_a_stop_at_a_bad_update_saves_the_weights_before_it(tmp_path, notes):
 @pytest.mark.usefixtures("fast_training")
 def test_a_training_is_the_only_writer_of_its_run_and_ends_its_threads(tmp_path, notes):
     made = trainer(tmp_path / "a", notes, **{**SMALL, "steps": 2})
-    made.batch, loss, refused = Prefetch(made.task.batch, 1, 2), made.loss, []
+    made.batch, loss, refused = Prefetch(made.task.batch, 1, 2), made.gradients.loss, []
 
     def tried(batch):
         with pytest.raises(UserError, match="is being written by another process"), Run.open(tmp_path / "a").writing():
@@ -192,7 +192,7 @@ def test_a_training_is_the_only_writer_of_its_run_and_ends_its_threads(tmp_path,
         refused.append(made.step)
         return loss(batch)
 
-    made.loss = tried
+    made.gradients.loss = tried
     made.train()
     assert refused == [0, 1]
     with Run.open(tmp_path / "a").writing():

@@ -40,7 +40,7 @@ def poison(made, *steps, how="loss"):
             return loss
         return loss * float("nan") if how == "loss" else loss + 0 * (made.model.norm.weight / 0).sum().clamp(max=1)
 
-    made.loss = poisoned
+    made.gradients.loss = poisoned
     return made
 
 

@@ -156,8 +156,8 @@ def test_a_training_of_hours_is_said_once_to_take_hours(tmp_path, notes, monkeyp
 def test_callbacks_see_every_step_and_evaluation(tmp_path, notes, whole):
     steps, evaluations, losses = [], [], []
     made = trainer(tmp_path / "a", notes, **PACE)
-    loss = made.loss
-    made.loss = lambda batch: losses.append(loss(batch)) or losses[-1]
+    loss = made.gradients.loss
+    made.gradients.loss = lambda batch: losses.append(loss(batch)) or losses[-1]
     made.on_step = lambda step, metrics: steps.append((step, metrics))
     made.on_evaluation = lambda step, metrics: evaluations.append((step, metrics))
     assert made.train().finished

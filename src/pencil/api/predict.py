@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ..config import UserError
-from ..families.embedding import settings_of
 from ..families.family import FAMILIES, family
 from ..families.predictions import as_batch, check_texts, predict_loaded
+from ..families.reader import settings_of
 from ..runs.run import Loaded
 from .loading import load
 

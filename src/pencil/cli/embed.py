@@ -61,7 +61,7 @@ def embed(
     from ..api.loading import load, open_run
     from ..api.predict import embedder
     from ..device import pick_device
-    from ..families.embedding import settings_of
+    from ..families.reader import settings_of
     from ..progress import watched
 
     opened = open_run(run)

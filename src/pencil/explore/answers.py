@@ -13,9 +13,9 @@ from torch import Tensor
 from ..config import UserError
 from ..core.span import Span
 from ..data.tokenizers.detokenizer import Detokenizer
-from ..families.embedding import embed_texts, settings_of
 from ..families.explore_inputs import data_address
 from ..families.explore_profile import ExploreProfile, Prompt
+from ..families.reader import embed_texts, settings_of
 from ..inference.autoencoder import autoencoder_of, has_latents
 from ..inference.diffusion import Process, RectifiedFlow
 from ..inference.diffusion_sampling import classifier_free_guidance, draw_noise, sample_steps, split_variance

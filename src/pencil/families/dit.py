@@ -26,8 +26,7 @@ from ..models.reader import ReaderConfig
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
 from ..tracing.traced_model import mapped
-from ..train.tasks.diffusion import Diffusion
-from ..train.tasks.sample_scores import score_samples
+from ..train.tasks.diffusion import Diffusion, score_samples
 from ..weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside
 from ..weights.dit import DIT
 from ..weights.dit_original import DIT_ORIGINAL

@@ -3,13 +3,16 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from cyclopts import Parameter
+from torch import Tensor
 
 from ..config import UserError
+from ..core.layers import evaluating
 from ..core.masks import full
 from ..core.span import Span
 from ..cost.activations import FULL, SELF_ATTENTION_FLOPS, Activations, block_formulas, block_group, norm_bytes
@@ -20,7 +23,8 @@ from ..files import parse_json, read_text
 from ..inference.attention_layouts import SELF_ATTENTION, AttentionGroup, HeadProfile, Inputs, line
 from ..inference.text_batches import mask_token, pad, shorten, text_ids, token_label, vocabulary_labels
 from ..models.output import refuse_output
-from ..models.reader import PRESETS, Reader, ReaderConfig
+from ..models.reader import PRESETS, Reader, ReaderConfig, first_of, mean_of
+from ..progress import track
 from ..runs.run import Loaded, Run
 from ..tracing.live_trace import LiveTrace, trace
 from ..train.settings import TrainConfig
@@ -29,7 +33,6 @@ from ..train.tasks.masked_language_modeling import MaskedLanguageModeling
 from ..train.tasks.text_classification import TextClassification
 from ..weights.bert import BERT, ROBERTA
 from ..weights.checkpoint_files import LARGEST_CONFIG, Checkpoint, inside
-from .embedding import SECTION, check_padding, embed_texts
 from .explore_inputs import example_texts, named, text_of
 from .explore_profile import ExploreProfile, Given, Prompt
 from .family import Family
@@ -38,9 +41,81 @@ from .options import INPUT, REPEATABLE, TextOutput, Texts, TextTraceInput, Token
 from .output import Output
 from .predictions import BATCH, TOP_CLASSES, Prediction, check_texts, class_lines, class_row, classify
 
+Pool = Literal["mean", "class"]
+POOLS: dict[str, Any] = {"mean": mean_of, "class": first_of}
+SECTION = "embed"  # of a run's config: pool, normalize and context, as the original has them
+
+
+class Vectors(NamedTuple):
+    """How texts become vectors."""
+
+    pool: Pool = "mean"  # the mean of all tokens, or the first one
+    normalize: bool = False  # whether each vector has length 1
+    context: int | None = None  # tokens read of a text, where that is fewer than the model's context
+
+
+def settings_of(loaded: Loaded, pool: str | None = None, normalize: bool | None = None) -> Vectors:
+    """How this run's texts become vectors: as the run says, unless given."""
+    c, table = loaded.model.config, loaded.run.config.get(SECTION, {})
+    usual = c.pool if c.output == "label" else "mean"
+    pool = pool or table.get("pool", usual)
+    if pool not in POOLS:
+        raise UserError(f"pool is mean (of all tokens) or class (the first token), not {pool}")
+    context = min(int(table.get("context", c.context)), c.context)
+    return Vectors(pool, bool(table.get("normalize", False)) if normalize is None else normalize, context)  # pyright: ignore[reportArgumentType]
+
+
+@torch.no_grad()
+def embed_texts(
+    loaded: Loaded, texts: Sequence[str], how: Vectors, notify: Callable[[str], None] = lambda line: None
+) -> Tensor:
+    """The vector of each text (n, D), in float32; the end of a text that is too long is left out."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    longest = how.context or model.config.context
+    rows = [token_row(model, tokenizer, text) for text in texts]
+    long = sum(len(row) > longest for row in rows)
+    if long:
+        which = f"{long} of {len(rows)} texts" if len(rows) > 1 else "the text"
+        notify(f"cut at {longest} tokens, which the model reads at most: {which}")
+        rows = [
+            row if len(row) <= longest else token_row(model, tokenizer, text, longest)
+            for row, text in zip(rows, texts, strict=True)
+        ]
+    pooled = torch.empty(len(rows), model.config.width)
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # texts of one length together: little padding
+    for begin in track(range(0, len(rows), BATCH)):
+        few = order[begin : begin + BATCH]
+        tokens, places = (t.to(loaded.device) for t in pad([rows[i] for i in few], tokenizer.pad or 0, longest))
+        span = Span.at(places)
+        with evaluating(model.modules()):
+            vectors = POOLS[how.pool](model.states(tokens, span).float(), span)
+        pooled[few] = (F.normalize(vectors, dim=-1) if how.normalize else vectors).cpu()
+    if not pooled.isfinite().all():
+        refuse_output(model, "the vectors")
+    return pooled
+
+
+def token_row(model: Any, tokenizer: Any, text: str, longest: int | None = None) -> list[int]:
+    """The tokens of a text as the model was trained on them, at most `longest`."""
+    text = text.strip()
+    ends = tokenizer.special is not None or model.config.output == "label"
+    row = text_ids(tokenizer, text, longest) if ends else tokenizer.encode(text).tolist()[:longest]
+    if not text or not row:
+        raise UserError("a text is empty: give at least one word")
+    check_padding(model, tokenizer, text, row)
+    return row
+
+
+def check_padding(model: Any, tokenizer: Any, text: str, row: Sequence[int]) -> None:
+    """Refuse padding inside a text, where the original gives it no position of its own."""
+    if model.config.position_offset and tokenizer.pad in row:
+        word = tokenizer.token(tokenizer.pad)
+        raise UserError(f"the text “{shorten(text)}” has {word}, which is this model's padding: leave it out")
+
+
 MODULES, POOLING, CUT = "modules.json", "1_Pooling", "sentence_bert_config.json"
 # the words for ways of pooling, of today and of older versions
-POOLS = {"mean": "mean", "cls": "class", "mean_tokens": "mean", "cls_token": "class"}
+POOL_NAMES = {"mean": "mean", "cls": "class", "mean_tokens": "mean", "cls_token": "class"}
 
 
 def imported(checkpoint: Checkpoint, config: ReaderConfig) -> dict[str, Any]:
@@ -136,9 +211,9 @@ def _pool(config: Mapping[str, Any]) -> str:
     ]
     given = config.get("pooling_mode")
     ways += given if isinstance(given, list) else [given] if given else []
-    if len(ways) != 1 or ways[0] not in POOLS:
+    if len(ways) != 1 or ways[0] not in POOL_NAMES:
         raise UserError(f"this model pools its tokens by {' and '.join(ways) or 'no way'}, and ours by mean or cls")
-    return POOLS[ways[0]]
+    return POOL_NAMES[ways[0]]
 
 
 _SMALL = dict(batch=32, weight_decay=0.1)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ...collectives.processes import (
     all_reduce_any,
@@ -186,15 +185,6 @@ class Trainer:
     def _seed(self, step: int, rank: int = 0) -> None:
         """Dropout's random numbers, like the batch, follow from (seed, step, rank): no state to save."""
         seed_generators(int(random_of(self.config.seed, step, 1 << 20, rank).integers(1 << 62)), self.device)
-
-    @property
-    def loss(self) -> Callable[[Batch], Tensor]:
-        """The loss of a batch, compiled if it is to be."""
-        return self.gradients.loss
-
-    @loss.setter
-    def loss(self, loss: Callable[[Batch], Tensor]) -> None:
-        self.gradients.loss = loss
 
     def update(self) -> int:
         """Make one optimizer step, left out if its loss or gradient is not finite; returns the units of its batch."""
