@@ -161,7 +161,7 @@ def _check_reading(c: ViTConfig, **values: Any) -> dict[str, Any]:
     for name in ("mean", "std"):
         if isinstance(values[name], float | int):
             values[name] = [float(values[name])] * c.channels
-    check_reading(build(DataConfig, values, "data."), tuple(c.image_size), c.channels)
+    check_reading(build(DataConfig, values, "data."), c.image_size, c.channels)
     # both libraries convert images to RGB, which drops transparency
     return values | {"mean": list(values["mean"]), "std": list(values["std"]), "transparency": "drop"}
 
