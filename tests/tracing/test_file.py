@@ -16,9 +16,10 @@ from pencil.config import UserError
 from pencil.tracing.file import pack, write
 from pencil.tracing.live_trace import trace
 from pencil.tracing.trace import read
-from traced import THEIRS, disagreeing, theirs, traced, unchecked, wrong
+from traced import disagreeing, theirs, traced, unchecked, wrong
 
-NAMES = ["gpt learned", "gpt grouped", "vit class", "captioner prefix", "example:vit-4x4", "example:kv-cache", "example:mha-demo"]  # fmt: skip
+NAMES = ["gpt learned", "vit class", "captioner prefix", "example:vit-4x4", "example:kv-cache"]
+LONG_NAMES = [pytest.param(name, marks=pytest.mark.long) for name in ("gpt grouped", "example:mha-demo")]
 
 
 def cells(found, count=40, seed=0):
@@ -39,7 +40,7 @@ def again(tmp_path):
     return call
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *LONG_NAMES])
 def test_what_is_read_is_what_was_written(name, again):
     found = traced(name)
     back = again(found)
@@ -62,7 +63,9 @@ def test_what_is_read_is_what_was_written(name, again):
     assert not disagreeing(back, 40)
 
 
-@pytest.mark.parametrize("name", [n for n in THEIRS if n != "timm vit"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "t5", *(pytest.param(name, marks=pytest.mark.long) for name in ("bert", "vit", "llama"))]
+)
 def test_other_peoples_models(name, again):
     model, inputs, given = theirs(name)
     found = trace(model, *inputs, **given)

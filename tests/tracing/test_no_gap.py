@@ -13,6 +13,13 @@ from traced import LEAVES, unchecked
 
 GPT = dict(vocab=37, context=11, width=24, depth=2, heads=3)
 SCHEMES = ["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
+
+
+def some(*names, of):
+    """These in every run of the suite; the others, which every GPT has too, in the long form."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.long) for name in of]
+
+
 PICTURE = dict(image_size=(6, 15), channels=3, patch=(2, 5), width=24, depth=2, heads=3)
 
 
@@ -73,7 +80,7 @@ def test_every_operation_of_gpt_has_a_receipt(kind):
 
 
 @pytest.mark.proof("no operation without a receipt", "vit")
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rope", "alibi", "shaw", "t5"])
+@pytest.mark.parametrize("positions", some("learned", "rope", "shaw", of=SCHEMES[:2] + SCHEMES[3:7]))
 @pytest.mark.parametrize("pool", ["class", pytest.param("mean", marks=pytest.mark.long)])
 def test_every_operation_of_vit_has_a_receipt(positions, pool):
     hold(trace(filled("vit", **PICTURE, classes=7, positions=positions, pool=pool), torch.randn(2, 3, 6, 15)))
@@ -90,7 +97,7 @@ def test_every_operation_of_vit_with_registers_has_a_receipt(kind):
 
 @pytest.mark.proof("no operation without a receipt", "captioner")
 @pytest.mark.parametrize("mask", [pytest.param("causal", marks=pytest.mark.long), "prefix"])
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rope", "alibi", "shaw", "t5"])
+@pytest.mark.parametrize("positions", some("sinusoidal", "alibi", "t5", of=SCHEMES[:2] + SCHEMES[3:7]))
 def test_every_operation_of_the_captioner_has_a_receipt(mask, positions):
     model = filled("captioner", **PICTURE, vocab=29, context=7, mask=mask, positions=positions)
     hold(trace(model, torch.randint(0, 29, (2, 7)), torch.randn(2, 3, 6, 15)))
@@ -98,7 +105,7 @@ def test_every_operation_of_the_captioner_has_a_receipt(mask, positions):
 
 @pytest.mark.proof("no operation without a receipt", "seq2seq")
 @pytest.mark.parametrize("norm_position", [pytest.param("pre", marks=pytest.mark.long), "post"])
-@pytest.mark.parametrize("positions", SCHEMES)
+@pytest.mark.parametrize("positions", some("learned", "rope", "alibi", "shaw", "t5", of=SCHEMES))
 def test_every_operation_of_seq2seq_has_a_receipt(positions, norm_position):
     """Source and target padded, on either side; with scaled embeddings and a head bias where it is post-norm."""
     first = dict(scale_embeddings=True, head_bias=True, activation="relu", bias=True)
@@ -146,8 +153,8 @@ def test_every_operation_of_a_reader_without_logits_has_a_receipt(kind):
 @pytest.mark.parametrize("given", [pytest.param("label", marks=pytest.mark.long), "text"])
 @pytest.mark.parametrize("ada", ["zero", pytest.param("plain", marks=pytest.mark.long)])
 @pytest.mark.parametrize("attention, positions", [
-    ("full", "sinusoidal"), ("full", "rope"), ("factored", "learned"), ("factored", "t5"), ("windowed", "shaw"),
-    ("windowed", "rope"),
+    ("full", "sinusoidal"), ("factored", "learned"), ("factored", "t5"), ("windowed", "shaw"), ("windowed", "rope"),
+    pytest.param("full", "rope", marks=pytest.mark.long),
 ])  # fmt: skip
 def test_every_operation_of_a_dit_has_a_receipt(attention, positions, ada, given):
     """A picture, or a video in groups; of the second row the label or the text, which is padded, is left out."""

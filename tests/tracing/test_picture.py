@@ -50,7 +50,12 @@ def words(labels):
     return [label.get_text() for label in labels]
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+DRAWN = "vit-4x4", "vit-text", "mha-demo", "kv-cache", "adaln"  # the others are drawn in the long form
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in DRAWN else pytest.param(name, marks=pytest.mark.long) for name in EXAMPLES]
+)
 def test_every_example_can_be_drawn(name):
     assert opened(picture.attention(traced(f"example:{name}"))).std() > 5
 

@@ -79,6 +79,11 @@ def test_whole_receipts_agree(name):
     assert not disagreeing(traced(name))
 
 
+@pytest.mark.parametrize(
+    "other",
+    [name if name in ("t5", "timm vit") else pytest.param(name, marks=pytest.mark.long) for name in THEIRS],
+    indirect=True,
+)
 def test_whole_receipts_of_other_peoples_models_agree(other):
     assert not disagreeing(other)
 

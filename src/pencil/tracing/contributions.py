@@ -13,7 +13,7 @@ from copy import copy
 from functools import cached_property
 from html import escape
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,7 +25,9 @@ from .graph import ROUNDING
 from .linearized import Leaf, LinearizedModel
 from .receipt import format_number
 from .trace_base import TraceBase
-from .traced_model import TracedModel
+
+if TYPE_CHECKING:
+    from .live_trace import LiveTrace
 
 # ---- a part of a sum, and parts as a table
 
@@ -133,12 +135,38 @@ def block_of(name: str) -> str:
     return name[: match.end()] if match else ""
 
 
-class Labels:
-    """The words of a trace for the leaves of its model."""
+class Tree:
+    """Divides numbers of a linearized model into parts, and names them in the words of its trace."""
 
-    def __init__(self, trace: TraceBase, traced_model: TracedModel, model: LinearizedModel):
-        self.trace, self.traced_model, self.model = trace, traced_model, model
-        self.tails = {name.partition(".")[2]: entry for name, entry in traced_model.declared.items() if "." in name}
+    def __init__(self, trace: "LiveTrace", model: LinearizedModel):
+        self.trace, self.traced_model, self.model = trace, trace.traced_model, model
+        declared = self.traced_model.declared
+        self.tails = {name.partition(".")[2]: entry for name, entry in declared.items() if "." in name}
+
+    def divide(
+        self, of: Tensor, weights: Tensor, value: float, label: str, parent: "LeafPart | None" = None
+    ) -> list[Part]:
+        """The parts of Σ of·weights, largest first. They sum to it, or an error says that they do not."""
+        parts: list[LeafPart] = []
+        for leaf, grad in self.model.gradients(of, weights):
+            axes = self.groups(leaf)
+            others = [axis for axis in range(grad.ndim) if axis not in axes]
+            rows = [grad.shape[axis] for axis in axes]
+            # a row for each part, its cells along it
+            weighed = grad.permute(*axes, *others).reshape(prod(rows), -1)
+            products = weighed * leaf.value.detach().permute(*axes, *others).reshape(prod(rows), -1)
+            values, sizes = products.sum(1).tolist(), products.abs()
+            most, sizes = sizes.argmax(1).tolist(), sizes.sum(1).tolist()
+            for row in (weighed != 0).any(1).nonzero()[:, 0].tolist():
+                index = tuple(int(one) for one in np.unravel_index(row, rows)) if rows else ()
+                parts.append(LeafPart(self, leaf, index, grad, parent, values[row], sizes[row], most[row]))
+        total, size = sum(one.value for one in parts), sum(one.size for one in parts)
+        if not abs(total - value) <= EXACT * max(size, abs(value)):
+            raise UserError(
+                f"the parts of {label} sum to {total:.6g}, and it is {value:.6g}: this model has a nonlinear part that "
+                "contributions do not know how to hold"
+            )
+        return shared(parts)
 
     def groups(self, leaf: Leaf) -> tuple[int, ...]:
         """The axes along which a leaf falls into parts; it is summed over the others."""
@@ -266,7 +294,7 @@ EXACT = 1e-12  # of the sum of sizes: what double precision may leave between a 
 _newest: deque[LinearizedModel] = deque(maxlen=2)
 
 
-def linearized(trace: Any) -> LinearizedModel:
+def linearized(trace: "LiveTrace") -> LinearizedModel:
     """The model of a trace with its nonlinear parts held: made once, and again when it was dropped."""
     model = trace.linearized() if trace.linearized is not None else None
     if model is None:
@@ -292,16 +320,15 @@ class LeafPart(Part):
     ):
         self.tree, self.leaf, self.index, self.weights, self.parent = tree, leaf, index, weights, parent
         self.size = size
-        along = dict(zip(tree.labels.groups(leaf), index, strict=True))
+        along = dict(zip(tree.groups(leaf), index, strict=True))
         self.at = tuple(along.get(axis, slice(None)) for axis in range(leaf.value.ndim))
         key = f"{leaf.name}:{','.join(map(str, index))}" if index else leaf.name
-        labels = tree.labels
         super().__init__(
             f"{parent.id}/{key}" if parent else key,
-            labels.label(leaf, index),
-            labels.kind(leaf, index),
+            tree.label(leaf, index),
+            tree.kind(leaf, index),
             value,
-            self._pattern() or labels.cell(leaf, self._where(most)),
+            self._pattern() or tree.cell(leaf, self._where(most)),
         )
 
     def _where(self, most: int) -> Index:
@@ -351,38 +378,6 @@ class LeafPart(Part):
         return self.tree.model.leaves.index(self.leaf)
 
 
-class Tree:
-    """Divides numbers of a held model into parts."""
-
-    def __init__(self, trace: Any, model: LinearizedModel):
-        self.model, self.labels = model, Labels(trace, trace.traced_model, model)
-
-    def divide(
-        self, of: Tensor, weights: Tensor, value: float, label: str, parent: LeafPart | None = None
-    ) -> list[Part]:
-        """The parts of Σ of·weights, largest first. They sum to it, or an error says that they do not."""
-        parts: list[LeafPart] = []
-        for leaf, grad in self.model.gradients(of, weights):
-            axes = self.labels.groups(leaf)
-            others = [axis for axis in range(grad.ndim) if axis not in axes]
-            rows = [grad.shape[axis] for axis in axes]
-            # a row for each part, its cells along it
-            weighed = grad.permute(*axes, *others).reshape(prod(rows), -1)
-            products = weighed * leaf.value.detach().permute(*axes, *others).reshape(prod(rows), -1)
-            values, sizes = products.sum(1).tolist(), products.abs()
-            most, sizes = sizes.argmax(1).tolist(), sizes.sum(1).tolist()
-            for row in (weighed != 0).any(1).nonzero()[:, 0].tolist():
-                index = tuple(int(one) for one in np.unravel_index(row, rows)) if rows else ()
-                parts.append(LeafPart(self, leaf, index, grad, parent, values[row], sizes[row], most[row]))
-        total, size = sum(one.value for one in parts), sum(one.size for one in parts)
-        if not abs(total - value) <= EXACT * max(size, abs(value)):
-            raise UserError(
-                f"the parts of {label} sum to {total:.6g}, and it is {value:.6g}: this model has a nonlinear part that "
-                "contributions do not know how to hold"
-            )
-        return shared(parts)
-
-
 class Contributions:
     """One number of a model's output, or the difference of two, as a sum of what each part of the model added.
 
@@ -392,7 +387,7 @@ class Contributions:
     """
 
     @torch.inference_mode(False)
-    def __init__(self, trace: Any, cell: str, against: str | int | None = None):
+    def __init__(self, trace: "LiveTrace", cell: str, against: str | int | None = None):
         name, index = _located(trace, cell)
         self.cell, self.against = cell, None if against is None else str(against)
         model = linearized(trace)
@@ -434,7 +429,7 @@ class Contributions:
         by_block: dict[str, list[Part]] = {}
         for one in self.parts:
             by_block.setdefault(block_of(one.id.split(":")[0]) or one.id, []).append(one)
-        place = self.tree.labels.place
+        place = self.tree.place
         grouped = [
             block_part(key, place(key), some) if block_of(key) else copy(some[0]) for key, some in by_block.items()
         ]

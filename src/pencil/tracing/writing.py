@@ -26,18 +26,16 @@ TRUTH = {*OPPOSITE, "and", "or", "xor", "not"}
 
 def simplified(tree: Tree, n: Node) -> Tree:
     """A tree of node `n` in the form it is written in; terms of a list stay as they are until they are written."""
-    head = tree[0]
-    if head in ("num", "cell", "is"):
-        return tree
-    if head == "made":
-        return simplified(tree[2], tree[1])
-    if head == "picked":
-        return simplified(tree[2], n)
-    if head == "rounded":
-        return simplified(tree[1], n)
-    if FUNCTIONS[head].reduces:
-        return (head, [("made", n, part) for part in tree[1]], *tree[2:])
-    return _rewritten(head, [simplified(part, n) for part in tree[1:]], n)
+    match tree:
+        case "num" | "cell" | "is", *_:
+            return tree
+        case "made", node, part:
+            return simplified(part, node)
+        case ("picked", _, part) | ("rounded", part):
+            return simplified(part, n)
+        case (head, terms, *rest) if FUNCTIONS[head].reduces:
+            return (head, [("made", n, part) for part in terms], *rest)
+    return _rewritten(tree[0], [simplified(part, n) for part in tree[1:]], n)
 
 
 def _rewritten(head: str, parts: list[Tree], n: Node) -> Tree:

@@ -17,8 +17,7 @@ from ..config import UserError
 from ..console import visible
 from ..files import write_aside
 from .formulas import Block, Formulas, Part, Scattered, Settled, finite, listed, quoted, text
-from .functions import FUNCTIONS
-from .graph import Array, Graph, Node, Plan, reduces, refs
+from .graph import Array, Graph, Node, Plan, leaves, reduces, refs
 from .part import Cut, Region, TooMany, extract, needed
 from .trace_base import COUNTING, TraceBase
 
@@ -67,7 +66,7 @@ class SheetWriter:
 
     def __init__(
         self,
-        book: Any,
+        book: xlsxwriter.Workbook,
         trace: TraceBase,
         graph: Graph,
         blocks: dict[int, Block],
@@ -346,13 +345,7 @@ def wanted(graph: Graph) -> set[int]:
 
 def reads(plan: Plan) -> Iterator[tuple[int, bool]]:
     """The nodes a plan reads, and whether as a list."""
-    if isinstance(plan, tuple | list) and plan[0] in FUNCTIONS:
-        for part in plan[1:]:
-            yield from reads(part)
-    elif isinstance(plan, tuple | list) and plan[0] == "is":
-        yield from reads(plan[2])
-    else:
-        yield from ((node, listed(plan)) for node in refs(plan))
+    yield from ((node, listed(leaf)) for leaf in leaves(plan) for node in refs(leaf))
 
 
 def nodes_with_cells(graph: Settled) -> set[int]:
