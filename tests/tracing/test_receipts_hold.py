@@ -73,7 +73,7 @@ def test_every_operation_of_other_peoples_models_is_reworked(other):
     assert holds(other) > 10_000
 
 
-@pytest.mark.parametrize("name", [*first_of_each(GPTS, VITS, CAPTIONERS), *HAND])
+@pytest.mark.parametrize("name", [*first_of_each(GPTS, VITS, CAPTIONERS), *HAND[:6], *first_of_each(HAND[6:])])
 def test_whole_receipts_agree(name):
     """What .why() shows inlines the operands nobody named, and allows for the rounding of each."""
     assert not disagreeing(traced(name))

@@ -21,6 +21,8 @@ from .graph import Array, Graph, Node, Plan, tables
 from .trace_base import TraceBase
 
 # ---- whether the graph of a file can be followed: checked before anything is computed from it
+# Every plan has a known form, reads nodes and places that exist, and no chain of nodes leads back to itself; what it
+# would compute is bounded by what the file holds.
 
 
 MOST_NODES, MOST_AXES, DEEPEST = 100_000, 16, 48

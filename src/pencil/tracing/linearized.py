@@ -27,6 +27,8 @@ from .tape import Tape
 from .traced_model import TracedModel, mapped, parameters_and_buffers, tensors
 
 # ---- the rules by which a nonlinear part is held at what it was in a recorded pass
+# Some named values are constants; the nonlinear functions are replaced, each by an affine one that gives the recorded
+# result for the recorded input.
 
 
 # values that are held, by the last part of their names, and the sentence that tells it

@@ -15,6 +15,8 @@ from .functions import FUNCTIONS
 from .graph import Node, apply, slack
 
 # ---- arithmetic as a person would write it: the same value, with fewer signs
+# What was recorded stays what it was: receipts are evaluated as recorded, and only written in this form. The page's
+# twin is web/src/lib/evaluate/simplify.ts.
 
 
 Tree = Any
