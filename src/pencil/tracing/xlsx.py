@@ -66,7 +66,7 @@ class SheetWriter:
 
     def __init__(
         self,
-        book: xlsxwriter.Workbook,
+        book: Any,
         trace: TraceBase,
         graph: Graph,
         blocks: dict[int, Block],
