@@ -18,6 +18,7 @@ from ..inference.sampling import Sampling
 from ..inference.text_batches import vocabulary_labels
 from ..inference.text_stream import complete, stream
 from ..models.captioner import PRESETS, Captioner, CaptionerConfig
+from ..models.parts import normalize
 from ..runs.run import Loaded
 from ..tracing.live_trace import LiveTrace, trace
 from ..train.tasks.captioning import Captioning
@@ -148,7 +149,7 @@ def trace_caption(loaded: Loaded, options: TraceOptions, double: bool = False) -
 def trace_image(loaded: Loaded, picture: np.ndarray, text: str | None = None) -> LiveTrace:
     """The model on an image (C, H, W) of bytes, and on its description, generated unless it is given."""
     model, tokenizer, _ = loaded
-    c, x = model.config, picture_tensor(picture[None], loaded)
+    c, x = model.config, normalize(torch.from_numpy(np.array(picture[None]))).to(next(model.parameters()).dtype)
     if text is None:
         text = complete(model, tokenizer, [""], 64, Sampling(0.0), begin=tokenizer.end, given={"picture": x})[0]
     ids = [tokenizer.end, *tokenizer.encode(text).tolist()]
