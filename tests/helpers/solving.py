@@ -94,19 +94,19 @@ def informative(question):
     rows = {table.name: table.rows for table in question.given}
     assert len({blank.written for blank in question.blanks}) > 1
     if question.kata == "scale":
-        assert len(set(rows["MATCH"][0])) == len(rows["MATCH"][0])
-        assert all(rows["MATCH"][0])
+        assert len(set(rows["q·k"][0])) == len(rows["q·k"][0])
+        assert all(rows["q·k"][0])
     if question.kata in ("causal", "prefix"):
         assert all(len(set(row)) == len(row) for row in rows["scores"])
     if question.kata in ("softmax", "causal", "prefix"):
         shown = [blank.written for blank in question.blanks if blank.value]
         assert len(set(shown)) == len(shown)
     if question.kata in ("residual", "layernorm", "dials", "adaln"):
-        assert len(set(rows["strip"][0])) == len(rows["strip"][0]) > 2  # two numbers are always tamed to −1 and 1
+        assert len(set(rows["token"][0])) == len(rows["token"][0]) > 2  # two numbers are always normalised to −1 and 1
     if question.kata == "cross-entropy":
         assert len(set(rows["logits"][0])) == len(rows["logits"][0])
     if question.kata == "rope":
-        assert all(rows["WANT"][0])
+        assert all(rows["query"][0])
 
 
 def worked(question):

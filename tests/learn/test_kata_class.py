@@ -8,7 +8,7 @@ import pytest
 
 from conftest import call, unchecked
 from pencil.learn.katas import KATAS, sheet_html, sheets
-from pencil.learn.katas.class_table import COLUMNS, as_csv, students
+from pencil.learn.katas.class_grading import COLUMNS, as_csv, students
 from pencil.learn.katas.sheets import AND
 
 CLASS = ["Ana", "Zoë Çelik", "=1+2", "O'Neil, Ben"]

@@ -12,7 +12,6 @@ import pytest
 from conftest import call
 from pencil.learn.katas import PAGES, page, sheet_html, sheets
 from pencil.learn.katas.class_grading import graded_class
-from pencil.learn.katas.exercise import TAG_KEY
 from pencil.learn.katas.grader import grade
 from traced import unchecked
 
@@ -70,10 +69,6 @@ def test_a_page_has_every_question_and_the_answers_apart(name, tmp_path, monkeyp
     assert 'class="answer"' not in work
     answers = [html.unescape(one) for one in re.findall(r'class="answer">(.*?)</b>', key)]
     assert answers == [blank.written for one in sheet.questions for blank in one.blanks]
-    # the key to the tags: in the heading, and at the foot of all sheets of paper but the first
-    tagged = any(tag in work for tag in ("WANT", "HAVE", "GIVE"))
-    assert work.count(f"<p>{TAG_KEY}</p>") == tagged
-    assert work.count(f'@bottom-center {{ content: "{TAG_KEY}"') == tagged
 
 
 def test_a_page_with_fresh_numbers_repeats_and_is_graded(tmp_path, monkeypatch):

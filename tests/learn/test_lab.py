@@ -24,11 +24,19 @@ from pencil.learn.lab.claim import Claim, Curve, Prediction
 from pencil.learn.lab.claims_attention import pattern_of, time_next_token
 from pencil.learn.lab.claims_blocks import scaled_gpt
 from pencil.learn.lab.finding import find, interval, number, two_sided_quantile, verdict
-from pencil.learn.lab.grammar_task import grammar, grammatical, lowest_loss, sample_texts
 from pencil.learn.lab.removals import post_norm, without_norms, without_positions, without_skips
 from pencil.learn.lab.report import table, write_all, write_claim
 from pencil.learn.lab.run import FIRST, Plan, append, as_json, run
-from pencil.learn.lab.training import generator, mean_of_last, seeded, train
+from pencil.learn.lab.training import (
+    generator,
+    grammar,
+    grammatical,
+    lowest_loss,
+    mean_of_last,
+    sample_texts,
+    seeded,
+    train,
+)
 from pencil.models.gpt import GPT, GPTConfig
 
 MINE = "scaling residual layernorm pre-norm positions causal-mask warm-up embedding-scale kv-cache".split()

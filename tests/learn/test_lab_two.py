@@ -18,8 +18,7 @@ from pencil.learn.lab import claims_blocks as blocks
 from pencil.learn.lab import claims_images as images
 from pencil.learn.lab import claims_order as order
 from pencil.learn.lab import claims_recurrent as recurrent
-from pencil.learn.lab.recall_task import Blocks, RecallModel, exact_match, recall_batch
-from pencil.learn.lab.training import generator
+from pencil.learn.lab.training import Blocks, RecallModel, exact_match, generator, recall_batch
 
 NAMES = "heads heads-cost qkv ffn switch swap batchnorm ada-zero rnn-time rnn-gradient rnn-recall".split()
 MINE = {name: claims()[name] for name in NAMES}

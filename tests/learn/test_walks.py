@@ -21,7 +21,7 @@ from pencil.learn.katas import KATAS
 from pencil.learn.lab import claims
 from pencil.learn.walks import Source, documents, walk
 from pencil.learn.walks.data import document
-from pencil.learn.walks.tables import COLUMNS, ROWS, RUN_COLUMNS, RUN_ROWS, TABLES
+from pencil.learn.walks.sections import COLUMNS, ROWS, RUN_COLUMNS, RUN_ROWS, TABLES
 from pencil.learn.worked.examples import EXAMPLES, example
 
 SEEDS = Path(__file__).parents[1] / "seeds"

@@ -6,9 +6,8 @@ from typing import Any
 
 from ..console import note
 from ..learn.katas import KATAS, kata
-from ..learn.katas.answer_text import choices, digits, labels, shown, understood
-from ..learn.katas.exercise import Question, Table, tag_key
-from ..learn.katas.grader import grade
+from ..learn.katas.exercise import Question, Table
+from ..learn.katas.grader import choices, digits, grade, labels, shown, understood
 from ..learn.katas.progress import Record
 from .cache import Cache
 from .requests import Refused, Unknown
@@ -64,8 +63,8 @@ class Exercises:
             "title": question.title,
             "topic": kata(name).topic,
             "seed": question.seed,
-            "page_words": question.page_words,
-            "key": tag_key([question]),
+            "page_words": None,  # not used any more
+            "key": "",
             "given": [_given(one) for one in question.given],
             "ask": question.ask,
             "digits": digits(question),

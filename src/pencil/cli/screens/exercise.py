@@ -123,7 +123,7 @@ def _beside(blocks: Sequence[Lines]) -> Lines:
 
 def _blocks(table: "Table", width: int) -> list[Lines]:
     """A table as aligned lines, cut into several blocks of columns if it is too wide."""
-    from ...learn.katas.answer_text import shown
+    from ...learn.katas.grader import shown
 
     cells = [[shown(value) for value in row] for row in table.rows]
     count = max(map(len, cells), default=0)
@@ -159,14 +159,9 @@ def _column_groups(widths: Sequence[int], room: int) -> list[tuple[int, int]]:
 
 def show(question: "Question", screen: Screen) -> None:
     """Show the exercise without its working."""
-    from ...learn.katas.answer_text import digits, labels
-    from ...learn.katas.exercise import tag_key
+    from ...learn.katas.grader import digits, labels
 
     screen.write(question.title + (f" (--seed {question.seed})" if question.seed is not None else ""), "bold")
-    if question.page_words:
-        screen.write(question.page_words)
-    if key := tag_key([question]):
-        screen.write(key, "dim")
     screen.write()
     for line in laid_out(question.given, screen.width - 2):
         screen.write(line and "  " + line)
@@ -212,7 +207,7 @@ def ask(question: "Question", screen: Screen) -> "tuple[Outcome | None, bool]":
 
 def _fill(question: "Question", answers: Lines, wanted: Sequence[int], screen: Screen) -> None:
     """Read lines until every wanted blank has a valid answer; a line may hold one, several, or all."""
-    from ...learn.katas.answer_text import choices, parts, understood
+    from ...learn.katas.grader import choices, parts, understood
 
     words = choices(question)
     todo = list(wanted)

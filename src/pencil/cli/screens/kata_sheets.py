@@ -80,9 +80,9 @@ def printed_page(name: str, seed: int | None, new: bool, printing: Printing) -> 
 
 def _write(printing: Printing, seed: int | None, count: int, make: "Callable[[int], Sheet]") -> int:
     """Write the sheets that `make` gives for a seed, each of `count` exercises."""
-    from ...learn.katas import class_table, sheet_html
+    from ...learn.katas import class_grading, sheet_html
 
-    students = [] if printing.students is None else class_table.students(expand_path(printing.students))
+    students = [] if printing.students is None else class_grading.students(expand_path(printing.students))
     papers = _papers(make, count, printing.different, seed, students)
     out, key = expand_path(printing.out or ""), printing.key
     sheet = papers[0][1]
@@ -91,7 +91,7 @@ def _write(printing: Printing, seed: int | None, count: int, make: "Callable[[in
     if key is not None:
         write_aside(expand_path(key), sheet_html.class_key_page(copies).encode())
     if printing.csv is not None:
-        write_aside(expand_path(printing.csv), class_table.template(papers).encode())
+        write_aside(expand_path(printing.csv), class_grading.template(papers).encode())
     screen = Screen()
     many = f"{len(sheet.questions)} exercises"
     if printing.different:
@@ -152,7 +152,7 @@ def grade(file: str, /, *, out: str | None = None, totals: str | None = None) ->
         Write the total of each student, over all sheets, to this CSV file.
     """
     from ...learn.katas import class_grading
-    from ...learn.katas.class_table import BadLines
+    from ...learn.katas.class_grading import BadLines
 
     path, files = expand_path(file), {"--out": out, "--totals": totals}
     for word, name in files.items():
@@ -180,7 +180,7 @@ def grade(file: str, /, *, out: str | None = None, totals: str | None = None) ->
 def _report(marked: "list[Marked]") -> None:
     """Each student's result, then each question with its mistakes."""
     from ...learn.katas import class_grading
-    from ...learn.katas.class_table import runs
+    from ...learn.katas.class_grading import runs
 
     screen = Screen()
     students = class_grading.by_student(marked)

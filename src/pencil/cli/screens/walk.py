@@ -149,7 +149,7 @@ def _unfold(sections: "Iterable[Section]", screen: Screen) -> None:
 def _tensor(shown: "Shown", screen: Screen) -> None:
     """A tensor: the document's symbol, our name and formula, and its numbers."""
     from ...learn.katas.exercise import Table
-    from ...learn.walks.tables import written
+    from ...learn.walks.sections import written
 
     sizes = " ".join(f"{axis} {size}" for axis, size in zip(shown.axes, shown.shape, strict=False))
     sizes = sizes or "×".join(map(str, shown.shape))

@@ -84,14 +84,13 @@ class Tables:
             raise self.error(message[:1].lower() + message[1:], "", line=line) from None
         self.places = self._find_places()
         self._refuse_unknown("", 0, content)
-        self.inputs, self.steps = content.get("inputs", {}), content.get("step", [])
+        self.inputs = content.get("inputs", {})
         if not isinstance(self.inputs, dict):
             raise self.error("inputs must be a table, [inputs]", "inputs")
-        if not isinstance(self.steps, list) or not all(isinstance(step, dict) for step in self.steps):
-            raise self.error("each step must be a table, [[step]]", "step")
-        self.claims = content.get("claim", [])
-        if not isinstance(self.claims, list) or not all(isinstance(claim, dict) for claim in self.claims):
-            raise self.error("each claim must be a table, [[claim]]", "claim")
+        self.steps, self.claims = (content.get(key, []) for key in ("step", "claim"))
+        for key, tables in (("step", self.steps), ("claim", self.claims)):
+            if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+                raise self.error(f"each {key} must be a table, [[{key}]]", key)
         if not self.steps and not self.claims:
             raise self.error("there is no [[step]] to check, and no [[claim]]", "")
         for i, step in enumerate(self.steps):

@@ -14,7 +14,7 @@ from .exercise import Kata, Question
 
 if TYPE_CHECKING:
     from .builder import Maker
-    from .page_parts import Section
+    from .page_questions import Section
 
 
 def _kata(name: str, title: str, topic: str, module: str) -> Kata:
@@ -29,40 +29,40 @@ def _kata(name: str, title: str, topic: str, module: str) -> Kata:
 
 
 KATAS = {
-    one.name: one
-    for one in (
-        _kata("cut", "Cut a photo into strips", "the three moves", "patches"),
-        _kata("missing-swap", "Find the missing swap", "the three moves", "patches"),
-        _kata("dot", "Trace one dot", "the three moves", "patches"),
-        _kata("stamp", "The stamp of a seat", "seats", "positions"),
-        _kata("add-stamp", "Stamp the seat on", "seats", "positions"),
-        _kata("match", "The match grid", "attention", "attention"),
-        _kata("scale", "Scale the match", "attention", "attention"),
+    kata.name: kata
+    for kata in (
+        _kata("cut", "Cut an image into patches", "patches", "patches"),
+        _kata("missing-swap", "Find the missing transpose", "patches", "patches"),
+        _kata("dot", "Follow one pixel into its patch", "patches", "patches"),
+        _kata("stamp", "The sinusoidal encoding of a position", "positions", "positions"),
+        _kata("add-stamp", "Add the encoding of the position", "positions", "positions"),
+        _kata("match", "Queries times keys", "attention", "attention"),
+        _kata("scale", "Scale the scores", "attention", "attention"),
         _kata("softmax", "Scale, then softmax", "attention", "attention"),
-        _kata("weighted-sum", "Weighted sum of the GIVE tags", "attention", "attention"),
-        _kata("attention", "Attention for one strip", "attention", "attention"),
-        _kata("middle", "The middle and the diffs", "taming", "layernorm"),
-        _kata("layernorm", "Tame one strip (LayerNorm)", "taming", "layernorm"),
-        _kata("dials", "Stretch and shift the tamed strip", "taming", "layernorm"),
-        _kata("causal", "Block the future", "masks", "masks"),
-        _kata("prefix", "The prefix mask", "masks", "masks"),
-        _kata("heads", "Two heads, glued", "more attention", "heads"),
-        _kata("cross", "Cross-attention: words to strips", "more attention", "heads"),
-        _kata("rope", "Rotate a tag by its seat (RoPE)", "seats", "positions"),
-        _kata("alibi", "A bias by distance (ALiBi)", "seats", "positions"),
-        _kata("residual", "Add to the residual stream", "the block", "block"),
-        _kata("gelu", "A small MLP with GELU", "the block", "block"),
-        _kata("cross-entropy", "Cross-entropy of one prediction", "the block", "block"),
-        _kata("kv-cache", "One step with a KV cache", "the cache", "kv_cache"),
-        _kata("cache-bytes", "Bytes of a KV cache", "the cache", "kv_cache"),
-        _kata("adaln", "A norm set by a condition (adaLN)", "diffusion", "diffusion"),
-        _kata("adaln-zero", "A gate on the residual branch (adaLN-Zero)", "diffusion", "diffusion"),
-        _kata("ddim", "One denoising step (DDIM)", "diffusion", "diffusion"),
+        _kata("weighted-sum", "Weighted sum of the values", "attention", "attention"),
+        _kata("attention", "Attention for one token", "attention", "attention"),
+        _kata("middle", "The mean and the deviations", "LayerNorm", "blocks"),
+        _kata("layernorm", "LayerNorm of one token", "LayerNorm", "blocks"),
+        _kata("dials", "LayerNorm with γ and β", "LayerNorm", "blocks"),
+        _kata("causal", "Block the future", "masks", "attention"),
+        _kata("prefix", "The prefix mask", "masks", "attention"),
+        _kata("heads", "Two heads, concatenated", "more attention", "attention"),
+        _kata("cross", "Cross-attention: words to patches", "more attention", "attention"),
+        _kata("rope", "Rotate a query by its position (RoPE)", "positions", "positions"),
+        _kata("alibi", "A bias by distance (ALiBi)", "positions", "positions"),
+        _kata("residual", "Add to the residual stream", "the block", "blocks"),
+        _kata("gelu", "A small MLP with GELU", "the block", "blocks"),
+        _kata("cross-entropy", "Cross-entropy of one prediction", "the block", "blocks"),
+        _kata("kv-cache", "One step with a KV cache", "the cache", "attention"),
+        _kata("cache-bytes", "Bytes of a KV cache", "the cache", "attention"),
+        _kata("adaln", "A norm set by a condition (adaLN)", "diffusion", "blocks"),
+        _kata("adaln-zero", "A gate on the residual branch (adaLN-Zero)", "diffusion", "blocks"),
+        _kata("ddim", "One denoising step (DDIM)", "diffusion", "blocks"),
         _kata("wrong-cells", "Find the wrong cells", "checking", "wrong_cells"),
     )
 }
 
-# the documents that have a page, each in the module page_NAME
+# the documents that have a page
 PAGES = {
     "000": "Vision Transformer From Pencil",
     "001": "ViT Transformation Notation",
@@ -83,4 +83,5 @@ def page(name: str, seed: int | None = None) -> "list[Section]":
     """The exercises of a whole document in its order, with its numbers, or with the fresh ones of a seed."""
     if name not in PAGES:
         raise UserError(f"there is no page {name}; the documents are {', '.join(PAGES)}")
-    return import_module(f".page_{name}", __package__).sections(seed)
+    module = "page_004" if name == "004" else "pages"
+    return import_module(f".{module}", __package__).PAGES[name](seed)

@@ -43,13 +43,13 @@ class Draws:
 
     def distinct(self, count: int, low: int, high: int, but: Sequence[int] = ()) -> list[float]:
         """Different numbers, none of which is one of `but`."""
-        left = [one for one in range(low, high + 1) if one not in but]
+        left = [number for number in range(low, high + 1) if number not in but]
         return [float(left.pop(self.whole(0, len(left) - 1))) for _ in range(count)]
 
     def distinct_tenths(self, count: int, low: int, high: int, but: Sequence[int] = ()) -> list[float]:
-        return [one / 10 for one in self.distinct(count, low, high, but)]
+        return [number / 10 for number in self.distinct(count, low, high, but)]
 
-    def tags(self, rows: int, columns: int, low: int, high: int) -> list[list[float]]:
+    def vectors(self, rows: int, columns: int, low: int, high: int) -> list[list[float]]:
         """Rows that are not all zeros, and different from one another."""
         table: list[list[float]] = []
         while len(table) < rows:
@@ -79,8 +79,7 @@ class Maker:
         if not changes:
             return question
         changed = self.pose(**numbers | changes)
-        words = changed.page_words if seed is None else None
-        return replace(changed, seed=seed, mistakes=distinguishable(changed), page_words=words)
+        return replace(changed, seed=seed, mistakes=distinguishable(changed))
 
     def numbers(self, seed: int | None) -> Numbers:
         """The numbers of a seed's question."""
@@ -97,7 +96,7 @@ class Maker:
             question = self.pose(**numbers)
             varied = len({blank.written for blank in question.blanks}) > 1 or len(question.blanks) == 1
             if varied and len(distinguishable(question)) == len(question.mistakes):
-                return numbers, replace(question, seed=seed, page_words=None)
+                return numbers, replace(question, seed=seed)
         raise RuntimeError(f"no numbers found for {self.name} with seed {seed}")
 
 
@@ -216,15 +215,15 @@ def blanks(labels: Sequence[str], values: Any, decimals: int, roundings: Sequenc
     """A blank for each value; `roundings` are the values again, with earlier steps rounded."""
     exact = np.ravel(np.asarray(values, dtype=float))
     others = [np.ravel(np.asarray(one, dtype=float)) for one in roundings]
-    found = []
+    answers = []
     for i, (label, value) in enumerate(zip(labels, exact.tolist(), strict=True)):
         blank = Blank(label, value, decimals)
         also: dict[str, float] = {}
         for other in others:
             if np.isfinite(other[i]) and not accepts(blank, float(other[i])):
                 also.setdefault(written(float(other[i]), decimals), float(other[i]))
-        found.append(replace(blank, also=tuple(also.values())))
-    return tuple(found)
+        answers.append(replace(blank, also=tuple(also.values())))
+    return tuple(answers)
 
 
 def rows(arrays: Sequence[np.ndarray], *which: Any) -> list[np.ndarray]:
@@ -238,8 +237,3 @@ def mistake(name: str, hint: str, *values: Any) -> Mistake:
     for value in values:
         flat += [value] if isinstance(value, str) else np.ravel(np.asarray(value, dtype=float)).tolist()
     return Mistake(name, hint, tuple(flat))
-
-
-def bracketed(values: Iterable[float]) -> str:
-    """A row as text: [0, 4]."""
-    return "[" + ", ".join(f"{one:g}" for one in values) + "]"

@@ -1,16 +1,229 @@
-"""Grades a class: what each student has right, and which mistakes are common."""
+"""Grades a class: its CSV files, what each student has right, and which mistakes are common."""
 
+import csv
+import io
+import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...config import UserError
-from .answer_text import choices, parts, understood
-from .class_table import COLUMNS, LONGEST, Problems, Row, as_csv, read
 from .exercise import Mistake, Question
-from .grader import grade
+from .grader import choices, grade, parts, understood
 from .sheets import Sheet, again
+
+COLUMNS = ("student", "sheet", "question", "answer")
+BYTES = 10_000_000
+STUDENTS = 1000
+LONGEST = 40  # characters of a cell that a message repeats
+LISTED = 20  # bad lines that a message names
+FORMULA = re.compile(r"[=+@\t-]")  # what a spreadsheet takes for the beginning of a formula
+NUMBERS = re.compile(r"[-+−\d.,;/%\se]*", re.I)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the file: a student's answer to one question of a sheet."""
+
+    line: int
+    student: str
+    sheet: str
+    number: int
+    answer: str
+
+
+class BadLines(UserError):
+    """Several lines of a file are wrong: a heading, and a line about each."""
+
+    def __init__(self, heading: str, lines: Sequence[str]):
+        super().__init__(f"{heading} {'; '.join(lines)}")
+        self.heading, self.lines = heading, lines
+
+
+@dataclass
+class Problems:
+    """The lines of a file that cannot be graded, and why."""
+
+    path: Path
+    lines: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, line: int, what: str) -> None:
+        self.lines.setdefault(what, []).append(line)
+
+    def refuse(self) -> None:
+        """Raise one error that names every bad line, if there is any."""
+        if not self.lines:
+            return
+        found = sorted(self.lines.items(), key=lambda one: one[1])
+        named = [f"line{'s' if len(lines) > 1 else ''} {runs(lines)}: {what}" for what, lines in found]
+        if len(named) == 1:
+            raise UserError(f"{self.path}, {named[0]}")
+        more = [f"and {len(named) - LISTED} more"] if len(named) > LISTED else []
+        count = sum(map(len, self.lines.values()))
+        raise BadLines(f"{self.path} has {count} lines to correct:", [*named[:LISTED], *more])
+
+
+def runs(numbers: Iterable[int]) -> str:
+    """Numbers in order, consecutive ones as a range: 2, 6–12."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in found)
+
+
+# ---- writing
+
+
+def template(papers: Iterable[tuple[str, Sheet]]) -> str:
+    """A CSV file to type the answers of a class into: a line for each student and question."""
+    return as_csv(COLUMNS, ((student, sheet.code, i, "") for student, sheet in papers for i in _numbers(sheet)))
+
+
+def _numbers(sheet: Sheet) -> range:
+    return range(1, len(sheet.questions) + 1)
+
+
+def as_csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """CSV with a byte order mark, so that spreadsheets read it as UTF-8."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerows((head, *([_inert(cell) for cell in row] for row in rows)))
+    return "\ufeff" + text.getvalue()
+
+
+def _inert(cell: object) -> object:
+    """A word that a spreadsheet would take for a formula, with an apostrophe, which makes it a word."""
+    formula = isinstance(cell, str) and FORMULA.match(cell) and not NUMBERS.fullmatch(cell)
+    return f"'{cell}" if formula else cell
+
+
+# ---- reading
+
+
+def students(path: Path) -> list[str]:
+    """The names in a text file, one a line."""
+    problems, found = Problems(path), {}
+    for line, name in enumerate(_decoded(_content(path), path).splitlines(), 1):
+        name = _clean(name)
+        if name in found:
+            problems.add(line, f"{name[:LONGEST]} is already on line {found[name]}; students need different names")
+        elif name:
+            found[name] = line
+    problems.refuse()
+    if not 0 < len(found) <= STUDENTS:
+        raise UserError(f"{path} has {len(found):,} names; a class has 1 to {STUDENTS:,}, one a line")
+    return list(found)
+
+
+def read(path: Path) -> tuple[list[Row], Problems]:
+    """The answers in a CSV file of any spreadsheet: in any encoding, with commas, semicolons or tabs."""
+    lines = _table(_decoded(_content(path), path), path)
+    places = _columns(lines[0][1], path)
+    rows: dict[tuple[str, str, int], Row] = {}
+    problems, above = Problems(path), ("", "")
+    for line, cells in lines[1:]:
+        if not any(cells):
+            continue
+        student, sheet, number, answer = _cells(cells, places, above)
+        above = student, sheet
+        what = _wrong(student, sheet, number)
+        if what:
+            problems.add(line, what)
+            continue
+        row = Row(line, student, sheet, int(re.split("[.,]", number)[0]), answer)
+        whose = student, sheet, row.number
+        if whose in rows:
+            problems.add(line, f"question {row.number} of {student} on {sheet} is already on line {rows[whose].line}")
+        else:
+            rows[whose] = row
+    if not rows and not problems.lines:
+        raise UserError(f"{path} has no answers below its first line")
+    return list(rows.values()), problems
+
+
+def _content(path: Path) -> bytes:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder, not a file")
+    if not path.exists():
+        raise UserError(f"there is no file {path}")
+    if not path.is_file():
+        raise UserError(f"{path} is not a plain file")
+    with path.open("rb") as file:
+        content = file.read(BYTES + 1)
+    if len(content) > BYTES:
+        raise UserError(f"{path} is larger than the {BYTES:,} bytes that a class may have")
+    return content
+
+
+def _decoded(content: bytes, path: Path) -> str:
+    """The text of a file: UTF-8 or UTF-16 with a byte order mark, UTF-8 without, else Windows-1252."""
+    wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))
+    for encoding in ("utf-16",) if wide else ("utf-8-sig", "cp1252"):
+        try:
+            text = content.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        if "\0" not in text:
+            return text
+    raise UserError(f"{path} is not a CSV file: save the spreadsheet as CSV first")
+
+
+def _table(text: str, path: Path) -> list[tuple[int, list[str]]]:
+    """The cells of each line with its number; the separator is the one that finds most of the columns."""
+    first = text.lstrip().partition("\n")[0]
+    mark = max(",;\t", key=lambda mark: len(set(COLUMNS) & {_plain(cell) for cell in first.split(mark)}))
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
+    try:
+        lines = [(reader.line_num, [_clean(cell) for cell in cells]) for cells in reader]
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: not a CSV file: {error}") from None
+    while lines and not any(lines[0][1]):
+        del lines[0]
+    if not lines:
+        raise UserError(f"{path} is empty")
+    return lines
+
+
+def _clean(cell: str) -> str:
+    """A cell on one line, without control characters, and without the apostrophe that makes it a word."""
+    text = "".join(c if c.isprintable() else " " for c in cell).strip()
+    return text[1:] if text.startswith("'") and FORMULA.match(text[1:]) else text
+
+
+def _plain(cell: str) -> str:
+    return cell.strip().strip('"').lower()
+
+
+def _columns(head: Sequence[str], path: Path) -> dict[str, int]:
+    names = [_plain(cell) for cell in head]
+    missing = [name for name in COLUMNS if name not in names]
+    if missing:
+        several = "columns" if len(missing) > 1 else "column"
+        raise UserError(f"{path} has no {several} {' and '.join(missing)}: its first line must be {','.join(COLUMNS)}")
+    return {name: names.index(name) for name in COLUMNS}
+
+
+def _cells(cells: Sequence[str], places: dict[str, int], above: tuple[str, str]) -> Iterator[str]:
+    """Student, sheet, question and answer of a line; a student or a sheet that is left empty is the one above."""
+    student, sheet, number, given = (cells[i] if (i := places[name]) < len(cells) else "" for name in COLUMNS)
+    if places["answer"] == max(places.values()):
+        given = " ".join((given, *cells[places["answer"] + 1 :]))  # numbers typed into separate cells
+    yield from (student or above[0], (sheet or above[1]).lower(), number, given.strip())
+
+
+def _wrong(student: str, sheet: str, number: str) -> str:
+    """What is wrong with a line, if anything."""
+    for name, value in (("student", student), ("sheet", sheet), ("question", number)):
+        if not value:
+            return f"the {name} is missing"
+    # spreadsheets may write 3 as 3.0, and people as 3.
+    fine = re.fullmatch(r"\d{1,6}([.,]0*)?", number)
+    return "" if fine else f"{number[:LONGEST]} is not the number of a question"
+
 
 GRADED = (*COLUMNS, "exercise", "boxes right", "boxes", "solved", "mistake", "hint", "should be")
 TOTALS = ("student", "sheets", "solved", "questions", "boxes right", "boxes")

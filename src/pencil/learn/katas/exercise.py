@@ -1,15 +1,13 @@
 """The data of an exercise: given tables, blanks to fill, known mistakes, and the working."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cached_property
 from typing import Any
 
 Value = float | str
-TAGS = "WANT", "HAVE", "GIVE"
-TAG_KEY = "WANT = query (Q), HAVE = key (K), GIVE = value (V)"
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,6 @@ class Question:
     blanks: tuple[Blank, ...]
     mistakes: tuple[Mistake, ...] = ()
     work: Callable[[], Iterable[str]] = field(default=tuple, compare=False, repr=False)  # gives the working
-    page_words: str | None = None  # the exercise in the words of document 000
     rows: tuple[tuple[str, int], ...] = ()  # on paper: the blanks in rows, each with its label and number of blanks
     across: tuple[str, ...] = ()  # on paper: the labels of the columns of these rows
     kata: str = ""
@@ -70,22 +67,6 @@ class Question:
     def working(self) -> tuple[str, ...]:
         """The working line by line, when it is first read: receipts take longer than answers."""
         return tuple(self.work())
-
-    @property
-    def texts(self) -> Iterator[str]:
-        """All text of the exercise but its working."""
-        yield from (self.title, self.page_words or "", self.ask)
-        for table in self.given:
-            yield from (table.name, *(table.across or ()), *(table.down or ()))
-        yield from (blank.label for blank in self.blanks)
-        for mistake in self.mistakes:
-            yield from (mistake.name, mistake.hint)
-
-
-def tag_key(questions: Iterable[Question]) -> str:
-    """The key to WANT, HAVE and GIVE if any of these questions uses them, else nothing."""
-    used = any(tag in text for question in questions for text in question.texts for tag in TAGS)
-    return TAG_KEY if used else ""
 
 
 @dataclass(frozen=True)
@@ -112,3 +93,8 @@ def written(value: Value, decimals: int) -> str:
     exact = Decimal(value) * (1 + Decimal("1e-12"))
     rounded = exact.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
     return f"{abs(rounded) if rounded == 0 else rounded:f}".replace("-", "−")
+
+
+def numbered(word: str, count: int, between: str = " ", first: int = 1) -> list[str]:
+    """Labels: token 1, token 2, …"""
+    return [f"{word}{between}{i}" for i in range(first, first + count)]

@@ -11,8 +11,7 @@ from ...tracing.live_trace import LiveTrace, trace
 from ...tracing.writing import format_number
 from ..worked.examples import VitByHand, vit_4x4
 from .exercise import Blank, Question, Table
-from .page_000 import counting
-from .page_parts import Section, drawn, grid, kata, numbers, posed, table
+from .page_questions import Section, counting, drawn, grid, kata, numbers, posed, table
 
 TOKENS = ["cls", "patch 1", "patch 2", "patch 3", "patch 4"]
 DIMS = [f"dim {i}" for i in range(4)]
@@ -27,27 +26,27 @@ def _worked(seed: int | None) -> LiveTrace:
     return trace(VitByHand(), torch.tensor(dots, dtype=torch.float64).reshape(1, 1, 4, 4))
 
 
-def _cell(found: LiveTrace, name: str, *at: int) -> str:
+def _cell(trace: LiveTrace, name: str, *at: int) -> str:
     """How one cell was computed."""
-    receipt = found[f"{name}[{','.join(map(str, (0, *at)))}]"].why()
+    receipt = trace[f"{name}[{','.join(map(str, (0, *at)))}]"].why()
     return f"{receipt.formula} = {format_number(receipt.recorded, 6)}"
 
 
-def _asked(
+def _table_to_fill(
     seed: int | None,
     title: str,
     ask: str,
     values: tuple[str, tuple[int, ...], int],
     labels: tuple[Sequence[str], Sequence[str]],
-    given: Sequence[Table],
+    tables: Sequence[Table],
 ) -> Question:
     """A table to fill in: (name, its leading index, decimals); its working shows the first cell of each row."""
-    found, (name, first, decimals), (down, across) = _worked(seed), values, labels
-    part = found[name].value[(0, *first)]
+    (name, first, decimals), (down, across) = values, labels
+    part = _value(seed, name, *first)
 
     def working() -> Iterator[str]:
         for i, row in enumerate(down):
-            yield f"{row}, {across[0]} = {_cell(found, name, *first, i, 0)}"
+            yield f"{row}, {across[0]} = {_cell(_worked(seed), name, *first, i, 0)}"
             yield f"  {row}: {'  '.join(format_number(float(one), decimals + 2) for one in part[i])}"
 
     return posed(
@@ -57,7 +56,7 @@ def _asked(
         ask,
         grid(down, across, part, decimals),
         working,
-        given,
+        tables,
         [(row, len(across)) for row in down],
         across,
     )
@@ -77,7 +76,7 @@ def _head(seed: int | None, head: int) -> Section:
         f"4) Attention, {which}",
         "S = Q Kᵀ/√2, A = softmax of each row of S, and the head's output is A V.",
         (
-            _asked(
+            _table_to_fill(
                 seed,
                 f"Scores of {which}",
                 "Every Q row dotted with every K row, divided by √2.",
@@ -86,7 +85,7 @@ def _head(seed: int | None, head: int) -> Section:
                 [q],
             ),
             _softmax_row(seed, head),
-            _asked(
+            _table_to_fill(
                 seed,
                 f"Attention of {which}",
                 "The softmax of each row of the scores.",
@@ -94,7 +93,7 @@ def _head(seed: int | None, head: int) -> Section:
                 (TOKENS, TOKENS),
                 [scores],
             ),
-            _asked(
+            _table_to_fill(
                 seed,
                 f"Output of {which}",
                 "A V: each row of the attention times V.",
@@ -172,7 +171,7 @@ def sections(seed: int | None) -> list[Section]:
             "4 × 4 dots in patches of 2 × 2, each written as a row: top-left, top-right, bottom-left, bottom-right.",
             (
                 counting(seed, 4, 4, 2),
-                _asked(
+                _table_to_fill(
                     seed,
                     "The patches",
                     "Write the four dots of each patch.",
@@ -187,7 +186,7 @@ def sections(seed: int | None) -> list[Section]:
             "z = patch Eᵀ: each row of E is one output. Then the class token comes first, "
             "and every token has its position added: Z⁰ = [z_cls; z] + P.",
             (
-                _asked(
+                _table_to_fill(
                     seed,
                     "Embed each patch",
                     "z = patch Eᵀ.",
@@ -195,7 +194,7 @@ def sections(seed: int | None) -> list[Section]:
                     (TOKENS[1:], DIMS),
                     [table("patches", strips, TOKENS[1:]), table("E", weights["patches.proj.weight"], DIMS)],
                 ),
-                _asked(
+                _table_to_fill(
                     seed,
                     "Add class token and positions",
                     "Z⁰ = [z_cls; z] + P.",
@@ -209,7 +208,7 @@ def sections(seed: int | None) -> list[Section]:
             "3) Q, K and V of two heads",
             "Head 1 takes dims 0 and 1, head 2 dims 2 and 3; Q = K = V.",
             tuple(
-                _asked(
+                _table_to_fill(
                     seed,
                     f"Q of head {head + 1}",
                     f"Q = Z⁰ W_Q, where W_Q picks dims {2 * head} and {2 * head + 1}.",
@@ -227,7 +226,7 @@ def sections(seed: int | None) -> list[Section]:
             "5) Concatenate the heads",
             "Head 1's two numbers, then head 2's; W_O is the identity.",
             (
-                _asked(
+                _table_to_fill(
                     seed,
                     "MSA output",
                     "The two outputs of each token side by side.",
@@ -241,7 +240,7 @@ def sections(seed: int | None) -> list[Section]:
             "6) Residual connection",
             "Z′ = Z⁰ + MSA.",
             (
-                _asked(
+                _table_to_fill(
                     seed,
                     "Add it to Z⁰",
                     "Z′ = Z⁰ + MSA.",
@@ -257,3 +256,6 @@ def sections(seed: int | None) -> list[Section]:
             (_reading(seed),),
         ),
     ]
+
+
+PAGES = {"004": sections}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from itertools import accumulate
 
-from .answer_text import digits, labels, shown
-from .exercise import Question, Table, tag_key
+from .exercise import Question, Table
+from .grader import digits, labels, shown
 from .sheets import Sheet
 
 # space to work, in millimetres: for each line of the working, and for each further COLUMN of its letters
@@ -18,7 +18,6 @@ COVER = "Work down the page and cover what is below: a question may show the res
 STYLE = """
 @page { margin: 16mm 16mm 18mm; @bottom-left { content: "SHEET"; font: 8pt sans-serif }
   @bottom-right { content: counter(page) " / " counter(pages); font: 8pt sans-serif } }
-KEY
 * { box-sizing: border-box }
 html { color: #000; background: #fff; font: 11pt/1.45 Georgia, "Times New Roman", serif }
 body { max-width: 178mm; margin: 0 auto; padding: 4mm }
@@ -83,7 +82,7 @@ def class_page(papers: Sequence[Paper], answers: bool = True) -> str:
 def class_key_page(papers: Sequence[Paper]) -> str:
     """The answers of a class's worksheets, as one HTML page."""
     title = f"{papers[0][1].title}: answers"
-    keys = (_key(student, sheet, _legend(sheet)) for student, sheet in papers)
+    keys = (_key(student, sheet) for student, sheet in papers)
     return _whole(papers, title, "\n".join(f'<div class="paper">{key}</div>' for key in keys))
 
 
@@ -92,7 +91,7 @@ def _paper(student: str, sheet: Sheet) -> str:
     cover = f"<p>{escape(COVER)}</p>" if sheet.parts else ""
     head = (
         f"<header><h1>{escape(sheet.title)}</h1><p>Sheet <code>{escape(sheet.code)}</code></p>"
-        f'<div class="who"><span>{name}</span><span>Date</span></div>{_legend(sheet)}{cover}</header>'
+        f'<div class="who"><span>{name}</span><span>Date</span></div>{cover}</header>'
     )
     # each part before its first exercise
     first = accumulate((count for *_, count in sheet.parts), initial=0)
@@ -111,7 +110,7 @@ def _part(title: str, about: str) -> str:
 def _whole(papers: Sequence[Paper], title: str, body: str) -> str:
     codes = {sheet.code for _, sheet in papers}
     code = codes.pop() if len(codes) == 1 else ""  # the foot of a page cannot know whose page it is
-    style = STYLE.replace("SHEET", code).replace("KEY", _footer([sheet for _, sheet in papers]))
+    style = STYLE.replace("SHEET", code)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return f"""<!doctype html>
@@ -128,13 +127,6 @@ def _whole(papers: Sequence[Paper], title: str, body: str) -> str:
 </body>
 </html>
 """
-
-
-def _footer(sheets: Sequence[Sheet]) -> str:
-    """A document's page has many sheets of paper: the key to its tags is at the foot of all but the first."""
-    key = tag_key(sheets[0].questions) if len(sheets) == 1 and sheets[0].parts else ""
-    foot = '@page {{ @bottom-center {{ content: "{0}"; font: 8pt sans-serif }} }}\n'
-    return foot.format(key) + "@page :first { @bottom-center { content: none } }" if key else ""
 
 
 def _exercise(number: int, question: Question) -> str:
@@ -180,13 +172,7 @@ def _table(table: Table) -> str:
     return f"<div><b>{escape(table.name)}</b><table>{top}<tbody>{rows}</tbody></table></div>"
 
 
-def _legend(sheet: Sheet) -> str:
-    """The key to WANT, HAVE and GIVE, for a sheet that uses them."""
-    key = tag_key(sheet.questions)
-    return f"<p>{escape(key)}</p>" if key else ""
-
-
-def _key(student: str, sheet: Sheet, legend: str = "") -> str:
+def _key(student: str, sheet: Sheet) -> str:
     """Every answer, with its working."""
     parts = []
     for i, question in enumerate(sheet.questions, 1):
@@ -201,5 +187,5 @@ def _key(student: str, sheet: Sheet, legend: str = "") -> str:
             + "</section>"
         )
     whose = f"{escape(student)}, " if student else ""
-    head = f"<header><h1>Answers</h1><p>{whose}Sheet <code>{escape(sheet.code)}</code></p>{legend}</header>"
+    head = f"<header><h1>Answers</h1><p>{whose}Sheet <code>{escape(sheet.code)}</code></p></header>"
     return head + '<div class="answers">' + "\n".join(parts) + "</div>"

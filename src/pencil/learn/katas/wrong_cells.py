@@ -1,6 +1,6 @@
 """Find the wrong cells: a row of a published page, or of a made-up one, with the values it was computed from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -11,12 +11,11 @@ from ...tracing.writing import format_number
 from ..check.check import WRONG, Number, check, shipped
 from ..check.published import number
 from ..worked.examples import vit_4x4
-from .attention_by_hand import FORGOT_SCALE, attention
+from .attention import FORGOT_SCALE, attention
 from .builder import Draws, Maker, Numbers, distinguishable, mistake
 from .exercise import Blank, Question, Table, written
 
 TOKENS = ["cls", "patch 1", "patch 2", "patch 3", "patch 4"]
-ANSWERS = "right", "wrong"
 
 
 @lru_cache
@@ -26,25 +25,22 @@ def _page() -> tuple[dict[str, dict[tuple[int, ...], Number]], LiveTrace]:
     return {step.name: {one.index: one for one in step.numbers} for step in report.steps}, vit_4x4()
 
 
-def _verdicts(wrong: Sequence[bool]) -> list[str]:
-    return [ANSWERS[bool(one)] for one in wrong]
-
-
 def _marked(printed: list[str], values: np.ndarray) -> list[str]:
     """Right or wrong: whether each printed number is its value rounded."""
-    return _verdicts([not number(text, {}).fits(float(value)) for text, value in zip(printed, values, strict=True)])
+    fits = (number(text, {}).fits(float(value)) for text, value in zip(printed, values, strict=True))
+    return ["right" if fit else "wrong" for fit in fits]
 
 
 def _question(
-    given: Table,
+    source: Table,
     row: int,
     printed: tuple[str, list[str]],
     ask: str,
     verdicts: list[str],
-    recorded: tuple[Callable[[], LiveTrace], str, int],
+    where: tuple[Callable[[], LiveTrace], str, int],
     unscaled: np.ndarray | None = None,
 ) -> Question:
-    """A row of printed cells, each right or wrong; `printed` is (what they are, the cells), and `recorded` the trace,
+    """A row of printed cells, each right or wrong; `printed` is (what they are, the cells), and `where` the trace,
     the row in it and the digits of the working.
 
     Mistakes that lead to the right answer are left out: all cells of a row may be right, or all wrong.
@@ -53,21 +49,19 @@ def _question(
     tokens = TOKENS[: len(cells)]
 
     def working() -> list[str]:
-        trace, where, digits = recorded
-        receipts = [trace()[f"{where},{j}]"].why() for j in range(len(cells))]
+        trace, begin, digits = where
+        receipts = [trace()[f"{begin},{j}]"].why() for j in range(len(cells))]
         return [
             f"{token} = {r.formula} = {format_number(r.recorded, digits)}; printed {text}: {verdict}"
             for token, r, text, verdict in zip(tokens, receipts, cells, verdicts, strict=True)
         ]
 
-    trusting = mistake(
-        "trusted the print", "Not every printed cell is right: compute each one.", *["right"] * len(cells)
-    )
-    mistakes = [trusting]
+    trusted = ["right"] * len(cells)
+    mistakes = [mistake("trusted the print", "Not every printed cell is right: compute each one.", *trusted)]
     if unscaled is not None:
         mistakes.append(mistake(FORGOT_SCALE, "The scores are divided by √2.", *_marked(cells, unscaled)))
     question = Question(
-        (given, Table(name, [list(cells)], tokens, [tokens[row]])),
+        (source, Table(name, [list(cells)], tokens, [tokens[row]])),
         f"{ask} For each cell: right or wrong?",
         tuple(Blank(label, verdict, words=True) for label, verdict in zip(tokens, verdicts, strict=True)),
         tuple(mistakes),
@@ -79,13 +73,13 @@ def _question(
 def _pose(head: int, row: int, table: str, queries: list[list[float]] | None = None, planted: str = "") -> Question:
     if queries is not None:
         return _planted(queries, row, planted)
-    return _scores(head, row) if table == "scores" else _portions(head, row)
+    return _scores(head, row) if table == "scores" else _weights(head, row)
 
 
 def _published(step: str, row: int) -> tuple[list[str], list[str]]:
     """A row of the published page as printed, and the verdicts on it."""
     cells = [_page()[0][step][row, j] for j in range(len(TOKENS))]
-    return [cell.printed for cell in cells], _verdicts([cell.verdict == WRONG for cell in cells])
+    return [cell.printed for cell in cells], ["wrong" if cell.verdict == WRONG else "right" for cell in cells]
 
 
 def _scores(head: int, row: int) -> Question:
@@ -104,16 +98,16 @@ def _scores(head: int, row: int) -> Question:
     )
 
 
-def _portions(head: int, row: int) -> Question:
-    """A row of portions as printed on the page, with the right scores."""
+def _weights(head: int, row: int) -> Question:
+    """A row of attention weights as printed on the page, with the right scores."""
     (printed, verdicts), trace = _published(f"attn{head + 1}", row), _page()[1]
     scores = trace["attn.scores"].value[0, head, row]
     return _question(
         Table("scores", [scores.round(4).tolist()], TOKENS, [TOKENS[row]]),
         row,
-        ("printed portions", printed),
-        f"A published page prints these portions of {TOKENS[row]} in head {head + 1}. The scores above them are right; "
-        f"take their softmax to three decimals.",
+        ("printed weights", printed),
+        f"A published page prints these attention weights of {TOKENS[row]} in head {head + 1}. The scores above them "
+        f"are right; take their softmax to three decimals.",
         verdicts,
         (lambda: trace, f"attn.pattern[0,{head},{row}", 4),
     )
@@ -143,7 +137,7 @@ def _queries(queries: np.ndarray, name: str) -> Table:
 def _draw(d: Draws) -> Numbers:
     """A third of the questions are from the page, the others are made up."""
     if d.whole(0, 2) == 0:
-        return {"head": d.whole(0, 1), "row": d.whole(0, 4), "table": d.pick(["scores", "portions"])}
+        return {"head": d.whole(0, 1), "row": d.whole(0, 4), "table": d.pick(["scores", "weights"])}
     queries = [[d.tenths(5, 40), d.tenths(5, 40)] for _ in range(4)]
     planted = "".join(d.pick("..un") for _ in range(4))
     return {"head": 0, "row": d.whole(0, 3), "table": "", "queries": queries, "planted": planted}

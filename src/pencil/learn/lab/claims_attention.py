@@ -19,8 +19,20 @@ from ...core.probe import OFF, Probe
 from ...core.span import Span
 from ...models.gpt import GPT, GPTConfig
 from .claim import LOSS, Claim, Curve, Measured, Prediction, Size
-from .recall_task import Blocks, RecallModel, exact_match, held_out_batch, recall_loss, training_batches
-from .training import by_step, generator, points, seconds, seeded, train
+from .training import (
+    Blocks,
+    RecallModel,
+    by_step,
+    exact_match,
+    generator,
+    held_out_batch,
+    points,
+    recall_loss,
+    seconds,
+    seeded,
+    train,
+    training_batches,
+)
 
 HEADS = 8  # of the layer whose cost is measured
 

@@ -14,9 +14,8 @@ from ...models.gpt import GPT, GPTConfig
 from ...models.parts import initialise_post
 from ...train.losses.vocabulary import next_token
 from .claim import LOSS, Claim, Curve, Measured, Prediction, Size
-from .grammar_task import grammar, sample_texts
 from .removals import ScaledTokens, gradient_norms, post_norm, without_norms, without_skips
-from .training import by_step, generator, mean_of_last, points, seeded, train
+from .training import by_step, generator, grammar, mean_of_last, points, sample_texts, seeded, train
 
 
 def small_gpt(size: Size, seed: int, depth: int, glorot: bool = False) -> Any:

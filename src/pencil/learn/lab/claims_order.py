@@ -14,9 +14,8 @@ from ...models.gpt import GPT, GPTConfig
 from ...models.reader import Reader, ReaderConfig
 from ...train.losses.vocabulary import next_token
 from .claim import LOSS, Claim, Curve, Measured, Prediction, Size
-from .grammar_task import grammar, grammatical, lowest_loss, sample_texts
 from .removals import without_positions
-from .training import by_step, generator, mean_of_last, seeded, train
+from .training import by_step, generator, grammar, grammatical, lowest_loss, mean_of_last, sample_texts, seeded, train
 
 
 def order_batch(size: Size, seed: int, step: int, rows: int) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,19 @@ from torch import Tensor, nn
 
 from .claim import LOSS, Claim, Curve, Measured, Prediction, Size
 from .claims_attention import make_blocks
-from .recall_task import RecallModel, exact_match, held_out_batch, recall_batch, recall_loss
-from .training import by_step, generator, points, seconds, seeded, train
+from .training import (
+    RecallModel,
+    by_step,
+    exact_match,
+    generator,
+    held_out_batch,
+    points,
+    recall_batch,
+    recall_loss,
+    seconds,
+    seeded,
+    train,
+)
 
 ARMS = ("transformer", "RNN", "LSTM")
 GATES = {"RNN": 1, "LSTM": 4}

@@ -6,7 +6,6 @@ plain records of them; the terminal and the page only draw these.
 """
 
 from .data import documents
-from .sections import Compared, Section, Source, Unfolded, Walk, walk
-from .tables import Shown
+from .sections import Compared, Section, Shown, Source, Unfolded, Walk, walk
 
 __all__ = ["Compared", "Section", "Shown", "Source", "Unfolded", "Walk", "documents", "walk"]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ...console import visible
 from ..check.check import RIGHT, ROUNDED, Number
-from .sections import Compared, Drawn, Section, Walk
-from .tables import Grid, Shown, written
+from .sections import Compared, Drawn, Grid, Section, Shown, Walk, written
 
 STYLE = Path(__file__).with_name("walk.css")
 PAGE = """<!doctype html>

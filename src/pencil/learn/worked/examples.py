@@ -9,17 +9,31 @@ from torch import Tensor, nn
 
 from ...config import UserError, nearest
 from ...core.attention import Attention, attend
-from ...core.embed import Patches
+from ...core.blocks import AdaBlock, AdaNormBlock
+from ...core.embed import Patches, TimestepEmbedding
+from ...core.layers import MLP, LayerNorm, gelu_tanh
 from ...core.masks import full
+from ...core.positions import T5
 from ...core.probe import OFF, Probe
 from ...core.span import Span
 from ...models.captioner import Captioner, CaptionerConfig
 from ...models.gpt import GPT, GPTConfig
 from ...models.seq2seq import Seq2Seq, Seq2SeqConfig
 from ...tracing.live_trace import LiveTrace, trace
-from .by_hand import one_decimal, set_weight
-from .diffusion import adaln, adaln_zero
-from .positions import alibi, rope, shaw, t5
+
+
+def set_weight(parameter: Any, values: Any) -> None:
+    with torch.no_grad():
+        parameter.copy_(torch.as_tensor(np.asarray(values, dtype=float)))
+
+
+def one_decimal(model: Any, seed: int) -> Any:
+    """The model with weights of one decimal; those that scale a norm are near 1."""
+    rng = np.random.Generator(np.random.Philox(key=seed))
+    for name, parameter in model.named_parameters():
+        drawn = np.round(rng.normal(0, 0.5, parameter.shape), 1)
+        set_weight(parameter, 1 + drawn / 5 if "norm" in name and name.endswith("weight") else drawn)
+    return model.eval()
 
 
 class VitByHand(nn.Module):
@@ -63,7 +77,7 @@ def vit_4x4() -> LiveTrace:
 
 
 class TagAttention(nn.Module):
-    """Attention over given WANT (query), HAVE (key) and GIVE (value) tags."""
+    """Attention over queries, keys and values; the names are those of document 000."""
 
     NAMES = {name: Attention.NAMES[name] for name in ("raw_scores", "scores", "pattern", "z")}
     INPUTS = {"want": "Q", "have": "K", "give": "V"}
@@ -72,27 +86,21 @@ class TagAttention(nn.Module):
         return probe("z", attend(want, have, give, probe=probe))
 
 
+def _trace_vectors(queries: Any, keys: Any, values: Any, rows: list[str], columns: list[str]) -> LiveTrace:
+    inputs = (torch.tensor(part, dtype=torch.float64)[None, None] for part in (queries, keys, values))
+    return trace(TagAttention(), *inputs, words={"T": rows, "S": columns})
+
+
 def pencil_attention() -> LiveTrace:
     """Two strips, tags of width 4: match, scale, softmax, weighted sum."""
-    want, have, give = (
-        torch.tensor(rows, dtype=torch.float64)[None, None]
-        for rows in (
-            [[2, 0, 1, 0], [0, 0, 2, 0]],
-            [[1, 0, 0, 0], [3, 0, 2, 0]],
-            [[2, 0, 0, 1], [0, 3, 1, 0]],
-        )
-    )
-    strips = ["s1", "s2"]
-    return trace(TagAttention(), want, have, give, words={"T": strips, "S": strips})
+    queries, keys, values = [[2, 0, 1, 0], [0, 0, 2, 0]], [[1, 0, 0, 0], [3, 0, 2, 0]], [[2, 0, 0, 1], [0, 3, 1, 0]]
+    return _trace_vectors(queries, keys, values, ["s1", "s2"], ["s1", "s2"])
 
 
 def soft_lookup() -> LiveTrace:
     """One query and three keys in the plane, similar, opposite and at a right angle: a weighted sum of their values."""
-    want, have, give = (
-        torch.tensor(rows, dtype=torch.float64)[None, None]
-        for rows in ([[1.2, 0.8]], [[0.9, 0.5], [-1.7, -1.2], [-0.8, 1.2]], [[2.0, 1.0], [-1.0, 2.0], [1.0, -2.0]])
-    )
-    return trace(TagAttention(), want, have, give, words={"T": ["q"], "S": ["k1", "k2", "k3"]})
+    keys, values = [[0.9, 0.5], [-1.7, -1.2], [-0.8, 1.2]], [[2.0, 1.0], [-1.0, 2.0], [1.0, -2.0]]
+    return _trace_vectors([[1.2, 0.8]], keys, values, ["q"], ["k1", "k2", "k3"])
 
 
 def nanogpt_block() -> LiveTrace:
@@ -231,6 +239,85 @@ def original_transformer() -> LiveTrace:
     return trace(
         one_decimal(model, 4), target_tokens, source_tokens, words={"s": source, "T": target, "S": target, "V": words}
     )
+
+
+TIMESTEP = 3
+
+
+class Conditioned(nn.Module):
+    """A timestep to a condition, and two patches through one block whose norms it sets."""
+
+    NAMES = {"condition": ("B D", "c", "c_t")}
+    INPUTS = {"timestep": "t", "x": "X"}
+    SYMBOLS = {"block": {"Xˡ⁻¹": "X", "Xˡ": "X_out"}}
+
+    def __init__(self, block: Callable[..., nn.Module]):
+        super().__init__()
+        self.time = TimestepEmbedding(4, frequencies=4)
+        self.block = block(
+            lambda: Attention(4, 1),
+            lambda: MLP(4, 8, gelu_tanh),
+            lambda: LayerNorm(4, 1e-6, bias=False, scale=False),
+            4,
+        )
+
+    def forward(self, x: Tensor, timestep: Tensor, probe: Probe = OFF) -> Tensor:
+        condition = probe("condition", self.time(timestep, probe / "time"))
+        return self.block(x, Span.whole(x.shape[1]).under(full), condition, probe / "block")
+
+
+def _conditioned(block: Callable[..., nn.Module]) -> LiveTrace:
+    model = one_decimal(Conditioned(block).double(), 5)
+    patches = torch.tensor([[[1.0, -0.5, 0.2, 0.8], [0.0, 1.5, -1.0, 0.5]]], dtype=torch.float64)
+    return trace(model, patches, torch.tensor([TIMESTEP]), words={"T": ["s1", "s2"], "S": ["s1", "s2"]})
+
+
+def adaln() -> LiveTrace:
+    """adaLN: the timestep's cosines and sines go through an MLP, which gives each norm of a block its γ and β."""
+    return _conditioned(AdaNormBlock)
+
+
+def adaln_zero() -> LiveTrace:
+    """adaLN-Zero: the timestep also gates what attention and MLP add; a scale is 1 + γ, and training starts at 0."""
+    return _conditioned(AdaBlock)
+
+
+WORDS = ["the", "cat", "sat", "on"]
+
+
+def _model(heads: int, **positions: Any) -> GPT:
+    return GPT(GPTConfig(vocab=4, context=4, width=4, depth=1, heads=heads, hidden=8, **positions))
+
+
+def _traced(model: GPT, seed: int) -> LiveTrace:
+    words = {"T": WORDS, "S": WORDS, "V": WORDS}
+    return trace(one_decimal(model.double(), seed), torch.arange(4)[None], words=words)
+
+
+def rope() -> LiveTrace:
+    """RoPE: queries and keys of four words, each pair of neighbouring channels rotated by an angle that grows with the
+    position. Compare q_unrotated with q; the scores depend on the distance alone."""
+    return _traced(_model(1, positions="rope", rope_pairs="adjacent"), 6)
+
+
+def alibi() -> LiveTrace:
+    """ALiBi: two heads over four words; each subtracts its slope from a score, once for every step to the key."""
+    return _traced(_model(2, positions="alibi"), 7)
+
+
+def shaw() -> LiveTrace:
+    """Shaw's relative positions: a learned vector for each distance is added to the key; distances over 2 are
+    clipped."""
+    return _traced(_model(1, positions="shaw", max_distance=2), 8)
+
+
+def t5() -> LiveTrace:
+    """T5's relative positions: a learned number for each head and bucket of distances is added to the score, which is
+    not divided by √d. Of its four buckets two hold one distance each, the others several."""
+    model = _model(2, positions="t5")
+    # the 32 buckets of a model of full size hold one distance each, up to 15
+    model.positions = T5(2, both=False, buckets=4, max_distance=8)
+    return _traced(model, 9)
 
 
 EXAMPLES: dict[str, Callable[[], LiveTrace]] = {
