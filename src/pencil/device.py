@@ -13,7 +13,7 @@ import torch
 from .config import UserError
 from .files import memory
 
-ROOM = 0.1  # of a device's memory, that a whole gradient may take while it accumulates
+GRADIENT_SHARE = 0.1  # of a device's memory, that a whole gradient may take while it accumulates
 
 
 def pick_device(name: str) -> torch.device:
@@ -88,4 +88,4 @@ def sync_of(setting: str, trained: int, memory: float) -> str:
     """
     if setting != "auto":
         return setting
-    return "update" if 4 * trained <= ROOM * memory else "batch"
+    return "update" if 4 * trained <= GRADIENT_SHARE * memory else "batch"

@@ -11,8 +11,8 @@ from pencil.config import UserError
 from pencil.data import sources
 from pencil.data.images import loading as images
 from pencil.data.images.shards import find_shards
+from pencil.data.tables.pair_files import read_parquet
 from pencil.data.tables.pairs import load_labelled
-from pencil.data.tables.parquet import read_parquet
 from pencil.data.text import corpus, records
 from pencil.data.text import text_data as text
 from pencil.data.text.hub_text import from_hub

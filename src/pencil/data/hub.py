@@ -18,7 +18,7 @@ from .images.image_data import CAPTIONED_AUGMENTATION, PHOTO_AUGMENTATION, Image
 from .sources import PREFIX
 from .split import SPLIT, Picture, copies, hold_out, in_two_classes, not_evaluated
 
-SECONDS = 10  # in which the hub answers
+HUB_TIMEOUT_SECONDS = 10
 FORMER = "hub:"  # how versions before 0.8 wrote the prefix
 
 
@@ -46,7 +46,7 @@ def offline_if_unreachable(name: str, model: bool = False) -> Iterator[None]:
     if not Path(name).is_dir():
         api = huggingface_hub.HfApi()
         try:
-            (api.model_info if model else api.dataset_info)(name, timeout=SECONDS)
+            (api.model_info if model else api.dataset_info)(name, timeout=HUB_TIMEOUT_SECONDS)
         except (huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.HFValidationError):
             pass  # an answer, or a name that is none: loading it says what is wrong
         except Exception:  # of the network library, which other versions have another of
@@ -176,10 +176,15 @@ def _content(cell: Cell) -> str:
         return cell.name
 
 
+def contents_of(folder: Path) -> list[tuple[str, str]]:
+    """The files of a folder with the hash of each, which are its version."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [(path.relative_to(folder).as_posix(), sha) for path, sha in hash_files(folder, files).items()]
+
+
 def _version(folder: Path, found: Any) -> str | list[tuple[str, str]] | None:
     """The commit of a data set of the hub, which `datasets` names its cached files by; of a folder, its contents."""
     if folder.is_dir():
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        return [(path.relative_to(folder).as_posix(), sha) for path, sha in hash_files(folder, files).items()]
+        return contents_of(folder)
     parts = (part for table in found.values() for file in table.cache_files for part in Path(file["filename"]).parts)
     return next((part for part in parts if re.fullmatch("[0-9a-f]{40}", part)), None)

@@ -1,9 +1,12 @@
-"""Read a file of pairs: a delimited table, or one JSON object a line; every fault is refused with its line."""
+"""Read a file of pairs: a table, one JSON object a line, or Parquet; every fault is refused with its place."""
 
+import hashlib
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...config import UserError
+from ...config import UserError, install
+from ...files import check_inside, check_regular, fingerprint
 from .columns import UNNAMED, Chosen, Kind, Names, label_names
 from .file_kinds import not_text, to_utf8
 from .tables import ANY, Format, Ragged, Table, read_table
@@ -186,3 +189,49 @@ def _kind(value: Any) -> str:
         return json.dumps(value)
     kinds = {list: "a list", dict: "an object", str: "a text"}
     return kinds.get(type(value), "a number")
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a path is a Parquet file, or a folder that has such files."""
+    if path.is_dir():
+        return any(path.rglob("*.parquet"))
+    return path.suffix.lower() == ".parquet"
+
+
+def read_parquet(path: Path, data: str) -> tuple[list[str], list[list[str]], str]:
+    """The names of the columns, the rows as text, and a hash of a Parquet file, or of a folder of them.
+
+    The columns that hold no text are empty. The `datasets` package (an extra) reads them.
+    """
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not path.exists():
+        raise UserError(f"there is no file {data}")
+    for file in files:
+        check_regular(file)
+        if path.is_dir():
+            check_inside(file, path)
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(f"{data} is a Parquet table, which needs the datasets package; {install('hub-data')}") from None
+    try:
+        datasets.disable_progress_bars()
+        table: Any = datasets.Dataset.from_parquet([str(file) for file in files], keep_in_memory=True)
+    except Exception as error:  # the package raises many kinds
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{data} cannot be read: {why}") from None
+    finally:
+        datasets.enable_progress_bars()
+    names = list(table.features)
+    columns = [_texts(table[name], table.features[name], datasets) for name in names]
+    if not len(table):
+        raise UserError(f"{data} is empty; write one pair a row")
+    sha = hashlib.sha256(repr([(file.name, fingerprint(file)["sha256"]) for file in files]).encode()).hexdigest()
+    return names, [list(row) for row in zip(*columns, strict=True)], sha
+
+
+def _texts(column: Any, feature: Any, datasets: Any) -> list[str]:
+    """A column as text: a class by its name, a number as it is written, and nothing for what is neither."""
+    if isinstance(feature, datasets.ClassLabel):
+        return ["" if value is None or value < 0 else feature.int2str(value) for value in column]
+    return [str(value) if isinstance(value, (str, int, float)) else "" for value in column]

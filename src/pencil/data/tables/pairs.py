@@ -13,8 +13,7 @@ from ..sources import PREFIX, is_several
 from ..split import SPLIT, hold_out_texts, not_evaluated, with_two_labels
 from .columns import LABELLED, PAIRS, Chosen, Kind, find_columns
 from .dates import CHARACTERS, VERSION, Dates
-from .pair_files import FORMER, MAX_FILE, Pair, Read, check_text, quote, read_pairs
-from .parquet import is_parquet, read_parquet
+from .pair_files import FORMER, MAX_FILE, Pair, Read, check_text, is_parquet, quote, read_pairs, read_parquet
 from .tables import ANY, Format
 
 EMBEDDED = ("dates",)

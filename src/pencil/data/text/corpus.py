@@ -83,7 +83,7 @@ class Corpus:
                 assert self.column is not None
                 yield from (pieces([text], CHUNK) for text in texts_of(path, self.column))
             else:
-                yield pieces(blocks_of(path), CHUNK)
+                yield pieces(decoded_blocks(path), CHUNK)
 
     def pieces(self) -> Iterator[str]:
         for document in self.documents():
@@ -99,8 +99,8 @@ def _some(names: list[str]) -> str:
     return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
 
 
-def blocks_of(path: Path) -> Iterator[str]:
-    """A plain text in blocks of any length, without the mark that some files begin with."""
+def decoded_blocks(path: Path) -> Iterator[str]:
+    """A plain text, decoded in blocks of any length, without the mark that some files begin with."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     with path.open("rb") as file:
         while block := file.read(CHUNK):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from ...config import UserError, install
 from ...console import note
 from ...files import check_links, open_aside, read_json, write_aside
-from ..cache import LARGEST_RECORD, cache_folder, hash_files, making, record_of, seal, usable
-from ..hub import offline_if_unreachable
+from ..cache import LARGEST_RECORD, cache_folder, making, record_of, seal, usable
+from ..hub import contents_of, offline_if_unreachable
 from .records import choose_column
 
 PART = 1 << 26  # bytes of a file of the cache: what is lost at most when the stream breaks off
@@ -83,8 +83,7 @@ def _opened(name: str, revision: str | None) -> Any:
 def _version(name: str, revision: str) -> str | list[tuple[str, str]]:
     """The commit of a data set of the hub; of a folder, its contents."""
     if Path(name).is_dir():
-        files = sorted(path for path in Path(name).rglob("*") if path.is_file())
-        return [(path.relative_to(name).as_posix(), sha) for path, sha in hash_files(Path(name), files).items()]
+        return contents_of(Path(name))
     if len(revision) == 40 and not set(revision) - set("0123456789abcdef"):
         return revision  # known without asking the hub
     try:

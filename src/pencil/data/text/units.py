@@ -21,7 +21,7 @@ from ...files import memory
 from ..cache import mark_of
 from ..tokenizers.library import pieces
 from ..tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
-from .corpus import CHUNK, Corpus, blocks_of
+from .corpus import CHUNK, Corpus, decoded_blocks
 from .records import Part, kind_of, lines_of, parquet, texts_of
 
 UNIT = 1 << 25  # bytes of text
@@ -115,7 +115,7 @@ def _plain(path: Path, known: str, most: int) -> Iterator[Unit]:
 
 def _blocks(path: Path) -> Iterator[str]:
     try:
-        yield from blocks_of(path)
+        yield from decoded_blocks(path)
     except (UnicodeDecodeError, OSError):
         raise _changed(path) from None
 
