@@ -79,7 +79,8 @@ def decode(model, given, backend, *kernels):
         span = Span.at(torch.where(active, positions, NOWHERE)[:, None])
         return model(tokens[:, None], span=span, cache=cache, last=True)[:, -1]
 
-    torch._dynamo.reset()
+    if backend:
+        torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend or "eager")
     run = torch.compile(step, backend=counter, fullgraph=True, dynamic=False) if backend else step
     drawn = torch.Generator().manual_seed(1)

@@ -4,70 +4,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from pencil.config import UserError
+import small_models
 from pencil.core.masks import NOWHERE, Mask
-from pencil.core.probe import Probe, declared
+from pencil.core.probe import Probe
 from pencil.core.span import Span
 from pencil.families import configure, create, family
 from pencil.models import dit
-from pencil.models.dit import PRESETS, DiTConfig, groupings
-from pencil.train.optim import make_optimizers
-from pencil.train.settings import TrainConfig
+from pencil.models.dit import DiTConfig, groupings
+from small_models import LABEL, SCHEMES, SOME_DITS, TEXT, conditions, noised
 
-SCHEMES = ["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
-SIZES = dict(image_size=(6, 10), channels=2, patch=(2, 5), width=30, depth=3, heads=3, hidden=17)
-LABEL, TEXT = dict(classes=11), dict(vocab=31, context=7, text_encoder_depth=1)
-VIDEO = dict(frames=10, patch_frames=2)
-FACTORED = VIDEO | dict(attention="factored")
-WINDOWED = dict(image_size=(12, 20), attention="windowed", window=2)
-KINDS = {
-    "label": LABEL,
-    "text": TEXT,
-    "nothing": dict(),
-    "plain": LABEL | dict(adaln="plain"),
-    "plain text": TEXT | dict(adaln="plain", positions="rope", rope_fraction=0.6),
-    "no null": LABEL | dict(null_condition=False),
-    "variance": LABEL | dict(noise_schedule="linear", learned_variance=True, downscale_freq_shift=True),
-    "video": TEXT | VIDEO,
-    "factored": LABEL | FACTORED,
-    "factored text": TEXT | FACTORED | dict(adaln="plain", noise_schedule="cosine", learned_variance=True),
-    "windowed": LABEL | WINDOWED,
-    "windowed video": WINDOWED | dict(frames=4, patch_frames=1),
-    **{f"{scheme} in {word}": LABEL | grouping | dict(positions=scheme) for scheme in SCHEMES
-       for word, grouping in (("full", dict()), ("groups", FACTORED), ("windows", WINDOWED))},
-}  # fmt: skip
-SOME = ["label", "text", "nothing", "plain text", "variance", "factored text", "windowed", "rope in full",
-        "shaw in groups", "t5 in windows", "rope in windows", "alibi in groups"]  # fmt: skip
+SIZES = small_models.SIZES["dit"]
+KINDS = small_models.KINDS["dit"]
 
 
 def tiny(**values):
-    torch.manual_seed(0)
-    model = create("dit", DiTConfig(**{**SIZES, **values})).eval()
-    with torch.no_grad():  # a fresh model predicts zero
-        for p in model.parameters():
-            p.add_(torch.randn_like(p) * 0.2)
-    return model
-
-
-def noised(c, rows, seed=7):
-    """Pictures or videos and the timestep of each."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, c.channels, *c.sides, generator=generator), torch.rand(rows, generator=generator) * 1000
-
-
-def conditions(c, rows, seed=3):
-    """Labels or texts, the shortest with padding on the left; and that one row has neither."""
-    generator = torch.Generator().manual_seed(seed)
-    dropped = torch.arange(rows) == 1 if c.null_condition and (c.classes or c.vocab) else None
-    if c.classes:
-        return torch.randint(0, c.classes, (rows,), generator=generator), None, dropped
-    if c.vocab is None:
-        return None, None, None
-    index = torch.arange(c.context).repeat(rows, 1)
-    index[0] = torch.tensor([NOWHERE] * 3 + list(range(c.context - 3)))
-    return torch.randint(0, c.vocab, (rows, c.context), generator=generator), Span.at(index), dropped
+    return small_models.tiny("dit", **values)
 
 
 def test_the_parameter_count_is_the_published_one():
@@ -80,74 +32,7 @@ def test_the_parameter_count_is_the_published_one():
     assert family("dit").parameters(config) == time + labels + patches + 28 * block + last == 675_129_632 - 16 * 16 * d
 
 
-def test_every_preset_builds():
-    for preset in PRESETS:
-        assert family("dit").parameters(configure("dit", preset)) > 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.proof("declared names = fired names", "dit")
-def test_declared_names_are_fired_with_their_declared_shapes(kind):
-    model, probe = tiny(**KINDS[kind]), Probe()
-    given, places, dropped = conditions(model.config, 2)
-    model(*noised(model.config, 2), given, places, dropped, probe=probe)
-    names = declared(model)
-    assert set(probe.values) | {name for name, entry in names.items() if entry.optional} == set(names)
-    sizes = {"B": 2, **model.config.sizes}
-    sizes |= {f"B·{letter}": 2 * sizes[letter] for letter in "wn" if letter in sizes}
-    for name, value in probe.values.items():
-        expected = [sizes[axis] for axis in names[name].axes.split()]
-        assert list(value.shape) in (expected, [1, *expected[1:]]), name
-
-
-@pytest.mark.parametrize("kind", SOME)
-@pytest.mark.proof("observed = fast to rounding, values and gradients", "dit")
-def test_observing_changes_answer_and_gradients_by_rounding_alone(kind):
-    model = tiny(**KINDS[kind]).double()
-    inputs = *(t.double() for t in noised(model.config, 3)), *conditions(model.config, 3)
-    fast = model(*inputs)
-    target = torch.randn(fast.shape, generator=torch.Generator().manual_seed(5)).double()
-    F.mse_loss(fast, target).backward()
-    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
-    model.zero_grad()
-    observed = model(*inputs, probe=Probe())
-    F.mse_loss(observed, target).backward()
-    torch.testing.assert_close(fast, observed, atol=1e-9, rtol=1e-9)
-    for name, p in model.named_parameters():
-        assert p.grad.any(), name
-        torch.testing.assert_close(p.grad, gradients[name], atol=1e-9, rtol=1e-9)
-
-
-GOLDEN_LOSSES = {
-    ("label", "muon"): [0.91678, 0.8903, 0.86509, 0.84081, 0.81706, 0.7933, 0.76899, 0.74319, 0.71503, 0.68355],
-    ("text", "adamw"): [0.91678, 0.89193, 0.86616, 0.83842, 0.80822, 0.77493, 0.73746, 0.69594, 0.65148, 0.60418],
-    ("factored", "muon"): [1.01119, 0.99894, 0.9874, 0.97644, 0.96588, 0.95556, 0.94526, 0.93473, 0.92369, 0.91181],
-}
-
-
-def ten_steps(kind, optimizer):
-    torch.manual_seed(1234)
-    model = create("dit", DiTConfig(**{**SIZES, **KINDS[kind]}))
-    optimizers = make_optimizers(model, TrainConfig(optimizer=optimizer))
-    picture, timestep = noised(model.config, 5)
-    target, given, losses = picture.flip(-1), conditions(model.config, 5), []
-    for _ in range(10):
-        loss = F.mse_loss(model(picture, timestep, *given), target)
-        loss.backward()
-        for o in optimizers.values():
-            o.step()
-            o.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize("kind, optimizer", [("label", "muon"), ("text", "adamw"), ("factored", "muon")])
-@pytest.mark.proof("golden ten-step loss", "dit")
-def test_ten_steps_of_training_give_the_same_losses_as_ever(kind, optimizer):
-    assert ten_steps(kind, optimizer) == pytest.approx(GOLDEN_LOSSES[kind, optimizer], abs=1e-4)
-
-
-@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize("kind", SOME_DITS)
 def test_a_fresh_model_predicts_exactly_zero(kind):
     torch.manual_seed(0)
     model = create("dit", DiTConfig(**{**SIZES, **KINDS[kind]}))
@@ -306,20 +191,6 @@ def test_an_edit_of_the_positions_reaches_the_output(kind, name):
     with torch.no_grad():
         output, edited = model(*inputs), model(*inputs, probe=Probe(edit={name: torch.zeros_like}))
     assert not torch.allclose(output, edited, atol=1e-3)
-
-
-@pytest.mark.parametrize("values, words", [
-    (dict(classes=11, vocab=31), "a label or a text, not both"),
-    (dict(learned_variance=True), "model.learned_variance needs --model.noise_schedule linear or cosine"),
-    (dict(frames=7, patch_frames=2), "patch_frames 2 does not divide model.frames 7"),
-    (dict(attention="factored"), "is for video"),
-    (dict(attention="windowed", window=2), "window 2 does not divide a grid of 3×2"),
-    (dict(width=32), "heads 3 does not divide"),
-    (dict(patch=(4, 5)), "does not divide a picture"),
-])  # fmt: skip
-def test_sizes_that_do_not_fit_are_refused_in_a_sentence(values, words):
-    with pytest.raises(UserError, match=words):
-        DiTConfig(**{**SIZES, **values})
 
 
 @pytest.mark.parametrize("shape", [(2, 10, 6), (3, 6, 10), (2, 10, 6, 10)])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from conftest import unchecked
 from pencil.config import UserError
 from pencil.core.embed import TimestepEmbedding
 from pencil.core.masks import full
@@ -39,6 +40,7 @@ def test_parameters_of_the_smallest_are_known_to_the_last():
 
 
 @cache
+@unchecked()
 def operations(preset):
     """What one picture costs, counted without computing it."""
     with torch.device("meta"):

@@ -5,42 +5,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from pencil.config import UserError
+import small_models
+from conftest import unchecked
 from pencil.core.masks import NOWHERE
 from pencil.core.notation import Notation
-from pencil.core.probe import Probe, declared
+from pencil.core.probe import Probe
 from pencil.core.span import Span
 from pencil.families import configure, create, family
-from pencil.models.gpt import PRESETS, GPTConfig
-from pencil.train.losses.vocabulary import next_token
-from pencil.train.optim import make_optimizers
-from pencil.train.settings import TrainConfig
+from pencil.models.gpt import GPTConfig
 from pencil.weights.gpt2 import GPT2
 from pencil.weights.llama import LLAMA
 from pencil.weights.maps import Source, load, write
+from small_models import SCHEMES
 
-SCHEMES = ["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
-KINDS = {
-    "gpt2": dict(positions="learned", bias=True, activation="gelu-tanh"),
-    "plain": dict(positions="sinusoidal", tie_embeddings=False, bias=True),
-    "llama": dict(positions="rope", norm="rms", activation="swiglu", kv_heads=1, tie_embeddings=False),
-    "none": dict(positions="none"),
-    "halves": dict(positions="sinusoidal-halves", activation="silu"),
-    "alibi": dict(positions="alibi", kv_heads=1),
-    "shaw": dict(positions="shaw", bias=True, activation="relu"),
-    "t5": dict(positions="t5", norm="rms", tie_embeddings=False),
-    "further": dict(positions="rope", rope_fraction=0.6, rope_scaling="yarn", rope_factor=2.0),
-}
+KINDS = small_models.KINDS["gpt"]
 
 
 def tiny(**values):
-    torch.manual_seed(0)
-    sizes = dict(vocab=101, context=17, width=30, depth=2, heads=3)
-    model = create("gpt", GPTConfig(**{**sizes, **values})).eval()
-    with torch.no_grad():  # a fresh model's scores are nearly even: make the differences matter
-        for p in model.parameters():
-            p.add_(torch.randn_like(p) * 0.2)
-    return model
+    return small_models.tiny("gpt", **values)
 
 
 def tokens(*shape, vocab=101):
@@ -94,12 +76,9 @@ def test_parameter_counts_are_the_published_ones(preset, count):
     assert family("gpt").parameters(configure("gpt", preset)) == count
 
 
-def test_every_preset_builds():
-    for preset in PRESETS:
-        assert family("gpt").parameters(configure("gpt", preset, vocab=211)) > 0
-    nanogpt = configure("gpt", "nanogpt", vocab=65)
-
-    assert family("gpt").parameters(nanogpt) == 4 * (12 * 128**2 + 2 * 128) + 65 * 128 + 64 * 128 + 128
+def test_the_parameters_of_a_nanogpt_are_those_of_its_sum():
+    config = configure("gpt", "nanogpt", vocab=65)
+    assert family("gpt").parameters(config) == 4 * (12 * 128**2 + 2 * 128) + 65 * 128 + 64 * 128 + 128
 
 
 def test_the_names_have_the_shapes_of_the_notation(golden):
@@ -122,35 +101,6 @@ def test_the_names_have_the_shapes_of_the_notation(golden):
     assert seen == set(symbols)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.proof("declared names = fired names", "gpt")
-def test_declared_names_are_fired_with_their_declared_shapes(kind):
-    model = tiny(**KINDS[kind])
-    probe = Probe()
-    model(tokens(2, 17), probe=probe)
-    names = declared(model)
-    assert set(probe.values) | {name for name, entry in names.items() if entry.optional} == set(names)
-    sizes = {"B": 2, **model.config.sizes}
-    for name, value in probe.values.items():
-        expected = [sizes[axis] for axis in names[name].axes.split()]
-        assert list(value.shape) in (expected, [1, *expected[1:]]), name
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.proof("observed = fast to rounding, values and gradients", "gpt")
-def test_observing_changes_answer_and_gradients_by_rounding_alone(kind):
-    model, ids = tiny(**KINDS[kind]), tokens(2, 17)
-    fast = model(ids)
-    next_token(fast, ids).backward()
-    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
-    model.zero_grad()
-    observed = model(ids, probe=Probe())
-    next_token(observed, ids).backward()
-    torch.testing.assert_close(fast, observed, atol=1e-5, rtol=1e-5)
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(p.grad, gradients[name], atol=1e-5, rtol=1e-4)
-
-
 def test_an_edit_reaches_the_logits():
     model, ids = tiny(), tokens(1, 11)
 
@@ -169,8 +119,9 @@ def test_an_edit_reaches_the_logits():
 @pytest.mark.proof("cached = uncached under random chunking and mixed lengths", "gpt")
 @settings(max_examples=50)
 @given(data=st.data(), kind=st.sampled_from(sorted(KINDS)))
+@unchecked()
 def test_cached_equals_uncached_under_any_chunking(data, kind):
-    model = tiny(**KINDS[kind]).double()
+    model = small_models.exact("gpt", kind)
     total = data.draw(st.integers(1, 17))
     ids = tokens(2, total)
     cache = model.new_cache(2, data.draw(st.integers(total, 19)))
@@ -187,8 +138,9 @@ def test_cached_equals_uncached_under_any_chunking(data, kind):
 @settings(max_examples=36)
 @given(lengths=st.lists(st.integers(1, 11), min_size=2, max_size=5), steps=st.integers(1, 5),
        kind=st.sampled_from(sorted(KINDS)), right=st.booleans())  # fmt: skip
+@unchecked()
 def test_a_batch_of_mixed_lengths_equals_each_row_alone(lengths, steps, kind, right):
-    model = tiny(**KINDS[kind]).double()
+    model = small_models.exact("gpt", kind)
     longest = max(lengths)
     rows = tokens(len(lengths), longest + steps)
     index = torch.full((len(lengths), longest), NOWHERE)
@@ -223,35 +175,6 @@ def test_a_token_never_sees_a_later_one(scheme):
     assert not torch.equal(before[:, 11:], after[:, 11:])
 
 
-GOLDEN_LOSSES = {
-    ("nanogpt", "adamw"): [4.11231, 3.85415, 3.71385, 3.60931, 3.51502, 3.42574, 3.33305, 3.24121, 3.14927, 3.05575],
-    ("nanogpt", "muon"): [4.11231, 3.89057, 3.73212, 3.61148, 3.50704, 3.40942, 3.31342, 3.21473, 3.11692, 3.02129],
-    ("llama-nano", "muon"): [4.11708, 3.9286, 3.76104, 3.61431, 3.48333, 3.36395, 3.26024, 3.15006, 3.03503, 2.92187],
-}  # fmt: skip
-
-
-def ten_steps(preset, optimizer):
-    torch.manual_seed(1234)
-    model = create("gpt", configure("gpt", preset, vocab=61, width=40, depth=2, hidden=None, context=19))
-    optimizers = make_optimizers(model, TrainConfig(optimizer=optimizer))
-    ids = torch.randint(0, 61, (5, 20), generator=torch.Generator().manual_seed(5))
-    losses = []
-    for _ in range(10):
-        loss = next_token(model(ids[:, :-1]), ids[:, 1:])
-        loss.backward()
-        for o in optimizers.values():
-            o.step()
-            o.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize("preset, optimizer", [("nanogpt", "adamw"), ("nanogpt", "muon"), ("llama-nano", "muon")])
-@pytest.mark.proof("golden ten-step loss", "gpt")
-def test_ten_steps_of_training_give_the_same_losses_as_ever(preset, optimizer):
-    assert ten_steps(preset, optimizer) == pytest.approx(GOLDEN_LOSSES[preset, optimizer], abs=1e-4)
-
-
 def test_initialisation_is_gpt2s():
     torch.manual_seed(0)
     model = create("gpt", GPTConfig(vocab=997, width=256, depth=8, heads=4, bias=True, positions="learned"))
@@ -263,29 +186,6 @@ def test_initialisation_is_gpt2s():
         else:
             written = name.endswith(("attn.out.weight", "mlp.down.weight"))
             assert p.std().item() == pytest.approx(0.02 / 4 if written else 0.02, rel=0.03), name
-
-
-@pytest.mark.parametrize("values, words", [
-    (dict(width=100, heads=3), "heads 3 does not divide"),
-    (dict(heads=4, kv_heads=3), "kv_heads 3 does not divide"),
-    (dict(width=30, heads=2, positions="rope"), "even"),
-    (dict(width=21, heads=3, positions="sinusoidal"), "even"),
-    (dict(width=21, heads=3, positions="sinusoidal-halves"), "even"),
-    (dict(width=30, heads=3, rope_fraction=0.5), "rope_fraction 0.5 rotates must be even, not 5"),
-    (dict(width=30, heads=3, rope_fraction=0.1), "rope_fraction 0.1 rotates must be even, not 1"),
-    (dict(rope_fraction=1.5), "rope_fraction must be above 0 and at most 1"),
-    (dict(rope_factor=-2.0), "rope_factor must be above 0"),
-    (dict(depth=0), "depth must be at least 1"),
-    (dict(dropout=1.0), "dropout"),
-])  # fmt: skip
-def test_sizes_that_do_not_fit_are_refused_in_a_sentence(values, words):
-    with pytest.raises(UserError, match=words):
-        GPTConfig(**values)
-
-
-@pytest.mark.parametrize("scheme", ["learned", "alibi", "shaw", "t5", "none"])
-def test_an_odd_width_is_no_matter_to_schemes_that_pair_nothing(scheme):
-    assert tiny(width=21, positions=scheme)(tokens(2, 11)).shape == (2, 11, 101)
 
 
 def test_more_tokens_than_positions_are_refused_and_only_a_table_has_a_limit():

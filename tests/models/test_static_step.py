@@ -22,13 +22,23 @@ def no_grad():
         yield
 
 
-@pytest.mark.parametrize("name", MODELS)
+# of rotations the scaled ones are one more table of frequencies
+LONG = {"gpt rope": pytest.mark.long, "gpt rope ntk": pytest.mark.long}
+
+
+def with_long(names):
+    return [pytest.param(name, marks=LONG.get(name, ())) for name in names]
+
+
+@pytest.mark.parametrize("name", with_long(MODELS))
 def test_a_step_of_static_shapes_gives_what_the_whole_text_gives(name):
     with unchecked():
         decode(*made(name), None)
 
 
-@pytest.mark.parametrize("name", ["gpt rope", "gpt grouped", "gpt window", "captioner rope", "seq2seq learned"])
+@pytest.mark.parametrize(
+    "name", with_long(["gpt rope", "gpt grouped", "gpt window", "captioner rope", "seq2seq learned"])
+)
 def test_a_kernel_is_given_what_it_needs_to_attend_to_each_rows_own_keys(name):
     calls, written = [], []
 

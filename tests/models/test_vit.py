@@ -10,36 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import small_models
 from pencil.config import UserError
 from pencil.core.patches import cut, join
-from pencil.core.probe import Probe, declared
+from pencil.core.probe import Probe
 from pencil.families import configure, create, family
-from pencil.models.vit import PRESETS, ViTConfig, attention_maps
-from pencil.train.optim import make_optimizers
-from pencil.train.settings import TrainConfig
+from pencil.models.vit import ViTConfig, attention_maps
+from small_models import SCHEMES
 
-SCHEMES = ["learned", "sinusoidal", "sinusoidal-halves", "rope", "alibi", "shaw", "t5", "none"]
-SIZES = dict(image_size=(6, 25), channels=2, patch=(2, 5), classes=11, width=42, depth=2, heads=3, hidden=53)
-KINDS = {
-    "class": dict(),
-    "mean": dict(pool="mean", positions="sinusoidal", activation="gelu-tanh"),
-    "rotated": dict(positions="rope", norm="rms", activation="swiglu", bias=False),
-    "none": dict(pool="mean", positions="none"),
-    "halves": dict(positions="sinusoidal-halves", activation="relu"),
-    "alibi": dict(positions="alibi", activation="silu"),
-    "shaw": dict(pool="mean", positions="shaw", norm="rms"),
-    "t5": dict(positions="t5", bias=False),
-    "partly rotated": dict(positions="rope", rope_fraction=0.6),
-    "distilled": dict(registers=1, distilled=True),
-    "registers": dict(pool="mean", registers=3, class_token=True, token_positions=False, embed_norm=True,
-                      norm_pooled=True, qkv_bias=False),
-    "rotated registers": dict(positions="rope", registers=2, norm_pooled=True),
-}  # fmt: skip
+SIZES = small_models.SIZES["vit"]
 
 
 def tiny(**values):
-    torch.manual_seed(0)
-    return stirred(create("vit", ViTConfig(**{**SIZES, **values})).eval())
+    return small_models.tiny("vit", **values)
 
 
 def stirred(model):
@@ -59,70 +42,6 @@ def pictures(count, channels=2, height=6, width=25):
 ])  # fmt: skip
 def test_parameter_counts_are_the_published_ones(preset, count):
     assert family("vit").parameters(configure("vit", preset)) == count
-
-
-def test_every_preset_builds():
-    for preset in PRESETS:
-        assert family("vit").parameters(configure("vit", preset)) > 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.proof("declared names = fired names", "vit")
-def test_declared_names_are_fired_with_their_declared_shapes(kind):
-    model = tiny(**KINDS[kind])
-    probe = Probe()
-    model(pictures(2), probe=probe)
-    names = declared(model)
-    assert set(probe.values) | {name for name, entry in names.items() if entry.optional} == set(names)
-    sizes = {"B": 2, **model.config.sizes}
-    for name, value in probe.values.items():
-        expected = [sizes[axis] for axis in names[name].axes.split()]
-        assert list(value.shape) in (expected, [1, *expected[1:]]), name
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.proof("observed = fast to rounding, values and gradients", "vit")
-def test_observing_changes_answer_and_gradients_by_rounding_alone(kind):
-    model, picture, labels = tiny(**KINDS[kind]), pictures(2), torch.tensor([3, 10])
-    fast = model(picture)
-    F.cross_entropy(fast, labels).backward()
-    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
-    model.zero_grad()
-    observed = model(picture, probe=Probe())
-    F.cross_entropy(observed, labels).backward()
-    torch.testing.assert_close(fast, observed, atol=1e-5, rtol=1e-5)
-    for name, p in model.named_parameters():
-        assert p.grad.any(), name
-        torch.testing.assert_close(p.grad, gradients[name], atol=1e-5, rtol=1e-4)
-
-
-GOLDEN_LOSSES = {
-    ("class", "adamw"): [2.44191, 2.31467, 2.23278, 2.00874, 1.85536, 1.75937, 1.65075, 1.56746, 1.47716, 1.389],
-    ("class", "muon"): [2.44191, 2.3323, 2.26312, 2.15214, 1.92131, 1.7257, 1.63916, 1.50824, 1.4266, 1.32025],
-    ("rotated", "muon"): [2.39814, 2.29423, 2.17138, 1.99515, 1.77855, 1.58104, 1.44737, 1.34619, 1.25564, 1.15676],
-}
-
-
-def ten_steps(kind, optimizer):
-    torch.manual_seed(1234)
-    model = create("vit", ViTConfig(**SIZES, **KINDS[kind]))
-    optimizers = make_optimizers(model, TrainConfig(optimizer=optimizer))
-    picture, labels = pictures(13), torch.arange(13) % 11
-    losses = []
-    for _ in range(10):
-        loss = F.cross_entropy(model(picture), labels)
-        loss.backward()
-        for o in optimizers.values():
-            o.step()
-            o.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize("kind, optimizer", [("class", "adamw"), ("class", "muon"), ("rotated", "muon")])
-@pytest.mark.proof("golden ten-step loss", "vit")
-def test_ten_steps_of_training_give_the_same_losses_as_ever(kind, optimizer):
-    assert ten_steps(kind, optimizer) == pytest.approx(GOLDEN_LOSSES[kind, optimizer], abs=1e-4)
 
 
 def shuffled(picture, patch=(2, 5)):
@@ -265,32 +184,6 @@ def test_an_edit_reaches_the_logits():
     by_weight.blocks[1].attn.out.weight.data[:, 14:28] = 0
     torch.testing.assert_close(edited, by_weight(picture), atol=1e-5, rtol=1e-5)
     assert not torch.allclose(edited, tiny()(picture), atol=1e-3)
-
-
-@pytest.mark.parametrize("values, words", [
-    (dict(width=100, heads=3), "heads 3 does not divide"),
-    (dict(width=30, heads=2, positions="rope"), "even"),
-    (dict(width=6, heads=3, positions="rope"), "at least 4, not 2"),
-    (dict(width=21, heads=3, positions="sinusoidal"), "even"),
-    (dict(width=21, heads=3, positions="sinusoidal-halves"), "even"),
-    (dict(width=42, heads=3, positions="rope", rope_fraction=0.5), "rope_fraction 0.5 rotates must be even, not 7"),
-    (dict(width=42, heads=3, positions="rope", rope_fraction=0.2), "at least 4, not 2"),
-    (dict(width=2, heads=1, positions="sinusoidal"), "at least 4, not 2"),
-    (dict(patch=(0, 4)), "patch must be at least 1"),
-    (dict(image_size=(0, 4)), "image_size must be at least 1"),
-    (dict(classes=0), "classes must be at least 1"),
-    (dict(channels=0), "channels must be at least 1"),
-    (dict(dropout=1.0), "dropout"),
-    (dict(registers=-1), "registers must be at least 0"),
-    (dict(class_token=False), "pool class reads a class token"),
-    (dict(token_positions=False, positions="rope"), "token_positions has no effect with positions rope"),
-    (dict(token_positions=False, pool="mean"), "no class token and no registers"),
-    (dict(distilled=True), "needs model.registers 1 or more"),
-    (dict(distilled=True, registers=1, pool="mean", class_token=True), "model.pool class"),
-])  # fmt: skip
-def test_sizes_that_do_not_fit_are_refused_in_a_sentence(values, words):
-    with pytest.raises(UserError, match=words):
-        ViTConfig(**values)
 
 
 @pytest.mark.parametrize(
