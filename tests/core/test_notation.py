@@ -153,14 +153,14 @@ def test_formulas_of_a_cached_step(scheme):
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("pool", rest_long(["class", "mean"], lambda pool: pool == "class"))
 def test_formulas_of_a_vit(scheme, pool):
-    model = randomised("vit", **IMAGE, depth=2, classes=5, positions=scheme, pool=pool, bias=pool == "class")
+    model = randomised("vit", **IMAGE, depth=1, classes=5, positions=scheme, pool=pool, bias=pool == "class")
     picture = torch.randn(2, 3, 6, 10, dtype=torch.float64)
     values = values_of(model, picture)
     coords = grid_positions((3, 2))
     if pool == "class":
         coords = torch.cat((torch.tensor([[0, -1]]), coords))
     inputs = {"X_img": picture, "picture": picture}
-    assert check(Run(model, Notation(model, values), values, inputs, {"text": coords[None]})) > 30
+    assert check(Run(model, Notation(model, values), values, inputs, {"text": coords[None]})) > 15
 
 
 VIT_TOKENS = [

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from conftest import unchecked
 from pencil.core import patches
 from pencil.core.embed import Patches
 from pencil.core.patches import cut, fold, glue, grid_positions, join, swap, unfold, unglue, unswap
@@ -70,6 +71,7 @@ def test_the_numeric_instance_of_the_notation(golden):
 
 
 @given(data=st.data(), axes=st.integers(1, 3), channels=st.integers(1, 5), batch=st.integers(1, 3))
+@unchecked()
 def test_joining_undoes_cutting_and_each_move_undoes_itself(data, axes, channels, batch):
     patch = data.draw(st.lists(st.integers(1, 5), min_size=axes, max_size=axes))
     grid = data.draw(st.lists(st.integers(1, 4), min_size=axes, max_size=axes))
@@ -86,6 +88,7 @@ def test_joining_undoes_cutting_and_each_move_undoes_itself(data, axes, channels
 
 
 @given(data=st.data(), channels=st.integers(1, 4))
+@unchecked()
 def test_each_patch_is_the_square_at_its_position(data, channels):
     """Against plain slicing."""
     (ph, pw), (rows, columns) = (data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4))) for _ in "pg")

@@ -190,7 +190,7 @@ def test_every_letter_of_every_family_is_in_the_legend():
     extra = {"classes": 7}
     for family in FAMILIES:
         for positions in ("learned", "rope", "alibi", "shaw", "t5"):
-            config = configure(family, None, positions=positions, **(extra if family == "reader" else {}))
+            config = configure(family, None, depth=2, positions=positions, **(extra if family == "reader" else {}))
             with torch.device("meta"):
                 model = create(family, config)
             for name, entry in declared(model).items():

@@ -9,8 +9,7 @@ from pencil.families import create
 from pencil.inference.diffusion import make_process
 from pencil.inference.diffusion_sampling import sample_steps, split_variance
 from pencil.models.dit import DiTConfig
-from pencil.weights.dit import DIT, sinusoids
-from pencil.weights.dit_schedule import FLOW, USUAL, describe_schedule, schedule_settings
+from pencil.weights.dit import DIT, FLOW, USUAL, describe_schedule, schedule_settings, sinusoids
 from pencil.weights.maps import Source, load, read, write
 
 pytest.importorskip("diffusers", reason="diffusers (an extra) is not installed")

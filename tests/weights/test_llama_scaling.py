@@ -85,7 +85,7 @@ def test_logits_equal_transformers_llama_with_scaled_rotations(scaling):
 def test_ntk_raises_the_base(pairs, base, factor):
     d = 2 * pairs
     raised = base * factor ** (d / (d - 2))
-    found = ntk(factor)(frequencies(pairs, base, torch.device("cpu")))
+    found = ntk(factor, frequencies(pairs, base, torch.device("cpu")))
     expected = torch.tensor([raised ** (-2 * i / d) for i in range(pairs)], dtype=torch.float64)
     torch.testing.assert_close(found, expected, atol=0, rtol=1e-12)
 

@@ -13,10 +13,9 @@ from conftest import unchecked
 from pencil.config import UserError
 from pencil.families.family import FAMILIES
 from pencil.models.parts import make_positions
-from pencil.weights.fields import MAPPED, Only
+from pencil.weights.fields import COMMON, MAPPED, Only
 from pencil.weights.maps import Source, load
 from pencil.weights.parity import compare
-from pencil.weights.transformers_fields import COMMON
 
 KINDS = {
     kind: one

@@ -22,9 +22,8 @@ from conftest import unchecked
 from pencil.config import UserError
 from pencil.families.family import FAMILIES
 from pencil.inference.diffusion import make_process
-from pencil.weights.dit import DIT
+from pencil.weights.dit import DIT, FLOW, PREDICTIONS, schedule_settings
 from pencil.weights.dit_original import DIT_ORIGINAL
-from pencil.weights.dit_schedule import FLOW, PREDICTIONS, schedule_settings
 from pencil.weights.llama_original import LLAMA_ORIGINAL
 from pencil.weights.maps import Architecture, Source, load
 from pencil.weights.nanogpt import NANOGPT

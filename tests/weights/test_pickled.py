@@ -89,7 +89,7 @@ def test_code_is_not_run(tmp_path, monkeypatch):
 def test_both_formats_of_torch(tmp_path, zipped):
     torch.save(tensors(), tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
     assert here(tmp_path / "a.pt", tmp_path) == {"values": {}, "part": "", "others": []}
-    from pencil.weights.source import FileSource
+    from pencil.weights.checkpoint_files import FileSource
 
     same(FileSource([tmp_path / "x.safetensors"]), tensors())
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..cost.devices import Workload
 from ..families.dit import FAMILY
 from ..inference.image_sampling import process_of, sample_images
-from ..weights.dit_schedule import describe_schedule
+from ..weights.dit import describe_schedule
 from .dit import PEER, models, to_dtype
 from .models import work_of
 from .plan import Plan, Row

@@ -12,7 +12,6 @@ and `rotate` is the only place that reads it. `models/rope_pairs.py` converts a 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from math import prod
 from typing import Literal
 
@@ -225,35 +224,28 @@ def _numbered(frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
     return torch.arange(len(frequency), device=frequency.device, dtype=frequency.dtype)
 
 
-# A stretch is a named function with its numbers bound by `partial`: a closure could not be pickled, nor a model.
+# A stretch is one of these functions with its numbers bound by `partial`: a closure could not be pickled, nor a model.
 
 
-def interpolate(factor: float) -> Callable[[Tensor], Tensor]:
+def interpolate(factor: float, frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
     """Position interpolation: every position is divided by the factor, so no angle is new to the model."""
-    return partial(_interpolated, factor)
-
-
-def _interpolated(factor: float, frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
     return frequency / factor
 
 
-def ntk(factor: float) -> Callable[[Tensor], Tensor]:
+def ntk(factor: float, frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
     """NTK-aware scaling: a larger base. The slowest pair rotates slower by the factor, the fastest as before."""
-    return partial(_ntk_scaled, factor)
-
-
-def _ntk_scaled(factor: float, frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
     n = len(frequency)
     return frequency if n < 2 else frequency / factor ** (_numbered(frequency) / (n - 1))
 
 
-def yarn(factor: float, trained: int, base: float) -> tuple[Callable[[Tensor], Tensor], float]:
+def yarn_strength(factor: float) -> float:
+    """YaRN's factor on q and k (the attention scaling)."""
+    return 0.1 * math.log(factor) + 1
+
+
+def yarn(factor: float, trained: int, base: float, frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
     """YaRN: pairs that rotate more than 32 times within the trained length are kept, those that rotate less than once
-    are slowed by the factor, those between are blended. Also returns its factor on q and k (the attention scaling)."""
-    return partial(_yarn_scaled, factor, trained, base), 0.1 * math.log(factor) + 1
-
-
-def _yarn_scaled(factor: float, trained: int, base: float, frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+    are slowed by the factor, those between are blended."""
     n = len(frequency)
 
     def pair_that_rotates(times: float) -> float:
@@ -264,12 +256,8 @@ def _yarn_scaled(factor: float, trained: int, base: float, frequency: Float[Tens
     return frequency / factor * slow + frequency * (1 - slow)
 
 
-def llama3(factor: float, trained: int) -> Callable[[Tensor], Tensor]:
+def llama3(factor: float, trained: int, frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
     """Llama 3: wavelengths above the trained length are slowed by the factor, those below a quarter of it are kept."""
-    return partial(_llama3_scaled, factor, trained)
-
-
-def _llama3_scaled(factor: float, trained: int, frequency: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
     rotations = trained * frequency / (2 * math.pi)
     kept = ((rotations - 1) / 3).clamp(0, 1)
     return frequency / factor * (1 - kept) + frequency * kept

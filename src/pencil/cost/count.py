@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ..config import UserError
+from ..models.config import BlockConfig
 from .profile import CostProfile, on_meta
 
 # the group of a parameter or a product is that of the first module in its path that is named here
@@ -95,7 +96,11 @@ class Counts:
 
 
 def count(
-    build: Callable[[Any], nn.Module], profile: CostProfile, config: Any, length: int | None = None, short: bool = True
+    build: Callable[[Any], nn.Module],
+    profile: CostProfile,
+    config: BlockConfig,
+    length: int | None = None,
+    short: bool = True,
 ) -> Counts:
     """Parameters, and FLOPs of one sequence with text of `length` tokens.
 
@@ -197,7 +202,7 @@ class _Recorded:
     def __init__(self, formula: Callable[..., int], record: Callable[[int, list[Tensor]], None]):
         self.formula, self.record = formula, record
 
-    def __call__(self, *args: Any, **kwargs: Any) -> int:
+    def __call__(self, *args: object, **kwargs: object) -> int:
         flops = self.formula(*args, **kwargs)
         self.record(flops, [x for x in args if isinstance(x, Tensor) and x.ndim > 1])
         return flops

@@ -1,9 +1,9 @@
 """The roofline: a device needs at least the time for the FLOPs or for moving the bytes, whichever is longer."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from ..config import UserError, nearest
+from ..models.config import BlockConfig
 from .count import Counts, Pass
 from .memory import BYTES, TrainMemory, kv_cache
 from .profile import CostProfile
@@ -73,7 +73,7 @@ class Workload:
 
 def workloads(
     profile: CostProfile,
-    config: Any,
+    config: BlockConfig,
     counts: Counts,
     memory: TrainMemory,
     batch: int,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..device import sync_of
+from ..models.config import BlockConfig
 from .activations import FULL
 from .count import Counts, count
 from .memory import train_memory
@@ -35,7 +36,7 @@ class Fit(NamedTuple):
 def fitting(
     build: Callable[[Any], nn.Module],
     profile: CostProfile,
-    config: Any,
+    config: BlockConfig,
     train: Any,
     memory: float,
     devices: int = 1,

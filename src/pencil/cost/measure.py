@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..files import memory
+from ..models.config import BlockConfig
 from .devices import Device, Workload
 from .memory import BYTES, TrainMemory
 from .profile import CostProfile
@@ -64,7 +65,7 @@ def memory_size(device: torch.device) -> float:
 def measure(
     build: Callable[[Any], nn.Module],
     profile: CostProfile,
-    config: Any,
+    config: BlockConfig,
     batch: int,
     length: int | None,
     dtype: str,
@@ -92,7 +93,7 @@ def measure(
 
 
 def _train_step(
-    model: Any, profile: CostProfile, inputs: tuple[Tensor, ...], dtype: str, device: torch.device
+    model: nn.Module, profile: CostProfile, inputs: tuple[Tensor, ...], dtype: str, device: torch.device
 ) -> float:
     """One update with AdamW, in the precision the trainer uses."""
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -108,7 +109,9 @@ def _train_step(
 
 
 @torch.no_grad()
-def _forward(model: Any, profile: CostProfile, inputs: tuple[Tensor, ...], dtype: str, device: torch.device) -> float:
+def _forward(
+    model: nn.Module, profile: CostProfile, inputs: tuple[Tensor, ...], dtype: str, device: torch.device
+) -> float:
     """A forward pass; of a model that decodes, a prefill: logits for the last token only."""
     model, inputs = _for_inference(model, inputs, dtype)
     last = {"last": True} if profile.decodes else {}

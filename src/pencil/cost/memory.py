@@ -1,7 +1,7 @@
 """Memory in bytes: a train step's, with and without activation recomputation, and a KV cache's."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..models.config import BlockConfig
 from .activations import FULL, Activations
@@ -76,7 +76,7 @@ def loss_memory(logits: int, vocab: int, width: int, half: int, cuda: bool) -> L
 
 def train_memory(
     profile: CostProfile,
-    config: Any,
+    config: BlockConfig,
     counts: Counts,
     batch: int,
     length: int | None = None,
@@ -88,7 +88,7 @@ def train_memory(
     held, half = None, BYTES[dtype]
     if profile.activations is not None:
         found = profile.activations(config, batch, length, half)
-        vocab = getattr(config, "vocab", None) or 1
+        vocab = config.vocab or 1
         loss = loss_memory(found.logits, vocab, config.width, half, cuda)
         held = _activation_memory(found, counts, half, loss, half * vocab * config.width, sharded)
     trained, weights = counts.trained, FULL * counts.total_parameters

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import UserError
+from ..models.config import BlockConfig
 from .activations import Activations
 
 
@@ -17,12 +18,12 @@ def example_inputs(model: Any, batch: int, length: int | None = None) -> tuple[T
     return tuple(x[:, :length] if length is not None and x.dtype == torch.long else x for x in model.example(batch))
 
 
-def token_count(config: Any, length: int | None = None) -> int:
+def token_count(config: BlockConfig, length: int | None = None) -> int:
     """All tokens the model takes; one where it takes none, so that FLOPs per token are those of an input."""
     return config.sizes.get("T", 1)
 
 
-def text_length(config: Any, length: int | None = None) -> int:
+def text_length(config: BlockConfig, length: int | None = None) -> int:
     """Tokens of a text: as many as given, otherwise the model's context."""
     return length or config.context
 
@@ -38,7 +39,7 @@ def mean_square(output: Tensor) -> Tensor:
     return output.float().square().mean()
 
 
-def no_formulas(config: Any) -> dict[str, str]:
+def no_formulas(config: BlockConfig) -> dict[str, str]:
     return {}
 
 
@@ -57,7 +58,7 @@ class CostProfile:
     parameter_formulas: Callable[[Any], dict[str, str]] = no_formulas  # by group, for display
     flop_formulas: Callable[[Any], dict[str, str]] = no_formulas  # of one token's forward pass
 
-    def check_length(self, config: Any, length: int | None) -> None:
+    def check_length(self, config: BlockConfig, length: int | None) -> None:
         """Refuse a length that the model cannot take."""
         if length is None:
             return
@@ -67,7 +68,7 @@ class CostProfile:
             raise UserError(f"--context must be from 1 to {config.context}, not {length}")
 
 
-def on_meta(build: Callable[[Any], nn.Module], config: Any) -> Any:
+def on_meta(build: Callable[[Any], nn.Module], config: BlockConfig) -> Any:
     """The model without memory for its parameters."""
     with torch.device("meta"):
         return build(config)

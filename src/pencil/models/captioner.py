@@ -89,7 +89,7 @@ class CaptionerConfig(BlockConfig, without=("head_dim", "rope_scaling", "rope_fa
         former: Any = self.delimiters
         object.__setattr__(self, "delimiters", self.FORMER_VALUES.get(("delimiters", former), former))
         check_sizes(self)
-        check_picture(self)
+        check_picture(self.image_size, self.patch)
         check_positions(self.positions, self, 1)
         check_positions(self.image_scheme, self, 2)
         if self.delimiter_positions and self.delimiters == "none":
@@ -298,7 +298,7 @@ class Captioner(Shown, nn.Module):
 
     def read(self, picture: Float[Tensor, "B C H W"], probe: Probe = OFF) -> tuple[Float[Tensor, "B M D"], Span]:
         """The image as tokens, with their position and type embeddings, and their span."""
-        check_shape(picture, self.config)
+        check_shape(picture, (self.config.channels, *self.config.image_size))
         x = self.patches(picture, probe / "patches")
         if self.project is not None:
             x = self.project(x, probe / "project")

@@ -8,7 +8,7 @@ third longer; dropping a key is a factor on the values, which every kernel can d
 
 import math
 from collections.abc import Collection
-from typing import Any, ClassVar, Literal, Protocol, dataclass_transform, runtime_checkable
+from typing import Any, ClassVar, Literal, dataclass_transform
 
 from ..config import UserError
 from ..core.layers import ActivationWord, NormWord
@@ -63,6 +63,10 @@ class BlockConfig(Settings):
     embed_norm = False
     buckets = None
     position_offset = 0
+    vocab = 0
+    context = 0
+    window = None
+    frames = 1
 
     # settings and values of versions before 0.7, and what they are called now
     RENAMED: ClassVar = {
@@ -109,6 +113,11 @@ class BlockConfig(Settings):
         """The position schemes of the parts of the sequence."""
         return (self.positions,)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each axis letter used in shapes."""
+        raise NotImplementedError
+
     def block_sizes(self, tokens: int, axes: int) -> dict[str, int]:
         """The size of each axis letter used in the shapes of blocks; positions have so many axes."""
         return {
@@ -138,18 +147,6 @@ def _in_order(shared: dict[str, Any], own: dict[str, Any], without: Collection[s
     return dict(sorted((shared | own).items(), key=lambda setting: places[setting[0]]))
 
 
-@runtime_checkable
-class PictureConfig(Protocol):
-    """A config of a model that reads pictures in patches."""
-
-    @property
-    def image_size(self) -> tuple[int, int]: ...
-    @property
-    def channels(self) -> int: ...
-    @property
-    def patch(self) -> tuple[int, int]: ...
-
-
 SIZES = (
     "vocab", "source_vocab", "context", "source_context", "width", "depth", "heads", "hidden", "kv_heads", "channels",
     "classes", "image_width", "text_width", "rope_original_context", "max_distance",
@@ -166,7 +163,7 @@ LARGEST = {
 LARGEST_OTHER, MOST_PATCHES = 1 << 20, 1 << 22
 
 
-def check_largest(name: str, value: Any) -> None:
+def check_largest(name: str, value: object) -> None:
     """Refuse a size that no machine could hold."""
     most = LARGEST.get(name, LARGEST_OTHER)
     for one in value if isinstance(value, tuple) else (value,):
@@ -224,26 +221,26 @@ def check_positions(name: Scheme, c: BlockConfig, axes: int) -> None:
         raise UserError(f"sinusoidal positions along {axes} axes need a width of at least {2 * axes}, not {c.width}")
 
 
-def check_picture(c: PictureConfig, frames: int = 1) -> None:
+def check_picture(image_size: tuple[int, int], patch: tuple[int, int], frames: int = 1) -> None:
     """Refuse a patch that does not divide the image, and suggest those that do; `frames` patches lie along time."""
-    for name, sizes in (("image_size", c.image_size), ("patch", c.patch)):
+    for name, sizes in (("image_size", image_size), ("patch", patch)):
         if min(sizes) < 1:
             raise UserError(f"model.{name} must be at least 1, not {by(sizes)}")
-    across = [max(1, side // max(1, patch)) for side, patch in zip(c.image_size, c.patch, strict=True)]
+    across = [max(1, side // max(1, part)) for side, part in zip(image_size, patch, strict=True)]
     if (count := frames * math.prod(across)) > MOST_PATCHES:
         raise UserError(
-            f"an image of {by(c.image_size)} has {count:,} patches of {by(c.patch)}, more than {MOST_PATCHES:,}"
+            f"an image of {by(image_size)} has {count:,} patches of {by(patch)}, more than {MOST_PATCHES:,}"
         )
-    if not any(side % patch for side, patch in zip(c.image_size, c.patch, strict=True)):
+    if not any(side % part for side, part in zip(image_size, patch, strict=True)):
         return
-    if len(set(c.patch)) == 1:
-        near = ", ".join(map(str, _divisors_near(math.gcd(*c.image_size), c.patch[0])))
+    if len(set(patch)) == 1:
+        near = ", ".join(map(str, _divisors_near(math.gcd(*image_size), patch[0])))
     else:
-        near = by([_divisors_near(side, patch)[-1] for side, patch in zip(c.image_size, c.patch, strict=True)])
-    sides = [str(-(-side // patch) * patch) for side, patch in zip(c.image_size, c.patch, strict=True)]
+        near = by([_divisors_near(side, part)[-1] for side, part in zip(image_size, patch, strict=True)])
+    sides = [str(-(-side // part) * part) for side, part in zip(image_size, patch, strict=True)]
     larger = "x".join(sides if len(set(sides)) > 1 else sides[:1])
     raise UserError(
-        f"model.patch {by(c.patch)} does not divide a picture of {by(c.image_size)}; a patch of {near} would, or a "
+        f"model.patch {by(patch)} does not divide a picture of {by(image_size)}; a patch of {near} would, or a "
         f"model.image_size of {larger}"
     )
 

@@ -82,7 +82,7 @@ class DiTConfig(BlockConfig, without=_NOT_OF_ADALN):
 
     def __post_init__(self):
         check_sizes(self)
-        check_picture(self, max(1, self.frames // max(1, self.patch_frames)))
+        check_picture(self.image_size, self.patch, max(1, self.frames // max(1, self.patch_frames)))
         check_positions(self.positions, self, len(self.grid))
         if self.mlp_eps is not None and not self.mlp_eps > 0:
             raise UserError(f"model.mlp_eps must be above 0, not {self.mlp_eps}")

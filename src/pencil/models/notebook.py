@@ -8,7 +8,7 @@ from torch import nn
 from ..core.probe import symbols
 
 
-def model_html(model: Any) -> str:
+def model_html(model: nn.Module) -> str:
     """A model as a tree that unfolds: modules, their learned tensors by symbol and shape, and parameters counted."""
     return _module(model, "", type(model).__name__, symbols(model), True)
 
@@ -31,7 +31,7 @@ def _module(module: nn.Module, path: str, title: str, learned: dict[str, str], o
     return f"<details{' open' if opened else ''}><summary>{head}</summary><ul>{''.join(lines)}</ul></details>"
 
 
-class Shown:
+class Shown(nn.Module):
     """Of a model: what a notebook shows, by itself or through treescope."""
 
     def _repr_html_(self) -> str:
@@ -40,10 +40,9 @@ class Shown:
     def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
         from treescope import repr_lib
 
-        model: Any = self
         return repr_lib.render_object_constructor(
             object_type=type(self),
-            attributes=_tree(model, "", symbols(model)),
+            attributes=_tree(self, "", symbols(self)),
             path=path,
             subtree_renderer=subtree_renderer,
             roundtrippable=False,

@@ -1,11 +1,11 @@
 """The output of a model: the tokens whose logits it computes, and errors where weights or output are not finite."""
 
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import UserError
 
@@ -30,7 +30,7 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
             )
 
 
-def refuse_output(model: Any, what: str) -> NoReturn:
+def refuse_output(model: nn.Module, what: str) -> NoReturn:
     """Say why an output is not finite: the weights are not, or they are and something in between is not."""
     check_finite(model.named_parameters())
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")

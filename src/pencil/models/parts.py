@@ -28,6 +28,7 @@ from ..core.positions import (
     llama3,
     ntk,
     yarn,
+    yarn_strength,
 )
 from ..core.span import Span
 from .config import BlockConfig
@@ -134,10 +135,13 @@ def _rope(c: BlockConfig, axes: int, context: int) -> Rope:
     scaling, factor, strength, stretch = c.rope_scaling, c.rope_factor, 1.0, None
     if scaling is not None:
         trained = c.rope_original_context or max(1, round(context / factor))
-        if scaling == "yarn":
-            stretch, strength = yarn(factor, trained, c.rope_theta)
-        else:
-            stretch = {"linear": interpolate(factor), "ntk": ntk(factor), "llama3": llama3(factor, trained)}[scaling]
+        stretch = {
+            "linear": partial(interpolate, factor),
+            "ntk": partial(ntk, factor),
+            "yarn": partial(yarn, factor, trained, c.rope_theta),
+            "llama3": partial(llama3, factor, trained),
+        }[scaling]
+        strength = yarn_strength(factor) if scaling == "yarn" else 1.0
     adjacent = c.rope_pairs == "adjacent"
     return Rope(c.head_width, axes, c.rope_theta, c.rotary_width, stretch, strength, adjacent, scaling or "")
 
@@ -170,7 +174,7 @@ def initialise_post(model: nn.Module) -> None:
                 nn.init.xavier_uniform_(matrix)
 
 
-def rebuilt(model: Model, config: Any, tensors: Mapping[str, Tensor]) -> Model:
+def rebuilt(model: Model, config: BlockConfig, tensors: Mapping[str, Tensor]) -> Model:
     """A model of another config with copies of these tensors, in their dtypes and on their devices.
 
     What a state dict does not hold is that of the model: which parameters are frozen, the mode of each module, and

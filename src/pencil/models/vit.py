@@ -16,7 +16,7 @@ from ..core.patches import by, grid_of, grid_positions, patch_sizes
 from ..core.positions import Learned, Scheme
 from ..core.probe import OFF, Probe
 from ..core.span import Span
-from .config import BlockConfig, PictureConfig, check_picture, check_positions, check_sizes
+from .config import BlockConfig, check_picture, check_positions, check_sizes
 from .notebook import Shown
 from .parts import block_maker, describe, initialise, make_positions, norm_maker, rebuilt
 
@@ -45,7 +45,7 @@ class ViTConfig(BlockConfig, without=("kv_heads", "head_dim", "rope_scaling", "r
 
     def __post_init__(self):
         check_sizes(self)
-        check_picture(self)
+        check_picture(self.image_size, self.patch)
         check_positions(self.positions, self, 2)
         check_tokens(self)
 
@@ -155,7 +155,7 @@ class ViT(Shown, nn.Module):
 
     def forward(self, picture: Float[Tensor, "B C H W"], probe: Probe = OFF) -> Float[Tensor, "B K"]:
         c = self.config
-        check_shape(picture, c)
+        check_shape(picture, (c.channels, *c.image_size))
         x = self.patches(picture, probe / "patches")
         if c.token_positions:
             x = probe("tokens", self.with_tokens(x))
@@ -213,12 +213,11 @@ def _names(c: ViTConfig) -> dict[str, tuple[str, str, str]]:
     return names | {"logits": ("B K", "Z", logits)}
 
 
-def check_shape(picture: Tensor, c: PictureConfig) -> None:
+def check_shape(picture: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse a picture whose shape is not the model's, naming both."""
-    if tuple(picture.shape[1:]) != (c.channels, *c.image_size):
+    if tuple(picture.shape[1:]) != shape:
         raise ValueError(
-            f"the pictures are {by(picture.shape[1:])} (channels, height, width) and the model takes "
-            f"{by((c.channels, *c.image_size))}"
+            f"the pictures are {by(picture.shape[1:])} (channels, height, width) and the model takes {by(shape)}"
         )
 
 

@@ -9,13 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import UserError
 from ..models.reader import Reader, ReaderConfig
-from .fields import Fields, must_have, only, their_word
-from .maps import Architecture, Rule, anything, joined, parts, same, token_ids
-from .transformers_fields import count_labels, fields
+from .fields import Fields, count_labels, fields, must_have, only, their_word
+from .maps import Architecture, Rule, anything, layers, parts, projections, same, token_ids
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
                "silu": "silu", "swish": "silu"}  # fmt: skip
@@ -35,6 +34,7 @@ BLOCK = {
     "output.dense": "mlp.down",
     "output.LayerNorm": "mlp_norm",
 }
+QKV = tuple(f"attention.self.{part}" for part in ("query", "key", "value"))
 # the parts of each head, and the bias of its logits of tokens
 WORDS = {
     "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions"),
@@ -180,11 +180,8 @@ def rules(c: ReaderConfig, kind: str) -> Iterator[Rule]:
     yield from parts(same, f"{tables}.LayerNorm", "encoder.embed_norm")
     for i in range(c.depth):
         theirs, ours = f"{kind}.encoder.layer.{i}", f"encoder.blocks.{i}"
-        for part in ("weight", "bias"):
-            names = [f"{theirs}.attention.self.{one}.{part}" for one in ("query", "key", "value")]
-            yield joined(names, f"{ours}.attn.qkv.{part}", [c.width] * 3)
-        for part, named in BLOCK.items():
-            yield from parts(same, f"{theirs}.{part}", f"{ours}.{named}")
+        yield from projections([f"{theirs}.{part}" for part in QKV], f"{ours}.attn.qkv", [c.width] * 3)
+        yield from layers(theirs, ours, BLOCK)
     if c.output == "words":
         dense, norm, bias = WORDS[kind]
         yield from parts(same, dense, "head.map")
@@ -219,7 +216,7 @@ def _inputs(c: ReaderConfig, generator: torch.Generator, length: int) -> tuple[T
     return (tokens.masked_fill(tokens == pad, 0 if pad else c.vocab - 1),)
 
 
-def _answer(original: Any, given: tuple[Tensor, ...]) -> Tensor:
+def _answer(original: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
     """What the head gives; without a head the pooler's vector, and without that the hidden states."""
     answer = original(input_ids=given[0])
     names = ("logits", "prediction_logits", "pooler_output", "last_hidden_state")

@@ -6,16 +6,21 @@ Nothing of a checkpoint is executed.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..config import UserError
 from ..files import check_regular, leads_inside, read_json
+from ..tensors import Entry, check_tensors, map_file, tensor_in, torch_dtypes
 from .hub import PIPELINE, Fetched, fetch_checkpoint, find_here, licence_in, parse_name
+from .maps import Source
 from .pickled import ENDINGS, unpickle
-from .source import FileSource
 
 LARGEST_CONFIG, LARGEST_INDEX = 10_000_000, 50_000_000
 # the names that libraries give the weights, the preferred first
@@ -26,6 +31,36 @@ SCHEDULER = "scheduler_config.json"  # of a pipeline of diffusers: the noise sch
 Notify = Callable[[str], None]
 
 
+class FileSource(Source):
+    """The tensors of some safetensors files; every header is checked before the first tensor is read."""
+
+    def __init__(self, files: list[Path], index: dict[str, str] | None = None):
+        self.entries: dict[str, tuple[Path, int, Entry]] = {}
+        for path in files:
+            header = check_tensors(path)
+            for name, entry in header.tensors.items():
+                if name in self.entries:
+                    raise UserError(f"{name} is in two shards, {self.entries[name][0].name} and {path.name}")
+                self.entries[name] = (path, header.start, entry)
+        for name, file in (index or {}).items():
+            if name not in self.entries:
+                raise UserError(f"the index of this checkpoint has {name} in {file}, which does not hold it")
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: entry.shape for name, (_, _, entry) in self.entries.items()}
+
+    def dtypes(self) -> dict[str, torch.dtype]:
+        for name, (path, _, entry) in self.entries.items():
+            if entry.dtype.startswith("F8"):
+                raise UserError(f"{name} in {path} is {entry.dtype}, and weights are F32, F16 or BF16 here")
+        return {name: torch_dtypes()[entry.dtype] for name, (_, _, entry) in self.entries.items()}
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, mapped: it takes memory only while it is used."""
+        path, start, entry = self.entries[name]
+        return tensor_in(map_file(path), start, entry)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint to be read, and closed."""
@@ -33,23 +68,19 @@ class Checkpoint:
     where: str  # as the user named it
     library: str  # the word before the colon: hf, timm, diffusers, nanogpt; empty for a plain path
     folder: Path  # with the files beside the weights
-    files: list[Path]  # of the weights
     source: FileSource
     config: dict[str, Any]  # of config.json; empty where there is none
     revision: str | None = None
     licence: str | None = None
     hub: str | None = None  # OWNER/NAME of the hub
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """What a pickled file holds beside its tensors."""
-        return self.source.values
+    values: dict[str, Any] = field(default_factory=dict)  # what a pickled file holds beside its tensors
+    temporary: ExitStack = field(default_factory=ExitStack)  # the folder with the tensors of pickled files
 
     def __enter__(self) -> "Checkpoint":
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.source.close()
+    def __exit__(self, *_: object) -> None:
+        self.temporary.close()
 
 
 def open_checkpoint(what: str | Path, notify: Notify = lambda line: None) -> Checkpoint:
@@ -72,11 +103,15 @@ def open_checkpoint(what: str | Path, notify: Notify = lambda line: None) -> Che
     config = read_json(inside(folder, named), LARGEST_CONFIG) if named else {}
     if folder.name == "transformer" and (folder.parent / "scheduler" / SCHEDULER).exists():
         config["scheduler"] = read_json(inside(folder.parent / "scheduler", SCHEDULER), LARGEST_CONFIG)
-    pickled = files[0].suffix != ".safetensors"
-    source = _unpickled(files, index, notify) if pickled else FileSource(files, index)
+    values: dict[str, Any] = {}
+    with ExitStack() as closing:
+        if files[0].suffix != ".safetensors":
+            folder_of_tensors = Path(closing.enter_context(TemporaryDirectory(prefix="pencil-")))
+            values, files = _unpickled(files, folder_of_tensors, notify)
+        source, temporary = FileSource(files, index), closing.pop_all()
     licence = fetched.licence if fetched else licence_in(path if path.is_dir() else folder)
     revision, hub = (fetched.revision, parse_name(str(what)).name) if fetched else (None, None)
-    return Checkpoint(str(what), library, folder, files, source, config, revision, licence, hub)
+    return Checkpoint(str(what), library, folder, source, config, revision, licence, hub, values, temporary)
 
 
 def _located(what: str, notify: Notify) -> tuple[str, Path, Fetched | None]:
@@ -88,20 +123,12 @@ def _located(what: str, notify: Notify) -> tuple[str, Path, Fetched | None]:
     return library, fetched.folder, fetched
 
 
-def _unpickled(files: list[Path], index: dict[str, str] | None, notify: Notify) -> FileSource:
-    """The tensors of pickled files by way of safetensors in a temporary folder, which goes away with the source."""
-    folder = TemporaryDirectory(prefix="pencil-")
-    try:
-        values, written = {}, []
-        for number, file in enumerate(files):
-            written.append(Path(folder.name) / f"{number}.safetensors")
-            values |= unpickle(file, written[-1], notify)
-        source = FileSource(written, index)
-    except BaseException:
-        folder.cleanup()
-        raise
-    source.values, source.temporary = values, folder
-    return source
+def _unpickled(files: list[Path], folder: Path, notify: Notify) -> tuple[dict[str, Any], list[Path]]:
+    """The plain values of pickled files, and their tensors as safetensors files in a folder."""
+    values, written = {}, [folder / f"{number}.safetensors" for number in range(len(files))]
+    for file, out in zip(files, written, strict=True):
+        values |= unpickle(file, out, notify)
+    return values, written
 
 
 Weights = tuple[list[Path], dict[str, str] | None]  # the files, and the file of each tensor where an index names it

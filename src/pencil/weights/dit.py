@@ -2,21 +2,24 @@
 
 There every block has its own copy of the timestep and label embeddings; here there is one, so the copies must be equal.
 Their positions are sinusoids, computed and not saved, in another order than ours: here they are a learned table.
+
+A pipeline has the noise schedule beside it, in scheduler_config.json. A model is trained with a schedule and a
+prediction target; the rest of that file (spacing of timesteps, clipping) is a choice of its sampler, and ours has its
+own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import UserError
+from ..config import UserError, with_article
 from ..core.patches import grid_positions
 from ..core.positions import Sinusoidal
 from ..models.dit import DiT, DiTConfig
-from .dit_schedule import STEPS, schedule_settings
-from .fields import MAPPED, NEUTRAL, Fields, Use, must_have, only, with_defaults
-from .maps import Architecture, Rule, Tensors, joined, parts, same
+from .fields import MAPPED, NEUTRAL, Fields, Use, must_have, only, their_word, with_defaults
+from .maps import Architecture, Rule, Tensors, layers, parts, projections, same
 
 EPS = 1e-6  # of every norm but the one before the MLP, which is in their config
 OLDER = "Transformer2DModel"  # the class of several models, which files of a DiT name too
@@ -139,6 +142,83 @@ def describe(c: DiTConfig) -> dict[str, Any]:
     )
 
 
+STEPS, FIRST, LAST = 1000, 1e-4, 0.02
+SCHEDULES = {"linear": "linear", "squaredcos_cap_v2": "cosine"}
+PREDICTIONS = {"epsilon": "eps", "sample": "x0", "v_prediction": "v"}
+FLOW = "FlowMatchEulerDiscreteScheduler"
+# classes whose defaults are linear betas from FIRST to LAST and a prediction of the noise
+USUAL = {
+    f"{name}Scheduler"
+    for name in "DDIM DDIMInverse DDIMParallel DDPM DDPMParallel DEISMultistep DPMSolverMultistep "
+    "DPMSolverMultistepInverse DPMSolverSinglestep EulerAncestralDiscrete EulerDiscrete LMSDiscrete PNDM SASolver "
+    "UniPCMultistep".split()
+}
+# classes whose fields mean the same and have other defaults; those of every other class mean something else
+OTHERS = {
+    f"{name}Scheduler" for name in "DPMSolverSDE HeunDiscrete KDPM2AncestralDiscrete KDPM2Discrete LCM TCD".split()
+}
+
+
+def schedule_settings(theirs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Our settings from their scheduler; without one, those of the published DiT: linear, and it predicts the noise."""
+    found: Mapping[str, Any] = {} if theirs is None else theirs
+    if not isinstance(found, Mapping):
+        raise UserError(f"this DiT's scheduler must be a table of fields, not {found!r}")
+    kind = str(found.get("_class_name", "DDPMScheduler"))
+    _one_of(found, "num_train_timesteps", STEPS)
+    if kind == FLOW:
+        return dict(noise_schedule="flow")
+    if kind not in USUAL | OTHERS:
+        raise UserError(
+            f"this scheduler is {with_article(kind)}, whose noise schedule ours does not have: only those of the "
+            f"kinds of DDPMScheduler and {FLOW}"
+        )
+    schedule = found.get("beta_schedule", "linear")
+    if kind not in USUAL:
+        for name in ("beta_schedule", "prediction_type", *(("beta_start", "beta_end") if schedule == "linear" else ())):
+            if name not in found:
+                raise UserError(
+                    f"this scheduler is {with_article(kind)} without {name}, whose default is not that of the "
+                    f"schedules that ours has: write {name} into scheduler_config.json"
+                )
+    _one_of(found, "beta_schedule", *SCHEDULES)
+    _one_of(found, "prediction_type", *PREDICTIONS)
+    for name in ("use_flow_sigmas", "rescale_betas_zero_snr"):
+        _one_of({name: bool(found.get(name))}, name, False)
+    if schedule == "linear":
+        _one_of(found, "beta_start", FIRST)
+        _one_of(found, "beta_end", LAST)
+    if found.get("trained_betas") is not None:
+        raise UserError("this scheduler has trained_betas, a schedule of its own: ours are linear and cosine")
+    prediction = PREDICTIONS[found.get("prediction_type", "epsilon")]
+    return dict(noise_schedule=SCHEDULES[schedule], prediction=prediction)
+
+
+def _one_of(found: Mapping[str, Any], name: str, *values: object) -> None:
+    if found.get(name, values[0]) not in values:
+        known = " or ".join(map(repr, values))
+        raise UserError(f"this scheduler's {name} is {found[name]!r}, which ours does not have: only {known}")
+
+
+def describe_schedule(config: DiTConfig, latents: bool) -> dict[str, Any]:
+    """Their scheduler_config.json for a model of ours; x₀ is clipped for images, not for latents, as we do."""
+    if config.noise_schedule == "flow":
+        return dict(_class_name=FLOW, num_train_timesteps=STEPS, shift=1.0)
+    beta_schedule = their_word(SCHEDULES, config.noise_schedule)
+    prediction = their_word(PREDICTIONS, config.prediction)
+    return dict(
+        _class_name="DDIMScheduler",
+        num_train_timesteps=STEPS,
+        beta_schedule=beta_schedule,
+        beta_start=FIRST,
+        beta_end=LAST,
+        prediction_type=prediction,
+        clip_sample=not latents,
+        set_alpha_to_one=True,
+        steps_offset=0,
+    )
+
+
 def rules(c: DiTConfig) -> Iterator[Rule]:
     yield _patches(c)
     yield same("pos_embed.proj.bias", "patches.proj.bias")
@@ -146,11 +226,9 @@ def rules(c: DiTConfig) -> Iterator[Rule]:
         yield _copies([f"transformer_blocks.{i}.norm1.emb.{name}" for i in range(c.depth)], ours)
     for i in range(c.depth):
         block = f"transformer_blocks.{i}"
-        for kind in ("weight", "bias"):
-            names = [f"{block}.attn1.to_{part}.{kind}" for part in "qkv"]
-            yield joined(names, f"blocks.{i}.attn.qkv.{kind}", [c.width] * 3)
-        for theirs, ours in BLOCK.items():
-            yield from parts(same, f"{block}.{theirs}", f"blocks.{i}.{ours}")
+        names = [f"{block}.attn1.to_{part}" for part in "qkv"]
+        yield from projections(names, f"blocks.{i}.attn.qkv", [c.width] * 3)
+        yield from layers(block, f"blocks.{i}", BLOCK)
     yield from parts(same, "proj_out_1", "last")
     for kind in ("weight", "bias"):
         yield channels_first(f"proj_out_2.{kind}", f"head.{kind}", c)

@@ -8,7 +8,7 @@ from ..config import UserError
 from ..models.dit import PRESETS, DiT, DiTConfig
 from .dit import EPS, channels_first, random_inputs
 from .fields import MAPPED, NEUTRAL, Fields, Use
-from .maps import Architecture, Rule, parts, reshaped, same
+from .maps import Architecture, Rule, layers, parts, reshaped, same
 
 NAME = "original DiT"
 HEADS = {preset["width"]: preset["heads"] for name, preset in PRESETS.items() if "/" in name}  # of the published sizes
@@ -87,8 +87,7 @@ def rules(c: DiTConfig) -> Iterator[Rule]:
     for theirs, ours in PARTS.items():
         yield from parts(same, theirs, ours)
     for i in range(c.depth):
-        for theirs, ours in BLOCK.items():
-            yield from parts(same, f"blocks.{i}.{theirs}", f"blocks.{i}.{ours}")
+        yield from layers(f"blocks.{i}", f"blocks.{i}", BLOCK)
     for kind in ("weight", "bias"):
         yield channels_first(f"final_layer.linear.{kind}", f"head.{kind}", c)
 

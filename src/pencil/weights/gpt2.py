@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from ..models.gpt import GPT, GPTConfig
-from .fields import Fields, must_have, only, their_word
+from .fields import Fields, fields, must_have, only, their_word
 from .maps import Architecture, Rule, same, token_inputs, transposed, with_bias
-from .transformers_fields import fields
 
 ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
 SIZES = {"hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
@@ -98,7 +97,7 @@ def rules(c: GPTConfig, matrix: Callable[[str, str], Rule] = transposed, always_
         yield same("lm_head.weight", "head.weight")
 
 
-def not_causal(mask: Tensor, config: Any) -> str | None:
+def not_causal(mask: Tensor, config: GPTConfig) -> str | None:
     if mask.ndim == 4 and not torch.equal(mask.bool(), torch.ones_like(mask).tril().bool()):
         return "is another mask than the causal one"
     return None

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 from ..config import UserError, closest, expand_path, install
 from ..files import read_text
@@ -145,7 +146,7 @@ def _weights(names: Iterable[str]) -> list[str]:
     return []
 
 
-def _cached(hub: Any, place: Place) -> Path | None:
+def _cached(hub: ModuleType, place: Place) -> Path | None:
     """The snapshot of a model in the hub's cache."""
     for name in (PIPELINE, "config.json"):
         found = hub.try_to_load_from_cache(place.name, name, revision=place.revision)
@@ -169,7 +170,7 @@ def _whole(folder: Path) -> bool:
     return bool(weights) and "config.json" in names and (prepares or pipeline or timm)
 
 
-def _check_space(hub: Any, place: Place, sizes: Mapping[str, int]) -> None:
+def _check_space(hub: ModuleType, place: Place, sizes: Mapping[str, int]) -> None:
     """Refuse a download that does not fit on the disk; what is in the cache already is not downloaded."""
     from huggingface_hub import constants
 
@@ -185,7 +186,7 @@ def _check_space(hub: Any, place: Place, sizes: Mapping[str, int]) -> None:
         )
 
 
-def _download(hub: Any, place: Place, sizes: Mapping[str, int], notify: Notify) -> Path:
+def _download(hub: ModuleType, place: Place, sizes: Mapping[str, int], notify: Notify) -> Path:
     """The snapshot's folder, with these files in it; small ones first."""
     from huggingface_hub import utils
 

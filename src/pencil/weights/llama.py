@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from ..config import UserError
+from ..core.positions import yarn_strength
 from ..models.config import RopePairs
 from ..models.gpt import GPT, GPTConfig
 from ..models.rope_pairs import reordered_rows
-from .fields import Fields, Use, check_fields, must_have, only
+from .fields import Fields, Use, check_fields, fields, must_have, only
 from .maps import Architecture, Rule, joined, same, token_inputs
-from .transformers_fields import fields
 
 ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu"}
 BLOCK = {
@@ -170,7 +170,7 @@ def _scaling(theirs: Fields, rope: Mapping[str, Any]) -> dict[str, Any]:
         usual = {"beta_fast": (None, 0, 32), "beta_slow": (None, 0, 1)}
         if "truncate" in rope:
             usual["truncate"] = (True,)
-        given, strength = rope.get("attention_factor"), 0.1 * math.log(factor) + 1
+        given, strength = rope.get("attention_factor"), yarn_strength(factor)
         if given is not None and not math.isclose(given, strength, rel_tol=1e-6):
             usual["attention_factor"] = (strength,)
         if rope.get("mscale") and rope.get("mscale_all_dim"):

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import UserError, build
+from ..models.config import BlockConfig
 from .fields import Fields, Use, check_fields, with_defaults
 
 Tensors = Sequence[Tensor]
@@ -77,6 +78,18 @@ def zeros(theirs: str, shape: Sequence[int]) -> Rule:
 def parts(rule: Callable[[str, str], Rule], theirs: str, ours: str, kinds: Sequence[str] = ("weight", "bias")):
     """The rule for the weight and the bias of a layer."""
     return [rule(f"{theirs}.{kind}", f"{ours}.{kind}") for kind in kinds]
+
+
+def layers(theirs: str, ours: str, table: Mapping[str, str]) -> list[Rule]:
+    """The rules for the weights and the biases of several layers, by their names within a module."""
+    return [rule for there, here in table.items() for rule in parts(same, f"{theirs}.{there}", f"{ours}.{here}")]
+
+
+def projections(
+    theirs: Sequence[str], ours: str, sizes: Sequence[int], kinds: Sequence[str] = ("weight", "bias")
+) -> list[Rule]:
+    """The rules for query, key and value, layers of their own there and one here."""
+    return [joined([f"{name}.{kind}" for name in theirs], f"{ours}.{kind}", sizes) for kind in kinds]
 
 
 def with_bias(
@@ -155,6 +168,21 @@ class Architecture:
             )
             raise UserError(f"this {self.name}'s {CONFIG_FILES.get(self.library, 'config.json')}: {sentence}") from None
 
+    def dropout_fields(self, config: BlockConfig) -> dict[str, float]:
+        """Their fields of dropout at our settings, so that a library's default does not take their place."""
+        attention = config.dropout if config.attention_dropout is None else config.attention_dropout
+        own = {"dropout": config.dropout, "attention_dropout": attention}
+        return {theirs: own[ours] for theirs, (ours, _) in self.dropout.items()}
+
+    def about_dropout(self, theirs: Mapping[str, Any]) -> tuple[str, ...]:
+        """A sentence about dropout that the original has: it changes no output, and ours is 0 until it is set."""
+        rates = {
+            name: default if theirs.get(name) is None else theirs[name] for name, (_, default) in self.dropout.items()
+        }
+        used = ", ".join(f"{name} {rate}" for name, rate in rates.items() if rate)
+        note = f"its dropout ({used}) is not taken over: training from it has none unless --model.dropout sets it"
+        return (note,) if used else ()
+
     def _in_theirs(self, found: re.Match[str], theirs: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
         """A setting of ours, and its value where it is given, as the field that it comes from: the one whose change
         changes it, and the fewest others."""
@@ -173,7 +201,7 @@ class Architecture:
         place = min(changes, key=lambda one: changes[one])
         return f"{place[-1]} {dict(_places(theirs))[place]}" if found[2] else place[-1]
 
-    def _check_classes(self, named: Any) -> None:
+    def _check_classes(self, named: str | Sequence[str]) -> None:
         for name in [named] if isinstance(named, str) else named:
             if self.classes and name not in self.classes:
                 raise UserError(
@@ -205,7 +233,7 @@ def _places(theirs: Mapping[str, Any], inside: tuple[str, ...] = ()) -> Iterator
             yield (*inside, name), value
 
 
-def _changed(theirs: Mapping[str, Any], place: tuple[str, ...], value: Any) -> dict[str, Any]:
+def _changed(theirs: Mapping[str, Any], place: tuple[str, ...], value: object) -> dict[str, Any]:
     first, *rest = place
     return {**theirs, first: _changed(theirs[first], tuple(rest), value) if rest else value}
 
@@ -235,13 +263,13 @@ class Source:
         return self._tensors[name]
 
 
-def skeleton(kind: Callable[[Any], nn.Module], config: Any) -> nn.Module:
+def skeleton(kind: Callable[[Any], nn.Module], config: BlockConfig) -> nn.Module:
     """A model without the values of its tensors."""
     with torch.device("meta"):
         return kind(config)
 
 
-def read(architecture: Architecture, source: Source, config: Any) -> Iterator[tuple[str, Tensor]]:
+def read(architecture: Architecture, source: Source, config: BlockConfig) -> Iterator[tuple[str, Tensor]]:
     """Our tensors from theirs, one rule at a time; everything is checked by name and shape before the first is read."""
     what, rules = architecture.name, list(architecture.rules(config))
     places = _placed(architecture, source)
@@ -275,7 +303,9 @@ def _filled(other: str | None, shape: tuple[int, ...], source: Source, places: M
     return torch.zeros(shape, dtype=next(iter(source.dtypes().values())))
 
 
-def write(architecture: Architecture, tensors: Mapping[str, Tensor], config: Any) -> Iterator[tuple[str, Tensor]]:
+def write(
+    architecture: Architecture, tensors: Mapping[str, Tensor], config: BlockConfig
+) -> Iterator[tuple[str, Tensor]]:
     """Their tensors from ours, as their own file has them."""
     patterns = architecture.written(config)
     for rule in architecture.rules(config):
@@ -306,7 +336,7 @@ def _placed(architecture: Architecture, source: Source) -> dict[str, str]:
 
 
 def _check_unused(
-    architecture: Architecture, source: Source, places: dict[str, str], config: Any, rules: Sequence[Rule]
+    architecture: Architecture, source: Source, places: dict[str, str], config: BlockConfig, rules: Sequence[Rule]
 ) -> None:
     """Take out of `places` what the rules do not read: tensors tied to others, and those ours does not need."""
     what, needed = architecture.name, {name for rule in rules for name in rule.theirs}
@@ -342,7 +372,7 @@ def _check_shapes(wanted: Mapping[str, tuple[int, ...]], given: Mapping[str, tup
             raise UserError(f"this {what}'s {name} has shape {given[name]}, and its config wants {shape}")
 
 
-def load(architecture: Architecture, source: Source, config: Any) -> nn.Module:
+def load(architecture: Architecture, source: Source, config: BlockConfig) -> nn.Module:
     """Our model with their weights, each in its own dtype."""
     model = skeleton(architecture.model, config)
     model.load_state_dict(
@@ -356,10 +386,10 @@ def token_ids(vocab: int, length: int, generator: torch.Generator) -> Tensor:
     return torch.randint(vocab, (2 if length <= SHORT else 1, length), generator=generator)
 
 
-def token_inputs(config: Any, generator: torch.Generator, length: int) -> tuple[Tensor, ...]:
+def token_inputs(config: BlockConfig, generator: torch.Generator, length: int) -> tuple[Tensor, ...]:
     """For `inputs`: a text of so many tokens."""
     return (token_ids(config.vocab, length, generator),)
 
 
-def anything(tensor: Tensor, config: Any) -> None:
+def anything(tensor: Tensor, config: BlockConfig) -> None:
     """For `unused`: whatever it holds."""

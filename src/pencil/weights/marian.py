@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import UserError
 from ..core.positions import Sinusoidal
 from ..models.seq2seq import Seq2Seq, Seq2SeqConfig
-from .fields import Fields, must_have, only, their_word
-from .maps import Architecture, Rule, joined, parts, reshaped, same, token_ids
-from .transformers_fields import fields
+from .fields import Fields, fields, must_have, only, their_word
+from .maps import Architecture, Rule, layers, projections, reshaped, same, token_ids
 
 ACTIVATIONS = {
     "swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh",
@@ -150,13 +149,10 @@ def rules(c: Seq2SeqConfig) -> Iterator[Rule]:
         yield from _block(f"model.decoder.layers.{i}", f"blocks.{i}", BLOCK | CROSS, kinds, c.width)
 
 
-def _block(theirs: str, ours: str, layers: dict[str, str], attention: dict[str, str], width: int) -> Iterator[Rule]:
+def _block(theirs: str, ours: str, table: dict[str, str], attention: dict[str, str], width: int) -> Iterator[Rule]:
     for part, named in attention.items():
-        for kind in ("weight", "bias"):
-            names = [f"{theirs}.{part}.{x}_proj.{kind}" for x in "qkv"]
-            yield joined(names, f"{ours}.{named}.qkv.{kind}", [width] * 3)
-    for part, named in layers.items():
-        yield from parts(same, f"{theirs}.{part}", f"{ours}.{named}")
+        yield from projections([f"{theirs}.{part}.{x}_proj" for x in "qkv"], f"{ours}.{named}.qkv", [width] * 3)
+    yield from layers(theirs, ours, table)
 
 
 def tied(c: Seq2SeqConfig) -> dict[str, str]:
@@ -189,7 +185,7 @@ def pair_inputs(c: Seq2SeqConfig, generator: torch.Generator, length: int) -> tu
     return target, token_ids(c.source_vocab or c.vocab, max(1, length - 3), generator)[: len(target)]
 
 
-def ask_pair(original: Any, given: tuple[Tensor, ...]) -> Tensor:
+def ask_pair(original: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
     return original(input_ids=given[1], decoder_input_ids=given[0], use_cache=False, return_dict=True).logits
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..config import UserError
 from ..core.probe import Probe
+from ..models.config import BlockConfig
 from .maps import SHORT, Architecture
 
 SECONDS = 60.0
@@ -39,9 +40,9 @@ class Reached(NamedTuple):
     unread: str  # what is beyond it, in a sentence; empty where nothing is
 
 
-def _context(config: Any) -> int:
+def _context(config: BlockConfig) -> int:
     """The most tokens of a text; 0 for a model that reads none."""
-    return config.context if getattr(config, "vocab", None) is not None else 0
+    return config.context if config.vocab else 0
 
 
 def compare_lengths(
@@ -55,7 +56,7 @@ def compare_lengths(
     """A short text, and then twice as many tokens at a time up to the model's limit, while the next pass fits into the
     memory and all of them into the seconds. Of each value the largest error."""
     config, most = ours.config, _context(ours.config)
-    if getattr(config, "positions", "") == "rope":
+    if config.positions == "rope":
         most = min(most, ROTATED)
     length, growth, start = min(SHORT, most), 2.0, clock()
     rows = compare(architecture, theirs, ours, length=length)
@@ -72,17 +73,16 @@ def compare_lengths(
     return Reached(rows, length, _unread(config, length, most))
 
 
-def _bytes(config: Any, length: int) -> int:
+def _bytes(config: BlockConfig, length: int) -> int:
     """About how much a pass of both takes: scores, their softmax and a mask; hidden states; and logits in float64."""
     states = 4 * (config.depth + 1) * config.width + 8 * config.vocab
     return 4 * length * (4 * config.heads * length + states)
 
 
-def _unread(config: Any, length: int, most: int) -> str:
-    window = getattr(config, "window", None)
+def _unread(config: BlockConfig, length: int, most: int) -> str:
     if length >= _context(config):
         return ""
-    also = f" and the window of {window:,}" if window is not None and window >= length else ""
+    also = f" and the window of {config.window:,}" if (config.window or 0) >= length else ""
     why = "the library rounds their angles in float32" if length == most else "the time and the memory do not suffice"
     return f"positions beyond {length:,}{also} were not compared: {why}"
 

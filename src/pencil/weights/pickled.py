@@ -170,14 +170,14 @@ def _tensors_of(found: Mapping[Any, Any]) -> tuple[str, dict[str, Tensor]]:
     raise Refused("holds no table of tensors by name, alone or as " + ", ".join(PARTS))
 
 
-def _check_storages(found: Any, stored: list[int]) -> None:
+def _check_storages(found: object, stored: list[int]) -> None:
     """Refuse tensors whose memory is not what the file has for them: torch does not compare the two."""
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors_in(found)}
     if sorted(size for size in sizes.values() if size) != [size for size in stored if size]:
         raise Refused("is damaged: its tensors are not of the sizes that it stores")
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
+def _tensors_in(value: object) -> Iterator[Tensor]:
     """Every tensor of a value, however deep; what is in it several times is looked at once."""
     waiting, seen = [value], set()
     while waiting:

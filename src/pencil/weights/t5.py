@@ -9,10 +9,9 @@ from typing import Any
 
 from ..config import UserError
 from ..models.seq2seq import Seq2Seq, Seq2SeqConfig
-from .fields import Fields, must_have, only
+from .fields import Fields, fields, must_have, only
 from .maps import Architecture, Rule, anything, joined, reshaped, same
 from .marian import ask_pair, pair_inputs
-from .transformers_fields import fields
 
 PLAIN = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "silu": "silu",
          "swish": "silu"}  # fmt: skip

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from ..config import UserError
 from ..models.vit import ViT, ViTConfig
-from .fields import Fields, must_have, their_word
-from .maps import Architecture, Rule, joined, parts, reshaped, same
-from .transformers_fields import count_labels, fields
+from .fields import Fields, count_labels, fields, must_have, their_word
+from .maps import Architecture, Rule, layers, parts, projections, reshaped, same
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu",
                "silu": "silu", "swish": "silu"}  # fmt: skip
@@ -136,10 +135,9 @@ def rules(c: ViTConfig, kind: str) -> Iterator[Rule]:
     yield from patch_rules(f"{kind}.embeddings.patch_embeddings.projection", c)
     for i in range(c.depth):
         theirs, ours = f"{kind}.encoder.layer.{i}", f"blocks.{i}"
-        for part in ("weight", *["bias"] * (c.qkv_bias is not False)):
-            yield joined([f"{theirs}.{one}.{part}" for one in QKV], f"{ours}.attn.qkv.{part}", [c.width] * 3)
-        for one, named in BLOCK.items():
-            yield from parts(same, f"{theirs}.{one}", f"{ours}.{named}")
+        kinds = ("weight", *["bias"] * (c.qkv_bias is not False))
+        yield from projections([f"{theirs}.{part}" for part in QKV], f"{ours}.attn.qkv", [c.width] * 3, kinds)
+        yield from layers(theirs, ours, BLOCK)
     yield from parts(same, f"{kind}.layernorm", "norm")
     yield from parts(same, "cls_classifier" if c.distilled else "classifier", "head")
     if c.distilled:

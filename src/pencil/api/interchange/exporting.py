@@ -17,7 +17,6 @@ from ...files import LOCK, beside, locked, read_text, sweep_folders
 from ...models.output import check_finite
 from ...runs.run import Run
 from ...tensors import write_tensors
-from ...weights.dropout import dropout_fields
 from ...weights.fields import Unfit
 from ...weights.maps import Architecture, skeleton, write
 from ..loading import load_model, open_run
@@ -51,7 +50,7 @@ def expressed(record: Family, config: Any, library: str, first: str = "") -> tup
     for one in sorted(every, key=lambda one: one.name != first):
         assert one.describe is not None
         try:
-            return one, one.describe(config) | dropout_fields(one, config)
+            return one, one.describe(config) | one.dropout_fields(config)
         except Unfit as error:
             faults.setdefault(f"{error.setting}, and only {error.only} is there in", []).append(error.what)
         except UserError as error:

@@ -20,7 +20,6 @@ from ...progress import pollable
 from ...runs.run import Run, choose_path
 from ...train.task import check_vocab
 from ...weights.checkpoint_files import Checkpoint, open_checkpoint
-from ...weights.dropout import about_dropout
 from ...weights.maps import Architecture, read, renamed_names, skeleton
 from ..loading import SETTINGS_VERSION
 from ..original import about_generation, original_files
@@ -158,7 +157,7 @@ def import_checkpoint(
         *taken,
         *tables.get("notes", ()),
         *architecture.remarks(config),
-        *about_dropout(architecture, theirs),
+        *architecture.about_dropout(theirs),
         *about_generation(checkpoint, architecture, record),
         *_about_rows(config, own_tokenizer),
     ]
