@@ -161,7 +161,7 @@ def mnist(folder: Path, rng: np.random.Generator) -> None:
 @pytest.fixture(autouse=True)
 def not_served(monkeypatch):
     """`pencil explore` opens its models and prints an address, and does not serve until it is interrupted."""
-    monkeypatch.setattr("pencil.explore.serving.serve", lambda *given: given[-1]("http://127.0.0.1:8000/"))
+    monkeypatch.setattr("pencil.explore.server.serve", lambda *given: given[-1]("http://127.0.0.1:8000/"))
     monkeypatch.setattr("pencil.cli.explore._end", lambda: None)  # which would end the tests
     monkeypatch.setattr("webbrowser.open", lambda address: True)
 

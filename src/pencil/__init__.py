@@ -69,7 +69,7 @@ _LAZY = {
     "predict": "api.predict",
     "embed": "api.predict",
     "train": "train",  # a package that can be called
-    "trace": "explore.traced",  # of a run, with the views of the explorer
+    "trace": "explore.export",  # of a run, with the views of the explorer
     "Task": "api.fit",
     "fit": "api.fit",
 }

@@ -12,9 +12,8 @@ from small_runs import RUNS, write_run
 from pencil.config import UserError
 from pencil.explore.attention_views import attention as attention_of
 from pencil.explore.attention_views import light
-from pencil.explore.cells import contributions, tensor_slice
+from pencil.explore.cells import compare, compare_edit, contributions, tensor_slice
 from pencil.explore.cells import receipt as receipt_of
-from pencil.explore.compare import compare, compare_edit
 from pencil.explore.outline import outline as outline_of
 from pencil.explore.session import Session
 

@@ -16,8 +16,7 @@ import pencil
 from pencil.data.images.augment import ImageTransform
 from pencil.explore import server
 from pencil.explore.requests import Gone, State, read_state
-from pencil.explore.server import Explorer
-from pencil.explore.serving import bind, server_for
+from pencil.explore.server import Explorer, bind, server_for
 from pencil.families.explore_profile import Control
 
 KEY = "0123456789abcdef"

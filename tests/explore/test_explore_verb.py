@@ -17,7 +17,7 @@ from served import Pretended
 from conftest import HERE
 from pencil.cli import explore as verb
 from pencil.config import UserError
-from pencil.explore import serving
+from pencil.explore import server
 
 GPT = HERE / "runs-0.6" / "gpt"
 
@@ -35,7 +35,7 @@ def opened(monkeypatch, tmp_path):
         path = Path(urllib.request.url2pathname(address.removeprefix("file://")))
         found["browser"].append((address, path, path.read_text(), path.stat().st_mode & 0o777))
 
-    monkeypatch.setattr(serving, "serve", serve)
+    monkeypatch.setattr(server, "serve", serve)
     monkeypatch.setattr(verb, "_end", lambda: None)  # which would end the tests
     monkeypatch.setattr(verb.webbrowser, "open", browse)
     monkeypatch.setenv("PENCIL_DATA", str(tmp_path / "data"))
@@ -104,14 +104,14 @@ def test_what_cannot_be_opened_is_a_sentence(opened, capsys, monkeypatch, tmp_pa
 
 
 def test_a_taken_port_is_a_sentence(opened, capsys):
-    found = serving.bind(0)
+    found = server.bind(0)
     assert main(str(GPT), "--port", str(found.getsockname()[1])) == 2
     assert "choose another --port" in capsys.readouterr().err
     found.close()
 
 
 def test_the_command_that_starts_it_again_has_the_port_that_was_asked_for(opened):
-    found = serving.bind(0)
+    found = server.bind(0)
     port = str(found.getsockname()[1])
     found.close()
     assert main(str(GPT), "--port", port, "--no-browser") == 0
@@ -167,7 +167,7 @@ def test_the_example_is_opened_without_a_run(opened, monkeypatch):
 def test_ports_are_checked():
     for port in (-1, 65536):
         with pytest.raises(UserError, match="from 1 to 65535"):
-            serving.bind(port)
+            server.bind(port)
 
 
 def test_a_server_that_cannot_start_is_said_so(monkeypatch):
@@ -176,4 +176,4 @@ def test_a_server_that_cannot_start_is_said_so(monkeypatch):
 
     monkeypatch.setattr("pencil.explore.uploads.Pictures.start", fails)
     with pytest.raises(UserError, match="could not start"):
-        serving.serve([Pretended()], serving.bind(0), False, "pencil explore", "secret", lambda address: None)
+        server.serve([Pretended()], server.bind(0), False, "pencil explore", "secret", lambda address: None)

@@ -12,9 +12,8 @@ import pytest
 from served import KEY, Pretended, serving, state
 
 from pencil.config import UserError
-from pencil.explore import replies, requests, security, server
-from pencil.explore import serving as serving_module
-from pencil.explore.serving import bind, bind_usual
+from pencil.explore import requests, security, server
+from pencil.explore.server import bind, bind_usual
 
 
 @pytest.fixture(scope="module")
@@ -403,7 +402,7 @@ def test_a_body_without_a_length_is_counted_while_it_arrives(two, monkeypatch):
 
 
 def test_a_body_that_does_not_arrive_is_not_waited_for(two, monkeypatch):
-    monkeypatch.setattr(replies, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(server, "BODY_SECONDS", 0.05)
     connection = two.connection()
     two.send(connection, "POST", "/api/answer", Content_Length="100")
     assert connection.getresponse().status == 408
@@ -420,7 +419,7 @@ def test_headers_that_never_end_are_refused(two, monkeypatch, start):
         assert next(slow)[0] == "token"
         (answering,) = [one for one in two.server.server_state.connections if one.conn.their_state is not h11.IDLE]
         assert answering._deadline is None
-        monkeypatch.setattr(serving_module, "HEADER_SECONDS", 0.2)
+        monkeypatch.setattr(server, "HEADER_SECONDS", 0.2)
         other = opened.enter_context(socket.create_connection(("127.0.0.1", two.port), 20))
         other.settimeout(0.01)
         other.sendall(start.format(port=two.port).encode())
@@ -446,7 +445,7 @@ def test_a_second_request_on_a_connection_must_end_its_headers_too(two, monkeypa
         while not answer.endswith(b"}"):  # headers and content may come one after the other
             answer += other.recv(4096)
         assert answer.startswith(b"HTTP/1.1 200")
-        monkeypatch.setattr(serving_module, "HEADER_SECONDS", 0.05)
+        monkeypatch.setattr(server, "HEADER_SECONDS", 0.05)
         other.sendall(whole[:-2])
         assert b"HTTP/1.1 408" in other.recv(4096)
 

@@ -6,8 +6,7 @@ import threading
 import pytest
 from served import KEY, Pretended, serving, state
 
-from pencil.explore import replies as module
-from pencil.explore import serving as serving_module
+from pencil.explore import server as module
 from pencil.explore.jobs import MOST_WAITING, Cancelled, Job, Jobs, Lane
 from pencil.explore.requests import Refused
 
@@ -193,7 +192,7 @@ def test_a_page_cannot_fill_the_queue():
         lane.add(Job("a", lambda job: None, Told()))
     assert error.value.status == 429
     lane.add(Job("b", lambda job: None, Told()))
-    assert len(lane) == MOST_WAITING + 1
+    assert len(lane.jobs) == MOST_WAITING + 1
 
 
 def test_closing_ends_everything():
@@ -216,7 +215,7 @@ def test_closing_ends_everything():
 
 
 def test_ctrl_c_stops_a_generation_at_its_next_step(monkeypatch):
-    monkeypatch.setattr(serving_module, "LAST_SECONDS", 600)  # that replies end by themselves is not waited for
+    monkeypatch.setattr(module, "LAST_SECONDS", 600)  # that replies end by themselves is not waited for
     session = Pretended()
     session.stepwise = 1000
     with serving(session) as served, served.stream("/api/answer", state()) as events:
@@ -363,7 +362,7 @@ def test_numbers_that_are_not_finite_are_words():
 def test_leaving_the_events_early_cancels_the_job(jobs):
     async def leave():
         job, queue = module.job_with_queue("a", lambda job: [job.tell("token", 1), job.stopped()])
-        events = module.follow(jobs, job, queue)
+        events = module.follow(jobs, job, queue, asyncio.Event().wait)  # a connection that stays open
         assert (await anext(events))[0] in ("token", "progress")
         await events.aclose()
         return job

@@ -31,9 +31,8 @@ from pencil.data.images.decoding import FITTED
 from pencil.explore.answers import Stopped
 from pencil.explore.attention_views import attention as attention_of
 from pencil.explore.attention_views import light, shrunk
+from pencil.explore.cells import compare, compare_edit, tensor_slice
 from pencil.explore.cells import receipt as receipt_of
-from pencil.explore.cells import tensor_slice
-from pencil.explore.compare import compare, compare_edit
 from pencil.explore.outline import outline as outline_of
 from pencil.explore.session import Session
 from pencil.explore.uploads import plain_png

@@ -5,7 +5,7 @@ import pytest
 import torch
 from shapes import CHOSEN, check
 
-from pencil.explore.token_choice import bars, drawing, largest, ranked, sampling_of
+from pencil.explore.answers import bars, drawing, largest, ranked, sampling_of
 from pencil.inference.sampling import Sampling, choose, probabilities
 
 RULES = [

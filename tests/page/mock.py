@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from page.blank import blank_page
+
 ORIGIN = "http://127.0.0.1:7"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -52,24 +54,13 @@ def mocked(
     "GET katas" is the list and "GET katas/NAME" one of them, where that key is there. Afterwards the console must be
     empty, and nothing may have been requested from elsewhere; with `wrong` the messages are put there instead.
     """
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **how})
-    said, foreign = wrong if wrong is not None else [], []
-    try:
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on(
-            "request", lambda request: request.url.startswith((ORIGIN, "data:", "blob:")) or foreign.append(request.url)
-        )
+    console = [] if wrong is None else wrong
+    with blank_page(browser, console, **how) as (page, requested):
         page.route("**/*", lambda route: _fulfil(route, replies))
         page.goto(printed(ORIGIN, "known", where))
         yield page
-    finally:
-        context.close()
-    assert foreign == []
-    if wrong is None:
-        assert said == []
+    assert [url for url in requested if not url.startswith((ORIGIN, "data:", "blob:"))] == []
+    assert wrong is not None or console == []
 
 
 def _fulfil(route: Any, replies: Mapping[str, Reply]) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from conftest import unchecked
 from explore.served import serving
 from explore.small_runs import write_run
+from page.blank import blank_page
 from page.mock import Events, axe, mocked
 from pencil.explore.cells import receipt as receipt_of
 from pencil.explore.session import Session
@@ -62,20 +63,12 @@ def pictures(runs):
 def opened(browser, served, where="", refused=False, **how):
     """The page of a server; afterwards its console is empty unless a request was refused, and it asked nobody else."""
     origin = f"http://127.0.0.1:{served.port}"
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **how})
-    said, foreign = [], []
-    try:
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda one: one.url.startswith((origin, "data:", "blob:")) or foreign.append(one.url))
+    console: list[str] = []
+    with blank_page(browser, console, **how) as (page, requested):
         page.goto(served.address(where))
         yield page
-    finally:
-        context.close()
-    assert foreign == []
-    assert refused or said == []
+    assert [url for url in requested if not url.startswith((origin, "data:", "blob:"))] == []
+    assert refused or console == []
 
 
 def session(served, id="a"):

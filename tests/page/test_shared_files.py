@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 from conftest import unchecked
 from explore.served import serving
 from explore.small_runs import write_run
+from page.blank import blank_page
 from page.test_inside_views import address, opened
 from pencil.explore.export import Shown, export_page
 from pencil.explore.session import Session
@@ -40,14 +42,14 @@ def texts(runs):
         yield found
 
 
+@contextmanager
 def offline(browser, made):
     """A page of a file; nothing is asked for."""
-    page = browser.new_page()
-    page.set_default_timeout(20_000)
-    page.on("request", lambda one: pytest.fail(one.url) if one.url.startswith("http") else None)
-    page.set_content(made)
-    page.wait_for_selector(".tabs a")
-    return page
+    with blank_page(browser, []) as (page, requested):
+        page.set_content(made)
+        page.wait_for_selector(".tabs a")
+        yield page
+    assert [url for url in requested if url.startswith("http")] == []
 
 
 def until_open(page, count):
@@ -84,16 +86,15 @@ def test_the_file_of_why_opens_on_the_input_and_the_parts_that_were_on_screen(br
         page.get_by_role("link", name="Why", exact=True).click()
         until_open(page, len(parts))
         assert open_parts(page) == parts  # and on the page they stayed open
-    page = offline(browser, made)
-    assert page.inner_text(".tabs [aria-current]") == "Why"
-    until_open(page, len(parts))
-    assert open_parts(page) == parts
-    assert page.inner_text(".why .sum") == seen
-    assert MISSING not in page.inner_text("main")
-    page.get_by_role("link", name="Answer").click()
-    assert page.inner_text(".given .fixed") == "a dog "
-    assert "tokens to write 3" in page.inner_text(".given")
-    page.close()
+    with offline(browser, made) as page:
+        assert page.inner_text(".tabs [aria-current]") == "Why"
+        until_open(page, len(parts))
+        assert open_parts(page) == parts
+        assert page.inner_text(".why .sum") == seen
+        assert MISSING not in page.inner_text("main")
+        page.get_by_role("link", name="Answer").click()
+        assert page.inner_text(".given .fixed") == "a dog "
+        assert "tokens to write 3" in page.inner_text(".given")
 
 
 def test_the_head_that_opens_by_itself_is_in_the_file(runs):
@@ -119,26 +120,24 @@ def other(session):
 def test_a_file_of_a_picture_shows_it_and_leads_to_a_pixel(browser, runs):
     one = Session.open(runs("captioner"))
     given = other(one)
-    page = offline(browser, export_page(one, {"input": {**given, "options": {"tokens": 3}}}, Shown("why")))
-    page.wait_for_selector(".why [aria-expanded=true]")
-    page.locator(".why ul ul [data-kind=patch]").first.click()
-    pixel = page.locator(".why [data-kind=pixel]").first
-    pixel.click()
-    page.wait_for_selector("#receipt h3")
-    assert MISSING not in page.inner_text("main")
-    page.get_by_role("link", name="Answer").click()
-    assert page.get_attribute(".given img", "src") == given["picture"] != one.about()["example"]["picture"]
-    page.close()
+    with offline(browser, export_page(one, {"input": {**given, "options": {"tokens": 3}}}, Shown("why"))) as page:
+        page.wait_for_selector(".why [aria-expanded=true]")
+        page.locator(".why ul ul [data-kind=patch]").first.click()
+        pixel = page.locator(".why [data-kind=pixel]").first
+        pixel.click()
+        page.wait_for_selector("#receipt h3")
+        assert MISSING not in page.inner_text("main")
+        page.get_by_role("link", name="Answer").click()
+        assert page.get_attribute(".given img", "src") == given["picture"] != one.about()["example"]["picture"]
 
 
 def test_a_file_of_a_label_shows_it(browser, runs):
     one = Session.open(runs("dit"))
     given = {"label": "7", "options": {"steps": 3, "step": 2}}
-    page = offline(browser, export_page(one, {"input": given, "edits": ["blocks.0.mlp.out=0"]}, "answer"))
-    assert page.inner_text(".given .fixed") == "7"
-    assert "blocks.0.mlp.out=0" in page.inner_text(".given")
-    assert page.inner_text(".bar .count") == "after 3 of 3 steps"
-    page.close()
+    with offline(browser, export_page(one, {"input": given, "edits": ["blocks.0.mlp.out=0"]}, "answer")) as page:
+        assert page.inner_text(".given .fixed") == "7"
+        assert "blocks.0.mlp.out=0" in page.inner_text(".given")
+        assert page.inner_text(".bar .count") == "after 3 of 3 steps"
 
 
 @pytest.mark.parametrize("view", ["heads", *(pytest.param(one, marks=pytest.mark.long) for one in ("map", "change"))])

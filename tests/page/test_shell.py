@@ -4,6 +4,7 @@ import base64
 import hmac
 import json
 import re
+from contextlib import ExitStack
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from page.blank import blank_page
 from page.mock import Events, Status, axe, mocked
 from pencil.families import configure, create
 from pencil.learn.worked.examples import example
@@ -40,24 +42,18 @@ def pages(tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, pages):
-    """Open the file of a trace; afterwards nothing may have gone wrong in it."""
-    contexts, wrong = [], []
+    """Open the file of a trace, once in a test; afterwards nothing may have gone wrong in it."""
+    console: list[str] = []
+    with ExitStack() as stack:
 
-    def go(name: str, where: str = "", **how: Any):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **how})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.on("console", lambda message: wrong.append(message.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto((pages / f"{name}.html").as_uri() + where)
-        page.wait_for_selector("main section")
-        return page
+        def go(name: str, where: str = "", **how: Any):
+            page, _ = stack.enter_context(blank_page(browser, console, **how))
+            page.goto((pages / f"{name}.html").as_uri() + where)
+            page.wait_for_selector("main section")
+            return page
 
-    yield go
-    for context in contexts:
-        context.close()
-    assert wrong == []
+        yield go
+    assert console == []
 
 
 # ---- what is built
@@ -172,13 +168,12 @@ def test_search_knows_the_places_that_the_page_prints(visit):
 def test_a_trace_of_another_version_is_a_sentence(browser):
     made = html.page(gpt(), "another")
     assert made.count('"format":"pencil trace 1"') == 1
-    page = browser.new_page()
-    page.set_content(made.replace('"format":"pencil trace 1"', '"format":"pencil trace 99"'))
-    said = page.locator(".wait")
-    said.filter(has_text="“pencil trace 99”").wait_for()
-    assert "Record it again with this version" in said.inner_text()
-    assert "“pencil trace 1”" in said.inner_text()
-    page.close()
+    with blank_page(browser, []) as (page, _):
+        page.set_content(made.replace('"format":"pencil trace 1"', '"format":"pencil trace 99"'))
+        said = page.locator(".wait")
+        said.filter(has_text="“pencil trace 99”").wait_for()
+        assert "Record it again with this version" in said.inner_text()
+        assert "“pencil trace 1”" in said.inner_text()
 
 
 @pytest.mark.long
@@ -264,15 +259,14 @@ def test_what_a_file_leaves_out_is_said(browser):
     name = re.search(r'"name":"([^"]+)"[^{}]*?"kept"', made)
     assert name is not None
     made = made.replace('"kept":"', '"key":null,"kept":"', 1)
-    page = browser.new_page()
-    page.set_content(made)
-    page.wait_for_selector("#receipt h3")
-    page.evaluate(f"pencil.session.openTensor({json.dumps(name[1])})")
-    page.wait_for_selector("#tensor [role=alert]")
-    assert f"The values of {name[1]} are not in this trace; open the model with pencil explore" in page.inner_text(
-        "#tensor"
-    )
-    page.close()
+    with blank_page(browser, []) as (page, _):
+        page.set_content(made)
+        page.wait_for_selector("#receipt h3")
+        page.evaluate(f"pencil.session.openTensor({json.dumps(name[1])})")
+        page.wait_for_selector("#tensor [role=alert]")
+        assert f"The values of {name[1]} are not in this trace; open the model with pencil explore" in page.inner_text(
+            "#tensor"
+        )
 
 
 # ---- over a server
@@ -379,36 +373,33 @@ def test_a_file_has_the_views_that_were_prepared_for_it(browser):
         "view": "answer",
         "left_out": ["The katas."],
     }
-    page = browser.new_page()
     wrong: list[str] = []
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("dialog", lambda dialog: wrong.append(dialog.message))
-    page.set_content(html.page(gpt(), "prepared", views=views))
-    page.wait_for_selector(".tabs a")
-    assert page.inner_text(".tabs [aria-current]") == "Answer"
-    page.click("text=What this file leaves out")
-    assert page.inner_text("header li") == "The katas."
-    tabs = page.locator(".tabs a").all_inner_texts()
-    assert {"Answer", "Map", "Numbers"} <= set(tabs)
-    assert not {"Katas", "Change", "Compare", "Tours"} & set(tabs)
-    said = page.evaluate("pencil.session.source.katas().catch((one) => one.message)")
-    assert said == "This file does not hold the katas; open the model with pencil explore to see it."
-    assert page.locator(".edited").count() == 0
-    # a file that was made with an edit names it, in every view
-    answer["state"]["edits"] = ["blocks.1.attn.z[:,2]=0"]
-    changed = gpt().edit("blocks.1.attn.z[:,2]", 0)
-    for made, said in (
-        (html.page(changed, "changed", views={**views, "answer": answer}), "block 2 · head 3 off"),
-        (html.page(changed, "changed"), "block 2 · attention · z changed"),
-    ):
-        page.set_content(made)
-        page.wait_for_selector(".edited")
-        assert page.inner_text(".edited p") == f"This file was made with a changed model: {said}"
-        page.click(".tabs >> text=Map")
-        assert page.locator(".edited").count() == 1
-        assert page.locator(".edited button").count() == 0
+    with blank_page(browser, wrong) as (page, _):
+        page.set_content(html.page(gpt(), "prepared", views=views))
+        page.wait_for_selector(".tabs a")
+        assert page.inner_text(".tabs [aria-current]") == "Answer"
+        page.click("text=What this file leaves out")
+        assert page.inner_text("header li") == "The katas."
+        tabs = page.locator(".tabs a").all_inner_texts()
+        assert {"Answer", "Map", "Numbers"} <= set(tabs)
+        assert not {"Katas", "Change", "Compare", "Tours"} & set(tabs)
+        said = page.evaluate("pencil.session.source.katas().catch((one) => one.message)")
+        assert said == "This file does not hold the katas; open the model with pencil explore to see it."
+        assert page.locator(".edited").count() == 0
+        # a file that was made with an edit names it, in every view
+        answer["state"]["edits"] = ["blocks.1.attn.z[:,2]=0"]
+        changed = gpt().edit("blocks.1.attn.z[:,2]", 0)
+        for made, said in (
+            (html.page(changed, "changed", views={**views, "answer": answer}), "block 2 · head 3 off"),
+            (html.page(changed, "changed"), "block 2 · attention · z changed"),
+        ):
+            page.set_content(made)
+            page.wait_for_selector(".edited")
+            assert page.inner_text(".edited p") == f"This file was made with a changed model: {said}"
+            page.click(".tabs >> text=Map")
+            assert page.locator(".edited").count() == 1
+            assert page.locator(".edited button").count() == 0
     assert wrong == []
-    page.close()
 
 
 def test_the_address_is_the_state(browser):
@@ -500,25 +491,24 @@ def test_a_refusal_is_shown_in_its_own_words_and_only_what_may_pass_is_tried_aga
 
 def test_events_are_read_however_they_are_cut(browser):
     text = ': waiting\n\nevent: token\r\ndata: {"text": "é"}\r\n\r\nevent: answer\ndata: {\ndata: "a": 1}\n\ndata: last\n\n'
-    page = browser.new_page()
-    page.add_script_tag(content=html._asset("app.js"))
-    found = page.evaluate(
-        """async (text) => {
-            const all = new TextEncoder().encode(text), out = [];
-            for (let size = 1; size < all.length + 1; size++) {
-                const body = new ReadableStream({ start(to) {
-                    for (let i = 0; i < all.length; i += size) to.enqueue(all.slice(i, i + size));
-                    to.close();
-                } });
-                const read = [];
-                for await (const one of pencil.events(body)) read.push([one.name, one.data]);
-                out.push(JSON.stringify(read));
-            }
-            return [...new Set(out)];
-        }""",
-        text,
-    )
-    page.close()
-    assert [json.loads(one) for one in found] == [
-        [["token", '{"text": "é"}'], ["answer", '{\n"a": 1}'], ["message", "last"]]
-    ]
+    with blank_page(browser, []) as (page, _):
+        page.add_script_tag(content=html._asset("app.js"))
+        found = page.evaluate(
+            """async (text) => {
+                const all = new TextEncoder().encode(text), out = [];
+                for (let size = 1; size < all.length + 1; size++) {
+                    const body = new ReadableStream({ start(to) {
+                        for (let i = 0; i < all.length; i += size) to.enqueue(all.slice(i, i + size));
+                        to.close();
+                    } });
+                    const read = [];
+                    for await (const one of pencil.events(body)) read.push([one.name, one.data]);
+                    out.push(JSON.stringify(read));
+                }
+                return [...new Set(out)];
+            }""",
+            text,
+        )
+        assert [json.loads(one) for one in found] == [
+            [["token", '{"text": "é"}'], ["answer", '{\n"a": 1}'], ["message", "last"]]
+        ]

@@ -47,7 +47,7 @@ def explore(
     for path, _ in map(_run_and_step, runs):
         check_run(path)
     # from here on torch is needed
-    from ..explore.serving import bind, bind_usual, serve
+    from ..explore.server import bind, bind_usual, serve
 
     secret = _secret()
     listening = bind(port) if port else bind_usual(secret)  # before a model is opened, which takes longer

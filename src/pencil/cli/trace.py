@@ -340,7 +340,7 @@ def open_trace(what: str, record: "Family | None", options: Any, edits: list[str
         opened.alone = "they need a model that answers, and this is a worked example"
     elif record is not None and record.trace is not None:
         from ..api.loading import load
-        from ..explore.traced import shareable
+        from ..explore.export import shareable
 
         options.check()
         loaded = load(what, dtype="auto")

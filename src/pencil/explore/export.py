@@ -4,13 +4,21 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from ..api.trace import prepare_trace, trace_loaded
+from ..api.trace import trace as trace_any
 from ..config import UserError
-from ..tracing import html
+from ..data.images.decoding import FITTED
+from ..families import family
+from ..families.explore_inputs import data_address
+from ..families.predictions import input_transform, read_pictures
+from ..runs.run import Loaded
+from ..tracing import html as html_file
 from ..tracing.contributions import Contributions, Part
-from ..tracing.graph import Array, Graph, Node, refs, tables
+from ..tracing.graph import Array, Graph, refs, tables
 from ..tracing.live_trace import LiveTrace
 from ..tracing.trace_base import TraceBase
 from .answers import Listener, OnEvent, one_thread
@@ -74,7 +82,7 @@ def _page(session: Session, state: State, shown: Shown, listener: Listener) -> s
 
     def page(included: set[int], lacking: Sequence[str]) -> str:
         absent = f"The values of {len(lacking)} of {named} tensors, which would make the file too large."
-        return html.page(
+        return html_file.page(
             TraceBase(Lean(trace.graph, included), trace.labels, trace.facts),
             shown.title or f"{session.name}: {_name_input(session, state)}",
             start=start,
@@ -86,12 +94,12 @@ def _page(session: Session, state: State, shown: Shown, listener: Listener) -> s
             },
         )
 
-    room = (MOST_FILE_BYTES - len(page(set(), ()).encode())) / PACKED_LETTERS_PER_BYTE
+    array_bytes = (MOST_FILE_BYTES - len(page(set(), ()).encode())) / PACKED_LETTERS_PER_BYTE
     while True:
-        made = page(*_fitting_nodes(trace, first, room))
-        if len(made.encode()) <= MOST_FILE_BYTES or room < 1000:
-            return made
-        room *= 0.8
+        html = page(*_fitting_nodes(trace, first, array_bytes))
+        if len(html.encode()) <= MOST_FILE_BYTES or array_bytes < 1000:
+            return html
+        array_bytes *= 0.8
 
 
 def _is_cell(trace: LiveTrace, cell: str) -> bool:
@@ -111,7 +119,7 @@ def _name_input(session: Session, state: State) -> str:
 def _views(
     session: Session, state: State, start: str, shown: Shown, listener: Listener
 ) -> tuple[dict[str, Any], list[str]]:
-    """The views that need the model, as the page asks for them; and what had no room."""
+    """The views that need the model, as the page asks for them; and sentences on what would be too large."""
     about, answer, left_out = session.about(), session.answer(state), list(LEFT_OUT)
     given = answer["state"]["input"]  # a file has the one input that it was made from
     examples = [{"name": "the input of this file", "input": given}]
@@ -120,27 +128,27 @@ def _views(
     views: dict[str, Any] = {
         "model": {**about, "path": path, "example": given, "examples": examples},
         "answer": answer,
-        "outline": {"map": module_map(trace.traced_model.model, all_tensors(trace))},
+        "outline": {"map": module_map(trace.recording.model, all_tensors(trace))},
         "attention": attention(session, state.key),
         "light": {},
         "contributions": {},
     }
-    room = MOST_LIGHT_BYTES
+    bytes_left = MOST_LIGHT_BYTES
     for name, rows in _lights(session, state.key, views["attention"], shown.more.get("attention", "")):
         listener.step(0, 1, "attention")
-        room -= len(json.dumps(rows))
-        if room < 0:
+        bytes_left -= len(json.dumps(rows))
+        if bytes_left < 0:
             left_out.append("Where the words look, of some blocks and heads.")
             break
         views["light"][name] = rows
     cells = [one["cell"] for one in answer.get("tokens") or answer.get("classes") or ()] or [start]
-    room = MOST_VIEW_BYTES - len(json.dumps(views))
+    bytes_left = MOST_VIEW_BYTES - len(json.dumps(views))
     for name, make in _contributions(session, state.key, cells, shown, listener):
         if name in views["contributions"]:
             continue
         data = make()
-        room -= len(json.dumps(data))
-        if room < 0:
+        bytes_left -= len(json.dumps(data))
+        if bytes_left < 0:
             break
         views["contributions"][name] = data
     return views, [*left_out, *_lacking(views["contributions"], cells)]
@@ -158,45 +166,33 @@ def _lights(session: Session, key: str, heads: dict[str, Any], first: str) -> It
         yield name, light(session, key, *looks[name])
 
 
-def _fitting_nodes(trace: LiveTrace, cells: Sequence[str], room: float) -> tuple[set[int], list[str]]:
+def _fitting_nodes(trace: LiveTrace, cells: Sequence[str], bytes_left: float) -> tuple[set[int], list[str]]:
     """The nodes whose values fit: the cells to open first and what they were computed from, nearest first."""
     graph = trace.graph
     first = dict.fromkeys(trace.find(trace.locate(cell)[0]) for cell in cells)
-    given = ("input", "weight")
-    rest = (i for i, n in enumerate(graph.nodes) if (n.named or n.kind in given) and i not in first)
-    todo, seen, included, lacking = deque(first), set(first), set(), []
-    while todo or (todo := deque(_next(rest, seen))):
-        node = todo.popleft()
-        n = graph.nodes[node]
-        size = 0 if n.moves else n.size * (8 if n.dtype in ("float64", "int64") else 4) + _table_bytes(graph, n)
-        if size > room:
-            if n.named or n.kind in given:
-                lacking.append(n.name)
-            continue
-        room -= size
-        included.add(node)
-        for source in refs(n.plan):
-            if source not in seen:
-                seen.add(source)
-                todo.append(source)
+    named = {i: n.name for i, n in enumerate(graph.nodes) if n.named or n.kind in ("input", "weight")}
+    reached, included, lacking = set[int](), set[int](), []
+    for starts in (first, *([i] for i in named)):
+        todo = deque(i for i in starts if i not in reached)
+        reached.update(todo)
+        while todo:
+            i = todo.popleft()
+            n = graph.nodes[i]
+            table_bytes = sum(4 * graph.tables[name].size for name in tables(n.plan))
+            size = 0 if n.moves else n.size * (8 if n.dtype in ("float64", "int64") else 4) + table_bytes
+            if size > bytes_left:
+                lacking += [named[i]] if i in named else []
+                continue
+            bytes_left -= size
+            included.add(i)
+            sources = [source for source in dict.fromkeys(refs(n.plan)) if source not in reached]
+            reached.update(sources)
+            todo += sources
     # what only moves values needs those
-    for node in sorted(included):
-        if graph.nodes[node].moves and not set(refs(graph.nodes[node].plan)) <= included:
-            included.discard(node)
+    for i in sorted(included):
+        if graph.nodes[i].moves and not set(refs(graph.nodes[i].plan)) <= included:
+            included.discard(i)
     return included, lacking
-
-
-def _next(rest: Iterator[int], seen: set[int]) -> list[int]:
-    """The next node that was not reached yet."""
-    for node in rest:
-        if node not in seen:
-            seen.add(node)
-            return [node]
-    return []
-
-
-def _table_bytes(graph: Graph, n: Node) -> int:
-    return sum(4 * graph.tables[name].size for name in tables(n.plan))
 
 
 # ---- the contributions in a file: those on screen, those the page opens, then the largest
@@ -288,12 +284,8 @@ def _unfolded(part: Part | None) -> list[Part]:
     """A part, and what the page divides with it: of a token or a patch also its embedding."""
     if part is None:
         return []
-    inner = next((p for p in part.parts if p.kind == "embedding" and p.count), None) if _placed(part) else None
-    return [part, *_unfolded(inner)]
-
-
-def _placed(part: Part) -> bool:
-    return part.kind in ("token", "patch")
+    embeddings = (p for p in part.parts if p.kind == "embedding" and p.count and part.kind in ("token", "patch"))
+    return [part, *_unfolded(next(embeddings, None))]
 
 
 def _ways(wholes: Sequence[Whole]) -> Iterator[tuple[Whole, Part]]:
@@ -315,3 +307,63 @@ def _largest(wholes: Sequence[Whole]) -> Iterator[tuple[Whole, Part]]:
         levels, left = levels[:left], left - len(levels)
         yield from levels
         levels = [(one, inner) for one, part in levels for inner in part.parts[:2] if inner.count]
+
+
+# ---- traces of runs whose page has the views of the explorer: the file that Share writes, of the trace's own input
+
+
+@wraps(trace_any)
+def trace(what: Any, *inputs: Any, **given: Any) -> LiveTrace:
+    if not isinstance(what, str | Path | Loaded):
+        return trace_any(what, *inputs, **given)
+    loaded, options, double = prepare_trace(what, inputs, given)
+    found = trace_loaded(loaded, options, double)
+    return found if double else shareable(found, loaded, options)
+
+
+def shareable(trace: LiveTrace, loaded: Loaded, options: Any) -> LiveTrace:
+    """The trace of a run, with the way to its page; of a family that the explorer does not open, with the reason."""
+    kind = family(loaded.run.family)
+    if kind.explore is None:
+        trace.alone = f"a {kind.name} cannot be explored"
+        return trace
+
+    def page(edits: Sequence[str], title: str, cell: str, progress: Callable[[float], object]) -> str:
+        session = Session(loaded)
+        shown = Shown("numbers" if cell else "answer", cell, title=title)
+
+        def on_event(name: str, content: dict[str, Any]) -> None:
+            if name == "progress" and content["total"]:
+                progress(content["done"] / content["total"])
+
+        state = {"input": read_input(session, options), "edits": list(edits)}
+        return export_page(session, state, shown, on_event)
+
+    trace.shared = page
+    return trace
+
+
+def read_input(session: Session, options: Any) -> dict[str, Any]:
+    """What a trace reads, as the page sends it."""
+    first, texts = getattr(options, "given", None), dict[str, str]()
+    if "picture" in session.takes:
+        (picture,) = read_pictures([str(first)], input_transform(session.loaded))
+        texts["picture"] = FITTED + data_address(picture).partition(",")[2]
+    elif first is not None:
+        texts["source" if "source" in session.takes else "text"] = first
+    for name, word in (("text", "text"), ("label", "label"), ("prompt", "text")):
+        if getattr(options, name, None) is not None:
+            texts[word] = getattr(options, name)
+    return {**texts, "options": _read_settings(session, options)}
+
+
+def _read_settings(session: Session, options: Any) -> dict[str, float]:
+    """The settings that the options of a trace have; those left out are as the trace has them."""
+    controls = {one.name: one for one in session.controls}
+    given = {name: getattr(options, name, None) for name in controls}
+    settings = {name: value for name, value in given.items() if value is not None}
+    if session.profile.draws:
+        settings.setdefault("step", (int(settings.get("steps", controls["steps"].value)) + 1) // 2)
+        if "guidance" in controls:
+            settings.setdefault("guidance", 1.0)
+    return settings

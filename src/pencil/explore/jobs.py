@@ -11,7 +11,6 @@ the two runs at any time: a long job hands over to waiting quick ones whenever i
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -70,48 +69,31 @@ class Job:
 
 
 class Lane:
-    """Waiting jobs: the first of each client in turn."""
+    """Waiting jobs in the order in which they run: the first of each client, then the second of each."""
 
     def __init__(self):
-        self._clients: dict[str, deque[Job]] = {}
+        self._turns: dict[Job, int] = {}
+        self._turn = 0  # of the job that was taken last
 
-    def __len__(self) -> int:
-        return sum(map(len, self._clients.values()))
+    @property
+    def jobs(self) -> list[Job]:
+        return list(self._turns)
 
     def add(self, job: Job) -> None:
-        waiting = self._clients.setdefault(job.client, deque())
-        if len(waiting) >= MOST_WAITING:
+        turns = [turn for waiting, turn in self._turns.items() if waiting.client == job.client]
+        if len(turns) >= MOST_WAITING:
             raise Refused(f"{MOST_WAITING} requests of this page already wait; try again when they are done", 429)
-        waiting.append(job)
+        self._turns[job] = 1 + max(turns, default=self._turn)
+        self._turns = dict(sorted(self._turns.items(), key=lambda entry: entry[1]))
 
     def take(self) -> Job:
-        client = next(iter(self._clients))
-        waiting = self._clients.pop(client)
-        job = waiting.popleft()
-        if waiting:
-            self._clients[client] = waiting  # behind the other clients
+        job = next(iter(self._turns))
+        self._turn = self._turns.pop(job)
         return job
 
     def remove(self, job: Job) -> bool:
-        waiting = self._clients.get(job.client, deque())
-        if job not in waiting:
-            return False
-        waiting.remove(job)
-        if not waiting:
-            del self._clients[job.client]
-        return True
-
-    def superseded_by(self, job: Job) -> list[Job]:
-        """The waiting jobs of the same client and live name, which nobody needs any more."""
-        return [one for one in self._clients.get(job.client, ()) if job.live and one.live == job.live]
-
-    def places(self) -> list[tuple[Job, int]]:
-        """Each job, and how many waiting ones run before it."""
-        queues = [list(waiting) for waiting in self._clients.values()]
-        order = []
-        for turn in range(max(map(len, queues), default=0)):
-            order += [queue[turn] for queue in queues if turn < len(queue)]
-        return [(job, place) for place, job in enumerate(order)]
+        """Whether the job waited; it does no longer."""
+        return self._turns.pop(job, None) is not None
 
 
 class Jobs:
@@ -137,14 +119,17 @@ class Jobs:
         with self._turn:
             if self.stopping.is_set():
                 raise Refused("the server is stopping", 503)
-            dropped = [one for one in lane.superseded_by(job) if lane.remove(one)]
+            name = job.live and (job.client, job.live)
+            superseded = [waiting for waiting in lane.jobs if name and (waiting.client, waiting.live) == name]
+            for waiting in superseded:
+                lane.remove(waiting)
             if not job.quick:
                 job.hand_over_by(lambda: self._hand_over(job))
             lane.add(job)
             self._turn.notify_all()
-        for one in dropped:
-            one.stop()
-            one.tell("failed", Refused("a newer request replaces this one", 409))
+        for waiting in superseded:
+            waiting.stop()
+            waiting.tell("failed", Refused("a newer request replaces this one", 409))
         self._tell_places(lane)
 
     def cancel(self, job: Job) -> None:
@@ -160,7 +145,7 @@ class Jobs:
         """End everything: waiting jobs at once, the one that runs at its next step. No other is taken."""
         with self._turn:
             self.stopping.set()
-            left = [job for lane in self._lanes.values() for job, _ in lane.places()]
+            left = [job for lane in self._lanes.values() for job in lane.jobs]
             running = [job for job in (self._now, self._long) if job is not None]
             self._turn.notify_all()
         for job in running:
@@ -178,9 +163,8 @@ class Jobs:
     # ---- the two threads
 
     def _may_run(self, quick: bool) -> bool:
-        if self._now is not None or not self._lanes[quick]:
-            return False
-        return quick or not self._lanes[True]  # quick ones first
+        first = quick or not self._lanes[True].jobs  # quick ones go first
+        return self._now is None and first and bool(self._lanes[quick].jobs)
 
     def _serve(self, quick: bool) -> None:
         lane = self._lanes[quick]
@@ -221,24 +205,24 @@ class Jobs:
     def _hand_over(self, job: Job) -> None:
         """Let the quick jobs that wait now run, in their thread, and go on after them."""
         with self._turn:
-            waiting = len(self._lanes[True])
+            waiting = len(self._lanes[True].jobs)
             if not waiting or self.stopping.is_set():
                 return
             until = self._quick_done + waiting
+
+            def they_are_done() -> bool:
+                return self._quick_done >= until or not self._lanes[True].jobs or self.stopping.is_set()
+
             self._now = None
             self._turn.notify_all()
-            self._turn.wait_for(
-                lambda: (
-                    self._now is None and (self._quick_done >= until or not self._lanes[True] or self.stopping.is_set())
-                )
-            )
+            self._turn.wait_for(lambda: self._now is None and they_are_done())
             self._now = job
 
     def _tell_places(self, lane: Lane) -> None:
         with self._turn:
             busy = int((self._now if lane is self._lanes[True] else self._long) is not None)
-            places = lane.places()
-        for job, place in places:
-            if before := place + busy:
+            waiting = lane.jobs
+        for before, job in enumerate(waiting, busy):
+            if before:
                 what = "request is" if before == 1 else "requests are"
                 job.tell("progress", {"done": 0, "total": 0, "text": f"waiting: {before} {what} before this one"})

@@ -189,19 +189,16 @@ TITLES = {
 
 def _kind(module: nn.Module, path: str) -> str:
     name = path.rpartition(".")[2]
-    if not path:
-        return "model"
-    if name.isdigit():
-        return "block"
-    if isinstance(module, Attention):
-        return "attention"
-    if isinstance(module, MLP | GatedMLP):
-        return "mlp"
-    if "Norm" in type(module).__name__:
-        return "norm"
-    if type(module).__module__.endswith((".embed", ".positions", ".biases")):
-        return "embedding"
-    return "head" if name == "head" else "other"
+    kinds = {
+        "model": not path,
+        "block": name.isdigit(),
+        "attention": isinstance(module, Attention),
+        "mlp": isinstance(module, MLP | GatedMLP),
+        "norm": "Norm" in type(module).__name__,
+        "embedding": type(module).__module__.endswith((".embed", ".positions", ".biases")),
+        "head": name == "head",
+    }
+    return next((kind for kind, holds in kinds.items() if holds), "other")
 
 
 def _numbered(name: str, i: int) -> str:

@@ -1,4 +1,7 @@
-"""The server of `pencil explore`: the page and its requests, a thin shell around the sessions.
+"""The server of `pencil explore`: the page and its requests over HTTP, a thin shell around the sessions.
+
+Bodies are read within limits, jobs are answered as JSON or as events, and failures as sentences. A connection that
+closes cancels its job.
 
 The page is built, and the build is committed. One application (Svelte and TypeScript, in `web/`) has two sources of
 data behind one interface: the server of `pencil explore`, and a file that holds the graph, the arrays and prepared
@@ -10,36 +13,68 @@ evaluator of plans stays free of the page (`web/src/lib/evaluate`); the tests co
 file. All state is in the address, so that a link reproduces what is on screen.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+import asyncio
+import json
+import logging
+import socket
+import sys
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h11
+import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .. import __version__
+from ..config import UserError
 from ..console import visible
+from ..files import WINDOWS
 from ..learn.walks import Source
-from . import tours
+from ..tracing.trace_base import LISTED
 from .attention_views import attention, light
 from .cache import Cache
-from .cells import contributions, receipt, tensor_slice
-from .compare import compare, compare_edit
+from .cells import compare, compare_edit, contributions, receipt, tensor_slice
 from .export import export_page
-from .jobs import Job, Jobs
-from .katas import Exercises
+from .jobs import ENDS, Cancelled, Job, Jobs, Work
+from .json_values import to_json
+from .learning import Exercises, Tours, list_tours
 from .outline import outline
-from .replies import Endpoint, Replies, body_of, reply
-from .requests import Gone, State, Unknown, entries, index, needed, read_shown, seed_of, table, text, whole, word
-from .security import Guard, Tokens, new_secret
+from .requests import (
+    Gone,
+    Refused,
+    State,
+    Unknown,
+    entries,
+    index,
+    needed,
+    read_shown,
+    seed_of,
+    table,
+    text,
+    whole,
+    word,
+)
+from .security import CLIENT, HEADERS, Guard, Tokens, new_secret, usual_port
 from .session import Session
-from .tours import Tours
 from .uploads import Pictures
 
+ADDRESS = "127.0.0.1"  # other machines cannot reach it
+BACKLOG = 128
+HEADER_SECONDS = 30.0  # for the headers of a request to arrive
+BODY_SECONDS = 30.0  # for a body to arrive
+HEARTBEAT_SECONDS = 10.0  # after which a waiting connection gets a comment, so that nothing between closes it
+LAST_SECONDS = 1  # for replies that are under way when the server ends
 STATE_BYTES = 32_000_000  # of a body with two pictures
 SMALL_BYTES = 100_000  # of a body without
 MOST_TRACES = 10_000  # whose model is remembered
@@ -64,6 +99,180 @@ PAGE = """<!doctype html>
 """
 
 
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+# ---- bodies
+
+
+async def body_of(request: Request, most: int) -> dict[str, Any]:
+    """The JSON object of a request; one that is too long is refused before it is read."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > most:
+        raise _too_long(most)
+    parts, length = [], 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                length += len(part)
+                if length > most:
+                    raise _too_long(most)
+                parts.append(part)
+    except TimeoutError:
+        raise Refused(f"the request did not arrive within {BODY_SECONDS:g} seconds", 408) from None
+    except ClientDisconnect:
+        raise Cancelled from None
+    try:
+        data = json.loads(b"".join(parts))
+    except (ValueError, RecursionError):
+        raise Refused("the request is not valid JSON") from None
+    return table(data, "the request")
+
+
+def _too_long(most: int) -> Refused:
+    return Refused(f"the request is larger than {most / 1e6:g} MB; send a smaller picture or a shorter text", 413)
+
+
+# ---- jobs over HTTP
+
+
+def framed(event: str, data: Any) -> bytes:
+    """One server-sent event. JSON is written on one line, so no text within it can end the event."""
+    return b"event: " + event.encode() + b"\ndata: " + to_json(data) + b"\n\n"
+
+
+def job_with_queue(client: str, work: Work, quick: bool = False, live: str = "") -> tuple[Job, asyncio.Queue]:
+    """A job whose events arrive in a queue of the running loop."""
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue()
+
+    def listener(event: str, data: Any) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(queue.put_nowait, (event, data))
+
+    return Job(client, work, listener, quick, live), queue
+
+
+async def follow(jobs: Jobs, job: Job, queue: asyncio.Queue, receive: Receive) -> AsyncGenerator[tuple[str, Any], None]:
+    """The events of a job to its last; ("", None) where none came for a while.
+
+    Left early, or with its connection closed, the job is cancelled.
+    """
+
+    async def fail_when_closed() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        queue.put_nowait(("failed", Cancelled()))
+
+    jobs.add(job)
+    connection = asyncio.ensure_future(fail_when_closed())
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(HEARTBEAT_SECONDS):  # not wait_for, which may swallow being cancelled
+                    event, data = await queue.get()
+            except TimeoutError:
+                yield "", None
+                continue
+            yield event, data
+            if event in ENDS:
+                return
+    finally:
+        connection.cancel()
+        jobs.cancel(job)
+
+
+def reply(data: Any, status: int = 200) -> Response:
+    return Response(to_json(data), status, media_type="application/json")
+
+
+class Replies:
+    """Replies from the queue of jobs."""
+
+    def __init__(self, jobs: Jobs, debug: bool):
+        self._jobs, self._debug = jobs, debug
+
+    async def long(self, request: Request, last: str, work: Work) -> Response:
+        """The reply of work that may take long: events where the page wants them, of which the last is `last` or error.
+
+        Else one JSON.
+        """
+        if not self.streamed(request):
+            return reply(await self.result(request, work, quick=False))
+        frames = self._frames(self._events(request, work, quick=False), last)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(frames, headers=headers, media_type="text/event-stream")
+
+    def streamed(self, request: Request) -> bool:
+        """Whether the page wants events."""
+        return "text/event-stream" in request.headers.get("accept", "")
+
+    async def quick(self, request: Request, work: Work) -> Response:
+        return reply(await self.result(request, work, quick=True))
+
+    async def result(self, request: Request, work: Work, quick: bool) -> Any:
+        """The result of a job; what it failed with is raised."""
+        async with aclosing(self._events(request, work, quick)) as events:
+            async for event, data in events:
+                if event == "done":
+                    return data
+                if event == "failed":
+                    raise data
+        raise Cancelled
+
+    def _events(self, request: Request, work: Work, quick: bool) -> AsyncGenerator[tuple[str, Any], None]:
+        live = text(request.headers.get("x-pencil-live", ""), "X-Pencil-Live", 100)
+        return follow(self._jobs, *job_with_queue(request.scope[CLIENT], work, quick, live), receive=request.receive)
+
+    async def _frames(self, events: AsyncGenerator[tuple[str, Any], None], last: str) -> AsyncGenerator[bytes, None]:
+        """The events of a job as they come; a failure's status is in its event, since the stream began with 200."""
+        try:
+            async with aclosing(events):
+                async for event, data in events:
+                    if event == "failed":
+                        raise data
+                    yield framed(last if event == "done" else event, data) if event else b": waiting\n\n"
+        except Exception as error:  # what the job failed with, a full queue, a result that is no JSON
+            status, content = self._problem(error)
+            yield framed("error", {**content, "status": status})
+
+    def _problem(self, error: Exception) -> tuple[int, dict[str, Any]]:
+        """The status and the sentence of a failure; one that is ours to mend is shown in the terminal, if asked for."""
+        if isinstance(error, UserError):
+            sentence = str(error).replace(LISTED, "press / to search the names")  # in a page, not in a terminal
+            return getattr(error, "status", 400), {"error": sentence}
+        if isinstance(error, Cancelled):
+            return 499, {"error": "the request was cancelled"}
+        if isinstance(error, MemoryError):
+            return 500, {"error": "there is not enough memory for this; try a shorter input"}
+        if self._debug:
+            traceback.print_exception(error, file=sys.stderr)
+            hint = "the terminal shows where"
+        else:
+            hint = "pencil explore --debug shows where in the terminal"
+        return 500, {"error": f"this failed inside Pencil ({type(error).__name__}); {hint}"}
+
+    def answering(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint; what it raises becomes a sentence."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await endpoint(request)
+            except Exception as error:
+                return await self.failed(request, error)
+
+        return answer
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            sentence = {404: "there is nothing at this address", 405: "this address is asked in another way"}
+            return reply({"error": sentence.get(error.status_code, error.detail)}, error.status_code)
+        status, data = self._problem(error)
+        return reply(data, status)
+
+
+# ---- the page and its requests
+
+
 class Explorer:
     """The opened models, and what the page asks of them."""
 
@@ -83,12 +292,6 @@ class Explorer:
 
     async def page(self, request: Request) -> Response:
         return Response(PAGE, media_type="text/html")
-
-    async def script(self, request: Request) -> Response:
-        return Response(_built("app.js"), media_type="text/javascript")
-
-    async def style(self, request: Request) -> Response:
-        return Response(_built("app.css"), media_type="text/css")
 
     async def models(self, request: Request) -> Response:
         return reply({"models": self._models, "version": __version__, "command": visible(self._command, one_line=True)})
@@ -137,22 +340,20 @@ class Explorer:
 
     # ---- what is read of a trace
 
-    async def slice(self, request: Request) -> Response:
-        query = request.query_params
-        session, key = self._traced(request.path_params["key"])
+    def of_trace(self, view: Callable[[QueryParams], Callable[..., Any]]) -> Endpoint:
+        """The endpoint of a view of a trace, with what the view is asked for by the query."""
+
+        async def endpoint(request: Request) -> Response:
+            session, key = self._traced(request.path_params["key"])
+            shown = view(request.query_params)
+            return await self.replies.quick(request, lambda job: shown(session, key))
+
+        return endpoint
+
+    def slice(self, query: QueryParams) -> Callable[[Session, str], dict[str, Any]]:
         name, at = needed(query, "name"), index(query)
         other, minus = self._traced(query["minus"]) if query.get("minus") else (None, "")
-        return await self.replies.quick(
-            request, lambda job: tensor_slice(session, key, name, at, other and other.trace(minus))
-        )
-
-    async def receipt(self, request: Request) -> Response:
-        query = request.query_params
-        session, key = self._traced(request.path_params["key"])
-        cell, digits = needed(query, "cell"), whole(query, "digits", 17)
-        return await self.replies.quick(
-            request, lambda job: receipt(session, key, cell, 4 if digits is None else digits)
-        )
+        return lambda session, key: tensor_slice(session, key, name, at, other and other.trace(minus))
 
     async def attention(self, request: Request) -> Response:
         session, key = self._traced(request.path_params["key"])
@@ -160,24 +361,10 @@ class Explorer:
             return await self.replies.long(request, "attention", lambda job: attention(session, key, scores=True))
         return await self.replies.quick(request, lambda job: attention(session, key))
 
-    async def light(self, request: Request) -> Response:
-        query = request.query_params
-        session, key = self._traced(request.path_params["key"])
-        layer, head = whole(query, "layer", 9999), whole(query, "head", 9999)
-        how = word(query, "how") or "mean"
-        return await self.replies.quick(request, lambda job: light(session, key, layer, head, how))
-
-    async def contributions(self, request: Request) -> Response:
-        query = request.query_params
-        session, key = self._traced(request.path_params["key"])
-        cell = needed(query, "cell")
-        against, part = word(query, "against"), word(query, "part")
-        return await self.replies.quick(request, lambda job: contributions(session, key, cell, against, part))
-
     # ---- tours and katas
 
     async def tour_list(self, request: Request) -> Response:
-        return await self.replies.quick(request, lambda job: tours.listed())
+        return await self.replies.quick(request, lambda job: list_tours())
 
     async def tour(self, request: Request) -> Response:
         number, source = request.path_params["number"], self._source(request)
@@ -253,10 +440,25 @@ class Explorer:
         return lambda: Source(session.name, session.record({"input": example}))
 
 
-def _built(name: str) -> bytes:
+def _receipt(query: QueryParams) -> Callable[..., dict[str, Any]]:
+    digits = whole(query, "digits", 17)
+    return partial(receipt, cell=needed(query, "cell"), digits=4 if digits is None else digits)
+
+
+def _light(query: QueryParams) -> Callable[..., dict[str, Any]]:
+    layer, head = whole(query, "layer", 9999), whole(query, "head", 9999)
+    return partial(light, layer=layer, head=head, how=word(query, "how") or "mean")
+
+
+def _contributions(query: QueryParams) -> Callable[..., dict[str, Any]]:
+    cell = needed(query, "cell")
+    return partial(contributions, cell=cell, against=word(query, "against"), part=word(query, "part"))
+
+
+async def _built(name: str, media_type: str, request: Request) -> Response:
     """A file of the built application."""
     try:
-        return (FILES / name).read_bytes()
+        return Response((FILES / name).read_bytes(), media_type=media_type)
     except OSError:
         raise Unknown(f"the page was not built: {name} is missing; run make page in the checkout of Pencil") from None
 
@@ -273,19 +475,19 @@ def application(explorer: Explorer, port: int) -> Guard:
     addresses: dict[str, tuple[str, Endpoint]] = {
         "/": ("GET", explorer.page),
         "/server": ("GET", server),
-        "/app.js": ("GET", explorer.script),
-        "/app.css": ("GET", explorer.style),
+        "/app.js": ("GET", partial(_built, "app.js", "text/javascript")),
+        "/app.css": ("GET", partial(_built, "app.css", "text/css")),
         "/api/models": ("GET", explorer.models),
         "/api/answer": ("POST", explorer.answer),
         "/api/record": ("POST", explorer.record),
         "/api/compare": ("POST", explorer.compare),
         "/api/edit": ("POST", explorer.edit),
         "/api/export": ("POST", explorer.export),
-        f"{trace}/slice": ("GET", explorer.slice),
-        f"{trace}/receipt": ("GET", explorer.receipt),
+        f"{trace}/slice": ("GET", explorer.of_trace(explorer.slice)),
+        f"{trace}/receipt": ("GET", explorer.of_trace(_receipt)),
         f"{trace}/attention": ("GET", explorer.attention),
-        f"{trace}/light": ("GET", explorer.light),
-        f"{trace}/contributions": ("GET", explorer.contributions),
+        f"{trace}/light": ("GET", explorer.of_trace(_light)),
+        f"{trace}/contributions": ("GET", explorer.of_trace(_contributions)),
         "/api/tours": ("GET", explorer.tour_list),
         "/api/tours/{number}": ("GET", explorer.tour),
         "/api/tours/{number}/figure": ("GET", explorer.tour_figure),
@@ -312,3 +514,127 @@ def application(explorer: Explorer, port: int) -> Guard:
         lifespan=lifespan,
     )
     return Guard(app, tokens, port)
+
+
+# ---- uvicorn
+
+
+def bind_usual(secret: str) -> socket.socket:
+    """A socket on the port that this user's explorer usually has; on any free one while that is taken."""
+    try:
+        return bind(usual_port(secret))
+    except UserError:
+        return bind(0)
+
+
+def bind(port: int = 0) -> socket.socket:
+    """A socket on a port of this machine; 0 is any free one."""
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port is a number from 1 to 65535, not {port}")
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if not WINDOWS:  # where it would let two servers share a port
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((ADDRESS, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise UserError(f"port {port} cannot be used ({error.strerror}); choose another --port, or none") from None
+    return listening
+
+
+class Protocol(H11Protocol):
+    """A connection that does not wait for ever for the end of a request's headers."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """The time runs from the first byte to the end of the headers, however the bytes between arrive."""
+        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            self._forget()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEADER_SECONDS, self._refuse)
+
+    def _forget(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self) -> None:
+        sentence = f"the headers of this request did not end within {HEADER_SECONDS:g} seconds"
+        headers = [("content-type", "application/json"), ("connection", "close")]
+        events = (
+            h11.Response(status_code=408, headers=[*headers, *HEADERS.items()], reason=b"Request Timeout"),
+            h11.Data(data=to_json({"error": sentence})),
+            h11.EndOfMessage(),
+        )
+        for event in events:
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn that ends the jobs first: it waits for replies, and these wait for their jobs."""
+
+    def __init__(self, config: uvicorn.Config, explorer: Explorer):
+        super().__init__(config)
+        self._explorer = explorer
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._explorer.jobs.stop()
+        await super().shutdown(sockets)
+
+
+def server_for(explorer: Explorer, port: int, debug: bool = False) -> uvicorn.Server:
+    """uvicorn with nothing that is not needed: no logs of requests, no headers of proxies, no websockets."""
+    # what fails is a sentence in the page; uvicorn's own lines would only be noise in the terminal
+    logging.getLogger("uvicorn.error").setLevel(logging.INFO if debug else logging.CRITICAL)
+    config = uvicorn.Config(
+        application(explorer, port),
+        http=Protocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=LAST_SECONDS,
+    )
+    return Server(config, explorer)
+
+
+def serve(
+    sessions: Sequence[Session],
+    listening: socket.socket,
+    debug: bool,
+    command: str,
+    secret: str,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve until Ctrl-C; `ready` is called with the address, and the page shows the command that starts it again."""
+    port = listening.getsockname()[1]
+    explorer = Explorer(sessions, debug, command, secret)
+    try:
+        server = server_for(explorer, port, debug)
+        ready(f"http://{ADDRESS}:{port}/#secret={secret}")
+        server.run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    except SystemExit:  # so uvicorn ends where it cannot start
+        raise UserError("the server could not start; pencil explore --debug shows why") from None
+    finally:
+        listening.close()
+        explorer.jobs.close()

@@ -14,7 +14,8 @@ import os
 import sys
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any, BinaryIO
+from types import SimpleNamespace
+from typing import Any
 
 from ..config import UserError
 from ..data.images import decoding
@@ -150,26 +151,15 @@ def work() -> None:
         answers.flush()
 
 
-class _Content:
-    """Bytes that are opened as a file is."""
-
-    def __init__(self, content: bytes):
-        self._content = content
-
-    def open(self) -> BinaryIO:
-        return io.BytesIO(self._content)
-
-
 def plain_png(content: bytes, transform: Mapping[str, Any], fitted: bool = False) -> bytes:
     """The first frame at the model's size and in its channels; one that was fitted to it before stays as it is."""
-    how = ImageTransform(**{name: _tuple(one) for name, one in transform.items()})
-    picture = decoding.fitted(_Content(content), how, fitted)
+    # JSON has lists only
+    tuples: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in transform.items()
+    }
+    source = SimpleNamespace(open=lambda: io.BytesIO(content))  # bytes that are opened as a file is
+    picture = decoding.fitted(source, ImageTransform(**tuples), fitted)
     out = io.BytesIO()
     picture.info = {}  # nothing of the file but its pixels
     picture.save(out, "PNG", compress_level=1)
     return out.getvalue()
-
-
-def _tuple(one: Any) -> Any:
-    """JSON has lists only."""
-    return tuple(one) if isinstance(one, list) else one
