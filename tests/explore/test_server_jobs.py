@@ -287,7 +287,7 @@ def test_a_receipt_does_not_wait_for_a_generation():
             )
             other.start()
             lane = served.explorer.jobs._lanes[True]
-            assert any(lane or threading.Event().wait(0.01) for _ in range(2000))  # it waits for the next step
+            assert any(lane.jobs or threading.Event().wait(0.01) for _ in range(2000))  # it waits for the next step
             session.steps.release()
             other.join(WAIT)
             assert replies[0]["thread"] == "pencil-quick"

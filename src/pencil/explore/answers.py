@@ -39,7 +39,7 @@ MOST_ROWS = 12  # rows of the table that leads from the logits to the token
 
 
 class Stopped(Exception):
-    """Whoever asked does not want the answer any more."""
+    """The client does not want the answer any more."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def __call__(self, *args: Any, **given: Any) -> Any:
-        out = self.model(*args, **given)
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        out = self.model(*args, **named)
         self.logits = out[:, -1]
         return out
 
@@ -179,7 +179,7 @@ def _write(question: Question, model: Any, prompt: Prompt, threads: ExitStack) -
         if i == 0:
             threads.enter_context(one_thread(question.live))
         uniform = None if how.temperature == 0 else _uniform(generation)
-        one = _token(
+        drawn = _token(
             loaded,
             watched.logits[0],
             generation.allowed(watched.logits)[0],
@@ -189,11 +189,11 @@ def _write(question: Question, model: Any, prompt: Prompt, threads: ExitStack) -
             (0, first + i),
             before,
         )
-        tokens.append(one)
+        tokens.append(drawn)
         written.append(token)
         if token not in tokenizer.ends:
             pieces.append(text.add(token))
-        listener.tell("token", one)
+        listener.tell("token", drawn)
         listener.step(i + 1, most, "writing")
     pieces.append(text.rest())
     notes = []
@@ -225,13 +225,13 @@ def _token(
             return "·"
         return "end" if i in tokenizer.ends else token_label(tokenizer, i)
 
-    *top, mine = bars(logits, label, where, also=[token])
+    *top, drawn = bars(logits, label, where, also=[token])
     return {
         "text": label(token),
         "id": token,
         "position": before + where[1],
         "cell": address("logits", (*where, token)),
-        "probability": mine["probability"],
+        "probability": drawn["probability"],
         "top": top,
         "chosen": drawing(allowed, how, uniform, token, label),
     }
@@ -358,7 +358,7 @@ def _read(question: Question, model: Any, prompt: Prompt) -> dict[str, Any]:
         vocab = loaded.tokenizer.vocab
         rows = [(at, logits[at][:vocab]) for at in prompt.masked]
         tokens = [_token(loaded, row, row, Sampling(0.0), None, int(row.argmax()), (0, at)) for at, row in rows]
-        return {"tokens": tokens, "text": " ".join(one["text"] for one in tokens)}
+        return {"tokens": tokens, "text": " ".join(token["text"] for token in tokens)}
     names = loaded.classes
     return {"classes": bars(logits, lambda i: names[i] if i < len(names) else str(i), (0,), None)}
 
@@ -374,7 +374,7 @@ def _embed(question: Question, model: Any, prompt: Prompt) -> dict[str, Any]:
     alike = (unit[1:] @ unit[0]).tolist()
     nearest = sorted(zip(prompt.texts[1:], alike, strict=True), key=lambda pair: -pair[1])
     return {
-        "vector": [number(one) for one in vectors[0].tolist()],
+        "vector": [number(entry) for entry in vectors[0].tolist()],
         "nearest": [{"text": text, "similarity": number(value)} for text, value in nearest],
         "notes": notes,
     }
@@ -397,10 +397,10 @@ def _draw(question: Question, model: Any, prompt: Prompt) -> dict[str, Any]:
     process, decode = process_of(c, latents), decoder_of(autoencoder)
     generators = [torch.Generator().manual_seed(int(options["seed"]) * 1_000_003)]
     x = draw_noise((1, c.channels, *c.sides), generators).to(device)
-    given = prompt.condition
-    places = Span.at(given[1].to(device)) if len(given) > 1 else None
+    condition = prompt.condition
+    places = Span.at(condition[1].to(device)) if len(condition) > 1 else None
     guided = classifier_free_guidance(
-        model, given[0].to(device) if given else None, float(options.get("guidance", 1.0)), places
+        model, condition[0].to(device) if condition else None, float(options.get("guidance", 1.0)), places
     )
     seen: dict[str, Tensor] = {}
 

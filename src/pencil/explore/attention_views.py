@@ -34,7 +34,7 @@ class Patterns:
         for name in names:
             groups.setdefault(_group(name), []).append(name)
         if "" in groups and "cross" in groups:
-            groups = {"decoder" if group == "" else group: mine for group, mine in groups.items()}
+            groups = {"decoder" if group == "" else group: names for group, names in groups.items()}
         self.groups = groups
 
     def __getitem__(self, name: str) -> Array:
@@ -76,9 +76,9 @@ def attention(session: Session, key: str, scores: bool = False) -> dict[str, Any
     for group, names in patterns.groups.items():
         layers = []
         for name in names:
-            small = [shrunk(one) for one in patterns[name]]
+            small = [shrunk(pattern) for pattern in patterns[name]]
             heads = []
-            for head, one in enumerate(small):
+            for head, pattern in enumerate(small):
                 measured = by_head.get((group, layer_of(name), head), {})
                 heads.append(
                     {
@@ -87,7 +87,7 @@ def attention(session: Session, key: str, scores: bool = False) -> dict[str, Any
                         "scored": measured.get("scored", ""),
                         "score": measured.get("score"),
                         "baseline": measured.get("baseline"),
-                        "thumbnail": packed(np.rint(255 * np.clip(np.nan_to_num(one), 0, 1)), "u1"),
+                        "thumbnail": packed(np.rint(255 * np.clip(np.nan_to_num(pattern), 0, 1)), "u1"),
                     }
                 )
             layers.append({"name": name, "layer": layer_of(name), "heads": heads, "thumb": list(small[0].shape)})
@@ -174,7 +174,7 @@ class Lights:
             self.columns = np.arange(first, first + prod(grid))
         # a matrix that turns queries into rows: most choose one, a mean takes several
         if tokens:
-            self.words, at = [one["text"] for one in tokens], [one["position"] for one in tokens]
+            self.words, at = [token["text"] for token in tokens], [token["position"] for token in tokens]
         elif pooled == "class":
             self.words, at = [labels[0]], [0]
         elif pooled == "mean":
@@ -199,7 +199,7 @@ class Lights:
             return None
         if self._leading is None:
             heads = [(layer_of(name), head) for name in self.names for head in range(len(self.patterns[name]))]
-            sums = [self.seen(one).sum(1) for name in self.names for one in self.patterns[name]]
+            sums = [self.seen(pattern).sum(1) for name in self.names for pattern in self.patterns[name]]
             self._leading = [list(heads[i]) for i in np.argmax(sums, 0)]
         return self._leading
 

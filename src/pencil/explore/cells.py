@@ -28,7 +28,7 @@ def tensor_slice(
     index: str | Sequence[int | None] | None = None,
     minus: LiveTrace | None = None,
 ) -> dict[str, Any]:
-    """One or two axes of a tensor, the others held at an index; with `minus` less the same cells of that trace."""
+    """One or two axes of a tensor, the others at an index; with `minus` less the same cells of that trace."""
     trace = session.trace(key)
     node = trace.graph.nodes[trace.find(name)]
     at = _index(index, node.shape)
@@ -118,10 +118,10 @@ def contribution_table(
         "cell": cell,
         "against": against,
         "value": number(parent.value),
-        "total": number(whole.total if part is None else sum(one.value for one in parts)),
+        "total": number(whole.total if part is None else sum(inner.value for inner in parts)),
         "allowed": number(whole.allowed),
         "held": list(whole.held),
-        "parts": [_part(one) for one in parts],
+        "parts": [_part(inner) for inner in parts],
     }
 
 
@@ -168,26 +168,26 @@ def compare(a: LiveTrace, b: LiveTrace) -> dict[str, Any]:
     Of those that are `counted` (ids, masks): how many of them differ, and the share of these.
     """
     tensors, notes, shapes = [], [], []
-    for one in differences(a, b):
-        if one.shapes:
-            shapes.append((one.name, *("×".join(map(str, shape)) or "1" for shape in one.shapes)))
+    for differing in differences(a, b):
+        if differing.shapes:
+            shapes.append((differing.name, *("×".join(map(str, shape)) or "1" for shape in differing.shapes)))
             continue
-        values = np.asarray(a.array(one.name))
+        values = np.asarray(a.array(differing.name))
         counted = values.dtype.kind in "iub"  # of ids and masks: by how much they differ says nothing
         if counted:
-            most = int(np.sum(values != np.asarray(b.array(one.name))))
+            most = int(np.sum(values != np.asarray(b.array(differing.name))))
             relative = most / values.size
         else:
-            most, sizes = one.most, np.abs(values)
+            most, sizes = differing.most, np.abs(values)
             largest = float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
-            relative = one.most / largest if largest else np.inf
+            relative = differing.most / largest if largest else np.inf
         tensors.append(
             {
-                "name": one.name,
+                "name": differing.name,
                 "shape": list(values.shape),
                 "most": number(most),
                 "relative": number(relative),
-                "cell": address(one.name, one.index),
+                "cell": address(differing.name, differing.index),
                 "counted": counted,
             }
         )

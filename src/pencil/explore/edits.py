@@ -28,12 +28,12 @@ class Edit:
 
     def _written_index(self) -> str:
         parts = []
-        for one in self.index:
-            if isinstance(one, slice):
-                ends = ["" if end is None else str(end) for end in (one.start, one.stop, one.step)]
+        for place in self.index:
+            if isinstance(place, slice):
+                ends = ["" if end is None else str(end) for end in (place.start, place.stop, place.step)]
                 parts.append(":".join(ends[: 3 if ends[2] else 2]))
             else:
-                parts.append(str(one))
+                parts.append(str(place))
         return ",".join(parts)
 
 
@@ -70,14 +70,14 @@ class EditedModel:
         own = {*declared(model), *symbols(model)}
         parameters = inspect.signature(model.forward).parameters
         # as a trace calls them: an input that shares its name with a value of the model's own is given.NAME
-        self.inputs = {f"given.{one}" if one in own else one: one for one in parameters}
+        self.inputs = {f"given.{name}" if name in own else name: name for name in parameters}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def __call__(self, *args: Any, last: Any = False, cache: Any = None, **given: Any) -> Tensor:
+    def __call__(self, *args: Any, last: Any = False, cache: Any = None, **named: Any) -> Tensor:
         assert cache is None, "an edited model reads all tokens at every step"
-        bound = dict(inspect.signature(self.model.forward).bind(*args, **given).arguments)
+        bound = dict(inspect.signature(self.model.forward).bind(*args, **named).arguments)
         for name, parameter in self.inputs.items():
             if isinstance(bound.get(parameter), Tensor):
                 bound[parameter] = self._changed(name, bound[parameter])
@@ -88,53 +88,53 @@ class EditedModel:
         """The hidden states of an encoder, edited."""
         return self._run(self.model.states, tokens=self._changed("tokens", tokens), span=span)
 
-    def _run(self, call: Callable[..., Tensor], **given: Any) -> Tensor:
+    def _run(self, call: Callable[..., Tensor], **inputs: Any) -> Tensor:
         names = dict.fromkeys(
-            one.name
-            for one in self.edits
-            if one.name not in self.weights and one.name not in self.inputs and one.name != "output"
+            edit.name
+            for edit in self.edits
+            if edit.name not in self.weights and edit.name not in self.inputs and edit.name != "output"
         )
         probe = Probe(edit={name: lambda old, name=name: self._changed(name, old) for name in names})
         try:
             with self._other_weights():
-                return call(**given, **({"probe": probe} if names else {}))
+                return call(**inputs, **({"probe": probe} if names else {}))
         except ValueError as error:
             raise UserError(str(error)) from None
         except (IndexError, RuntimeError) as error:
-            raise cannot_run(" and ".join(dict.fromkeys(one.name for one in self.edits)), error) from None
+            raise cannot_run(" and ".join(dict.fromkeys(edit.name for edit in self.edits)), error) from None
 
     @contextmanager
     def _other_weights(self) -> Iterator[None]:
         """The weights with their edits; as they were afterwards."""
         before = {}
         try:
-            for one in self.edits:
-                if (weight := self.weights.get(one.name)) is not None and id(weight) not in before:
+            for edit in self.edits:
+                if (weight := self.weights.get(edit.name)) is not None and id(weight) not in before:
                     before[id(weight)] = weight, weight.data
-                    weight.data = self._changed(one.name, weight.data)
+                    weight.data = self._changed(edit.name, weight.data)
             yield
         finally:
             for weight, data in before.values():
                 weight.data = data
 
     def _changed(self, name: str, old: Tensor) -> Tensor:
-        mine = [(i, one) for i, one in enumerate(self.edits) if one.name == name]
-        if not mine:
+        edits = [(i, edit) for i, edit in enumerate(self.edits) if edit.name == name]
+        if not edits:
             return old
         self.shapes[name], new = tuple(old.shape), old.detach().clone()
-        for i, one in mine:
+        for i, edit in edits:
             try:
-                new[one.index] = one.value
+                new[edit.index] = edit.value
             except IndexError:
                 continue
             except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-                raise cannot_set(name, one.value, new, error) from None
+                raise cannot_set(name, edit.value, new, error) from None
             self.applied.add(i)
         return new
 
     def check(self) -> None:
         """Refuse an edit that has changed nothing in all runs."""
-        for i, one in enumerate(self.edits):
+        for i, edit in enumerate(self.edits):
             if i not in self.applied:
-                shape = "×".join(map(str, self.shapes.get(one.name, ()))) or "not computed by this model"
-                raise UserError(f"{one.name} has no such cell to edit: its shape is {shape}")
+                shape = "×".join(map(str, self.shapes.get(edit.name, ()))) or "not computed by this model"
+                raise UserError(f"{edit.name} has no such cell to edit: its shape is {shape}")

@@ -121,12 +121,12 @@ def _views(
 ) -> tuple[dict[str, Any], list[str]]:
     """The views that need the model, as the page asks for them; and sentences on what would be too large."""
     about, answer, left_out = session.about(), session.answer(state), list(LEFT_OUT)
-    given = answer["state"]["input"]  # a file has the one input that it was made from
-    examples = [{"name": "the input of this file", "input": given}]
+    input = answer["state"]["input"]  # a file has the one input that it was made from
+    examples = [{"name": "the input of this file", "input": input}]
     path = about["path"] and f"runs/{Path(about['path']).name}"  # the folders above it are of this machine alone
     trace = session.trace(state.key)
     views: dict[str, Any] = {
-        "model": {**about, "path": path, "example": given, "examples": examples},
+        "model": {**about, "path": path, "example": input, "examples": examples},
         "answer": answer,
         "outline": {"map": module_map(trace.recording.model, all_tensors(trace))},
         "attention": attention(session, state.key),
@@ -141,7 +141,7 @@ def _views(
             left_out.append("Where the words look, of some blocks and heads.")
             break
         views["light"][name] = rows
-    cells = [one["cell"] for one in answer.get("tokens") or answer.get("classes") or ()] or [start]
+    cells = [bar["cell"] for bar in answer.get("tokens") or answer.get("classes") or ()] or [start]
     bytes_left = MOST_VIEW_BYTES - len(json.dumps(views))
     for name, make in _contributions(session, state.key, cells, shown, listener):
         if name in views["contributions"]:
@@ -156,12 +156,12 @@ def _views(
 
 def _lights(session: Session, key: str, heads: dict[str, Any], first: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where the words look: what is on screen, then averaged, by rollout, and of every head."""
-    group = next((one for one in heads["groups"] if one["name"] == "cross"), None) or heads["groups"][0]
-    layers = [layer_of(one["name"]) for one in group["layers"]]
+    group = next((group for group in heads["groups"] if group["name"] == "cross"), None) or heads["groups"][0]
+    layers = [layer_of(layer["name"]) for layer in group["layers"]]
     looks: dict[str, tuple[Any, ...]] = {"mean::": (), "rollout::": (None, None, "rollout")}
     looks |= {f"mean:{layer}:": (layer,) for layer in layers}
-    for layer, one in zip(layers, group["layers"], strict=True):
-        looks |= {f"head:{layer}:{head}": (layer, head, "head") for head in range(len(one["heads"]))}
+    for layer, shown in zip(layers, group["layers"], strict=True):
+        looks |= {f"head:{layer}:{head}": (layer, head, "head") for head in range(len(shown["heads"]))}
     for name in sorted(looks, key=lambda name: name != first):
         yield name, light(session, key, *looks[name])
 
@@ -220,8 +220,8 @@ def _lacking(contained: dict[str, Any], cells: Sequence[str]) -> list[str]:
         sentences.append(f"Why: the contributions to {absent} of {len(cells)} numbers of the answer.")
     inside = [
         f"{name.rpartition('|')[0]}|{part['id']}"
-        for name, one in contained.items()
-        for part in one["parts"]
+        for name, table in contained.items()
+        for part in table["parts"]
         if part["parts"]
     ]
     if absent := sum(name not in contained for name in inside):
@@ -246,22 +246,22 @@ def _contributions(
         listener.step(done, total, f"contributions to {cell}")
         done += 1
         try:
-            one = Whole(cell, against, find_contributions(session, key, cell, against))
+            whole = Whole(cell, against, find_contributions(session, key, cell, against))
         except UserError:
             continue
-        wholes.append(one)
-        yield one.key(), one.data
-        begun = _unfolded(_opened_first(one.contributions))
+        wholes.append(whole)
+        yield whole.key(), whole.data
+        begun = _unfolded(_opened_first(whole.contributions))
         if (cell, against) == (cell_on_screen, against_on_screen):
-            begun += _parts_on_screen(one.contributions, shown.open)
+            begun += _parts_on_screen(whole.contributions, shown.open)
         for part in begun:
             listener.step(done, total, f"the parts of {part.label}")
             done += 1
-            yield one.key(part), lambda one=one, part=part: one.data(part)
-    for one, part in (*_ways(wholes), *_largest(wholes)):
+            yield whole.key(part), lambda whole=whole, part=part: whole.data(part)
+    for whole, part in (*_ways(wholes), *_largest(wholes)):
         listener.step(min(done, total), total, f"the parts of {part.label}")
         done += 1
-        yield one.key(part), lambda one=one, part=part: one.data(part)
+        yield whole.key(part), lambda whole=whole, part=part: whole.data(part)
 
 
 def _parts_on_screen(whole: Contributions, ids: Sequence[str]) -> list[Part]:
@@ -291,34 +291,34 @@ def _unfolded(part: Part | None) -> list[Part]:
 def _ways(wholes: Sequence[Whole]) -> Iterator[tuple[Whole, Part]]:
     """From the first head of each number to its largest tokens or patches, and from these to the input."""
     for i in range(MOST_WAYS):
-        for one in wholes:
-            head = _opened_first(one.contributions)
+        for whole in wholes:
+            head = _opened_first(whole.contributions)
             inside = sorted((p for p in head.parts if p.count), key=lambda p: -abs(p.value)) if head else []
             for part in inside[i : i + 1]:
-                yield from ((one, p) for p in _unfolded(part))
+                yield from ((whole, p) for p in _unfolded(part))
 
 
 def _largest(wholes: Sequence[Whole]) -> Iterator[tuple[Whole, Part]]:
     """The other parts, level by level, the largest first."""
-    levels = [(one, part) for one in wholes for part in one.contributions.parts[:MOST_NUMBERS] if part.count]
+    levels = [(whole, part) for whole in wholes for part in whole.contributions.parts[:MOST_NUMBERS] if part.count]
     levels.sort(key=lambda pair: -abs(pair[1].value))
     left = MOST_DIVIDED
     while levels and left > 0:
         levels, left = levels[:left], left - len(levels)
         yield from levels
-        levels = [(one, inner) for one, part in levels for inner in part.parts[:2] if inner.count]
+        levels = [(whole, inner) for whole, part in levels for inner in part.parts[:2] if inner.count]
 
 
 # ---- traces of runs whose page has the views of the explorer: the file that Share writes, of the trace's own input
 
 
 @wraps(trace_any)
-def trace(what: Any, *inputs: Any, **given: Any) -> LiveTrace:
+def trace(what: Any, *inputs: Any, **options: Any) -> LiveTrace:
     if not isinstance(what, str | Path | Loaded):
-        return trace_any(what, *inputs, **given)
-    loaded, options, double = prepare_trace(what, inputs, given)
-    found = trace_loaded(loaded, options, double)
-    return found if double else shareable(found, loaded, options)
+        return trace_any(what, *inputs, **options)
+    loaded, settings, double = prepare_trace(what, inputs, options)
+    recorded = trace_loaded(loaded, settings, double)
+    return recorded if double else shareable(recorded, loaded, settings)
 
 
 def shareable(trace: LiveTrace, loaded: Loaded, options: Any) -> LiveTrace:
@@ -359,9 +359,9 @@ def read_input(session: Session, options: Any) -> dict[str, Any]:
 
 def _read_settings(session: Session, options: Any) -> dict[str, float]:
     """The settings that the options of a trace have; those left out are as the trace has them."""
-    controls = {one.name: one for one in session.controls}
-    given = {name: getattr(options, name, None) for name in controls}
-    settings = {name: value for name, value in given.items() if value is not None}
+    controls = {control.name: control for control in session.controls}
+    values = {name: getattr(options, name, None) for name in controls}
+    settings = {name: value for name, value in values.items() if value is not None}
     if session.profile.draws:
         settings.setdefault("step", (int(settings.get("steps", controls["steps"].value)) + 1) // 2)
         if "guidance" in controls:

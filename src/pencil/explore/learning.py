@@ -49,19 +49,19 @@ class Exercises:
         record = Record(note)
         rows = [
             {
-                "name": one.name,
-                "title": one.title,
-                "topic": one.topic,
-                "due": record.when(one.name),
-                **{key: getattr(record.of(one.name), key) for key in ("attempts", "solved", "seen", "wrong")},
+                "name": kata.name,
+                "title": kata.title,
+                "topic": kata.topic,
+                "due": record.when(kata.name),
+                **{key: getattr(record.of(kata.name), key) for key in ("attempts", "solved", "seen", "wrong")},
             }
-            for one in KATAS.values()
+            for kata in KATAS.values()
         ]
         return {"katas": rows, "next": record.following(list(KATAS))}
 
     def question(self, client: str, name: str, seed: int | str | None) -> dict[str, Any]:
         """A new attempt: the document's numbers, those of a seed, or with the seed "new" fresh ones."""
-        _known(name)
+        _check_name(name)
         number = random.SystemRandom().randrange(SEEDS) if seed == "new" else seed
         question = kata(name).make(number)
         self._leave(client)
@@ -73,7 +73,7 @@ class Exercises:
             "seed": question.seed,
             "page_words": None,  # not used any more
             "key": "",
-            "given": [_given(one) for one in question.given],
+            "given": [_table(table) for table in question.given],
             "ask": question.ask,
             "digits": digits(question),
             "choices": choices(question),
@@ -135,7 +135,7 @@ class Exercises:
 
     def _attempt(self, client: str, name: str, seed: int | None) -> Attempt:
         """The question that the page shows; a page that is older than the server begins a new attempt."""
-        _known(name)
+        _check_name(name)
         attempt = self._attempts.get(client)
         if attempt is None or (attempt.question.kata, attempt.question.seed) != (name, seed):
             self.question(client, name, seed)
@@ -148,12 +148,12 @@ class Exercises:
             Record(note).add(attempt.question.kata, "wrong")
 
 
-def _known(name: str) -> None:
+def _check_name(name: str) -> None:
     if name not in KATAS:
         raise Unknown(f"there is no kata of that name; known: {', '.join(KATAS)}")
 
 
-def _given(table: Table) -> dict[str, Any]:
+def _table(table: Table) -> dict[str, Any]:
     rows = [[shown(value) for value in row] for row in table.rows]
     return {"name": table.name, "rows": rows, "across": table.across, "down": table.down}
 
@@ -164,7 +164,7 @@ def _given(table: Table) -> dict[str, Any]:
 def list_tours() -> dict[str, Any]:
     """The documents, and how many sections each has."""
     every = [document(number) for number in documents()]
-    return {"tours": [{"number": one.number, "title": one.title, "sections": len(one.sections)} for one in every]}
+    return {"tours": [{"number": tour.number, "title": tour.title, "sections": len(tour.sections)} for tour in every]}
 
 
 class Tours:
@@ -175,7 +175,7 @@ class Tours:
 
     def tour(self, number: str, run: Source | None) -> dict[str, Any]:
         tour = self._walk(number, run)
-        sections = [_section(one, run is not None) for one in tour.sections]
+        sections = [_section(section, run is not None) for section in tour.sections]
         return {"number": tour.number, "title": tour.title, "run": tour.run, "sections": sections}
 
     def figure(self, number: str, run: Source | None, section: int, figure: int) -> dict[str, Any]:
@@ -203,15 +203,19 @@ def _section(section: Section, of_run: bool) -> dict[str, Any]:
     return {
         **{key: getattr(section, key) for key in plain},
         **{key: list(getattr(section, key)) for key in lists},
-        "corrections": [list(one) for one in section.corrections],
-        "shown": [{**_shown(one), "cell": one.name if of_run else None} for one in section.shown],
-        "compared": [_compared(one) for one in section.compared],
-        "claims": [dict(vars(one)) for one in section.claims],
+        "corrections": [list(correction) for correction in section.corrections],
+        "shown": [{**_shown(shown), "cell": shown.name if of_run else None} for shown in section.shown],
+        "compared": [_compared(compared) for compared in section.compared],
+        "claims": [dict(vars(claim)) for claim in section.claims],
         "unfolded": [
-            {**vars(one), "lines": list(one.lines), "cell": shlex.split(one.command)[-1] if of_run else None}
-            for one in section.unfolded
+            {
+                **vars(receipt),
+                "lines": list(receipt.lines),
+                "cell": shlex.split(receipt.command)[-1] if of_run else None,
+            }
+            for receipt in section.unfolded
         ],
-        "figures": [{"caption": one.caption, "command": one.command} for one in section.figures],
+        "figures": [{"caption": figure.caption, "command": figure.command} for figure in section.figures],
     }
 
 
@@ -236,6 +240,6 @@ def _shown(shown: Shown) -> dict[str, Any]:
 
 def _compared(compared: Compared) -> dict[str, Any]:
     keys = ("printed", "true", "verdict", "note")
-    rows = [[{key: getattr(one, key) for key in keys} for one in row] for row in compared.rows]
+    rows = [[{key: getattr(number, key) for key in keys} for number in row] for row in compared.rows]
     plain = {key: getattr(compared, key) for key in ("name", "formula", "line", "where")}
     return {**plain, "counts": compared.counts, "rows": rows}

@@ -69,7 +69,7 @@ def tensors(trace: LiveTrace) -> list[Node]:
 
 def _shapes(args: Any) -> Iterator[tuple[int, ...]]:
     """The shapes of a block's inputs: blocks of other shapes have other tensors."""
-    return (tuple(one.shape) for _, one in nested_tensors(args, ""))
+    return (tuple(tensor.shape) for _, tensor in nested_tensors(args, ""))
 
 
 def _explained(trace: LiveTrace, nodes: list[Node]) -> list[Node]:
@@ -137,21 +137,21 @@ def _module(
     for name, child in module.named_children():
         inner = f"{path}.{name}" if path else name
         if isinstance(child, nn.ModuleList):
-            each = [Place(one, f"{inner}.{i}", _numbered(name, int(i))) for i, one in child.named_children()]
-            children += [_module(one, values, model, learned) for one in each]
+            each = [Place(block, f"{inner}.{i}", _numbered(name, int(i))) for i, block in child.named_children()]
+            children += [_module(place, values, model, learned) for place in each]
         elif isinstance(child, nn.Linear):  # a linear map is its matrix, and its bias
             children += [_matrix(inner, part, p, model, learned) for part, p in child.named_parameters()]
         elif any(True for _ in child.parameters()) or values.get(inner):
             place = Place(child, inner, TITLES.get(name, name.replace("_", " ")))
             children.append(_module(place, values, model, learned))
-    mine = values.get(path, ())
-    formula = next((n.formula for n in reversed(mine) if n.formula), "")
+    own = values.get(path, ())
+    formula = next((n.formula for n in reversed(own) if n.formula), "")
     return {
         "path": path,
         "title": at.title,
         "kind": _kind(module, path),
         "parameters": sum(p.numel() for p in module.parameters()),
-        "tensors": [n.name for n in mine],
+        "tensors": [n.name for n in own],
         "children": children,
         **({"formula": formula} if formula else {}),
     }

@@ -69,8 +69,8 @@ class State:
         return hashlib.sha256(content.encode()).hexdigest()[:24]
 
     def as_json(self) -> dict[str, Any]:
-        given = {**self.input, **({"options": dict(self.options)} if self.options else {})}
-        return {"model": self.model, "input": given, "edits": list(self.edits)}
+        options = {"options": dict(self.options)} if self.options else {}
+        return {"model": self.model, "input": {**self.input, **options}, "edits": list(self.edits)}
 
     def with_edits(self, edits: Iterable[str]) -> "State":
         return replace(self, edits=tuple(edits))
@@ -85,17 +85,17 @@ def read_state(
     """A state as the page sends it: what the model does not take is refused, what is left out has its usual value."""
     if not isinstance(raw, Mapping):
         raise Refused("a state is an object with model, input and edits")
-    given = {} if raw.get("input") is None else raw["input"]
-    if not isinstance(given, Mapping):
+    input = {} if raw.get("input") is None else raw["input"]
+    if not isinstance(input, Mapping):
         raise Refused("the input of a state is an object with text, source, picture, label and options")
-    options = {} if given.get("options") is None else given["options"]
+    options = {} if input.get("options") is None else input["options"]
     edits = [] if raw.get("edits") is None else raw["edits"]
-    return State(model, weights, _read_texts(given, takes), _read_options(options, controls), _read_edits(edits))
+    return State(model, weights, _read_texts(input, takes), _read_options(options, controls), _read_edits(edits))
 
 
-def _read_texts(given: Mapping[str, object], takes: Mapping[str, object]) -> dict[str, str]:
+def _read_texts(input: Mapping[str, object], takes: Mapping[str, object]) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for name, value in given.items():
+    for name, value in input.items():
         if name == "options" or value is None:
             continue
         if name not in INPUT_CHARACTERS:
@@ -110,19 +110,19 @@ def _read_texts(given: Mapping[str, object], takes: Mapping[str, object]) -> dic
 
 
 def _read_edits(raw: object) -> tuple[str, ...]:
-    if not isinstance(raw, Sequence) or isinstance(raw, str) or not all(isinstance(one, str) for one in raw):
+    if not isinstance(raw, Sequence) or isinstance(raw, str) or not all(isinstance(edit, str) for edit in raw):
         raise Refused("the edits of a state are a list of texts, such as blocks.0.attn.pattern[:,2]=0")
     if len(raw) > MOST_EDITS:
         raise Refused(f"{len(raw):,} edits were given, and at most {MOST_EDITS} are made at once", 413)
-    return tuple(text(one, "an edit") for one in raw)
+    return tuple(text(edit, "an edit") for edit in raw)
 
 
 def _read_options(raw: object, controls: "Sequence[Control]") -> dict[str, float]:
     if not isinstance(raw, Mapping):
         raise Refused("the options of an input are an object of numbers")
     entries(list(raw), "options", MOST_OPTIONS)
-    by_name = {one.name: one for one in controls}
-    options = {one.name: one.value for one in controls}
+    by_name = {control.name: control for control in controls}
+    options = {control.name: control.value for control in controls}
     for name, value in raw.items():
         if text(name, "an option", OPTION_CHARACTERS) not in by_name:
             raise Refused(f"{name} is not an option of this model; {nearest(name, by_name)}")
@@ -166,7 +166,7 @@ def read_shown(body: Mapping[str, object]) -> Shown:
         text(body.get("view", ""), "view"),
         text(at.get("cell", ""), "cell"),
         {text(name, "a name", OPTION_CHARACTERS): text(value, name) for name, value in more.items()},
-        [text(one, "a part") for one in entries(at.get("open", []), "open", MOST_OPEN)],
+        [text(part, "a part") for part in entries(at.get("open", []), "open", MOST_OPEN)],
     )
 
 
@@ -248,4 +248,4 @@ def index(query: Mapping[str, str]) -> list[int | None] | None:
     value = query.get("index", "")
     if len(value) > WORD_CHARACTERS or not INDEX.fullmatch(value):
         raise Refused("an index is numbers and colons with commas between, such as 0,2,:,:")
-    return [None if one == ":" else int(one) for one in value.split(",")] if value else None
+    return [None if axis == ":" else int(axis) for axis in value.split(",")] if value else None

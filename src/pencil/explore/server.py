@@ -279,11 +279,11 @@ class Explorer:
     def __init__(
         self, sessions: Sequence[Session], debug: bool = False, command: str = "pencil explore", secret: str = ""
     ):
-        self.sessions = {one.id: one for one in sessions}
+        self.sessions = {session.id: session for session in sessions}
         self.jobs = Jobs()
         self.replies = Replies(self.jobs, debug)
         self.pictures, self.secret = Pictures(), secret or new_secret()
-        self._models = [one.about() for one in sessions]
+        self._models = [session.about() for session in sessions]
         self._sessions_of_traces = Cache[str, Session](MOST_TRACES)
         self._command = command
         self._exercises, self._tours = Exercises(), Tours()
@@ -315,8 +315,8 @@ class Explorer:
 
     async def compare(self, request: Request) -> Response:
         body = await body_of(request, STATE_BYTES)
-        (one, a), (other, b) = [await self._state(body.get(side), side) for side in ("a", "b")]
-        return await self.replies.long(request, "difference", lambda job: compare(one.record(a), other.record(b)))
+        (first, a), (other, b) = [await self._state(body.get(side), side) for side in ("a", "b")]
+        return await self.replies.long(request, "difference", lambda job: compare(first.record(a), other.record(b)))
 
     async def edit(self, request: Request) -> Response:
         body = await body_of(request, STATE_BYTES)
@@ -388,7 +388,7 @@ class Explorer:
 
     async def kata_answer(self, request: Request) -> Response:
         name, body = request.path_params["name"], await body_of(request, SMALL_BYTES)
-        answers = [text(one, "an answer") for one in entries(body.get("answers"), "answers", 1000)]
+        answers = [text(answer, "an answer") for answer in entries(body.get("answers"), "answers", 1000)]
         seed = seed_of(body)
         return await self.replies.quick(request, lambda job: self._exercises.answered(job.client, name, seed, answers))
 

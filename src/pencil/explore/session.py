@@ -99,7 +99,7 @@ class Session:
     def about(self) -> dict[str, Any]:
         """The model in a few numbers, what it reads, and inputs to begin with."""
         c = self.loaded.model.config
-        examples = [{"name": name, "input": given} for name, given in self.profile.examples(self.loaded)]
+        examples = [{"name": name, "input": input} for name, input in self.profile.examples(self.loaded)]
         return {
             "id": self.id,
             "name": self.name,
@@ -114,7 +114,7 @@ class Session:
             "input": self.takes,
             "output": self.profile.output(self.loaded),
             "unmeasured": self.kind.heads.partition(";")[0] if isinstance(self.kind.heads, str) else "",
-            "controls": [asdict(one) for one in self.controls],
+            "controls": [asdict(control) for control in self.controls],
             "example": examples[0]["input"],
             "examples": examples,
         }
@@ -174,7 +174,7 @@ class Session:
         return self.record(self.states[key])
 
     def _located_edits(self, state: State) -> list[Edit]:
-        return [locate_edit(self.record(state.with_edits(())), one) for one in state.edits]
+        return [locate_edit(self.record(state.with_edits(())), edit) for edit in state.edits]
 
 
 def load_checkpoint(loaded: Loaded, step: int) -> Loaded:
@@ -182,8 +182,8 @@ def load_checkpoint(loaded: Loaded, step: int) -> Loaded:
     folder = Path(str(loaded.run.path))
     steps = checkpoint.saved_steps(folder)
     if step not in steps:
-        known = f"it has those of steps {', '.join(map(str, steps))}" if steps else "it has none"
-        raise UserError(f"{folder} has no checkpoint of step {step}; {known}")
+        saved = f"it has those of steps {', '.join(map(str, steps))}" if steps else "it has none"
+        raise UserError(f"{folder} has no checkpoint of step {step}; {saved}")
     tensors, renamed = checkpoint.read(folder, step).tensors, family(loaded.run.family).renamed_tensors
     own = loaded.model.state_dict()
     weights = {}
