@@ -3,7 +3,7 @@
 import { problem } from "../../lib/session.svelte";
 import type { Problem } from "../../lib/source";
 
-export class Asked<T> {
+export class LatestReply<T> {
   value = $state.raw<T | null>(null);
   problem = $state.raw<Problem | null>(null);
   busy = $state(false);
